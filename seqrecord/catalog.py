@@ -1,0 +1,171 @@
+"""Manifest and index together: load a dataset's, commit a new one, rebuild a lost one."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from seqrecord.assemble import assemble
+from seqrecord.checksum import crc32c
+from seqrecord.errors import ChecksumError, FormatError, NotFoundError
+from seqrecord.format import Footer
+from seqrecord.index import Index
+from seqrecord.manifest import (
+    INDEX_TABLES,
+    IndexFile,
+    Manifest,
+    RecordFile,
+    commit_manifest,
+    read_manifest,
+)
+from seqrecord.ranges import ByteRange
+from seqrecord.record_file import RECORDS, read_footer
+from seqrecord.storage import Storage, open_storage
+
+__all__ = ["INDEX", "commit", "load", "read_footers", "reindex"]
+
+INDEX = "index"
+
+
+def load(storage: Storage, *, verify: bool = True) -> tuple[Manifest, Index]:
+    """The manifest and the index of a dataset; no record file is touched.
+
+    The index is memory-mapped where the storage is local. `verify` checks its checksums. Raises
+    `NotFoundError` where there is no dataset and `FormatError` for one that is not as it should.
+    """
+    manifest = read_manifest(storage)
+    try:
+        return manifest, _load_index(storage, manifest, verify=verify)
+    except NotFoundError:
+        # A writer may have committed, and dropped the old index, since the manifest was read.
+        manifest = read_manifest(storage)
+        return manifest, _load_index(storage, manifest, verify=verify)
+
+
+def _load_index(storage: Storage, manifest: Manifest, *, verify: bool) -> Index:
+    tables = {name: _table(storage, manifest.index[name], verify) for name in INDEX_TABLES}
+    sizes = [file.size for file in manifest.record_files]
+    try:
+        index = Index.decode(manifest.schema, tables, sizes)
+        counts = (len(index.num_frames), int(index.num_frames.sum()))
+        if counts != (manifest.num_episodes, manifest.num_frames):
+            raise FormatError(
+                "the index does not hold the episodes and frames that the manifest says",
+                expected=(manifest.num_episodes, manifest.num_frames),
+                got=counts,
+            )
+    except FormatError as error:
+        raise error.located(file=f"{storage.url}/{INDEX}") from error.__cause__
+    return index
+
+
+def commit(
+    storage: Storage, created_by: str, *, footers: Mapping[str, Footer] | None = None
+) -> Manifest:
+    """Make the record files in `storage` the dataset: build the index, then put the manifest last.
+
+    Record files without any complete episode are left out. `footers`, by path, are those that the
+    caller has read already. Raises `FormatError` for a record file that cannot be read.
+    """
+    found = read_footers(storage, footers)
+    index, used = _assemble(found)
+    files = tuple(RecordFile(path, storage.size(path), found[path].file_id) for path in used)
+    previous = _previous_index(storage)
+    generation = secrets.token_hex(6)
+    tables = {}
+    for name, data in index.encode().items():
+        path = f"{INDEX}/{generation}-{name}.arrow"
+        upload = storage.create(path)
+        try:
+            upload.write(memoryview(data))
+            upload.commit()
+        except BaseException:
+            upload.abort()
+            raise
+        tables[name] = IndexFile(path, data.size, f"{crc32c(memoryview(data)):08x}")
+    manifest = Manifest(
+        schema=index.schema,
+        record_files=files,
+        index=tables,
+        num_episodes=len(index.num_frames),
+        num_frames=int(index.num_frames.sum()),
+        fingerprint=index.fingerprint(),
+        created_by=created_by,
+    )
+    commit_manifest(storage, manifest)
+    # The index before this one stays for readers that have just read the manifest before.
+    keep = {file.path for file in tables.values()} | previous
+    for path in storage.list_files(INDEX):
+        if path not in keep:
+            storage.remove(path)
+    return manifest
+
+
+def reindex(
+    location: str | PathLike[str],
+    *,
+    created_by: str,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Manifest:
+    """Rebuild index and manifest of a dataset from its record files alone."""
+    storage = open_storage(location, storage_options)
+    lock = storage.lock()
+    try:
+        if not storage.list_files(RECORDS):
+            raise NotFoundError("no record files", file=f"{storage.url}/{RECORDS}")
+        return commit(storage, created_by)
+    finally:
+        lock.release()
+        storage.close()
+
+
+def read_footers(storage: Storage, known: Mapping[str, Footer] | None = None) -> dict[str, Footer]:
+    """Footers of all finished record files, by path in order; those in `known` are not read."""
+    paths = [path for path in storage.list_files(RECORDS) if path.endswith(".seqrec")]
+    return {path: (known or {}).get(path) or read_footer(storage, path) for path in paths}
+
+
+def _assemble(footers: Mapping[str, Footer]) -> tuple[Index, list[str]]:
+    """The index, with files numbered among those that it uses, and the paths of those."""
+    index = assemble(list(footers.values()))
+    paths = list(footers)
+    used, file = np.unique(index.file, return_inverse=True)
+    return replace(index, file=file.astype(np.uint32)), [paths[number] for number in used]
+
+
+def _previous_index(storage: Storage) -> set[str]:
+    try:
+        return {file.path for file in read_manifest(storage).index.values()}
+    except (NotFoundError, FormatError):
+        return set()
+
+
+def _table(storage: Storage, file: IndexFile, verify: bool) -> pa.Buffer:
+    shown = f"{storage.url}/{file.path}"
+    if (size := storage.size(file.path)) != file.size:
+        raise FormatError(
+            "an index file of the wrong length", file=shown, expected=file.size, got=size
+        )
+    local = storage.local_path(file.path)
+    if local is not None and size:
+        with pa.memory_map(local) as mapped:
+            data = mapped.read_buffer()
+    else:
+        bytes_ = bytearray(size)
+        storage.read_ranges(file.path, [ByteRange(0, size)], [memoryview(bytes_)])
+        data = pa.py_buffer(bytes(bytes_))
+    if verify and (actual := f"{crc32c(memoryview(data)):08x}") != file.crc32c:
+        raise ChecksumError(
+            "an index file does not match its checksum",
+            file=shown,
+            offset=0,
+            expected=f"CRC32C {file.crc32c}",
+            got=actual,
+        )
+    return data

@@ -1,0 +1,207 @@
+"""Reads chunks: which bytes a feature's page is, checked, and the frames in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.checksum import crc32c
+from seqrecord.errors import ChecksumError, CodecError, FormatError
+from seqrecord.index import Index
+from seqrecord.manifest import Manifest
+from seqrecord.pages import ALIGNMENT, PageCodec, page_offsets, table_bytes
+from seqrecord.ranges import ByteRange, coalesce
+from seqrecord.schema import Schema
+from seqrecord.storage import Storage
+
+__all__ = ["Chunk", "ChunkReader", "Page"]
+
+_MAX_READ_BYTES = 16 << 20  # one range of one request; a chunk's pages are merged up to it
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Where a chunk lies and whose frames it holds: `[first_frame, first_frame + num_frames)`."""
+
+    row: int
+    episode: int
+    first_frame: int
+    num_frames: int
+    path: str
+    offset: int
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page's place in its record file, and its bytes once they are read."""
+
+    feature: str
+    chunk: Chunk
+    start: int
+    stop: int
+    crc32c: int
+    present: int  # validity bitmap: bit i is set where frame i of the chunk has the feature
+
+    @property
+    def num_present(self) -> int:
+        return self.present.bit_count()
+
+    def position(self, frame: int) -> int | None:
+        """Position in the page of frame `frame` of the chunk, `None` if it lacks the feature."""
+        if not self.present >> frame & 1:
+            return None
+        return (self.present & ((1 << frame) - 1)).bit_count()
+
+
+class ChunkReader:
+    """Reads and decodes pages of the chosen features. Safe to use from many threads at once.
+
+    With `verify` every page is checked against its CRC32C when it is read.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        manifest: Manifest,
+        index: Index,
+        features: Schema,
+        *,
+        verify: bool = True,
+    ) -> None:
+        self.features = features
+        self.verify = verify
+        self._storage = storage
+        self._paths = [file.path for file in manifest.record_files]
+        self._index = index
+        self._columns = {name: index.schema.position(name) for name in features}
+        self._codecs = {name: PageCodec(spec) for name, spec in features.items()}
+
+    def chunk(self, episode: int, number: int) -> Chunk:
+        """Chunk `number` of an episode, counted from its first."""
+        index = self._index
+        row = int(index.first_chunk[episode]) + number
+        size = int(index.chunk_frames[episode])
+        first = number * size
+        frames = min(size, int(index.num_frames[episode]) - first)
+        path = self._paths[int(index.file[row])]
+        return Chunk(row, episode, first, frames, path, int(index.offset[row]))
+
+    def pages(self, chunk: Chunk) -> list[Page]:
+        """The pages of the chosen features, in their order."""
+        lengths = self._index.page_length[chunk.row]
+        offsets = page_offsets(lengths)
+        return [
+            Page(
+                feature=name,
+                chunk=chunk,
+                start=chunk.offset + int(offsets[column]),
+                stop=chunk.offset + int(offsets[column]) + int(lengths[column]),
+                crc32c=int(self._index.page_crc32c[chunk.row, column]),
+                present=self._index.present(chunk.row, column, chunk.num_frames),
+            )
+            for name, column in self._columns.items()
+        ]
+
+    def read(self, pages: Sequence[Page]) -> list[memoryview]:
+        """The bytes of pages of one record file, in one call to the storage.
+
+        Pages that lie together are read together, with the padding between them. Raises
+        `ChecksumError` for a page that does not match its checksum.
+        """
+        if not pages:
+            return []
+        ranges = [ByteRange(page.start, page.stop) for page in pages]
+        reads = coalesce(ranges, max_gap=ALIGNMENT, max_length=_MAX_READ_BYTES)
+        buffers = [np.empty(whole.length, np.uint8).data for whole, _ in reads]
+        path = pages[0].chunk.path
+        self._storage.read_ranges(path, [whole for whole, _ in reads], buffers)
+        data = [memoryview(b"")] * len(pages)
+        for (whole, members), buffer in zip(reads, buffers, strict=True):
+            for member in members:
+                start, stop = ranges[member]
+                data[member] = buffer[start - whole.start : stop - whole.start].toreadonly()
+        if self.verify:
+            for page, item in zip(pages, data, strict=True):
+                self._verify(page, item)
+        return data
+
+    def decode(
+        self,
+        page: Page,
+        data: memoryview,
+        frames: Sequence[int] | range,
+        out: Sequence[npt.NDArray[Any]] | npt.NDArray[Any],
+    ) -> None:
+        """Decode frames of a page, counted from the chunk's first, into `out[i]`.
+
+        All of them have the feature. Raises `FormatError` or `CodecError` that names file, offset,
+        episode and feature.
+        """
+        positions: Sequence[int] | range = frames
+        if page.num_present != page.chunk.num_frames:
+            positions = [p for frame in frames if (p := page.position(frame)) is not None]
+            assert len(positions) == len(frames), "a frame lacks the feature"
+        try:
+            self._codecs[page.feature].decode_into(data, page.num_present, out, positions)
+        except (CodecError, FormatError) as error:
+            raise self._located(page, error) from error.__cause__
+
+    def shapes(self, page: Page, data: memoryview) -> list[tuple[int, ...]]:
+        """Shapes of the frames in a page, in its order."""
+        try:
+            return self._codecs[page.feature].shapes(data, page.num_present)
+        except FormatError as error:
+            raise self._located(page, error) from error.__cause__
+
+    def read_frame(self, page: Page, frame: int) -> npt.NDArray[Any]:
+        """One frame of a page, with as few bytes read as can be: unchecked by the checksum."""
+        codec, count = self._codecs[page.feature], page.num_present
+        position = page.position(frame)
+        assert position is not None, "the frame lacks the feature"
+        spec = self.features[page.feature]
+        try:
+            size = 0 if spec.is_raw else table_bytes(spec, count)
+            if size > page.stop - page.start:
+                raise FormatError("a page is too short for its table", got=page.stop - page.start)
+            table = self._read_part(page, 0, size)
+            start, stop = codec.blob_range(count, position, table)
+            if page.start + stop > page.stop:
+                raise FormatError("a frame outside its page", offset=start, got=(start, stop))
+            shape = codec.shape_of(count, position, table)
+            out = np.empty(shape, spec.dtype)
+            codec.decode_blob(self._read_part(page, start, stop), out)
+        except (CodecError, FormatError) as error:
+            raise self._located(page, error) from error.__cause__
+        return out
+
+    def _read_part(self, page: Page, start: int, stop: int) -> memoryview:
+        data = np.empty(stop - start, np.uint8).data
+        if stop > start:
+            item = ByteRange(page.start + start, page.start + stop)
+            self._storage.read_ranges(page.chunk.path, [item], [data])
+        return data
+
+    def _verify(self, page: Page, data: memoryview) -> None:
+        if (actual := crc32c(data)) != page.crc32c:
+            error = ChecksumError(
+                "a page does not match its checksum",
+                expected=f"CRC32C {page.crc32c:08x}",
+                got=f"{actual:08x}",
+            )
+            raise self._located(page, error)
+
+    def _located(self, page: Page, error: CodecError | FormatError) -> CodecError | FormatError:
+        """The error with what is known of its place; offsets count from the file's start."""
+        error.offset = page.start + (error.offset or 0)
+        key = self._index.keys[page.chunk.episode].as_py()
+        first, last = page.chunk.first_frame, page.chunk.first_frame + page.chunk.num_frames - 1
+        error.located(
+            file=f"{self._storage.url}/{page.chunk.path}",
+            episode=f"{key} (frames {first} to {last})",
+            feature=page.feature,
+        )
+        return error

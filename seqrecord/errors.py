@@ -1,0 +1,159 @@
+"""The exceptions that seqrecord raises on purpose.
+
+::
+
+    SeqRecordError
+    ├── FormatError               bytes on disk break docs/format.md
+    │   ├── ChecksumError         a page, footer, index or manifest does not match its CRC32C
+    │   └── VersionError          written by a format version that this reader does not know
+    ├── SchemaError               a feature's name, dtype, shape or codec is not allowed
+    │   └── FrameError            a frame does not fit the schema it is written under
+    ├── CodecError                a blob does not decode to what its feature declares
+    ├── StorageError              a file or object could not be read, written or listed
+    │   ├── NotFoundError         it is not there
+    │   ├── LocationError         a path or URL that cannot be understood
+    │   └── DestinationError      a destination that may not be written to as asked
+    ├── SourceError               an original file or episode is missing, broken or inconsistent
+    ├── ClipError                 a clip request that the dataset cannot serve
+    │   └── MemoryLimitError      a memory limit too small for the request
+    └── StateError                a saved state that belongs to another dataset or to other settings
+
+The ones that a caller would otherwise expect as a builtin are that builtin too: `SchemaError`,
+`FrameError`, `ClipError`, `LocationError` and `StateError` are `ValueError`s, `NotFoundError` is a
+`FileNotFoundError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+__all__ = [
+    "ChecksumError",
+    "ClipError",
+    "CodecError",
+    "DestinationError",
+    "FormatError",
+    "FrameError",
+    "LocationError",
+    "MemoryLimitError",
+    "NotFoundError",
+    "SchemaError",
+    "SeqRecordError",
+    "SourceError",
+    "StateError",
+    "StorageError",
+    "VersionError",
+]
+
+
+class SeqRecordError(Exception):
+    """Base of every error that this package raises on purpose.
+
+    `str(error)` is one line: the message, then whatever is known of where it happened (`file`,
+    byte `offset`, `episode`, `feature`, `frame`) and of what was `expected` and what was `got`.
+    The same facts are attributes, `None` where unknown.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        file: str | None = None,
+        offset: int | None = None,
+        episode: str | None = None,
+        feature: str | None = None,
+        frame: int | None = None,
+        expected: object = None,
+        got: object = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.file = file
+        self.offset = offset
+        self.episode = episode
+        self.feature = feature
+        self.frame = frame
+        self.expected = expected
+        self.got = got
+
+    _FACTS = ("file", "offset", "episode", "feature", "frame", "expected", "got")
+
+    def facts(self) -> dict[str, Any]:
+        """What is known of the error, by name, without the unknown."""
+        return {name: value for name in self._FACTS if (value := getattr(self, name)) is not None}
+
+    def located(self, **facts: Any) -> SeqRecordError:
+        """The same error with `facts` filled in where it did not know them yet."""
+        for name, value in facts.items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
+        return self
+
+    def __str__(self) -> str:
+        facts = "".join(f"; {name}: {value}" for name, value in self.facts().items())
+        return f"{self.message}{facts}"
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        # Exceptions cross process borders; the default protocol forgets keyword arguments.
+        return _rebuild, (type(self), self.message, self.facts())
+
+
+def _rebuild(cls: type[SeqRecordError], message: str, facts: dict[str, Any]) -> SeqRecordError:
+    return cls(message, **facts)
+
+
+class FormatError(SeqRecordError):
+    """Bytes on disk break the rules of docs/format.md."""
+
+
+class ChecksumError(FormatError):
+    """Stored bytes do not match their CRC32C."""
+
+
+class VersionError(FormatError):
+    """Written by a format version that this reader does not know."""
+
+
+class SchemaError(SeqRecordError, ValueError):
+    """A feature's name, dtype, shape or codec is not allowed."""
+
+
+class FrameError(SchemaError):
+    """A frame does not fit the schema that it is written under."""
+
+
+class CodecError(SeqRecordError):
+    """A blob does not decode to what its feature declares, or cannot be encoded."""
+
+
+class StorageError(SeqRecordError):
+    """A file or object could not be read, written or listed."""
+
+
+class NotFoundError(StorageError, FileNotFoundError):
+    """A file, object or dataset is not there."""
+
+
+class LocationError(StorageError, ValueError):
+    """A path or URL that cannot be understood; the message shows what to write."""
+
+
+class DestinationError(StorageError):
+    """A destination that may not be written to as asked."""
+
+
+class SourceError(SeqRecordError):
+    """An original file or episode is missing, broken or inconsistent."""
+
+
+class ClipError(SeqRecordError, ValueError):
+    """A clip request that the dataset cannot serve."""
+
+
+class MemoryLimitError(ClipError):
+    """A memory limit too small for the request; the message says the least that would do."""
+
+
+class StateError(SeqRecordError, ValueError):
+    """A saved state that belongs to another dataset or to other settings."""

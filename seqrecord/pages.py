@@ -1,0 +1,251 @@
+"""Pages: one feature's frames of one chunk, as bytes. The normative text is docs/format.md.
+
+::
+
+    raw page      │ frame 0 │ frame 1 │ …                          a fixed shape and no codec
+    other page    │ offsets u32 [n + 1] │ shapes u32 [n, d] │ blob 0 │ blob 1 │ …
+
+Only frames that have the feature are in its page. Offsets count from the page's start; the first
+is that of blob 0, the last is the page's length. Shapes are there only for a feature with a
+variable dimension. Blobs of a feature without a codec are the frame's bytes in C order.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.codecs import EncodedImage, FrameCodec, probe
+from seqrecord.errors import CodecError, FormatError, FrameError
+from seqrecord.schema import MAX_FRAME_BYTES, FeatureSpec
+
+__all__ = [
+    "ALIGNMENT",
+    "MAX_PAGE_BYTES",
+    "Blob",
+    "PageCodec",
+    "aligned",
+    "page_offsets",
+    "table_bytes",
+]
+
+ALIGNMENT = 64
+MAX_PAGE_BYTES = 2**32 - 1
+
+
+class Blob(NamedTuple):
+    """One frame's bytes in a page, and its shape."""
+
+    data: bytes
+    shape: tuple[int, ...]
+
+
+class PageCodec:
+    """Encodes and decodes the pages of one feature. Safe to use from many threads at once."""
+
+    def __init__(self, spec: FeatureSpec) -> None:
+        self.spec = spec
+        self._codec = FrameCodec(spec.codec, spec.dtype, spec.shape)
+
+    def encode_frame(self, frame: npt.ArrayLike | EncodedImage) -> Blob:
+        """One frame's bytes as they lie in a page.
+
+        Raises `FrameError` for a dtype or shape that does not fit; dtypes are never converted.
+        """
+        spec = self.spec
+        array = frame if isinstance(frame, EncodedImage) else np.asarray(frame)
+        if isinstance(array, EncodedImage):
+            dtype, shape = _header(array, spec)
+        else:
+            dtype, shape = array.dtype, array.shape
+        if dtype.newbyteorder("<") != spec.dtype or not spec.accepts(shape):
+            raise FrameError(
+                "an array does not fit its feature",
+                feature=spec.name,
+                expected=spec,
+                got=f"{dtype} {list(shape)}",
+            )
+        nbytes = math.prod(shape) * dtype.itemsize
+        if not 1 <= nbytes <= MAX_FRAME_BYTES:
+            raise FrameError(
+                "a frame of this feature is empty or too large",
+                feature=spec.name,
+                expected=f"1 to {MAX_FRAME_BYTES} bytes",
+                got=f"{nbytes} bytes",
+            )
+        if isinstance(array, np.ndarray):
+            array = np.asarray(array, dtype=spec.dtype, order="C")
+            if not spec.codec:
+                return Blob(array.tobytes(), shape)
+        try:
+            return Blob(bytes(self._codec.encode(array)), shape)
+        except CodecError as error:
+            raise error.located(feature=spec.name) from error.__cause__
+
+    def join(self, blobs: Sequence[Blob]) -> bytes:
+        """The page of these frames; empty for no frames. `FrameError` if it is too large."""
+        parts = [blob.data for blob in blobs]
+        if parts and not self.spec.is_raw:
+            offsets = np.cumsum(
+                [table_bytes(self.spec, len(parts)), *map(len, parts)], dtype=np.int64
+            )
+            shapes = b""
+            if not self.spec.is_fixed:
+                shapes = np.array([blob.shape for blob in blobs], "<u4").tobytes()
+            parts = [offsets.astype("<u4").tobytes(), shapes, *parts]
+        if (length := sum(map(len, parts))) > MAX_PAGE_BYTES:
+            raise FrameError(
+                "a page is too large; write smaller chunks",
+                feature=self.spec.name,
+                expected=f"at most {MAX_PAGE_BYTES} bytes",
+                got=f"{length} bytes",
+            )
+        return b"".join(parts)
+
+    def shapes(self, page: memoryview, count: int) -> list[tuple[int, ...]]:
+        """Shapes of the page's `count` frames, checked against the feature's."""
+        if not self.spec.is_fixed:
+            self._offsets(page, count)  # makes sure that the table is inside the page
+        return [self.shape_of(count, position, page) for position in range(count)]
+
+    def shape_of(self, count: int, position: int, table: memoryview) -> tuple[int, ...]:
+        """One frame's shape, given the first `table_bytes` of the page, or more of it."""
+        if self.spec.is_fixed:
+            return tuple(n or 0 for n in self.spec.shape)
+        rank = len(self.spec.shape)
+        at = (count + 1 + position * rank) * 4
+        shape = struct.unpack_from(f"<{rank}I", table, at)
+        nbytes = math.prod(shape) * self.spec.dtype.itemsize
+        if not self.spec.accepts(shape) or not 1 <= nbytes <= MAX_FRAME_BYTES:
+            raise FormatError(
+                "a frame of an impossible shape",
+                feature=self.spec.name,
+                offset=at,
+                expected=self.spec,
+                got=list(shape),
+            )
+        return shape
+
+    def decode_into(
+        self,
+        page: memoryview,
+        count: int,
+        out: Sequence[npt.NDArray[Any]] | npt.NDArray[Any],
+        positions: Sequence[int] | range | None = None,
+    ) -> None:
+        """Decode frames of a page of `count` frames straight into `out`.
+
+        `positions` are the wanted frames among those in the page, all of them for `None`;
+        `out[i]` is a C-contiguous array of the shape and dtype of frame `positions[i]`.
+        Raises `FormatError` or `CodecError`, with the offset inside the page.
+        """
+        wanted = range(count) if positions is None else positions
+        if self.spec.is_raw:
+            self._copy_raw(page, count, out, wanted)
+            return
+        offsets = self._offsets(page, count)
+        for i, position in enumerate(wanted):
+            blob = page[offsets[position] : offsets[position + 1]]
+            try:
+                self.decode_blob(blob, out[i])
+            except CodecError as error:
+                raise error.located(
+                    feature=self.spec.name, offset=int(offsets[position])
+                ) from error.__cause__
+
+    def decode_blob(self, blob: memoryview, out: npt.NDArray[Any]) -> None:
+        """Decode one frame's bytes, as they lie in a page, into `out`."""
+        if self.spec.codec:
+            self._codec.decode_into(blob, out)
+        elif len(blob) == out.nbytes:
+            out[...] = np.frombuffer(blob, self.spec.dtype).reshape(out.shape)
+        else:
+            raise CodecError(
+                "a frame of the wrong length", expected=f"{out.nbytes} bytes", got=len(blob)
+            )
+
+    def blob_range(self, count: int, position: int, table: memoryview) -> tuple[int, int]:
+        """Half-open range of one frame's bytes in its page, given the page's first bytes.
+
+        `table` holds at least `table_bytes(spec, count)` bytes; a raw page has no table.
+        """
+        if self.spec.is_raw:
+            return position * self.spec.nbytes, (position + 1) * self.spec.nbytes
+        start, stop = struct.unpack_from("<2I", table, position * 4)
+        if not table_bytes(self.spec, count) <= start <= stop:
+            raise FormatError(
+                "a page's offsets are out of order", feature=self.spec.name, got=(start, stop)
+            )
+        return start, stop
+
+    def _copy_raw(
+        self,
+        page: memoryview,
+        count: int,
+        out: Sequence[npt.NDArray[Any]] | npt.NDArray[Any],
+        wanted: Sequence[int] | range,
+    ) -> None:
+        if len(page) != count * self.spec.nbytes:
+            raise FormatError(
+                "a raw page of the wrong length",
+                feature=self.spec.name,
+                expected=f"{count * self.spec.nbytes} bytes",
+                got=len(page),
+            )
+        shape = (count, *(n or 0 for n in self.spec.shape))
+        frames = np.frombuffer(page, self.spec.dtype).reshape(shape)
+        if isinstance(out, np.ndarray) and isinstance(wanted, range):
+            np.copyto(out, frames[wanted.start : wanted.stop : wanted.step])
+        else:
+            for i, position in enumerate(wanted):
+                np.copyto(out[i], frames[position])
+
+    def _offsets(self, page: memoryview, count: int) -> npt.NDArray[np.int64]:
+        table = table_bytes(self.spec, count)
+        if len(page) > table:
+            offsets = np.frombuffer(page[: (count + 1) * 4], "<u4").astype(np.int64)
+            if offsets[0] == table and offsets[-1] == len(page) and np.all(np.diff(offsets) > 0):
+                return offsets
+        raise FormatError(
+            "a page's offsets are out of order or outside it",
+            feature=self.spec.name,
+            offset=0,
+            expected=f"{count + 1} rising offsets from {table} to {len(page)}",
+        )
+
+
+def aligned(offset: int) -> int:
+    """The next multiple of `ALIGNMENT`."""
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+def page_offsets(lengths: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
+    """Where pages start inside their chunk, and where the chunk ends: int64 [..., F + 1].
+
+    `lengths` are the pages' lengths in schema order, [..., F]. Pages start at aligned offsets and
+    an empty page takes no room.
+    """
+    padded = -(-lengths.astype(np.int64) // ALIGNMENT) * ALIGNMENT
+    offsets = np.zeros((*lengths.shape[:-1], lengths.shape[-1] + 1), np.int64)
+    np.cumsum(padded, axis=-1, out=offsets[..., 1:])
+    return offsets
+
+
+def table_bytes(spec: FeatureSpec, count: Any) -> Any:
+    """Bytes in front of the blobs of a page of `count` frames that is not raw."""
+    return (count + 1) * 4 + (0 if spec.is_fixed else count * len(spec.shape) * 4)
+
+
+def _header(image: EncodedImage, spec: FeatureSpec) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    try:
+        header = probe(image.data)
+    except ValueError as error:
+        raise FrameError(
+            "not an image that can be kept encoded", feature=spec.name, got=str(error)
+        ) from error
+    return header.dtype, header.shape

@@ -1,0 +1,336 @@
+"""Random access to a dataset: episodes, frames, slices of frames."""
+
+from __future__ import annotations
+
+import fnmatch
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike
+from typing import Any, TypeAlias, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.catalog import load
+from seqrecord.chunks import ChunkReader, Page
+from seqrecord.clips import (
+    ClipSpec,
+    ClipTable,
+    EpisodeTable,
+    enumerate_clips,
+    missing_from_bitmaps,
+)
+from seqrecord.errors import ClipError, SchemaError, StateError
+from seqrecord.index import Index
+from seqrecord.manifest import Manifest
+from seqrecord.schema import Schema
+from seqrecord.storage import Storage, open_storage
+
+__all__ = ["Dataset", "Episode", "EpisodeFilter", "Episodes", "FrameArray", "open_dataset"]
+
+FrameArray: TypeAlias = "npt.NDArray[Any]"
+EpisodeFilter: TypeAlias = "str | Sequence[str] | Callable[[Mapping[str, Any]], bool] | None"
+"""Episodes by a glob on keys, by keys, by a predicate on their metadata; `None` for all."""
+
+
+def open_dataset(
+    location: str | PathLike[str],
+    *,
+    features: Sequence[str] | None = None,
+    verify: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Dataset:
+    """Open a dataset for reading; `seqrecord.open` is this function.
+
+    Reads the manifest and maps the index; record files are opened when their frames are read.
+
+    Args:
+        location: local path or URL.
+        features: names of the features to read; all by default. No bytes of others are read.
+        verify: check every page that is read against its checksum. Without it, single frames are
+            read alone instead of with their page.
+        storage_options: for the filesystem that serves `location`.
+
+    Raises `NotFoundError` where there is no dataset, `FormatError` for a broken one and
+    `SchemaError` for a feature that it does not have.
+    """
+    storage = open_storage(location, storage_options)
+    manifest, index = load(storage)
+    return Dataset(storage, manifest, index, features=features, verify=verify)
+
+
+class Dataset:
+    """A dataset opened for reading. Safe to use from many threads; cheap to pickle.
+
+    A copy in another process, spawned or forked, maps the same index. Closing it, or leaving its
+    `with` block, closes its files; it opens them again when it is used again.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        manifest: Manifest,
+        index: Index,
+        *,
+        features: Sequence[str] | None = None,
+        verify: bool = True,
+    ) -> None:
+        self.features: Schema = manifest.schema.select(features)
+        self.episodes = Episodes(self)
+        self._storage = storage
+        self._manifest = manifest
+        self._index = index
+        self._verify = verify
+        self._chunks = ChunkReader(storage, manifest, index, self.features, verify=verify)
+
+    @property
+    def url(self) -> str:
+        """Where the dataset lies, without credentials."""
+        return self._storage.url
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of all episodes."""
+        return self._manifest.num_frames
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the content; equal datasets have the same, however they were written."""
+        return self._manifest.fingerprint
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._manifest
+
+    @property
+    def index(self) -> Index:
+        return self._index
+
+    @property
+    def storage(self) -> Storage:
+        return self._storage
+
+    @property
+    def episode_table(self) -> EpisodeTable:
+        """The integers of the episodes, for clips and plans."""
+        index = self._index
+        return EpisodeTable(index.num_frames, index.chunk_frames, index.first_chunk)
+
+    def select(self, features: Sequence[str] | None) -> Dataset:
+        """The same dataset with only these features, in this order; all of them for `None`."""
+        return Dataset(
+            self._storage, self._manifest, self._index, features=features, verify=self._verify
+        )
+
+    def chunk_reader(self) -> ChunkReader:
+        """Reads the chunks of this dataset's features."""
+        return self._chunks
+
+    def find_episodes(self, episodes: EpisodeFilter) -> npt.NDArray[np.int64]:
+        """Numbers of the episodes that a filter selects, in the dataset's order.
+
+        Raises `ClipError` for a key that is not there, or if nothing is selected.
+        """
+        index = self._index
+        if episodes is None:
+            return np.arange(len(index.num_frames))
+        if isinstance(episodes, str):
+            found = [i for key, i in index.positions.items() if fnmatch.fnmatchcase(key, episodes)]
+        elif callable(episodes):
+            every = range(len(index.num_frames))
+            found = [i for i in every if episodes(index.episode_metadata(i))]
+        else:
+            unknown = [key for key in episodes if key not in index.positions]
+            if unknown:
+                raise ClipError("no such episode", file=self.url, got=", ".join(unknown[:10]))
+            found = sorted({index.positions[key] for key in episodes})
+        if not found:
+            raise ClipError("no episode is selected", file=self.url, got=repr(episodes)[:200])
+        return np.array(found, np.int64)
+
+    def clips(self, spec: ClipSpec, episodes: EpisodeFilter = None) -> ClipTable:
+        """All clips of the selected episodes whose frames have all of this dataset's features."""
+        index, table = self._index, self.episode_table
+        columns = [index.schema.position(name) for name in self.features]
+        gaps = index.gaps[np.isin(index.gaps["feature"], columns)]
+        missing = missing_from_bitmaps(table, gaps["chunk"].astype(np.int64), gaps["present"])
+        return enumerate_clips(spec, table, self.find_episodes(episodes), missing)
+
+    def close(self) -> None:
+        self._storage.close()
+
+    def __enter__(self) -> Dataset:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = (self._storage, list(self.features), self._verify, self.fingerprint)
+        return _reopen, state
+
+    def __repr__(self) -> str:
+        features = "".join(f"\n  {spec}" for spec in self.features.values())
+        return (
+            f"Dataset({self.url!r}, {len(self.episodes)} episodes, {self.num_frames} frames)"
+            f"{features}"
+        )
+
+
+class Episodes(Mapping[str, "Episode"]):
+    """A dataset's episodes by key, in the order in which they were written."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+
+    def __getitem__(self, key: str) -> Episode:
+        return Episode(self._dataset, key, self._dataset.index.positions[key])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._dataset.index.positions)
+
+    def __len__(self) -> int:
+        return len(self._dataset.index.num_frames)
+
+    def __repr__(self) -> str:
+        return f"Episodes({len(self)} of {self._dataset.url!r})"
+
+
+class Episode:
+    """One episode's frames.
+
+    `episode[10]` is a frame: feature name to array, without the features that the frame lacks.
+    `episode[10:26]` is 16 frames: feature name to array [16, …], or to a list of arrays for a
+    feature with a variable dimension; raises `ClipError` if one of the frames lacks a feature.
+    """
+
+    def __init__(self, dataset: Dataset, key: str, number: int) -> None:
+        self.key = key
+        self._dataset = dataset
+        self._number = number
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the writer was told of the episode."""
+        return self._dataset.index.episode_metadata(self._number)
+
+    def __len__(self) -> int:
+        return int(self._dataset.index.num_frames[self._number])
+
+    @overload
+    def __getitem__(self, frames: int) -> dict[str, FrameArray]: ...
+    @overload
+    def __getitem__(self, frames: slice) -> dict[str, FrameArray | list[FrameArray]]: ...
+    def __getitem__(self, frames: int | slice) -> Any:
+        if isinstance(frames, slice):
+            return self.read(range(len(self))[frames])
+        number = operator.index(frames)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"frame {number} of an episode of {len(self)} frames")
+        return self._frame(number % len(self))
+
+    def present(self, feature: str) -> npt.NDArray[np.bool_]:
+        """Which frames have a feature: bool [frames]."""
+        reader = self._dataset.chunk_reader()
+        if feature not in reader.features:
+            raise SchemaError(
+                "no such feature", expected=f"one of {', '.join(reader.features)}", got=feature
+            )
+        bits: list[bool] = []
+        for number in range(int(self._dataset.index.num_chunks[self._number])):
+            chunk = reader.chunk(self._number, number)
+            page = next(p for p in reader.pages(chunk) if p.feature == feature)
+            bits += [bool(page.present >> i & 1) for i in range(chunk.num_frames)]
+        return np.array(bits)
+
+    def read(self, frames: Sequence[int] | range) -> dict[str, FrameArray | list[FrameArray]]:
+        """These frames of the episode, in this order; see the class. Each page is read once."""
+        reader = self._dataset.chunk_reader()
+        arrays: dict[str, FrameArray | list[FrameArray]] = {
+            name: np.empty((len(frames), *(n or 0 for n in spec.shape)), spec.dtype)
+            if spec.is_fixed
+            else [np.empty(0)] * len(frames)
+            for name, spec in reader.features.items()
+        }
+        size = int(self._dataset.index.chunk_frames[self._number])
+        wanted: dict[int, list[int]] = {}
+        for place, frame in enumerate(frames):
+            if not 0 <= frame < len(self):
+                raise IndexError(f"frame {frame} of an episode of {len(self)} frames")
+            wanted.setdefault(frame // size, []).append(place)
+        for number, places in wanted.items():
+            pages = reader.pages(reader.chunk(self._number, number))
+            inside = [frames[place] - number * size for place in places]
+            for page in pages:
+                self._check_present(page, inside)
+            for page, data in zip(pages, reader.read(pages), strict=True):
+                self._fill(page, data, inside, arrays[page.feature], places)
+        return arrays
+
+    def _fill(
+        self,
+        page: Page,
+        data: memoryview,
+        inside: Sequence[int],
+        target: FrameArray | list[FrameArray],
+        places: Sequence[int],
+    ) -> None:
+        reader = self._dataset.chunk_reader()
+        if isinstance(target, list):
+            shapes = reader.shapes(page, data)
+            dtype = reader.features[page.feature].dtype
+            for frame, place in zip(inside, places, strict=True):
+                target[place] = np.empty(shapes[page.position(frame) or 0], dtype)
+            reader.decode(page, data, inside, [target[place] for place in places])
+            return
+        if _is_run(inside) and _is_run(places):
+            run = range(inside[0], inside[-1] + 1)
+            reader.decode(page, data, run, target[places[0] : places[-1] + 1])
+        else:
+            reader.decode(page, data, inside, [target[place] for place in places])
+
+    def _frame(self, number: int) -> dict[str, FrameArray]:
+        reader = self._dataset.chunk_reader()
+        size = int(self._dataset.index.chunk_frames[self._number])
+        chunk = reader.chunk(self._number, number // size)
+        inside = number % size
+        pages = [page for page in reader.pages(chunk) if page.present >> inside & 1]
+        if not reader.verify:
+            return {page.feature: reader.read_frame(page, inside) for page in pages}
+        frame = {}
+        for page, data in zip(pages, reader.read(pages), strict=True):
+            shape = reader.shapes(page, data)[page.position(inside) or 0]
+            frame[page.feature] = np.empty(shape, reader.features[page.feature].dtype)
+            reader.decode(page, data, [inside], [frame[page.feature]])
+        return frame
+
+    def _check_present(self, page: Page, inside: Sequence[int]) -> None:
+        for frame in inside:
+            if not page.present >> frame & 1:
+                raise ClipError(
+                    "a frame lacks a feature; ask for other frames or features",
+                    file=self._dataset.url,
+                    episode=self.key,
+                    frame=page.chunk.first_frame + frame,
+                    feature=page.feature,
+                )
+
+    def __repr__(self) -> str:
+        return f"Episode({self.key!r}, {len(self)} frames)"
+
+
+def _is_run(numbers: Sequence[int]) -> bool:
+    return list(numbers) == list(range(numbers[0], numbers[0] + len(numbers)))
+
+
+def _reopen(storage: Storage, features: list[str], verify: bool, fingerprint: str) -> Dataset:
+    """A dataset in another process; its index has been verified in the first."""
+    manifest, index = load(storage, verify=False)
+    if manifest.fingerprint != fingerprint:
+        raise StateError(
+            "the dataset has changed since it was opened",
+            file=storage.url,
+            expected=fingerprint,
+            got=manifest.fingerprint,
+        )
+    return Dataset(storage, manifest, index, features=features, verify=verify)

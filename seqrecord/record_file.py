@@ -1,0 +1,327 @@
+"""Writes record files: episodes in, chunks out, a footer at the end."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.checksum import crc32c
+from seqrecord.codecs import EncodedImage
+from seqrecord.errors import ChecksumError, CodecError, FormatError, FrameError, StorageError
+from seqrecord.format import (
+    GAP_ROW,
+    HEADER_BYTES,
+    MAX_EPISODE_FRAMES,
+    TAIL_BYTES,
+    EpisodePart,
+    Footer,
+    chunk_row,
+    encode_footer,
+    encode_header,
+    parse_footer,
+    parse_header,
+    parse_tail,
+)
+from seqrecord.pages import Blob, PageCodec, aligned, page_offsets
+from seqrecord.ranges import ByteRange
+from seqrecord.schema import Schema
+from seqrecord.storage import Storage, Upload
+
+__all__ = ["RECORDS", "RecordFileWriter", "read_footer", "seal"]
+
+RECORDS = "records"
+
+StoredFrame: TypeAlias = "Mapping[str, npt.ArrayLike | EncodedImage]"
+
+
+class RecordFileWriter:
+    """Writes episodes, one at a time, into record files of about `record_bytes`.
+
+    Holds one file open. A file is finished (footer, sync, rename) when it is full and on `close`;
+    an episode that does not fit goes on in the next. After each episode the file is worth keeping:
+    `seal` makes a record file of what a kill leaves behind.
+    """
+
+    def __init__(self, storage: Storage, schema: Schema, *, record_bytes: int) -> None:
+        self.schema = schema
+        self._storage = storage
+        self._record_bytes = record_bytes
+        self._codecs = {name: PageCodec(spec) for name, spec in schema.items()}
+        self._file: _OpenFile | None = None
+        self._episode: EpisodePart | None = None
+        self._num_frames = 0  # of the episode, those in finished chunks
+        self._chunk = _Chunk(schema)
+
+    def begin(self, key: str, *, ordinal: int, chunk_frames: int, metadata: str) -> None:
+        """Start an episode."""
+        assert self._episode is None, "the episode before has not ended"
+        uid = secrets.token_hex(16)
+        self._episode = EpisodePart(key, uid, ordinal, chunk_frames, None, metadata)
+        self._num_frames = 0
+
+    def append(self, frame: StoredFrame) -> int:
+        """Encode the episode's next frame. Returns the bytes that it takes.
+
+        Raises `FrameError`, which names episode and frame, for one that does not fit the schema.
+        """
+        episode = self._episode
+        assert episode is not None, "no episode has begun"
+        number = self._num_frames + self._chunk.num_frames
+        if number == MAX_EPISODE_FRAMES:
+            raise FrameError("an episode of too many frames", episode=episode.key)
+        if unknown := [name for name in frame if name not in self.schema]:
+            raise FrameError(
+                "a feature that the dataset does not have; pass a schema that names it",
+                episode=episode.key,
+                frame=number,
+                expected=f"some of {', '.join(self.schema)}",
+                got=", ".join(unknown),
+            )
+        try:
+            if not frame:
+                raise FrameError("a frame without any feature")
+            blobs = {name: self._codecs[name].encode_frame(item) for name, item in frame.items()}
+        except (FrameError, CodecError) as error:
+            raise error.located(episode=episode.key, frame=number) from error.__cause__
+        self._chunk.add(blobs)
+        if self._chunk.num_frames == episode.chunk_frames:
+            self._write_chunk(episode)
+        return sum(len(blob.data) for blob in blobs.values())
+
+    def end(self) -> None:
+        """Finish the episode: from here on a kill does not lose it."""
+        episode = self._episode
+        assert episode is not None, "no episode has begun"
+        if self._chunk.num_frames:
+            self._write_chunk(episode)
+        if self._file is None or not self._num_frames:
+            raise FrameError("an episode without frames", episode=episode.key)
+        self._file.complete(replace(episode, num_frames=self._num_frames))
+        self._episode = None
+
+    def drop(self) -> None:
+        """Forget the episode that has begun. What earlier files hold of it is never referenced."""
+        if self._episode is not None and self._file is not None:
+            self._file.forget(self._episode)
+        self._episode = None
+        self._chunk = _Chunk(self.schema)
+
+    def close(self) -> None:
+        """Finish the open file; an episode that has not ended is dropped."""
+        self.drop()
+        if self._file is not None:
+            self._finish_file()
+
+    def abort(self) -> None:
+        """Give up the open file."""
+        file, self._file, self._episode = self._file, None, None
+        if file is not None:
+            file.upload.abort()
+
+    def _write_chunk(self, episode: EpisodePart) -> None:
+        if self._file is not None and self._file.upload.tell() >= self._record_bytes:
+            self._finish_file()
+        if self._file is None:
+            self._file = _OpenFile(self._storage, self.schema, episode.ordinal)
+        chunk, self._chunk = self._chunk, _Chunk(self.schema)
+        pages = [self._codecs[name].join(blobs) for name, blobs in chunk.blobs.items()]
+        self._file.add(episode, self._num_frames, chunk.num_frames, pages, chunk.present)
+        self._num_frames += chunk.num_frames
+
+    def _finish_file(self) -> None:
+        file, self._file = self._file, None
+        assert file is not None
+        file.finish()
+
+
+class _Chunk:
+    """Encoded frames of the chunk being filled; `present[i]` is feature i's validity bitmap."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.num_frames = 0
+        self.blobs: dict[str, list[Blob]] = {name: [] for name in schema}
+        self.present = [0] * len(schema)
+
+    def add(self, frame: Mapping[str, Blob]) -> None:
+        for column, (name, blobs) in enumerate(self.blobs.items()):
+            if name in frame:
+                blobs.append(frame[name])
+                self.present[column] |= 1 << self.num_frames
+        self.num_frames += 1
+
+
+class _OpenFile:
+    """A record file being written, and its rows of the index so far."""
+
+    def __init__(self, storage: Storage, schema: Schema, number: int) -> None:
+        self._schema = schema
+        self._file_id = secrets.token_bytes(16)
+        path = f"{RECORDS}/{number:05d}-{self._file_id.hex()[:12]}.seqrec"
+        self.upload: Upload = storage.create(path)
+        self.upload.write(encode_header(self._file_id))
+        self._episodes: list[EpisodePart] = []
+        self._chunks: list[npt.NDArray[Any]] = []
+        self._gaps: list[tuple[int, int, int]] = []
+        self._first = (0, 0)  # where the last episode's chunks and gaps start
+
+    def add(
+        self,
+        episode: EpisodePart,
+        first_frame: int,
+        num_frames: int,
+        pages: Sequence[bytes],
+        present: Sequence[int],
+    ) -> None:
+        if not self._episodes or self._episodes[-1].uid != episode.uid:
+            self._episodes.append(episode)
+            self._first = (len(self._chunks), len(self._gaps))
+        full = (1 << num_frames) - 1
+        self._gaps += [
+            (len(self._chunks), feature, bits)
+            for feature, bits in enumerate(present)
+            if bits != full
+        ]
+        start, lengths = self.upload.tell(), np.array([len(page) for page in pages])
+        row = np.zeros(1, chunk_row(len(self._schema)))
+        row["episode"] = len(self._episodes) - 1
+        row["num_frames"], row["first_frame"], row["offset"] = num_frames, first_frame, start
+        row["pages"]["length"] = lengths
+        row["pages"]["crc32c"] = [crc32c(page) for page in pages]
+        self._chunks.append(row)
+        for page, stop in zip(pages, page_offsets(lengths)[1:], strict=True):
+            self.upload.write(page)
+            self.upload.write(bytes(start + int(stop) - self.upload.tell()))
+
+    def complete(self, episode: EpisodePart) -> None:
+        self._episodes[-1] = episode
+        first, first_gap = self._first
+        rows = np.concatenate(self._chunks[first:])
+        rows["episode"] = 0
+        gaps = [(chunk - first, feature, bits) for chunk, feature, bits in self._gaps[first_gap:]]
+        file_id = self._file_id.hex()
+        note = Footer(self._schema, file_id, (episode,), rows, np.array(gaps, GAP_ROW))
+        self.upload.checkpoint(encode_footer(note))
+
+    def forget(self, episode: EpisodePart) -> None:
+        if not self._episodes or self._episodes[-1].uid != episode.uid:
+            return
+        first, first_gap = self._first
+        self.upload.rewind(int(self._chunks[first]["offset"][0]))
+        del self._episodes[-1], self._chunks[first:], self._gaps[first_gap:]
+
+    def finish(self) -> None:
+        if not self._chunks:
+            self.upload.abort()
+            return
+        gaps = np.array(self._gaps, GAP_ROW)
+        chunks = np.concatenate(self._chunks)
+        _finish(
+            self.upload,
+            Footer(self._schema, self._file_id.hex(), tuple(self._episodes), chunks, gaps),
+        )
+
+
+def seal(storage: Storage, path: str) -> Footer | None:
+    """Finish a record file that a kill has cut, with the episodes that had ended in it.
+
+    Every page of those episodes is read and checked first, since nothing tells what of a file a
+    machine had on disk when it went down. Returns `None`, and removes what is there, if no episode
+    had ended.
+    """
+    cut = storage.reopen(path)
+    kept: list[Footer] = []
+    size = 0
+    for stop, note in cut.checkpoints:
+        try:
+            footer = parse_footer(note, aligned(stop))
+            check_chunks(storage, cut.readable, footer)
+        except (FormatError, StorageError):
+            break
+        kept.append(footer)
+        size = stop
+    if not kept:
+        cut.upload.abort()
+        return None
+    footer = _merged(kept)
+    cut.upload.rewind(size)
+    _finish(cut.upload, footer)
+    return footer
+
+
+def check_chunks(storage: Storage, path: str, footer: Footer) -> None:
+    """Read every page of a record file. Raises `ChecksumError` for one that is not as written."""
+    for row in footer.chunks:
+        offsets = int(row["offset"]) + page_offsets(row["pages"]["length"])
+        data = bytearray(int(offsets[-1] - offsets[0]))
+        view = memoryview(data)
+        storage.read_ranges(path, [ByteRange(int(offsets[0]), int(offsets[-1]))], [view])
+        for i, page in enumerate(row["pages"]):
+            at = int(offsets[i] - offsets[0])
+            actual = crc32c(view[at : at + int(page["length"])])
+            if actual != page["crc32c"]:
+                raise ChecksumError(
+                    "a page does not match its checksum",
+                    file=f"{storage.url}/{path}",
+                    offset=int(offsets[i]),
+                    expected=f"CRC32C {int(page['crc32c']):08x}",
+                    got=f"{actual:08x}",
+                )
+
+
+def read_footer(storage: Storage, path: str) -> Footer:
+    """The footer of a finished record file, whose header must belong to it."""
+    file = f"{storage.url}/{path}"
+    size = storage.size(path)
+    try:
+        tail = _read(storage, path, max(0, size - TAIL_BYTES), size)
+        start, length = parse_tail(tail, size)
+        if start + length + TAIL_BYTES != size:
+            raise FormatError("an impossible footer length", offset=start)
+        file_id = parse_header(_read(storage, path, 0, HEADER_BYTES))
+        footer = parse_footer(_read(storage, path, start, size), start)
+        if footer.file_id != file_id:
+            raise FormatError(
+                "header and footer are of different files",
+                offset=start,
+                expected=file_id,
+                got=footer.file_id,
+            )
+    except FormatError as error:
+        raise error.located(file=file) from error.__cause__
+    return footer
+
+
+def _finish(upload: Upload, footer: Footer) -> None:
+    upload.write(bytes(aligned(upload.tell()) - upload.tell()))
+    upload.write(encode_footer(footer))
+    upload.commit()
+
+
+def _merged(footers: Sequence[Footer]) -> Footer:
+    """One footer of all the episodes of consecutive ones of the same file."""
+    chunks, gaps, count = [], [], 0
+    for number, footer in enumerate(footers):
+        rows, holes = footer.chunks.copy(), footer.gaps.copy()
+        rows["episode"] = number
+        holes["chunk"] += np.uint32(count)
+        chunks.append(rows)
+        gaps.append(holes)
+        count += len(rows)
+    return Footer(
+        footers[0].schema,
+        footers[0].file_id,
+        tuple(footer.episodes[0] for footer in footers),
+        np.concatenate(chunks),
+        np.concatenate(gaps),
+    )
+
+
+def _read(storage: Storage, path: str, start: int, stop: int) -> bytes:
+    data = bytearray(stop - start)
+    storage.read_ranges(path, [ByteRange(start, stop)], [memoryview(data)])
+    return bytes(data)

@@ -1,0 +1,257 @@
+"""What a frame holds: named features with dtype, shape and codec."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import SchemaError
+
+__all__ = [
+    "MAX_DIMENSIONS",
+    "MAX_FEATURES",
+    "MAX_FRAME_BYTES",
+    "MAX_NAME_LENGTH",
+    "CodecConfig",
+    "FeatureSpec",
+    "Frame",
+    "Schema",
+]
+
+MAX_FEATURES = 1024
+MAX_NAME_LENGTH = 128  # characters, all of them ASCII
+MAX_DIMENSIONS = 8
+MAX_FRAME_BYTES = 1 << 30  # of one feature of one frame, decoded
+
+_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
+_KINDS = "biufc"
+
+CodecConfig = Mapping[str, Any]
+"""A codec as its JSON configuration: `{"id": "zstd", "level": 1}`."""
+
+Frame = Mapping[str, npt.NDArray[Any]]
+"""One time step: feature name to array. A feature that the frame lacks is left out."""
+
+
+@dataclass(frozen=True)
+class FeatureSpec:
+    """One feature: its name, little-endian dtype, shape and codec.
+
+    `shape` is that of one frame. A dimension of `None` may differ from frame to frame.
+    `codec` is a chain of JSON configurations, in the order in which they encode; empty is raw.
+
+    Raises `SchemaError` for a name, dtype, shape or codec that docs/format.md does not allow.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | None, ...]
+    codec: tuple[CodecConfig, ...] = field(default=(), hash=False)
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+        object.__setattr__(self, "dtype", _check_dtype(self.name, self.dtype))
+        object.__setattr__(self, "shape", _check_shape(self.name, self.shape))
+        object.__setattr__(self, "codec", _check_codec(self.name, self.codec))
+        if self.is_fixed and self.nbytes > MAX_FRAME_BYTES:
+            raise SchemaError(
+                "a frame of this feature is too large",
+                feature=self.name,
+                expected=f"at most {MAX_FRAME_BYTES} bytes",
+                got=f"{self.nbytes} bytes",
+            )
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether every frame has the same shape."""
+        return None not in self.shape
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether pages hold the frames' bytes as they are."""
+        return not self.codec and self.is_fixed
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one decoded frame; a variable dimension counts as one."""
+        return self.dtype.itemsize * math.prod(n for n in self.shape if n is not None)
+
+    def accepts(self, shape: Sequence[int]) -> bool:
+        """Whether a frame of this shape fits."""
+        return len(shape) == len(self.shape) and all(
+            want is None or want == got for want, got in zip(self.shape, shape, strict=True)
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "dtype": self.dtype.str,
+            "shape": list(self.shape),
+            "codec": [dict(config) for config in self.codec],
+        }
+
+    @classmethod
+    def from_json(cls, value: object) -> FeatureSpec:
+        """Inverse of `to_json`; trusts nothing."""
+        if not isinstance(value, dict) or set(value) != {"name", "dtype", "shape", "codec"}:
+            raise SchemaError(
+                "a feature is not an object of name, dtype, shape and codec", got=repr(value)[:200]
+            )
+        name = value["name"]
+        if not isinstance(name, str):
+            raise SchemaError("a feature's name is not text", got=repr(name)[:200])
+        if not isinstance(value["dtype"], str):
+            raise SchemaError("a dtype is not text", feature=name, got=repr(value["dtype"])[:200])
+        for key in ("shape", "codec"):
+            if not isinstance(value[key], list):
+                raise SchemaError(f"{key} is not a list", feature=name, got=repr(value[key])[:200])
+        return cls(
+            name, _check_dtype(name, value["dtype"]), tuple(value["shape"]), tuple(value["codec"])
+        )
+
+    def __str__(self) -> str:
+        shape = ", ".join("?" if n is None else str(n) for n in self.shape)
+        return f"{self.name}: {self.dtype.name} [{shape}]"
+
+
+class Schema(Mapping[str, FeatureSpec]):
+    """The features of a dataset in their stored order, by name.
+
+    Raises `SchemaError` for no feature, too many, or a name used twice.
+    """
+
+    def __init__(self, features: Sequence[FeatureSpec]) -> None:
+        if not 1 <= len(features) <= MAX_FEATURES:
+            raise SchemaError(
+                "wrong number of features", expected=f"1 to {MAX_FEATURES}", got=len(features)
+            )
+        self._features = {spec.name: spec for spec in features}
+        if len(self._features) != len(features):
+            names = [spec.name for spec in features]
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise SchemaError("a feature name is used twice", got=", ".join(twice))
+
+    def __getitem__(self, name: str) -> FeatureSpec:
+        return self._features[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._features)
+
+    def __len__(self) -> int:
+        return len(self._features)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.values()))
+
+    def __repr__(self) -> str:
+        return f"Schema({'; '.join(map(str, self.values()))})"
+
+    @property
+    def frame_nbytes(self) -> int:
+        """Decoded bytes of one frame with every feature present."""
+        return sum(spec.nbytes for spec in self.values())
+
+    def position(self, name: str) -> int:
+        """The feature's column in the index."""
+        return list(self._features).index(name)
+
+    def select(self, names: Sequence[str] | None) -> Schema:
+        """The named features in the asked order; all of them for `None`."""
+        if names is None:
+            return self
+        unknown = [name for name in names if name not in self]
+        if unknown:
+            raise SchemaError(
+                "no such feature", expected=f"some of {', '.join(self)}", got=", ".join(unknown)
+            )
+        return Schema([self[name] for name in names])
+
+    def with_codecs(self, codecs: Mapping[str, Sequence[CodecConfig]]) -> Schema:
+        """The same features with the codecs of those named replaced."""
+        return Schema(
+            [
+                replace(spec, codec=tuple(codecs[spec.name])) if spec.name in codecs else spec
+                for spec in self.values()
+            ]
+        )
+
+    def to_json(self) -> list[dict[str, Any]]:
+        return [spec.to_json() for spec in self.values()]
+
+    @classmethod
+    def from_json(cls, value: object) -> Schema:
+        """Inverse of `to_json`; trusts nothing."""
+        if not isinstance(value, list):
+            raise SchemaError("a schema is not a list of features", got=repr(value)[:200])
+        if len(value) > MAX_FEATURES:
+            raise SchemaError(
+                "wrong number of features", expected=f"1 to {MAX_FEATURES}", got=len(value)
+            )
+        return cls([FeatureSpec.from_json(feature) for feature in value])
+
+
+def _check_name(name: str) -> None:
+    if len(name) > MAX_NAME_LENGTH or not _NAME.fullmatch(name):
+        raise SchemaError(
+            "not a feature name",
+            expected=f"1 to {MAX_NAME_LENGTH} of A-Z a-z 0-9 _ and, inside, . and -",
+            got=repr(name[:200]),
+        )
+
+
+def _check_dtype(name: str, dtype: object) -> np.dtype[Any]:
+    try:
+        checked = np.dtype(dtype)  # type: ignore[call-overload]
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise SchemaError("not a dtype", feature=name, got=repr(dtype)[:200]) from error
+    if checked.kind not in _KINDS or checked.itemsize > 16 or checked.subdtype is not None:
+        raise SchemaError(
+            "a dtype that cannot be stored",
+            feature=name,
+            expected="bool, integer, float or complex",
+            got=str(checked)[:200],
+        )
+    if checked.name == "float128" or checked.name == "longdouble":
+        raise SchemaError("a dtype without a portable layout", feature=name, got=str(checked))
+    little: np.dtype[Any] = checked.newbyteorder("<")
+    return little
+
+
+def _check_shape(name: str, shape: object) -> tuple[int | None, ...]:
+    if not isinstance(shape, tuple) or len(shape) > MAX_DIMENSIONS:
+        raise SchemaError(
+            "not a shape",
+            feature=name,
+            expected=f"up to {MAX_DIMENSIONS} dimensions",
+            got=repr(shape)[:200],
+        )
+    for size in shape:
+        if size is not None and (
+            isinstance(size, bool)
+            or not isinstance(size, (int, np.integer))
+            or not 1 <= size < 2**31
+        ):
+            raise SchemaError(
+                "not a dimension",
+                feature=name,
+                expected="1 to 2**31 - 1, or null",
+                got=repr(size)[:50],
+            )
+    return tuple(None if size is None else int(size) for size in shape)
+
+
+def _check_codec(name: str, codec: object) -> tuple[CodecConfig, ...]:
+    if not isinstance(codec, tuple) or len(codec) > 4:
+        raise SchemaError("not a chain of at most 4 codecs", feature=name, got=repr(codec)[:200])
+    for config in codec:
+        if not isinstance(config, Mapping) or not isinstance(config.get("id"), str):
+            raise SchemaError(
+                "a codec is an object with an id", feature=name, got=repr(config)[:200]
+            )
+    return tuple(dict(config) for config in codec)

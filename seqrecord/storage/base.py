@@ -1,0 +1,173 @@
+"""The Storage protocol: the few operations on files that everything above is written with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from seqrecord.checksum import Buffer
+from seqrecord.errors import LocationError, StorageError
+from seqrecord.ranges import ByteRange
+
+__all__ = ["CutUpload", "Lock", "Storage", "Upload", "check_buffers", "check_path", "short_read"]
+
+
+class Upload(Protocol):
+    """A file being written front to back. Nothing is visible under its name before `commit`.
+
+    Leaving one neither committed nor aborted is what a kill does; see `Storage.interrupted`.
+    """
+
+    path: str
+
+    def write(self, data: Buffer) -> None:
+        """Append bytes."""
+        ...
+
+    def tell(self) -> int:
+        """Bytes written so far."""
+        ...
+
+    def checkpoint(self, note: bytes) -> None:
+        """What has been written so far is worth keeping after a kill, together with `note`.
+
+        A storage that cannot keep unfinished files ignores it.
+        """
+        ...
+
+    def rewind(self, offset: int) -> bool:
+        """Forget everything after `offset`; false where the storage cannot."""
+        ...
+
+    def commit(self) -> None:
+        """Make the file durable, then visible under its name, in one step."""
+        ...
+
+    def abort(self) -> None:
+        """Leave nothing behind. Does nothing after `commit`."""
+        ...
+
+
+@dataclass(frozen=True)
+class CutUpload:
+    """An upload that a kill has cut: `readable` is the path under which its bytes can be read.
+
+    `checkpoints` are the bytes written at each, with its note. Bytes below the last checkpoint may
+    still be wrong where the machine went down with the process.
+    """
+
+    upload: Upload
+    readable: str
+    checkpoints: list[tuple[int, bytes]]
+
+
+class Storage(Protocol):
+    """Files below one root, named by clean relative POSIX paths (`records/00000-ab.seqrec`).
+
+    Safe to use from many threads. Picklable: a copy in another process opens its own handles, and
+    so does a forked one. Raises `NotFoundError` for a file that is not there and `StorageError`
+    for any other failure; messages name the file and never hold a credential.
+    """
+
+    @property
+    def url(self) -> str:
+        """The root as it may be shown to anyone: no credentials, no query."""
+        ...
+
+    def size(self, path: str) -> int:
+        """A file's length in bytes."""
+        ...
+
+    def read_ranges(
+        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
+    ) -> None:
+        """Fill `buffers[i]`, writable and of exactly that length, with bytes `ranges[i]`.
+
+        All of them or an error: never a short buffer. One call is one unit for the storage, which
+        may merge, split, reorder and overlap its ranges.
+        """
+        ...
+
+    def create(self, path: str, *, replace: bool = False) -> Upload:
+        """Start a file. `DestinationError` on commit if it exists, unless `replace`."""
+        ...
+
+    def list_files(self, folder: str) -> list[str]:
+        """Paths of the finished files directly in a folder, sorted; empty if there is none."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Remove a file; nothing happens if it is not there."""
+        ...
+
+    def interrupted(self, folder: str) -> list[str]:
+        """Paths of uploads in a folder that a kill has cut and that can be reopened, sorted."""
+        ...
+
+    def reopen(self, path: str) -> CutUpload:
+        """Take up an interrupted upload."""
+        ...
+
+    def lock(self) -> Lock:
+        """Claim the root for one writer. `DestinationError` while another holds it."""
+        ...
+
+    def local_path(self, path: str) -> str | None:
+        """Where the file can be memory-mapped, if it can."""
+        ...
+
+    def close(self) -> None:
+        """Close handles. The storage opens them again when it is used again."""
+        ...
+
+
+class Lock(Protocol):
+    """A claim that ends with `release`, or with the process."""
+
+    def release(self) -> None: ...
+
+
+def check_path(path: str) -> str:
+    """`path` if it is a clean relative POSIX path, else `LocationError`."""
+    parts = path.split("/")
+    if (
+        not path.isprintable()
+        or "\\" in path
+        or any(part in ("", ".", "..") for part in parts)
+        or ":" in parts[0]
+    ):
+        raise LocationError(
+            "not a clean relative path",
+            expected="names joined by single slashes, none of them . or ..",
+            got=repr(path)[:200],
+        )
+    return path
+
+
+def check_buffers(
+    file: str, size: int, ranges: Sequence[ByteRange], buffers: Iterable[memoryview]
+) -> None:
+    """Every range lies in its file and has a buffer of its length, else `StorageError`."""
+    for item, buffer in zip(ranges, buffers, strict=True):
+        if not 0 <= item.start <= item.stop <= size:
+            raise StorageError(
+                "a range outside its file",
+                file=file,
+                offset=item.start,
+                expected=f"within [0, {size})",
+                got=f"[{item.start}, {item.stop})",
+            )
+        if buffer.nbytes != item.length:
+            raise ValueError(f"{item.length} bytes do not go into a buffer of {buffer.nbytes}")
+
+
+def short_read(file: str, item: ByteRange, got: int) -> StorageError:
+    """The error of a file that ends inside a range that it should hold."""
+    return StorageError(
+        "the file ended early",
+        file=file,
+        offset=item.start,
+        expected=f"{item.length} bytes",
+        got=f"{got} bytes",
+    )
