@@ -1,0 +1,147 @@
+"""Reading the frames of one episode folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.codecs import EncodedImage
+from seqrecord.errors import SourceError
+from seqrecord.schema import FeatureSpec, Schema
+from seqrecord.sources.arrays import map_npy, npy_header, read_npy
+from seqrecord.sources.base import SourceFrame
+from seqrecord.sources.files import list_folder
+from seqrecord.sources.folders_tree import METADATA, list_stems, read_metadata
+from seqrecord.sources.images import IMAGE_FORMATS, decode_image, read_image_file
+
+__all__ = ["check_time_axis", "read_frames"]
+
+
+def read_frames(path: Path, schema: Schema) -> Iterator[SourceFrame]:
+    """The features of `schema` frame by frame.
+
+    Raises `SourceError` before the first frame if the features' lengths or frame names disagree.
+    """
+    entries = sorted(list_folder(path))
+    if (METADATA, False) in entries:
+        read_metadata(path / METADATA)
+    arrays = _open_arrays(path, [name for name, is_folder in entries if not is_folder], schema)
+    stems = _list_features(path, [name for name, folder in entries if folder], schema)
+    num_frames = _check_lengths(path, arrays, stems)
+    order = list(next(iter(stems.values()))) if stems else []
+    for index in range(num_frames):
+        frame: dict[str, npt.NDArray[Any] | EncodedImage] = {}
+        for name, spec in schema.items():
+            if name in arrays:
+                frame[name] = np.array(arrays[name][index], spec.dtype, order="C")
+            elif name in stems:
+                file = path / name / stems[name][order[index]]
+                try:
+                    frame[name] = _read_frame(file, spec)
+                except SourceError as error:
+                    error.located(feature=name, frame=index)
+                    raise
+        yield frame
+
+
+def check_time_axis(shape: tuple[int, ...], path: Path) -> None:
+    """Raises `SourceError` unless `shape` is [T, ...]."""
+    if not shape:
+        raise SourceError(
+            "an array without a time axis", file=str(path), expected="[T, ...]", got="a scalar"
+        )
+
+
+def _open_arrays(path: Path, files: Sequence[str], schema: Schema) -> dict[str, npt.NDArray[Any]]:
+    """The per-episode arrays, mapped and checked."""
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for file in files:
+        name = Path(file).stem
+        if Path(file).suffix.lower() == ".npy" and name in schema:
+            array = map_npy(path / file)
+            check_time_axis(array.shape, path / file)
+            _check_spec(array.dtype, array.shape[1:], schema[name], path / file)
+            arrays[name] = array
+    return arrays
+
+
+def _list_features(path: Path, folders: Sequence[str], schema: Schema) -> dict[str, dict[str, str]]:
+    """File name by stem for each feature folder."""
+    return {name: list_stems(path / name) for name in folders if name in schema}
+
+
+def _check_lengths(
+    path: Path, arrays: Mapping[str, npt.NDArray[Any]], stems: Mapping[str, dict[str, str]]
+) -> int:
+    """The number of frames, which all features must have; and the same names in all folders."""
+    both = arrays.keys() & stems.keys()
+    if both:
+        name = min(both)
+        raise SourceError(
+            "a feature that is there twice",
+            file=str(path),
+            feature=name,
+            got=f"{name}/ and {name}.npy",
+        )
+    lengths = {f"{name}/": len(names) for name, names in stems.items()}
+    lengths |= {f"{name}.npy": len(array) for name, array in arrays.items()}
+    if not any(lengths.values()):
+        raise SourceError("an episode without frames of the features", file=str(path))
+    first, num_frames = next(iter(lengths.items()))
+    for name, length in lengths.items():
+        if length != num_frames:
+            raise SourceError(
+                "a frame list that disagrees with the others",
+                file=str(path / name),
+                feature=Path(name).stem,
+                expected=f"{num_frames} frames, as in {first}",
+                got=f"{length} frames",
+            )
+    for name, names in stems.items():
+        one = next(iter(stems.values()))
+        if names.keys() != one.keys():
+            raise SourceError(
+                "a frame list that disagrees with the others",
+                file=str(path / name),
+                feature=name,
+                expected=f"{min(one.keys() - names.keys())}, as in {first}",
+                got=min(names.keys() - one.keys()),
+            )
+    return num_frames
+
+
+def _read_frame(path: Path, spec: FeatureSpec) -> npt.NDArray[Any] | EncodedImage:
+    if path.suffix.lower() == ".npy":
+        if spec.codec:
+            raise SourceError("an npy file among kept images", file=str(path))
+        header = npy_header(path)
+        _check_spec(header.dtype, header.shape, spec, path)
+        return read_npy(path)
+    data = read_image_file(path)
+    array = decode_image(data, path)
+    _check_spec(array.dtype, array.shape, spec, path)
+    if not spec.codec:
+        return array
+    kept = spec.codec[0]["format"]
+    if IMAGE_FORMATS[path.suffix.lower()] != kept:
+        raise SourceError(
+            "an image of another format than the one kept",
+            file=str(path),
+            expected=kept,
+            got=IMAGE_FORMATS[path.suffix.lower()],
+        )
+    return EncodedImage(data)
+
+
+def _check_spec(
+    dtype: np.dtype[Any], shape: tuple[int, ...], spec: FeatureSpec, path: Path
+) -> None:
+    if dtype.newbyteorder("<") != spec.dtype:
+        raise SourceError("wrong dtype", file=str(path), expected=spec.dtype.name, got=str(dtype))
+    if not spec.accepts(shape):
+        wanted = ["any" if size is None else size for size in spec.shape]
+        raise SourceError("wrong shape", file=str(path), expected=wanted, got=list(shape))

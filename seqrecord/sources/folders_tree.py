@@ -1,0 +1,137 @@
+"""Finding episodes in a tree of folders: which folder is an episode and which a feature."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from seqrecord.errors import SourceError
+from seqrecord.sources.files import list_folder, read_bytes
+from seqrecord.sources.images import IMAGE_FORMATS
+
+__all__ = [
+    "METADATA",
+    "EpisodeFolder",
+    "FeatureFolder",
+    "find_episodes",
+    "list_stems",
+    "read_metadata",
+]
+
+METADATA = "metadata.json"
+
+_MAX_DEPTH = 32  # a link that leads back up would go on for ever
+_MAX_METADATA_BYTES = 1 << 20
+_NUMBERED = re.compile(r"(.*[_.\- ])?\d+([_.\- ].*)?", re.DOTALL)
+_DIGITS = re.compile(r"(\d+)", re.ASCII)
+
+
+@dataclass(frozen=True)
+class FeatureFolder:
+    """A folder of one file a frame: how many there are, and the first one's name."""
+
+    num_frames: int
+    first: str
+
+
+@dataclass(frozen=True)
+class EpisodeFolder:
+    """An episode: feature folders and per-episode arrays by feature name."""
+
+    path: Path
+    folders: dict[str, FeatureFolder] = field(default_factory=dict)
+    arrays: dict[str, str] = field(default_factory=dict)
+    has_metadata: bool = False
+
+
+def find_episodes(root: Path) -> list[EpisodeFolder]:
+    """All episodes below `root`, which may be one itself, in the order of their paths."""
+    return sorted(_Walk().episodes(root), key=lambda episode: episode.path.parts)
+
+
+def list_stems(folder: Path) -> dict[str, str]:
+    """File name by stem of a feature folder's frames, numbers in the order of their values."""
+    names: dict[str, str] = {}
+    for name, is_folder in list_folder(folder):
+        if not is_folder and _is_frame(name):
+            stem = Path(name).stem
+            if stem in names:
+                raise SourceError(
+                    "two files of one frame", file=str(folder / name), got=f"{names[stem]} too"
+                )
+            names[stem] = name
+    return {stem: names[stem] for stem in sorted(names, key=_natural)}
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """The episode's metadata; raises `SourceError` unless it is a JSON object."""
+    try:
+        value = json.loads(read_bytes(path, _MAX_METADATA_BYTES), parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise SourceError(
+            "metadata that is not JSON", file=str(path), got=str(error)[:200]
+        ) from error
+    if not isinstance(value, dict):
+        raise SourceError(
+            "metadata of the wrong kind",
+            file=str(path),
+            expected="a JSON object",
+            got=type(value).__name__,
+        )
+    return value
+
+
+class _Walk:
+    """One pass over the tree that lists each folder once and keeps no file names."""
+
+    def episodes(self, root: Path) -> Iterator[EpisodeFolder]:
+        found: list[EpisodeFolder] = []
+        self._visit(root, 0, found)
+        yield from found
+
+    def _visit(self, path: Path, depth: int, found: list[EpisodeFolder]) -> FeatureFolder | None:
+        """What `path` is to the folder above it, if it is a feature; episodes go to `found`."""
+        if depth > _MAX_DEPTH:
+            raise SourceError(
+                "folders nested too deeply", file=str(path), expected=f"at most {_MAX_DEPTH} levels"
+            )
+        count, first = 0, ""
+        subfolders: list[str] = []
+        arrays: dict[str, str] = {}
+        has_metadata = False
+        for name, is_folder in list_folder(path):
+            if is_folder:
+                subfolders.append(name)
+            elif _is_frame(name):
+                count += 1
+                first = name if count == 1 else min(first, name, key=_natural)
+            elif name.lower().endswith(".npy"):
+                arrays[Path(name).stem] = name
+            has_metadata |= name == METADATA
+        children = {name: self._visit(path / name, depth + 1, found) for name in sorted(subfolders)}
+        folders = {name: feature for name, feature in children.items() if feature}
+        if folders or arrays:
+            arrays = dict(sorted(arrays.items()))
+            found.append(EpisodeFolder(path, folders, arrays, has_metadata))
+            return None
+        return FeatureFolder(count, first) if count else None
+
+
+def _is_frame(name: str) -> bool:
+    """Images, and npy files with a number in their name: others hold a whole episode."""
+    stem, ending = Path(name).stem, Path(name).suffix.lower()
+    return ending in IMAGE_FORMATS or (ending == ".npy" and bool(_NUMBERED.fullmatch(stem)))
+
+
+def _natural(name: str) -> tuple[list[tuple[int, str]], str]:
+    """Sorts `frame_2` before `frame_10`, and is a total order."""
+    parts = _DIGITS.split(name)
+    return [(int(part), "") if i % 2 else (0, part) for i, part in enumerate(parts)], name
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")

@@ -1,0 +1,231 @@
+"""TartanAir, versions 1 and 2, as it is downloaded: https://theairlab.org/tartanair-dataset."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seqrecord.errors import SourceError
+from seqrecord.schema import CodecConfig, FeatureSpec, Schema
+from seqrecord.sources.arrays import npy_header
+from seqrecord.sources.base import EpisodeInfo, SourceFrame
+from seqrecord.sources.files import local_root
+from seqrecord.sources.images import load_imagecodecs
+from seqrecord.sources.tartanair_frames import (
+    FrameLists,
+    has_frames,
+    imu_counts,
+    list_frames,
+    read_frames,
+)
+from seqrecord.sources.tartanair_layout import IMU_ROWS, LAYOUTS, Layout, PixelFiles, Size
+from seqrecord.sources.tartanair_tree import (
+    DIFFICULTIES,
+    Trajectory,
+    find_trajectories,
+    trajectory_of,
+)
+
+__all__ = ["CAMERAS", "TartanAir"]
+
+CAMERAS = ("left", "right")
+
+_PNG: tuple[CodecConfig, ...] = ({"id": "seqrecord.image", "format": "png"},)
+
+
+@dataclass(frozen=True)
+class TartanAir:
+    """A TartanAir tree as a source of episodes.
+
+    `root` is a folder of environments, one environment, one difficulty or one trajectory.
+    `features` are the names to read, in that order; by default all that the tree has for
+    `cameras`. `difficulty` is `Easy` or `Hard`. With `keep_encoded` images stay PNG.
+
+    Features of version 1 (those of version 2 end in `_lcam_front` and `_rcam_front` instead):
+    `image_left` uint8 [H, W, 3], RGB; `depth_left` float32 [H, W], metres along the optical axis;
+    `flow` float32 [H, W, 2], pixels to the next frame; `mask` uint8 [H, W], that flow's: 0 valid,
+    1 and 10 occluded by another surface or its own, 100 out of view; `seg_left` uint8 [H, W];
+    `pose_left` float64 [7], `tx ty tz qx qy qz qw` in metres, NED. Version 2 adds `imu_acc` and
+    `imu_gyro` [10, 3], the samples from a frame up to the next.
+
+    The last frame has no flow, mask and imu; an episode that lacks a folder lacks its features.
+    imu files are left out where they fit the frames of no trajectory.
+    A source is a snapshot: its schema is worked out once and travels with it when it is pickled.
+    """
+
+    root: str | os.PathLike[str]
+    features: Sequence[str] | None = None
+    cameras: Sequence[str] = CAMERAS
+    difficulty: str | None = None
+    keep_encoded: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "root", local_root(self.root))
+        object.__setattr__(self, "cameras", tuple(self.cameras))
+        if self.features is not None:
+            object.__setattr__(self, "features", tuple(self.features))
+        if not self.cameras or not set(self.cameras) <= set(CAMERAS):
+            raise SourceError(
+                "no such camera", expected="left, right or both", got=", ".join(self.cameras)
+            )
+        if self.difficulty is not None:
+            levels = {name.lower(): level for name, level in DIFFICULTIES.items()}
+            if self.difficulty.lower() not in levels:
+                raise SourceError("no such difficulty", expected="Easy, Hard", got=self.difficulty)
+            object.__setattr__(self, "difficulty", levels[self.difficulty.lower()])
+
+    def schema(self) -> Schema:
+        return self._probed[0]
+
+    def episodes(self) -> Sequence[EpisodeInfo]:
+        return [self._info(trajectory) for trajectory in self._trajectories]
+
+    def frames(self, info: EpisodeInfo) -> Iterator[SourceFrame]:
+        try:
+            trajectory = trajectory_of(Path(self.root), info.key)
+            schema, sizes = self._probed
+            size = sizes.get(trajectory.layout.version) if trajectory.layout else None
+            yield from read_frames(
+                trajectory, schema, size or (0, 0), keep_encoded=self.keep_encoded
+            )
+        except SourceError as error:
+            error.located(episode=info.key)
+            raise
+
+    def exists(self) -> bool:
+        """Whether `root` is a TartanAir tree."""
+        return any(trajectory.layout for trajectory in self._found)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k != "_found"}
+
+    @cached_property
+    def _found(self) -> list[Trajectory]:
+        return find_trajectories(Path(self.root))
+
+    @property
+    def _trajectories(self) -> list[Trajectory]:
+        found = [t for t in self._found if self.difficulty in (None, t.difficulty)]
+        if not any(trajectory.layout for trajectory in found):
+            level = f"{self.difficulty} " if self.difficulty else ""
+            raise SourceError(
+                f"no {level}TartanAir trajectory found",
+                file=str(self.root),
+                expected="[ENV/][Easy|Hard|Data_easy|Data_hard/]P000/ with image_left, depth_left, "
+                "flow, pose_left.txt or image_lcam_front, depth_lcam_front, pose_lcam_front.txt …",
+                got=f"{len(found)} folders named like one" if found else None,
+            )
+        return found
+
+    @cached_property
+    def _probed(self) -> tuple[Schema, dict[str, Size]]:
+        """The schema, and the image size by layout version."""
+        layouts = [
+            layout for layout in LAYOUTS if any(t.layout is layout for t in self._trajectories)
+        ]
+        sizes = {layout.version: size for layout in layouts if (size := self._find_size(layout))}
+        offered: dict[str, FeatureSpec] = {}
+        for layout in layouts:
+            for spec in self._offered(layout, sizes.get(layout.version)):
+                offered[spec.name] = spec
+        names = list(offered) if self.features is None else self.features
+        unknown = [name for name in names if name not in offered]
+        if unknown or not names:
+            raise SourceError(
+                "no such feature in this tree",
+                file=str(self.root),
+                expected=f"some of {', '.join(offered) or 'none'}",
+                got=", ".join(unknown) or None,
+            )
+        for layout in layouts:
+            for files in layout.pixels:
+                if files.needs_imagecodecs and any(f.name in names for f in files.features):
+                    load_imagecodecs()
+        return Schema([offered[name] for name in names]), sizes
+
+    def _offered(self, layout: Layout, size: Size | None) -> Iterator[FeatureSpec]:
+        """The features that some trajectory of this layout has."""
+        trajectories = [t for t in self._trajectories if t.layout is layout]
+        entries = frozenset[str]().union(*(t.entries for t in trajectories))
+        for files in layout.pixels:
+            if files.camera in self.cameras and size and _some_has(trajectories, files):
+                codec = _PNG if self.keep_encoded and files.is_image else ()
+                for feature in files.features:
+                    shape = (*size, *feature.channels)
+                    yield FeatureSpec(feature.name, np.dtype(feature.dtype), shape, codec)
+        for pose in layout.poses:
+            if pose.file in entries and pose.camera in self.cameras:
+                yield FeatureSpec(pose.feature, np.dtype("<f8"), (7,))
+        for feature_name, file in layout.imu:
+            if "imu" in entries and (dtype := self._imu_dtype(layout, file)):
+                yield FeatureSpec(feature_name, dtype, (IMU_ROWS, 3))
+
+    def _find_size(self, layout: Layout) -> Size | None:
+        """From the first trajectory whose first file of any kind has a sound header."""
+        first_error: SourceError | None = None
+        for trajectory in self._trajectories:
+            for files in trajectory.pixels if trajectory.layout is layout else ():
+                folder = trajectory.path / files.folder
+                try:
+                    for name in list_frames(folder, [files])[0].values():
+                        return files.size(folder / name)
+                except SourceError as error:
+                    error.located(episode=trajectory.key)
+                    first_error = first_error or error
+        if first_error:
+            raise first_error
+        return None
+
+    def _imu_dtype(self, layout: Layout, file: str) -> np.dtype[Any] | None:
+        """From the first trajectory whose imu file fits its frames; `None` if that is none."""
+        for trajectory in self._trajectories:
+            path = trajectory.path / "imu" / file
+            if trajectory.layout is layout and "imu" in trajectory.entries and path.is_file():
+                try:
+                    header = npy_header(path)
+                    counts = imu_counts(len(FrameLists(trajectory).ids))
+                except SourceError:
+                    continue
+                if header.dtype.kind == "f" and header.shape in [(n, 3) for n in counts]:
+                    return header.dtype
+        return None
+
+    def _info(self, trajectory: Trajectory) -> EpisodeInfo:
+        try:
+            ids = FrameLists(trajectory).ids
+        except SourceError:
+            ids = []  # `frames` says what is wrong
+        layout = trajectory.layout
+        metadata: dict[str, Any] = {
+            "dataset": " ".join(["TartanAir", *([layout.version] if layout else [])]),
+            "env": trajectory.environment,
+            "difficulty": trajectory.difficulty,
+            "trajectory": trajectory.name,
+            "first_frame_id": ids[0] if ids else None,
+        }
+        if layout and (size := self._probed[1].get(layout.version)):
+            metadata["camera"] = _intrinsics(size, layout.centre)
+        return EpisodeInfo(trajectory.key, len(ids), metadata)
+
+
+def _some_has(trajectories: Sequence[Trajectory], files: PixelFiles) -> bool:
+    return any(has_frames(trajectory, files) for trajectory in trajectories)
+
+
+def _intrinsics(size: Size, centre: float) -> dict[str, float | int]:
+    """TartanAir's cameras see 90 degrees across: fx = fy = 320 at a width of 640."""
+    height, width = size
+    return {
+        "fx": width / 2,
+        "fy": width / 2,
+        "cx": width / 2 - centre,
+        "cy": height / 2 - centre,
+        "width": width,
+        "height": height,
+    }

@@ -1,0 +1,226 @@
+"""Where TartanAir keeps what: folders, file names and encodings of versions 1 and 2.
+
+::
+
+    V1  ENV/Easy/P000/                         V2  ENV/Data_easy/P000/
+        image_left/000000_left.png                 image_lcam_front/000000_lcam_front.png
+        depth_left/000000_left_depth.npy           depth_lcam_front/000000_lcam_front_depth.png
+        seg_left/000000_left_seg.npy               seg_lcam_front/000000_lcam_front_seg.png
+        flow/000000_000001_flow.npy                flow_lcam_front/000000_000001_flow.png
+        flow/000000_000001_mask.npy                    (its red channel is the mask)
+        pose_left.txt                              pose_lcam_front.txt
+                                                   imu/acc.npy, imu/gyro.npy
+
+and the same for `right` and `rcam_front`; version 1 has flow for the left camera only. Sources:
+https://github.com/castacks/tartanair_tools/blob/master/data_type.md and
+https://github.com/castacks/tartanairpy/blob/main/docs/modalities.rst.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import SourceError
+from seqrecord.sources.arrays import npy_header, read_npy
+from seqrecord.sources.files import check_array
+from seqrecord.sources.images import decode_image, image_header, read_image, read_image_file
+
+__all__ = [
+    "IMU_ROWS",
+    "LAYOUTS",
+    "Layout",
+    "PixelFeature",
+    "PixelFiles",
+    "Size",
+    "TextPoses",
+    "check_rgb",
+]
+
+IMU_ROWS = 10
+"""Rows of version 2's imu arrays for a frame: 100 Hz beside 10 frames a second."""
+
+Size = tuple[int, int]
+"""Height and width in pixels."""
+
+Reader = Callable[[Path, Size], "tuple[npt.NDArray[Any], ...]"]
+
+
+@dataclass(frozen=True)
+class PixelFeature:
+    """A feature of [H, W] or [H, W, channels]."""
+
+    name: str
+    dtype: str
+    channels: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class PixelFiles:
+    """A folder of one file a frame, or one for each pair of neighbours where it is `between`.
+
+    `read` gives the arrays of `features` in that order and raises `SourceError`.
+    """
+
+    folder: str
+    pattern: re.Pattern[str]
+    camera: str
+    features: tuple[PixelFeature, ...]
+    read: Reader
+    between: bool = False
+
+    @property
+    def is_image(self) -> bool:
+        return self.read is _read_rgb
+
+    @property
+    def needs_imagecodecs(self) -> bool:
+        return self.read is _read_flow_png
+
+    def size(self, path: Path) -> Size:
+        """Height and width as a file's header declares them; raises `SourceError`."""
+        if path.suffix == ".npy":
+            header = npy_header(path)
+            dtype, shape = header.dtype, header.shape
+            want = self.features[0]
+            check_array(dtype, shape, want.dtype, (*shape[:2], *want.channels), path)
+        else:
+            shape = image_header(path).shape
+        return shape[0], shape[1]
+
+
+@dataclass(frozen=True)
+class TextPoses:
+    feature: str
+    camera: str
+    file: str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One version of TartanAir. `pixels` come in the order in which features are offered.
+
+    `centre` is how far, in pixels, the optical axis lies left of and above the middle W / 2, H / 2.
+    """
+
+    version: str
+    centre: float
+    pixels: tuple[PixelFiles, ...]
+    poses: tuple[TextPoses, ...]
+    imu: tuple[tuple[str, str], ...]  # feature, file in imu/
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Folders and files that show a folder to be a trajectory of this layout."""
+        return frozenset(files.folder for files in self.pixels) | {p.file for p in self.poses}
+
+
+def _read_rgb(path: Path, size: Size) -> tuple[npt.NDArray[Any], ...]:
+    return (check_rgb(read_image_file(path), path, size),)
+
+
+def check_rgb(data: bytes, path: Path, size: Size) -> npt.NDArray[Any]:
+    """The pixels of an encoded image, which must be RGB of 8 bits."""
+    rgb = decode_image(data, path, "RGB", size)
+    check_array(rgb.dtype, rgb.shape, np.uint8, (*size, 3), path)
+    return rgb
+
+
+def _npy_reader(dtype: str, channels: tuple[int, ...] = ()) -> Reader:
+    def read(path: Path, size: Size) -> tuple[npt.NDArray[Any], ...]:
+        return (read_npy(path, dtype, (*size, *channels)),)
+
+    return read
+
+
+def _read_depth_png(path: Path, size: Size) -> tuple[npt.NDArray[Any], ...]:
+    rgba = read_image(path, "RGBA", size)
+    check_array(rgba.dtype, rgba.shape, np.uint8, (*size, 4), path)
+    # The four bytes of a float lie in the order in which OpenCV sees them, which is BGRA.
+    bgra = rgba[..., [2, 1, 0, 3]]
+    return (np.ascontiguousarray(bgra).view("<f4")[..., 0],)
+
+
+def _read_seg_png(path: Path, size: Size) -> tuple[npt.NDArray[Any], ...]:
+    seg = read_image(path, "L", size)
+    check_array(seg.dtype, seg.shape, np.uint8, size, path)
+    return (seg,)
+
+
+def _read_flow_png(path: Path, size: Size) -> tuple[npt.NDArray[Any], ...]:
+    rgb = read_image(path, "RGB", size)
+    check_array(rgb.dtype, rgb.shape, np.uint16, (*size, 3), path)
+    # OpenCV's order again: x, y and mask are blue, green and red.
+    mask = rgb[..., 0]
+    flow = np.empty((*size, 2), np.float32)
+    flow[...] = rgb[..., :0:-1]
+    flow -= 32768
+    flow /= 64
+    if mask.max() > 255:
+        raise SourceError(
+            "a mask value that is no byte", file=str(path), expected="0 to 255", got=int(mask.max())
+        )
+    return flow, mask.astype(np.uint8)
+
+
+def _v1() -> Layout:
+    def per_frame(kind: str, side: str, ending: str, dtype: str, read: Reader) -> PixelFiles:
+        return PixelFiles(
+            f"{kind}_{side}",
+            re.compile(rf"(\d+)_{side}{ending}", re.ASCII),
+            side,
+            (PixelFeature(f"{kind}_{side}", dtype, (3,) if kind == "image" else ()),),
+            read,
+        )
+
+    def between(kind: str, dtype: str, channels: tuple[int, ...]) -> PixelFiles:
+        return PixelFiles(
+            "flow",
+            re.compile(rf"(\d+)_(\d+)_{kind}\.npy", re.ASCII),
+            "left",
+            (PixelFeature(kind, dtype, channels),),
+            _npy_reader(dtype, channels),
+            between=True,
+        )
+
+    pixels: list[PixelFiles] = []
+    for side in ("left", "right"):
+        pixels.append(per_frame("image", side, r"\.png", "|u1", _read_rgb))
+        pixels.append(per_frame("depth", side, r"_depth\.npy", "<f4", _npy_reader("<f4")))
+        if side == "left":
+            pixels += [between("flow", "<f4", (2,)), between("mask", "|u1", ())]
+        pixels.append(per_frame("seg", side, r"_seg\.npy", "|u1", _npy_reader("|u1")))
+    poses = tuple(TextPoses(f"pose_{s}", s, f"pose_{s}.txt") for s in ("left", "right"))
+    return Layout("V1", 0.0, tuple(pixels), poses, ())
+
+
+def _v2() -> Layout:
+    pixels: list[PixelFiles] = []
+    poses = []
+    for side, cam in (("left", "lcam_front"), ("right", "rcam_front")):
+        for kind, ending, dtype, read in (
+            ("image", "", "|u1", _read_rgb),
+            ("depth", "_depth", "<f4", _read_depth_png),
+            ("seg", "_seg", "|u1", _read_seg_png),
+        ):
+            pattern = re.compile(rf"(\d+)_{cam}{ending}\.png", re.ASCII)
+            channels = (3,) if kind == "image" else ()
+            feature = PixelFeature(f"{kind}_{cam}", dtype, channels)
+            pixels.append(PixelFiles(f"{kind}_{cam}", pattern, side, (feature,), read))
+        both = (PixelFeature(f"flow_{cam}", "<f4", (2,)), PixelFeature(f"mask_{cam}", "|u1"))
+        pattern = re.compile(r"(\d+)_(\d+)_flow\.png", re.ASCII)
+        pixels.append(PixelFiles(f"flow_{cam}", pattern, side, both, _read_flow_png, between=True))
+        poses.append(TextPoses(f"pose_{cam}", side, f"pose_{cam}.txt"))
+    imu = (("imu_acc", "acc.npy"), ("imu_gyro", "gyro.npy"))
+    # The documentation gives 320 for the centre, but depth and poses reproject to the official flow
+    # to within its rounding of 1/128 pixel with 319.5 only (with 320 they are 0.04 pixels off).
+    return Layout("V2", 0.5, tuple(pixels), tuple(poses), imu)
+
+
+LAYOUTS = (_v1(), _v2())

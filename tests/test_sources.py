@@ -1,0 +1,879 @@
+"""TartanAir trees: every layout, every form of root, every way to be broken."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import shutil
+import sys
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from PIL import Image, ImageFile
+
+from seqrecord.codecs import EncodedImage
+from seqrecord.errors import SourceError
+from seqrecord.sources import Folders, Source, TartanAir, open_source
+from seqrecord.sources.images import read_image
+from tests.trees import REAL_DATA, Frames, make_frames, write_junk, write_v1, write_v2
+
+V1_FEATURES = [
+    *("image_left", "depth_left", "flow", "mask", "seg_left"),
+    *("image_right", "depth_right", "seg_right", "pose_left", "pose_right"),
+]
+
+
+def test_v1(tmp_path: Path) -> None:
+    frames = make_frames(0, 4)
+    write_v1(tmp_path / "carwelding" / "Easy" / "P004", frames)
+    source = TartanAir(tmp_path)
+    [info] = source.episodes()
+    assert info.key == "carwelding/Easy/P004"
+    assert info.num_frames == 4
+    assert info.metadata == {
+        "dataset": "TartanAir V1",
+        "env": "carwelding",
+        "difficulty": "Easy",
+        "trajectory": "P004",
+        "first_frame_id": 0,
+        "camera": {"fx": 4.0, "fy": 4.0, "cx": 4.0, "cy": 3.0, "width": 8, "height": 6},
+    }
+    schema = source.schema()
+    assert list(schema) == V1_FEATURES
+    assert str(schema["image_right"]) == "image_right: uint8 [6, 8, 3]"
+    assert str(schema["depth_left"]) == "depth_left: float32 [6, 8]"
+    assert str(schema["flow"]) == "flow: float32 [6, 8, 2]"
+    assert str(schema["mask"]) == "mask: uint8 [6, 8]"
+    assert str(schema["pose_left"]) == "pose_left: float64 [7]"
+    assert all(spec.codec == () for spec in schema.values())
+    _assert_frames(source, 0, frames)
+
+
+def test_v2(tmp_path: Path) -> None:
+    frames = make_frames(1, 4, v2=True)
+    write_v2(tmp_path / "AbandonedSchool" / "Data_hard" / "P001", frames, first_id=12)
+    source = TartanAir(tmp_path)
+    [info] = source.episodes()
+    assert info.key == "AbandonedSchool/Data_hard/P001"
+    assert info.metadata["dataset"] == "TartanAir V2"
+    assert info.metadata["difficulty"] == "Hard"
+    assert info.metadata["first_frame_id"] == 12
+    assert set(source.schema()) == set(frames[0])
+    assert str(source.schema()["mask_rcam_front"]) == "mask_rcam_front: uint8 [6, 8]"
+    assert str(source.schema()["imu_acc"]) == "imu_acc: float64 [10, 3]"
+    _assert_frames(source, 0, frames)
+
+
+@pytest.mark.parametrize(
+    ("root", "keys"),
+    [
+        (".", ["a/Easy/P000", "a/Hard/P001", "b/Easy/P000", "b/Easy/P002"]),
+        ("a", ["a/Easy/P000", "a/Hard/P001"]),
+        ("b", ["b/Easy/P000", "b/Easy/P002"]),
+        ("b/b", ["b/Easy/P000", "b/Easy/P002"]),
+        ("b/b/Easy", ["b/Easy/P000", "b/Easy/P002"]),
+        ("a/Hard", ["a/Hard/P001"]),
+        ("b/b/Easy/P002", ["b/Easy/P002"]),
+    ],
+)
+def test_every_form_of_root_gives_the_same_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str, keys: list[str]
+) -> None:
+    for path in ("a/Easy/P000", "a/Hard/P001", "b/b/Easy/P002", "b/b/Easy/P000"):
+        write_v1(tmp_path / path, make_frames(len(path), 2))
+    write_junk(tmp_path)
+    monkeypatch.chdir(tmp_path / root)
+    for source in (TartanAir("."), TartanAir(tmp_path / root)):
+        assert [info.key for info in source.episodes()] == keys
+        for info in source.episodes():
+            assert info.metadata["env"] == info.key.split("/")[0]
+            assert len(list(source.frames(info))) == info.num_frames == 2
+
+
+def test_difficulty(tmp_path: Path) -> None:
+    write_v1(tmp_path / "a" / "Easy" / "P000", make_frames(0, 2))
+    write_v2(tmp_path / "b" / "Data_hard" / "P000", make_frames(0, 2, v2=True))
+    for level in ("Hard", "hard", "Data_hard"):
+        assert [i.key for i in TartanAir(tmp_path, difficulty=level).episodes()] == [
+            "b/Data_hard/P000"
+        ]
+    with pytest.raises(SourceError, match="no such difficulty; expected: Easy, Hard; got: medium"):
+        TartanAir(tmp_path, difficulty="medium")
+    with pytest.raises(SourceError, match="no Hard TartanAir trajectory found"):
+        TartanAir(tmp_path / "a", difficulty="Hard").episodes()
+
+
+def test_cameras_and_features(tmp_path: Path) -> None:
+    write_v1(tmp_path / "a" / "Easy" / "P000", make_frames(0, 3))
+    left = TartanAir(tmp_path, cameras=("left",))
+    assert list(left.schema()) == [name for name in V1_FEATURES if "right" not in name]
+    right = TartanAir(tmp_path, cameras=("right",))
+    assert list(right.schema()) == ["image_right", "depth_right", "seg_right", "pose_right"]
+    chosen = TartanAir(tmp_path, features=["pose_right", "mask"])
+    assert list(chosen.schema()) == ["pose_right", "mask"]
+    frames = list(chosen.frames(chosen.episodes()[0]))
+    assert [list(frame) for frame in frames] == [["pose_right", "mask"]] * 2 + [["pose_right"]]
+    with pytest.raises(SourceError, match=r"no such feature .*seg_left.*; got: seg_right, lidar"):
+        TartanAir(tmp_path, features=["seg_right", "mask", "lidar"], cameras=("left",)).schema()
+    with pytest.raises(SourceError, match="no such camera; expected: left, right or both; got: up"):
+        TartanAir(tmp_path, cameras=("up",))
+
+
+def test_junk_is_skipped(tmp_path: Path) -> None:
+    frames = make_frames(5, 3)
+    folder = write_v1(tmp_path / "a" / "Easy" / "P000", frames, first_id=100)
+    write_junk(tmp_path)
+    (folder / "image_left" / "000104_right.png").write_bytes(b"not of this camera")
+    _assert_frames(TartanAir(tmp_path), 0, frames)
+
+
+def test_an_episode_without_a_folder_lacks_its_features(tmp_path: Path) -> None:
+    no_seg: Frames = [
+        {name: value for name, value in frame.items() if not name.startswith(("seg", "flow"))}
+        for frame in make_frames(6, 3)
+    ]
+    write_v1(tmp_path / "a" / "Easy" / "P000", no_seg)
+    write_v1(tmp_path / "a" / "Easy" / "P001", make_frames(7, 3))
+    source = TartanAir(tmp_path)
+    assert list(source.schema()) == V1_FEATURES
+    _assert_frames(source, 0, no_seg)
+    _assert_frames(source, 1, make_frames(7, 3))
+    with pytest.raises(SourceError, match="a trajectory with none of the features"):
+        list(TartanAir(tmp_path, features=["seg_left"]).frames(source.episodes()[0]))
+
+
+def test_flow_and_mask_are_separate_downloads(tmp_path: Path) -> None:
+    frames = make_frames(8, 3)
+    folder = write_v1(tmp_path / "a" / "Easy" / "P000", frames)
+    for file in (folder / "flow").glob("*_mask.npy"):
+        file.unlink()
+    source = TartanAir(tmp_path)
+    assert list(source.schema()) == [name for name in V1_FEATURES if name != "mask"]
+    no_mask = [{k: v for k, v in frame.items() if k != "mask"} for frame in frames]
+    _assert_frames(source, 0, no_mask)
+    write_v1(tmp_path / "a" / "Easy" / "P001", frames)
+    source = TartanAir(tmp_path)
+    assert list(source.schema()) == V1_FEATURES
+    _assert_frames(source, 0, no_mask)
+    _assert_frames(source, 1, frames)
+
+
+def test_a_tree_may_hold_both_versions(tmp_path: Path) -> None:
+    one, two = make_frames(0, 3, size=(4, 6)), make_frames(0, 3, v2=True)
+    write_v1(tmp_path / "a" / "Easy" / "P000", one)
+    write_v2(tmp_path / "b" / "Data_easy" / "P000", two)
+    source = TartanAir(tmp_path)
+    assert set(source.schema()) == {*one[0], *two[0]}
+    assert source.schema()["image_left"].shape == (4, 6, 3)
+    _assert_frames(source, 0, one)
+    _assert_frames(source, 1, two)
+
+
+def test_poses_alone_are_a_source(tmp_path: Path) -> None:
+    frames = [{"pose_left": frame["pose_left"]} for frame in make_frames(0, 3)]
+    (tmp_path / "P000").mkdir()
+    write_v1(tmp_path / "P000", frames)
+    source = TartanAir(tmp_path / "P000")
+    assert source.episodes()[0].num_frames == 3
+    _assert_frames(source, 0, frames)
+
+
+def test_a_source_is_picklable_and_keeps_its_schema(tmp_path: Path) -> None:
+    write_v1(tmp_path / "a" / "Easy" / "P000", make_frames(0, 3))
+    source = TartanAir(tmp_path, features=["flow"], cameras=["left"])
+    schema = source.schema()
+    copy = pickle.loads(pickle.dumps(source))
+    assert copy == source
+    assert isinstance(copy, Source)
+    assert copy.episodes() == source.episodes()
+    (tmp_path / "a" / "Easy" / "P000" / "image_left" / "000000_left.png").unlink()
+    assert pickle.loads(pickle.dumps(source)).schema() == schema
+    assert hash(copy) == hash(source)
+
+
+def test_kept_images_are_the_files_bytes(tmp_path: Path) -> None:
+    folder = write_v1(tmp_path / "a" / "Easy" / "P000", make_frames(0, 3))
+    source = TartanAir(tmp_path, features=["image_left", "seg_left"], keep_encoded=True)
+    assert source.schema()["image_left"].codec == ({"id": "seqrecord.image", "format": "png"},)
+    assert source.schema()["image_left"].shape == (6, 8, 3)
+    assert source.schema()["seg_left"].codec == ()
+    frames = list(source.frames(source.episodes()[0]))
+    files = sorted((folder / "image_left").iterdir())
+    assert [f["image_left"] for f in frames] == [EncodedImage(p.read_bytes()) for p in files]
+    files[1].write_bytes(files[1].read_bytes()[:-20])
+    with pytest.raises(SourceError, match="a truncated PNG"):
+        list(source.frames(source.episodes()[0]))
+
+
+# --- ways to be broken -----------------------------------------------------------------------
+
+Damage = Callable[[Path], object]
+
+
+def _png(pixels: npt.NDArray[Any], mode: str | None = None) -> bytes:
+    stream = io.BytesIO()
+    image = Image.fromarray(pixels)
+    (image.convert(mode) if mode else image).save(stream, "png")
+    return stream.getvalue()
+
+
+def _write(name: str, data: bytes) -> Damage:
+    return lambda folder: (folder / name).write_bytes(data)
+
+
+def _edit(name: str, change: Callable[[bytes], bytes]) -> Damage:
+    return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
+
+
+def _save(name: str, array: npt.NDArray[Any]) -> Damage:
+    return lambda folder: np.save(folder / name, array)
+
+
+def _remove(*names: str) -> Damage:
+    def remove(folder: Path) -> None:
+        for name in names:
+            (folder / name).unlink()
+
+    return remove
+
+
+def _make_folder(name: str) -> Damage:
+    def make_folder(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name).mkdir()
+
+    return make_folder
+
+
+def _empty(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def _flip(position: int) -> Callable[[bytes], bytes]:
+    return lambda data: data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
+
+
+def _chunk(name: bytes, data: bytes) -> bytes:
+    crc = zlib.crc32(name + data).to_bytes(4, "big")
+    return len(data).to_bytes(4, "big") + name + data + crc
+
+
+def _huge_png(data: bytes) -> bytes:
+    header = (60_000).to_bytes(4, "big") * 2 + data[24:29]
+    return data[:8] + _chunk(b"IHDR", header) + data[33:]
+
+
+def _short_pixels(data: bytes) -> bytes:
+    """A sound PNG but for its pixels, which end early."""
+    return data[:33] + _chunk(b"IDAT", zlib.compress(b"\0" * 30)) + _chunk(b"IEND", b"")
+
+
+def _npy(header: str, values: bytes = b"") -> bytes:
+    text = header.ljust(117).encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + values
+
+
+def _line(number: int, text: str) -> Callable[[bytes], bytes]:
+    def change(data: bytes) -> bytes:
+        lines = data.decode().splitlines()
+        return "\n".join([*lines[:number], text, *lines[number + 1 :]]).encode()
+
+    return change
+
+
+IMAGE = "image_left/000002_left.png"
+DEPTH = "depth_left/000002_left_depth.npy"
+RGB = np.zeros((6, 8, 3), np.uint8)
+DESCR = "{'descr': '<f4', 'fortran_order': False, 'shape': %s, }"
+
+BROKEN: dict[str, tuple[Damage, str, str, dict[str, object]]] = {
+    # frame lists
+    "image missing": (
+        _remove(IMAGE),
+        "a gap in the frame ids",
+        ".",
+        {"expected": "frame 2 as in image_left/", "got": "frame 3 after 1"},
+    ),
+    "depth missing": (
+        _remove(DEPTH),
+        "a frame list that disagrees with the others",
+        "depth_left",
+        {
+            "expected": "4 files, frames 0 to 3, as in image_left/",
+            "got": "3 files, frame 2 missing",
+        },
+    ),
+    "depth missing at the end": (
+        _remove("depth_left/000003_left_depth.npy"),
+        "a frame list that disagrees with the others",
+        "depth_left",
+        {"got": "3 files, frame 3 missing"},
+    ),
+    "image missing at the end": (
+        _remove("image_left/000003_left.png"),
+        "a frame list that disagrees with the others",
+        "depth_left",
+        {
+            "expected": "3 files, frames 0 to 2, as in image_left/",
+            "got": "4 files, frame 3 too many",
+        },
+    ),
+    "flow missing": (
+        _remove("flow/000001_000002_flow.npy"),
+        "a frame list that disagrees with the others",
+        "flow",
+        {
+            "expected": "3 files, frames 0 to 2, as in image_left/",
+            "got": "2 files, frame 1 missing",
+        },
+    ),
+    "mask missing": (
+        _remove("flow/000002_000003_mask.npy"),
+        "a frame list that disagrees with the others",
+        "flow",
+        {"got": "2 files, frame 2 missing"},
+    ),
+    "flow after the last frame": (
+        _save("flow/000003_000004_flow.npy", np.zeros((6, 8, 2), np.float32)),
+        "a frame list that disagrees with the others",
+        "flow",
+        {"got": "4 files, frame 3 too many"},
+    ),
+    "flow over two frames": (
+        _save("flow/000003_000005_flow.npy", np.zeros((6, 8, 2), np.float32)),
+        "a file between frames that are not neighbours",
+        "flow/000003_000005_flow.npy",
+        {"expected": "frames 3 and 4", "got": "3 and 5"},
+    ),
+    "right images missing at the end": (
+        _remove("image_right/000003_right.png"),
+        "a frame list that disagrees with the others",
+        "image_right",
+        {"got": "3 files, frame 3 missing"},
+    ),
+    "no depth at all": (
+        _remove(*(f"depth_left/00000{i}_left_depth.npy" for i in range(4))),
+        "a frame list that disagrees with the others",
+        "depth_left",
+        {"got": "0 files, frame 0 missing"},
+    ),
+    "the same id twice": (
+        _write("image_left/2_left.png", b""),
+        "two files of one frame",
+        "image_left/*2_left.png",
+        {},
+    ),
+    # images
+    "truncated PNG": (
+        _edit(IMAGE, lambda data: data[:-30]),
+        "a truncated PNG",
+        IMAGE,
+        {"feature": "image_left", "frame": 2},
+    ),
+    "PNG without its end": (_edit(IMAGE, lambda data: data[:-12]), "a truncated PNG", IMAGE, {}),
+    "PNG cut in its header": (
+        _edit(IMAGE, lambda data: data[:20]),
+        "an image that cannot be decoded",
+        IMAGE,
+        {},
+    ),
+    "flipped bit in a PNG": (
+        _edit(IMAGE, _flip(60)),
+        "a damaged PNG: a chunk does not match its checksum",
+        IMAGE,
+        {"offset": 33},
+    ),
+    "PNG with too few pixels": (
+        _edit(IMAGE, _short_pixels),
+        "an image that cannot be decoded",
+        IMAGE,
+        {},
+    ),
+    "PNG of absurd size": (
+        _edit(IMAGE, _huge_png),
+        "an image that (cannot be decoded|is too large)",
+        IMAGE,
+        {},
+    ),
+    "empty PNG": (_write(IMAGE, b""), "an image that cannot be decoded", IMAGE, {}),
+    "text named PNG": (_write(IMAGE, b"hello" * 20), "an image that cannot be decoded", IMAGE, {}),
+    "JPEG named PNG": (
+        _write(IMAGE, b"\xff\xd8\xff\xe0\0\x10JFIF" + b"\0" * 50),
+        "an image that cannot be decoded",
+        IMAGE,
+        {},
+    ),
+    "grayscale image": (
+        _write(IMAGE, _png(RGB[..., 0])),
+        "an image of the wrong kind",
+        IMAGE,
+        {"expected": "RGB", "got": "L"},
+    ),
+    "palette image": (
+        _write(IMAGE, _png(RGB, "P")),
+        "an image of the wrong kind",
+        IMAGE,
+        {"expected": "RGB", "got": "P"},
+    ),
+    "image with alpha": (
+        _write(IMAGE, _png(RGB, "RGBA")),
+        "an image of the wrong kind",
+        IMAGE,
+        {"expected": "RGB", "got": "RGBA"},
+    ),
+    "image of another size": (
+        _write(IMAGE, _png(RGB[:4])),
+        "wrong shape",
+        IMAGE,
+        {"expected": [6, 8, 3], "got": [4, 8, 3]},
+    ),
+    "image that is a folder": (
+        _make_folder(IMAGE),
+        "a file that cannot be read",
+        IMAGE,
+        {"got": "Is a directory"},
+    ),
+    # arrays
+    "truncated npy": (
+        _edit(DEPTH, lambda data: data[:-1]),
+        "an npy file whose size is not what its header declares",
+        DEPTH,
+        {"expected": "320 bytes for float32 [6, 8]", "got": "319 bytes", "feature": "depth_left"},
+    ),
+    "npy with bytes to spare": (
+        _edit(DEPTH, lambda data: data + b"\0"),
+        "an npy file whose size is not what its header declares",
+        DEPTH,
+        {"got": "321 bytes"},
+    ),
+    "npy cut in its header": (
+        _edit(DEPTH, lambda data: data[:40]),
+        "not an npy file that can be read",
+        DEPTH,
+        {},
+    ),
+    "empty npy": (_write(DEPTH, b""), "not an npy file that can be read", DEPTH, {}),
+    "npy of another version": (
+        _edit(DEPTH, lambda data: data[:6] + b"\x09" + data[7:]),
+        "not an npy file that can be read",
+        DEPTH,
+        {},
+    ),
+    "npy that declares an absurd shape": (
+        _write(DEPTH, _npy(DESCR % "(1000000, 1000000, 1000000)")),
+        "an npy file whose size is not what its header declares",
+        DEPTH,
+        {"got": "128 bytes"},
+    ),
+    "npy that declares a negative shape": (
+        _write(DEPTH, _npy(DESCR % "(-6, -8)", b"\0" * 192)),
+        "an npy file whose size is not what its header declares",
+        DEPTH,
+        {},
+    ),
+    "npy header that is code": (
+        _write(DEPTH, _npy("__import__('os').system('true')")),
+        "not an npy file that can be read",
+        DEPTH,
+        {},
+    ),
+    "npy of objects": (
+        lambda folder: np.save(folder / DEPTH, np.array([{}, None]), allow_pickle=True),
+        "an npy file of pickled objects, which are never loaded",
+        DEPTH,
+        {},
+    ),
+    "depth in double precision": (
+        _save(DEPTH, np.zeros((6, 8))),
+        "wrong dtype",
+        DEPTH,
+        {"expected": "float32", "got": "float64"},
+    ),
+    "depth of another size": (
+        _save(DEPTH, np.zeros((6, 9), np.float32)),
+        "wrong shape",
+        DEPTH,
+        {"expected": [6, 8], "got": [6, 9]},
+    ),
+    "flow without a last axis": (
+        _save("flow/000000_000001_flow.npy", np.zeros((6, 8), np.float32)),
+        "wrong shape",
+        "flow/000000_000001_flow.npy",
+        {"expected": [6, 8, 2], "got": [6, 8], "feature": "flow", "frame": 0},
+    ),
+    "mask of signed bytes": (
+        _save("flow/000001_000002_mask.npy", np.zeros((6, 8), np.int8)),
+        "wrong dtype",
+        "flow/000001_000002_mask.npy",
+        {"expected": "uint8", "got": "int8", "feature": "mask"},
+    ),
+    # poses
+    "pose file too short": (
+        _edit("pose_left.txt", lambda data: b"\n".join(data.splitlines()[:3])),
+        "a pose file that disagrees with the frames",
+        "pose_left.txt",
+        {"expected": "4 lines", "got": "3 lines", "feature": "pose_left"},
+    ),
+    "pose with NaN": (
+        _edit("pose_left.txt", _line(1, "0 0 nan 0 0 0 1")),
+        "a bad pose in line 2",
+        "pose_left.txt",
+        {"got": "'0 0 nan 0 0 0 1'", "frame": 1},
+    ),
+    "pose of six numbers": (
+        _edit("pose_right.txt", _line(3, "0 0 0 0 0 1")),
+        "a bad pose in line 4",
+        "pose_right.txt",
+        {"expected": "seven finite numbers: tx ty tz qx qy qz qw"},
+    ),
+    "pose of words": (
+        _edit("pose_left.txt", _line(0, "tx ty tz qx qy qz qw")),
+        "a bad pose in line 1",
+        "pose_left.txt",
+        {},
+    ),
+    "empty line among poses": (
+        _edit("pose_left.txt", _line(2, "")),
+        "a bad pose in line 3",
+        "pose_left.txt",
+        {"got": "''"},
+    ),
+    "binary pose file": (
+        _write("pose_left.txt", bytes(range(128, 256))),
+        "a bad pose in line 1",
+        "pose_left.txt",
+        {},
+    ),
+    # the whole trajectory
+    "nothing in it": (
+        _empty,
+        "a trajectory without frames",
+        ".",
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("lenient_pillow", [False, True])
+def test_broken_v1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, lenient_pillow: bool
+) -> None:
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", lenient_pillow)
+    root = tmp_path / "tree"
+    write_v1(root / "a" / "Easy" / "P000", make_frames(0, 2))
+    folder = write_v1(root / "a" / "Easy" / "P001", make_frames(1, 4))
+    damage, message, file, facts = BROKEN[name]
+    damage(folder)
+    source = TartanAir(root)
+    assert [info.key for info in source.episodes()] == ["a/Easy/P000", "a/Easy/P001"]
+    assert len(list(source.frames(source.episodes()[0]))) == 2  # the other one is sound
+    with pytest.raises(SourceError, match=f"^{message}; ") as caught:
+        list(source.frames(source.episodes()[1]))
+    error = caught.value
+    assert error.episode == "a/Easy/P001"
+    assert error.file is not None
+    assert Path(error.file).is_relative_to(folder)
+    assert Path(error.file).match(str(folder / file))
+    assert facts.items() <= error.facts().items()
+    assert lenient_pillow == ImageFile.LOAD_TRUNCATED_IMAGES
+
+
+def test_threads_are_strict_beside_a_lenient_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    folder = write_v1(tmp_path / "P000", make_frames(0, 40))
+    _edit(IMAGE, _short_pixels)(folder)
+
+    def read(index: int) -> bool:
+        try:
+            read_image(folder / "image_left" / f"{index % 40:06d}_left.png")
+        except SourceError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(read, range(400))) == [index % 40 != 2 for index in range(400)]
+    assert ImageFile.LOAD_TRUNCATED_IMAGES
+
+
+V2_FLOW = "flow_lcam_front/000001_000002_flow.png"
+
+BROKEN_V2: dict[str, tuple[Damage, str, str, dict[str, object]]] = {
+    "depth without alpha": (
+        _write("depth_lcam_front/000001_lcam_front_depth.png", _png(RGB)),
+        "an image of the wrong kind",
+        "depth_lcam_front/000001_lcam_front_depth.png",
+        {"expected": "RGBA", "got": "RGB", "feature": "depth_lcam_front", "frame": 1},
+    ),
+    "flow of 8 bits": (
+        _write(V2_FLOW, _png(RGB)),
+        "wrong dtype",
+        V2_FLOW,
+        {"expected": "uint16", "got": "uint8", "feature": "flow_lcam_front"},
+    ),
+    "truncated flow": (_edit(V2_FLOW, lambda data: data[:-40]), "a truncated PNG", V2_FLOW, {}),
+    "flow with too few pixels": (
+        _edit(V2_FLOW, _short_pixels),
+        "an image that cannot be decoded",
+        V2_FLOW,
+        {},
+    ),
+    "imu of another length": (
+        _save("imu/acc.npy", np.zeros((29, 3))),
+        "wrong shape",
+        "imu/acc.npy",
+        {"expected": "[30 or 40, 3]", "got": [29, 3], "feature": "imu_acc"},
+    ),
+    "imu in single precision": (
+        _save("imu/gyro.npy", np.zeros((30, 3), np.float32)),
+        "wrong dtype",
+        "imu/gyro.npy",
+        {"expected": "float64", "got": "float32"},
+    ),
+    "segmentation in colour": (
+        _write("seg_rcam_front/000000_rcam_front_seg.png", _png(RGB)),
+        "an image of the wrong kind",
+        "seg_rcam_front/000000_rcam_front_seg.png",
+        {"expected": "L", "got": "RGB"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_V2)
+def test_broken_v2(tmp_path: Path, name: str) -> None:
+    write_v2(tmp_path / "a" / "Data_easy" / "P000", make_frames(0, 2, v2=True))
+    folder = write_v2(tmp_path / "a" / "Data_easy" / "P001", make_frames(1, 4, v2=True))
+    damage, message, file, facts = BROKEN_V2[name]
+    damage(folder)
+    source = TartanAir(tmp_path)
+    with pytest.raises(SourceError, match=f"^{message}; ") as caught:
+        list(source.frames(source.episodes()[1]))
+    error = caught.value
+    assert (error.episode, error.file) == ("a/Data_easy/P001", str(folder / file))
+    assert facts.items() <= error.facts().items()
+
+
+def test_imu_that_fits_no_trajectory_is_left_out(tmp_path: Path) -> None:
+    frames = make_frames(0, 4, v2=True)
+    folder = write_v2(tmp_path / "P000", frames)
+    np.save(folder / "imu" / "acc.npy", np.zeros((29, 3)))
+    source = TartanAir(tmp_path / "P000")
+    assert set(source.schema()) == frames[0].keys() - {"imu_acc"}
+    _assert_frames(source, 0, [{k: v for k, v in f.items() if k != "imu_acc"} for f in frames])
+
+
+def test_imu_of_ten_rows_for_the_last_frame_too(tmp_path: Path) -> None:
+    frames = make_frames(0, 4, v2=True)
+    frames[3]["imu_gyro"] = np.ones((10, 3))
+    write_v2(tmp_path / "P000", frames)
+    _assert_frames(TartanAir(tmp_path / "P000"), 0, frames)
+
+
+def test_a_mask_value_above_a_byte(tmp_path: Path) -> None:
+    frames = make_frames(0, 3, v2=True)
+    for frame in frames[:2]:
+        frame["mask_lcam_front"] = frame["mask_lcam_front"].astype(np.uint16) + 200
+    write_v2(tmp_path / "P000", frames)
+    source = TartanAir(tmp_path / "P000")
+    with pytest.raises(SourceError, match=r"a mask value that is no byte.*; got: 300"):
+        list(source.frames(source.episodes()[0]))
+
+
+def test_fortran_order_and_header_version_2(tmp_path: Path) -> None:
+    frames = make_frames(0, 3)
+    folder = write_v1(tmp_path / "P000", frames)
+    np.save(folder / DEPTH, np.asfortranarray(frames[2]["depth_left"]))
+    with (folder / "depth_left" / "000001_left_depth.npy").open("wb") as stream:
+        np.lib.format.write_array(stream, frames[1]["depth_left"], version=(2, 0))
+    _assert_frames(TartanAir(tmp_path / "P000"), 0, frames)
+
+
+def test_the_size_comes_from_the_first_sound_image(tmp_path: Path) -> None:
+    frames = make_frames(1, 3)
+    folder = write_v1(tmp_path / "a" / "Easy" / "P000", make_frames(0, 3))
+    write_v1(tmp_path / "a" / "Easy" / "P001", frames)
+    for kind in ("image_left", "image_right"):
+        next(iter(sorted((folder / kind).iterdir()))).write_bytes(b"")
+    source = TartanAir(tmp_path, features=["image_left"])
+    assert source.schema()["image_left"].shape == (6, 8, 3)
+    _assert_frames(source, 1, [{"image_left": frame["image_left"]} for frame in frames])
+    (folder.parent / "P001").rename(tmp_path / "P001")
+    for file in folder.rglob("*.*"):
+        if file.suffix in (".png", ".npy"):
+            file.write_bytes(b"")
+    with pytest.raises(SourceError, match=r"an image that cannot be decoded; file: .*image_left"):
+        TartanAir(tmp_path / "a").schema()
+
+
+def test_flow_needs_imagecodecs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = make_frames(0, 3, v2=True)
+    write_v2(tmp_path / "P000", frames)
+    monkeypatch.setitem(sys.modules, "imagecodecs", None)
+    with pytest.raises(SourceError, match=r"pip install 'seqrecord\[images\]'"):
+        TartanAir(tmp_path / "P000").schema()
+    source = TartanAir(tmp_path / "P000", features=["depth_lcam_front"])
+    expected = [{"depth_lcam_front": frame["depth_lcam_front"]} for frame in frames]
+    _assert_frames(source, 0, expected)
+
+
+def test_the_same_trajectory_twice(tmp_path: Path) -> None:
+    write_v1(tmp_path / "a" / "Easy" / "P000", make_frames(0, 2))
+    write_v1(tmp_path / "a" / "a" / "Easy" / "P000", make_frames(0, 2))
+    with pytest.raises(SourceError, match="two folders hold the same trajectory"):
+        TartanAir(tmp_path).episodes()
+
+
+def test_no_such_trajectory(tmp_path: Path) -> None:
+    write_v1(tmp_path / "tree" / "a" / "Easy" / "P000", make_frames(0, 2))
+    write_v1(tmp_path / "b" / "Easy" / "P000", make_frames(0, 2))
+    source = TartanAir(tmp_path / "tree")
+    [info] = source.episodes()
+    for key in ("a/Easy/P001", "../b/Easy/P000", "", "/", str(tmp_path / "b" / "Easy" / "P000")):
+        with pytest.raises(SourceError, match="no such trajectory"):
+            list(source.frames(type(info)(key, 2)))
+
+
+# --- open_source -----------------------------------------------------------------------------
+
+
+def test_open_source(tmp_path: Path) -> None:
+    write_v1(tmp_path / "one" / "a" / "Easy" / "P000", make_frames(0, 2))
+    tartanair = open_source(
+        str(tmp_path / "one"), features=["flow"], cameras=["left"], difficulty="easy"
+    )
+    assert isinstance(tartanair, TartanAir)
+    assert list(tartanair.schema()) == ["flow"]
+    (tmp_path / "two" / "episode").mkdir(parents=True)
+    np.save(tmp_path / "two" / "episode" / "actions.npy", np.zeros((5, 2)))
+    folders = open_source(tmp_path / "two")
+    assert isinstance(folders, Folders)
+    assert folders.episodes()[0].num_frames == 5
+    with pytest.raises(SourceError, match="cameras and difficulty can be chosen for TartanAir"):
+        open_source(tmp_path / "two", cameras=["left"])
+
+
+def test_open_source_says_what_it_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "empty" / "nested").mkdir(parents=True)
+    with pytest.raises(SourceError, match="nothing here that can be packed") as caught:
+        open_source(tmp_path / "empty")
+    assert "ENV/Data_easy/P000/image_lcam_front/000000_lcam_front.png" in str(caught.value)
+    assert "EPISODE/FEATURE/000000.png" in str(caught.value)
+    for path in (tmp_path / "gone", "az://container/tartanair"):
+        with pytest.raises(SourceError, match="no such folder of originals"):
+            open_source(path)
+
+
+# --- the real thing --------------------------------------------------------------------------
+
+needs_real_data = pytest.mark.skipif(not REAL_DATA.is_dir(), reason=f"no {REAL_DATA}")
+
+
+@needs_real_data
+def test_real_v1() -> None:
+    source = open_source(REAL_DATA / "tartanair_v1")
+    [info] = source.episodes()
+    assert info.key == "abandonedfactory/Easy/P000"
+    assert info.metadata["camera"] == {
+        "fx": 320.0,
+        "fy": 320.0,
+        "cx": 320.0,
+        "cy": 240.0,
+        "width": 640,
+        "height": 480,
+    }
+    assert list(source.schema()) == ["image_left", "depth_left", "flow", "mask", "pose_left"]
+    first, last = [_arrays(frame) for frame in source.frames(info)]
+    assert set(last) == {"image_left", "depth_left", "pose_left"}
+    expected = _reproject(first["depth_left"], first["pose_left"], last["pose_left"], (320, 240))
+    assert np.abs(expected - first["flow"]).max() < 2e-6
+
+
+@needs_real_data
+def test_real_v2() -> None:
+    source = open_source(REAL_DATA / "tartanair_v2")
+    [info] = source.episodes()
+    assert info.key == "AbandonedSchool/Data_easy/P000"
+    assert info.metadata["camera"] == {
+        "fx": 320.0,
+        "fy": 320.0,
+        "cx": 319.5,
+        "cy": 319.5,
+        "width": 640,
+        "height": 640,
+    }
+    frames = [_arrays(frame) for frame in source.frames(info)]
+    assert len(frames) == 3
+    for one, two in pairwise(frames):
+        depth = one["depth_lcam_front"]
+        assert 1 < depth.min() < np.median(depth) < 10  # a room, in metres
+        assert set(np.unique(one["mask_lcam_front"])) <= {0, 1, 10, 100}
+        centre = (319.5, 319.5)
+        expected = _reproject(depth, one["pose_lcam_front"], two["pose_lcam_front"], centre)
+        # Flow is rounded to 1/64.
+        assert np.abs(expected - one["flow_lcam_front"]).max() < 1 / 128 + 1e-4
+
+
+# --- helpers ---------------------------------------------------------------------------------
+
+
+def _arrays(frame: Any) -> dict[str, npt.NDArray[Any]]:
+    return dict(frame)
+
+
+def _assert_frames(source: TartanAir, episode: int, expected: Frames) -> None:
+    info = source.episodes()[episode]
+    schema = source.schema()
+    frames = list(source.frames(info))
+    assert len(frames) == len(expected) == info.num_frames
+    for got, want in zip(frames, expected, strict=True):
+        assert got.keys() == want.keys()
+        assert list(got) == [name for name in schema if name in got]
+        for name, value in want.items():
+            array = got[name]
+            assert isinstance(array, np.ndarray)
+            assert array.dtype == value.dtype == schema[name].dtype, name
+            assert array.flags.c_contiguous
+            assert array.shape == value.shape == schema[name].shape
+            assert array.tobytes() == value.tobytes(), name
+
+
+def _reproject(
+    depth: npt.NDArray[Any],
+    pose: npt.NDArray[Any],
+    next_pose: npt.NDArray[Any],
+    centre: tuple[float, float],
+    focal: float = 320,
+) -> npt.NDArray[np.float64]:
+    """Where a camera that moves from one pose to the next sees each pixel's point: flow [H, W, 2].
+
+    Poses are NED: x forward, y right, z down; images have x right, y down, z forward.
+    """
+    y, x = np.indices(depth.shape)
+    z = depth.astype(np.float64)
+    points = np.stack([z, (x - centre[0]) / focal * z, (y - centre[1]) / focal * z], axis=-1)
+    world = points @ _rotation(pose[3:]).T + pose[:3]
+    seen = (world - next_pose[:3]) @ _rotation(next_pose[3:])
+    u = seen[..., 1] / seen[..., 0] * focal + centre[0]
+    v = seen[..., 2] / seen[..., 0] * focal + centre[1]
+    return np.stack([u - x, v - y], axis=-1)
+
+
+def _rotation(quaternion: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    x, y, z, w = quaternion / np.linalg.norm(quaternion)
+    return np.array(
+        [
+            [1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w)],
+            [2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w)],
+            [2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y)],
+        ]
+    )

@@ -1,0 +1,417 @@
+"""Generic folders of images and npy files, by frame and by episode."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import imagecodecs
+import numpy as np
+import numpy.typing as npt
+import pytest
+from PIL import Image
+
+from seqrecord.codecs import EncodedImage
+from seqrecord.errors import SourceError
+from seqrecord.sources import Folders, Source
+from tests.trees import write_junk
+
+Array = npt.NDArray[Any]
+
+
+def _images(seed: int, *shape: int) -> npt.NDArray[np.uint8]:
+    return np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
+
+
+def _save(folder: Path, array: Array, names: list[str] | None = None, ending: str = "png") -> None:
+    """One file for each entry along the first axis."""
+    folder.mkdir(parents=True)
+    for index, value in enumerate(array):
+        name = names[index] if names else f"{index:06d}"
+        if ending == "npy":
+            np.save(folder / f"{name}.npy", value)
+        else:
+            Image.fromarray(value).save(folder / f"{name}.{ending}")
+
+
+def _read(source: Folders, episode: int = 0) -> list[dict[str, Array]]:
+    frames = []
+    for frame in source.frames(source.episodes()[episode]):
+        assert list(frame) == [name for name in source.schema() if name in frame]
+        for name, value in frame.items():
+            assert isinstance(value, np.ndarray)
+            assert value.flags.c_contiguous
+            assert value.dtype == source.schema()[name].dtype
+            assert source.schema()[name].accepts(value.shape)
+        frames.append({name: np.asarray(value) for name, value in frame.items()})
+    assert len(frames) == source.episodes()[episode].num_frames
+    return frames
+
+
+def test_an_episode_of_every_kind(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    features: dict[str, Array] = {
+        "rgb": _images(0, 3, 4, 5, 3),
+        "rgba": _images(1, 3, 4, 5, 4),
+        "gray": _images(2, 3, 4, 5),
+        "depth16": rng.integers(0, 65536, (3, 4, 5), np.uint16),
+        "points": rng.normal(size=(3, 7, 3)),
+        "actions": rng.normal(size=(3, 32)).astype(np.float32),
+        "reward": rng.normal(size=3),
+    }
+    for name, array in features.items():
+        if name in ("actions", "reward"):
+            np.save(tmp_path / "run" / f"{name}.npy", array)
+        else:
+            _save(tmp_path / "run" / name, array, ending="npy" if name == "points" else "png")
+    (tmp_path / "run" / "metadata.json").write_text('{"task": "pick", "ok": true}')
+    write_junk(tmp_path)
+    source = Folders(tmp_path)
+    [info] = source.episodes()
+    assert (info.key, info.num_frames, info.metadata) == ("run", 3, {"task": "pick", "ok": True})
+    assert [str(spec) for spec in source.schema().values()] == [
+        "actions: float32 [32]",
+        "depth16: uint16 [4, 5]",
+        "gray: uint8 [4, 5]",
+        "points: float64 [7, 3]",
+        "reward: float64 []",
+        "rgb: uint8 [4, 5, 3]",
+        "rgba: uint8 [4, 5, 4]",
+    ]
+    for index, frame in enumerate(_read(source)):
+        for name, array in features.items():
+            np.testing.assert_array_equal(frame[name], array[index], strict=True)
+
+
+def test_keys_are_paths_at_any_depth(tmp_path: Path) -> None:
+    for path in ("b/2020/run1", "b/2020/run10", "a", "b/x"):
+        _save(tmp_path / path / "rgb", _images(0, 2, 4, 5, 3))
+    np.save(tmp_path / "b" / "x" / "actions.npy", np.zeros((2, 3)))
+    (tmp_path / "b" / "notes").mkdir()
+    source = Folders(tmp_path)
+    assert [i.key for i in source.episodes()] == ["a", "b/2020/run1", "b/2020/run10", "b/x"]
+    assert [list(frame) for frame in _read(source, 0)] == [["rgb"]] * 2
+    assert [list(frame) for frame in _read(source, 3)] == [["actions", "rgb"]] * 2
+    one = Folders(tmp_path / "b" / "x")
+    assert [info.key for info in one.episodes()] == ["x"]
+    assert len(_read(one)) == 2
+
+
+def test_frames_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    images = _images(0, 3, 4, 5)
+    _save(tmp_path / "run" / "gray", images, ["frame_2", "frame_10", "frame_100"])
+    _save(tmp_path / "run" / "level", np.arange(3), ["frame_2", "frame_10", "frame_100"], "npy")
+    for index, frame in enumerate(_read(Folders(tmp_path))):
+        assert frame["level"] == index
+        np.testing.assert_array_equal(frame["gray"], images[index])
+
+
+def test_features_are_chosen_and_ordered(tmp_path: Path) -> None:
+    _save(tmp_path / "run" / "rgb", _images(0, 2, 4, 5, 3))
+    np.save(tmp_path / "run" / "actions.npy", np.zeros((2, 3)))
+    source = Folders(tmp_path, features=["rgb", "actions"])
+    assert list(source.schema()) == ["rgb", "actions"]
+    assert list(_read(source)[0]) == ["rgb", "actions"]
+    with pytest.raises(SourceError, match="expected: some of actions, rgb; got: depth"):
+        Folders(tmp_path, features=["rgb", "depth"]).schema()
+
+
+def test_dimensions_that_differ_between_episodes_are_variable(tmp_path: Path) -> None:
+    _save(tmp_path / "a" / "rgb", _images(0, 2, 4, 5, 3))
+    _save(tmp_path / "b" / "rgb", _images(1, 2, 4, 7, 3))
+    _save(tmp_path / "c" / "rgb", _images(2, 2, 6, 5, 3))
+    source = Folders(tmp_path)
+    assert source.schema()["rgb"].shape == (None, None, 3)
+    assert [_read(source, i)[1]["rgb"].shape for i in range(3)] == [(4, 5, 3), (4, 7, 3), (6, 5, 3)]
+
+
+def test_a_palette_image_gives_its_indices(tmp_path: Path) -> None:
+    labels = _images(0, 4, 5) % 3
+    image = Image.fromarray(labels).convert("P")
+    image.putpalette([0, 0, 0, 255, 0, 0, 0, 255, 0])
+    (tmp_path / "run" / "labels").mkdir(parents=True)
+    image.save(tmp_path / "run" / "labels" / "0.png")
+    np.testing.assert_array_equal(_read(Folders(tmp_path))[0]["labels"], labels, strict=True)
+
+
+def test_16_bit_colour_keeps_its_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rgb = np.random.default_rng(0).integers(0, 65536, (4, 5, 3), np.uint16)
+    (tmp_path / "run" / "normals").mkdir(parents=True)
+    path = tmp_path / "run" / "normals" / "0.png"
+    path.write_bytes(imagecodecs.png_encode(rgb))
+    np.testing.assert_array_equal(_read(Folders(tmp_path))[0]["normals"], rgb, strict=True)
+    monkeypatch.setitem(sys.modules, "imagecodecs", None)
+    with pytest.raises(SourceError, match=r"pip install 'seqrecord\[images\]'"):
+        Folders(tmp_path).schema()
+
+
+def test_big_endian_and_fortran_arrays(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=(3, 4, 5))
+    _save(tmp_path / "run" / "frames", values.astype(">f8"), ending="npy")
+    np.save(tmp_path / "run" / "whole.npy", np.asfortranarray(values.astype(">f4")))
+    for index, frame in enumerate(_read(Folders(tmp_path))):
+        np.testing.assert_array_equal(frame["frames"], values[index], strict=True)
+        np.testing.assert_array_equal(frame["whole"], values[index].astype("f4"), strict=True)
+
+
+def test_kept_images(tmp_path: Path) -> None:
+    _save(tmp_path / "run" / "photo", _images(0, 2, 16, 16, 3), ending="jpg")
+    _save(tmp_path / "run" / "render", _images(1, 2, 4, 5, 3))
+    _save(tmp_path / "run" / "labels", _images(2, 2, 4, 5))
+    source = Folders(tmp_path, keep_encoded=True)
+    codecs = {name: spec.codec for name, spec in source.schema().items()}
+    assert codecs == {
+        "labels": (),
+        "photo": ({"id": "seqrecord.image", "format": "jpeg"},),
+        "render": ({"id": "seqrecord.image", "format": "png"},),
+    }
+    second = list(source.frames(source.episodes()[0]))[1]
+    for name, file in (("photo", "000001.jpg"), ("render", "000001.png")):
+        assert second[name] == EncodedImage((tmp_path / "run" / name / file).read_bytes())
+    assert isinstance(second["labels"], np.ndarray)
+
+
+def test_a_source_is_picklable(tmp_path: Path) -> None:
+    _save(tmp_path / "run" / "rgb", _images(0, 2, 4, 5, 3))
+    source = Folders(tmp_path, features=["rgb"])
+    schema = source.schema()
+    copy = pickle.loads(pickle.dumps(source))
+    assert isinstance(copy, Source)
+    assert (copy, copy.schema(), copy.episodes()) == (source, schema, source.episodes())
+
+
+# --- ways to be broken -----------------------------------------------------------------------
+
+
+def _bytes(array: Array, format_: str) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(array).save(stream, format_)
+    return stream.getvalue()
+
+
+def _write(name: str, data: bytes) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        (folder / name).write_bytes(data)
+
+    return write
+
+
+def _cut(name: str, size: int) -> Callable[[Path], None]:
+    def cut(folder: Path) -> None:
+        (folder / name).write_bytes((folder / name).read_bytes()[:size])
+
+    return cut
+
+
+def _npy(name: str, array: Array) -> Callable[[Path], None]:
+    def save(folder: Path) -> None:
+        np.save(folder / name, array, allow_pickle=True)
+
+    return save
+
+
+def _rename(name: str, new: str) -> Callable[[Path], None]:
+    def rename(folder: Path) -> None:
+        (folder / name).rename(folder / new)
+
+    return rename
+
+
+BROKEN: dict[str, tuple[Callable[[Path], None], str, str, dict[str, object]]] = {
+    "one frame fewer": (
+        lambda folder: (folder / "rgb" / "2.png").unlink(),
+        "a frame list that disagrees with the others",
+        "rgb",
+        {"feature": "rgb", "expected": "3 frames, as in photo/", "got": "2 frames"},
+    ),
+    "another name": (
+        _rename("rgb/2.png", "rgb/3.png"),
+        "a frame list that disagrees with the others",
+        "rgb",
+        {"feature": "rgb", "expected": "2, as in photo/", "got": "3"},
+    ),
+    "array of another length": (
+        _npy("actions.npy", np.zeros((4, 6))),
+        "a frame list that disagrees with the others",
+        "actions.npy",
+        {"feature": "actions", "got": "4 frames"},
+    ),
+    "array without time": (
+        _npy("actions.npy", np.float64(1)),
+        "an array without a time axis",
+        "actions.npy",
+        {"expected": "[T, ...]"},
+    ),
+    "array of another shape": (
+        _npy("actions.npy", np.zeros((3, 6, 1))),
+        "wrong shape",
+        "actions.npy",
+        {"expected": [6], "got": [6, 1]},
+    ),
+    "array of another dtype": (
+        _npy("actions.npy", np.zeros((3, 6), np.int64)),
+        "wrong dtype",
+        "actions.npy",
+        {"expected": "float64", "got": "int64"},
+    ),
+    "array of objects": (
+        _npy("actions.npy", np.array([{}] * 3)),
+        "an npy file of pickled objects, which are never loaded",
+        "actions.npy",
+        {},
+    ),
+    "truncated array": (
+        _cut("actions.npy", 200),
+        "an npy file whose size is not what its header declares",
+        "actions.npy",
+        {"got": "200 bytes"},
+    ),
+    "a feature twice": (
+        _npy("rgb.npy", np.zeros((3, 4, 5, 3), np.uint8)),
+        "a feature that is there twice",
+        ".",
+        {"feature": "rgb", "got": "rgb/ and rgb.npy"},
+    ),
+    "a frame twice": (
+        _write("rgb/2.jpg", b""),
+        "two files of one frame",
+        "rgb/2.*",
+        {},
+    ),
+    "image of another size": (
+        _write("rgb/1.png", _bytes(_images(0, 4, 4, 3), "png")),
+        "wrong shape",
+        "rgb/1.png",
+        {"expected": [4, 5, 3], "got": [4, 4, 3], "feature": "rgb", "frame": 1},
+    ),
+    "image of another depth": (
+        _write("rgb/0.png", _bytes(np.zeros((4, 5), np.uint16), "png")),
+        "wrong dtype",
+        "rgb/0.png",
+        {"expected": "uint8", "got": "uint16"},
+    ),
+    "truncated JPEG": (
+        _cut("photo/1.jpg", 700),
+        "an image that cannot be decoded",
+        "photo/1.jpg",
+        {"feature": "photo", "frame": 1},
+    ),
+    "PNG named JPEG": (
+        _write("photo/1.jpg", _bytes(_images(0, 16, 16, 3), "png")),
+        "an image that cannot be decoded",
+        "photo/1.jpg",
+        {},
+    ),
+    "metadata that is no JSON": (
+        _write("metadata.json", b"{"),
+        "metadata that is not JSON",
+        "metadata.json",
+        {},
+    ),
+    "metadata that is no UTF-8": (
+        _write("metadata.json", b'{"a": "\xff"}'),
+        "metadata that is not JSON",
+        "metadata.json",
+        {},
+    ),
+    "metadata with NaN": (
+        _write("metadata.json", b'{"a": NaN}'),
+        "metadata that is not JSON",
+        "metadata.json",
+        {"got": "NaN is no JSON number"},
+    ),
+    "metadata that is a list": (
+        _write("metadata.json", b"[]"),
+        "metadata of the wrong kind",
+        "metadata.json",
+        {"expected": "a JSON object", "got": "list"},
+    ),
+    "metadata nested too deeply": (
+        _write("metadata.json", b"[" * 200_000),
+        "metadata that is not JSON",
+        "metadata.json",
+        {},
+    ),
+}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name in ("a", "b"):
+        stems = ["0", "1", "2"]
+        _save(tmp_path / name / "photo", _images(0, 3, 16, 16, 3), stems, "jpg")
+        _save(tmp_path / name / "rgb", _images(1, 3, 4, 5, 3), stems)
+        np.save(tmp_path / name / "actions.npy", np.zeros((3, 6)))
+    return tmp_path
+
+
+@pytest.mark.parametrize("keep_encoded", [False, True])
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken(tree: Path, name: str, keep_encoded: bool) -> None:
+    damage, message, file, facts = BROKEN[name]
+    damage(tree / "b")
+    source = Folders(tree, keep_encoded=keep_encoded)
+    good, bad = source.episodes()
+    assert len(list(source.frames(good))) == 3
+    with pytest.raises(SourceError, match=f"^{message}; ") as caught:
+        list(source.frames(bad))
+    error = caught.value
+    assert error.episode == "b"
+    assert error.file is not None
+    assert Path(error.file).match(str(tree / "b" / file))
+    assert facts.items() <= error.facts().items()
+
+
+def test_a_jpeg_among_kept_pngs(tree: Path) -> None:
+    (tree / "b" / "rgb" / "1.png").unlink()
+    Image.fromarray(_images(0, 4, 5, 3)).save(tree / "b" / "rgb" / "1.jpg")
+    assert len(_read(Folders(tree), 1)) == 3
+    kept = Folders(tree, keep_encoded=True)
+    with pytest.raises(SourceError, match="another format than the one kept") as caught:
+        list(kept.frames(kept.episodes()[1]))
+    assert (caught.value.expected, caught.value.got) == ("png", "jpeg")
+
+
+def test_names_that_cannot_be_features(tmp_path: Path) -> None:
+    _save(tmp_path / "run" / "left camera", _images(0, 2, 4, 5))
+    with pytest.raises(SourceError, match="not a feature name") as caught:
+        Folders(tmp_path).schema()
+    assert caught.value.episode == "run"
+
+
+def test_text_arrays_cannot_be_stored(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    np.save(tmp_path / "run" / "words.npy", np.array(["a", "b"]))
+    with pytest.raises(SourceError, match=r"a dtype that cannot be stored; file: .*words.npy"):
+        Folders(tmp_path).schema()
+
+
+def test_no_episode(tmp_path: Path) -> None:
+    (tmp_path / "run" / "rgb").mkdir(parents=True)
+    with pytest.raises(SourceError, match="no episode found"):
+        Folders(tmp_path).episodes()
+    _save(tmp_path / "tree" / "run" / "rgb", _images(0, 1, 4, 5))
+    source = Folders(tmp_path / "tree")
+    [info] = source.episodes()
+    for key in ("../run", "gone", "", "/", ".", "run/..", str(tmp_path / "tree" / "run")):
+        with pytest.raises(SourceError, match="no such episode"):
+            list(source.frames(type(info)(key, 1)))
+
+
+def test_a_link_that_leads_back_up(tmp_path: Path) -> None:
+    _save(tmp_path / "run" / "rgb", _images(0, 1, 4, 5))
+    (tmp_path / "run" / "again").symlink_to(tmp_path)
+    with pytest.raises(SourceError, match="folders nested too deeply"):
+        Folders(tmp_path).episodes()
+
+
+def test_metadata_is_json(tmp_path: Path) -> None:
+    _save(tmp_path / "run" / "rgb", _images(0, 1, 4, 5))
+    metadata = {"nested": {"list": [1, 2.5, None, "ü"]}}
+    (tmp_path / "run" / "metadata.json").write_text(json.dumps(metadata))
+    assert Folders(tmp_path).episodes()[0].metadata == metadata
