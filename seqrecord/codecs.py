@@ -1,0 +1,297 @@
+"""Codecs: presets, lookup in a closed list, and size-bounded decoding into a given buffer.
+
+A chain is a list of JSON configurations in the order in which they encode: any number of filters,
+which keep the frame's size, then at most one compressor; or one image codec alone; or nothing,
+which is raw. docs/codecs.md defines the bytes. Configurations come out of files, so ids and
+parameters are checked against closed lists; numcodecs' registry is never asked for anything else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.compressors import COMPRESSORS, ERRORS, decompress_into, make_compressor
+from seqrecord.errors import CodecError, SchemaError
+from seqrecord.filters import Delta, SubtractGreen, UIntArray, Zigzag
+from seqrecord.images import FORMATS, check_storable, decode_image_into, encode_image, probe
+
+__all__ = [
+    "PRESETS",
+    "CodecConfig",
+    "EncodedImage",
+    "FrameCodec",
+    "image_chain",
+    "probe",
+    "resolve",
+]
+
+CodecConfig = Mapping[str, Any]
+"""A codec as its JSON configuration: `{"id": "zstd", "level": 1}`."""
+
+PRESETS: tuple[str, ...] = ("raw", "fast", "balanced", "small")
+"""Names of chains that depend on dtype and shape, from the fastest to the smallest."""
+
+_FILTERS: dict[str, tuple[Any, dict[str, Collection[object]]]] = {
+    "seqrecord.delta": (Delta, {"axis": range(-8, 8), "width": (2, 4, 8)}),
+    "seqrecord.subtract_green": (SubtractGreen, {}),
+    "seqrecord.zigzag": (Zigzag, {}),
+}
+_IMAGE = "seqrecord.image"
+_IMAGE_PARAMS: dict[str, Collection[object]] = {"format": FORMATS, "quality": range(1, 101)}
+_REQUIRED = {"seqrecord.delta": {"axis"}, _IMAGE: {"format"}}
+_MAX_CHAIN = 4
+
+
+@dataclass(frozen=True)
+class EncodedImage:
+    """A PNG or JPEG file's bytes, to be stored as they are by the codec `seqrecord.image`."""
+
+    data: bytes
+
+
+def resolve(
+    codec: str | Sequence[CodecConfig],
+    dtype: npt.DTypeLike,
+    shape: tuple[int | None, ...],
+    *,
+    feature: str,
+) -> tuple[CodecConfig, ...]:
+    """The chain that `codec` means for a feature of this dtype and frame shape.
+
+    `codec` is a preset's name or a chain of configurations, which is checked and returned. A
+    dimension of `None` varies. Raises `SchemaError` for an unknown preset, id, parameter or value,
+    and for a chain that does not fit the dtype and shape.
+    """
+    dtype = np.dtype(dtype)
+    if isinstance(codec, str):
+        if codec not in PRESETS:
+            raise SchemaError(
+                "no such codec preset",
+                feature=feature,
+                expected=f"one of {', '.join(PRESETS)}, or a list of codec configurations",
+                got=repr(codec)[:200],
+            )
+        chain: Sequence[CodecConfig] = _preset(codec, dtype, shape)
+    else:
+        chain = codec
+    _build(chain, dtype, shape, feature)
+    return tuple(dict(config) for config in chain)
+
+
+def image_chain(data: bytes) -> tuple[CodecConfig, ...]:
+    """The chain that keeps images like this one encoded; `CodecError` if it cannot be kept."""
+    try:
+        return ({"id": _IMAGE, "format": probe(data).format},)
+    except ValueError as error:
+        raise CodecError("not an image that can be kept encoded", got=str(error)) from error
+
+
+class FrameCodec:
+    """A chain bound to the dtype and shape of one feature's frames.
+
+    It holds no state between calls and may be used by many threads at once; the heavy steps run
+    without the GIL. Raises `SchemaError` for a chain that `resolve` would not accept.
+    """
+
+    def __init__(
+        self,
+        configs: Sequence[CodecConfig],
+        dtype: npt.DTypeLike,
+        shape: tuple[int | None, ...],
+    ) -> None:
+        self.dtype = np.dtype(dtype)
+        self.shape = tuple(shape)
+        self._filters, self._compressor, self._image = _build(configs, self.dtype, shape, None)
+
+    def encode(self, frame: npt.NDArray[Any] | EncodedImage) -> bytes:
+        """Encode one frame of any memory layout and byte order.
+
+        Raises `CodecError` for a frame of another dtype or shape, or an image that is not as
+        declared.
+        """
+        try:
+            if isinstance(frame, EncodedImage):
+                return self._keep(frame.data)
+            self._check(frame)
+            values = np.ascontiguousarray(frame, dtype=self.dtype).reshape(frame.shape)
+            if self._image is not None:
+                return encode_image(values, self._image["format"], self._image.get("quality"))
+            if values.size == 0:
+                return b""
+            numbers = _as_unsigned(values)
+            for step in self._filters:
+                numbers = step.encode(numbers)
+            if self._compressor is None:
+                return numbers.tobytes()
+            return bytes(self._compressor.encode(numbers))
+        except ERRORS as error:
+            raise CodecError("a frame cannot be encoded", got=str(error)) from error
+
+    def decode_into(self, blob: memoryview | bytes, out: npt.NDArray[Any]) -> None:
+        """Decode one blob into `out`, a C-contiguous array of the frame's dtype and shape.
+
+        Raises `CodecError`, leaving anything at all in `out`, unless the blob decodes to exactly
+        its bytes. Allocates no more than a small multiple of them, whatever the blob says.
+        """
+        self._check(out)
+        if not out.flags.c_contiguous or not out.flags.writeable or out.dtype != self.dtype:
+            raise CodecError("frames are decoded into C-contiguous arrays of their own dtype")
+        view = memoryview(blob).cast("B")
+        try:
+            if self._image is not None:
+                decode_image_into(view, self._image["format"], out)
+                return
+            target = out.reshape(-1).view(np.uint8)
+            if self._compressor is None or target.size == 0:
+                if len(view) != target.size:
+                    raise ValueError(f"{len(view)} bytes, not {target.size}")
+                target[:] = np.frombuffer(view, np.uint8)
+            else:
+                decompress_into(self._compressor, view, target)
+            if self._filters and target.size:
+                numbers = _as_unsigned(out)
+                for step in reversed(self._filters):
+                    step.decode(numbers, numbers)
+        except ERRORS as error:
+            raise CodecError("a frame does not decode", got=str(error)) from error
+
+    def _check(self, frame: npt.NDArray[Any]) -> None:
+        fits = len(frame.shape) == len(self.shape) and all(
+            want is None or want == got for want, got in zip(self.shape, frame.shape, strict=True)
+        )
+        if not fits or frame.dtype.newbyteorder("<") != self.dtype.newbyteorder("<"):
+            raise CodecError(
+                "a frame does not fit its codec",
+                expected=f"{self.dtype.name} {list(self.shape)}",
+                got=f"{frame.dtype.name} {list(frame.shape)}",
+            )
+
+    def _keep(self, data: bytes) -> bytes:
+        if self._image is None:
+            raise ValueError("an encoded image for a feature that does not keep its images encoded")
+        header = probe(data)
+        if header.format != self._image["format"]:
+            raise ValueError(f"a {header.format} image, expected {self._image['format']}")
+        self._check(np.broadcast_to(np.zeros((), header.dtype), header.shape))
+        return data
+
+
+def _preset(
+    name: str, dtype: np.dtype[Any], shape: tuple[int | None, ...]
+) -> tuple[CodecConfig, ...]:
+    """The measured choice; docs/codecs.md has the table and says what was tried."""
+    size = dtype.itemsize * math.prod(n for n in shape if n is not None)
+    if name == "raw" or (None not in shape and size < 1024):
+        return ()
+    rows = {"axis": -3, "id": "seqrecord.delta"}
+    if dtype == np.uint8 and _is_grid(shape[:-1]) and shape[-1] == 3:  # colour
+        if name == "fast":
+            return ({"id": "lz4", "acceleration": 4},)
+        level = 1 if name == "balanced" else 9
+        return ({"id": "seqrecord.subtract_green"}, rows, {"id": "zstd", "level": level})
+    if dtype.itemsize == 1:  # masks, labels, bytes: whole runs repeat
+        if name == "fast":
+            return ({"id": "lz4", "acceleration": 1},)
+        return ({"id": "zstd", "level": 1 if name == "balanced" else 9},)
+    planes = _byte_planes(name)
+    if dtype.kind == "f" and _is_grid(shape[:-1]) and shape[-1] in (2, 3, 4):  # flow
+        pixel = dtype.itemsize * shape[-1]
+        width = {"width": pixel} if pixel in (4, 8) else {}
+        columns = {"id": "seqrecord.delta", "axis": -2, **width}
+        return ({**rows, **width}, columns, {"id": "seqrecord.zigzag"}, planes)
+    if dtype.kind == "f" and _is_grid(shape) and name != "fast":  # depth
+        return ({"id": "seqrecord.delta", "axis": -1}, {"id": "seqrecord.zigzag"}, planes)
+    return (planes,)
+
+
+def _byte_planes(name: str) -> CodecConfig:
+    cname, level = {"fast": ("lz4hc", 5), "balanced": ("zstd", 2), "small": ("zstd", 5)}[name]
+    return {"id": "blosc", "cname": cname, "clevel": level, "shuffle": 1, "blocksize": 1 << 20}
+
+
+def _is_grid(shape: tuple[int | None, ...]) -> bool:
+    """Whether the last two axes are long enough to be an image's height and width."""
+    return len(shape) >= 2 and all(n is None or n >= 16 for n in shape[-2:])
+
+
+def _build(
+    configs: Sequence[CodecConfig],
+    dtype: np.dtype[Any],
+    shape: tuple[int | None, ...],
+    feature: str | None,
+) -> tuple[list[Any], Any, dict[str, Any] | None]:
+    """Filters, compressor and image parameters of a chain, all checked; nothing is trusted."""
+    filters: list[Any] = []
+    compressor: Any = None
+    try:
+        if len(configs) > _MAX_CHAIN:
+            raise ValueError(f"a chain of {len(configs)} codecs, at most {_MAX_CHAIN} are allowed")
+        probe_shape = tuple(1 if n is None else n for n in shape)
+        for position, config in enumerate(configs):
+            name, params = _check_config(config)
+            if name == _IMAGE:
+                if len(configs) != 1:
+                    raise ValueError("an image codec stands alone")
+                check_storable(dtype, tuple(shape), params["format"])
+                return [], None, params
+            if name in _FILTERS:
+                step = _FILTERS[name][0](**params)
+                step.check(_unsigned_shape(dtype, probe_shape), _unsigned_size(dtype))
+                filters.append(step)
+            elif position != len(configs) - 1:
+                raise ValueError(f"{name} is not the last of its chain")
+            else:
+                compressor = make_compressor({"id": name, **params})
+    except (ValueError, TypeError) as error:
+        raise SchemaError("not a codec that is allowed", feature=feature, got=str(error)) from error
+    return filters, compressor, None
+
+
+def _check_config(config: object) -> tuple[str, dict[str, Any]]:
+    """The id and parameters of a configuration; `ValueError` unless all of it is known."""
+    if not isinstance(config, Mapping) or not isinstance(config.get("id"), str):
+        raise ValueError(f"a codec is an object with an id, not {repr(config)[:100]}")
+    name = config["id"]
+    known = {**COMPRESSORS, **{i: p for i, (_, p) in _FILTERS.items()}, _IMAGE: _IMAGE_PARAMS}
+    if name not in known:
+        raise ValueError(f"unknown id {name[:50]!r}, expected one of {', '.join(sorted(known))}")
+    params = {key: value for key, value in config.items() if key != "id"}
+    for key, value in params.items():
+        allowed = known[name].get(key)
+        if allowed is None or not _is_allowed(value, allowed):
+            raise ValueError(f"{name} does not take {str(key)[:50]!r} of {repr(value)[:50]}")
+    missing = _REQUIRED.get(name, set()) - set(params)
+    if missing:
+        raise ValueError(f"{name} needs {', '.join(sorted(missing))}")
+    return name, params
+
+
+def _is_allowed(value: object, allowed: Collection[object]) -> bool:
+    # 1, True and 1.0 are equal and in each other's ranges, yet only one of them is what is meant.
+    if isinstance(value, bool) or isinstance(next(iter(allowed)), bool):
+        return isinstance(value, bool) and isinstance(next(iter(allowed)), bool)
+    return (value is None or isinstance(value, (int, str))) and value in allowed
+
+
+def _as_unsigned(array: npt.NDArray[Any]) -> UIntArray:
+    """A C-contiguous array's bits as little-endian unsigned integers, a view.
+
+    A complex number is two of them, on a new last axis.
+    """
+    size = _unsigned_size(array.dtype)
+    numbers: UIntArray = array.reshape(-1).view(f"<u{size}")
+    return numbers.reshape(_unsigned_shape(array.dtype, array.shape))
+
+
+def _unsigned_size(dtype: np.dtype[Any]) -> int:
+    return dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
+
+
+def _unsigned_shape(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape, 2) if dtype.kind == "c" else shape

@@ -1,0 +1,215 @@
+"""Reversible integer transforms that make frames easier to compress.
+
+Each is a numcodecs codec that maps an array of unsigned integers to one of the same shape and
+dtype, is exact modulo the integers' range, and is undone in place; docs/codecs.md defines the
+bytes. Floats are filtered through their bit patterns, so NaN payloads and negative zeros survive.
+
+Undoing is what a training run pays for, on every frame of every epoch, so that direction takes only
+a few NumPy calls that each run over much memory. Few, because a call that releases the GIL must get
+it back: beside a thread that computes in Python every call can wait for 5 ms.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numcodecs.abc import Codec
+from numcodecs.registry import register_codec
+
+__all__ = ["Delta", "SubtractGreen", "UIntArray", "Zigzag"]
+
+UIntArray = npt.NDArray[np.unsignedinteger[Any]]
+
+_BAND_BYTES = 4 << 20  # of a thread's temporary; measured, smaller bands are no faster
+
+_local = threading.local()
+
+
+class Delta(Codec):  # type: ignore[misc]  # numcodecs has no types
+    """Each integer minus the one before it along `axis`; the first stays.
+
+    `width` is the size in bytes of the integers that are subtracted: by default that of the array's
+    elements, or a larger one that holds a whole number of neighbours on the last axis. Wider
+    integers undo faster, and a borrow from one neighbour into the next costs next to nothing.
+    """
+
+    codec_id = "seqrecord.delta"
+
+    def __init__(self, axis: int, width: int | None = None) -> None:
+        self.axis = axis
+        self.width = width
+
+    def get_config(self) -> dict[str, Any]:
+        config = {"id": self.codec_id, "axis": self.axis}
+        return config if self.width is None else {**config, "width": self.width}
+
+    def check(self, shape: tuple[int, ...], itemsize: int) -> None:
+        """Raise `ValueError` unless arrays of this shape and element size can be filtered."""
+        if not -len(shape) <= self.axis < len(shape):
+            raise ValueError(f"no axis {self.axis} in {len(shape)} dimensions")
+        if self.width is not None and (
+            self.width < itemsize or shape[-1] * itemsize % self.width != 0
+        ):
+            raise ValueError(
+                f"{shape[-1]} elements of {itemsize} bytes are not integers of {self.width} bytes"
+            )
+
+    def encode(self, buf: UIntArray) -> UIntArray:
+        """A new C-contiguous array of the differences."""
+        out = np.array(buf, order="C", copy=True)
+        before, after = self._slabs(np.ascontiguousarray(buf)), self._slabs(out)
+        np.subtract(before[:, 1:], before[:, :-1], out=after[:, 1:])
+        return out
+
+    def decode(self, buf: UIntArray, out: UIntArray | None = None) -> UIntArray:
+        """Running sums of `buf` into `out`, which may be `buf` itself."""
+        out = _output(buf, out)
+        slabs = self._slabs(out)
+        inner_bytes = slabs.shape[2] * slabs.dtype.itemsize
+        # accumulate() walks the axis with one running sum: best for wide integers side by side.
+        # Adding a whole slab to the next is vectorized: best where a slab is long.
+        if inner_bytes < 256 or slabs.shape[1] < 16:
+            np.add.accumulate(slabs, axis=1, out=slabs, dtype=slabs.dtype)
+        else:
+            _accumulate_slabs(slabs)
+        return out
+
+    def _slabs(self, array: UIntArray) -> UIntArray:
+        """`array` [..., N, ...] as [outer, N, inner] of integers of `width` bytes, a view."""
+        self.check(array.shape, array.dtype.itemsize)
+        if self.width is not None:
+            array = array.view(f"<u{self.width}")
+        axis = self.axis % array.ndim
+        return array.reshape(math.prod(array.shape[:axis]), array.shape[axis], -1)
+
+
+class Zigzag(Codec):  # type: ignore[misc]
+    """Signed integers to unsigned ones, 0, -1, 1, -2, ... to 0, 1, 2, 3, ...
+
+    Small differences of either sign then have zero bytes at the top.
+    """
+
+    codec_id = "seqrecord.zigzag"
+
+    def get_config(self) -> dict[str, Any]:
+        return {"id": self.codec_id}
+
+    def check(self, shape: tuple[int, ...], itemsize: int) -> None:
+        """Any array will do."""
+
+    def encode(self, buf: UIntArray) -> UIntArray:
+        """A new C-contiguous array; the sign becomes the lowest bit."""
+        signed = np.array(buf, order="C", copy=True).view(f"<i{buf.dtype.itemsize}")
+        sign = np.right_shift(signed, 8 * buf.dtype.itemsize - 1)
+        np.left_shift(signed, 1, out=signed)
+        np.bitwise_xor(signed, sign, out=signed)
+        return signed.view(buf.dtype)
+
+    def decode(self, buf: UIntArray, out: UIntArray | None = None) -> UIntArray:
+        """The inverse into `out`, which may be `buf` itself."""
+        out = _output(buf, out)
+        flat = out.reshape(-1)
+        one = flat.dtype.type(1)
+        step = _BAND_BYTES // flat.dtype.itemsize
+        scratch = _scratch(min(step, flat.size), flat.dtype)
+        for start in range(0, flat.size, step):
+            band = flat[start : start + step]
+            sign = scratch[: band.size]
+            np.bitwise_and(band, one, out=sign)
+            np.negative(sign, out=sign)
+            np.right_shift(band, one, out=band)
+            np.bitwise_xor(band, sign, out=band)
+        return out
+
+
+class SubtractGreen(Codec):  # type: ignore[misc]
+    """Red minus green, green, blue minus green, of pixels [..., 3] that lie interleaved."""
+
+    codec_id = "seqrecord.subtract_green"
+
+    def get_config(self) -> dict[str, Any]:
+        return {"id": self.codec_id}
+
+    def check(self, shape: tuple[int, ...], itemsize: int) -> None:  # noqa: ARG002
+        """Raise `ValueError` unless the last axis is three channels."""
+        if len(shape) < 1 or shape[-1] != 3:
+            raise ValueError(f"pixels need a last axis of 3 channels, not {list(shape)}")
+
+    def encode(self, buf: UIntArray) -> UIntArray:
+        """A new C-contiguous array; `ValueError` if the last axis is not three channels."""
+        self.check(buf.shape, buf.dtype.itemsize)
+        out = np.array(buf, order="C", copy=True)
+        out[..., 0] -= out[..., 1]
+        out[..., 2] -= out[..., 1]
+        return out
+
+    def decode(self, buf: UIntArray, out: UIntArray | None = None) -> UIntArray:
+        """The inverse into `out`, which may be `buf` itself."""
+        self.check(buf.shape, buf.dtype.itemsize)
+        out = _output(buf, out)
+        flat = out.reshape(-1)
+        # Channel by channel the step in memory is 3 and nothing vectorizes. Instead the greens are
+        # masked out into a copy and added to whole runs of memory, one channel up and one down.
+        mask = _green_mask(flat.dtype)
+        scratch = _scratch(min(mask.size, flat.size), flat.dtype)
+        for start in range(0, flat.size, mask.size):
+            band = flat[start : start + mask.size]
+            green = scratch[: band.size]
+            np.bitwise_and(band, mask[: band.size], out=green)
+            np.add(band[:-1], green[1:], out=band[:-1])
+            np.add(band[1:], green[:-1], out=band[1:])
+        return out
+
+
+def _accumulate_slabs(slabs: UIntArray) -> None:
+    """Running sums of [outer, N, inner] along the middle axis, in place.
+
+    N is cut into short blocks. First every block sums its own slabs, all blocks at once; then what
+    the blocks before it sum to is added to each. Two passes over memory, but about ten calls.
+    """
+    outer, length, inner = slabs.shape
+    size = min(range(6, 17), key=lambda size: size + length % size)  # the fewest calls
+    count = length // size
+    blocks = slabs[:, : count * size].reshape(outer, count, size, inner)
+    for i in range(1, size):
+        np.add(blocks[:, :, i], blocks[:, :, i - 1], out=blocks[:, :, i])
+    before = np.add.accumulate(blocks[:, :-1, -1], axis=1, dtype=slabs.dtype)
+    np.add(blocks[:, 1:], before[:, :, np.newaxis], out=blocks[:, 1:])
+    for i in range(count * size, length):
+        np.add(slabs[:, i], slabs[:, i - 1], out=slabs[:, i])
+
+
+def _output(buf: UIntArray, out: UIntArray | None) -> UIntArray:
+    """`buf` itself if that is where the result goes, else `out` or a new array with its values."""
+    if out is None:
+        return np.array(buf, order="C", copy=True)
+    if out is not buf:
+        np.copyto(out, buf)
+    return out
+
+
+def _scratch(count: int, dtype: np.dtype[Any]) -> UIntArray:
+    """This thread's temporary for `count` integers, at most `_BAND_BYTES`; kept between calls."""
+    buffer: npt.NDArray[np.uint8] | None = getattr(_local, "buffer", None)
+    if buffer is None or buffer.size < count * dtype.itemsize:
+        buffer = _local.buffer = np.empty(count * dtype.itemsize, np.uint8)
+    return buffer[: count * dtype.itemsize].view(dtype)
+
+
+@lru_cache
+def _green_mask(dtype: np.dtype[Any]) -> UIntArray:
+    """0, all ones, 0, 0, all ones, 0, ... for a band of whole pixels."""
+    pixel = np.array([0, np.iinfo(dtype).max, 0], dtype)
+    mask = np.tile(pixel, _BAND_BYTES // pixel.nbytes)
+    mask.flags.writeable = False  # all threads share it
+    return mask
+
+
+register_codec(Delta)
+register_codec(Zigzag)
+register_codec(SubtractGreen)

@@ -1,0 +1,136 @@
+"""PNG and JPEG images that a record keeps as they were encoded.
+
+Nothing here trusts the bytes. Dimensions are compared with what the caller expects before any
+pixel is decoded, Pillow is told the one format to try, and its many exceptions become `ValueError`.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+__all__ = ["FORMATS", "ImageHeader", "decode_image_into", "encode_image", "probe"]
+
+FORMATS = ("png", "jpeg")
+
+_SIGNATURES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg"}
+_CHANNELS = {"L": (), "RGB": (3,), "RGBA": (4,), "I;16": (), "I": ()}
+# PNG's (bit depth, colour type) that Pillow hands over without loss, and the modes that it may use.
+# It would quietly halve the depth of 16-bit colour.
+_PNG_MODES = {(8, 0): {"L"}, (8, 2): {"RGB"}, (8, 6): {"RGBA"}, (16, 0): {"I;16", "I"}}
+_JPEG_MODES = {"L", "RGB"}
+_PILLOW_ERRORS = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    EOFError,
+    OverflowError,
+    MemoryError,
+    RuntimeError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+    Image.DecompressionBombWarning,
+)
+
+
+@dataclass(frozen=True)
+class ImageHeader:
+    """What an encoded image decodes to: its format, dtype and shape [H, W] or [H, W, C]."""
+
+    format: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+def probe(data: bytes | memoryview) -> ImageHeader:
+    """Read an image's header without decoding its pixels.
+
+    uint8 [H, W], [H, W, 3] or [H, W, 4] (PNG only), or uint16 [H, W] (PNG only). Raises
+    `ValueError` for anything else, palettes, 16-bit colour and CMYK among it.
+    """
+    name = next(
+        (name for magic, name in _SIGNATURES.items() if bytes(data[:8])[: len(magic)] == magic),
+        None,
+    )
+    if name is None:
+        raise ValueError("neither a PNG nor a JPEG image")
+    with _open(data, name) as image:
+        return _header(image, data, name)
+
+
+def decode_image_into(data: bytes | memoryview, name: str, out: npt.NDArray[Any]) -> None:
+    """Decode an image of format `name` into `out`; `ValueError` if it does not fit exactly."""
+    with _open(data, name) as image:
+        header = _header(image, data, name)
+        if header.dtype != out.dtype or header.shape != out.shape:
+            raise ValueError(
+                f"the image is {header.dtype.name} {list(header.shape)}, "
+                f"expected {out.dtype.name} {list(out.shape)}"
+            )
+        try:
+            image.load()
+            pixels = np.asarray(image)
+        except _PILLOW_ERRORS as error:
+            raise ValueError(f"the {name} image does not decode: {error}") from error
+    if pixels.shape != out.shape:
+        raise ValueError(f"the image decodes to {list(pixels.shape)}, expected {list(out.shape)}")
+    np.copyto(out, pixels, casting="unsafe")  # 16-bit grey is int32 in older Pillow
+
+
+def encode_image(frame: npt.NDArray[Any], name: str, quality: int | None = None) -> bytes:
+    """Encode a C-contiguous frame; PNG is lossless, JPEG needs a `quality` of 1 to 100.
+
+    Raises `ValueError` for a dtype or shape that the format does not hold.
+    """
+    check_storable(frame.dtype, frame.shape, name)
+    if name == "jpeg" and quality is None:
+        raise ValueError("encoding an array as JPEG loses data: give a quality to ask for it")
+    options: dict[str, Any] = {"quality": quality} if name == "jpeg" else {"compress_level": 6}
+    file = io.BytesIO()
+    try:
+        Image.fromarray(frame).save(file, format=name, **options)
+    except _PILLOW_ERRORS as error:
+        raise ValueError(f"Pillow does not encode this frame as {name}: {error}") from error
+    return file.getvalue()
+
+
+def check_storable(dtype: np.dtype[Any], shape: tuple[int | None, ...], name: str) -> None:
+    """Raise `ValueError` unless frames of `dtype` and `shape` can be images of format `name`."""
+    grey, colour = len(shape) == 2, len(shape) == 3 and shape[-1] == 3
+    rgba = len(shape) == 3 and shape[-1] == 4 and name == "png"
+    if (dtype == np.uint8 and (grey or colour or rgba)) or (
+        dtype == np.uint16 and grey and name == "png"
+    ):
+        return
+    raise ValueError(f"a {name} image does not hold {dtype.name} {list(shape)}")
+
+
+def _open(data: bytes | memoryview, name: str) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(data), formats=(name,))
+    except _PILLOW_ERRORS as error:
+        raise ValueError(f"not a {name} image: {error}") from error
+
+
+def _header(image: Image.Image, data: bytes | memoryview, name: str) -> ImageHeader:
+    if name == "png":
+        # IHDR comes first, at a fixed place: depth and colour type follow width and height.
+        modes = _PNG_MODES.get((data[24], data[25]), set()) if len(data) > 25 else set()
+    else:
+        modes = _JPEG_MODES
+    if image.mode not in modes:
+        raise ValueError(f"a {name} image of Pillow mode {image.mode} cannot be kept encoded")
+    dtype = np.dtype("<u2" if image.mode.startswith("I") else "u1")
+    return ImageHeader(name, dtype, (image.height, image.width, *_CHANNELS[image.mode]))

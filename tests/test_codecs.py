@@ -1,0 +1,429 @@
+"""Presets and chains: lossless, bounded, and closed to what files may ask for."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import subprocess
+import sys
+import tracemalloc
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from PIL import Image
+
+from benchmarks.tartanair.codec_table import read_frames
+from seqrecord.codecs import PRESETS, EncodedImage, FrameCodec, image_chain, probe, resolve
+from seqrecord.errors import CodecError, SchemaError
+
+Array = npt.NDArray[Any]
+
+ROOT = Path(__file__).parents[1]
+DATA = ROOT.parent / "shared" / "data"
+DTYPES = ["?", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", "c8", "c16"]
+COMPRESSORS = ("blosc", "zstd", "lz4", "zlib", "bz2", "lzma")
+PNG = {"id": "seqrecord.image", "format": "png"}
+JPEG = {"id": "seqrecord.image", "format": "jpeg"}
+
+
+def codec_for(codec: Any, frame: Array) -> FrameCodec:
+    return FrameCodec(
+        resolve(codec, frame.dtype, frame.shape, feature="x"), frame.dtype, frame.shape
+    )
+
+
+def round_trip(codec: FrameCodec, frame: Array) -> None:
+    """Bit for bit, so that NaN payloads and negative zeros count."""
+    out = np.empty(frame.shape, codec.dtype)
+    codec.decode_into(codec.encode(frame), out)
+    assert out.tobytes() == np.ascontiguousarray(frame, codec.dtype).tobytes()
+
+
+def smooth(*shape: int, dtype: str = "u1") -> Array:
+    steps = np.random.default_rng(0).integers(-3, 4, shape)
+    return np.cumsum(steps, axis=min(1, len(shape) - 1)).astype(dtype)
+
+
+@st.composite
+def any_frames(draw: st.DrawFn) -> Array:
+    """Arrays of any bit patterns: small ones drawn, and larger ones in image-like shapes."""
+    dtype = np.dtype(draw(st.sampled_from(DTYPES)))
+    shape = draw(
+        st.one_of(
+            hnp.array_shapes(min_dims=0, max_dims=4, max_side=6),
+            st.tuples(st.integers(14, 40), st.integers(14, 40), st.integers(1, 5)),
+            st.tuples(st.integers(14, 70), st.integers(14, 40)),
+        )
+    )
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    top = 2 if dtype.kind == "b" else 256
+    raw = rng.integers(0, top, int(np.prod(shape)) * dtype.itemsize, dtype=np.uint8)
+    return raw.view(dtype).reshape(shape)
+
+
+@settings(max_examples=300, deadline=None)
+@given(frame=any_frames(), preset=st.sampled_from(PRESETS))
+def test_presets_are_lossless(frame: Array, preset: str) -> None:
+    round_trip(codec_for(preset, frame), frame)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8", "c16"])
+@pytest.mark.parametrize("channels", [(), (2,), (3,)])
+def test_special_floats(preset: str, dtype: str, channels: tuple[int, ...]) -> None:
+    frame = np.zeros((32, 32, *channels), dtype)
+    frame[0], frame[1], frame[2], frame[3] = np.nan, -0.0, np.inf, -np.inf
+    frame.reshape(-1).view("u1")[: 64 * 7 : 7] = 0x5A
+    payload = np.frombuffer(b"\x01\x02\xf8\x7f" * 4, dtype)[0]  # a NaN that carries something
+    frame[4] = payload
+    round_trip(codec_for(preset, frame), frame)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("dtype", ["u1", "<f4", "i2"])
+def test_any_memory_layout_and_byte_order(preset: str, dtype: str) -> None:
+    base = smooth(48, 64, 6, dtype=dtype)
+    for frame in (
+        base[::2, ::-1, :3],
+        base.transpose(1, 0, 2)[..., 1:4],
+        np.broadcast_to(base[0, 0, :3], (20, 30, 3)),
+        np.asfortranarray(base[..., :3]),
+        base[..., :3].astype(base.dtype.newbyteorder(">")),
+    ):
+        little = np.dtype(dtype)
+        chain = resolve(preset, little, frame.shape, feature="x")
+        round_trip(FrameCodec(chain, little, frame.shape), frame)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_variable_dimensions(preset: str) -> None:
+    shape = (None, None, 3)
+    codec = FrameCodec(resolve(preset, "u1", shape, feature="x"), "u1", shape)
+    for height, width in ((1, 1), (480, 640), (3, 500)):
+        round_trip(codec, smooth(height, width, 3))
+    with pytest.raises(CodecError):
+        codec.encode(np.zeros((3, 4, 4), "u1"))
+
+
+def test_presets_by_kind_of_feature() -> None:
+    def ids(preset: str, dtype: str, *shape: int | None) -> list[str]:
+        chain = resolve(preset, dtype, shape, feature="x")
+        json.dumps(chain)
+        return [config["id"].removeprefix("seqrecord.") for config in chain]
+
+    assert ids("balanced", "u1", 480, 640, 3) == ["subtract_green", "delta", "zstd"]
+    assert ids("balanced", "u1", None, None, 3) == ["subtract_green", "delta", "zstd"]
+    assert ids("balanced", "f4", 480, 640, 2) == ["delta", "delta", "zigzag", "blosc"]
+    assert ids("balanced", "f4", 480, 640) == ["delta", "zigzag", "blosc"]
+    assert ids("balanced", "u1", 480, 640) == ["zstd"]
+    assert ids("balanced", "i2", 16000) == ["blosc"]
+    assert ids("balanced", "f8", 7) == []
+    assert ids("fast", "f4", 480, 640) == ["blosc"]
+    assert ids("raw", "f4", 480, 640) == []
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_every_compressor_alone_and_after_a_filter(name: str) -> None:
+    frame = smooth(50, 60, dtype="<u2")
+    round_trip(codec_for([{"id": name}], frame), frame)
+    delta = {"id": "seqrecord.delta", "axis": 0}
+    round_trip(codec_for([delta, {"id": name}], frame), frame)
+    round_trip(codec_for([delta, {"id": "seqrecord.zigzag"}], frame), frame)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_blob_of_another_size_is_refused(preset: str) -> None:
+    frame = smooth(40, 60, 3)
+    codec = codec_for(preset, frame)
+    other = smooth(41, 60, 3)
+    for blob in (codec_for(preset, other).encode(other), codec.encode(frame)[:-1], b"", b"\0"):
+        with pytest.raises(CodecError):
+            codec.decode_into(blob, np.empty_like(frame))
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_a_smaller_or_larger_content_is_refused(name: str) -> None:
+    frame = smooth(3000)
+    codec = codec_for([{"id": name}], frame)
+    for size in (2999, 3001):
+        other = smooth(size)
+        blob = codec_for([{"id": name}], other).encode(other)
+        with pytest.raises(CodecError, match="3000"):
+            codec.decode_into(blob, np.empty_like(frame))
+    with pytest.raises(CodecError):
+        codec.decode_into(codec.encode(frame) + b"\0", np.empty_like(frame))
+
+
+def test_bombs_allocate_no_more_than_the_frame() -> None:
+    frame = np.zeros(10_000, "u1")
+    out = np.empty_like(frame)
+    huge = np.zeros(200 << 20, "u1")
+    blobs = {
+        "zlib": zlib.compress(huge.data, 1),
+        "zstd": codec_for([{"id": "zstd"}], huge).encode(huge),
+        "blosc": codec_for([{"id": "blosc"}], huge).encode(huge),
+        "lz4": struct.pack("<I", 0x7FFFFFFF) + b"\0" * 100,
+    }
+    del huge
+    for name, blob in blobs.items():
+        codec = codec_for([{"id": name}], frame)
+        tracemalloc.start()
+        with pytest.raises(CodecError):
+            codec.decode_into(blob, out)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 1 << 20
+
+
+def test_zstd_must_declare_its_size() -> None:
+    # RFC 8878: no single segment, no content size; a raw last block of two bytes
+    undeclared = bytes.fromhex("28b52ffd 00 58 110000 6162")
+    codec = codec_for([{"id": "zstd"}], np.zeros(2, "u1"))
+    with pytest.raises(CodecError, match="does not declare"):
+        codec.decode_into(undeclared, np.empty(2, "u1"))
+    out = np.empty(2, "u1")
+    codec.decode_into(bytes.fromhex("28b52ffd 20 02 110000 6162"), out)
+    assert out.tobytes() == b"ab"
+
+
+@pytest.mark.parametrize("field", ["version", "typesize", "nbytes", "blocksize", "cbytes"])
+def test_blosc_headers_that_lie(field: str) -> None:
+    frame = smooth(5000)
+    codec = codec_for([{"id": "blosc", "cname": "lz4", "clevel": 5}], frame)
+    blob = bytearray(codec.encode(frame))
+    offset, size = {
+        "version": (0, 1),
+        "typesize": (3, 1),
+        "nbytes": (4, 4),
+        "blocksize": (8, 4),
+        "cbytes": (12, 4),
+    }[field]
+    for value in (0, 0xFFFFFFFF, 0x80000000, 5001):
+        lying = bytearray(blob)
+        lying[offset : offset + size] = struct.pack("<I", value)[:size]
+        if lying != blob and not (field == "typesize" and lying[3]):
+            with pytest.raises(CodecError):
+                codec.decode_into(bytes(lying), np.empty_like(frame))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_damaged_blobs_never_crash(seed: int) -> None:
+    command = [sys.executable, "-W", "error", "-m", "tests.fuzz_codecs", str(seed), "5000"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "refused" in done.stdout
+
+
+HOSTILE: list[Any] = [
+    "zip",
+    "",
+    ["zstd"],
+    {"id": "zstd"},
+    [{}],
+    [{"id": None}],
+    [{"id": "pickle"}],
+    [{"id": "json2"}],
+    [{"id": "msgpack2"}],
+    [{"id": "vlen-bytes"}],
+    [{"id": "delta", "dtype": "u1"}],
+    [{"id": "zstd", "level": 10**9}],
+    [{"id": "zstd", "level": "1"}],
+    [{"id": "zstd", "level": 1.0}],
+    [{"id": "zstd", "level": True}],
+    [{"id": "zstd", "level": [1]}],
+    [{"id": "zstd", "level": {}}],
+    [{"id": "zstd", "level": None}],
+    [{"id": "zstd", "level": float("nan")}],
+    [{"id": "zstd", "level": np.int64(1)}],
+    [{"id": "zstd", "checksum": 1}],
+    [{"id": "zstd", "evil": 1}],
+    [{"id": "zstd", 1: 1}],
+    [{"id": "blosc", "clevel": 10**9}],
+    [{"id": "blosc", "clevel": -1}],
+    [{"id": "blosc", "cname": "snappy"}],
+    [{"id": "blosc", "cname": b"lz4"}],
+    [{"id": "blosc", "shuffle": 3}],
+    [{"id": "blosc", "blocksize": 1 << 40}],
+    [{"id": "blosc", "typesize": 0}],
+    [{"id": "lz4", "acceleration": 0}],
+    [{"id": "lzma", "filters": [{"id": 33, "dict_size": 1 << 32}]}],
+    [{"id": "seqrecord.delta"}],
+    [{"id": "seqrecord.delta", "axis": 3}],
+    [{"id": "seqrecord.delta", "axis": 10**9}],
+    [{"id": "seqrecord.delta", "axis": 0, "width": 8}],  # 40 x 60 x 3 bytes: 3 is not a word
+    [{"id": "seqrecord.delta", "axis": 0, "width": 3}],
+    [{"id": "zstd"}, {"id": "zstd"}],
+    [{"id": "zstd"}, {"id": "seqrecord.zigzag"}],
+    [{"id": "seqrecord.zigzag"}] * 5,
+    [PNG, {"id": "zstd"}],
+    [{"id": "seqrecord.zigzag"}, PNG],
+    [{"id": "seqrecord.image"}],
+    [{"id": "seqrecord.image", "format": "gif"}],
+    [{**JPEG, "quality": 1000}],
+    None,
+    7,
+]
+
+
+@pytest.mark.parametrize("codec", HOSTILE, ids=lambda codec: repr(codec)[:60])
+def test_hostile_configurations(codec: Any) -> None:
+    with pytest.raises(SchemaError) as caught:
+        resolve(codec, np.dtype("u1"), (40, 60, 3), feature="image")
+    assert caught.value.feature == "image"
+    assert len(str(caught.value)) < 600
+    if not isinstance(codec, str):
+        with pytest.raises(SchemaError):
+            FrameCodec(codec, np.dtype("u1"), (40, 60, 3))
+
+
+@pytest.mark.parametrize(
+    ("out", "why"),
+    [
+        (np.empty((60, 40, 3), "u1").transpose(1, 0, 2), "not contiguous"),
+        (np.empty((40, 60, 3), "i1"), "another dtype"),
+        (np.empty((40, 60), "u1"), "another shape"),
+        (np.empty((40, 61, 3), "u1"), "another shape"),
+    ],
+)
+def test_outputs_that_do_not_fit(out: Array, why: str) -> None:
+    frame = smooth(40, 60, 3)
+    codec = codec_for("balanced", frame)
+    with pytest.raises(CodecError):
+        codec.decode_into(codec.encode(frame), out)
+
+
+def test_output_must_be_writable_and_native() -> None:
+    frame = smooth(40, 60, dtype="<u2")
+    codec = codec_for("balanced", frame)
+    blob = codec.encode(frame)
+    fixed = np.empty_like(frame)
+    fixed.flags.writeable = False
+    for out in (fixed, np.empty(frame.shape, ">u2")):
+        with pytest.raises(CodecError, match="C-contiguous"):
+            codec.decode_into(blob, out)
+
+
+def test_read_only_and_sliced_blobs() -> None:
+    frame = smooth(40, 60, 3)
+    for preset in PRESETS:
+        codec = codec_for(preset, frame)
+        blob = codec.encode(frame)
+        page = memoryview(b"xyz" + blob + b"xyz")
+        out = np.empty_like(frame)
+        codec.decode_into(page[3:-3], out)
+        np.testing.assert_array_equal(out, frame)
+
+
+@pytest.mark.parametrize("preset", ["fast", "balanced"])
+def test_one_codec_in_many_threads(preset: str) -> None:
+    frames = [np.roll(smooth(120, 160, 2, dtype="<f4"), k, axis=0) for k in range(4)]
+    codec = codec_for(preset, frames[0])
+
+    def changed(frame: Array) -> int:
+        out = np.empty_like(frame)
+        count = 0
+        for _ in range(50):
+            codec.decode_into(codec.encode(frame), out)
+            count += out.tobytes() != frame.tobytes()
+        return count
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(changed, frames)) == [0, 0, 0, 0]
+
+
+def encoded(frame: Array, name: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(frame).save(file, name, **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((40, 60), "u1"), ((40, 60, 3), "u1"), ((40, 60, 4), "u1"), ((40, 60), "<u2")],
+)
+def test_kept_png(shape: tuple[int, ...], dtype: str) -> None:
+    frame = np.random.default_rng(0).integers(0, 256, shape).astype(dtype)
+    data = encoded(frame, "png")
+    header = probe(data)
+    assert (header.format, header.dtype, header.shape) == ("png", frame.dtype, shape)
+    codec = FrameCodec(image_chain(data), frame.dtype, shape)
+    assert codec.encode(EncodedImage(data)) == data
+    out = np.empty_like(frame)
+    codec.decode_into(data, out)
+    np.testing.assert_array_equal(out, frame)
+    round_trip(codec, frame)
+
+
+def test_kept_jpeg() -> None:
+    frame = smooth(40, 60, 3)
+    data = encoded(frame, "jpeg", quality=90)
+    codec = FrameCodec(image_chain(data), "u1", (None, None, 3))
+    out = np.empty_like(frame)
+    codec.decode_into(codec.encode(EncodedImage(data)), out)
+    np.testing.assert_array_equal(out, np.asarray(Image.open(io.BytesIO(data))))
+    with pytest.raises(CodecError, match="quality"):
+        codec.encode(frame)
+    lossy = codec_for([{**JPEG, "quality": 95}], frame)
+    lossy.decode_into(lossy.encode(frame), out)
+
+
+def test_images_that_cannot_be_kept() -> None:
+    frame = smooth(40, 60, 3)
+    png = encoded(frame, "png")
+    palette = io.BytesIO()
+    Image.fromarray(frame).convert("P").save(palette, "png")
+    deep = bytearray(png)
+    deep[24] = 16  # 16-bit colour, which Pillow would cut to 8
+    deep[29:33] = struct.pack(">I", zlib.crc32(deep[12:29]))
+    for data in (b"", b"GIF89a", png[:20], palette.getvalue(), bytes(deep)):
+        with pytest.raises(CodecError):
+            image_chain(data)
+    codec = codec_for([PNG], frame)
+    for data in (encoded(frame, "jpeg"), encoded(smooth(41, 60, 3), "png"), png[:20]):
+        with pytest.raises(CodecError):
+            codec.encode(EncodedImage(data))
+    for data in (encoded(frame, "jpeg"), encoded(smooth(41, 60, 3), "png"), png[:-60], png[:20]):
+        with pytest.raises(CodecError):
+            codec.decode_into(data, np.empty_like(frame))
+    with pytest.raises(CodecError, match="keep"):
+        codec_for("balanced", frame).encode(EncodedImage(png))
+
+
+@pytest.mark.parametrize(("dtype", "shape"), [("f4", (40, 60)), ("u1", (40, 60, 2)), ("u2", (9,))])
+def test_features_that_are_no_images(dtype: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(SchemaError, match="does not hold"):
+        resolve([PNG], dtype, shape, feature="x")
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="the real samples are not here")
+@pytest.mark.parametrize(
+    ("layout", "preset", "floor"),
+    [
+        ("V1", "fast", 3.5),
+        ("V1", "balanced", 5.0),
+        ("V1", "small", 5.4),
+        ("V2", "fast", 2.4),
+        ("V2", "balanced", 3.7),
+        ("V2", "small", 4.0),
+    ],
+)
+def test_how_much_smaller_real_frames_are(layout: str, preset: str, floor: float) -> None:
+    raw = coded = 0.0
+    for feature, frames in read_frames(DATA)[layout].items():
+        for frame in frames:
+            codec = FrameCodec(
+                resolve(preset, frame.dtype, frame.shape, feature=feature), frame.dtype, frame.shape
+            )
+            raw += frame.nbytes / len(frames)
+            coded += len(codec.encode(frame)) / len(frames)
+            round_trip(codec, frame)
+    assert raw / coded >= floor

@@ -1,0 +1,125 @@
+"""The filters' bytes, which docs/codecs.md defines, and that they are undone exactly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numcodecs.registry import get_codec
+
+from seqrecord.filters import Delta, SubtractGreen, Zigzag
+
+UINTS = ("<u1", "<u2", "<u4", "<u8")
+
+
+def u1(*rows: list[int]) -> npt.NDArray[np.uint8]:
+    return np.array(rows, np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("codec", "array", "encoded"),
+    [
+        (Delta(axis=1), u1([1, 3, 2], [250, 4, 4]), "01 02 ff fa 0a 00"),
+        (Delta(axis=-1), u1([1, 3, 2], [250, 4, 4]), "01 02 ff fa 0a 00"),
+        (Delta(axis=0), u1([1, 3, 2], [250, 4, 4]), "01 03 02 f9 01 02"),
+        # 0x00010000 - 0x00000001 = 0x0000ffff: the borrow crosses from one element to the next
+        (Delta(axis=0, width=4), np.array([[1, 0], [0, 1]], "<u2"), "0100 0000 ffff 0000"),
+        (Delta(axis=0), np.array([[1, 0], [0, 1]], "<u2"), "0100 0000 ffff 0100"),
+        (Delta(axis=0), np.array([1, 0], "<u8"), "0100000000000000 ffffffffffffffff"),
+        (Zigzag(), u1([0, 255, 1, 254, 127, 128]), "00 01 02 03 fe ff"),
+        (Zigzag(), np.array([0xFFFF, 1, 0x8000], "<u2"), "0100 0200 ffff"),
+        (SubtractGreen(), u1([10, 20, 5], [255, 0, 7]), "f6 14 f1 ff 00 07"),
+        (SubtractGreen(), np.array([[1, 2, 3]], "<u2"), "ffff 0200 0100"),
+    ],
+)
+def test_bytes(codec: Any, array: npt.NDArray[Any], encoded: str) -> None:
+    assert codec.encode(array).tobytes() == bytes.fromhex(encoded)
+    assert codec.decode(codec.encode(array)).tobytes() == array.tobytes()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    array=hnp.arrays(st.sampled_from(UINTS), hnp.array_shapes(min_dims=1, max_dims=4, max_side=40)),
+    axis=st.integers(-4, 3),
+)
+def test_delta_and_zigzag_are_undone(array: npt.NDArray[Any], axis: int) -> None:
+    axis %= array.ndim
+    for codec in (Delta(axis), Zigzag()):
+        encoded = codec.encode(array)
+        assert encoded.shape == array.shape
+        assert encoded.dtype == array.dtype
+        np.testing.assert_array_equal(codec.decode(encoded, np.empty_like(array)), array)
+        np.testing.assert_array_equal(codec.decode(encoded, encoded), array)
+
+
+# Slabs long enough for the sums to run by blocks, at every length that leaves another remainder.
+@pytest.mark.parametrize("length", [*range(15, 40), 97, 480])
+@pytest.mark.parametrize("dtype", UINTS)
+def test_long_slabs_are_undone(length: int, dtype: str) -> None:
+    rng = np.random.default_rng(length)
+    array = rng.integers(0, 255, (2, length, 300)).astype(dtype)
+    for codec in (Delta(1), Delta(-2, width=8)):
+        if codec.width is None or (300 * array.dtype.itemsize) % codec.width == 0:
+            encoded = codec.encode(array)
+            np.testing.assert_array_equal(codec.decode(encoded, encoded), array)
+
+
+@pytest.mark.parametrize("dtype", UINTS)
+def test_green_is_undone_over_several_bands(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seqrecord.filters._BAND_BYTES", 96)
+    monkeypatch.setattr("seqrecord.filters._green_mask", _unbound_green_mask())
+    pixels = np.random.default_rng(0).integers(0, 255, (7, 11, 3)).astype(dtype)
+    for codec in (SubtractGreen(), Zigzag()):
+        encoded = codec.encode(pixels)
+        np.testing.assert_array_equal(codec.decode(encoded, encoded), pixels)
+
+
+def _unbound_green_mask() -> Any:
+    from seqrecord import filters
+
+    return filters._green_mask.__wrapped__  # not the cached masks of full bands
+
+
+def test_input_is_left_alone_whatever_its_layout() -> None:
+    array = np.random.default_rng(0).integers(0, 255, (20, 20, 3)).astype("<u2")
+    for view in (array[::2, ::-1], array.transpose(1, 0, 2), np.broadcast_to(array[0], (4, 20, 3))):
+        before = view.copy()
+        for codec in (Delta(0), Delta(1), Zigzag(), SubtractGreen()):
+            encoded = codec.encode(view)
+            np.testing.assert_array_equal(view, before)
+            np.testing.assert_array_equal(codec.decode(encoded), before)
+
+
+@pytest.mark.parametrize(
+    ("codec", "shape", "itemsize"),
+    [
+        (Delta(axis=2), (3, 4), 1),
+        (Delta(axis=-3), (3, 4), 1),
+        (Delta(axis=0), (), 4),
+        (Delta(axis=0, width=2), (3, 4), 4),
+        (Delta(axis=0, width=8), (4, 3), 2),
+        (SubtractGreen(), (3, 4), 1),
+        (SubtractGreen(), (), 1),
+    ],
+)
+def test_shapes_that_do_not_fit(codec: Any, shape: tuple[int, ...], itemsize: int) -> None:
+    with pytest.raises(ValueError, match=r"axis|bytes"):
+        codec.check(shape, itemsize)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"id": "seqrecord.delta", "axis": -3, "width": 8},
+        {"id": "seqrecord.delta", "axis": 0},
+        {"id": "seqrecord.zigzag"},
+        {"id": "seqrecord.subtract_green"},
+    ],
+)
+def test_numcodecs_knows_them(config: dict[str, Any]) -> None:
+    assert get_codec(dict(config)).get_config() == config
