@@ -1,0 +1,89 @@
+"""The layers that CONTRIBUTING.md draws are those of the code."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "seqrecord"
+
+# Packages whose modules count as one: they may import each other.
+FOLDERS = {"storage", "sources"}
+
+
+def layers() -> dict[str, int]:
+    """Module name to row, from CONTRIBUTING.md's table."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (.+) \|$", text, re.MULTILINE)
+    return {name: int(row) for row, names in rows for name in re.findall(r"`(\w+)`", names)}
+
+
+def module_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> set[str]:
+    """Full names of what a file imports from this package, inside functions too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            found.add(node.module or "")
+    return {name for name in found if name.split(".")[0] == "seqrecord"}
+
+
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+def test_every_module_has_a_row() -> None:
+    assert {module_of(path) for path in FILES} == set(layers())
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_down(path: Path) -> None:
+    rows = layers()
+    own = module_of(path)
+    for name in imports(path):
+        assert name != "seqrecord", "imports the package root"
+        other = name.split(".")[1]
+        if own in FOLDERS and other == own:
+            continue
+        assert rows[other] < rows[own], f"{own} imports {other}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_torch_is_imported_from_arena_up(path: Path) -> None:
+    imported = {
+        name.split(".")[0]
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    rows = layers()
+    assert rows[module_of(path)] >= rows["arena"] or not imported & {"torch", "torchdata"}
+
+
+def test_importing_the_package_does_not_import_torch() -> None:
+    code = "import seqrecord, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_public_names_are_sorted_and_there() -> None:
+    import seqrecord
+
+    assert seqrecord.__all__ == sorted(seqrecord.__all__)
+    for name in seqrecord.__all__:
+        assert getattr(seqrecord, name) is not None
