@@ -1,0 +1,193 @@
+"""How well a plan shuffles, as numbers: `python -m benchmarks.tartanair.shuffle_quality`.
+
+Prints a Markdown table for abandonedfactory's ten episodes: plans over a grid of cursors, blocks
+and run lengths, what `default_settings` chooses, and for comparison sequential reading, a 100-clip
+buffer over sequential reading, and a full permutation. Pure integers; nothing is read.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.budget import default_settings
+from seqrecord.clips import ClipSpec, ClipTable, EpisodeTable, enumerate_clips
+from seqrecord.plan import EpochPlan, PlanSettings
+
+__all__ = ["ABANDONEDFACTORY", "Quality", "batch_quality", "buffered", "episode_table"]
+
+IntArray = npt.NDArray[np.int64]
+
+ABANDONEDFACTORY = (2176, 434, 927, 1357, 1077, 731, 1656, 339, 3717, 3084)
+HEADER = """\
+| order | resident frames | read / distinct | episodes per batch \
+| overlapping neighbours per clip | overlap with the batch before |
+|---|---|---|---|---|---|"""
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Two clips overlap when they share a frame's time: one episode, starts less than a span apart.
+
+    `episodes`: distinct episodes in a batch, averaged over batches. `neighbours`: other clips of
+    its batch that a clip overlaps, averaged over clips. `carried`: share of the clips, the first
+    batch's aside, that overlap a clip of the batch before theirs.
+    """
+
+    episodes: float
+    neighbours: float
+    carried: float
+
+
+def batch_quality(episode: IntArray, start: IntArray, batch_sizes: IntArray, span: int) -> Quality:
+    """The figures of clips, int64[n] in the order of their epoch, in consecutive batches.
+
+    `batch_sizes`, int64[batches], sums up to `n`; no batch is empty.
+    """
+    batch = np.repeat(np.arange(len(batch_sizes)), batch_sizes)
+    width = int(start.max()) + 2 * span + 1  # of an episode's range of keys, so that none touch
+    num_episodes = int(episode.max()) + 1
+    key = (batch * num_episodes + episode) * width + start + span
+    known = np.sort(key)
+
+    def overlapping(keys: IntArray) -> IntArray:
+        stop = np.searchsorted(known, keys + span - 1, side="right")
+        return stop - np.searchsorted(known, keys - span + 1, side="left")
+
+    pairs = np.unique(batch * num_episodes + episode)
+    later = key[batch > 0] - num_episodes * width
+    return Quality(
+        episodes=len(pairs) / len(batch_sizes),
+        neighbours=float((overlapping(key) - 1).mean()),
+        carried=float((overlapping(later) > 0).mean()) if len(later) else 0.0,
+    )
+
+
+def episode_table(num_frames: tuple[int, ...], chunk_frames: int) -> EpisodeTable:
+    """Episodes of these lengths, one after the other, all in chunks of one size."""
+    lengths = np.array(num_frames, np.int64)
+    chunks = -(-lengths // chunk_frames)
+    return EpisodeTable(
+        lengths, np.full(len(lengths), chunk_frames, np.int64), np.cumsum(chunks) - chunks
+    )
+
+
+def buffered(num_clips: int, buffer: int, seed: int) -> IntArray:
+    """Positions as `.shuffle(buffer_size)` emits them from sequential reading; int64[num_clips]."""
+    rng = np.random.default_rng(seed)
+    held: list[int] = []
+    order: list[int] = []
+    for clip in range(num_clips):
+        if len(held) < buffer:
+            held.append(clip)
+        else:
+            place = int(rng.integers(buffer))
+            order.append(held[place])
+            held[place] = clip
+    order += rng.permutation(np.array(held, np.int64)).tolist()
+    return np.array(order, np.int64)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clip-len", type=int, default=16)
+    parser.add_argument("--stride", type=int, default=1)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--chunk-frames", type=int, default=8)
+    parser.add_argument("--max-frames", type=int, default=1000)
+    parser.add_argument("--epochs", type=int, default=5, help="epochs to average over")
+    args = parser.parse_args()
+
+    episodes = episode_table(ABANDONEDFACTORY, args.chunk_frames)
+    table = enumerate_clips(
+        ClipSpec(args.clip_len, args.stride), episodes, np.arange(len(episodes))
+    )
+    print(f"{table}; chunks of {args.chunk_frames} frames, {args.epochs} epochs\n\n{HEADER}")
+    sizes = np.full(-(-table.num_clips // args.batch_size), args.batch_size)
+    sizes[-1] = table.num_clips - sizes[:-1].sum()
+    rng = np.random.default_rng(0)
+    for name, positions in (
+        ("sequential", np.arange(table.num_clips)),
+        ("100-clip buffer over sequential", buffered(table.num_clips, 100, 0)),
+        ("full permutation", rng.permutation(table.num_clips)),
+    ):
+        _print_row(name, [batch_quality(*table.locate(positions), sizes, table.spec.span)])
+
+    in_order = EpochPlan(table, episodes, PlanSettings(shuffle=False))  # loads every frame once
+    _, distinct = _measure(in_order, table, sizes)
+    for name, settings in _grid(table, episodes, args.batch_size, args.max_frames):
+        figures, reread, resident = [], [], 0
+        for epoch in range(args.epochs):
+            plan = EpochPlan(table, episodes, settings, epoch=epoch)
+            figure, read = _measure(plan, table, sizes)
+            figures.append(figure)
+            reread.append(read / distinct)
+            resident = max(resident, plan.max_resident_frames)
+        _print_row(name, figures, resident, float(np.mean(reread)))
+
+
+def _grid(
+    table: ClipTable, episodes: EpisodeTable, batch_size: int, max_frames: int
+) -> Iterator[tuple[str, PlanSettings]]:
+    base = PlanSettings(seed=1, batch_size=batch_size)
+    for cursors, block, run in (
+        (8, 8, 512),
+        (8, 32, None),
+        (8, 96, None),
+        (16, 8, None),
+        (16, 40, None),
+        (24, 24, None),
+        (32, 8, 512),
+        (32, 8, 1024),
+        (32, 8, None),
+        (32, 1, None),
+        (41, 8, None),
+        (41, 8, 512),
+        (64, 8, None),
+        (64, 32, None),
+    ):
+        settings = replace(base, open_episodes=cursors, block_frames=block, run_frames=run)
+        yield _described(settings), settings
+    for buffer in (64, 256, 1000):
+        chosen = default_settings(
+            table, episodes, base, shuffle_buffer=buffer, max_frames=max_frames
+        )
+        name = f"default for shuffle_buffer {buffer}: {_described(chosen)}"
+        yield name, chosen
+
+
+def _described(settings: PlanSettings) -> str:
+    return (
+        f"{settings.open_episodes} cursors, blocks of {settings.block_frames}, "
+        f"runs of {settings.run_frames or 'any length'}"
+    )
+
+
+def _measure(plan: EpochPlan, table: ClipTable, sizes: IntArray) -> tuple[Quality, int]:
+    """The figures of one epoch, and how many frames it loads."""
+    rounds = list(plan.rounds())
+    episode = np.concatenate([r.clips.episode for r in rounds])
+    start = np.concatenate([r.clips.start for r in rounds])
+    read = sum(int(r.loads.count.sum()) for r in rounds)
+    return batch_quality(episode, start, sizes, table.spec.span), read
+
+
+def _print_row(
+    name: str, figures: list[Quality], resident: int | None = None, reread: float | None = None
+) -> None:
+    means = [
+        float(np.mean([getattr(figure, what) for figure in figures]))
+        for what in ("episodes", "neighbours", "carried")
+    ]
+    print(
+        f"| {name} | {resident or ''} | {f'{reread:.3f}' if reread else ''} "
+        f"| {means[0]:.1f} | {means[1]:.2f} | {means[2]:.2f} |"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""The settings of a plan that fit a memory limit, and the least memory that would do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from seqrecord.blocks import window_frames
+from seqrecord.clips import ClipTable, EpisodeTable
+from seqrecord.errors import ClipError, MemoryLimitError
+from seqrecord.plan import PlanSettings, cursor_bound
+
+__all__ = ["default_settings", "least_resident_frames"]
+
+MAX_REREAD_BY_CURSORS = 0.04  # of all frames: what cutting the epoch into lanes may cost
+MAX_REREAD = 0.045  # and what further cuts into runs may cost besides
+LEAST_RUN_FRAMES = 512
+LEAST_BLOCK = 32  # clips of an unshuffled epoch, so that a round is worth its trouble
+FEWER_CURSORS = 0.9  # so much of the most cursors is given up for larger blocks
+
+
+def least_resident_frames(
+    table: ClipTable, episodes: EpisodeTable, open_episodes: int | None = None
+) -> int:
+    """The least arena, in frames, for these clips and so many cursors (one for `None`)."""
+    return max(1, cursor_bound(table, episodes, 1)[0]) * (open_episodes or 1)
+
+
+def default_settings(
+    table: ClipTable,
+    episodes: EpisodeTable,
+    settings: PlanSettings,
+    *,
+    shuffle_buffer: int,
+    max_frames: int,
+    open_episodes: int | None = None,
+    num_splits: int = 1,
+) -> PlanSettings:
+    """`settings` with `open_episodes`, `block_frames` and `run_frames` chosen for an arena.
+
+    As many cursors as it takes to deal a batch and the next from different ones and to have
+    `shuffle_buffer` clips to choose from in a round, as far as `max_frames` resident frames allow
+    and as reading some frames twice at the cuts stays below `MAX_REREAD` of the epoch; then blocks
+    as large as `shuffle_buffer` and `max_frames` allow. A given `open_episodes` is kept.
+
+    Raises `MemoryLimitError` when `max_frames` is below `least_resident_frames`, `ClipError` for
+    a `shuffle_buffer` below 1.
+    """
+    if shuffle_buffer < 1:
+        raise ClipError("shuffle_buffer is too small", expected="at least 1", got=shuffle_buffer)
+    least = least_resident_frames(table, episodes, open_episodes if settings.shuffle else None)
+    if max_frames < least:
+        raise MemoryLimitError(
+            "not enough memory for these clips",
+            expected=f"room for at least {least} frames",
+            got=f"room for {max_frames}",
+        )
+    tries = [_Try(table, episodes, size, num_splits) for size in _sizes(table, episodes)]
+    smallest = _Try(table, episodes, 1, num_splits)
+    if not settings.shuffle:
+        wanted = max(settings.batch_size or 1, LEAST_BLOCK) * table.spec.stride
+        sizes = [block.size for block in tries if block.rows <= max_frames] or [smallest.size]
+        size = next((size for size in sizes if size >= wanted), sizes[-1])
+        return replace(settings, open_episodes=1, block_frames=size, run_frames=None)
+
+    def cursors(block: _Try) -> int:
+        """How many cursors to give blocks of this size; 0 when they don't fit."""
+        fit = max_frames // block.rows
+        if open_episodes is not None:
+            return open_episodes if open_episodes <= fit else 0
+        # Twice the batch, so that the batch before came from the other cursors.
+        dealt = min(2 * (settings.batch_size or 1), shuffle_buffer)
+        wanted = max(-(-shuffle_buffer // block.clips), dealt)
+        return min(wanted, fit, max(1, block.affordable_cursors(wanted)))
+
+    fitting = [block for block in tries if cursors(block)] or [smallest]
+    enough = FEWER_CURSORS * max(map(cursors, fitting))
+    fitting = [block for block in fitting if cursors(block) >= enough]
+    block = max(
+        (block for block in fitting if cursors(block) * block.clips <= shuffle_buffer),
+        key=lambda block: cursors(block) * block.clips,
+        default=fitting[0],
+    )
+    left = MAX_REREAD - block.reread(cursors(block))
+    run = max(LEAST_RUN_FRAMES, round(block.cut_cost / left)) if left > 0.001 else None
+    return replace(settings, open_episodes=cursors(block), block_frames=block.size, run_frames=run)
+
+
+def _sizes(table: ClipTable, episodes: EpisodeTable) -> list[int]:
+    """Sizes of block to try, in frames, in ascending order.
+
+    They are multiples of half a clip: smaller ones save little memory, since a clip must be held
+    whole, and in the same memory more cursors beat larger blocks (measured by
+    benchmarks/tartanair/shuffle_quality.py).
+    """
+    half = max(1, table.spec.span // 2)
+    longest = int(episodes.num_frames[table.episode].max(initial=1))
+    multiples = sorted({factor << doublings for factor in (1, 3) for doublings in range(32)})
+    return [half, *(half * n for n in multiples[1:] if half * n < longest)]
+
+
+class _Try:
+    """What blocks of `size` frames would mean."""
+
+    def __init__(
+        self, table: ClipTable, episodes: EpisodeTable, size: int, num_splits: int = 1
+    ) -> None:
+        spec = table.spec
+        chunk_frames = episodes.chunk_frames[table.episode]
+        window = window_frames(size, chunk_frames, stride=spec.stride, span=spec.span)
+        num_blocks = max(
+            1, int((-(-table.count * spec.stride // np.maximum(window, spec.stride))).sum())
+        )
+        used = np.unique(table.episode)
+        self.size = size
+        self.rows = max(1, cursor_bound(table, episodes, size)[0])
+        self.clips = max(1, -(-table.num_clips // num_blocks))  # in a usual block
+        # Frames of the chunks that the two halves of a run share when it is cut at a block.
+        chunk = int(chunk_frames.max(initial=1))
+        shared = max(0, spec.span - spec.stride)
+        self.cut_cost = -(-shared // chunk) * chunk + (chunk if size < chunk else 0)
+        # A lane that ends between two blocks cuts a run, unless a run ends there anyway.
+        cut_share = 1 - len(used) / num_blocks
+        self._reread = (
+            num_splits * cut_share * self.cut_cost / max(1, int(episodes.num_frames[used].sum()))
+        )
+
+    def reread(self, cursors: int) -> float:
+        """Share of all frames that so many cursors in every split read a second time."""
+        return self._reread * cursors
+
+    def affordable_cursors(self, wanted: int) -> int:
+        """How many of the wanted cursors stay within `MAX_REREAD_BY_CURSORS`."""
+        if self.reread(wanted) <= MAX_REREAD_BY_CURSORS:
+            return wanted
+        return int(MAX_REREAD_BY_CURSORS / self._reread)

@@ -1,0 +1,293 @@
+"""Which clips a dataset has: counted and enumerated as integers, without I/O.
+
+A clip of `length` 3 and `dilation` 3 uses the frames marked `f` and skips those marked `x`::
+
+    frame       0 1 2 3 4 5 6 7 8
+    start 0     f x x f x x f            span 7
+    start 1       f x x f x x f
+    start 2         f x x f x x f
+
+Frame 4 missing leaves starts 0 and 2 whole: only start 1 uses it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import ClipError
+from seqrecord.order import IntArray
+
+__all__ = [
+    "ClipSpec",
+    "ClipTable",
+    "EpisodeTable",
+    "MissingFrames",
+    "enumerate_clips",
+    "missing_from_bitmaps",
+]
+
+MAX_SETTING = 1 << 31  # exclusive, of each of a clip's numbers: their products stay in int64
+_BITMAP_ROWS = 1 << 16  # expanded to one byte per frame at a time
+
+
+@dataclass(frozen=True)
+class ClipSpec:
+    """What a clip is: `length` frames, `dilation` frames apart.
+
+    Clip starts are `phase`, `phase + stride`, `phase + 2 * stride`, … in frames of the episode.
+
+    Raises `ClipError` unless `length`, `stride` and `dilation` are at least 1 and `phase` is at
+    least 0 and less than `stride`.
+    """
+
+    length: int
+    stride: int = 1
+    dilation: int = 1
+    phase: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least, limit in (
+            ("length", 1, MAX_SETTING),
+            ("stride", 1, MAX_SETTING),
+            ("dilation", 1, MAX_SETTING),
+            ("phase", 0, self.stride),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+                raise ClipError(f"a clip's {name} is not an integer", got=repr(value)[:50])
+            if not least <= value < limit:
+                raise ClipError(
+                    f"a clip's {name} is out of range",
+                    expected=f"{least} to {limit - 1}",
+                    got=int(value),
+                )
+            object.__setattr__(self, name, int(value))
+
+    @property
+    def span(self) -> int:
+        """Frames from the first to the last of a clip, both counted."""
+        return (self.length - 1) * self.dilation + 1
+
+    @property
+    def frame_step(self) -> int:
+        """The greatest step such that every clip's every frame is `phase` plus a multiple of it."""
+        return self.stride if self.length == 1 else int(np.gcd(self.stride, self.dilation))
+
+
+@dataclass(frozen=True, eq=False)
+class EpisodeTable:
+    """The integers of an index that clips and plans need; int64[number of episodes] each.
+
+    Episode `e` has `num_frames[e]` frames in chunks of `chunk_frames[e]`, the last one shorter;
+    its first chunk is row `first_chunk[e]` of the chunk table and the others follow.
+    """
+
+    num_frames: IntArray
+    chunk_frames: IntArray
+    first_chunk: IntArray
+
+    def __len__(self) -> int:
+        return len(self.num_frames)
+
+    def __repr__(self) -> str:
+        return f"EpisodeTable({len(self)} episodes, {int(self.num_frames.sum())} frames)"
+
+
+@dataclass(frozen=True, eq=False)
+class MissingFrames:
+    """Runs of frames, `[start, stop)` of an episode, that lack a requested feature; int64[n] each.
+
+    In ascending order of episode and frame; no two runs of an episode touch or overlap.
+    """
+
+    episode: IntArray
+    start: IntArray
+    stop: IntArray
+
+    @classmethod
+    def none(cls) -> MissingFrames:
+        """Every frame has every requested feature."""
+        empty = np.zeros(0, np.int64)
+        return cls(empty, empty, empty)
+
+    def __len__(self) -> int:
+        return len(self.episode)
+
+    def __repr__(self) -> str:
+        return f"MissingFrames({len(self)} runs, {int((self.stop - self.start).sum())} frames)"
+
+
+@dataclass(frozen=True, eq=False)
+class ClipTable:
+    """The clips of the selected episodes, in canonical order: by episode, then by start.
+
+    Segment `i` holds `count[i]` clips of `episode[i]`, which start at `first_start[i]` and from
+    there every `spec.stride` frames; int64[segments] each. `num_short_episodes` of the selected
+    episodes are too short for a single clip; `num_incomplete` clips were left out because one of
+    their frames lacks a requested feature.
+    """
+
+    spec: ClipSpec
+    episode: IntArray
+    first_start: IntArray
+    count: IntArray
+    num_short_episodes: int = 0
+    num_incomplete: int = 0
+    offsets: IntArray = field(init=False)  # canonical position of each segment's first clip
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "offsets", np.cumsum(self.count) - self.count)
+
+    @property
+    def num_clips(self) -> int:
+        return int(self.count.sum())
+
+    def __len__(self) -> int:
+        return self.num_clips
+
+    def __repr__(self) -> str:
+        return (
+            f"ClipTable({self.num_clips} clips of {len(np.unique(self.episode))} episodes, "
+            f"{self.num_short_episodes} episodes too short, {self.num_incomplete} incomplete)"
+        )
+
+    def locate(self, positions: IntArray) -> tuple[IntArray, IntArray]:
+        """Episode and start, int64[n] each, of clips at canonical positions, int64[n].
+
+        Raises `IndexError` for a position outside `[0, num_clips)`.
+        """
+        if len(positions) and not (positions.min() >= 0 and positions.max() < self.num_clips):
+            raise IndexError(f"a clip's position is not in [0, {self.num_clips})")
+        segment = np.searchsorted(self.offsets, positions, side="right") - 1
+        step = positions - self.offsets[segment]
+        return self.episode[segment], self.first_start[segment] + step * self.spec.stride
+
+
+def enumerate_clips(
+    spec: ClipSpec,
+    episodes: EpisodeTable,
+    selected: IntArray,
+    missing: MissingFrames | None = None,
+) -> ClipTable:
+    """Every clip that lies inside a selected episode and lacks nothing.
+
+    `selected` is int64[k], rows of `episodes` in ascending order; `missing` may speak of episodes
+    that are not selected. A clip counts as lacking only for frames that it uses.
+
+    Raises `IndexError` for a selection that is not in ascending order or not in the table.
+    """
+    if len(selected) and not (
+        selected[0] >= 0 and selected[-1] < len(episodes) and (np.diff(selected) > 0).all()
+    ):
+        raise IndexError(f"selected episodes are not ascending rows in [0, {len(episodes)})")
+    room = episodes.num_frames[selected] - spec.span - spec.phase
+    possible = np.where(room >= 0, room // spec.stride + 1, 0)
+    if missing is None:
+        missing = MissingFrames.none()
+    # Number the possible clips 0, 1, … over all selected episodes; missing frames strike out
+    # intervals of these numbers and what is left between the intervals are the segments.
+    stops = np.cumsum(possible)
+    struck_start, struck_stop = _struck(spec, missing, selected, possible)
+    struck_start, struck_stop = _united(struck_start, struck_stop)
+    starts = np.sort(np.concatenate((stops - possible, struck_stop)))
+    ends = np.sort(np.concatenate((stops, struck_start)))
+    kept = ends > starts
+    first, count = starts[kept], (ends - starts)[kept]
+    owner = np.searchsorted(stops, first, side="right")
+    return ClipTable(
+        spec,
+        selected[owner],
+        spec.phase + (first - (stops - possible)[owner]) * spec.stride,
+        count,
+        num_short_episodes=int((possible == 0).sum()),
+        num_incomplete=int((struck_stop - struck_start).sum()),
+    )
+
+
+def missing_from_bitmaps(
+    episodes: EpisodeTable, chunk: IntArray, present: npt.NDArray[np.uint64]
+) -> MissingFrames:
+    """The frames that at least one of the given bitmaps says are missing.
+
+    `chunk` is int64[m], rows of the chunk table in any order and as often as wanted (one row per
+    requested feature, say); `present` is uint64[m]: bit `i` tells whether frame `i` of the chunk
+    has the feature. Bits past a chunk's last frame do not count.
+    """
+    by_chunk = np.argsort(chunk, kind="stable")
+    rows, first = np.unique(chunk[by_chunk], return_index=True)
+    if not len(rows):
+        return MissingFrames.none()
+    absent = np.bitwise_or.reduceat(~present[by_chunk], first)
+    owned = np.flatnonzero(episodes.num_frames > 0)  # an empty episode owns no chunk row
+    episode = owned[np.searchsorted(episodes.first_chunk[owned], rows, side="right") - 1]
+    base = (rows - episodes.first_chunk[episode]) * episodes.chunk_frames[episode]
+    length = np.minimum(episodes.chunk_frames[episode], episodes.num_frames[episode] - base)
+    parts = [
+        _runs_of_bits(absent[part], episode[part], base[part], length[part])
+        for part in (slice(i, i + _BITMAP_ROWS) for i in range(0, len(rows), _BITMAP_ROWS))
+    ]
+    episode, start, stop = (np.concatenate(column) for column in zip(*parts, strict=True))
+    joined = (episode[1:] == episode[:-1]) & (start[1:] == stop[:-1])
+    opens, closes = np.append(True, ~joined), np.append(~joined, True)
+    if not len(episode):
+        return MissingFrames.none()
+    return MissingFrames(episode[opens], start[opens], stop[closes])
+
+
+def _runs_of_bits(
+    bits: npt.NDArray[np.uint64], episode: IntArray, base: IntArray, length: IntArray
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Episode, first and past-the-last frame of each run of set bits; runs end at their chunk."""
+    octets = bits.astype("<u8").view(np.uint8).reshape(len(bits), 8)
+    flags = np.zeros((len(bits), 66), np.int8)
+    flags[:, 1:65] = np.unpackbits(octets, axis=1, bitorder="little")
+    flags[:, 1:65] *= np.arange(64) < length[:, None]
+    edges = np.diff(flags, axis=1)
+    row, start = np.nonzero(edges == 1)
+    _, stop = np.nonzero(edges == -1)
+    return episode[row], base[row] + start, base[row] + stop
+
+
+def _struck(
+    spec: ClipSpec, missing: MissingFrames, selected: IntArray, possible: IntArray
+) -> tuple[IntArray, IntArray]:
+    """Intervals of possible clips, numbered over all selected episodes, that miss a frame.
+
+    Missing frames `[a, b)` strike the starts `[a - i * dilation, b - i * dilation)` for every `i`
+    below `length`: separate intervals when the run is shorter than the dilation, else one.
+    """
+    place = np.searchsorted(selected, missing.episode)
+    known = place < len(selected)
+    known[known] = selected[place[known]] == missing.episode[known]
+    place, start, stop = place[known], missing.start[known], missing.stop[known]
+
+    long = stop - start >= spec.dilation
+    owners, firsts, lasts = [place[long]], [start[long] - (spec.span - 1)], [stop[long]]
+    if not long.all():
+        back = np.arange(spec.length)[:, None] * spec.dilation
+        owners.append(np.tile(place[~long], spec.length))
+        firsts.append((start[~long] - back).ravel())
+        lasts.append((stop[~long] - back).ravel())
+    owner = np.concatenate(owners)
+
+    def number(starts: list[IntArray]) -> IntArray:
+        """How many possible clips of the episode start before these frames, numbered over all."""
+        before = -((spec.phase - np.concatenate(starts)) // spec.stride)
+        return np.clip(before, 0, possible[owner]) + (np.cumsum(possible) - possible)[owner]
+
+    return number(firsts), number(lasts)
+
+
+def _united(start: IntArray, stop: IntArray) -> tuple[IntArray, IntArray]:
+    """The union of half-open intervals as disjoint ones in ascending order, empty ones dropped."""
+    start, stop = start[stop > start], stop[stop > start]
+    if not len(start):
+        return start, stop
+    order = np.argsort(start, kind="stable")
+    start, reach = start[order], np.maximum.accumulate(stop[order])
+    opens = np.append(True, start[1:] > reach[:-1])
+    closes = np.append(opens[1:], True)
+    return start[opens], reach[closes]

@@ -1,0 +1,323 @@
+"""An epoch as integers: which chunks to load, which clips to emit, which frames to free.
+
+The clips of an epoch, episode by episode, are cut into *runs* at places drawn from the seed; the
+runs are permuted, laid end to end, cut into the splits, and each split into one lane per cursor.
+All cursors then walk their lanes at the same pace, one block a round::
+
+    runs, permuted      |----C----|--A--|-------D-------|---B---|----E----|
+    lanes of 3 cursors  |--- cursor 0 ---|---- cursor 1 ----|-- cursor 2 --|
+    round 0             block of C        block of D         block of B
+    round 1             the next of C     the next of D      the next of B
+    ...
+    one round:  load chunks  ->  emit the blocks' clips, dealt over the cursors  ->  free frames
+
+Everything is a pure function of the clip table and the settings, and any round can be computed
+alone. The clips that the rounds emit form one stream; batches are consecutive parts of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from seqrecord.batches import count_batches
+from seqrecord.blocks import Pieces, cut_pieces, resident_window, window_frames
+from seqrecord.clips import ClipTable, EpisodeTable
+from seqrecord.errors import ClipError
+from seqrecord.lanes import Lanes, Walk
+from seqrecord.order import IntArray, hash64, key_of, ranks
+from seqrecord.runs import shuffle_runs
+from seqrecord.steps import Clips, Frees, Loads, Round
+
+__all__ = [
+    "Clips",
+    "EpochPlan",
+    "Frees",
+    "Loads",
+    "PlanSettings",
+    "Round",
+    "Split",
+    "cursor_bound",
+    "resident_bound",
+]
+
+_RUNS, _CURSORS, _CLIPS = range(3)  # what a random number is for: no two uses share a stream
+_CLIPS_AT_ONCE = 1 << 15  # rounds are computed in groups of about so many clips
+_TIME_BITS = 20  # fraction of a turn that tells apart whose clip comes first
+
+
+@dataclass(frozen=True)
+class Split:
+    """Part `index` of `count` disjoint parts of an epoch, one for each rank and worker."""
+
+    index: int = 0
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.count:
+            raise ClipError(
+                "not a split of an epoch",
+                expected="0 <= index < count",
+                got=f"index {self.index} of {self.count}",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSettings:
+    """How an epoch is walked; `budget.default_settings` chooses the last three.
+
+    `open_episodes` cursors advance by windows of about `block_frames` frames a round (see
+    `blocks.window_frames`), in runs of about `run_frames` frames (`None`: as long as can be).
+    Without `shuffle` there is one cursor, nothing is cut and clips come in canonical order.
+    """
+
+    shuffle: bool = True
+    seed: int = 0
+    batch_size: int | None = None
+    drop_last: bool = False
+    open_episodes: int = 32
+    block_frames: int = 8
+    run_frames: int | None = 512
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "open_episodes", "block_frames", "run_frames"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ClipError(f"{name} is too small", expected="at least 1", got=value)
+
+
+class EpochPlan:
+    """The plan of one split of one epoch.
+
+    Splits are disjoint, cover the epoch and have equally many batches: full ones but for the
+    last; in a split one clip short of a last batch of its own, the last two share what is left.
+    With `drop_last` every batch is full, and `num_dropped` clips are left out. With a `batch_size`
+    of 1 or `None`, without `drop_last`, the splits' counts may differ by one.
+
+    Raises `ClipError` when there are fewer clips than splits, unless `drop_last` is set. An epoch
+    without any clip has no batches.
+    """
+
+    num_clips: int  # that this split emits
+    num_dropped: int  # that it would emit without `drop_last`
+    num_batches: int
+    num_rounds: int
+    num_cursors: int
+    max_resident_frames: int  # the arena's rows: in no round are more frames held
+    max_resident_chunks: int
+
+    def __init__(
+        self,
+        table: ClipTable,
+        episodes: EpisodeTable,
+        settings: PlanSettings,
+        *,
+        epoch: int = 0,
+        split: Split = Split(),
+    ) -> None:
+        total = table.num_clips
+        if 0 < total < split.count and not settings.drop_last:
+            raise ClipError(
+                "fewer clips than parts to split them into",
+                expected=f"at least {split.count} clips",
+                got=total,
+            )
+        self.settings, self.epoch, self.split = settings, epoch, split
+        self._spec, self._episodes = table.spec, episodes
+        self._key = key_of(settings.seed, epoch)
+
+        bounds = [total * (split.index + i) // split.count for i in (0, 1)]
+        pieces = cut_pieces(_sequence(table, episodes, settings, self._key), np.array(bounds))
+        pieces = pieces.take(slice(*np.searchsorted(pieces.first_clip, bounds).tolist()))
+        self._batches = count_batches(
+            pieces.num_clips,
+            total,
+            split.count,
+            size=settings.batch_size or 1,
+            drop_last=settings.drop_last,
+        )
+        self.num_clips, self.num_dropped = self._batches.num_clips, self._batches.num_dropped
+        self.num_batches = self._batches.count
+        self._lanes = Lanes(
+            pieces,
+            settings.open_episodes if settings.shuffle else 1,
+            chunk_frames=episodes.chunk_frames,
+            span=table.spec.span,
+        )
+        self._before = np.minimum(self._lanes.clips_before_rounds(), self.num_clips)
+        self.num_cursors = self._lanes.num_cursors
+        self.num_rounds = int(np.searchsorted(self._before, self.num_clips))
+        frames, chunks = cursor_bound(table, episodes, settings.block_frames)
+        self.max_resident_frames = self.num_cursors * frames
+        self.max_resident_chunks = self.num_cursors * chunks
+
+    def __repr__(self) -> str:
+        return (
+            f"EpochPlan(epoch {self.epoch}, split {self.split.index} of {self.split.count}: "
+            f"{self.num_clips} clips in {self.num_batches} batches, {self.num_rounds} rounds of "
+            f"{self.num_cursors} cursors, at most {self.max_resident_frames} frames resident)"
+        )
+
+    @property
+    def frame_step(self) -> int:
+        """Frames between two that a load brings; more than 1 where no clip uses the others."""
+        return self._spec.frame_step
+
+    def first_clip(self, batch: int) -> int:
+        """How many clips the batches before this one hold; `num_clips` for `num_batches`.
+
+        Raises `IndexError` outside `[0, num_batches]`.
+        """
+        return self._batches.first_clip(batch)
+
+    def locate(self, batch: int) -> tuple[int, int]:
+        """Where a batch begins: its round, and how many of that round's clips come before it.
+
+        To resume there, load `resident(round)`, go on with `rounds(round)` and skip so many clips.
+        """
+        clip = self.first_clip(batch)
+        index = int(np.searchsorted(self._before, clip, side="right")) - 1
+        index = min(index, self.num_rounds)
+        return index, clip - int(self._before[index])
+
+    def resident(self, round_index: int) -> Loads:
+        """Loads that bring exactly the frames held when a round begins, before its own loads."""
+        walk, _ = self._walk(round_index, round_index + 1)
+        return self._loads(walk, walk.first, walk.loaded_before)[1]
+
+    def rounds(self, first_round: int = 0) -> Iterator[Round]:
+        """The rounds from `first_round` on, computed as they are taken."""
+        group = max(1, _CLIPS_AT_ONCE * self.num_rounds // max(1, self.num_clips))
+        for start in range(first_round, self.num_rounds, group):
+            yield from self._rounds(start, min(start + group, self.num_rounds))
+
+    def _rounds(self, start: int, stop: int) -> Iterator[Round]:
+        walk, turn = self._walk(start, stop)
+        marks = np.arange(start, stop + 1)
+        loads_round, loads = self._loads(walk, walk.loaded_before, walk.loaded)
+        loads_at = np.searchsorted(loads_round, marks).tolist()
+        clips = self._clips(walk, turn)
+        clips_at = (self._before[start : stop + 1] - self._before[start]).tolist()
+        frees_round, frees = self._frees(walk)
+        frees_at = np.searchsorted(frees_round, marks).tolist()
+        for i in range(stop - start):
+            yield Round(
+                start + i,
+                loads.part(loads_at[i], loads_at[i + 1]),
+                clips.part(clips_at[i], clips_at[i + 1]),
+                frees.part(frees_at[i], frees_at[i + 1]),
+            )
+
+    def _walk(self, start: int, stop: int) -> tuple[Walk, IntArray]:
+        """The blocks of rounds `[start, stop)`, by round and turn, and each one's turn, int64[n].
+
+        A cursor's turn is drawn in every round. What it loads comes in the order of the turns too,
+        so that the first clips need not wait for all loads of their round.
+        """
+        walk = self._lanes.walk(start, stop, self.num_rounds)
+        drawn = hash64(
+            key_of(self._key, _CURSORS), walk.round * max(1, self.num_cursors) + walk.cursor
+        )
+        order = np.lexsort((drawn, walk.round))
+        begun = np.searchsorted(walk.round, walk.round)
+        return walk.take(order), np.arange(len(walk)) - begun
+
+    def _loads(self, walk: Walk, start: IntArray, stop: IntArray) -> tuple[IntArray, Loads]:
+        """Round, int64[n], and row of each chunk that has wanted frames in `[start, stop)`."""
+        chunk_frames = self._episodes.chunk_frames[walk.episode]
+        first_chunk = start // chunk_frames
+        chunks = np.where(stop > start, -(-stop // chunk_frames) - first_chunk, 0)
+        row = np.repeat(np.arange(len(walk)), chunks)
+        chunk = first_chunk[row] + np.arange(len(row)) - (np.cumsum(chunks) - chunks)[row]
+        size = chunk_frames[row]
+        first = np.maximum(start[row], chunk * size)
+        first += (self._spec.phase - first) % self.frame_step
+        count = -(-(np.minimum(stop[row], (chunk + 1) * size) - first) // self.frame_step)
+        some = count > 0
+        row = row[some]
+        episode = walk.episode[row]
+        return walk.round[row], Loads(
+            walk.cursor[row],
+            episode,
+            self._episodes.first_chunk[episode] + chunk[some],
+            first[some],
+            count[some],
+        )
+
+    def _frees(self, walk: Walk) -> tuple[IntArray, Frees]:
+        """Round, int64[n], and row of each cursor that frees something."""
+        some = walk.kept > walk.first
+        first = walk.first[some]
+        count = -(-(walk.kept[some] - first) // self.frame_step)
+        return walk.round[some], Frees(walk.cursor[some], first, count)
+
+    def _clips(self, walk: Walk, turn: IntArray) -> Clips:
+        """The clips of whole rounds in the order in which they are emitted.
+
+        The clips of a block, shuffled, spread evenly over the round, each cursor's from a moment
+        of its own::
+
+            cursor 0    a . . b . . c . . d . .
+            cursor 1    . e . . f . . g . . h .
+            cursor 2    . . i . . . . . j . . .
+            emitted     a e i b f c g j d h
+        """
+        block = np.repeat(np.arange(len(walk)), walk.count)
+        place = np.arange(len(block)) - (np.cumsum(walk.count) - walk.count)[block]
+        start = walk.first[block] + place * self._spec.stride
+        if self.settings.shuffle:
+            name = hash64(key_of(self._key, _CLIPS), walk.episode[block]).view(np.int64) + start
+            place = ranks(hash64(0, name), block)
+            time = (place * self.num_cursors + turn[block] << _TIME_BITS) // walk.count[block]
+            order = np.lexsort((time, walk.round[block]))
+            block, start = block[order], start[order]
+        before = int(self._before[walk.round[0]]) if len(walk) else 0
+        clip = np.arange(before, min(before + len(block), self.num_clips))
+        block, start = block[: len(clip)], start[: len(clip)]
+        return Clips(walk.cursor[block], walk.episode[block], start, *self._batches.places(clip))
+
+
+def resident_bound(
+    table: ClipTable, episodes: EpisodeTable, settings: PlanSettings
+) -> tuple[int, int]:
+    """The most frames, and the most chunks, held at once in any split of any epoch."""
+    cursors = settings.open_episodes if settings.shuffle else 1
+    frames, chunks = cursor_bound(table, episodes, settings.block_frames)
+    return cursors * frames, cursors * chunks
+
+
+def cursor_bound(table: ClipTable, episodes: EpisodeTable, block_frames: int) -> tuple[int, int]:
+    """The most frames, and the most chunks, that one cursor can hold at once."""
+    spec = table.spec
+    used = np.unique(table.episode)
+    chunk_frames = episodes.chunk_frames[used]
+    return resident_window(
+        window_frames(block_frames, chunk_frames, stride=spec.stride, span=spec.span),
+        chunk_frames,
+        episodes.num_frames[used],
+        stride=spec.stride,
+        phase=spec.phase,
+        span=spec.span,
+        frame_step=spec.frame_step,
+    )
+
+
+def _sequence(table: ClipTable, episodes: EpisodeTable, settings: PlanSettings, key: int) -> Pieces:
+    """All clips of an epoch, in the order in which splits and lanes share them out."""
+    chunk_frames = episodes.chunk_frames[table.episode]
+    pieces = Pieces(
+        table.spec.stride,
+        table.episode,
+        table.first_start,
+        table.count,
+        np.cumsum(np.diff(table.episode, prepend=table.episode[:1]) != 0),
+        window_frames(
+            settings.block_frames, chunk_frames, stride=table.spec.stride, span=table.spec.span
+        ),
+    )
+    if not settings.shuffle:
+        return pieces
+    grid = np.maximum(pieces.window, chunk_frames)
+    return shuffle_runs(pieces, settings.run_frames, grid, key_of(key, _RUNS))

@@ -1,0 +1,80 @@
+"""What an engine does in one round of a plan, as columns of integers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TypeVar
+
+from seqrecord.order import IntArray
+
+__all__ = ["Clips", "Frees", "Loads", "Round"]
+
+_Rows = TypeVar("_Rows", bound="_Columns")
+
+
+@dataclass(frozen=True, eq=False)
+class _Columns:
+    """Columns of equal length, int64 each; a row is one thing to do, for one cursor."""
+
+    cursor: IntArray
+
+    def __len__(self) -> int:
+        return len(self.cursor)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)})"
+
+    def part(self: _Rows, start: int, stop: int) -> _Rows:
+        """Rows `[start, stop)`, without a copy."""
+        return type(self)(*(getattr(self, column.name)[start:stop] for column in fields(self)))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Loads(_Columns):
+    """Chunks to read, and which of their frames to decode, roughly in the order of their use.
+
+    Row `i` brings `count[i]` frames, `first[i]`, `first[i] + frame_step`, … of `episode[i]`, all of
+    chunk row `chunk[i]`, to cursor `cursor[i]`. A frame among them that lacks a requested feature
+    is used by no clip: it keeps its place but nothing need be decoded for it.
+    """
+
+    episode: IntArray
+    chunk: IntArray
+    first: IntArray
+    count: IntArray
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Clips(_Columns):
+    """Clips in the order in which they are emitted.
+
+    Clip `i` consists of the frames `start[i] + k * dilation` that cursor `cursor[i]` holds, and is
+    place `slot[i]` of batch `batch[i]` of the epoch. With `batch_size=None` every clip counts as a
+    batch of its own.
+    """
+
+    episode: IntArray
+    start: IntArray
+    batch: IntArray
+    slot: IntArray
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Frees(_Columns):
+    """Frames that no later clip of the cursor needs, `first`, `first + frame_step`, …
+
+    At most one row for a cursor. After a run's last block that is all that the cursor holds.
+    """
+
+    first: IntArray
+    count: IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """One round, in this order: do `loads`, emit `clips`, then `frees`."""
+
+    index: int
+    loads: Loads
+    clips: Clips
+    frees: Frees

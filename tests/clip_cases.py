@@ -1,0 +1,121 @@
+"""Small datasets, as integers, for the tests of clips and plans."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import strategies as st
+
+from seqrecord.clips import (
+    ClipSpec,
+    ClipTable,
+    EpisodeTable,
+    MissingFrames,
+    enumerate_clips,
+    missing_from_bitmaps,
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A clip request on a small dataset; `missing` holds (episode, frame) pairs."""
+
+    num_frames: tuple[int, ...]
+    chunk_frames: tuple[int, ...]
+    spec: ClipSpec
+    selected: tuple[int, ...]
+    missing: frozenset[tuple[int, int]]
+
+    @property
+    def episodes(self) -> EpisodeTable:
+        return episode_table(self.num_frames, self.chunk_frames)
+
+    @property
+    def table(self) -> ClipTable:
+        return enumerate_clips(
+            self.spec, self.episodes, np.array(self.selected, np.int64), self.missing_frames
+        )
+
+    @property
+    def missing_frames(self) -> MissingFrames:
+        chunk, present = bitmaps(self.episodes, self.missing)
+        return missing_from_bitmaps(self.episodes, chunk, present)
+
+    def clips(self) -> list[tuple[int, int]]:
+        """Every (episode, start), one clip at a time."""
+        return [
+            (episode, start)
+            for episode in self.selected
+            for start in self.possible_starts(episode)
+            if not any((episode, frame) in self.missing for frame in self.frames(start))
+        ]
+
+    def possible_starts(self, episode: int) -> list[int]:
+        last = self.num_frames[episode] - self.spec.span
+        return list(range(self.spec.phase, last + 1, self.spec.stride))
+
+    def frames(self, start: int) -> list[int]:
+        return [start + i * self.spec.dilation for i in range(self.spec.length)]
+
+
+def episode_table(num_frames: Sequence[int], chunk_frames: Sequence[int]) -> EpisodeTable:
+    """Episodes whose chunks lie one after the other."""
+    lengths, sizes = np.array(num_frames, np.int64), np.array(chunk_frames, np.int64)
+    chunks = -(-lengths // sizes)
+    return EpisodeTable(lengths, sizes, np.cumsum(chunks) - chunks)
+
+
+def bitmaps(
+    episodes: EpisodeTable, missing: Collection[tuple[int, int]]
+) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int], np.dtype[np.uint64]]]:
+    """Chunk rows and their bitmaps of present frames, as an index holds them."""
+    present: dict[int, int] = {}
+    for episode, frame in missing:
+        size = int(episodes.chunk_frames[episode])
+        row = int(episodes.first_chunk[episode]) + frame // size
+        start = frame // size * size
+        length = min(size, int(episodes.num_frames[episode]) - start)
+        present[row] = present.get(row, (1 << length) - 1) & ~(1 << (frame - start))
+    rows = sorted(present)
+    return np.array(rows, np.int64), np.array([present[row] for row in rows], np.uint64)
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> ClipSpec:
+    stride = draw(st.integers(1, 9))
+    return ClipSpec(
+        length=draw(st.integers(1, 6)),
+        stride=stride,
+        dilation=draw(st.integers(1, 4)),
+        phase=draw(st.integers(0, stride - 1)),
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    num_frames = draw(st.lists(st.integers(1, 70), min_size=1, max_size=6))
+    chunk_frames = draw(
+        st.lists(
+            st.sampled_from([1, 2, 3, 4, 5, 8, 16, 31, 64]),
+            min_size=len(num_frames),
+            max_size=len(num_frames),
+        )
+    )
+    episodes = st.integers(0, len(num_frames) - 1)
+    selected = draw(st.sets(episodes)) or set(range(len(num_frames)))
+    gaps = draw(st.lists(st.tuples(episodes, st.integers(0, 69), st.integers(1, 9)), max_size=5))
+    missing = {
+        (episode, frame)
+        for episode, start, length in gaps
+        for frame in range(start, start + length)
+        if frame < num_frames[episode]
+    }
+    return Case(
+        tuple(num_frames),
+        tuple(chunk_frames),
+        draw(specs()),
+        tuple(sorted(selected)),
+        frozenset(missing),
+    )

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.tartanair.shuffle_quality import ABANDONEDFACTORY, batch_quality
+from seqrecord.budget import default_settings, least_resident_frames
+from seqrecord.clips import ClipSpec, ClipTable, EpisodeTable, enumerate_clips
+from seqrecord.errors import ClipError, MemoryLimitError
+from seqrecord.plan import EpochPlan, PlanSettings, Split, resident_bound
+from tests.clip_cases import Case, cases, episode_table
+
+
+def dataset(
+    num_frames: tuple[int, ...], spec: ClipSpec, chunk_frames: int = 8
+) -> tuple[ClipTable, EpisodeTable]:
+    episodes = episode_table(num_frames, [chunk_frames] * len(num_frames))
+    return enumerate_clips(spec, episodes, np.arange(len(episodes))), episodes
+
+
+@given(
+    cases(),
+    st.booleans(),
+    st.integers(1, 40),
+    st.none() | st.integers(1, 9),
+    st.none() | st.integers(1, 5),
+    st.integers(1, 300),
+)
+@settings(max_examples=300, deadline=None)
+def test_fits_the_memory_or_says_the_least_that_does(
+    case: Case,
+    shuffle: bool,
+    shuffle_buffer: int,
+    batch_size: int | None,
+    open_episodes: int | None,
+    max_frames: int,
+) -> None:
+    table, episodes = case.table, case.episodes
+    wanted = PlanSettings(shuffle=shuffle, seed=5, batch_size=batch_size)
+
+    def chosen(limit: int) -> PlanSettings:
+        return default_settings(
+            table,
+            episodes,
+            wanted,
+            shuffle_buffer=shuffle_buffer,
+            max_frames=limit,
+            open_episodes=open_episodes,
+        )
+
+    least = least_resident_frames(table, episodes, open_episodes if shuffle else None)
+    with pytest.raises(MemoryLimitError, match=f"at least {least} frames"):
+        chosen(least - 1)
+    for limit in (least, least + max_frames):
+        result = chosen(limit)
+        assert resident_bound(table, episodes, result)[0] <= limit
+        assert (result.shuffle, result.seed, result.batch_size) == (shuffle, 5, batch_size)
+        if shuffle and open_episodes is not None:
+            assert result.open_episodes == open_episodes
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("shuffle_buffer", [64, 256, 1000])
+def test_the_defaults_shuffle_well(seed: int, shuffle_buffer: int) -> None:
+    table, episodes = dataset(ABANDONEDFACTORY, ClipSpec(16))
+    chosen = default_settings(
+        table,
+        episodes,
+        PlanSettings(batch_size=32, seed=seed),
+        shuffle_buffer=shuffle_buffer,
+        max_frames=1000,
+    )
+    plan = EpochPlan(table, episodes, chosen)
+    rounds = list(plan.rounds())
+    quality = batch_quality(
+        np.concatenate([work.clips.episode for work in rounds]),
+        np.concatenate([work.clips.start for work in rounds]),
+        np.diff([plan.first_clip(batch) for batch in range(plan.num_batches + 1)]),
+        span=16,
+    )
+    assert plan.max_resident_frames <= 1000
+    assert quality.episodes >= 8.5
+    assert quality.neighbours <= 0.5
+    assert sum(int(work.loads.count.sum()) for work in rounds) <= 1.05 * sum(ABANDONEDFACTORY)
+
+
+@pytest.mark.parametrize("chunk_frames", [1, 5, 8, 16, 31, 64])
+@pytest.mark.parametrize("num_splits", [1, 8])
+@pytest.mark.parametrize(
+    "spec", [ClipSpec(16), ClipSpec(16, stride=4), ClipSpec(16, dilation=3), ClipSpec(64)]
+)
+def test_the_defaults_read_little_twice(spec: ClipSpec, num_splits: int, chunk_frames: int) -> None:
+    table, episodes = dataset(ABANDONEDFACTORY * 4, spec, chunk_frames)
+    chosen = default_settings(
+        table,
+        episodes,
+        PlanSettings(batch_size=32),
+        shuffle_buffer=256,
+        max_frames=2000,
+        num_splits=num_splits,
+    )
+    frames, chunks = 0, 0
+    for index in range(num_splits):
+        for work in EpochPlan(table, episodes, chosen, split=Split(index, num_splits)).rounds():
+            frames += int(work.loads.count.sum())
+            chunks += len(work.loads)
+    assert frames <= 1.05 * episodes.num_frames.sum()
+    assert chunks <= 1.05 * (-(-episodes.num_frames // chunk_frames)).sum()
+
+
+def test_a_small_dataset_is_shuffled_over_all_its_episodes() -> None:
+    table, episodes = dataset((45,) * 10, ClipSpec(16))
+    chosen = default_settings(
+        table, episodes, PlanSettings(batch_size=4), shuffle_buffer=256, max_frames=1000
+    )
+    plan = EpochPlan(table, episodes, chosen)
+    assert plan.num_cursors >= 8
+    assert sum(len(work.loads) for work in plan.rounds()) == 10 * 6
+
+
+def test_an_unshuffled_epoch_has_one_cursor_and_blocks_worth_a_round() -> None:
+    table, episodes = dataset(ABANDONEDFACTORY, ClipSpec(16))
+    wanted = PlanSettings(shuffle=False, batch_size=64)
+    chosen = default_settings(table, episodes, wanted, shuffle_buffer=1, max_frames=1000)
+    assert chosen == replace(wanted, open_episodes=1, block_frames=64, run_frames=None)
+
+
+def test_the_least_memory_is_one_clip_filled_up_to_chunks() -> None:
+    table, episodes = dataset((100,), ClipSpec(16))
+    # A clip that starts at frame 1 of a chunk ends at frame 16, so 1..23 are held.
+    assert least_resident_frames(table, episodes) == 23
+    assert least_resident_frames(table, episodes, open_episodes=3) == 69
+
+
+def test_no_clip_at_all_needs_no_special_care() -> None:
+    table, episodes = dataset((9,), ClipSpec(16))
+    chosen = default_settings(table, episodes, PlanSettings(), shuffle_buffer=256, max_frames=10)
+    assert EpochPlan(table, episodes, chosen).num_rounds == 0
+
+
+def test_refuses_an_empty_shuffle_buffer() -> None:
+    table, episodes = dataset((99,), ClipSpec(16))
+    with pytest.raises(ClipError, match="shuffle_buffer is too small"):
+        default_settings(table, episodes, PlanSettings(), shuffle_buffer=0, max_frames=100)

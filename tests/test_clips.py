@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from seqrecord.clips import (
+    ClipSpec,
+    ClipTable,
+    EpisodeTable,
+    MissingFrames,
+    enumerate_clips,
+    missing_from_bitmaps,
+)
+from seqrecord.errors import ClipError
+from tests.clip_cases import Case, bitmaps, cases, episode_table
+
+ALL_64 = np.uint64(2**64 - 1)
+
+
+def located(table: ClipTable) -> list[tuple[int, int]]:
+    episode, start = table.locate(np.arange(table.num_clips))
+    return list(zip(episode.tolist(), start.tolist(), strict=True))
+
+
+def runs(missing: MissingFrames) -> list[tuple[int, int, int]]:
+    columns = (missing.episode.tolist(), missing.start.tolist(), missing.stop.tolist())
+    return list(zip(*columns, strict=True))
+
+
+@given(cases())
+@settings(max_examples=300, deadline=None)
+def test_enumerates_every_whole_clip_in_order(case: Case) -> None:
+    table = case.table
+    assert located(table) == case.clips()
+    assert table.num_clips == len(case.clips())
+    possible = {episode: len(case.possible_starts(episode)) for episode in case.selected}
+    assert table.num_short_episodes == list(possible.values()).count(0)
+    assert table.num_incomplete == sum(possible.values()) - table.num_clips
+    assert (table.count > 0).all()
+
+
+@given(cases())
+@settings(max_examples=200, deadline=None)
+def test_missing_runs_are_the_missing_frames(case: Case) -> None:
+    found = runs(case.missing_frames)
+    assert {(e, f) for e, start, stop in found for f in range(start, stop)} == case.missing
+    assert found == sorted(found)
+    for (e, _, stop), (next_e, start, _) in itertools.pairwise(found):
+        assert e != next_e or stop < start
+
+
+def test_a_dilated_clip_lacks_only_what_it_uses() -> None:
+    # Frames 0 1 2 3 4 5 6 7 8, clips f x x f x x f: the drawing in the module's docstring.
+    case = Case((9,), (4,), ClipSpec(3, dilation=3), (0,), frozenset({(0, 4)}))
+    assert located(case.table) == [(0, 0), (0, 2)]
+    assert case.table.num_incomplete == 1
+
+
+def test_features_unite_whatever_the_order_of_rows() -> None:
+    episodes = episode_table([10, 5], [4, 4])  # chunk rows 0 1 2 | 3 4
+    chunk = np.array([4, 1, 0, 1], np.int64)
+    present = np.array([0b0, 0b1101, 0b0111, 0b1110], np.uint64)
+    assert runs(missing_from_bitmaps(episodes, chunk, present)) == [(0, 3, 6), (1, 4, 5)]
+
+
+def test_a_whole_episode_missing_is_one_run() -> None:
+    episodes = episode_table([64 * 3 + 1, 64], [64, 64])
+    zeros = np.zeros(4, np.uint64)
+    assert runs(missing_from_bitmaps(episodes, np.arange(4), zeros)) == [(0, 0, 193)]
+    assert runs(missing_from_bitmaps(episodes, np.arange(4), zeros | ALL_64)) == []
+
+
+def test_bits_past_the_last_frame_do_not_count() -> None:
+    episodes = episode_table([3], [64])
+    present = np.array([0b111], np.uint64)
+    assert len(missing_from_bitmaps(episodes, np.zeros(1, np.int64), present)) == 0
+
+
+def test_an_episode_without_frames_owns_no_chunk() -> None:
+    episodes = EpisodeTable(np.array([4, 0, 4]), np.array([4, 4, 4]), np.array([0, 1, 1]))
+    present = np.array([0b0111], np.uint64)
+    assert runs(missing_from_bitmaps(episodes, np.array([1]), present)) == [(2, 3, 4)]
+
+
+def test_many_bitmaps_join_across_the_groups_they_are_expanded_in() -> None:
+    num_chunks = (1 << 16) + 10
+    episodes = episode_table([num_chunks], [1])
+    zeros = np.zeros(num_chunks, np.uint64)
+    assert runs(missing_from_bitmaps(episodes, np.arange(num_chunks), zeros)) == [
+        (0, 0, num_chunks)
+    ]
+
+
+def test_counts_what_is_too_short_and_what_is_incomplete() -> None:
+    episodes = episode_table([16, 15, 20], [8, 8, 8])
+    missing = missing_from_bitmaps(episodes, *bitmaps(episodes, {(2, 19)}))
+    table = enumerate_clips(ClipSpec(16), episodes, np.arange(3), missing)
+    assert located(table) == [(0, 0), (2, 0), (2, 1), (2, 2), (2, 3)]
+    assert (table.num_short_episodes, table.num_incomplete) == (1, 1)
+    assert repr(table) == "ClipTable(5 clips of 2 episodes, 1 episodes too short, 1 incomplete)"
+
+
+def test_nothing_selected_is_an_empty_table() -> None:
+    table = enumerate_clips(ClipSpec(2), episode_table([9], [4]), np.zeros(0, np.int64))
+    assert (table.num_clips, located(table)) == (0, [])
+
+
+@pytest.mark.parametrize("selected", [[1, 0], [0, 0], [-1], [2]])
+def test_refuses_a_selection_that_is_not_ascending_rows(selected: list[int]) -> None:
+    with pytest.raises(IndexError, match="ascending rows in"):
+        enumerate_clips(ClipSpec(2), episode_table([9, 9], [4, 4]), np.array(selected, np.int64))
+
+
+@pytest.mark.parametrize("position", [-1, 8])
+def test_refuses_a_position_outside(position: int) -> None:
+    table = enumerate_clips(ClipSpec(2), episode_table([9], [4]), np.arange(1))
+    with pytest.raises(IndexError, match=r"not in \[0, 8\)"):
+        table.locate(np.array([position]))
+
+
+def test_span_and_frame_step() -> None:
+    assert [ClipSpec(*numbers).span for numbers in ((1, 1, 5), (16,), (3, 1, 3))] == [1, 16, 7]
+    steps = [
+        ClipSpec(*numbers).frame_step for numbers in [(16, 4), (3, 4, 6), (1, 4, 3), (3, 3, 3)]
+    ]
+    assert steps == [1, 2, 4, 3]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "name"),
+    [
+        ({"length": 0}, "length"),
+        ({"length": 1 << 31}, "length"),
+        ({"length": 2, "stride": 0}, "stride"),
+        ({"length": 2, "dilation": 0}, "dilation"),
+        ({"length": 2, "phase": 1}, "phase"),
+        ({"length": 2, "stride": 4, "phase": -1}, "phase"),
+        ({"length": 2.0}, "length"),
+        ({"length": True}, "length"),
+        ({"length": 2, "stride": "1"}, "stride"),
+    ],
+)
+def test_refuses_a_clip_that_makes_no_sense(numbers: dict[str, Any], name: str) -> None:
+    with pytest.raises(ClipError, match=name):
+        ClipSpec(**numbers)
+
+
+def test_numpy_integers_become_python_ones() -> None:
+    assert type(ClipSpec(np.int64(3)).length) is int
