@@ -877,3 +877,11 @@ def _rotation(quaternion: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
             [2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y)],
         ]
     )
+
+
+def test_an_exported_episode_is_not_taken_for_tartanair(tmp_path: Path) -> None:
+    image = Image.fromarray(np.zeros((4, 5, 3), np.uint8))
+    folder = tmp_path / "cave" / "Easy" / "P000" / "image_left"
+    folder.mkdir(parents=True)
+    image.save(folder / "000000.png")  # TartanAir says 000000_left.png
+    assert isinstance(open_source(tmp_path), Folders)

@@ -99,8 +99,16 @@ class TartanAir:
             raise
 
     def exists(self) -> bool:
-        """Whether `root` is a TartanAir tree."""
-        return any(trajectory.layout for trajectory in self._found)
+        """Whether `root` is a TartanAir tree: named like one, with files that are named so too.
+
+        Names of folders alone can be those of another tree, such as an exported episode.
+        """
+        return any(
+            any(pose.file in trajectory.entries for pose in trajectory.layout.poses)
+            or any(_some_has([trajectory], files) for files in trajectory.pixels)
+            for trajectory in self._found
+            if trajectory.layout
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k != "_found"}

@@ -1,0 +1,367 @@
+"""The command line: each command calls one public function and prints what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from seqrecord.catalog import reindex as rebuild
+from seqrecord.clips import ClipSpec
+from seqrecord.codecs import PRESETS
+from seqrecord.convert import ConvertReport, Progress, convert
+from seqrecord.destination import WriteMode
+from seqrecord.export import export as export_episode
+from seqrecord.format import MAX_CHUNK_FRAMES
+from seqrecord.manifest import Manifest
+from seqrecord.reader import open_dataset
+from seqrecord.sources import CAMERAS, open_source
+from seqrecord.summary import summarize
+from seqrecord.terminal import (
+    PROGRAM,
+    ByteSize,
+    Commands,
+    FrameRange,
+    Interrupted,
+    Names,
+    ProgressBar,
+    parse_codecs,
+    parse_storage_options,
+)
+from seqrecord.units import format_size
+from seqrecord.verify import VerifyProgress
+from seqrecord.verify import verify as verify_dataset
+from seqrecord.version import CREATED_BY, __version__
+from seqrecord.view import DEFAULT_CLIP_LEN
+from seqrecord.view import view as draw_view
+from seqrecord.wording import counted, one_line
+
+__all__ = ["main"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_AT_LEAST_1 = click.IntRange(min=1)
+
+
+def _common(function: _Function) -> _Function:
+    """The options that every command has."""
+    debug = click.option(
+        "--debug", is_flag=True, expose_value=False, help="Show the traceback of an error."
+    )
+    storage = click.option(
+        "--storage-option",
+        "storage_options",
+        metavar="KEY=VALUE",
+        multiple=True,
+        callback=lambda _ctx, _param, value: parse_storage_options(value),
+        help="For the filesystem that serves the URL; can be repeated.",
+    )
+    return storage(debug(function))
+
+
+def _features(help_text: str) -> Callable[[_Function], _Function]:
+    return click.option("--features", type=Names(), metavar="A,B", help=f"{help_text} [all]")
+
+
+@click.group(
+    cls=Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name=PROGRAM)
+@click.pass_context
+def main(context: click.Context) -> None:
+    """Store multi-modal recordings once and stream shuffled clips of them into PyTorch.
+
+    Datasets are folders or URLs: az://CONTAINER/PATH, https://ACCOUNT.blob.core.windows.net/…, and
+    whatever fsspec knows.
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+@main.command()
+@click.option("--src", required=True, metavar="FOLDER", help="The originals: TartanAir, or a tree.")
+@click.option("--dst", metavar="PATH", help="The dataset. [FOLDER's name with -records, beside it]")
+@click.option(
+    "--codec",
+    "codecs",
+    multiple=True,
+    metavar="PRESET|FEATURE=PRESET",
+    help=f"One of {', '.join(PRESETS)}, for all features or for one; can be repeated. A list of "
+    "codec configurations in JSON may stand for a preset. [balanced]",
+)
+@click.option("--workers", type=_AT_LEAST_1, help="Processes. [one for each core]")
+@click.option("--resume", is_flag=True, help="Go on after an interrupted write.")
+@click.option("--append", is_flag=True, help="Add the episodes that the dataset does not have yet.")
+@_features("Names of the features to pack.")
+@click.option(
+    "--cameras", type=click.Choice([*CAMERAS, "both"]), help="TartanAir's cameras. [both]"
+)
+@click.option("--difficulty", type=click.Choice(["Easy", "Hard"]), help="TartanAir's. [both]")
+@click.option("--keep-encoded", is_flag=True, help="Store PNG and JPEG images as they are.")
+@click.option(
+    "--skip-bad-episodes",
+    is_flag=True,
+    help="Leave out episodes with broken originals; they are listed at the end.",
+)
+@click.option(
+    "--chunk-frames",
+    type=click.IntRange(1, MAX_CHUNK_FRAMES),
+    help=f"Frames read together, 1 to {MAX_CHUNK_FRAMES}. [as many as fit 48 MiB, 32 at most]",
+)
+@click.option(
+    "--record-size", type=ByteSize(), default="1GiB", show_default=True, help="Of a record file."
+)
+@click.option("--quiet", is_flag=True, help="Print nothing but errors and bad episodes.")
+@_common
+def write(
+    src: str,
+    dst: str | None,
+    codecs: tuple[str, ...],
+    workers: int | None,
+    resume: bool,
+    append: bool,
+    features: list[str] | None,
+    cameras: str | None,
+    difficulty: str | None,
+    keep_encoded: bool,
+    skip_bad_episodes: bool,
+    chunk_frames: int | None,
+    record_size: int,
+    quiet: bool,
+    storage_options: dict[str, Any] | None,
+) -> None:
+    """Pack original recordings into a dataset."""
+    if resume and append:
+        raise click.UsageError("--resume and --append exclude each other")
+    mode: WriteMode = "resume" if resume else "append" if append else "create"
+    destination = dst or _default_destination(src)
+    source = open_source(
+        src,
+        features=features,
+        keep_encoded=keep_encoded,
+        cameras=CAMERAS if cameras == "both" else cameras and (cameras,),
+        difficulty=difficulty,
+    )
+    # A preset for all others does not undo --keep-encoded: those have a codec already.
+    chosen = parse_codecs(
+        codecs, lambda: [spec.name for spec in source.schema().values() if not spec.codec]
+    )
+    last = Progress(0, 0, 0)
+    with ProgressBar("frames", quiet=quiet) as bar:
+
+        def show(progress: Progress) -> None:
+            nonlocal last
+            last = progress
+            speed = progress.raw_bytes / max(bar.seconds, 1e-3) / 1e6
+            bar.show(progress.frames, progress.total_frames, f"{speed:.0f} MB/s")
+
+        try:
+            report = convert(
+                source,
+                destination,
+                codecs=chosen,
+                mode=mode,
+                workers=workers,
+                skip_bad_episodes=skip_bad_episodes,
+                chunk_frames=chunk_frames,
+                record_bytes=record_size,
+                progress=show,
+                storage_options=storage_options,
+            )
+        except KeyboardInterrupt:
+            raise Interrupted(
+                "interrupted; the same command with --resume goes on after the finished episodes"
+            ) from None
+        seconds = bar.seconds
+    _print_written(destination, report, last, seconds, quiet)
+
+
+def _default_destination(src: str) -> str:
+    path = Path(os.path.abspath(Path(src).expanduser()))  # noqa: PTH100 - links keep their names
+    if not path.name:
+        raise click.UsageError("--dst is needed: --src has no name of its own")
+    return str(path.with_name(f"{path.name}-records"))
+
+
+def _print_written(
+    destination: str, report: ConvertReport, last: Progress, seconds: float, quiet: bool
+) -> None:
+    if not quiet:
+        manifest = report.manifest
+        stored = sum(file.size for file in manifest.record_files)
+        raw = manifest.num_frames * manifest.schema.frame_nbytes
+        speed = last.raw_bytes / max(seconds, 1e-3) / 1e6
+        there = f"; {len(report.skipped):,} were there already" if report.skipped else ""
+        click.echo(
+            f"{destination}: wrote {counted(len(report.written), 'episode')}, "
+            f"{counted(last.frames, 'frame')} in {seconds:.1f} s ({speed:.0f} MB/s){there}"
+        )
+        click.echo(
+            f"the dataset: {_contents(manifest)}, "
+            f"{format_size(raw)} raw in {format_size(stored)} ({raw / stored:.2f}x)"
+        )
+    if report.bad:
+        click.echo(f"left out {counted(len(report.bad), 'bad episode')}:", err=True)
+        for bad in report.bad:
+            click.echo(f"  {bad.key}: {one_line(bad.error)}", err=True)
+
+
+def _contents(manifest: Manifest) -> str:
+    episodes = counted(manifest.num_episodes, "episode")
+    frames = counted(manifest.num_frames, "frame")
+    return f"{episodes}, {frames} in {counted(len(manifest.record_files), 'record file')}"
+
+
+@main.command()
+@click.argument("path")
+@click.option("--clip-len", type=_AT_LEAST_1, help="Count clips of so many frames.")
+@click.option("--stride", type=_AT_LEAST_1, help="Frames from one clip's start to the next. [1]")
+@click.option("--dilation", type=_AT_LEAST_1, help="Frames from one to the next in a clip. [1]")
+@_features("Names of the features that are shown, and that clips must have.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; sizes are in bytes.")
+@_common
+def info(
+    path: str,
+    clip_len: int | None,
+    stride: int | None,
+    dilation: int | None,
+    features: list[str] | None,
+    as_json: bool,
+    storage_options: dict[str, Any] | None,
+) -> None:
+    """Print what a dataset holds: features, codecs, sizes, episodes, frames, clips."""
+    if clip_len is None and (stride or dilation):
+        raise click.UsageError("--stride and --dilation need --clip-len")
+    clip = None
+    if clip_len is not None:
+        clip = ClipSpec(clip_len, stride=stride or 1, dilation=dilation or 1)
+    with open_dataset(path, features=features, storage_options=storage_options) as dataset:
+        summary = summarize(dataset, clip=clip)
+    click.echo(json.dumps(summary.to_json(), indent=1) if as_json else str(summary))
+
+
+@main.command()
+@click.argument("path")
+@click.option("--deep", is_flag=True, help="Decode every frame of every feature as well.")
+@click.option("--threads", type=_AT_LEAST_1, help="[one for each core]")
+@click.option("--quiet", is_flag=True, help="Print nothing but problems.")
+@_common
+@click.pass_context
+def verify(
+    context: click.Context,
+    path: str,
+    deep: bool,
+    threads: int | None,
+    quiet: bool,
+    storage_options: dict[str, Any] | None,
+) -> None:
+    """Check every byte of a dataset. Exits with 1 if anything is wrong, one line for each."""
+    with ProgressBar("bytes", scale=True, quiet=quiet) as bar:
+
+        def show(progress: VerifyProgress) -> None:
+            speed = progress.page_bytes / max(bar.seconds, 1e-3) / 1e6
+            bar.show(progress.page_bytes, progress.total_bytes, f"{speed:.0f} MB/s")
+
+        report = verify_dataset(
+            path, deep=deep, num_threads=threads, progress=show, storage_options=storage_options
+        )
+    for problem in report.problems:
+        click.echo(f"{type(problem).__name__}: {one_line(problem)}")
+    if not quiet:
+        for note in report.notes:
+            click.echo(f"note: {note}")
+        click.echo(str(report))
+    context.exit(0 if report.ok else 1)
+
+
+@main.command()
+@click.argument("path")
+@_common
+def reindex(path: str, storage_options: dict[str, Any] | None) -> None:
+    """Rebuild a dataset's index and manifest from its record files."""
+    manifest = rebuild(path, created_by=CREATED_BY, storage_options=storage_options)
+    click.echo(f"{path}: {_contents(manifest)}")
+
+
+@main.command()
+@click.argument("path")
+@click.argument("key")
+@click.argument("dest")
+@_features("Names of the features.")
+@click.option(
+    "--frames", type=FrameRange(), metavar="START:STOP[:STEP]", help="Some of the frames. [all]"
+)
+@_common
+def export(
+    path: str,
+    key: str,
+    dest: str,
+    features: list[str] | None,
+    frames: slice | None,
+    storage_options: dict[str, Any] | None,
+) -> None:
+    """Write an episode as PNG and npy files to DEST/KEY."""
+    with open_dataset(path, storage_options=storage_options) as dataset:
+        dataset.find_episodes([key])
+        chosen = None if frames is None else range(len(dataset.episodes[key]))[frames]
+        files = export_episode(dataset, key, dest, features=features, frames=chosen)
+    click.echo(f"{Path(dest) / key}: {counted(len(files), 'file')}")
+
+
+@main.command()
+@click.argument("path")
+@click.argument("key", required=False)
+@click.option("--start", type=click.IntRange(min=0), default=0, show_default=True, metavar="FRAME")
+@click.option(
+    "--clip-len",
+    type=_AT_LEAST_1,
+    help=f"Frames of the clip. [{DEFAULT_CLIP_LEN}, or as many as there are]",
+)
+@click.option(
+    "--dilation",
+    type=_AT_LEAST_1,
+    default=1,
+    show_default=True,
+    help="Frames from one to the next.",
+)
+@click.option(
+    "--columns", type=_AT_LEAST_1, default=DEFAULT_CLIP_LEN, show_default=True, help="At most."
+)
+@_features("Names of the features, in this order.")
+@click.option(
+    "-o", "--output", default="clip.png", show_default=True, metavar="FILE", help="The picture."
+)
+@_common
+def view(
+    path: str,
+    key: str | None,
+    start: int,
+    clip_len: int | None,
+    dilation: int,
+    columns: int,
+    features: list[str] | None,
+    output: str,
+    storage_options: dict[str, Any] | None,
+) -> None:
+    """Draw a clip of an episode, by default the first, as one PNG picture."""
+    with open_dataset(path, features=features, storage_options=storage_options) as dataset:
+        written = draw_view(
+            dataset,
+            output,
+            key=key,
+            start=start,
+            clip_len=clip_len,
+            dilation=dilation,
+            max_columns=columns,
+        )
+    click.echo(str(written))
+
+
+if __name__ == "__main__":
+    main()

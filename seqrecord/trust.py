@@ -1,0 +1,134 @@
+"""The index that a dataset is verified with: its own, or one rebuilt from its record files."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from seqrecord.assemble import assemble
+from seqrecord.catalog import load
+from seqrecord.checksum import crc32c
+from seqrecord.errors import ChecksumError, FormatError, SeqRecordError
+from seqrecord.format import RECORDS, Footer
+from seqrecord.index import Index
+from seqrecord.manifest import MANIFEST, IndexFile, Manifest, RecordFile, read_manifest
+from seqrecord.ranges import ByteRange
+from seqrecord.record_reading import read_footer
+from seqrecord.storage import Storage
+
+__all__ = ["Files", "trusted_index"]
+
+
+@dataclass(frozen=True)
+class Files:
+    """The record files of a dataset, in the order in which its index numbers them."""
+
+    record_files: tuple[RecordFile, ...]
+
+    def manifest(self, index: Index) -> Manifest:
+        """A manifest of these files, for reading them."""
+        frames = int(index.num_frames.sum())
+        count = len(index.num_frames)
+        return Manifest(index.schema, self.record_files, {}, count, frames, "", "")
+
+
+def trusted_index(storage: Storage) -> tuple[Files, Index | None, list[SeqRecordError]]:
+    """The record files and the index, and what is wrong with manifest and index.
+
+    Where those are broken, the index is built anew from the footers of the record files; it is
+    `None` if that fails too. Raises `NotFoundError` where there is no manifest.
+    """
+    try:
+        manifest = read_manifest(storage)
+    except FormatError as error:
+        paths = [path for path in storage.list_files(RECORDS) if path.endswith(".seqrec")]
+        files = Files(tuple(_record_file(storage, path) for path in paths))
+        rebuilt, errors = _rebuilt(storage, files)
+        return files, rebuilt, [error, *errors]
+    files = Files(manifest.record_files)
+    problems = _check_tables(storage, manifest.index.values())
+    if not problems:
+        try:
+            _, index = load(storage)
+            return files, index, _check_content(storage, manifest, index)
+        except SeqRecordError as error:
+            problems.append(error)
+    rebuilt, errors = _rebuilt(storage, files)
+    return files, rebuilt, problems + errors
+
+
+def _record_file(storage: Storage, path: str) -> RecordFile:
+    """What a lost manifest would say of the file, as far as the file tells."""
+    size, file_id = 0, ""
+    with contextlib.suppress(SeqRecordError):  # reported when the file is checked
+        size = storage.size(path)
+        file_id = read_footer(storage, path).file_id
+    return RecordFile(path, size, file_id)
+
+
+def _rebuilt(storage: Storage, files: Files) -> tuple[Index | None, list[SeqRecordError]]:
+    """The index of what can be read of the record files."""
+    footers: dict[str, Footer] = {}
+    for file in files.record_files:
+        try:
+            footers[file.path] = read_footer(storage, file.path)
+        except SeqRecordError:  # reported when the file is checked
+            continue
+    try:
+        index, used = assemble(footers)
+    except FormatError as error:
+        error.file = f"{storage.url}/{error.file or RECORDS}"
+        return None, [error]
+    number = {file.path: position for position, file in enumerate(files.record_files)}
+    numbers = np.array([number[path] for path in used], np.uint32)
+    return replace(index, file=numbers[index.file]), []
+
+
+def _check_tables(storage: Storage, tables: Iterable[IndexFile]) -> list[SeqRecordError]:
+    """Length and checksum of every file of the index."""
+    problems: list[SeqRecordError] = []
+    for table in tables:
+        shown = f"{storage.url}/{table.path}"
+        try:
+            data = bytearray(storage.size(table.path))
+            if len(data) != table.size:
+                raise FormatError(
+                    "an index file of the wrong length",
+                    file=shown,
+                    expected=table.size,
+                    got=len(data),
+                )
+            storage.read_ranges(table.path, [ByteRange(0, len(data))], [memoryview(data)])
+            if (actual := f"{crc32c(data):08x}") != table.crc32c:
+                raise ChecksumError(
+                    "an index file does not match its checksum",
+                    file=shown,
+                    offset=0,
+                    expected=f"CRC32C {table.crc32c}",
+                    got=actual,
+                )
+        except SeqRecordError as error:
+            problems.append(error)
+    return problems
+
+
+def _check_content(storage: Storage, manifest: Manifest, index: Index) -> list[SeqRecordError]:
+    """What `load` leaves for later: every episode's metadata, and the fingerprint."""
+    problems: list[SeqRecordError] = []
+    for number in range(len(index.num_frames)):
+        try:
+            index.episode_metadata(number)
+        except FormatError as error:
+            problems.append(error.located(episode=index.keys[number].as_py()))
+    if (actual := index.fingerprint()) != manifest.fingerprint:
+        other = FormatError(
+            "the manifest's fingerprint is not that of the index",
+            file=f"{storage.url}/{MANIFEST}",
+            expected=manifest.fingerprint,
+            got=actual,
+        )
+        problems.append(other)
+    return problems

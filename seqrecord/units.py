@@ -1,0 +1,38 @@
+"""Sizes in bytes, as numbers or as text."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["format_size", "parse_size"]
+
+_UNITS = {"": 1, "B": 1}
+for _power, _prefix in enumerate("KMGTP", start=1):
+    _UNITS |= {f"{_prefix}B": 1000**_power, f"{_prefix}IB": 1024**_power}
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_size(size: int | str) -> int:
+    """Bytes of a size such as `2147483648`, `"2GiB"`, `"1.5 GB"`.
+
+    `KB` is 1000 bytes and `KiB` 1024, as in IEC 80000-13. Raises `ValueError` for anything else.
+    """
+    if isinstance(size, str):
+        match = _SIZE.fullmatch(size)
+        if match is None or match[2].upper() not in _UNITS:
+            raise ValueError(f"not a size: {size!r}; write for example 2GiB or 500MB")
+        return int(float(match[1]) * _UNITS[match[2].upper()])
+    if isinstance(size, bool) or size < 0:
+        raise ValueError(f"not a size: {size!r}")
+    return int(size)
+
+
+def format_size(size: int) -> str:
+    """A size for people: `1.4 GiB`."""
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"

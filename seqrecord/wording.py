@@ -1,0 +1,15 @@
+"""Small matters of wording in what is printed."""
+
+from __future__ import annotations
+
+__all__ = ["counted", "one_line"]
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 episode`, `1,200 episodes`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def one_line(message: object) -> str:
+    """Its text without line breaks."""
+    return " ".join(str(message).split())

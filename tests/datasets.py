@@ -1,0 +1,122 @@
+"""A tiny dataset that has everything: missing frames, variable shapes, many codecs and files."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from seqrecord.codecs import EncodedImage
+from seqrecord.destination import WriteMode
+from seqrecord.schema import FeatureSpec, Schema
+from seqrecord.writer import Codecs, SeqRecordWriter
+
+__all__ = [
+    "EPISODES",
+    "HEIGHT",
+    "WIDTH",
+    "SmallFrame",
+    "small_frames",
+    "small_schema",
+    "write_small",
+]
+
+HEIGHT, WIDTH = 32, 40
+
+EPISODES: Mapping[str, int] = {"alpha/Easy/P000": 11, "alpha/Easy/P001": 5, "beta/Hard/P000": 1}
+"""Keys and numbers of frames, in the order in which they are written."""
+
+SmallFrame = dict[str, "npt.NDArray[Any]"]
+
+
+def small_schema() -> Schema:
+    """The features in their stored order; `photo` keeps its images as PNG, `note` may vary."""
+    png = ({"id": "seqrecord.image", "format": "png"},)
+    return Schema(
+        [
+            FeatureSpec("image_left", np.dtype("u1"), (HEIGHT, WIDTH, 3)),
+            FeatureSpec("depth_left", np.dtype("<f4"), (HEIGHT, WIDTH)),
+            FeatureSpec("flow", np.dtype("<f4"), (HEIGHT, WIDTH, 2)),
+            FeatureSpec("mask", np.dtype("u1"), (HEIGHT, WIDTH)),
+            FeatureSpec("range", np.dtype("<u2"), (None, WIDTH)),
+            FeatureSpec("photo", np.dtype("u1"), (HEIGHT, WIDTH, 3), png),
+            FeatureSpec("note", np.dtype("u1"), (None,)),
+            FeatureSpec("pose", np.dtype("<f8"), (7,)),
+            FeatureSpec("step", np.dtype("<i8"), ()),
+        ]
+    )
+
+
+def small_frames(seed: int, num_frames: int, *, missing: bool = True) -> list[SmallFrame]:
+    """Decoded frames as a reader must give them.
+
+    With `missing`, the last frame has no `flow` and no `mask`, and every fifth no `note`.
+    """
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[:HEIGHT, :WIDTH].astype(np.float32)
+    frames: list[SmallFrame] = []
+    for i in range(num_frames):
+        depth = (5 + y + np.sin(x / 5 + i)).astype(np.float32)
+        depth[0, :4] = [np.nan, np.inf, -0.0, 1e4]
+        image = np.stack([x * 7 + i, y * 9, x + y], axis=-1).astype(np.uint8)
+        frame = {
+            "image_left": image ^ rng.integers(0, 4, image.shape, np.uint8),
+            "depth_left": depth,
+            "flow": np.stack([x / 8 - i, y / 8], axis=-1),
+            "mask": ((x > 20) * 100 + (y > 20) * 10).astype(np.uint8),
+            "range": rng.integers(0, 60_000, (3 + i % 4, WIDTH), np.uint16),
+            "photo": np.ascontiguousarray(image[::-1]),
+            "note": np.frombuffer(f"frame {i}".encode(), np.uint8),
+            "pose": rng.normal(size=7),
+            "step": np.array(1000 * seed + i, np.int64),
+        }
+        if missing and i == num_frames - 1:
+            del frame["flow"], frame["mask"]
+        if missing and i % 5 == 4:
+            del frame["note"]
+        frames.append(frame)
+    return frames
+
+
+def write_small(
+    path: str | PathLike[str],
+    *,
+    episodes: Mapping[str, int] = EPISODES,
+    codecs: Codecs | None = None,
+    missing: bool = True,
+    chunk_frames: int = 4,
+    record_bytes: int = 30_000,
+    mode: WriteMode = "create",
+) -> dict[str, list[SmallFrame]]:
+    """Write the dataset; returns its decoded frames by episode.
+
+    As it stands: three episodes of 11, 5 and 1 frames, in chunks of 4, in several record files,
+    the first episode in more than one.
+    """
+    written = {}
+    with SeqRecordWriter(
+        path,
+        schema=small_schema() if mode == "create" else None,
+        codecs=codecs,
+        chunk_frames=chunk_frames,
+        record_bytes=record_bytes,
+        mode=mode,
+    ) as writer:
+        for number, (key, num_frames) in enumerate(episodes.items()):
+            written[key] = small_frames(number, num_frames, missing=missing)
+            metadata = {"difficulty": key.split("/")[1], "number": number, "place": "Ürümqi"}
+            with writer.episode(key, metadata=metadata) as episode:
+                for frame in written[key]:
+                    episode.append({**frame, "photo": _png(frame["photo"])})
+    return written
+
+
+def _png(image: npt.NDArray[Any]) -> EncodedImage:
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "png")
+    return EncodedImage(file.getvalue())

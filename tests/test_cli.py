@@ -1,0 +1,394 @@
+"""The command line: what each command does and prints, and how it fails."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from PIL import Image
+
+import seqrecord.cli
+from seqrecord.cli import main
+from seqrecord.errors import SeqRecordError
+from seqrecord.reader import open_dataset
+from tests.datasets import write_small
+from tests.trees import make_frames, write_v1, write_v2
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+
+
+def run(*arguments: object, code: int = 0) -> Result:
+    """Run a command in this process; it must exit with `code`."""
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    assert isinstance(result.exception, (SystemExit, type(None))), result.exception
+    return result
+
+
+def fail(*arguments: object, code: int = 1) -> str:
+    """The error line of a command that must fail, and print nothing else."""
+    result = run(*arguments, code=code)
+    assert result.stdout == ""
+    [line] = result.stderr.splitlines()
+    assert line.startswith("seqrecord: error: ")
+    assert "Traceback" not in line
+    return line.removeprefix("seqrecord: error: ")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for number in range(2):
+        folder = tmp_path / "originals" / "cave" / "Easy" / f"P00{number}"
+        write_v1(folder, make_frames(number, 3))
+    return tmp_path / "originals"
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    write_small(tmp_path / "records")
+    return tmp_path / "records"
+
+
+def test_write(tree: Path) -> None:
+    result = run("write", "--src", tree, "--workers", 1)
+    destination = tree.with_name("originals-records")
+    assert f"{destination}: wrote 2 episodes, 6 frames in" in result.stdout
+    assert "the dataset: 2 episodes, 6 frames in 1 record file" in result.stdout
+    assert "6/6 frames" in result.stderr
+    assert "MB/s" in result.stderr
+    with open_dataset(destination) as dataset:
+        assert list(dataset.episodes) == ["cave/Easy/P000", "cave/Easy/P001"]
+        frame = make_frames(1, 3)[2]
+        read = dataset.episodes["cave/Easy/P001"][2]
+        assert {name: read[name].tolist() for name in read} == {
+            name: frame[name].tolist() for name in frame
+        }
+
+
+def test_write_chooses(tree: Path, tmp_path: Path) -> None:
+    write_v1(tree / "cave" / "Hard" / "P000", make_frames(7, 2))
+    options = ["--features", "depth_left, image_left,pose_left", "--difficulty", "Hard"]
+    codecs = ["--codec", "raw", "--codec", "depth_left=small"]
+    sizes = ["--chunk-frames", 1, "--record-size", "1KB", "--cameras", "left", "--quiet"]
+    result = run("write", "--src", tree, "--dst", tmp_path / "d", *options, *codecs, *sizes)
+    assert result.output == ""
+    with open_dataset(tmp_path / "d") as dataset:
+        assert list(dataset.features) == ["depth_left", "image_left", "pose_left"]
+        assert list(dataset.episodes) == ["cave/Hard/P000"]
+        assert dataset.index.chunk_frames.tolist() == [1]
+        depth = dataset.features["depth_left"]
+        assert [c["id"] for c in dataset.features["image_left"].codec] == []
+        assert depth.codec == () or depth.nbytes < 1024
+
+
+def test_write_takes_one_preset_for_all_and_others_for_some(tmp_path: Path) -> None:
+    write_v1(tmp_path / "t" / "a" / "Easy" / "P000", make_frames(0, 2, size=(32, 40)))
+
+    def chains(*codecs: str, keep: bool = False) -> dict[str, list[Any]]:
+        destination = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        more = [part for codec in codecs for part in ("--codec", codec)]
+        more += ["--keep-encoded"] if keep else []
+        run("write", "--src", tmp_path / "t", "--dst", destination, "--workers", 1, *more)
+        with open_dataset(destination) as dataset:
+            return {name: [c["id"] for c in s.codec] for name, s in dataset.features.items()}
+
+    balanced, raw, fast = chains(), chains("raw"), chains("fast")
+    assert raw == {name: [] for name in raw}
+    assert chains("depth_left=raw") == {**balanced, "depth_left": []}
+    assert chains("fast", "mask=raw") == {**fast, "mask": []}
+    assert chains('seg_left=[{"id": "zlib", "level": 1}]', "raw") == {**raw, "seg_left": ["zlib"]}
+    kept = chains("fast", "mask=raw", keep=True)
+    images = {"image_left": ["seqrecord.image"], "image_right": ["seqrecord.image"]}
+    assert kept == {**fast, **images, "mask": []}
+
+
+def test_write_skips_bad_episodes_and_says_so(tree: Path) -> None:
+    bad = tree / "cave" / "Easy" / "P000" / "image_left" / "000001_left.png"
+    bad.write_bytes(bad.read_bytes()[:-20])
+    command = ["write", "--src", tree, "--workers", 1]
+    destination = tree.with_name("originals-records")
+    result = run(*command, "--quiet", code=1)
+    [line] = result.stderr.splitlines()
+    assert str(bad) in line
+    assert "episode: cave/Easy/P000" in line
+    result = run(*command, "--resume", "--skip-bad-episodes", "--quiet")
+    first, second = result.stderr.splitlines()
+    assert first == "left out 1 bad episode:"
+    assert second.startswith("  cave/Easy/P000: ")
+    assert str(bad) in second
+    with open_dataset(destination) as dataset:
+        assert list(dataset.episodes) == ["cave/Easy/P001"]
+
+
+def test_write_appends(tree: Path) -> None:
+    run("write", "--src", tree, "--workers", 1)
+    write_v1(tree / "cave" / "Easy" / "P002", make_frames(2, 2))
+    assert "add to it with append" in fail("write", "--src", tree, "--workers", 1)
+    result = run("write", "--src", tree, "--workers", 1, "--append")
+    assert "wrote 1 episode, 2 frames" in result.stdout
+    assert "2 were there already" in result.stdout
+    with open_dataset(tree.with_name("originals-records")) as dataset:
+        assert [len(episode) for episode in dataset.episodes.values()] == [3, 3, 2]
+
+
+def test_write_packs_both_layouts_and_folders(tmp_path: Path) -> None:
+    write_v2(tmp_path / "v2" / "cave" / "Data_easy" / "P000", make_frames(0, 3, v2=True))
+    run("write", "--src", f"{tmp_path}/v2/", "--workers", 1)
+    assert "image_lcam_front" in run("info", tmp_path / "v2-records").stdout
+    write_small(tmp_path / "records", episodes={"robot/Easy": 4}, missing=False)
+    names = "image_left,pose,step"
+    run("export", tmp_path / "records", "robot/Easy", tmp_path / "tree", "--features", names)
+    run("write", "--src", tmp_path / "tree", "--workers", 1)
+    assert "step" in run("info", tmp_path / "tree-records").stdout
+
+
+def test_info(dataset: Path) -> None:
+    text = run("info", dataset, "--clip-len", 4, "--stride", 2, "--dilation", 2).stdout
+    assert "clips of 4 frames, 2 frames apart (span 7), stride 2" in text
+    assert "depth_left" in text
+    value = json.loads(run("info", dataset, "--json", "--features", "step,pose").stdout)
+    assert [feature["name"] for feature in value["features"]] == ["step", "pose"]
+    assert value["clips"] is None
+    assert value["num_frames"] == 17
+
+
+def test_verify(dataset: Path) -> None:
+    result = run("verify", dataset, "--deep", "--threads", 2)
+    assert "no problem found" in result.stdout
+    assert "144 arrays decoded" in result.stdout
+    assert run("verify", dataset, "--quiet").output == ""
+    (dataset / "records" / "zzz.seqrec").write_bytes(b"")
+    assert "note: " in run("verify", dataset).stdout
+    file = sorted((dataset / "records").iterdir())[0]
+    data = bytearray(file.read_bytes())
+    data[100] ^= 1
+    data[-1] ^= 1
+    file.write_bytes(data)
+    lines = run("verify", dataset, "--quiet", code=1).stdout.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["FormatError", "ChecksumError"]
+    assert all(str(file) in line for line in lines)
+
+
+def test_reindex(dataset: Path) -> None:
+    before = open_dataset(dataset).fingerprint
+    (dataset / "manifest.json").unlink()
+    for table in (dataset / "index").iterdir():
+        table.unlink()
+    assert "`seqrecord reindex`" in fail("info", dataset)
+    assert "3 episodes, 17 frames in 3 record files" in run("reindex", dataset).stdout
+    assert open_dataset(dataset).fingerprint == before
+
+
+def test_export(dataset: Path, tmp_path: Path) -> None:
+    command = ["export", dataset, "alpha/Easy/P000", tmp_path, "--features", "step,mask"]
+    result = run(*command, "--frames", "-4::2")
+    folder = tmp_path / "alpha" / "Easy" / "P000"
+    assert result.stdout == f"{folder}: 4 files\n"
+    assert np.load(folder / "step.npy").tolist() == [7, 9]
+    assert sorted(path.name for path in (folder / "mask").iterdir()) == ["000007.png", "000009.png"]
+    assert "not empty" in fail(*command)
+
+
+def test_view(dataset: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "clip.png"
+    assert run("view", dataset, "-o", picture).stdout == f"{picture}\n"
+    with Image.open(picture) as image:
+        width = image.width
+    options = ["--start", 2, "--clip-len", 3, "--dilation", 2, "--features", "mask,pose"]
+    run("view", dataset, "alpha/Easy/P000", *options, "--columns", 2, "-o", picture)
+    with Image.open(picture) as image:
+        assert image.width < width
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing"], "No such command 'nothing'"),
+        (["write"], "Missing option '--src'"),
+        (["write", "--src", "{tree}", "--resume", "--append"], "exclude each other"),
+        (["write", "--src", "{tree}", "--record-size", "many"], "not a size: 'many'"),
+        (["write", "--src", "{tree}", "--chunk-frames", "65"], "65 is not in the range"),
+        (["write", "--src", "{tree}", "--codec", "raw", "--codec", "fast"], "two presets"),
+        (["write", "--src", "{tree}", "--codec", "a=raw", "--codec", "a=raw"], "two codecs for a"),
+        (["write", "--src", "{tree}", "--codec", "a=[1"], "not JSON"),
+        (["write", "--src", "{tree}", "--features", "a,,b"], "not a list of names"),
+        (["write", "--src", "/"], "--dst is needed"),
+        (["info", "{dataset}", "--stride", "2"], "--stride and --dilation need --clip-len"),
+        (["info", "{dataset}", "--clip-len", "0"], "0 is not in the range"),
+        (["info", "{dataset}", "--storage-option", "secret"], "not KEY=VALUE"),
+        (["export", "{dataset}", "k", "d", "--frames", "3"], "not a range of frames"),
+        (["export", "{dataset}", "k", "d", "--frames", "::0"], "not a range of frames"),
+    ],
+)
+def test_wrong_use(tree: Path, dataset: Path, arguments: list[str], message: str) -> None:
+    filled = [argument.format(tree=tree, dataset=dataset) for argument in arguments]
+    line = fail(*filled, code=2)
+    assert message in line
+    assert "--help" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["write", "--src", "{dataset}/none"], "no such folder of originals"),
+        (["write", "--src", "{tree}", "--codec", "best"], "no such codec preset"),
+        (["write", "--src", "{tree}", "--codec", "none=raw"], "a feature that is not there"),
+        (["write", "--src", "{tree}", "--features", "none"], "no such feature in this tree"),
+        (["write", "--src", "{tree}", "--dst", "{dataset}"], "a dataset is there already"),
+        (["info", "{tree}"], "no dataset here"),
+        (["info", "az://container"], "an az:// URL without container or path"),
+        (["info", "{dataset}", "--features", "none"], "no such feature"),
+        (["info", "{dataset}", "--storage-option", "a=b"], "of no use to a local path"),
+        (["verify", "{tree}"], "no dataset here"),
+        (["export", "{dataset}", "none", "{tree}"], "no such episode"),
+        (["view", "{dataset}", "--start", "11"], "a clip outside its episode"),
+        (["view", "{dataset}", "--clip-len", "99"], "longer than what is left"),
+        (["view", "{dataset}", "-o", "{dataset}/none/clip.png"], "No such file or directory"),
+    ],
+)
+def test_a_users_mistake_is_one_line(
+    tree: Path, dataset: Path, arguments: list[str], message: str
+) -> None:
+    filled = [argument.format(tree=tree, dataset=dataset) for argument in arguments]
+    assert message in fail(*filled)
+
+
+def _raise(error: BaseException) -> Callable[..., Any]:
+    def function(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return function
+
+
+def test_errors_of_the_system(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device", "/data/x")
+    monkeypatch.setattr(seqrecord.cli, "convert", _raise(full))
+    assert fail("write", "--src", tree) == "No space left on device; file: /data/x"
+    monkeypatch.setattr(seqrecord.cli, "convert", _raise(KeyboardInterrupt()))
+    assert "--resume goes on" in fail("write", "--src", tree, code=130)
+    monkeypatch.setattr(seqrecord.cli, "open_dataset", _raise(KeyboardInterrupt()))
+    assert run("info", tree, code=130).stderr.split() == ["seqrecord:", "error:", "interrupted"]
+    monkeypatch.setattr(seqrecord.cli, "open_dataset", _raise(SeqRecordError("two\nlines")))
+    assert fail("info", tree) == "two lines"
+    result = run("info", tree, "--debug", code=1)
+    assert "Traceback" in result.stderr
+    assert result.stderr.splitlines()[-1] == "seqrecord: error: two lines"
+
+
+def test_a_defect_keeps_its_traceback(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seqrecord.cli, "open_dataset", _raise(ZeroDivisionError()))
+    result = CliRunner().invoke(main, ["info", str(tree)])
+    assert isinstance(result.exception, ZeroDivisionError)
+
+
+def test_storage_options(monkeypatch: pytest.MonkeyPatch, dataset: Path) -> None:
+    seen: dict[str, Any] = {}
+
+    def remember(path: str, **options: Any) -> Any:
+        seen.update(options["storage_options"])
+        return open_dataset(path)
+
+    monkeypatch.setattr(seqrecord.cli, "open_dataset", remember)
+    options = ["key=a=b", "anon=true", "connections=8", 'text="8"', "list=[1]"]
+    run("info", dataset, *(part for o in options for part in ("--storage-option", o)))
+    assert seen == {"key": "a=b", "anon": True, "connections": 8, "text": "8", "list": "[1]"}
+
+
+def test_help_and_version() -> None:
+    commands = ["write", "info", "verify", "reindex", "export", "view"]
+    text = run().stdout
+    for command in commands:
+        assert f"\n  {command} " in text
+        assert "--debug" in run(command, "--help").stdout
+    assert run("--version").stdout == f"seqrecord, version {seqrecord.__version__}\n"
+
+
+def test_no_command_imports_torch(tree: Path, tmp_path: Path) -> None:
+    """One process runs them all; torch takes seconds to import, and none of them needs it."""
+    script = f"""
+import sys
+from seqrecord.cli import main
+def run(*words):
+    try:
+        main(list(words))
+    except SystemExit as end:
+        assert not end.code, words
+    assert "torch" not in sys.modules, words
+records = {str(tree.with_name("originals-records"))!r}
+run("write", "--src", {str(tree)!r}, "--workers", "1")
+run("info", records, "--clip-len", "2")
+run("verify", records, "--deep")
+run("reindex", records)
+run("export", records, "cave/Easy/P000", {str(tmp_path / "out")!r})
+run("view", records, "-o", {str(tmp_path / "clip.png")!r})
+run("--version")
+"""
+    subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, check=True, timeout=60)
+
+
+def test_a_process_starts_quickly() -> None:
+    begin = time.perf_counter()
+    command = [sys.executable, "-W", "error", "-m", "seqrecord.cli", "--version"]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("seqrecord, version ")
+    assert time.perf_counter() - begin < 10  # half a second where nothing else runs
+
+
+@pytest.fixture
+def blocked(tree: Path) -> Iterator[Path]:
+    """A file of the second episode whose reading never ends, as on a mount that hangs."""
+    path = tree / "cave" / "Easy" / "P001" / "depth_left" / "000000_left_depth.npy"
+    path.rename(path.with_suffix(".original"))
+    os.mkfifo(path)
+    yield path
+    path.unlink()
+
+
+def test_ctrl_c_keeps_what_is_finished(tree: Path, blocked: Path, tmp_path: Path) -> None:
+    destination = tmp_path / "records"
+    command = [sys.executable, "-m", "seqrecord.cli", "write", "--workers", "1"]
+    command += ["--src", str(tree), "--dst", str(destination)]
+    process = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not list(destination.glob("records/*.notes")):  # the first episode has ended
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert errors.splitlines()[-1] == (
+        "seqrecord: error: interrupted; the same command with --resume goes on after the finished "
+        "episodes"
+    )
+    assert "no dataset here" in fail("info", destination)
+    blocked.unlink()
+    blocked.with_suffix(".original").rename(blocked)
+    result = run("write", "--src", tree, "--dst", destination, "--workers", 1, "--resume")
+    assert "wrote 1 episode, 3 frames" in result.stdout
+    assert "1 were there already" in result.stdout
+    run("write", "--src", tree, "--dst", tmp_path / "whole", "--workers", 1)
+    whole, resumed = open_dataset(tmp_path / "whole"), open_dataset(destination)
+    assert whole.fingerprint == resumed.fingerprint
+
+
+def test_output_cut_by_a_pipe(dataset: Path) -> None:
+    command = f"{sys.executable} -m seqrecord.cli info {dataset} --json | head -c 1"
+    done = subprocess.run(
+        ["bash", "-c", command], env=ENVIRONMENT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "{"
+    assert "Traceback" not in done.stderr

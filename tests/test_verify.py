@@ -1,0 +1,313 @@
+"""verify finds every broken byte that anyone would read, and all of them at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from seqrecord.agreement import Unlisted, compare_footer
+from seqrecord.catalog import reindex
+from seqrecord.errors import ChecksumError, CodecError, FormatError, NotFoundError, StorageError
+from seqrecord.format import encode_footer
+from seqrecord.index import Index
+from seqrecord.pages import aligned, page_offsets
+from seqrecord.reader import open_dataset
+from seqrecord.record_reading import read_footer
+from seqrecord.storage import LocalStorage
+from seqrecord.verify import VerifyProgress, verify
+from tests.datasets import write_small
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    write_small(tmp_path / "records")
+    return tmp_path / "records"
+
+
+def _flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0x40
+    path.write_bytes(data)
+
+
+def _pages(dataset: Path) -> list[tuple[Path, int, int, str, str]]:
+    """File, start, stop, episode and feature of every page that holds anything."""
+    opened = open_dataset(dataset)
+    reader = opened.chunk_reader()
+    found = []
+    for number, key in enumerate(opened.episodes):
+        for chunk in range(int(opened.index.num_chunks[number])):
+            for page in reader.pages(reader.chunk(number, chunk)):
+                if page.num_present:
+                    file = dataset / page.chunk.path
+                    found.append((file, page.start, page.stop, key, page.feature))
+    opened.close()
+    return found
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_sound_dataset(dataset: Path, deep: bool) -> None:
+    seen: list[VerifyProgress] = []
+    report = verify(dataset, deep=deep, progress=seen.append)
+    assert report.ok
+    assert (report.problems, report.notes) == ((), ())
+    pages = _pages(dataset)
+    assert report.num_record_files == len({file for file, *_ in pages})
+    assert (report.num_chunks, report.num_pages) == (6, len(pages))
+    assert report.page_bytes == sum(stop - start for _, start, stop, *_ in pages)
+    assert report.num_frames == (9 * 17 - 3 - 3 - 3 if deep else 0)
+    done = [progress.page_bytes for progress in seen]
+    assert done == sorted(done)
+    assert len(seen) == 6
+    assert done[-1] == seen[-1].total_bytes == report.page_bytes
+    assert "no problem" in str(report)
+
+
+def test_every_byte_that_is_read_is_checked(tmp_path: Path) -> None:
+    write_small(tmp_path, episodes={"a/Easy/b": 2})
+    [file] = (tmp_path / "records").iterdir()
+    size = file.stat().st_size
+    read = np.zeros(size, bool)
+    read[:64] = True
+    for _, start, stop, *_ in (pages := _pages(tmp_path)):
+        read[start:stop] = True
+    read[aligned(max(stop for _, _, stop, *_ in pages)) :] = True  # the footer
+    assert not read.all()  # there is padding
+    for offset in [*range(0, 64, 9), *range(64, size, 41), *range(size - 24, size)]:
+        _flip(file, offset)
+        report = verify(tmp_path, num_threads=1)
+        assert report.ok != read[offset], offset
+        assert all(isinstance(problem, FormatError) for problem in report.problems)
+        _flip(file, offset)
+    assert verify(tmp_path).ok
+
+
+def test_all_problems_are_found_in_the_same_order(dataset: Path) -> None:
+    pages = _pages(dataset)
+    chosen = [pages[i] for i in (0, 2, 9, 20, -1)]
+    for file, _, stop, *_ in chosen:
+        _flip(file, stop - 1)
+    reports = [verify(dataset, deep=True, num_threads=n) for n in (1, 1, 4)]
+    for report in reports:
+        assert not report.ok
+        texts = [str(problem) for problem in report.problems]
+        assert texts == [str(problem) for problem in reports[0].problems]
+        # By file and offset, which is also the order of the episodes here.
+        order = sorted(chosen, key=lambda page: (page[0], page[1]))
+        found = [(p.file, p.offset, p.feature) for p in report.problems]
+        by_place = [(str(file), start, feature) for file, start, _, _, feature in order]
+        assert sorted(found, key=str) == sorted(by_place, key=str)
+        for problem in report.problems:
+            assert isinstance(problem, ChecksumError)
+            key = next(
+                k for f, s, _, k, _ in chosen if (str(f), s) == (problem.file, problem.offset)
+            )
+            assert key in str(problem.episode)
+    # Frames of sound pages are decoded nonetheless.
+    assert 0 < reports[0].num_frames < 9 * 17 - 9
+    assert "5 problems" in str(reports[0])
+
+
+def test_a_truncated_file(dataset: Path) -> None:
+    files = sorted((dataset / "records").iterdir())
+    file = files[0]
+    data = file.read_bytes()
+    file.write_bytes(data[: len(data) // 2])
+    report = verify(dataset)
+    messages = [problem.message for problem in report.problems]
+    assert "a record file of another length than the manifest says" in messages
+    assert "the file ended early" in messages
+    assert {problem.file for problem in report.problems} == {str(file)}
+    assert all(p.episode for p in report.problems if p.message == "the file ended early")
+    assert report.num_chunks == 6
+
+
+def test_a_missing_file_is_one_problem(dataset: Path) -> None:
+    file = sorted((dataset / "records").iterdir())[0]
+    file.unlink()
+    report = verify(dataset)
+    [problem] = report.problems
+    assert isinstance(problem, NotFoundError)
+    assert problem.file == str(file)
+    assert 0 < report.num_chunks < 6
+
+
+def test_a_file_in_the_place_of_another(dataset: Path) -> None:
+    one, two, *_ = sorted((dataset / "records").iterdir())
+    one.write_bytes(two.read_bytes())
+    messages = [problem.message for problem in verify(dataset).problems]
+    assert "another record file than the manifest names" in messages
+    assert "a chunk of the index that the record file's footer does not list" in messages
+
+
+def test_a_broken_index_does_not_hide_broken_pages(dataset: Path) -> None:
+    file, start, *_ = _pages(dataset)[3]
+    _flip(file, start)
+    tables = sorted((dataset / "index").iterdir())
+    for table in tables:
+        _flip(table, table.stat().st_size // 2)
+    report = verify(dataset, deep=True)
+    assert [problem.file for problem in report.problems[:3]] == [
+        str(next(t for t in tables if t.stem.endswith(name)))
+        for name in ("episodes", "chunks", "gaps")
+    ]
+    [page] = report.problems[3:]
+    assert (page.file, page.offset) == (str(file), start)
+    assert report.num_chunks == 6
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", None])
+def test_a_broken_manifest_does_not_hide_broken_pages(dataset: Path, content: bytes | None) -> None:
+    file, start, *_ = _pages(dataset)[3]
+    _flip(file, start)
+    manifest = dataset / "manifest.json"
+    text = manifest.read_bytes()
+    manifest.write_bytes(
+        text.replace(b'"num_frames": 17', b'"num_frames": 16') if content is None else content
+    )
+    first, page = verify(dataset).problems
+    assert isinstance(first, FormatError)
+    assert first.file == str(manifest)
+    assert (page.file, page.offset) == (str(file), start)
+
+
+def test_nothing_to_go_by(dataset: Path) -> None:
+    (dataset / "manifest.json").write_bytes(b"{}")
+    for file in (dataset / "records").iterdir():
+        _flip(file, file.stat().st_size - 1)
+    report = verify(dataset)
+    assert len(report.problems) == 1 + 1 + 3  # manifest, no index, three footers
+    assert report.num_chunks == 0
+
+
+def test_no_dataset(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="no dataset here"):
+        verify(tmp_path / "nowhere")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_strays_are_notes(dataset: Path) -> None:
+    file = sorted((dataset / "records").iterdir())[0]
+    shutil.copy(file, dataset / "records" / "99999-ffff.seqrec")
+    (dataset / "records" / "88888-ffff.seqrec.partial").write_bytes(b"")
+    report = verify(dataset)
+    assert report.ok
+    assert [note.split(": ")[0].rsplit("/")[-1] for note in report.notes] == [
+        "99999-ffff.seqrec",
+        "88888-ffff.seqrec",
+    ]
+
+
+def test_a_link_out_of_the_dataset(dataset: Path, tmp_path: Path) -> None:
+    file = sorted((dataset / "records").iterdir())[0]
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    [problem] = verify(dataset).problems
+    assert isinstance(problem, StorageError)
+    assert problem.message == "a link leads out of the folder"
+
+
+def test_only_deep_sees_a_blob_that_does_not_decode(dataset: Path) -> None:
+    file, start, _, key, _ = next(p for p in _pages(dataset) if p[4] == "depth_left")
+    _patch_page(dataset, file, start)
+    assert verify(dataset).ok
+    [problem] = verify(dataset, deep=True).problems
+    assert isinstance(problem, CodecError)
+    assert (problem.file, problem.feature, problem.frame) == (str(file), "depth_left", 0)
+    assert key in str(problem.episode)
+
+
+def _patch_page(dataset: Path, file: Path, start: int) -> None:
+    """Damage the first blob of a page, then make every checksum right again."""
+    footer = read_footer(LocalStorage(dataset), f"records/{file.name}")
+    data = bytearray(file.read_bytes())
+    at = start + int.from_bytes(data[start : start + 4], "little")
+    data[at] ^= 0xFF  # Blosc's version
+    chunks = footer.chunks.copy()
+    for row in chunks:
+        starts = int(row["offset"]) + page_offsets(row["pages"]["length"])
+        for place, page in zip(starts.tolist(), row["pages"], strict=False):
+            page["crc32c"] = _crc(data[place : place + int(page["length"])])
+    end = aligned(
+        max(int(r["offset"]) + int(page_offsets(r["pages"]["length"])[-1]) for r in chunks)
+    )
+    file.write_bytes(data[:end] + encode_footer(dataclasses.replace(footer, chunks=chunks)))
+    reindex(dataset, created_by="test")
+
+
+def _crc(data: bytes | bytearray) -> int:
+    """CRC32C, bit by bit, RFC 3720."""
+    value = 0xFFFFFFFF
+    for byte in data:
+        value ^= byte
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+    return value ^ 0xFFFFFFFF
+
+
+def _loaded(dataset: Path) -> tuple[Index, Any, np.ndarray[Any, np.dtype[np.int64]]]:
+    """The index, the footer of the one record file, and its rows by offset."""
+    opened = open_dataset(dataset)
+    index = opened.index
+    [file] = opened.manifest.record_files
+    footer = read_footer(LocalStorage(dataset), file.path)
+    return index, footer, np.argsort(index.offset)
+
+
+def _changed(name: str, at: Any, by: int) -> Callable[[Index], dict[str, Any]]:
+    def change(index: Index) -> dict[str, Any]:
+        array = np.array(getattr(index, name))
+        array[at] += np.array(by, array.dtype)
+        return {name: array}
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_changed("page_length", (0, 1), 1), "different page lengths"),
+        (_changed("page_crc32c", (0, 0), 1), "different page checksums"),
+        (_changed("offset", 0, 64), "does not list"),
+        (_changed("num_frames", 0, -1), "episode"),
+        (lambda index: {"gaps": index.gaps[1:]}, "different missing frames"),
+        (
+            lambda index: {"metadata": pa.array(["{}"] * len(index.metadata))},
+            "different episode",
+        ),
+        (lambda index: {"keys": pa.array(["x", "y", "z"])}, "different episode"),
+    ],
+)
+def test_index_and_footer_must_agree(
+    tmp_path: Path, change: Callable[[Index], dict[str, Any]], message: str
+) -> None:
+    write_small(tmp_path, record_bytes=1 << 30)
+    index, footer, rows = _loaded(tmp_path)
+    assert compare_footer(footer, index, rows) == ([], [])
+    errors, _ = compare_footer(footer, dataclasses.replace(index, **change(index)), rows)
+    assert errors
+    assert message in str(errors[0])
+    assert errors[0].episode in (*index.keys.to_pylist(), "x", "y", "z")
+
+
+def test_a_complete_episode_that_the_index_forgot(tmp_path: Path) -> None:
+    write_small(tmp_path, record_bytes=1 << 30)
+    index, footer, rows = _loaded(tmp_path)
+    errors, parts = compare_footer(footer, index, rows[:-1])  # without beta, of one chunk
+    assert errors == []
+    unlisted = Unlisted()
+    unlisted.add("records/a.seqrec", parts)
+    [problem] = unlisted.problems("here")
+    assert problem.episode == "beta/Hard/P000"
+    # A part of an episode is what an interrupted write leaves behind.
+    _, parts = compare_footer(footer, index, np.delete(rows, 1))
+    unlisted = Unlisted()
+    unlisted.add("records/a.seqrec", parts)
+    assert unlisted.problems("here") == []
