@@ -31,6 +31,14 @@ from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.version import __version__
 from seqrecord.writer import SeqRecordWriter
 
+if TYPE_CHECKING:
+    from seqrecord.pipes import (
+        SeqRecordDataset,
+        SeqRecordNode,
+        SeqRecordPipe,
+        SeqRecordStream,
+    )
+
 __all__ = [
     "ChecksumError",
     "ClipError",
@@ -50,7 +58,11 @@ __all__ = [
     "Progress",
     "Schema",
     "SchemaError",
+    "SeqRecordDataset",
     "SeqRecordError",
+    "SeqRecordNode",
+    "SeqRecordPipe",
+    "SeqRecordStream",
     "SeqRecordWriter",
     "SourceError",
     "StateError",
@@ -60,3 +72,12 @@ __all__ = [
     "convert",
     "open",
 ]
+
+_NEED_TORCH = {"SeqRecordDataset", "SeqRecordNode", "SeqRecordPipe", "SeqRecordStream"}
+
+
+def __getattr__(name: str) -> Any:
+    # Writing, inspecting and random access do without torch, which takes seconds to import.
+    if name in _NEED_TORCH:
+        return getattr(importlib.import_module("seqrecord.pipes"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -12,43 +13,48 @@ import pyarrow as pa
 
 from seqrecord.errors import FormatError
 from seqrecord.format import EpisodePart, Footer
-from seqrecord.index import Index
+from seqrecord.index import MAX_INDEX_TEXT, Index
+from seqrecord.schema import Schema
 
 __all__ = ["assemble", "complete_episodes"]
 
 
-def assemble(footers: Sequence[Footer]) -> Index:
+def assemble(footers: Mapping[str, Footer]) -> tuple[Index, list[str]]:
     """The index of all episodes that are complete in these record files, in ordinal order.
 
-    Raises `FormatError` for schemas that differ and for two complete episodes of one key or
-    one ordinal. Episodes without their last part are left out.
+    `footers` are by path; the second value is the paths of the files that the index uses, in the
+    order in which it numbers them. Episodes without one of their parts are left out.
+
+    Raises `FormatError` for schemas or file ids that clash, parts of an episode that contradict
+    each other, and two complete episodes of one key or one ordinal; it names the file.
     """
-    schema = footers[0].schema if footers else None
-    for footer in footers:
-        if schema is None or footer.schema.to_json() != schema.to_json():
-            raise FormatError(
-                "record files of different schemas", expected=schema, got=footer.schema
-            )
-    complete = sorted(_complete(footers).values(), key=lambda rows: rows.episode.ordinal)
+    paths = list(footers)
+    schema = _common_schema(footers)
+    complete = sorted(
+        _complete(list(footers.values())).values(), key=lambda rows: rows.episode.ordinal
+    )
     if schema is None or not complete:
         raise FormatError("no complete episode in any record file")
-    _check_unique(complete)
+    _check_unique(complete, paths)
+    _check_text(complete)
     chunks = np.concatenate([rows.chunks for rows in complete])
     first = np.cumsum([0, *(len(rows.chunks) for rows in complete)])
     gaps = np.concatenate([_shifted(rows.gaps, first[i]) for i, rows in enumerate(complete)])
+    used, file = np.unique(np.concatenate([rows.files for rows in complete]), return_inverse=True)
     parts = [rows.episode for rows in complete]
-    return Index(
+    index = Index(
         schema=schema,
         keys=pa.array([part.key for part in parts], pa.string()),
         metadata=pa.array([part.metadata for part in parts], pa.string()),
         num_frames=np.array([part.num_frames for part in parts], np.int64),
         chunk_frames=np.array([part.chunk_frames for part in parts], np.int64),
-        file=np.concatenate([rows.files for rows in complete]).astype(np.uint32),
+        file=file.astype(np.uint32),
         offset=chunks["offset"].copy(),
         page_length=chunks["pages"]["length"].copy(),
         page_crc32c=chunks["pages"]["crc32c"].copy(),
         gaps=gaps,
     )
+    return index, [paths[number] for number in used]
 
 
 def complete_episodes(footers: Sequence[Footer]) -> dict[str, EpisodePart]:
@@ -76,25 +82,43 @@ def _complete(footers: Sequence[Footer]) -> dict[str, _Rows]:
 
 
 def _join(footers: Sequence[Footer], parts: Sequence[tuple[int, int]]) -> _Rows | None:
-    """An episode's rows from its parts in several files, `None` if it is not complete."""
+    """An episode's rows from its parts in several files, `None` if one is not there."""
+    described = [footers[file].episodes[number] for file, number in parts]
+    finished = [part for part in described if part.num_frames is not None]
+    episode = finished[0] if finished else described[0]
+    if len(finished) > 1 or any(
+        replace(part, num_frames=episode.num_frames) != episode for part in described
+    ):
+        raise _contradiction(episode)
     pieces = [(file, *_rows_of(footers[file], number)) for file, number in parts]
-    pieces = sorted((p for p in pieces if len(p[1])), key=lambda p: int(p[1]["first_frame"][0]))
-    finished = [
-        part for file, number in parts if (part := footers[file].episodes[number]).num_frames
-    ]
-    if not pieces or not finished:
-        return None
+    pieces.sort(key=lambda piece: int(piece[1]["first_frame"][0]))
     chunks = np.concatenate([rows for _, rows, _ in pieces])
-    episode = finished[0]
-    starts = np.arange(0, episode.num_frames or 0, episode.chunk_frames)
-    if not np.array_equal(chunks["first_frame"], starts):
+    # Counted before anything of that length is made: a file may say any number of frames.
+    num_frames = episode.num_frames
+    if num_frames is None or len(chunks) < -(-num_frames // episode.chunk_frames):
         return None
+    starts = np.arange(len(chunks)) * episode.chunk_frames
+    sizes = np.minimum(episode.chunk_frames, num_frames - starts)
+    if not (
+        np.array_equal(chunks["first_frame"], starts)
+        and np.array_equal(chunks["num_frames"], sizes)
+    ):
+        raise _contradiction(episode)
     first = np.cumsum([0, *(len(rows) for _, rows, _ in pieces)])
     return _Rows(
         episode,
         np.concatenate([np.full(len(rows), file) for file, rows, _ in pieces]),
         chunks,
         np.concatenate([_shifted(gaps, first[i]) for i, (_, _, gaps) in enumerate(pieces)]),
+    )
+
+
+def _contradiction(episode: EpisodePart) -> FormatError:
+    return FormatError(
+        "record files contradict each other about an episode; is one of them a copy?",
+        episode=episode.key,
+        expected="parts of one uid that agree and together hold each frame once",
+        got=f"uid {episode.uid}",
     )
 
 
@@ -112,7 +136,23 @@ def _shifted(gaps: npt.NDArray[Any], by: int) -> npt.NDArray[Any]:
     return moved
 
 
-def _check_unique(episodes: Sequence[_Rows]) -> None:
+def _common_schema(footers: Mapping[str, Footer]) -> Schema | None:
+    schema: Schema | None = None
+    by_id: dict[str, str] = {}
+    for path, footer in footers.items():
+        schema = schema or footer.schema
+        if footer.schema != schema:
+            pairs = zip_longest(schema.to_json(), footer.schema.to_json())
+            want, got = next((want, got) for want, got in pairs if want != got)
+            raise FormatError(
+                "record files of different schemas", file=path, expected=want or "no more", got=got
+            )
+        if (other := by_id.setdefault(footer.file_id, path)) != path:
+            raise FormatError("two record files of one id: one is a copy", file=path, got=other)
+    return schema
+
+
+def _check_unique(episodes: Sequence[_Rows], paths: Sequence[str]) -> None:
     keys: set[str] = set()
     ordinals: set[int] = set()
     for rows in episodes:
@@ -120,8 +160,21 @@ def _check_unique(episodes: Sequence[_Rows]) -> None:
         if part.key in keys or part.ordinal in ordinals:
             raise FormatError(
                 "two complete episodes of the same key or ordinal in the record files",
+                file=paths[rows.files[0]],
                 episode=part.key,
                 got=f"ordinal {part.ordinal}",
             )
         keys.add(part.key)
         ordinals.add(part.ordinal)
+
+
+def _check_text(episodes: Sequence[_Rows]) -> None:
+    """The episode table holds all metadata, and all keys, as one string each."""
+    for name in ("key", "metadata"):
+        length = sum(len(getattr(rows.episode, name).encode()) for rows in episodes)
+        if length > MAX_INDEX_TEXT:
+            raise FormatError(
+                f"too much {name} text for one dataset",
+                expected=f"at most {MAX_INDEX_TEXT} bytes",
+                got=f"{length} bytes in {len(episodes)} episodes",
+            )

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import replace
 from os import PathLike
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from seqrecord.assemble import assemble
 from seqrecord.checksum import crc32c
 from seqrecord.errors import ChecksumError, FormatError, NotFoundError
-from seqrecord.format import Footer
+from seqrecord.format import RECORDS, Footer
 from seqrecord.index import Index
 from seqrecord.manifest import (
     INDEX_TABLES,
     IndexFile,
     Manifest,
     RecordFile,
+    check_record_path,
     commit_manifest,
     read_manifest,
 )
 from seqrecord.ranges import ByteRange
-from seqrecord.record_file import RECORDS, read_footer
+from seqrecord.record_reading import read_footer
 from seqrecord.storage import Storage, open_storage
 
 __all__ = ["INDEX", "commit", "load", "read_footers", "reindex"]
@@ -53,15 +52,17 @@ def _load_index(storage: Storage, manifest: Manifest, *, verify: bool) -> Index:
     sizes = [file.size for file in manifest.record_files]
     try:
         index = Index.decode(manifest.schema, tables, sizes)
-        counts = (len(index.num_frames), int(index.num_frames.sum()))
-        if counts != (manifest.num_episodes, manifest.num_frames):
-            raise FormatError(
-                "the index does not hold the episodes and frames that the manifest says",
-                expected=(manifest.num_episodes, manifest.num_frames),
-                got=counts,
-            )
-    except FormatError as error:
-        raise error.located(file=f"{storage.url}/{INDEX}") from error.__cause__
+    except FormatError as error:  # it names the table
+        error.file = f"{storage.url}/{manifest.index[error.file or INDEX_TABLES[0]].path}"
+        raise
+    counts = (len(index.num_frames), int(index.num_frames.sum()))
+    if counts != (manifest.num_episodes, manifest.num_frames):
+        raise FormatError(
+            "the index does not hold the episodes and frames that the manifest says",
+            file=f"{storage.url}/{manifest.index['episodes'].path}",
+            expected=(manifest.num_episodes, manifest.num_frames),
+            got=counts,
+        )
     return index
 
 
@@ -74,7 +75,11 @@ def commit(
     caller has read already. Raises `FormatError` for a record file that cannot be read.
     """
     found = read_footers(storage, footers)
-    index, used = _assemble(found)
+    try:
+        index, used = assemble(found)
+    except FormatError as error:  # it names a path
+        error.file = f"{storage.url}/{error.file or RECORDS}"
+        raise
     files = tuple(RecordFile(path, storage.size(path), found[path].file_id) for path in used)
     previous = _previous_index(storage)
     generation = secrets.token_hex(6)
@@ -101,9 +106,8 @@ def commit(
     commit_manifest(storage, manifest)
     # The index before this one stays for readers that have just read the manifest before.
     keep = {file.path for file in tables.values()} | previous
-    for path in storage.list_files(INDEX):
-        if path not in keep:
-            storage.remove(path)
+    for path in {*storage.list_files(INDEX), *storage.interrupted(INDEX)} - keep:
+        storage.remove(path)
     return manifest
 
 
@@ -127,16 +131,12 @@ def reindex(
 
 def read_footers(storage: Storage, known: Mapping[str, Footer] | None = None) -> dict[str, Footer]:
     """Footers of all finished record files, by path in order; those in `known` are not read."""
-    paths = [path for path in storage.list_files(RECORDS) if path.endswith(".seqrec")]
-    return {path: (known or {}).get(path) or read_footer(storage, path) for path in paths}
-
-
-def _assemble(footers: Mapping[str, Footer]) -> tuple[Index, list[str]]:
-    """The index, with files numbered among those that it uses, and the paths of those."""
-    index = assemble(list(footers.values()))
-    paths = list(footers)
-    used, file = np.unique(index.file, return_inverse=True)
-    return replace(index, file=file.astype(np.uint32)), [paths[number] for number in used]
+    footers = {}
+    for path in storage.list_files(RECORDS):
+        if path.endswith(".seqrec"):
+            check_record_path(storage, path)
+            footers[path] = (known or {}).get(path) or read_footer(storage, path)
+    return footers
 
 
 def _previous_index(storage: Storage) -> set[str]:
@@ -157,9 +157,9 @@ def _table(storage: Storage, file: IndexFile, verify: bool) -> pa.Buffer:
         with pa.memory_map(local) as mapped:
             data = mapped.read_buffer()
     else:
-        bytes_ = bytearray(size)
-        storage.read_ranges(file.path, [ByteRange(0, size)], [memoryview(bytes_)])
-        data = pa.py_buffer(bytes(bytes_))
+        copy = bytearray(size)
+        storage.read_ranges(file.path, [ByteRange(0, size)], [memoryview(copy)])
+        data = pa.py_buffer(copy)
     if verify and (actual := f"{crc32c(memoryview(data)):08x}") != file.crc32c:
         raise ChecksumError(
             "an index file does not match its checksum",

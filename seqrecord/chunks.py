@@ -90,6 +90,14 @@ class ChunkReader:
         path = self._paths[int(index.file[row])]
         return Chunk(row, episode, first, frames, path, int(index.offset[row]))
 
+    def chunk_at(self, row: int, episode: int) -> Chunk:
+        """The chunk at a row of the chunk table, which is one of `episode`."""
+        return self.chunk(episode, row - int(self._index.first_chunk[episode]))
+
+    def path_of(self, chunk: Chunk) -> str:
+        """The chunk's record file, as errors name it."""
+        return f"{self._storage.url}/{chunk.path}"
+
     def pages(self, chunk: Chunk) -> list[Page]:
         """The pages of the chosen features, in their order."""
         lengths = self._index.page_length[chunk.row]
@@ -150,6 +158,18 @@ class ChunkReader:
         except (CodecError, FormatError) as error:
             raise self._located(page, error) from error.__cause__
 
+    def decode_frame(
+        self, pages: Sequence[Page], data: Sequence[memoryview], frame: int
+    ) -> dict[str, npt.NDArray[Any]]:
+        """One frame, counted from the chunk's first, as fresh arrays; it lacks none of the pages'
+        features."""
+        arrays = {}
+        for page, item in zip(pages, data, strict=True):
+            shape = self.shapes(page, item)[page.position(frame) or 0]
+            arrays[page.feature] = np.empty(shape, self.features[page.feature].dtype)
+            self.decode(page, item, [frame], [arrays[page.feature]])
+        return arrays
+
     def shapes(self, page: Page, data: memoryview) -> list[tuple[int, ...]]:
         """Shapes of the frames in a page, in its order."""
         try:
@@ -200,7 +220,7 @@ class ChunkReader:
         key = self._index.keys[page.chunk.episode].as_py()
         first, last = page.chunk.first_frame, page.chunk.first_frame + page.chunk.num_frames - 1
         error.located(
-            file=f"{self._storage.url}/{page.chunk.path}",
+            file=self.path_of(page.chunk),
             episode=f"{key} (frames {first} to {last})",
             feature=page.feature,
         )

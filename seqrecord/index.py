@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,20 +20,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from seqrecord.errors import FormatError
-from seqrecord.format import (
+from seqrecord.format import MAX_EPISODE_FRAMES
+from seqrecord.pages import ALIGNMENT, page_offsets
+from seqrecord.rows import (
     GAP_ROW,
     HEADER_BYTES,
     MAX_CHUNK_FRAMES,
-    MAX_EPISODE_FRAMES,
     check_gaps,
     check_pages,
     check_rows,
 )
-from seqrecord.pages import ALIGNMENT, page_offsets
 from seqrecord.schema import Schema
 from seqrecord.text import FORBIDDEN_IN_KEY, MAX_KEY_LENGTH, parse_metadata
 
-__all__ = ["Index"]
+__all__ = ["MAX_INDEX_TEXT", "Index"]
+
+MAX_INDEX_TEXT = 2**31 - 1  # bytes of all keys, and of all metadata: Arrow's offsets are int32
+
+_ARROW_MAGIC = b"ARROW1\0\0"
 
 _EPISODES = pa.schema(
     [
@@ -108,7 +113,10 @@ class Index:
 
     def episode_metadata(self, episode: int) -> dict[str, Any]:
         """An episode's metadata."""
-        return parse_metadata(self.metadata[episode].as_py())
+        try:
+            return parse_metadata(self.metadata[episode].as_py())
+        except FormatError as error:
+            raise error.located(episode=self.keys[episode].as_py()) from error.__cause__
 
     def present(self, chunk: int, feature: int, num_frames: int) -> int:
         """Validity bitmap of a page: bit i is set where frame i of the chunk has the feature."""
@@ -121,7 +129,9 @@ class Index:
 
     @cached_property
     def _gap_order(self) -> npt.NDArray[np.int64]:
-        return self.gaps["chunk"].astype(np.int64) * len(self.schema) + self.gaps["feature"]
+        first: npt.NDArray[np.int64] = self.gaps["chunk"].astype(np.int64) * len(self.schema)
+        order: npt.NDArray[np.int64] = first + self.gaps["feature"]
+        return order
 
     def fingerprint(self) -> str:
         """SHA-256 of the content: schema, episodes and pages, however they are cut in files."""
@@ -135,7 +145,8 @@ class Index:
             self.page_crc32c,
             self.gaps,
         ):
-            digest.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
+            little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+            digest.update(little.data.cast("B") if array.size else b"")
         return digest.hexdigest()
 
     def encode(self) -> dict[str, pa.Buffer]:
@@ -156,7 +167,7 @@ class Index:
     ) -> Index:
         """Inverse of `encode`: arrays that view `tables`, checked against each other and the files.
 
-        Raises `FormatError` that names the table and the row.
+        Raises `FormatError` that names the row, and the table as its `file`.
         """
         episodes = _decode("episodes", tables["episodes"], _EPISODES)
         chunks = _decode("chunks", tables["chunks"], _chunks_schema(len(schema)))
@@ -180,33 +191,48 @@ class Index:
         return index
 
     def _check(self, file_sizes: npt.NDArray[np.int64]) -> None:
+        for table, check in (
+            ("episodes", self._check_episodes),
+            ("chunks", lambda: self._check_chunks(file_sizes)),
+            ("gaps", lambda: check_gaps(self.gaps, self.frames_per_chunk(), self.schema, 0)),
+            ("chunks", self._check_pages),
+        ):
+            try:
+                check()
+            except FormatError as error:
+                raise error.located(file=table) from error.__cause__
+
+    def _check_episodes(self) -> None:
         bad_key = pc.or_(
             pc.match_substring_regex(self.keys, FORBIDDEN_IN_KEY),
             pc.greater(pc.binary_length(self.keys), MAX_KEY_LENGTH),
         )
         check_rows(~bad_key.to_numpy(zero_copy_only=False), "a bad episode key", 0)
-        if len(self.keys.unique()) != len(self.keys):
-            raise FormatError("an episode key stands twice in the index")
+        if len(self.keys) == 0 or len(self.keys.unique()) != len(self.keys):
+            raise FormatError("no episode, or a key that stands twice", got=len(self.keys))
         frames, cut = self.num_frames, self.chunk_frames
         check_rows((frames >= 1) & (frames <= MAX_EPISODE_FRAMES), "an impossible num_frames", 0)
         check_rows((cut >= 1) & (cut <= MAX_CHUNK_FRAMES), "an impossible chunk_frames", 0)
-        if int(self.num_chunks.sum()) != len(self.file):
+
+    def _check_chunks(self, file_sizes: npt.NDArray[np.int64]) -> None:
+        # Counted before any array of one item a chunk is made from the episodes.
+        if (count := int(self.num_chunks.sum())) != len(self.file):
             raise FormatError(
                 "the chunk table does not fit the episode table",
-                expected=f"{int(self.num_chunks.sum())} rows",
+                expected=f"{count} rows",
                 got=len(self.file),
             )
         check_rows(self.file < len(file_sizes), "a chunk in no record file", 0)
         check_rows(self.offset % ALIGNMENT == 0, "a chunk at a wrong offset", 0)
         # Compared as they are stored: an offset beyond 2**63 must not turn negative.
-        limit = file_sizes.astype(np.uint64)[self.file] if len(self.file) else self.offset
+        limit = file_sizes.astype(np.uint64)[self.file]
         inside = (self.offset >= HEADER_BYTES) & (self.offset <= limit)
         check_rows(inside, "a chunk outside its record file", 0)
         stop = self.offset + page_offsets(self.page_length)[:, -1].astype(np.uint64)
         check_rows(stop <= limit, "a chunk outside its record file", 0)
-        per_chunk = self.frames_per_chunk()
-        check_gaps(self.gaps, per_chunk, self.schema, 0)
-        check_pages(self.page_length, per_chunk, self.gaps, self.schema, 0)
+
+    def _check_pages(self) -> None:
+        check_pages(self.page_length, self.frames_per_chunk(), self.gaps, self.schema, 0)
 
 
 def _encode(schema: pa.Schema, columns: Sequence[Any]) -> pa.Buffer:
@@ -227,23 +253,63 @@ def _array(column: Any, dtype: pa.DataType) -> pa.Array:
 
 
 def _decode(table: str, data: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
+    """The one record batch of an Arrow IPC file, as a view of `data`.
+
+    What follows the magic of such a file is a stream of messages. It is read as that, so that the
+    batch can be looked at before Arrow does what it says.
+    """
     try:
-        reader = pa.ipc.open_file(data)
-        if not reader.schema.equals(schema) or reader.num_record_batches != 1:
+        if bytes(data[:8]) != _ARROW_MAGIC:
+            raise FormatError("not an Arrow IPC file", expected=_ARROW_MAGIC, got=bytes(data[:8]))
+        head, *batches = pa.ipc.MessageReader.open_stream(data.slice(8))
+        found = pa.ipc.read_schema(head)
+        if not found.equals(schema):
             raise FormatError(
-                f"the {table} table has other columns than it should",
+                "a table of other columns than it should have",
                 expected=str(schema).replace("\n", ", "),
-                got=str(reader.schema).replace("\n", ", ")[:500],
+                got=str(found).replace("\n", ", ")[:500],
             )
-        batch = reader.get_batch(0)
+        if [message.type for message in batches] != ["record batch"]:
+            raise FormatError("a table of more or less than one batch", got=len(batches))
+        if _is_compressed(bytes(batches[0].metadata)):
+            raise FormatError("a table that is compressed")
+        batch = pa.ipc.read_record_batch(batches[0], schema)
         batch.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        raise FormatError(f"the {table} table is not Arrow IPC: {error}") from error
-    if any(column.null_count for column in batch.columns):
-        raise FormatError(f"the {table} table holds nulls")
+        if any(column.null_count for column in batch.columns):
+            raise FormatError("a table that holds nulls")
+    except FormatError as error:
+        raise error.located(file=table) from error.__cause__
+    except (pa.ArrowException, OSError, EOFError, ValueError, MemoryError, struct.error) as error:
+        text = (str(error).splitlines() or ["it ends early"])[0]
+        raise FormatError(f"not an Arrow IPC file: {text[:200]}", file=table) from error
     return batch
 
 
+def _is_compressed(metadata: bytes) -> bool:
+    """Whether the metadata of a record batch message says that its buffers are compressed.
+
+    A compressed buffer declares what it decompresses to, and Arrow would allocate that. Arrow has
+    checked that the flatbuffers are sound; it does not show this field of theirs
+    (`Message.header` and `RecordBatch.compression` in Arrow's Message.fbs).
+    """
+
+    def number(layout: str, at: int) -> int:
+        return int(struct.unpack_from(layout, metadata, at)[0])
+
+    def field(at: int, slot: int) -> int:
+        """Position of a field of the flatbuffers table at `at`, relative to it; 0 if left out."""
+        vtable = at - number("<i", at)
+        entry = 4 + 2 * slot
+        return number("<H", vtable + entry) if entry < number("<H", vtable) else 0
+
+    message = number("<I", 0)
+    header = message + field(message, 2)
+    return field(header + number("<I", header), 3) != 0
+
+
 def _matrix(column: pa.FixedSizeListArray, width: int) -> npt.NDArray[np.uint32]:
-    values: npt.NDArray[np.uint32] = column.flatten().to_numpy()
-    return values.reshape(-1, width)
+    values = column.flatten()
+    if values.null_count:
+        raise FormatError("a table that holds nulls", file="chunks")
+    matrix: npt.NDArray[np.uint32] = values.to_numpy().reshape(-1, width)
+    return matrix

@@ -1,4 +1,7 @@
-"""The manifest: the small JSON file that makes record files and an index a dataset."""
+"""The manifest: the small JSON file that makes record files and an index a dataset.
+
+Its last 26 bytes hold the CRC32C of all bytes before them.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from seqrecord.checksum import crc32c
 from seqrecord.errors import ChecksumError, FormatError, NotFoundError, SchemaError, VersionError
@@ -23,14 +25,16 @@ __all__ = [
     "IndexFile",
     "Manifest",
     "RecordFile",
+    "check_record_path",
     "commit_manifest",
     "read_manifest",
 ]
 
 MANIFEST = "manifest.json"
 MANIFEST_VERSION = 1
-MAX_MANIFEST_BYTES = 1 << 28
-MAX_RECORD_FILES = 1_000_000
+MAX_MANIFEST_BYTES = 1 << 26
+MAX_RECORD_FILES = 200_000
+MAX_CREATED_BY_LENGTH = 200
 INDEX_TABLES = ("episodes", "chunks", "gaps")
 
 _RECORD_PATH = re.compile(r"records/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.seqrec")
@@ -38,6 +42,13 @@ _INDEX_PATH = re.compile(r"index/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.arrow")
 _FILE_ID = re.compile(r"[0-9a-f]{32}")
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _CRC = re.compile(r"[0-9a-f]{8}")
+_CREATED_BY = re.compile(rf"[\x20-\x7e]{{0,{MAX_CREATED_BY_LENGTH}}}")
+_END = re.compile(rb',\n "crc32c": "([0-9a-f]{8})"\n}\n')
+_END_BYTES = 26
+_KEYS = {
+    *("format", "version", "created_by", "num_episodes", "num_frames", "fingerprint"),
+    *("schema", "index", "record_files", "crc32c"),
+}
 
 
 @dataclass(frozen=True)
@@ -71,7 +82,7 @@ class Manifest:
     created_by: str
 
     def encode(self) -> bytes:
-        """The manifest as JSON text that ends with its own checksum."""
+        """The manifest as JSON text."""
         value = {
             "format": "seqrecord",
             "version": MANIFEST_VERSION,
@@ -83,8 +94,8 @@ class Manifest:
             "index": {table: asdict(self.index[table]) for table in INDEX_TABLES},
             "record_files": [asdict(file) for file in self.record_files],
         }
-        value["crc32c"] = _checksum(value)
-        return json.dumps(value, indent=1).encode() + b"\n"
+        text = json.dumps(value, indent=1).removesuffix("\n}").encode()
+        return text + b',\n "crc32c": "%08x"\n}\n' % crc32c(text)
 
     @classmethod
     def parse(cls, data: bytes) -> Manifest:
@@ -92,56 +103,50 @@ class Manifest:
         value = parse_json(data)
         if not isinstance(value, dict) or value.get("format") != "seqrecord":
             raise FormatError("not a manifest of a seqrecord dataset")
-        if value.get("version") != MANIFEST_VERSION:
+        version = value.get("version")
+        if type(version) is not int or version != MANIFEST_VERSION:  # neither true nor 1.0
             raise VersionError(
                 "an unknown manifest version; a newer seqrecord may read it",
                 expected=MANIFEST_VERSION,
-                got=repr(value.get("version"))[:50],
+                got=repr(version)[:50],
             )
-        stored = value.pop("crc32c", None)
-        if stored != (actual := _checksum(value)):
-            raise ChecksumError(
-                "the manifest does not match its checksum",
-                expected=f"CRC32C {str(stored)[:20]}",
-                got=actual,
-            )
+        _check_end(data)
+        _check_keys(value, _KEYS, "the manifest")
         try:
-            schema = Schema.from_json(value.get("schema"))
+            schema = Schema.from_json(value["schema"])
         except SchemaError as error:
             raise FormatError(f"the manifest's schema is not allowed: {error}") from error
-        files = value.get("record_files")
-        if not isinstance(files, list) or len(files) > MAX_RECORD_FILES:
+        files = value["record_files"]
+        if not isinstance(files, list) or not 1 <= len(files) <= MAX_RECORD_FILES:
             raise FormatError(
-                "record_files is not a list", expected=f"at most {MAX_RECORD_FILES} entries"
+                "record_files is not a list of the right length",
+                expected=f"1 to {MAX_RECORD_FILES} entries",
+                got=len(files) if isinstance(files, list) else repr(files)[:50],
             )
-        tables = value.get("index")
-        if not isinstance(tables, dict) or sorted(tables) != sorted(INDEX_TABLES):
-            raise FormatError("index does not name its tables", expected=", ".join(INDEX_TABLES))
-        record_files = tuple(
-            RecordFile(
-                _text(file, "path", _RECORD_PATH),
-                _count(file, "size"),
-                _text(file, "file_id", _FILE_ID),
-            )
-            for file in files
-        )
-        if len({file.path for file in record_files}) != len(record_files):
-            raise FormatError("a record file is listed twice")
+        tables = value["index"]
+        _check_keys(tables, set(INDEX_TABLES), "the manifest's index")
+        record_files = tuple(_record_file(file) for file in files)
+        for key in ("path", "file_id"):
+            if len({getattr(file, key) for file in record_files}) != len(record_files):
+                raise FormatError(f"a record file's {key} stands twice in the manifest")
         return cls(
             schema=schema,
             record_files=record_files,
-            index={
-                table: IndexFile(
-                    _text(tables[table], "path", _INDEX_PATH),
-                    _count(tables[table], "size"),
-                    _text(tables[table], "crc32c", _CRC),
-                )
-                for table in INDEX_TABLES
-            },
+            index={table: _index_file(tables[table]) for table in INDEX_TABLES},
             num_episodes=_count(value, "num_episodes"),
             num_frames=_count(value, "num_frames"),
             fingerprint=_text(value, "fingerprint", _FINGERPRINT),
-            created_by=str(value.get("created_by"))[:200],
+            created_by=_text(value, "created_by", _CREATED_BY),
+        )
+
+
+def check_record_path(storage: Storage, path: str) -> None:
+    """Raise `FormatError` unless a manifest may name the file at `path` as a record file."""
+    if not _RECORD_PATH.fullmatch(path):
+        raise FormatError(
+            "not a name for a record file; rename it",
+            file=f"{storage.url}/{path}",
+            expected=_RECORD_PATH.pattern,
         )
 
 
@@ -175,20 +180,67 @@ def read_manifest(storage: Storage) -> Manifest:
 
 
 def commit_manifest(storage: Storage, manifest: Manifest) -> None:
-    """Put the manifest in place in one step: from then on the dataset is what it says."""
+    """Put the manifest in place in one step: from then on the dataset is what it says.
+
+    Raises `FormatError`, and leaves what is there, for one that no reader would take.
+    """
+    data = manifest.encode()
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise FormatError(
+            "the manifest is too large; write larger record files",
+            file=f"{storage.url}/{MANIFEST}",
+            expected=f"at most {MAX_MANIFEST_BYTES} bytes",
+            got=len(data),
+        )
+    Manifest.parse(data)
     upload = storage.create(MANIFEST, replace=True)
     try:
-        upload.write(manifest.encode())
+        upload.write(data)
         upload.commit()
     except BaseException:
         upload.abort()
         raise
 
 
-def _checksum(value: Mapping[str, Any]) -> str:
-    """CRC32C of the canonical JSON text of all other keys."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return f"{crc32c(text.encode()):08x}"
+def _check_end(data: bytes) -> None:
+    end = _END.fullmatch(data, max(0, len(data) - _END_BYTES))
+    if end is None:
+        raise FormatError(
+            "the manifest does not end with its checksum",
+            offset=max(0, len(data) - _END_BYTES),
+            expected=_END.pattern,
+            got=data[-_END_BYTES:],
+        )
+    if (actual := b"%08x" % crc32c(data[: end.start()])) != end[1]:
+        raise ChecksumError(
+            "the manifest does not match its checksum",
+            offset=0,
+            expected=f"CRC32C {end[1].decode()}",
+            got=actual.decode(),
+        )
+
+
+def _check_keys(value: object, keys: set[str], what: str) -> None:
+    if not isinstance(value, dict) or set(value) != keys:
+        raise FormatError(
+            f"{what} is not an object of the right keys",
+            expected=", ".join(sorted(keys)),
+            got=repr(list(value))[:200] if isinstance(value, dict) else repr(value)[:50],
+        )
+
+
+def _record_file(value: object) -> RecordFile:
+    _check_keys(value, {"path", "size", "file_id"}, "a record file in the manifest")
+    return RecordFile(
+        _text(value, "path", _RECORD_PATH), _count(value, "size"), _text(value, "file_id", _FILE_ID)
+    )
+
+
+def _index_file(value: object) -> IndexFile:
+    _check_keys(value, {"path", "size", "crc32c"}, "an index file in the manifest")
+    return IndexFile(
+        _text(value, "path", _INDEX_PATH), _count(value, "size"), _text(value, "crc32c", _CRC)
+    )
 
 
 def _text(value: object, key: str, pattern: re.Pattern[str]) -> str:

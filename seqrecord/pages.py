@@ -8,6 +8,7 @@
 Only frames that have the feature are in its page. Offsets count from the page's start; the first
 is that of blob 0, the last is the page's length. Shapes are there only for a feature with a
 variable dimension. Blobs of a feature without a codec are the frame's bytes in C order.
+A page of no frames is empty; so is the blob of a frame of which a dimension is 0.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.codecs import EncodedImage, FrameCodec, probe
-from seqrecord.errors import CodecError, FormatError, FrameError
+from seqrecord.errors import CodecError, FormatError, FrameError, SchemaError
 from seqrecord.schema import MAX_FRAME_BYTES, FeatureSpec
 
 __all__ = [
@@ -46,11 +47,17 @@ class Blob(NamedTuple):
 
 
 class PageCodec:
-    """Encodes and decodes the pages of one feature. Safe to use from many threads at once."""
+    """Encodes and decodes the pages of one feature. Safe to use from many threads at once.
+
+    Raises `SchemaError` for a feature with a codec that this version does not know.
+    """
 
     def __init__(self, spec: FeatureSpec) -> None:
         self.spec = spec
-        self._codec = FrameCodec(spec.codec, spec.dtype, spec.shape)
+        try:
+            self._codec = FrameCodec(spec.codec, spec.dtype, spec.shape)
+        except SchemaError as error:
+            raise error.located(feature=spec.name) from error.__cause__
 
     def encode_frame(self, frame: npt.ArrayLike | EncodedImage) -> Blob:
         """One frame's bytes as they lie in a page.
@@ -70,16 +77,19 @@ class PageCodec:
                 expected=spec,
                 got=f"{dtype} {list(shape)}",
             )
-        nbytes = math.prod(shape) * dtype.itemsize
-        if not 1 <= nbytes <= MAX_FRAME_BYTES:
+        if not _is_small(shape, spec):
             raise FrameError(
-                "a frame of this feature is empty or too large",
+                "a frame of this feature is too large",
                 feature=spec.name,
-                expected=f"1 to {MAX_FRAME_BYTES} bytes",
-                got=f"{nbytes} bytes",
+                expected=f"at most {MAX_FRAME_BYTES} bytes",
+                got=f"{dtype} {list(shape)}",
             )
         if isinstance(array, np.ndarray):
             array = np.asarray(array, dtype=spec.dtype, order="C")
+            if not _are_bools(array):
+                raise FrameError(
+                    "a bool that is neither 0 nor 1", feature=spec.name, expected="bytes 0 and 1"
+                )
             if not spec.codec:
                 return Blob(array.tobytes(), shape)
         try:
@@ -120,8 +130,7 @@ class PageCodec:
         rank = len(self.spec.shape)
         at = (count + 1 + position * rank) * 4
         shape = struct.unpack_from(f"<{rank}I", table, at)
-        nbytes = math.prod(shape) * self.spec.dtype.itemsize
-        if not self.spec.accepts(shape) or not 1 <= nbytes <= MAX_FRAME_BYTES:
+        if not self.spec.accepts(shape) or not _is_small(shape, self.spec):
             raise FormatError(
                 "a frame of an impossible shape",
                 feature=self.spec.name,
@@ -152,7 +161,7 @@ class PageCodec:
         for i, position in enumerate(wanted):
             blob = page[offsets[position] : offsets[position + 1]]
             try:
-                self.decode_blob(blob, out[i])
+                self.decode_blob(blob, _row(out, i))
             except CodecError as error:
                 raise error.located(
                     feature=self.spec.name, offset=int(offsets[position])
@@ -166,8 +175,13 @@ class PageCodec:
             out[...] = np.frombuffer(blob, self.spec.dtype).reshape(out.shape)
         else:
             raise CodecError(
-                "a frame of the wrong length", expected=f"{out.nbytes} bytes", got=len(blob)
+                "a frame of the wrong length",
+                feature=self.spec.name,
+                expected=f"{out.nbytes} bytes",
+                got=len(blob),
             )
+        if not _are_bools(out):
+            raise self._not_bools()
 
     def blob_range(self, count: int, position: int, table: memoryview) -> tuple[int, int]:
         """Half-open range of one frame's bytes in its page, given the page's first bytes.
@@ -179,7 +193,11 @@ class PageCodec:
         start, stop = struct.unpack_from("<2I", table, position * 4)
         if not table_bytes(self.spec, count) <= start <= stop:
             raise FormatError(
-                "a page's offsets are out of order", feature=self.spec.name, got=(start, stop)
+                "a page's offsets are out of order",
+                feature=self.spec.name,
+                offset=position * 4,
+                expected=f"rising from {table_bytes(self.spec, count)}",
+                got=(start, stop),
             )
         return start, stop
 
@@ -199,23 +217,34 @@ class PageCodec:
             )
         shape = (count, *(n or 0 for n in self.spec.shape))
         frames = np.frombuffer(page, self.spec.dtype).reshape(shape)
-        if isinstance(out, np.ndarray) and isinstance(wanted, range):
+        if not _are_bools(frames):
+            raise self._not_bools()
+        if isinstance(out, np.ndarray) and isinstance(wanted, range) and wanted.step > 0:
             np.copyto(out, frames[wanted.start : wanted.stop : wanted.step])
         else:
             for i, position in enumerate(wanted):
-                np.copyto(out[i], frames[position])
+                np.copyto(_row(out, i), frames[position])
+
+    def _not_bools(self) -> CodecError:
+        return CodecError(
+            "a bool that is neither 0 nor 1", feature=self.spec.name, expected="bytes 0 and 1"
+        )
 
     def _offsets(self, page: memoryview, count: int) -> npt.NDArray[np.int64]:
+        """Where the blobs of a page start and the last one ends, checked: int64 [count + 1]."""
+        if count == 0 and len(page) == 0:
+            return np.zeros(1, np.int64)
         table = table_bytes(self.spec, count)
-        if len(page) > table:
+        if count > 0 and len(page) >= table:
             offsets = np.frombuffer(page[: (count + 1) * 4], "<u4").astype(np.int64)
-            if offsets[0] == table and offsets[-1] == len(page) and np.all(np.diff(offsets) > 0):
+            if offsets[0] == table and offsets[-1] == len(page) and np.all(np.diff(offsets) >= 0):
                 return offsets
         raise FormatError(
             "a page's offsets are out of order or outside it",
             feature=self.spec.name,
             offset=0,
-            expected=f"{count + 1} rising offsets from {table} to {len(page)}",
+            expected=f"{count + 1} offsets from {table} up to {len(page)}",
+            got=f"a page of {len(page)} bytes",
         )
 
 
@@ -239,6 +268,23 @@ def page_offsets(lengths: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]
 def table_bytes(spec: FeatureSpec, count: Any) -> Any:
     """Bytes in front of the blobs of a page of `count` frames that is not raw."""
     return (count + 1) * 4 + (0 if spec.is_fixed else count * len(spec.shape) * 4)
+
+
+def _is_small(shape: Sequence[int], spec: FeatureSpec) -> bool:
+    """Whether memory for a frame may be asked for; even an empty one has no absurd dimension."""
+    return math.prod(max(n, 1) for n in shape) * spec.dtype.itemsize <= MAX_FRAME_BYTES
+
+
+def _row(out: Sequence[npt.NDArray[Any]] | npt.NDArray[Any], i: int) -> npt.NDArray[Any]:
+    """`out[i]` as an array that can be written to, where a frame is a single number too."""
+    return out[i, ...] if isinstance(out, np.ndarray) else out[i]
+
+
+def _are_bools(array: npt.NDArray[Any]) -> bool:
+    """Whether an array holds no bool of another byte than 0 or 1, which NumPy would believe."""
+    if array.dtype != np.bool_ or not array.size:
+        return True
+    return int(array.view(np.uint8).max()) <= 1
 
 
 def _header(image: EncodedImage, spec: FeatureSpec) -> tuple[np.dtype[Any], tuple[int, ...]]:

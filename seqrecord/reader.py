@@ -1,18 +1,16 @@
-"""Random access to a dataset: episodes, frames, slices of frames."""
+"""Opens a dataset for random access: its episodes, and through them its frames."""
 
 from __future__ import annotations
 
 import fnmatch
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from os import PathLike
-from typing import Any, TypeAlias, overload
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from seqrecord.catalog import load
-from seqrecord.chunks import ChunkReader, Page
+from seqrecord.chunks import ChunkReader
 from seqrecord.clips import (
     ClipSpec,
     ClipTable,
@@ -20,21 +18,21 @@ from seqrecord.clips import (
     enumerate_clips,
     missing_from_bitmaps,
 )
-from seqrecord.errors import ClipError, SchemaError, StateError
+from seqrecord.episode import Episode, FrameArray
+from seqrecord.errors import ClipError, StateError
 from seqrecord.index import Index
 from seqrecord.manifest import Manifest
 from seqrecord.schema import Schema
-from seqrecord.storage import Storage, open_storage
+from seqrecord.storage import Storage, StorageLike, open_storage
 
 __all__ = ["Dataset", "Episode", "EpisodeFilter", "Episodes", "FrameArray", "open_dataset"]
 
-FrameArray: TypeAlias = "npt.NDArray[Any]"
 EpisodeFilter: TypeAlias = "str | Sequence[str] | Callable[[Mapping[str, Any]], bool] | None"
 """Episodes by a glob on keys, by keys, by a predicate on their metadata; `None` for all."""
 
 
 def open_dataset(
-    location: str | PathLike[str],
+    location: StorageLike,
     *,
     features: Sequence[str] | None = None,
     verify: bool = True,
@@ -55,8 +53,12 @@ def open_dataset(
     `SchemaError` for a feature that it does not have.
     """
     storage = open_storage(location, storage_options)
-    manifest, index = load(storage)
-    return Dataset(storage, manifest, index, features=features, verify=verify)
+    try:
+        manifest, index = load(storage)
+        return Dataset(storage, manifest, index, features=features, verify=verify)
+    except BaseException:
+        storage.close()
+        raise
 
 
 class Dataset:
@@ -184,7 +186,8 @@ class Episodes(Mapping[str, "Episode"]):
         self._dataset = dataset
 
     def __getitem__(self, key: str) -> Episode:
-        return Episode(self._dataset, key, self._dataset.index.positions[key])
+        index = self._dataset.index
+        return Episode(self._dataset.chunk_reader(), index, index.positions[key])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._dataset.index.positions)
@@ -194,133 +197,6 @@ class Episodes(Mapping[str, "Episode"]):
 
     def __repr__(self) -> str:
         return f"Episodes({len(self)} of {self._dataset.url!r})"
-
-
-class Episode:
-    """One episode's frames.
-
-    `episode[10]` is a frame: feature name to array, without the features that the frame lacks.
-    `episode[10:26]` is 16 frames: feature name to array [16, …], or to a list of arrays for a
-    feature with a variable dimension; raises `ClipError` if one of the frames lacks a feature.
-    """
-
-    def __init__(self, dataset: Dataset, key: str, number: int) -> None:
-        self.key = key
-        self._dataset = dataset
-        self._number = number
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """What the writer was told of the episode."""
-        return self._dataset.index.episode_metadata(self._number)
-
-    def __len__(self) -> int:
-        return int(self._dataset.index.num_frames[self._number])
-
-    @overload
-    def __getitem__(self, frames: int) -> dict[str, FrameArray]: ...
-    @overload
-    def __getitem__(self, frames: slice) -> dict[str, FrameArray | list[FrameArray]]: ...
-    def __getitem__(self, frames: int | slice) -> Any:
-        if isinstance(frames, slice):
-            return self.read(range(len(self))[frames])
-        number = operator.index(frames)
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"frame {number} of an episode of {len(self)} frames")
-        return self._frame(number % len(self))
-
-    def present(self, feature: str) -> npt.NDArray[np.bool_]:
-        """Which frames have a feature: bool [frames]."""
-        reader = self._dataset.chunk_reader()
-        if feature not in reader.features:
-            raise SchemaError(
-                "no such feature", expected=f"one of {', '.join(reader.features)}", got=feature
-            )
-        bits: list[bool] = []
-        for number in range(int(self._dataset.index.num_chunks[self._number])):
-            chunk = reader.chunk(self._number, number)
-            page = next(p for p in reader.pages(chunk) if p.feature == feature)
-            bits += [bool(page.present >> i & 1) for i in range(chunk.num_frames)]
-        return np.array(bits)
-
-    def read(self, frames: Sequence[int] | range) -> dict[str, FrameArray | list[FrameArray]]:
-        """These frames of the episode, in this order; see the class. Each page is read once."""
-        reader = self._dataset.chunk_reader()
-        arrays: dict[str, FrameArray | list[FrameArray]] = {
-            name: np.empty((len(frames), *(n or 0 for n in spec.shape)), spec.dtype)
-            if spec.is_fixed
-            else [np.empty(0)] * len(frames)
-            for name, spec in reader.features.items()
-        }
-        size = int(self._dataset.index.chunk_frames[self._number])
-        wanted: dict[int, list[int]] = {}
-        for place, frame in enumerate(frames):
-            if not 0 <= frame < len(self):
-                raise IndexError(f"frame {frame} of an episode of {len(self)} frames")
-            wanted.setdefault(frame // size, []).append(place)
-        for number, places in wanted.items():
-            pages = reader.pages(reader.chunk(self._number, number))
-            inside = [frames[place] - number * size for place in places]
-            for page in pages:
-                self._check_present(page, inside)
-            for page, data in zip(pages, reader.read(pages), strict=True):
-                self._fill(page, data, inside, arrays[page.feature], places)
-        return arrays
-
-    def _fill(
-        self,
-        page: Page,
-        data: memoryview,
-        inside: Sequence[int],
-        target: FrameArray | list[FrameArray],
-        places: Sequence[int],
-    ) -> None:
-        reader = self._dataset.chunk_reader()
-        if isinstance(target, list):
-            shapes = reader.shapes(page, data)
-            dtype = reader.features[page.feature].dtype
-            for frame, place in zip(inside, places, strict=True):
-                target[place] = np.empty(shapes[page.position(frame) or 0], dtype)
-            reader.decode(page, data, inside, [target[place] for place in places])
-            return
-        if _is_run(inside) and _is_run(places):
-            run = range(inside[0], inside[-1] + 1)
-            reader.decode(page, data, run, target[places[0] : places[-1] + 1])
-        else:
-            reader.decode(page, data, inside, [target[place] for place in places])
-
-    def _frame(self, number: int) -> dict[str, FrameArray]:
-        reader = self._dataset.chunk_reader()
-        size = int(self._dataset.index.chunk_frames[self._number])
-        chunk = reader.chunk(self._number, number // size)
-        inside = number % size
-        pages = [page for page in reader.pages(chunk) if page.present >> inside & 1]
-        if not reader.verify:
-            return {page.feature: reader.read_frame(page, inside) for page in pages}
-        frame = {}
-        for page, data in zip(pages, reader.read(pages), strict=True):
-            shape = reader.shapes(page, data)[page.position(inside) or 0]
-            frame[page.feature] = np.empty(shape, reader.features[page.feature].dtype)
-            reader.decode(page, data, [inside], [frame[page.feature]])
-        return frame
-
-    def _check_present(self, page: Page, inside: Sequence[int]) -> None:
-        for frame in inside:
-            if not page.present >> frame & 1:
-                raise ClipError(
-                    "a frame lacks a feature; ask for other frames or features",
-                    file=self._dataset.url,
-                    episode=self.key,
-                    frame=page.chunk.first_frame + frame,
-                    feature=page.feature,
-                )
-
-    def __repr__(self) -> str:
-        return f"Episode({self.key!r}, {len(self)} frames)"
-
-
-def _is_run(numbers: Sequence[int]) -> bool:
-    return list(numbers) == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
 def _reopen(storage: Storage, features: list[str], verify: bool, fingerprint: str) -> Dataset:

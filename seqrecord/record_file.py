@@ -1,4 +1,4 @@
-"""Writes record files: episodes in, chunks out, a footer at the end."""
+"""Writes record files: episodes in, chunks out, a footer at the end. Seals those a kill cut."""
 
 from __future__ import annotations
 
@@ -14,27 +14,23 @@ from seqrecord.checksum import crc32c
 from seqrecord.codecs import EncodedImage
 from seqrecord.errors import ChecksumError, CodecError, FormatError, FrameError, StorageError
 from seqrecord.format import (
-    GAP_ROW,
     HEADER_BYTES,
     MAX_EPISODE_FRAMES,
-    TAIL_BYTES,
+    RECORDS,
     EpisodePart,
     Footer,
-    chunk_row,
     encode_footer,
     encode_header,
     parse_footer,
     parse_header,
-    parse_tail,
 )
 from seqrecord.pages import Blob, PageCodec, aligned, page_offsets
 from seqrecord.ranges import ByteRange
+from seqrecord.rows import GAP_ROW, chunk_row
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, Upload
 
-__all__ = ["RECORDS", "RecordFileWriter", "read_footer", "seal"]
-
-RECORDS = "records"
+__all__ = ["RECORDS", "RecordFileWriter", "seal"]
 
 StoredFrame: TypeAlias = "Mapping[str, npt.ArrayLike | EncodedImage]"
 
@@ -177,6 +173,7 @@ class _OpenFile:
         pages: Sequence[bytes],
         present: Sequence[int],
     ) -> None:
+        _align(self.upload)  # on a storage that cannot rewind, a failed write leaves a stray end
         if not self._episodes or self._episodes[-1].uid != episode.uid:
             self._episodes.append(episode)
             self._first = (len(self._chunks), len(self._gaps))
@@ -193,9 +190,9 @@ class _OpenFile:
         row["pages"]["length"] = lengths
         row["pages"]["crc32c"] = [crc32c(page) for page in pages]
         self._chunks.append(row)
-        for page, stop in zip(pages, page_offsets(lengths)[1:], strict=True):
+        for page in pages:
             self.upload.write(page)
-            self.upload.write(bytes(start + int(stop) - self.upload.tell()))
+            _align(self.upload)
 
     def complete(self, episode: EpisodePart) -> None:
         self._episodes[-1] = episode
@@ -229,75 +226,67 @@ class _OpenFile:
 def seal(storage: Storage, path: str) -> Footer | None:
     """Finish a record file that a kill has cut, with the episodes that had ended in it.
 
-    Every page of those episodes is read and checked first, since nothing tells what of a file a
-    machine had on disk when it went down. Returns `None`, and removes what is there, if no episode
-    had ended.
+    Header, notes and every page of those episodes are read and checked first, since nothing tells
+    what of a file a machine had on disk when it went down. Returns `None`, and removes what is
+    there, if no episode had ended.
     """
     cut = storage.reopen(path)
     kept: list[Footer] = []
-    size = 0
-    for stop, note in cut.checkpoints:
-        try:
+    size = HEADER_BYTES
+    try:
+        file_id = parse_header(_read(storage, cut.readable, ByteRange(0, HEADER_BYTES)))
+        for stop, note in cut.checkpoints:
             footer = parse_footer(note, aligned(stop))
-            check_chunks(storage, cut.readable, footer)
-        except (FormatError, StorageError):
-            break
-        kept.append(footer)
-        size = stop
+            if not _goes_on(kept, footer, file_id, size):
+                break
+            _check_pages(storage, cut.readable, footer)
+            kept.append(footer)
+            size = stop
+    except (FormatError, StorageError):
+        pass  # what is kept is what was whole
     if not kept:
         cut.upload.abort()
         return None
-    footer = _merged(kept)
+    merged = _merged(kept)
     cut.upload.rewind(size)
-    _finish(cut.upload, footer)
-    return footer
+    _finish(cut.upload, merged)
+    return merged
 
 
-def check_chunks(storage: Storage, path: str, footer: Footer) -> None:
+def _goes_on(kept: Sequence[Footer], footer: Footer, file_id: str, size: int) -> bool:
+    """Whether a note is of one more episode of the same file, after the first `size` bytes."""
+    return (
+        footer.file_id == file_id
+        and len(footer.episodes) == 1
+        and int(footer.chunks["offset"][0]) >= size
+        and all(footer.schema == before.schema for before in kept[:1])
+        and all(footer.episodes[0].uid != before.episodes[0].uid for before in kept[-1:])
+    )
+
+
+def _check_pages(storage: Storage, path: str, footer: Footer) -> None:
     """Read every page of a record file. Raises `ChecksumError` for one that is not as written."""
     for row in footer.chunks:
         offsets = int(row["offset"]) + page_offsets(row["pages"]["length"])
-        data = bytearray(int(offsets[-1] - offsets[0]))
-        view = memoryview(data)
-        storage.read_ranges(path, [ByteRange(int(offsets[0]), int(offsets[-1]))], [view])
-        for i, page in enumerate(row["pages"]):
-            at = int(offsets[i] - offsets[0])
-            actual = crc32c(view[at : at + int(page["length"])])
-            if actual != page["crc32c"]:
-                raise ChecksumError(
-                    "a page does not match its checksum",
-                    file=f"{storage.url}/{path}",
-                    offset=int(offsets[i]),
-                    expected=f"CRC32C {int(page['crc32c']):08x}",
-                    got=f"{actual:08x}",
-                )
+        data = _read(storage, path, ByteRange(int(offsets[0]), int(offsets[-1])))
+        for start, page in zip(offsets - offsets[0], row["pages"], strict=False):
+            if crc32c(data[start : start + int(page["length"])]) != page["crc32c"]:
+                raise ChecksumError("a page does not match its checksum", offset=int(start))
 
 
-def read_footer(storage: Storage, path: str) -> Footer:
-    """The footer of a finished record file, whose header must belong to it."""
-    file = f"{storage.url}/{path}"
-    size = storage.size(path)
-    try:
-        tail = _read(storage, path, max(0, size - TAIL_BYTES), size)
-        start, length = parse_tail(tail, size)
-        if start + length + TAIL_BYTES != size:
-            raise FormatError("an impossible footer length", offset=start)
-        file_id = parse_header(_read(storage, path, 0, HEADER_BYTES))
-        footer = parse_footer(_read(storage, path, start, size), start)
-        if footer.file_id != file_id:
-            raise FormatError(
-                "header and footer are of different files",
-                offset=start,
-                expected=file_id,
-                got=footer.file_id,
-            )
-    except FormatError as error:
-        raise error.located(file=file) from error.__cause__
-    return footer
+def _read(storage: Storage, path: str, part: ByteRange) -> memoryview:
+    data = memoryview(bytearray(part.length))
+    storage.read_ranges(path, [part], [data])
+    return data
+
+
+def _align(upload: Upload) -> None:
+    if padding := aligned(upload.tell()) - upload.tell():
+        upload.write(bytes(padding))
 
 
 def _finish(upload: Upload, footer: Footer) -> None:
-    upload.write(bytes(aligned(upload.tell()) - upload.tell()))
+    _align(upload)
     upload.write(encode_footer(footer))
     upload.commit()
 
@@ -319,9 +308,3 @@ def _merged(footers: Sequence[Footer]) -> Footer:
         np.concatenate(chunks),
         np.concatenate(gaps),
     )
-
-
-def _read(storage: Storage, path: str, start: int, stop: int) -> bytes:
-    data = bytearray(stop - start)
-    storage.read_ranges(path, [ByteRange(start, stop)], [memoryview(data)])
-    return bytes(data)

@@ -1,8 +1,9 @@
-"""Episode keys and metadata: the text that a dataset holds, checked."""
+"""Episode keys, metadata and JSON: the text that a dataset holds, checked."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
@@ -10,6 +11,8 @@ from seqrecord.errors import FormatError
 
 __all__ = [
     "FORBIDDEN_IN_KEY",
+    "MAX_INTEGER_DIGITS",
+    "MAX_JSON_DEPTH",
     "MAX_KEY_LENGTH",
     "MAX_METADATA_LENGTH",
     "check_key",
@@ -20,8 +23,10 @@ __all__ = [
 
 MAX_KEY_LENGTH = 1024  # bytes of UTF-8
 MAX_METADATA_LENGTH = 1 << 20  # characters, all of them ASCII, per episode
+MAX_INTEGER_DIGITS = 1000  # reading one takes time that grows with their square
+MAX_JSON_DEPTH = 64  # so that nothing which walks a value runs out of stack
 
-FORBIDDEN_IN_KEY = r"[\x00-\x1f\x7f\\]|(^|/)\.{0,2}(/|$)"
+FORBIDDEN_IN_KEY = r"[\x00-\x1f\x7f-\x9f\\]|(^|/)\.{0,2}(/|$)"
 """What a key may not hold anywhere: a pattern that means the same to `re` and to RE2."""
 
 
@@ -62,8 +67,8 @@ def parse_metadata(text: object) -> dict[str, Any]:
     if not isinstance(text, str) or len(text) > MAX_METADATA_LENGTH:
         raise FormatError(
             "metadata is not short text",
-            expected=f"at most {MAX_METADATA_LENGTH} bytes",
-            got=repr(text)[:50],
+            expected=f"at most {MAX_METADATA_LENGTH} characters",
+            got=f"{len(text)} characters" if isinstance(text, str) else repr(text)[:50],
         )
     value = parse_json(text)
     if not isinstance(value, dict):
@@ -72,12 +77,59 @@ def parse_metadata(text: object) -> dict[str, Any]:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of strict JSON text (no NaN or Infinity), else `FormatError`."""
+    """The value of strict JSON text, else `FormatError`.
 
-    def refuse(value: str) -> None:
-        raise ValueError(f"{value} is not JSON")
-
+    Strict is what every reader understands alike: UTF-8, no NaN or Infinity and no number that
+    overflows to one, no key twice in an object, no half of a surrogate pair, nothing absurdly deep.
+    """
     try:
-        return json.loads(text, parse_constant=refuse)
+        decoded = text if isinstance(text, str) else text.decode()
+        value = json.loads(
+            decoded,
+            parse_constant=_refuse,
+            parse_float=_finite,
+            parse_int=_short,
+            object_pairs_hook=_unique,
+        )
+        if "\\ud" in decoded.lower():  # only an escape can hide half a surrogate pair
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:  # includes bad UTF-8
-        raise FormatError(f"not valid JSON: {error}") from error
+        raise FormatError(f"not valid JSON: {str(error)[:200]}") from error
+    _check_depth(value)
+    return value
+
+
+def _refuse(value: str) -> float:
+    raise ValueError(f"{value} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refuse(text[:50])
+
+
+def _short(text: str) -> int:
+    if len(text) > MAX_INTEGER_DIGITS:
+        raise ValueError(f"an integer of {len(text)} digits")
+    return int(text)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("a key stands twice in an object")
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH + 1):
+        level = [
+            item
+            for parent in level
+            if isinstance(parent, (dict, list))
+            for item in (parent.values() if isinstance(parent, dict) else parent)
+        ]
+        if not level:
+            return
+    raise FormatError("JSON is nested too deeply", expected=f"at most {MAX_JSON_DEPTH} levels")

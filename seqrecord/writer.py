@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from os import PathLike
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.codecs import EncodedImage, image_chain, probe, resolve
+from seqrecord.codecs import EncodedImage
 from seqrecord.destination import WriteMode, claim
 from seqrecord.errors import DestinationError, FrameError, SchemaError, SeqRecordError
-from seqrecord.format import MAX_CHUNK_FRAMES
 from seqrecord.manifest import Manifest
+from seqrecord.recipe import (
+    CHUNK_BYTES,
+    CHUNK_FRAMES,
+    DEFAULT_CODEC,
+    DEFAULT_RECORD_BYTES,
+    Codecs,
+    InputFrame,
+    check_sizes,
+    default_chunk_frames,
+    infer_schema,
+    stored_schema,
+)
 from seqrecord.record_file import RecordFileWriter
-from seqrecord.schema import CodecConfig, FeatureSpec, Schema
-from seqrecord.storage import open_storage
+from seqrecord.schema import Schema
+from seqrecord.storage import StorageLike, open_storage
 from seqrecord.text import check_key, encode_metadata
 from seqrecord.version import CREATED_BY
 
@@ -28,20 +38,7 @@ __all__ = [
     "Codecs",
     "EpisodeWriter",
     "SeqRecordWriter",
-    "apply_codecs",
-    "default_chunk_frames",
-    "stored_schema",
 ]
-
-DEFAULT_CODEC = "balanced"
-DEFAULT_RECORD_BYTES = 1 << 30
-
-_CHUNK_BYTES = 48 << 20  # decoded; a chunk is the unit of reading, so it bounds readers' memory
-_CHUNK_FRAMES = 32  # at most, however small the frames
-_UNKNOWN_FRAME_BYTES = 6 << 20  # assumed of a feature with a variable dimension
-
-Codecs: TypeAlias = "str | Mapping[str, str | Sequence[CodecConfig]]"
-InputFrame: TypeAlias = "Mapping[str, npt.ArrayLike | EncodedImage]"
 
 
 class SeqRecordWriter:
@@ -69,7 +66,7 @@ class SeqRecordWriter:
 
     def __init__(
         self,
-        destination: str | PathLike[str],
+        destination: StorageLike,
         *,
         schema: Schema | None = None,
         codecs: Codecs | None = None,
@@ -78,12 +75,7 @@ class SeqRecordWriter:
         mode: WriteMode = "create",
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        if chunk_frames is not None and not 1 <= chunk_frames <= MAX_CHUNK_FRAMES:
-            raise SchemaError(
-                "not a number of frames a chunk",
-                expected=f"1 to {MAX_CHUNK_FRAMES}",
-                got=chunk_frames,
-            )
+        check_sizes(chunk_frames, record_bytes)
         self._codecs = codecs
         self._chunk_frames = chunk_frames
         self._record_bytes = record_bytes
@@ -120,8 +112,10 @@ class SeqRecordWriter:
         `key` is a clean relative path (`abandonedfactory/Easy/P000`); `metadata` is JSON.
         Raises `DestinationError` if the key is there already.
         """
-        if self._closed or self._episode is not None:
-            raise DestinationError("the writer is closed, or an episode is still open", episode=key)
+        if self._closed:
+            raise DestinationError("the writer is closed", episode=key)
+        if self._episode is not None:
+            raise DestinationError(f"episode {self._episode.key} has not ended", episode=key)
         check_key(key)
         if key in self._keys:
             raise DestinationError(
@@ -131,14 +125,26 @@ class SeqRecordWriter:
         return self._episode
 
     def close(self) -> Manifest:
-        """Finish the last record file and commit the dataset."""
+        """Finish the last record file and commit the dataset.
+
+        Raises `DestinationError`, and commits nothing, if an episode has not ended or none was
+        written.
+        """
+        url = self._destination.storage.url
         if self._closed:
-            raise DestinationError("the writer is closed", file=self._destination.storage.url)
+            raise DestinationError("the writer is closed", file=url)
+        if (episode := self._episode) is not None:
+            self.abort()
+            raise DestinationError(
+                "the writer was closed in the middle of an episode; nothing is committed",
+                file=url,
+                episode=episode.key,
+            )
         try:
             if self._files is not None:
                 self._files.close()
             if not self._keys:
-                raise DestinationError("no episode was written", file=self._destination.storage.url)
+                raise DestinationError("no episode was written", file=url)
             return self._destination.commit(CREATED_BY)
         finally:
             self._release()
@@ -162,19 +168,22 @@ class SeqRecordWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None:
+        if error is not None:
+            try:
+                self.abort()
+            except SeqRecordError as second:
+                raise second from error
+        elif not self._closed:
             self.close()
-            return
-        try:
-            self.abort()
-        except SeqRecordError as second:
-            raise second from error
 
     def _begin(
         self, key: str, metadata: str, first_frames: Sequence[InputFrame]
     ) -> RecordFileWriter:
         if self._schema is None:
-            self._use(_infer_schema(first_frames))
+            try:
+                self._use(infer_schema(first_frames))
+            except SchemaError as error:
+                raise error.located(episode=key) from error.__cause__
         assert self._files is not None
         assert self._schema is not None
         chunk_frames = self._chunk_frames or default_chunk_frames(self._schema)
@@ -208,51 +217,42 @@ class EpisodeWriter:
         self._pending: list[InputFrame] = []  # frames that wait for the schema to be known
         self._pending_bytes = 0
         self._files: RecordFileWriter | None = None
+        self._failed = False
 
     def append(self, frame: InputFrame) -> None:
         """Add one frame: feature name to array, or `EncodedImage` for one kept encoded.
 
         A feature that the frame lacks is left out. Arrays are stored as they are: raises
         `FrameError` for a wrong dtype or shape, or for a feature that the dataset does not have.
+        Any error forgets the whole episode: a dataset holds no recording with a hole in it. While
+        the features are not known yet, frames are only collected, and their errors come later.
         """
-        if self._writer._episode is not self:
-            raise DestinationError("the episode has ended", episode=self.key)
-        if self._files is None and self._writer.schema is not None:
-            self._begin()
-        if self._files is not None:
-            self._files.append(frame)
-        else:
-            # Callers may fill the same arrays again for their next frame.
-            copy = {
-                name: item if isinstance(item, EncodedImage) else np.array(item)
-                for name, item in frame.items()
-            }
-            self._pending.append(copy)
-            self._pending_bytes += sum(_nbytes(item) for item in copy.values())
-            if len(self._pending) == _CHUNK_FRAMES or self._pending_bytes >= _CHUNK_BYTES:
+        self._check_open()
+        with self._forget_on_error():
+            if self._files is None and self._writer.schema is not None:
                 self._begin()
+            if self._files is not None:
+                self._files.append(frame)
+            else:
+                self._collect(frame)
         self.num_frames += 1
 
     def close(self) -> None:
         """Finish the episode: from here on neither an error nor a kill loses it."""
-        if self._writer._episode is not self:
-            raise DestinationError("the episode has ended", episode=self.key)
-        try:
+        self._check_open()
+        with self._forget_on_error():
             if self.num_frames == 0:
                 raise FrameError("an episode without frames", episode=self.key)
             if self._files is None:
                 self._begin()
             assert self._files is not None
             self._files.end()
-        except BaseException:
-            self.abort()
-            raise
         self._writer._episode = None
         self._writer._ended(self.key)
 
     def abort(self) -> None:
         """Forget the episode."""
-        if self._writer._episode is self:
+        if self._is_open:
             self._writer._episode = None
             if self._files is not None:
                 self._files.drop()
@@ -266,92 +266,45 @@ class EpisodeWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None:
-            self.close()
-        else:
+        if error is not None:
             self.abort()
+        elif self._is_open or self._failed:
+            self.close()
+
+    @property
+    def _is_open(self) -> bool:
+        return self._writer._episode is self
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            why = "was given up after an error" if self._failed else "has ended"
+            raise DestinationError(f"the episode {why}", episode=self.key)
+
+    @contextmanager
+    def _forget_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._failed = True
+            self.abort()
+            raise
+
+    def _collect(self, frame: InputFrame) -> None:
+        # Callers may fill the same arrays again for their next frame.
+        copy = {
+            name: item if isinstance(item, EncodedImage) else np.array(item)
+            for name, item in frame.items()
+        }
+        self._pending.append(copy)
+        self._pending_bytes += sum(_nbytes(item) for item in copy.values())
+        if len(self._pending) == CHUNK_FRAMES or self._pending_bytes >= CHUNK_BYTES:
+            self._begin()
 
     def _begin(self) -> None:
         self._files = self._writer._begin(self.key, self._metadata, self._pending)
         pending, self._pending = self._pending, []
         for frame in pending:
             self._files.append(frame)
-
-
-def apply_codecs(schema: Schema, codecs: Codecs | None) -> Schema:
-    """The schema with the codecs that a writer was asked for, see `SeqRecordWriter`.
-
-    Features that keep encoded images stay as they are unless they are named.
-    """
-    named = {} if codecs is None or isinstance(codecs, str) else dict(codecs)
-    if unknown := [name for name in named if name not in schema]:
-        raise SchemaError(
-            "a codec for a feature that is not there",
-            expected=f"some of {', '.join(schema)}",
-            got=", ".join(unknown),
-        )
-    default = codecs if isinstance(codecs, str) else DEFAULT_CODEC
-    return schema.with_codecs(
-        {
-            spec.name: resolve(
-                named.get(spec.name, default), spec.dtype, spec.shape, feature=spec.name
-            )
-            for spec in schema.values()
-            if spec.name in named or not spec.codec or (isinstance(codecs, str) and not _kept(spec))
-        }
-    )
-
-
-def stored_schema(schema: Schema, codecs: Codecs | None, stored: Schema | None) -> Schema:
-    """The schema to write under: that of the dataset, where there is one, else with its codecs.
-
-    Raises `SchemaError` where the dataset has other features, or other codecs than asked for.
-    """
-    if stored is None:
-        return apply_codecs(schema, codecs)
-    if [str(spec) for spec in schema.values()] != [str(spec) for spec in stored.values()]:
-        raise SchemaError("the dataset has other features", expected=stored, got=schema)
-    if codecs is not None and apply_codecs(schema, codecs).to_json() != stored.to_json():
-        raise SchemaError("the dataset has other codecs; leave them out to keep its own")
-    return stored
-
-
-def default_chunk_frames(schema: Schema) -> int:
-    """Frames a chunk: the largest power of two up to 32 whose frames decode to 48 MiB or less."""
-    nbytes = sum(
-        spec.nbytes if spec.is_fixed else max(spec.nbytes, _UNKNOWN_FRAME_BYTES)
-        for spec in schema.values()
-    )
-    fitting = max(1, min(_CHUNK_FRAMES, _CHUNK_BYTES // nbytes))
-    return 1 << (fitting.bit_length() - 1)
-
-
-def _infer_schema(frames: Sequence[InputFrame]) -> Schema:
-    """Features in the order in which they appear; dimensions that differ between frames vary."""
-    specs: dict[str, FeatureSpec] = {}
-    for frame in frames:
-        for name, item in frame.items():
-            codec: tuple[CodecConfig, ...] = ()
-            if isinstance(item, EncodedImage):
-                codec = image_chain(item.data)
-                header = probe(item.data)
-                dtype, shape = header.dtype, header.shape
-            else:
-                array = np.asarray(item)
-                dtype, shape = array.dtype, array.shape
-            known = specs.get(name)
-            if known is None:
-                specs[name] = FeatureSpec(name, dtype, shape, codec)
-            elif len(known.shape) == len(shape) and not known.accepts(shape):
-                merged = tuple(
-                    a if a == b else None for a, b in zip(known.shape, shape, strict=True)
-                )
-                specs[name] = replace(known, shape=merged)
-    return Schema(list(specs.values()))
-
-
-def _kept(spec: FeatureSpec) -> bool:
-    return spec.codec[0].get("id") == "seqrecord.image"
 
 
 def _nbytes(item: npt.ArrayLike | EncodedImage) -> int:

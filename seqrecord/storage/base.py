@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from seqrecord.checksum import Buffer
 from seqrecord.errors import LocationError, StorageError
@@ -17,9 +17,11 @@ class Upload(Protocol):
     """A file being written front to back. Nothing is visible under its name before `commit`.
 
     Leaving one neither committed nor aborted is what a kill does; see `Storage.interrupted`.
+    Used by one thread at a time.
     """
 
-    path: str
+    @property
+    def path(self) -> str: ...
 
     def write(self, data: Buffer) -> None:
         """Append bytes."""
@@ -45,7 +47,7 @@ class Upload(Protocol):
         ...
 
     def abort(self) -> None:
-        """Leave nothing behind. Does nothing after `commit`."""
+        """Leave nothing behind. Does nothing after a `commit` that succeeded."""
         ...
 
 
@@ -62,12 +64,14 @@ class CutUpload:
     checkpoints: list[tuple[int, bytes]]
 
 
+@runtime_checkable
 class Storage(Protocol):
     """Files below one root, named by clean relative POSIX paths (`records/00000-ab.seqrec`).
 
     Safe to use from many threads. Picklable: a copy in another process opens its own handles, and
-    so does a forked one. Raises `NotFoundError` for a file that is not there and `StorageError`
-    for any other failure; messages name the file and never hold a credential.
+    a forked one works as well. Raises `NotFoundError` for a file that is not there, `LocationError`
+    for a path that is not clean and `StorageError` for any other failure; messages name the file
+    and never hold a credential, nor do the exceptions behind them.
     """
 
     @property
@@ -76,7 +80,11 @@ class Storage(Protocol):
         ...
 
     def size(self, path: str) -> int:
-        """A file's length in bytes."""
+        """A file's length in bytes. Looks anew: of a file replaced since, the new one's.
+
+        Files are not changed in place, but the manifest is replaced; reads that follow are of the
+        file that this saw, or of a newer one.
+        """
         ...
 
     def read_ranges(
@@ -98,7 +106,7 @@ class Storage(Protocol):
         ...
 
     def remove(self, path: str) -> None:
-        """Remove a file; nothing happens if it is not there."""
+        """Remove a file and what an interrupted upload of it left; neither need be there."""
         ...
 
     def interrupted(self, folder: str) -> list[str]:
@@ -106,7 +114,7 @@ class Storage(Protocol):
         ...
 
     def reopen(self, path: str) -> CutUpload:
-        """Take up an interrupted upload."""
+        """Take up an interrupted upload. `DestinationError` while it is still being written."""
         ...
 
     def lock(self) -> Lock:
@@ -118,12 +126,19 @@ class Storage(Protocol):
         ...
 
     def close(self) -> None:
-        """Close handles. The storage opens them again when it is used again."""
+        """Close handles, and leave uploads that are still open as a kill would.
+
+        The storage opens its handles again when it is used again.
+        """
         ...
 
 
 class Lock(Protocol):
-    """A claim that ends with `release`, or with the process."""
+    """A claim that ends with `release`, or with the process.
+
+    Pickled to a process that `multiprocessing` spawns, it is the same claim there: after a kill of
+    the first process it lasts until the others have ended too.
+    """
 
     def release(self) -> None: ...
 
@@ -145,21 +160,11 @@ def check_path(path: str) -> str:
     return path
 
 
-def check_buffers(
-    file: str, size: int, ranges: Sequence[ByteRange], buffers: Iterable[memoryview]
-) -> None:
-    """Every range lies in its file and has a buffer of its length, else `StorageError`."""
+def check_buffers(ranges: Sequence[ByteRange], buffers: Sequence[memoryview]) -> None:
+    """`ValueError` unless every range has a buffer of its length: a caller's mistake."""
     for item, buffer in zip(ranges, buffers, strict=True):
-        if not 0 <= item.start <= item.stop <= size:
-            raise StorageError(
-                "a range outside its file",
-                file=file,
-                offset=item.start,
-                expected=f"within [0, {size})",
-                got=f"[{item.start}, {item.stop})",
-            )
-        if buffer.nbytes != item.length:
-            raise ValueError(f"{item.length} bytes do not go into a buffer of {buffer.nbytes}")
+        if not 0 <= item.start <= item.stop or buffer.nbytes != item.length:
+            raise ValueError(f"{item} does not go into a buffer of {buffer.nbytes} bytes")
 
 
 def short_read(file: str, item: ByteRange, got: int) -> StorageError:

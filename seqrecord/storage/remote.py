@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import fsspec
+from fsspec.registry import known_implementations
 
 from seqrecord.checksum import Buffer
 from seqrecord.errors import DestinationError, LocationError, NotFoundError, StorageError
 from seqrecord.ranges import ByteRange
-from seqrecord.storage.base import CutUpload, Lock, Upload, check_path, short_read
+from seqrecord.storage.base import CutUpload, Lock, Upload, check_buffers, check_path, short_read
 
 __all__ = ["FsspecStorage"]
+
+_PARTIAL = ".partial"
+_OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss"})
+_AZURE = frozenset({"az", "abfs", "abfss", "adl"})
+
+_T = TypeVar("_T")
 
 
 class FsspecStorage:
     """Storage below a path of an fsspec filesystem.
 
     The filesystem is made when it is first used, in each process anew: no client survives a fork.
-    An object store shows a file when its upload is closed, so nothing is renamed.
+    An object store shows a file when its upload is closed; elsewhere a file gets another name while
+    it is written. Nothing unfinished is kept, and there is no lock.
     """
 
     def __init__(
@@ -30,6 +39,8 @@ class FsspecStorage:
         self._root = root.rstrip("/")
         self._shown_root = shown.rstrip("/")
         self._options = dict(options or {})
+        self._made: tuple[int, Any] | None = None  # process id and filesystem
+        self._uploads: set[_FsspecUpload] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self._protocol, self._root, self._shown_root, self._options)
@@ -42,50 +53,77 @@ class FsspecStorage:
         return self._shown_root
 
     def size(self, path: str) -> int:
-        with _errors(self._shown(path)):
-            size = self._fs().size(self._full(path))
-        if size is None:
-            raise StorageError("the server does not tell the file's length", file=self._shown(path))
-        return int(size)
+        fs, full, shown = self._fs(), self._full(path), self._shown(path)
+
+        def size() -> int | None:
+            fs.invalidate_cache(full.rpartition("/")[0])
+            length: int | None = fs.size(full)
+            return length
+
+        length = _call(shown, size)
+        if length is None:
+            raise StorageError("the server does not tell the file's length", file=shown)
+        return int(length)
 
     def read_ranges(
         self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
     ) -> None:
-        if not ranges:
+        check_buffers(ranges, buffers)
+        wanted = [(item, buffer) for item, buffer in zip(ranges, buffers, strict=True) if buffer]
+        if not wanted:
+            self.size(path)  # raises if it is not there
             return
-        full, shown = self._full(path), self._shown(path)
-        with _errors(shown):
-            parts = self._fs().cat_ranges(
-                [full] * len(ranges),
-                [item.start for item in ranges],
-                [item.stop for item in ranges],
-                on_error="raise",
-            )
-        for item, buffer, part in zip(ranges, buffers, parts, strict=True):
+        shown = self._shown(path)
+        parts = _call(
+            shown,
+            self._fs().cat_ranges,
+            [self._full(path)] * len(wanted),
+            [item.start for item, _ in wanted],
+            [item.stop for item, _ in wanted],
+            on_error="raise",
+        )
+        for (item, buffer), part in zip(wanted, parts, strict=True):
             if len(part) != item.length:
                 raise short_read(shown, item, len(part))
-            buffer[:] = part
+            buffer.cast("B")[:] = part
 
     def create(self, path: str, *, replace: bool = False) -> Upload:
-        with _errors(self._shown(path)):
-            return _FsspecUpload(path, self._fs(), self._full(path), self._shown(path), replace)
+        upload = _FsspecUpload(
+            path,
+            self._fs(),
+            self._full(path),
+            self._shown(path),
+            replace=replace,
+            renamed=self._protocol not in _OBJECT_STORES,
+            ended=self._uploads.discard,
+        )
+        self._uploads.add(upload)
+        return upload
 
     def list_files(self, folder: str) -> list[str]:
-        fs = self._fs()
-        with _errors(self._shown(folder)):
-            fs.invalidate_cache(self._full(folder))
+        fs, full = self._fs(), self._full(folder)
+
+        def ls() -> list[dict[str, Any]]:
+            fs.invalidate_cache(full)
             try:
-                entries = fs.ls(self._full(folder), detail=True)
+                return list(fs.ls(full, detail=True))
             except FileNotFoundError:
                 return []
+
+        entries = _call(self._shown(folder), ls)
         names = [entry["name"].rsplit("/", 1)[-1] for entry in entries if entry["type"] == "file"]
-        return sorted(f"{folder}/{name}" for name in names)
+        return sorted(
+            f"{folder}/{name}"
+            for name in names
+            if not name.endswith(_PARTIAL) and not name.startswith(".")
+        )
 
     def remove(self, path: str) -> None:
-        with _errors(self._shown(path)), contextlib.suppress(FileNotFoundError):
-            self._fs().rm_file(self._full(path))
+        with contextlib.suppress(NotFoundError):
+            _call(self._shown(path), self._fs().rm_file, self._full(path))
 
-    def interrupted(self, folder: str) -> list[str]:  # noqa: ARG002 - nothing unfinished is kept
+    def interrupted(self, folder: str) -> list[str]:
+        check_path(folder)
         return []
 
     def reopen(self, path: str) -> CutUpload:
@@ -94,19 +132,37 @@ class FsspecStorage:
     def lock(self) -> Lock:
         return _NoLock()
 
-    def local_path(self, path: str) -> str | None:  # noqa: ARG002 - never local
+    def local_path(self, path: str) -> str | None:
+        check_path(path)
         return None
 
     def close(self) -> None:
-        pass
+        for upload in list(self._uploads):
+            upload.abort()
+        self._made = None
 
     def _fs(self) -> Any:
+        made = self._made
+        if made is None or made[0] != os.getpid():
+            # Without a lock, which a fork could copy while it is held: one too many does no harm.
+            made = self._made = (os.getpid(), self._make())
+        return made[1]
+
+    def _make(self) -> Any:
+        protocol, shown = self._protocol, self._shown_root
         try:
-            return fsspec.filesystem(self._protocol, **self._options)
-        except (ImportError, ValueError) as error:
+            kind = fsspec.get_filesystem_class(protocol)
+        except ValueError:
+            raise LocationError("no known kind of URL", file=shown, got=f"{protocol}://") from None
+        except ImportError:
+            needed = known_implementations.get(protocol, {}).get("err", "")
+            if protocol in _AZURE:
+                needed = "pip install 'seqrecord[azure]'"
             raise LocationError(
-                f"no filesystem for {self._protocol}: {_no_secret(error)}", file=self._shown_root
+                f"a package is missing for {protocol}://: {needed}", file=shown
             ) from None
+        # Not the cached instance, which would be another one in every thread.
+        return _call(shown, kind, skip_instance_cache=True, **self._options)
 
     def _full(self, path: str) -> str:
         return f"{self._root}/{check_path(path)}"
@@ -116,20 +172,40 @@ class FsspecStorage:
 
 
 class _FsspecUpload:
-    def __init__(self, path: str, fs: Any, full: str, shown: str, replace: bool) -> None:
+    """An upload that goes nowhere after its first failure: what is sent cannot be taken back."""
+
+    def __init__(
+        self,
+        path: str,
+        fs: Any,
+        full: str,
+        shown: str,
+        *,
+        replace: bool,
+        renamed: bool,
+        ended: Callable[[_FsspecUpload], None],
+    ) -> None:
         self.path = path
         self._fs = fs
         self._full = full
+        self._target = full + _PARTIAL if renamed else full
         self._shown = shown
         self._replace = replace
+        self._ended = ended
         self._size = 0
-        self._done = False
-        fs.makedirs(full.rsplit("/", 1)[0], exist_ok=True)
-        self._file = fs.open(full, "wb")
+        self._open = True
+        _call(shown, fs.makedirs, full.rpartition("/")[0], exist_ok=True)
+        self._file = _call(shown, fs.open, self._target, "wb")
 
     def write(self, data: Buffer) -> None:
-        with _errors(self._shown):
-            self._size += self._file.write(memoryview(data).cast("B"))
+        self._check_open()
+        view = memoryview(data).cast("B")
+        try:
+            _call(self._shown, self._file.write, view)
+        except BaseException:
+            self.abort()
+            raise
+        self._size += len(view)
 
     def tell(self) -> int:
         return self._size
@@ -141,22 +217,38 @@ class _FsspecUpload:
         return False
 
     def commit(self) -> None:
-        with _errors(self._shown):
-            if not self._replace and self._fs.exists(self._full):
-                self.abort()
+        self._check_open()
+        try:
+            if not self._replace and _call(self._shown, self._fs.exists, self._full):
                 raise DestinationError("the file exists already", file=self._shown)
-            self._done = True
-            self._file.close()
-            self._fs.invalidate_cache()
+            _call(self._shown, self._file.close)
+            if self._target != self._full:
+                _call(self._shown, self._fs.mv, self._target, self._full)
+        except BaseException:
+            self.abort()
+            raise
+        self._end()
 
     def abort(self) -> None:
-        if self._done:
+        if not self._open:
             return
-        self._done = True
+        self._end()
         with contextlib.suppress(Exception):  # whatever it is, the upload is given up
             self._file.discard()
-        # An fsspec file uploads when it is closed, and closes itself when it is collected.
-        self._file.closed = True
+        with contextlib.suppress(Exception):
+            # An fsspec file uploads when it is closed, and closes itself when it is collected.
+            self._file.closed = True
+        if self._target != self._full:
+            with contextlib.suppress(Exception):
+                self._fs.rm_file(self._target)
+
+    def _end(self) -> None:
+        self._open = False
+        self._ended(self)
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise StorageError("the upload is closed", file=self._shown)
 
 
 class _NoLock:
@@ -168,18 +260,30 @@ def _rebuild(protocol: str, root: str, shown: str, options: dict[str, Any]) -> F
     return FsspecStorage(protocol, root, shown=shown, options=options)
 
 
-def _no_secret(error: BaseException) -> str:
-    """What kind of error it was. Texts of cloud clients may hold signed URLs."""
-    return type(error).__name__
+def _call(shown: str, function: Callable[..., _T], *args: Any, **options: Any) -> _T:
+    """The function's result, or an error of this package.
 
-
-@contextlib.contextmanager
-def _errors(file: str) -> Iterator[None]:
+    Exceptions of cloud clients may hold signed URLs, so nothing of theirs is kept but their kind:
+    raised outside the `except`, the new one does not have the old one as its context.
+    """
+    failure: StorageError
     try:
-        yield
-    except FileNotFoundError:
-        raise NotFoundError("no such file", file=file) from None
-    except (StorageError, KeyboardInterrupt):
+        return function(*args, **options)
+    except StorageError:
         raise
+    except FileNotFoundError:
+        failure = NotFoundError("no such file", file=shown)
     except Exception as error:
-        raise StorageError(f"the storage failed with {_no_secret(error)}", file=file) from None
+        failure = StorageError(f"the storage failed: {_describe(error)}", file=shown)
+    raise failure
+
+
+def _describe(error: Exception) -> str:
+    """What kind of error it was, in words that cannot hold a secret."""
+    kind = type(error).__name__
+    status = getattr(error, "status", None) or getattr(error, "status_code", None)
+    if isinstance(status, int):
+        return f"{kind}, HTTP status {int(status)}"
+    if isinstance(error, OSError) and isinstance(error.errno, int):
+        return f"{kind}, {os.strerror(error.errno)}"
+    return kind

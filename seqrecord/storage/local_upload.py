@@ -1,0 +1,147 @@
+"""Uploads to a local folder: a file beside the target, synced and renamed when it is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from seqrecord.checksum import Buffer
+from seqrecord.errors import DestinationError, NotFoundError, StorageError
+from seqrecord.storage.claims import GRACE_SECONDS, ClaimedFile
+
+__all__ = ["NOTES", "PARTIAL", "LocalUpload", "local_errors", "with_suffix"]
+
+PARTIAL = ".partial"
+NOTES = ".notes"
+
+
+class LocalUpload:
+    """Writes beside its target; checkpoints go to a file of notes, one JSON line each."""
+
+    def __init__(self, path: str, target: Path, *, replace: bool, reopen: bool = False) -> None:
+        self.path = path
+        self._target = target
+        self._replace = replace
+        self._notes = with_suffix(target, NOTES)
+        self._committed = False
+        # Holding the claim, nobody takes up this upload as an interrupted one while it is written.
+        self._file = ClaimedFile(
+            with_suffix(target, PARTIAL),
+            create=not reopen,
+            held="another writer is still at work on this file",
+            grace=GRACE_SECONDS if reopen else 0,
+        )
+        if not reopen:
+            self._notes.unlink(missing_ok=True)
+            os.ftruncate(self._file.fd, 0)
+        self._size = os.lseek(self._file.fd, 0, os.SEEK_END)
+
+    def write(self, data: Buffer) -> None:
+        view = memoryview(data).cast("B")
+        fd = self._fd()
+        with local_errors(str(self._target)):
+            while view:
+                written = os.write(fd, view)
+                self._size += written
+                view = view[written:]
+
+    def tell(self) -> int:
+        return self._size
+
+    def checkpoint(self, note: bytes) -> None:
+        line = json.dumps({"size": self._size, "note": note.hex()}).encode() + b"\n"
+        with local_errors(str(self._notes)), self._notes.open("ab", buffering=0) as file:
+            before = file.tell()
+            try:
+                if file.write(line) < len(line):
+                    raise StorageError("the disk is full", file=str(self._notes))
+            except BaseException:
+                file.truncate(before)  # or what follows would be lost with the half line
+                raise
+
+    def checkpoints(self) -> list[tuple[int, bytes]]:
+        """Bytes written at each checkpoint, with its note, as far as they can be true."""
+        # A note of more bytes than there are: the machine went down before they were on disk.
+        return [(size, note) for size, note in _read_notes(self._notes) if size <= self._size]
+
+    def rewind(self, offset: int) -> bool:
+        fd = self._fd()
+        with local_errors(str(self._target)):
+            os.ftruncate(fd, offset)
+            self._size = os.lseek(fd, offset, os.SEEK_SET)
+        return True
+
+    def commit(self) -> None:
+        fd = self._fd()
+        try:
+            with local_errors(str(self._target)):
+                os.fsync(fd)
+                # Names of record files are unique, so nothing comes between this and the rename.
+                if not self._replace and self._target.exists():
+                    raise DestinationError("the file exists already", file=str(self._target))
+                self._file.path.replace(self._target)
+                self._committed = True
+                _sync_folder(self._target.parent)
+                self._notes.unlink(missing_ok=True)
+        finally:
+            self._file.close()
+
+    def abort(self) -> None:
+        if self._committed:
+            return
+        with local_errors(str(self._target)):
+            self._file.path.unlink(missing_ok=True)
+            self._notes.unlink(missing_ok=True)
+        self._file.close()
+
+    def leave(self) -> None:
+        """Close it, to be reopened."""
+        self._file.close()
+
+    def _fd(self) -> int:
+        if self._file.fd < 0:
+            raise StorageError("the upload is closed", file=str(self._target))
+        return self._file.fd
+
+
+def with_suffix(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+@contextlib.contextmanager
+def local_errors(file: str) -> Iterator[None]:
+    """The system's errors as this package's."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except FileNotFoundError as error:
+        raise NotFoundError("no such file", file=file) from error
+    except OSError as error:
+        raise StorageError(error.strerror or str(error), file=file) from error
+
+
+def _read_notes(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Notes up to the first that was not written whole."""
+    if not path.exists():
+        return
+    with path.open(encoding="ascii", errors="replace") as file:
+        for line in file:
+            try:
+                entry = json.loads(line)
+                yield int(entry["size"]), bytes.fromhex(entry["note"])
+            except (ValueError, KeyError, TypeError):
+                return
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # Some mounts cannot sync a folder; they make renames durable on their own.
+        with contextlib.suppress(OSError):
+            os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,255 @@
+"""How the golden files of format version 1 were made: `python -m tests.golden.make_v1`.
+
+No test runs this. After the first release datasets may be added under new names, and none that is
+there may change or go. Each dataset `v1/NAME/` has what is expected of it in `v1/NAME.json`, made
+from the frames as they were given to the writer. `python -m tests.golden.make_v1 hexdump`
+prints the worked example of docs/format.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from seqrecord.checksum import crc32c
+from seqrecord.codecs import EncodedImage, resolve
+from seqrecord.format import EpisodePart, Footer, encode_footer, encode_header
+from seqrecord.pages import PageCodec
+from seqrecord.rows import GAP_ROW, chunk_row
+from seqrecord.schema import CodecConfig, FeatureSpec, Schema
+from seqrecord.writer import SeqRecordWriter
+
+__all__ = ["GOLDEN", "describe_frame", "expected"]
+
+GOLDEN = Path(__file__).parent / "v1"
+
+Frame = Mapping[str, npt.NDArray[Any]]
+Episodes = Mapping[str, tuple[Mapping[str, Any], Sequence[Frame]]]
+
+_HEIGHT, _WIDTH = 16, 20
+_DTYPES = "|b1 |i1 <i2 <i4 <i8 |u1 <u2 <u4 <u8 <f2 <f4 <f8 <c8 <c16".split()  # noqa: SIM905
+_CHAINS: dict[str, list[CodecConfig]] = {
+    "none": [],
+    "delta_y": [{"id": "seqrecord.delta", "axis": -2}],
+    "delta_x_wide": [{"id": "seqrecord.delta", "axis": -1, "width": 4}],
+    "zigzag": [{"id": "seqrecord.delta", "axis": -1}, {"id": "seqrecord.zigzag"}],
+    "green": [{"id": "seqrecord.subtract_green"}],
+    "blosclz": [{"id": "blosc", "cname": "blosclz", "clevel": 9, "shuffle": 1, "blocksize": 0}],
+    "blosc_lz4": [{"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 2, "blocksize": 256}],
+    "blosc_lz4hc": [{"id": "blosc", "cname": "lz4hc", "clevel": 5, "shuffle": 1, "blocksize": 0}],
+    "blosc_zlib": [{"id": "blosc", "cname": "zlib", "clevel": 5, "shuffle": 0, "blocksize": 0}],
+    "blosc_zstd": [{"id": "blosc", "cname": "zstd", "clevel": 5, "shuffle": -1, "blocksize": 0}],
+    "zstd": [{"id": "zstd", "level": 19}],
+    "zstd_checksum": [{"id": "zstd", "level": -7, "checksum": True}],
+    "lz4": [{"id": "lz4", "acceleration": 1}],
+    "zlib": [{"id": "zlib", "level": 9}],
+    "bz2": [{"id": "bz2", "level": 9}],
+    "lzma": [{"id": "lzma", "format": 1, "check": -1, "preset": 6, "filters": None}],
+    "everything": [
+        {"id": "seqrecord.subtract_green"},
+        {"id": "seqrecord.delta", "axis": -3},
+        {"id": "seqrecord.zigzag"},
+        {"id": "blosc", "cname": "zstd", "clevel": 1, "shuffle": 1, "blocksize": 0},
+    ],
+}
+
+
+def expected(schema: Schema, episodes: Episodes) -> dict[str, Any]:
+    """What a reader must find, as JSON that can be compared line by line."""
+    return {
+        "features": [str(spec) for spec in schema.values()],
+        "episodes": [
+            {"key": key, "metadata": metadata, "frames": [describe_frame(f) for f in frames]}
+            for key, (metadata, frames) in episodes.items()
+        ],
+    }
+
+
+def describe_frame(frame: Frame) -> dict[str, str]:
+    """Each feature that the frame has: dtype, shape, first bytes and SHA-256 of all of them."""
+    return {
+        name: f"{array.dtype.str} {list(array.shape)} {array.tobytes()[:24].hex()} "
+        f"{hashlib.sha256(array.tobytes()).hexdigest()}"
+        for name, array in frame.items()
+    }
+
+
+def _scene(count: int) -> list[dict[str, npt.NDArray[Any]]]:
+    """Frames as a camera gives them, with payloads in NaNs and negative zeros."""
+    y, x = np.mgrid[:_HEIGHT, :_WIDTH].astype("<i8")
+    frames = []
+    for i in range(count):
+        noise = (x * 7919 + y * 104729 + i * 1299709) % 13
+        image = np.stack([x * 9 + noise, y * 11 + i, x + y + noise], axis=-1).astype("|u1")
+        depth = ((x + 2 * y + 40 + i) / 16).astype("<f4")
+        bits = depth.view("<u4")
+        bits[0, :4] = [0x7FC00001, 0xFFC12345, 0x80000000, 0x7F800000]
+        flow = np.stack([(x - y + i) / 32, (noise - 6) / 64], axis=-1).astype("<f4")
+        mask = ((x > 9) * 100 + (y > 7) * 10).astype("|u1")
+        pose = ((np.arange(7) + i) / 8).astype("<f8")
+        frame = {"image": image, "depth": depth, "flow": flow, "mask": mask, "pose": pose}
+        if i == count - 1:
+            del frame["flow"], frame["mask"]
+        frames.append(frame)
+    return frames
+
+
+def _schema(frames: Sequence[Frame], codec: str | Mapping[str, Sequence[CodecConfig]]) -> Schema:
+    """Features of the frames; a preset is resolved, so that the file holds what was meant."""
+    specs: dict[str, FeatureSpec] = {}
+    for frame in frames:
+        for name, array in frame.items():
+            chain = codec if isinstance(codec, str) else codec.get(name, ())
+            resolved = resolve(chain, array.dtype, array.shape, feature=name)
+            specs.setdefault(name, FeatureSpec(name, array.dtype, array.shape, resolved))
+    return Schema(list(specs.values()))
+
+
+def _dtypes() -> list[dict[str, npt.NDArray[Any]]]:
+    """One frame of every dtype: its least and greatest bytes, and one in between."""
+    frame = {}
+    for text in _DTYPES:
+        dtype = np.dtype(text)
+        bits = np.stack([np.full(dtype.itemsize, b, "u1") for b in (0x00, 0x01, 0xFF)])
+        bits = bits[:2] if dtype == np.bool_ else bits
+        frame[text.strip("<|")] = np.ascontiguousarray(bits).reshape(-1).view(dtype)
+    return [frame]
+
+
+def _codecs() -> list[dict[str, npt.NDArray[Any]]]:
+    """The same three pixels wide, wrapping image under every codec that version 1 knows."""
+    frames = []
+    for i in range(2):
+        values = (np.arange(8 * 4 * 3) ** 2 * 37 + i * 60000).astype("<u2").reshape(8, 4, 3)
+        frames.append(
+            {name: values if name != "delta_x_wide" else values[..., :2] for name in _CHAINS}
+        )
+    return [{name: np.ascontiguousarray(a) for name, a in frame.items()} for frame in frames]
+
+
+def _variable() -> tuple[Schema, Episodes]:
+    zstd: list[CodecConfig] = [{"id": "zstd", "level": 1}]
+    schema = Schema(
+        [
+            FeatureSpec("points", np.dtype("<f4"), (None, 3), tuple(zstd)),
+            FeatureSpec("text", np.dtype("|u1"), (None,)),
+            FeatureSpec("grid", np.dtype("|b1"), (None, None), tuple(zstd)),
+            FeatureSpec("scalar", np.dtype("<i8"), ()),
+        ]
+    )
+    frames = []
+    for i in range(7):
+        frame: dict[str, npt.NDArray[Any]] = {
+            "points": np.arange(3 * i, dtype="<f4").reshape(i, 3) * np.float32(-0.5),
+            "grid": np.indices((i + 1, 3)).sum(axis=0) % 2 == 0,
+            "scalar": np.array(-i, "<i8"),
+        }
+        if i % 3 != 1:
+            frame["text"] = np.frombuffer(f"Bild {i}: größer".encode(), "|u1")
+        frames.append(frame)
+    return schema, {"größer/日本 1": ({"größe": [1, 2.5, None, "日本"], "deep": {"a": {}}}, frames)}
+
+
+def _write(
+    name: str,
+    schema: Schema,
+    episodes: Episodes,
+    *,
+    stored: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> None:
+    """Write a dataset and what is expected of it; `stored` replaces arrays by encoded images."""
+    root = GOLDEN / name
+    codecs = {feature: list(spec.codec) for feature, spec in schema.items()}
+    with SeqRecordWriter(root, schema=schema, codecs=codecs, **options) as writer:
+        for key, (metadata, frames) in episodes.items():
+            with writer.episode(key, metadata=metadata) as episode:
+                for frame in frames:
+                    episode.append({**frame, **(stored or {})})
+    for file in root.rglob("*"):
+        if file.name.startswith("."):
+            file.unlink()
+    text = json.dumps(expected(schema, episodes), indent=1, ensure_ascii=False)
+    root.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
+
+
+def _encoded(array: npt.NDArray[Any], name: str) -> EncodedImage:
+    file = io.BytesIO()
+    Image.fromarray(array).save(file, name)
+    return EncodedImage(file.getvalue())
+
+
+def _images() -> None:
+    """Images kept as they were. The JPEG is plain grey, which every decoder decodes alike."""
+    y, x = np.mgrid[:6, :8]
+    frame = {
+        "rgb": np.stack([x * 30, y * 40, x + y], axis=-1).astype("|u1"),
+        "rgba": np.stack([x * 30, y * 40, x + y, x * y], axis=-1).astype("|u1"),
+        "grey": (x * y * 5).astype("|u1"),
+        "grey16": (x * y * 1871).astype("<u2"),
+        "jpeg": np.full((8, 8), 128, "|u1"),
+    }
+    chains = {name: [{"id": "seqrecord.image", "format": "png"}] for name in frame}
+    chains["jpeg"] = [{"id": "seqrecord.image", "format": "jpeg"}]
+    kept = {name: _encoded(array, chains[name][0]["format"]) for name, array in frame.items()}
+    _write("images", _schema([frame], chains), {"e": ({}, [frame] * 2)}, stored=kept)
+
+
+def main() -> None:
+    """Write all of them anew."""
+    shutil.rmtree(GOLDEN, ignore_errors=True)
+    scene = _scene(3)
+    for preset in ("raw", "fast", "balanced", "small"):
+        _write(preset, _schema(scene, preset), {"env/P000": ({}, scene)}, chunk_frames=2)
+    _write("dtypes", _schema(_dtypes(), "raw"), {"e": ({}, _dtypes())})
+    _write("codecs", _schema(_codecs(), _CHAINS), {"e": ({}, _codecs())})
+    _write("variable", *_variable(), chunk_frames=3)
+    _images()
+    poses = [
+        {"pose": frame["pose"], **({"mask": frame["mask"]} if "mask" in frame else {})}
+        for frame in _scene(11)
+    ]
+    spanning = {f"run/{n}": ({"number": n}, poses[: 4 * n - 1]) for n in (3, 1, 2)}
+    _write("spanning", _schema(poses, "raw"), spanning, chunk_frames=2, record_bytes=1200)
+
+
+def hexdump() -> str:
+    """A record file of one chunk: three frames of `x`, raw, and two of `y`, of any length."""
+    u1 = np.dtype("u1")
+    schema = Schema([FeatureSpec("x", u1, (2,)), FeatureSpec("y", u1, (None,))])
+    x, y = PageCodec(schema["x"]), PageCodec(schema["y"])
+    pages = [
+        x.join([x.encode_frame(np.array(frame, u1)) for frame in ([1, 2], [3, 4], [5, 6])]),
+        y.join([y.encode_frame(np.array(frame, u1)) for frame in ([7], [8, 9])]),
+    ]
+    chunk = np.zeros(1, chunk_row(2))
+    chunk["num_frames"], chunk["offset"] = 3, 64
+    chunk["pages"]["length"] = [len(page) for page in pages]
+    chunk["pages"]["crc32c"] = [crc32c(page) for page in pages]
+    part = EpisodePart("a/b", "f" * 32, 0, 8, 3, "{}")
+    gaps = np.array([(0, 1, 0b101)], GAP_ROW)
+    data = encode_header(bytes(range(16))) + b"".join(page.ljust(64, b"\0") for page in pages)
+    data += encode_footer(Footer(schema, bytes(range(16)).hex(), (part,), chunk, gaps))
+    lines = []
+    for at in range(0, len(data), 16):
+        row = data[at : at + 16]
+        text = "".join(chr(b) if 32 <= b < 127 else "." for b in row)
+        lines.append(f"{at:08x}  {row.hex(' '):<48} |{text}|")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["hexdump"]:
+        print(hexdump())  # noqa: T201
+    else:
+        main()

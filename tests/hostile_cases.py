@@ -1,0 +1,710 @@
+"""Ways to be malformed with every checksum right, one row each: how, and the error it must be.
+
+`python -m tests.hostile_cases ROOT` runs all of them under a limit on memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import struct
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numcodecs
+import numpy as np
+import pyarrow as pa
+
+from seqrecord.catalog import reindex
+from seqrecord.errors import (
+    ChecksumError,
+    CodecError,
+    FormatError,
+    NotFoundError,
+    SchemaError,
+    SeqRecordError,
+    StorageError,
+    VersionError,
+)
+from tests.tiny import (
+    RecordParts,
+    change_manifest,
+    change_record,
+    change_table,
+    copy_dataset,
+    read_all,
+    record_path,
+    write_tiny,
+)
+
+__all__ = ["CASES", "Case", "run"]
+
+Change = Callable[[Path], object]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A change to a good dataset and the error that opening and reading all of it must raise."""
+
+    name: str
+    change: Change
+    error: type[SeqRecordError]
+    says: str = ""
+
+
+def run(case: Case, good: Path, root: Path) -> SeqRecordError | None:
+    """The error of a changed copy of `good`, made in `root`; `None` if it was read."""
+    copy_dataset(good, root)
+    try:
+        case.change(root)
+        read_all(root)
+    except SeqRecordError as error:
+        return error
+    return None
+
+
+def _record(change: Callable[[RecordParts], object]) -> Change:
+    """Change the record file, then build index and manifest anew."""
+
+    def apply(root: Path) -> None:
+        change_record(root, change)
+        reindex(root, created_by="test")
+
+    return apply
+
+
+def _head(**values: Any) -> Change:
+    return _record(lambda parts: parts.head.update(values))
+
+
+def _spec(**values: Any) -> Change:
+    return _record(lambda parts: parts.head["schema"][0].update(values))
+
+
+def _part(**values: Any) -> Change:
+    return _record(lambda parts: parts.head["episodes"][0].update(values))
+
+
+def _text(make: Callable[[str], str]) -> Change:
+    """The footer's JSON as text, put together by hand."""
+
+    def change(parts: RecordParts) -> None:
+        parts.text = make(json.dumps(parts.head)).encode("utf-8", "surrogatepass")
+
+    return _record(change)
+
+
+def _replaced(old: str, new: str) -> Change:
+    def make(text: str) -> str:
+        assert old in text
+        return text.replace(old, new, 1)
+
+    return _text(make)
+
+
+def _chunk(row: int, field: str, value: int) -> Change:
+    def change(parts: RecordParts) -> None:
+        parts.chunks[row][field] = value
+
+    return _record(change)
+
+
+def _length(row: int, column: int, value: int) -> Change:
+    def change(parts: RecordParts) -> None:
+        parts.chunks[row]["pages"][column]["length"] = value
+
+    return _record(change)
+
+
+def _gaps(*rows: tuple[int, int, int]) -> Change:
+    def change(parts: RecordParts) -> None:
+        parts.gaps = np.array(list(rows), parts.gaps.dtype)
+        parts.head["num_gaps"] = len(rows)
+
+    return _record(change)
+
+
+def _set(**values: Any) -> Change:
+    return _record(lambda parts: parts.__dict__.update(values))
+
+
+def _page(change: Callable[[bytearray], bytearray]) -> Change:
+    """Change the first page of `blob`: two frames of one and two floats."""
+
+    def apply(parts: RecordParts) -> None:
+        start, length = 64, int(parts.chunks[0]["pages"][1]["length"])
+        page = change(parts.pages[start : start + length])
+        parts.chunks[0]["pages"][1]["length"] = len(page)
+        assert len(page) <= 128
+        parts.pages[start : start + 64] = page.ljust(-(-len(page) // 64) * 64, b"\0")
+        moved = (len(parts.pages) + 63) // 64 * 64 - len(parts.pages)
+        assert moved == 0
+        if len(page) > 64:
+            parts.chunks["offset"][1:] += 64
+        parts.sign_pages()
+
+    return _record(apply)
+
+
+def _words(page: bytearray, at: int, *values: int) -> bytearray:
+    struct.pack_into(f"<{len(values)}I", page, 4 * at, *values)
+    return page
+
+
+def _blobs(*blobs: bytes, shapes: tuple[int, int] = (1, 2)) -> bytearray:
+    ends = np.cumsum([20, *map(len, blobs)]).astype("<u4").tobytes()
+    return bytearray(ends + struct.pack("<2I", *shapes) + b"".join(blobs))
+
+
+def _zstd(count: int) -> bytes:
+    return bytes(numcodecs.zstd.compress(np.zeros(count, "<f4").tobytes(), 1))
+
+
+def _manifest(change: Callable[[dict[str, Any]], object]) -> Change:
+    return lambda root: change_manifest(root, change)
+
+
+def _entry(**values: Any) -> Change:
+    return _manifest(lambda value: value["record_files"][0].update(values))
+
+
+def _table(name: str, change: Callable[[pa.Table], pa.Table | bytes]) -> Change:
+    return lambda root: change_table(root, name, change)
+
+
+def _column(table: str, name: str, values: list[Any]) -> Change:
+    """A column of an index table replaced; type and nullability stay."""
+
+    def change(old: pa.Table) -> pa.Table:
+        field = old.schema.field(name)
+        columns = [
+            pa.array(values, field.type) if other == name else old.column(other)
+            for other in old.column_names
+        ]
+        return pa.Table.from_arrays(columns, schema=old.schema)
+
+    return _table(table, change)
+
+
+def _arrow(table: pa.Table, batches: int = 1, **options: Any) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        for _ in range(batches):
+            writer.write_batch(table.to_batches()[0])
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def _bomb(table: pa.Table) -> bytes:
+    """A compressed buffer that declares an exabyte."""
+    data = bytearray(_arrow(table, compression="zstd"))
+    at = data.index(b"\x28\xb5\x2f\xfd") - 8  # the declared size is in front of each
+    data[at : at + 8] = (1 << 60).to_bytes(8, "little")
+    return bytes(data)
+
+
+def _second_file(change: Callable[[RecordParts], object], name: str = "x.seqrec") -> Change:
+    """A changed copy beside the record file."""
+
+    def apply(root: Path) -> None:
+        path = record_path(root)
+        good = path.read_bytes()
+        change_record(root, change)
+        (path.parent / name).write_bytes(path.read_bytes())
+        path.write_bytes(good)
+        reindex(root, created_by="test")
+
+    return apply
+
+
+def _other_id(parts: RecordParts) -> None:
+    parts.header[12:28] = bytes(16)
+    parts.head["file_id"] = "0" * 32
+
+
+def _other_episode(parts: RecordParts, **values: Any) -> None:
+    _other_id(parts)
+    parts.head["episodes"][0].update({"uid": "1" * 32, "ordinal": 7, "key": "other"} | values)
+
+
+def _other_schema(parts: RecordParts) -> None:
+    _other_episode(parts)
+    parts.head["schema"][0]["name"] = "x"
+
+
+def _contradict(**values: Any) -> Change:
+    def change(parts: RecordParts) -> None:
+        _other_id(parts)
+        parts.head["episodes"][0].update(values)
+
+    return _second_file(change)
+
+
+def _link(root: Path, inside: Path) -> None:
+    """Move a file or folder out of the dataset and put a link to it in its place."""
+    outside = root.parent / f"outside-{root.name}"
+    outside.mkdir()
+    shutil.move(inside, outside / inside.name)
+    inside.symlink_to(outside / inside.name)
+
+
+def _replace(path: Path, make: Callable[[Path], object]) -> None:
+    path.unlink()
+    make(path)
+
+
+def _linked_reindex(root: Path) -> None:
+    _link(root, record_path(root))
+    reindex(root, created_by="test")
+
+
+_DEEP = "[" * 100_000 + "]" * 100_000
+_FEATURE = {"dtype": "|u1", "shape": [], "codec": []}
+
+_FOOTER = [
+    Case("head is a list", _text(lambda text: f"[{text}]"), FormatError, "right keys"),
+    Case("head lacks a key", _record(lambda p: p.head.pop("num_gaps")), FormatError, "right keys"),
+    Case("head has another key", _head(extra=1), FormatError, "right keys"),
+    Case("key twice", _replaced("{", '{"num_gaps": 0, '), FormatError, "twice"),
+    Case("NaN", _replaced('"num_gaps": 1', '"num_gaps": NaN'), FormatError, "NaN"),
+    Case("1e999", _replaced('"num_gaps": 1', '"num_gaps": 1e999'), FormatError, "1e999"),
+    Case("huge integer", _replaced('_gaps": 1', '_gaps": 1' + "0" * 9999), FormatError, "JSON"),
+    Case("deep nesting", _replaced('"num_gaps": 1', f'"num_gaps": {_DEEP}'), FormatError, "JSON"),
+    Case(
+        "nesting just too deep",
+        _replaced('"num_gaps": 1', '"num_gaps": ' + "[" * 70 + "]" * 70),
+        FormatError,
+        "nested too deeply",
+    ),
+    Case("half a surrogate pair", _replaced("env/P0", "env/\\udc80"), FormatError, "JSON"),
+    Case("not UTF-8", _replaced("env/P0", "env/\udc80"), FormatError, "JSON"),
+    Case("JSON is empty", _set(json_length=0), FormatError, "does not fit"),
+    Case("JSON longer than the footer", _set(json_length=2**32 - 1), FormatError, "does not fit"),
+    Case("rows not aligned", _set(json_length=5), FormatError, "multiple of 8"),
+    Case("footer length 0", _set(length=0), FormatError, "footer length"),
+    Case("footer length 2**63", _set(length=2**63), FormatError, "footer length"),
+    Case("footer longer than the file", _set(length=64 * 1024 - 24), FormatError, "footer length"),
+    Case("footer of version 2", _set(version=2), VersionError, "unknown format version"),
+    Case("file id", _head(file_id="../" * 8), FormatError, "file id"),
+    Case("file id of another file", _head(file_id="0" * 32), FormatError, "different files"),
+    Case("2**31 chunks", _head(num_chunks=2**31), FormatError, "do not fill"),
+    Case("-1 chunks", _head(num_chunks=-1), FormatError, "impossible counts"),
+    Case("true chunks", _head(num_chunks=True), FormatError, "impossible counts"),
+    Case("1e9 gaps", _head(num_gaps=10**9), FormatError, "do not fill"),
+    Case("2**64 gaps", _head(num_gaps=2**64), FormatError, "impossible counts"),
+]
+
+_SCHEMA = [
+    Case("schema is no list", _head(schema={}), FormatError, "not a list"),
+    Case("no feature", _head(schema=[]), FormatError, "number of features"),
+    Case(
+        "10**5 features",
+        _head(schema=[{"name": f"f{i}", **_FEATURE} for i in range(10**5)]),
+        FormatError,
+        "number of features",
+    ),
+    Case("feature twice", _head(schema=[{"name": "a", **_FEATURE}] * 2), FormatError, "twice"),
+    Case("feature has another key", _spec(extra=1), FormatError, "name, dtype, shape and codec"),
+    Case("feature named ../x", _spec(name="../x"), FormatError, "feature name"),
+    Case("feature named 1", _spec(name=1), FormatError, "not text"),
+    Case("feature name of 129", _spec(name="a" * 129), FormatError, "feature name"),
+    *(
+        Case(f"dtype {dtype}", _spec(dtype=dtype), FormatError, "dtype")
+        for dtype in (
+            "O",
+            "|O",
+            "V8",
+            "|S4",
+            "<U4",
+            ">u2",
+            "u2",
+            "<M8[s]",
+            "<f16",
+            "2<u2",
+            "u1,u1",
+            1,
+        )
+    ),
+    *(
+        Case(f"shape {shape}", _spec(shape=shape), FormatError, "")
+        for shape in ([2**31], [2**31 - 1] * 2, [2**16, 2**16, None], [0], [-1], [True], [1.0], "2")
+    ),
+    Case("nine dimensions", _spec(shape=[1] * 9), FormatError, "dimensions"),
+    Case("five codecs", _spec(codec=[{"id": "zstd"}] * 5), FormatError, "codecs"),
+    Case("codec without id", _spec(codec=[{"level": 1}]), FormatError, "id"),
+    # Codecs are looked up when a feature is read: others of the dataset stay readable.
+    Case(
+        "codec pickle",
+        _record(lambda p: p.head["schema"][1].update(codec=[{"id": "pickle"}])),
+        SchemaError,
+        "pickle",
+    ),
+    Case(
+        "codec level 10**9",
+        _record(lambda p: p.head["schema"][1].update(codec=[{"id": "zstd", "level": 10**9}])),
+        SchemaError,
+        "zstd",
+    ),
+]
+
+_EPISODES = [
+    Case("episodes are no list", _head(episodes={}), FormatError, "not a list"),
+    Case("no episode", _head(episodes=[]), FormatError, "out of order"),
+    Case("episode is no object", _head(episodes=[1]), FormatError, "right keys"),
+    Case("episode has another key", _part(extra=1), FormatError, "right keys"),
+    *(
+        Case(f"episode key {key!r:.20}", _part(key=key), FormatError, "episode key")
+        for key in (
+            "",
+            ".",
+            "../x",
+            "/x",
+            "x/",
+            "a//b",
+            "a/../b",
+            "a\\b",
+            "a\0",
+            "a\x9b",
+            "é" * 513,
+            1,
+        )
+    ),
+    Case("uid", _part(uid="x" * 32), FormatError, "uid"),
+    Case(
+        "uid twice",
+        _record(lambda p: p.head["episodes"].append(p.head["episodes"][0])),
+        FormatError,
+        "twice",
+    ),
+    *(
+        Case(f"{name} {value}", _part(**{name: value}), FormatError, f"impossible {name}")
+        for name, value in (
+            ("ordinal", -1),
+            ("ordinal", 2**53),
+            ("ordinal", True),
+            ("chunk_frames", 0),
+            ("chunk_frames", 65),
+            ("chunk_frames", None),
+            ("num_frames", 0),
+            ("num_frames", 2**32),
+            ("num_frames", 5.0),
+        )
+    ),
+    Case("2**32 - 1 frames", _part(num_frames=2**32 - 1), FormatError, "number of frames"),
+    Case("4 of 5 frames", _part(num_frames=4), FormatError, "number of frames"),
+    Case("an end that is missing", _part(num_frames=None), FormatError, "number of frames"),
+    Case("metadata is an object", _part(metadata={}), FormatError, "metadata"),
+    Case("metadata is a list", _part(metadata="[]"), FormatError, "not a JSON object"),
+    Case("metadata is no JSON", _part(metadata="{"), FormatError, "JSON"),
+    Case("metadata is deep", _part(metadata='{"a":' + _DEEP + "}"), FormatError, "JSON"),
+    Case("metadata is long", _part(metadata=" " * (1 << 20) + "{}"), FormatError, "metadata"),
+]
+
+_CHUNKS = [
+    Case("chunk of no episode", _chunk(2, "episode", 1), FormatError, "out of order"),
+    Case("chunk of episode 2**32 - 1", _chunk(0, "episode", 2**32 - 1), FormatError, "order"),
+    Case("chunk of 0 frames", _chunk(0, "num_frames", 0), FormatError, "number of frames"),
+    Case("chunk of 65 frames", _chunk(0, "num_frames", 65), FormatError, "number of frames"),
+    Case("last chunk too long", _chunk(2, "num_frames", 2), FormatError, "number of frames"),
+    Case("chunk inside another", _chunk(1, "first_frame", 1), FormatError, "inside another"),
+    Case("chunk twice", _chunk(1, "first_frame", 0), FormatError, "does not follow"),
+    Case("chunk far away", _chunk(2, "first_frame", 2**32 - 2), FormatError, "number of frames"),
+    Case("reserved bytes", _chunk(0, "reserved", 1), FormatError, "reserved"),
+    Case("chunk not aligned", _chunk(0, "offset", 65), FormatError, "wrong offset"),
+    Case("chunk in the header", _chunk(0, "offset", 0), FormatError, "wrong offset"),
+    Case("chunk after the end", _chunk(2, "offset", 1 << 40), FormatError, "outside its file"),
+    Case("chunk at 2**64 - 64", _chunk(2, "offset", 2**64 - 64), FormatError, "outside its file"),
+    Case("chunks overlap", _chunk(1, "offset", 64), FormatError, "overlap"),
+    Case("raw page of 0 bytes", _length(0, 0, 0), FormatError, "impossible length"),
+    Case("raw page too long", _length(0, 0, 25), FormatError, "impossible length"),
+    Case("raw page of 2**32 - 1 bytes", _length(0, 0, 2**32 - 1), FormatError, "outside its file"),
+    Case("page of 0 bytes", _length(0, 1, 0), FormatError, "impossible length"),
+    Case("page of less than its table", _length(0, 1, 19), FormatError, "impossible length"),
+    Case("page of 2**32 - 1 bytes", _length(2, 1, 2**32 - 1), FormatError, "outside its file"),
+    Case("bitmap of no chunk", _gaps((3, 0, 1)), FormatError, "no chunk"),
+    Case("bitmap of chunk 2**32 - 1", _gaps((2**32 - 1, 0, 1)), FormatError, "no chunk"),
+    Case("bitmap of no feature", _gaps((0, 2, 1)), FormatError, "no feature"),
+    Case("bitmap too long", _gaps((1, 1, 0b110)), FormatError, "longer than its chunk"),
+    Case("bitmap of all frames", _gaps((1, 1, 0b11)), FormatError, "lacks nothing"),
+    Case("bitmaps twice", _gaps((1, 1, 0b10), (1, 1, 0b10)), FormatError, "out of order"),
+    Case("bitmap of no frame", _gaps((1, 1, 0)), FormatError, "impossible length"),
+    Case("bitmap that is missing", _gaps((1, 0, 0b10)), FormatError, "impossible length"),
+]
+
+_HEADER = [
+    Case("header of version 2", _record(lambda p: p.header.__setitem__(8, 2)), VersionError),
+    Case(
+        "reserved header bytes",
+        _record(lambda p: p.header.__setitem__(40, 1)),
+        FormatError,
+        "reserved",
+    ),
+]
+
+_PAGES = [
+    Case("frame decodes to more", _page(lambda p: _blobs(_zstd(1), _zstd(3))), CodecError),
+    Case("frame decodes to less", _page(lambda p: _blobs(_zstd(1), _zstd(1))), CodecError),
+    Case("frame is no zstd", _page(lambda p: _blobs(_zstd(1), b"garbage")), CodecError),
+    Case(
+        "frame of 64 MiB",
+        _page(lambda p: _blobs(_zstd(1), _zstd(2), shapes=(1, 2**24))),
+        CodecError,
+    ),
+    Case(
+        "frame of more",
+        _page(lambda p: _blobs(_zstd(1), _zstd(2), shapes=(1, 2**28 + 1))),
+        FormatError,
+        "impossible shape",
+    ),
+    Case("frame of shape 0", _page(lambda p: _words(p, 3, 0)), CodecError),
+    Case("first offset", _page(lambda p: _words(p, 0, 12)), FormatError, "offsets"),
+    Case("offsets fall", _page(lambda p: _words(p, 1, 19)), FormatError, "offsets"),
+    Case("offset 2**32 - 1", _page(lambda p: _words(p, 1, 2**32 - 1)), FormatError, "offsets"),
+    Case("last offset", _page(lambda p: _words(p, 2, 4)), FormatError, "offsets"),
+]
+
+_FILES = [
+    Case("record file twice", _second_file(lambda p: None), FormatError, "two record files"),
+    Case("name of a record file", _second_file(_other_episode, "a b.seqrec"), FormatError, "name"),
+    Case(
+        "key twice in the dataset",
+        _second_file(lambda p: _other_episode(p, key="env/P0")),
+        FormatError,
+        "same",
+    ),
+    Case(
+        "ordinal twice", _second_file(lambda p: _other_episode(p, ordinal=0)), FormatError, "same"
+    ),
+    Case("episode twice", _contradict(), FormatError, "contradict"),
+    Case("parts of other keys", _contradict(key="other"), FormatError, "contradict"),
+    Case(
+        "schemas differ",
+        _second_file(_other_schema),
+        FormatError,
+        "different schemas",
+    ),
+    Case(
+        "record file is a link", lambda root: _link(root, record_path(root)), StorageError, "out of"
+    ),
+    Case("records is a link", lambda root: _link(root, root / "records"), StorageError, "out of"),
+    Case("index is a link", lambda root: _link(root, root / "index"), StorageError, "out of"),
+    Case("manifest is a link", lambda r: _link(r, r / "manifest.json"), StorageError, "out of"),
+    Case("record file is a folder", lambda r: _replace(record_path(r), Path.mkdir), StorageError),
+    Case("record file is a pipe", lambda r: _replace(record_path(r), os.mkfifo), StorageError),
+    Case("link at reindex", _linked_reindex, StorageError, "out of the folder"),
+    Case("record file is gone", lambda root: record_path(root).unlink(), NotFoundError),
+]
+
+_MANIFEST = [
+    Case("manifest is a list", _manifest(lambda v: b'[{\n "a": 1'), FormatError, "JSON"),
+    Case("manifest of another format", _manifest(lambda v: v.update(format="x")), FormatError),
+    Case("manifest of version 2", _manifest(lambda v: v.update(version=2)), VersionError),
+    Case("manifest of version 1.0", _manifest(lambda v: v.update(version=1.0)), VersionError),
+    Case("manifest of version true", _manifest(lambda v: v.update(version=True)), VersionError),
+    Case("manifest has another key", _manifest(lambda v: v.update(x=1)), FormatError, "right keys"),
+    Case("manifest lacks a key", _manifest(lambda v: v.pop("schema")), FormatError, "right keys"),
+    Case(
+        "manifest is deep", _manifest(lambda v: b'{\n "a": ' + _DEEP.encode()), FormatError, "JSON"
+    ),
+    *(
+        Case(f"record path {path}", _entry(path=path), FormatError, "bad path")
+        for path in (
+            "../../etc/x.seqrec",
+            "/etc/x.seqrec",
+            "records/../x.seqrec",
+            "records/a/b.seqrec",
+            "records/.x.seqrec",
+            "records/x.txt",
+            "records/x.seqrec\n",
+            "x.seqrec",
+            7,
+        )
+    ),
+    *(
+        Case(f"record size {size}", _entry(size=size), FormatError, "bad size")
+        for size in (-1, 2**63, 1.5, True, None, 10**100)
+    ),
+    Case("record size too small", _entry(size=128), FormatError, "outside its record file"),
+    Case("record file id", _entry(file_id="x"), FormatError, "bad file_id"),
+    Case("record file has another key", _entry(x=1), FormatError, "right keys"),
+    Case("record file is no object", _manifest(lambda v: v.update(record_files=[1])), FormatError),
+    Case("no record file", _manifest(lambda v: v.update(record_files=[])), FormatError, "length"),
+    Case(
+        "record file listed twice",
+        _manifest(lambda v: v.update(record_files=v["record_files"] * 2)),
+        FormatError,
+        "twice",
+    ),
+    Case(
+        "10**6 record files",
+        _manifest(lambda v: v.update(record_files=[1] * 10**6)),
+        FormatError,
+        "length",
+    ),
+    Case(
+        "frames miscounted",
+        _manifest(lambda v: v.update(num_frames=6)),
+        FormatError,
+        "manifest says",
+    ),
+    Case(
+        "episodes miscounted",
+        _manifest(lambda v: v.update(num_episodes=2)),
+        FormatError,
+        "manifest says",
+    ),
+    Case("fingerprint", _manifest(lambda v: v.update(fingerprint="x")), FormatError, "fingerprint"),
+    Case(
+        "created_by", _manifest(lambda v: v.update(created_by="\x1b[2J")), FormatError, "created_by"
+    ),
+    Case("one feature less", _manifest(lambda v: v["schema"].pop()), FormatError, "other columns"),
+    Case(
+        "other dtype",
+        _manifest(lambda v: v["schema"][0].update(dtype="<u4")),
+        FormatError,
+        "impossible length",
+    ),
+    Case(
+        "index path",
+        _manifest(lambda v: v["index"]["gaps"].update(path="../x.arrow")),
+        FormatError,
+        "bad path",
+    ),
+    Case(
+        "index size",
+        _manifest(lambda v: v["index"]["gaps"].update(size=2**62)),
+        FormatError,
+        "wrong length",
+    ),
+    Case(
+        "index checksum",
+        _manifest(lambda v: v["index"]["gaps"].update(crc32c="00000000")),
+        ChecksumError,
+        "checksum",
+    ),
+    Case(
+        "table is missing", _manifest(lambda v: v["index"].pop("gaps")), FormatError, "right keys"
+    ),
+    Case(
+        "tables exchanged",
+        _manifest(lambda v: v["index"].update(gaps=v["index"]["chunks"])),
+        FormatError,
+        "other columns",
+    ),
+]
+
+_NOT_NULL = pa.field("present", pa.uint64(), nullable=False)
+
+_INDEX = [
+    Case("no Arrow file", _table("gaps", lambda t: b"x" * 100), FormatError, "Arrow"),
+    Case("empty table file", _table("gaps", lambda t: b""), FormatError, "Arrow"),
+    Case("only magic", _table("gaps", lambda t: b"ARROW1\0\0"), FormatError, "Arrow"),
+    Case("two batches", _table("gaps", lambda t: _arrow(t, 2)), FormatError, "batch"),
+    Case("no batch", _table("gaps", lambda t: _arrow(t, 0)), FormatError, "batch"),
+    Case(
+        "lz4 buffers",
+        _table("chunks", lambda t: _arrow(t, compression="lz4")),
+        FormatError,
+        "compressed",
+    ),
+    Case("an exabyte of zstd", _table("chunks", _bomb), FormatError, "compressed"),
+    Case(
+        "column is missing",
+        _table("gaps", lambda t: t.drop_columns(["present"])),
+        FormatError,
+        "other columns",
+    ),
+    Case(
+        "columns may be null",
+        _table(
+            "gaps",
+            lambda t: pa.table(
+                t.to_pydict(), pa.schema([field.with_nullable(True) for field in t.schema])
+            ),
+        ),
+        FormatError,
+        "other columns",
+    ),
+    Case("a null", _column("gaps", "present", [None]), FormatError, "nulls"),
+    Case("a null page", _column("chunks", "page_length", [[1, None]] * 3), FormatError, "nulls"),
+    Case("fewer chunks", _table("chunks", lambda t: t.slice(0, 2)), FormatError, "does not fit"),
+    Case("no episodes", _table("episodes", lambda t: t.slice(0, 0)), FormatError, ""),
+    Case(
+        "2**32 - 1 frames in the index",
+        _column("episodes", "num_frames", [2**32 - 1]),
+        FormatError,
+        "does not fit",
+    ),
+    Case(
+        "0 frames in the index", _column("episodes", "num_frames", [0]), FormatError, "num_frames"
+    ),
+    Case(
+        "chunks of 0 frames", _column("episodes", "chunk_frames", [0]), FormatError, "chunk_frames"
+    ),
+    Case(
+        "chunks of 65 frames",
+        _column("episodes", "chunk_frames", [65]),
+        FormatError,
+        "chunk_frames",
+    ),
+    *(
+        Case(
+            f"index key {key!r:.20}", _column("episodes", "key", [key]), FormatError, "episode key"
+        )
+        for key in ("", "../x", "/x", "a\\b", "a\n", "a\x9b", "a" * 1025, "é" * 513)
+    ),
+    Case(
+        "metadata of the index", _column("episodes", "metadata", ["[]"]), FormatError, "JSON object"
+    ),
+    Case("file 1 of 1", _column("chunks", "file", [0, 0, 1]), FormatError, "no record file"),
+    Case("file 2**32 - 1", _column("chunks", "file", [2**32 - 1, 0, 0]), FormatError, "no record"),
+    Case("offset 2**63", _column("chunks", "offset", [64, 192, 2**63]), FormatError, "outside its"),
+    Case(
+        "offset 2**64 - 64",
+        _column("chunks", "offset", [64, 192, 2**64 - 64]),
+        FormatError,
+        "outside its record file",
+    ),
+    Case("offset 0", _column("chunks", "offset", [0, 192, 320]), FormatError, "outside its"),
+    Case("offset 65", _column("chunks", "offset", [65, 192, 320]), FormatError, "wrong offset"),
+    Case(
+        "pages of 2**32 - 1 bytes",
+        _column("chunks", "page_length", [[2**32 - 1] * 2] * 3),
+        FormatError,
+        "outside its record file",
+    ),
+    Case(
+        "raw page of the index",
+        _column("chunks", "page_length", [[12, 64]] * 3),
+        FormatError,
+        "impossible length",
+    ),
+    Case("page checksum", _column("chunks", "page_crc32c", [[0, 0]] * 3), ChecksumError, "page"),
+    Case("chunks exchanged", _column("chunks", "offset", [192, 64, 320]), ChecksumError, "page"),
+    Case("bitmap of the index", _column("gaps", "chunk", [3]), FormatError, "no chunk"),
+]
+
+CASES = [
+    *_FOOTER, *_SCHEMA, *_EPISODES, *_CHUNKS, *_HEADER, *_PAGES, *_FILES, *_MANIFEST, *_INDEX,
+]  # fmt: skip
+"""Every way to be malformed with its checksums right."""
+
+
+def main(folder: Path) -> None:
+    good = write_tiny(folder / "good")
+    read_all(good)  # whatever is imported late is imported now
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * os.sysconf("SC_PAGE_SIZE") + (192 << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    for number, case in enumerate(CASES):
+        error = run(case, good, folder / str(number))
+        assert type(error) is case.error, f"{case.name}: {error!r}"
+    print(len(CASES), "cases")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,68 @@
+"""A source without files: frames are a function of episode and number."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import SourceError
+from seqrecord.schema import FeatureSpec, Schema
+from seqrecord.sources import EpisodeInfo
+
+__all__ = ["MadeSource", "made_frame"]
+
+
+@dataclass(frozen=True)
+class MadeSource:
+    """Episodes `made/000`, `made/001`, … of the given numbers of frames.
+
+    `bad` says which ones fail, and at which frame; `lies` which ones yield another number of
+    frames than they list. Every frame takes `delay` seconds, each last one has no `flow`.
+    """
+
+    lengths: Sequence[int] = (9, 3, 14, 1, 6, 11, 2, 8)
+    delay: float = 0.0
+    bad: Mapping[int, int] = field(default_factory=dict)
+    lies: Mapping[int, int] = field(default_factory=dict)
+
+    def schema(self) -> Schema:
+        return Schema(
+            [
+                FeatureSpec("image", np.dtype("u1"), (24, 32, 3)),
+                FeatureSpec("flow", np.dtype("<f4"), (24, 32, 2)),
+            ]
+        )
+
+    def episodes(self) -> list[EpisodeInfo]:
+        return [
+            EpisodeInfo(f"made/{i:03d}", length, {"number": i})
+            for i, length in enumerate(self.lengths)
+        ]
+
+    def frames(self, info: EpisodeInfo) -> Iterator[dict[str, npt.NDArray[Any]]]:
+        episode = int(info.metadata["number"])
+        for number in range(self.lies.get(episode, info.num_frames)):
+            if self.bad.get(episode) == number:
+                raise SourceError("made to fail", episode=info.key, frame=number)
+            if self.delay:
+                time.sleep(self.delay)
+            frame = made_frame(info.key, number)
+            if number == info.num_frames - 1:
+                del frame["flow"]
+            yield frame
+
+
+def made_frame(key: str, number: int) -> dict[str, npt.NDArray[Any]]:
+    """`image` u1 [24, 32, 3] and `flow` f4 [24, 32, 2], drawn from a hash of episode and number."""
+    seed = hashlib.sha256(f"{key} {number}".encode()).digest()
+    rng = np.random.default_rng(list(seed))
+    return {
+        "image": rng.integers(0, 256, (24, 32, 3), np.uint8),
+        "flow": rng.normal(size=(24, 32, 2)).astype(np.float32),
+    }

@@ -1,0 +1,478 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord import Progress, convert, workers
+from seqrecord.errors import DestinationError, NotFoundError, SchemaError, SourceError, StorageError
+from seqrecord.sources import EpisodeInfo
+from seqrecord.storage import FaultyStorage, LocalStorage, claims
+from seqrecord.storage.wrappers import FailAt
+from tests.made_source import MadeSource, made_frame
+
+# Forking with threads is what some of these tests are about.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+
+SMALL: dict[str, Any] = {"chunk_frames": 4, "record_bytes": 60_000}
+
+
+@pytest.fixture(autouse=True)
+def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "GRACE_SECONDS", 0.2)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The fingerprint of `MadeSource()`."""
+    return convert(
+        MadeSource(), tmp_path_factory.mktemp("whole"), workers=1, **SMALL
+    ).manifest.fingerprint
+
+
+def check(destination: Path, source: MadeSource, *, without: tuple[int, ...] = ()) -> None:
+    with seqrecord.open(destination) as dataset:
+        infos = [info for i, info in enumerate(source.episodes()) if i not in without]
+        assert list(dataset.episodes) == [info.key for info in infos]
+        for info in infos:
+            episode = dataset.episodes[info.key]
+            assert len(episode) == info.num_frames
+            assert episode.metadata == info.metadata
+            for i in range(len(episode)):
+                want = made_frame(info.key, i)
+                got = episode[i]
+                assert ("flow" in got) == (i < len(episode) - 1)
+                for name, array in got.items():
+                    np.testing.assert_array_equal(array, want[name], strict=True)
+    leftovers = [p.name for p in destination.rglob("*") if p.suffix in (".partial", ".notes")]
+    assert leftovers == []
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_the_dataset_does_not_depend_on_the_workers(
+    tmp_path: Path, expected: str, workers: int
+) -> None:
+    report = convert(MadeSource(), tmp_path, workers=workers, **SMALL)
+    assert report.manifest.fingerprint == expected
+    assert report.written == tuple(info.key for info in MadeSource().episodes())
+    assert report.skipped == ()
+    assert report.bad == ()
+    check(tmp_path, MadeSource())
+
+
+@pytest.mark.parametrize("kind", ["threads", "fork", "spawn"])
+def test_on_a_given_executor(tmp_path: Path, expected: str, kind: str) -> None:
+    executor: Executor = ThreadPoolExecutor(3)
+    if kind != "threads":
+        executor = ProcessPoolExecutor(2, multiprocessing.get_context(kind))
+    with executor:
+        report = convert(MadeSource(), tmp_path, executor=executor, **SMALL)
+    assert report.manifest.fingerprint == expected
+    check(tmp_path, MadeSource())
+
+
+def test_into_memory() -> None:
+    source = MadeSource((3, 2))
+    with ThreadPoolExecutor(2) as executor:
+        convert(source, "memory://convert/threads", executor=executor, chunk_frames=1)
+    with seqrecord.open("memory://convert/threads") as dataset:
+        assert dataset.num_frames == 5
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_progress_ends_at_all_frames(tmp_path: Path, workers: int) -> None:
+    seen: list[Progress] = []
+    convert(MadeSource(), tmp_path, workers=workers, progress=seen.append, **SMALL)
+    frames = [p.frames for p in seen]
+    assert frames == sorted(frames)
+    assert seen[-1] == Progress(54, 54, 54 * MadeSource().schema().frame_nbytes)
+    assert len(seen) < 54
+
+
+def test_nobody_waits_for_a_pipe_that_is_not_read(tmp_path: Path) -> None:
+    """A worker must hear `stop` however long its parent has not looked."""
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    stop = context.RawValue("b", False)
+    with receiver, sender:
+        os.set_blocking(sender.fileno(), False)
+        worker = workers._Worker(sender, stop, LocalStorage(tmp_path).lock())
+        for _ in range(50_000):
+            worker.advance(1)
+        channel = workers._Channel(receiver, stop)
+        first = channel.take()
+        worker.advance(1)
+        assert first < 50_000
+        assert first + channel.take() == 50_001
+        worker.lock.release()
+
+
+# Bad episodes
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_bad_episodes_are_left_out_and_listed_in_order(tmp_path: Path, workers: int) -> None:
+    source = MadeSource(bad={6: 1, 2: 9, 0: 0}, lies={4: 5, 5: 12})
+    report = convert(source, tmp_path / "d", workers=workers, skip_bad_episodes=True, **SMALL)
+    assert [bad.key for bad in report.bad] == [f"made/00{i}" for i in (0, 2, 4, 5, 6)]
+    assert "made to fail" in report.bad[0].error
+    assert "expected: 6; got: 5" in report.bad[2].error
+    assert "expected: 11; got: 12 or more" in report.bad[3].error
+    assert report.written == ("made/001", "made/003", "made/007")
+    check(tmp_path / "d", source, without=(0, 2, 4, 5, 6))
+
+    class Good(MadeSource):
+        def episodes(self) -> list[EpisodeInfo]:
+            return [info for info in super().episodes() if info.key in report.written]
+
+    clean = convert(Good(), tmp_path / "clean", workers=1, **SMALL)
+    assert report.manifest.fingerprint == clean.manifest.fingerprint
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_bad_episode_stops_and_a_resume_goes_on(
+    tmp_path: Path, expected: str, workers: int
+) -> None:
+    with pytest.raises(SourceError, match="made to fail") as caught:
+        convert(MadeSource(bad={4: 2}), tmp_path, workers=workers, **SMALL)
+    assert (caught.value.episode, caught.value.frame) == ("made/004", 2)
+    with pytest.raises(NotFoundError):
+        seqrecord.open(tmp_path)
+    with pytest.raises(DestinationError, match="--resume"):
+        convert(MadeSource(), tmp_path, **SMALL)
+    report = convert(MadeSource(), tmp_path, mode="resume", workers=workers, **SMALL)
+    assert report.skipped
+    assert report.manifest.fingerprint == expected
+
+
+def test_nothing_but_bad_episodes(tmp_path: Path) -> None:
+    source = MadeSource((3, 2), bad={0: 1, 1: 1})
+    with pytest.raises(DestinationError, match="made to fail"):
+        convert(source, tmp_path / "d", workers=1, skip_bad_episodes=True)
+    assert not (tmp_path / "d/manifest.json").exists()
+
+
+@dataclass(frozen=True)
+class _Odd(MadeSource):
+    """Yields things that its schema does not say, for episode 1."""
+
+    how: str = ""
+
+    def episodes(self) -> list[EpisodeInfo]:
+        infos = super().episodes()
+        if self.how == "empty":
+            infos[1] = EpisodeInfo("made/001", 0, {"number": 1})
+        if self.how == "metadata":
+            infos[1] = EpisodeInfo("made/001", 3, {"number": object()})
+        if self.how == "key":
+            infos[1] = EpisodeInfo("../001", 3, {"number": 1})
+        if self.how == "twice":
+            infos[1] = infos[0]
+        return [] if self.how == "none" else infos
+
+    def frames(self, info: EpisodeInfo) -> Iterator[dict[str, Any]]:
+        for frame in super().frames(info):
+            if info.key == "made/001":
+                if self.how == "extra":
+                    frame["extra"] = np.zeros(3)
+                if self.how == "dtype":
+                    frame["image"] = frame["image"].astype(np.int8)
+                if self.how == "shape":
+                    frame["image"] = frame["image"][1:]
+            yield frame
+
+
+@pytest.mark.parametrize("how", ["extra", "dtype", "shape", "empty"])
+def test_frames_that_break_the_sources_word_are_a_bad_episode(tmp_path: Path, how: str) -> None:
+    source = _Odd((3, 3, 2), how=how)
+    with pytest.raises(SourceError) as caught:
+        convert(source, tmp_path / "a", workers=1)
+    assert caught.value.episode == "made/001"
+    report = convert(source, tmp_path / "b", workers=1, skip_bad_episodes=True)
+    assert [bad.key for bad in report.bad] == ["made/001"]
+
+
+@pytest.mark.parametrize("how", ["metadata", "key", "twice", "none"])
+def test_episodes_that_cannot_be_listed(tmp_path: Path, how: str) -> None:
+    with pytest.raises(SourceError):
+        convert(_Odd((3, 3, 2), how=how), tmp_path / "d", workers=1)
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"workers": 0}, DestinationError),
+        ({"workers": -2}, DestinationError),
+        ({"chunk_frames": 65}, SchemaError),
+        ({"chunk_frames": 0}, SchemaError),
+        ({"record_bytes": 0}, DestinationError),
+        ({"codecs": "nothing"}, SchemaError),
+    ],
+)
+def test_settings_that_cannot_be(
+    tmp_path: Path, options: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        convert(MadeSource((3,)), tmp_path / "d", **options)
+    assert not (tmp_path / "d").exists()
+
+
+# Append and resume
+
+
+def test_append_adds_what_is_new(tmp_path: Path, expected: str) -> None:
+    convert(MadeSource(MadeSource().lengths[:3]), tmp_path, workers=1, **SMALL)
+    report = convert(MadeSource(), tmp_path, mode="append", workers=2, **SMALL)
+    assert report.skipped == ("made/000", "made/001", "made/002")
+    assert report.manifest.fingerprint == expected
+    again = convert(MadeSource(), tmp_path, mode="append", workers=1, **SMALL)
+    assert again.written == ()
+    assert again.manifest.fingerprint == expected
+
+
+def test_an_interrupted_append_leaves_the_old_dataset(tmp_path: Path, expected: str) -> None:
+    old = MadeSource(MadeSource().lengths[:3])
+    convert(old, tmp_path, workers=1, **SMALL)
+    with pytest.raises(SourceError):
+        convert(MadeSource(bad={6: 0}), tmp_path, mode="append", workers=1, **SMALL)
+    check(tmp_path, old)
+    with pytest.raises(DestinationError, match="--resume"):
+        convert(MadeSource(), tmp_path, mode="append", workers=1, **SMALL)
+    report = convert(MadeSource(), tmp_path, mode="resume", workers=1, **SMALL)
+    assert report.manifest.fingerprint == expected
+
+
+def test_resume_refuses_other_codecs_and_features(tmp_path: Path) -> None:
+    with pytest.raises(SourceError):
+        convert(MadeSource(bad={4: 2}), tmp_path, workers=1, codecs="fast", **SMALL)
+
+    class Other(MadeSource):
+        def schema(self) -> seqrecord.Schema:
+            return super().schema().select(["flow"])
+
+    for mode in ("resume", "resume"):  # a refusal changes nothing
+        with pytest.raises(SchemaError, match="other codecs"):
+            convert(MadeSource(), tmp_path, mode=mode, codecs="small", **SMALL)
+        with pytest.raises(SchemaError, match="other features"):
+            convert(Other(), tmp_path, mode=mode, **SMALL)
+    convert(MadeSource(), tmp_path, mode="resume", workers=1, **SMALL)
+    check(tmp_path, MadeSource())
+
+
+def test_resume_of_a_source_that_has_grown(tmp_path: Path) -> None:
+    """Episodes that were finished keep their place; others must not collide with them."""
+
+    @dataclass(frozen=True)
+    class Shifted(MadeSource):
+        def episodes(self) -> list[EpisodeInfo]:
+            return [EpisodeInfo("early/one", 4, {"number": 99}), *super().episodes()]
+
+    with pytest.raises(SourceError):
+        convert(MadeSource(bad={4: 2}), tmp_path, workers=1, **SMALL)
+    report = convert(Shifted(), tmp_path, mode="resume", workers=1, **SMALL)
+    assert report.manifest.num_episodes == 9
+    with seqrecord.open(tmp_path) as dataset:
+        assert list(dataset.episodes)[-5:-3] == ["early/one", "made/004"]
+
+
+def test_resume_of_nothing_and_of_everything(tmp_path: Path, expected: str) -> None:
+    for skipped in (0, 8):
+        report = convert(MadeSource(), tmp_path, mode="resume", workers=1, **SMALL)
+        assert len(report.skipped) == skipped
+        assert report.manifest.fingerprint == expected
+
+
+@pytest.mark.parametrize(
+    ("operation", "number"),
+    [("write", 0), ("write", 1), ("write", 20), ("write", 40)] + [("commit", i) for i in range(7)],
+)
+def test_a_full_disk_stops_and_a_resume_goes_on(
+    tmp_path: Path, expected: str, operation: Any, number: int
+) -> None:
+    full = StorageError("No space left on device", file="x.seqrec")
+    storage = FaultyStorage(
+        LocalStorage(tmp_path), FailAt(operation, number, error=full, onwards=True)
+    )
+    with pytest.raises(StorageError, match="No space left"):
+        convert(MadeSource(), storage, workers=1, **SMALL)
+    report = convert(MadeSource(), tmp_path, mode="resume", workers=1, **SMALL)
+    assert report.manifest.fingerprint == expected
+    # The first write is a header, the first file is full before its episode has ended.
+    assert bool(report.skipped) == (number > (1 if operation == "write" else 0))
+
+
+# Workers that die, and interrupts
+
+
+@dataclass(frozen=True)
+class _Deadly(MadeSource):
+    """Kills the worker that reads episode 4."""
+
+    def frames(self, info: EpisodeInfo) -> Iterator[dict[str, Any]]:
+        if info.key == "made/004":
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield from super().frames(info)
+
+
+def test_a_worker_that_is_killed_is_a_clear_error(tmp_path: Path, expected: str) -> None:
+    with pytest.raises(DestinationError, match=r"killed, or out of memory.*--resume"):
+        convert(_Deadly(), tmp_path, workers=2, **SMALL)
+    report = convert(MadeSource(), tmp_path, mode="resume", workers=2, **SMALL)
+    assert report.manifest.fingerprint == expected
+
+
+_SCRIPT = """
+import sys
+from seqrecord import convert
+from tests.made_source import MadeSource
+
+if __name__ == "__main__":
+    print("ready", flush=True)
+    convert(
+        MadeSource(delay=0.02), sys.argv[1], workers=int(sys.argv[2]),
+        chunk_frames=4, record_bytes=60_000,
+    )
+    print("done", flush=True)
+"""
+
+
+def _stat(pid: int) -> tuple[str, int]:
+    """State and parent of a process; a zombie counts as gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return "Z", 0
+    return fields[0], int(fields[1])
+
+
+def _alive(pid: int) -> bool:
+    return _stat(pid)[0] != "Z"
+
+
+def _children(pid: int) -> list[int]:
+    """All living descendants of a process."""
+    every = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    mine = [child for child in every if _stat(child)[1] == pid and _alive(child)]
+    return mine + [deeper for child in mine for deeper in _children(child)]
+
+
+def _wait(condition: Any, seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ctrl_c_leaves_no_process_and_a_resume_goes_on(
+    tmp_path: Path, expected: str, workers: int
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SCRIPT, str(tmp_path), str(workers)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        cwd=Path(__file__).parent.parent,
+    )
+    _wait(lambda: list(tmp_path.glob("records/*.seqrec")))
+    children = _children(process.pid)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    out, err = process.communicate(timeout=30)
+    assert out == "ready\n"
+    assert process.returncode == -signal.SIGINT or "KeyboardInterrupt" in err
+    assert err.count("Traceback") <= 2  # the parent's, no worker's
+    _wait(lambda: not [pid for pid in children if _alive(pid)], 5)
+    assert not list(tmp_path.glob("records/*.partial"))
+    report = convert(MadeSource(), tmp_path, mode="resume", workers=1, **SMALL)
+    assert report.skipped
+    assert report.manifest.fingerprint == expected
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.3])
+def test_a_killed_parent_takes_its_workers_along(
+    tmp_path: Path, expected: str, delay: float
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SCRIPT, str(tmp_path), "2"],
+        stdout=subprocess.DEVNULL,
+        cwd=Path(__file__).parent.parent,
+    )
+    _wait(lambda: list(tmp_path.glob("records/*.partial")))
+    time.sleep(delay)
+    children = _children(process.pid)
+    assert len(children) >= 2
+    process.kill()
+    process.wait()
+    claims.GRACE_SECONDS = 10.0  # right away, while the workers still end
+    report = convert(MadeSource(), tmp_path, mode="resume", workers=1, **SMALL)
+    assert report.manifest.fingerprint == expected
+    _wait(lambda: not [pid for pid in children if _alive(pid)], 5)
+
+
+def test_a_second_conversion_at_once_is_refused(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def second(progress: Progress) -> None:
+        if not seen:
+            with pytest.raises(DestinationError, match="another writer") as caught:
+                convert(MadeSource(), tmp_path, mode="resume", workers=1)
+            seen.append(str(caught.value))
+
+    convert(MadeSource(), tmp_path, workers=1, progress=second, **SMALL)
+    assert seen
+    check(tmp_path, MadeSource())
+
+
+def test_memory_stays_within_a_few_chunks(tmp_path: Path) -> None:
+    """400 MB of incompressible frames, in chunks of 6 MB."""
+    script = f"""
+import resource, sys
+import numpy as np
+from seqrecord import convert, FeatureSpec, Schema
+from seqrecord.sources import EpisodeInfo
+
+class Big:
+    def schema(self):
+        return Schema([FeatureSpec("x", np.dtype("u1"), (1000, 1500))])
+    def episodes(self):
+        return [EpisodeInfo(str(i), 67, {{}}) for i in range(4)]
+    def frames(self, info):
+        for i in range(67):
+            yield {{"x": np.random.default_rng(i).integers(0, 256, (1000, 1500), np.uint8)}}
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+convert(Big(), {str(tmp_path / "warm")!r}, workers=1, chunk_frames=1, record_bytes=1)
+before = peak()
+convert(Big(), {str(tmp_path / "d")!r}, workers=1, chunk_frames=4, codecs="fast")
+print(peak() - before)
+"""
+    out = subprocess.run(
+        [sys.executable, "-c", script],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent.parent,
+    ).stdout
+    assert int(out) < 8 * 6_000_000
+
+
+def test_reports_and_errors_cross_processes() -> None:
+    error = SourceError("x", episode="e", frame=3)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)

@@ -1,0 +1,108 @@
+"""Files of the first release, which every later one must read: golden/make_v1.py made them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord.catalog import load, reindex
+from seqrecord.pages import PageCodec
+from seqrecord.record_reading import read_footer
+from seqrecord.storage import LocalStorage
+from tests.golden.make_v1 import GOLDEN, describe_frame
+from tests.tiny import copy_dataset
+
+_NAMES = (
+    *("raw", "fast", "balanced", "small"),
+    *("dtypes", "codecs", "variable", "images", "spanning"),
+)
+_FORMAT = Path(__file__).parents[1] / "docs" / "format.md"
+
+
+def _expected(name: str) -> object:
+    path = GOLDEN / f"{name}.json"
+    assert path.is_file(), f"a golden file is missing: {path}"
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _found(root: Path) -> object:
+    with seqrecord.open(root) as dataset:
+        return {
+            "features": [str(spec) for spec in dataset.features.values()],
+            "episodes": [
+                {
+                    "key": key,
+                    "metadata": episode.metadata,
+                    "frames": [describe_frame(episode[i]) for i in range(len(episode))],
+                }
+                for key, episode in dataset.episodes.items()
+            ],
+        }
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_dataset_reads_as_it_was_written(name: str) -> None:
+    assert _found(GOLDEN / name) == _expected(name)
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_record_files_alone_are_enough(name: str, tmp_path: Path) -> None:
+    root = copy_dataset(GOLDEN / name, tmp_path / name)
+    fingerprint = load(LocalStorage(root))[0].fingerprint
+    for path in (root / "manifest.json", *root.glob("index/*")):
+        path.unlink()
+    assert reindex(root, created_by="test").fingerprint == fingerprint
+    assert _found(root) == _expected(name)
+
+
+def test_nothing_else_is_there() -> None:
+    """A golden dataset that no test names would be read by no test."""
+    assert {path.stem for path in GOLDEN.iterdir()} == set(_NAMES)
+
+
+def test_golden_files_hold_what_they_are_for() -> None:
+    _, spanning = load(LocalStorage(GOLDEN / "spanning"))
+    files = [
+        len(np.unique(spanning.file[first : first + count]))
+        for first, count in zip(spanning.first_chunk, spanning.num_chunks, strict=True)
+    ]
+    assert max(files) > 1, "an episode crosses record files"
+    assert len(spanning.gaps) > 0
+    parts = [
+        part
+        for path in LocalStorage(GOLDEN / "spanning").list_files("records")
+        for part in read_footer(LocalStorage(GOLDEN / "spanning"), path).episodes
+    ]
+    assert any(part.num_frames is None for part in parts)
+    total = sum(path.stat().st_size for path in GOLDEN.rglob("*") if path.is_file())
+    assert total < 150_000, "they are kept for ever"
+
+
+def test_the_hexdump_of_the_format_is_a_record_file(tmp_path: Path) -> None:
+    lines = re.findall(
+        r"^([0-9a-f]{8})  ((?:[0-9a-f]{2} +){1,16})\|", _FORMAT.read_text("utf-8"), re.M
+    )
+    data = bytearray()
+    for offset, line in lines:
+        assert int(offset, 16) == len(data)
+        data += bytes.fromhex(line)
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / "a.seqrec").write_bytes(data)
+    footer = read_footer(LocalStorage(tmp_path), "records/a.seqrec")
+    (episode,) = footer.episodes
+    assert (episode.key, episode.num_frames, episode.metadata) == ("a/b", 3, "{}")
+    start, length = int(footer.chunks["offset"][0]), int(footer.chunks["pages"]["length"][0, 0])
+    frames = np.empty((3, 2), "u1")
+    page = memoryview(bytes(data))[start : start + length]
+    PageCodec(footer.schema["x"]).decode_into(page, 3, frames)
+    assert frames.tolist() == [[1, 2], [3, 4], [5, 6]]
+    reindex(tmp_path, created_by="test")
+    with seqrecord.open(tmp_path) as dataset:
+        found = [dataset.episodes["a/b"][i] for i in range(3)]
+    assert [frame["x"].tolist() for frame in found] == [[1, 2], [3, 4], [5, 6]]
+    assert [frame["y"].tolist() for frame in found if "y" in frame] == [[7], [8, 9]]

@@ -1,0 +1,234 @@
+"""Broken and hostile files: a typed error that says where, or the right data; nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import seqrecord
+from seqrecord.catalog import load, reindex
+from seqrecord.errors import ChecksumError, FormatError, SchemaError, SeqRecordError, StorageError
+from seqrecord.format import encode_footer, parse_footer
+from seqrecord.index import Index
+from seqrecord.manifest import INDEX_TABLES, Manifest
+from seqrecord.record_reading import read_footer
+from seqrecord.storage import LocalStorage
+from tests import test_pages
+from tests.hostile_cases import CASES, Case, run
+from tests.tiny import (
+    KEY,
+    copy_dataset,
+    read_all,
+    record_path,
+    replace_table,
+    same_frames,
+    sign_manifest,
+    split_record,
+    write_tiny,
+)
+
+_PATTERNS = (0x01, 0x80, 0xFF)
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("good") / "dataset")
+
+
+@pytest.fixture
+def root(good: Path, tmp_path: Path) -> Path:
+    return copy_dataset(good, tmp_path / "dataset")
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_malformed(case: Case, good: Path, tmp_path: Path) -> None:
+    error = run(case, good, tmp_path / "dataset")
+    assert type(error) is case.error, repr(error)
+    assert case.says in str(error)
+    assert "\n" not in str(error)
+    assert error is not None
+    if case.error is not SchemaError and case.name != "metadata of the index":
+        assert error.file is not None
+        assert str(tmp_path) in error.file
+
+
+def test_malformed_files_take_no_memory(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.hostile_cases", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == f"{len(CASES)} cases", done.stderr[-2000:]
+
+
+def _flips(data: bytes) -> Iterator[tuple[int, bytes]]:
+    for offset in range(len(data)):
+        for pattern in _PATTERNS:
+            changed = bytearray(data)
+            changed[offset] ^= pattern
+            yield offset, bytes(changed)
+
+
+def _cuts(data: bytes) -> Iterator[tuple[int, bytes]]:
+    for length in range(len(data)):
+        yield length, data[:length]
+
+
+@pytest.mark.parametrize("damage", [_flips, _cuts])
+def test_damaged_record_file(
+    damage: Callable[[bytes], Iterator[tuple[int, bytes]]], root: Path
+) -> None:
+    path = record_path(root)
+    data = path.read_bytes()
+    assert len(data) < 1500
+    name, right = f"records/{path.name}", read_all(root)
+    storage = LocalStorage(root)
+    footer = encode_footer(read_footer(storage, name))
+    unread = _padding(data)
+    with seqrecord.open(root) as dataset, path.open("r+b") as file:
+        episode = dataset.episodes[KEY]
+        for offset, damaged in damage(data):
+            file.seek(0)
+            file.write(damaged)
+            file.truncate()
+            file.flush()
+            try:
+                assert same_frames({KEY: [episode[i] for i in range(len(episode))]}, right), offset
+            except (ChecksumError, StorageError) as error:
+                _check_located(error, path)
+            try:
+                assert encode_footer(read_footer(storage, name)) == footer, offset
+                assert offset in unread or offset < len(data) - len(footer)
+            except FormatError as error:
+                _check_located(error, path)
+
+
+def _padding(data: bytes) -> set[int]:
+    """Offsets of the bytes that nothing reads: those between the pages."""
+    unread = set(range(64, len(data)))
+    for chunk in split_record(data).chunks:
+        at = int(chunk["offset"])
+        for page in chunk["pages"]:
+            unread -= set(range(at, at + int(page["length"])))
+            at += -(-int(page["length"]) // 64) * 64
+    return unread
+
+
+def _check_located(error: SeqRecordError, path: Path) -> None:
+    assert error.file == str(path)
+    assert error.offset is not None
+    assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("damage", [_flips, _cuts])
+def test_damaged_record_file_at_reindex(
+    damage: Callable[[bytes], Iterator[tuple[int, bytes]]], root: Path
+) -> None:
+    path, manifest = record_path(root), root / "manifest.json"
+    data, before, right = path.read_bytes(), manifest.read_bytes(), read_all(root)
+    for number, (offset, damaged) in enumerate(damage(data)):
+        if number % 23:
+            continue
+        path.write_bytes(damaged)
+        try:
+            reindex(root, created_by="test")
+        except FormatError as error:
+            _check_located(error, path)
+            assert manifest.read_bytes() == before
+            continue
+        before = manifest.read_bytes()
+        try:
+            assert same_frames(read_all(root), right), offset
+        except ChecksumError as error:
+            _check_located(error, path)
+
+
+@pytest.mark.parametrize("damage", [_flips, _cuts])
+@pytest.mark.parametrize("name", ["manifest", *INDEX_TABLES])
+def test_damaged_manifest_and_index(
+    name: str, damage: Callable[[bytes], Iterator[tuple[int, bytes]]], root: Path
+) -> None:
+    manifest = root / "manifest.json"
+    path = root / json.loads(manifest.read_bytes())["index"].get(name, {"path": manifest})["path"]
+    storage = LocalStorage(root)
+    for offset, damaged in damage(path.read_bytes()):
+        path.write_bytes(damaged)
+        with pytest.raises(FormatError) as caught:
+            load(storage)
+        storage.close()
+        assert caught.value.file == str(path), offset
+
+
+def test_every_byte_of_a_signed_footer(root: Path) -> None:
+    parts = split_record(record_path(root).read_bytes())
+    start = 64 + len(parts.pages)
+    for offset, text in _flips(json.dumps(parts.head).encode()):
+        parts.text = text
+        _parses(lambda: parse_footer(parts.joined()[start:], start), offset)
+    parts.text = None
+    for rows in ("chunks", "gaps"):
+        array = getattr(parts, rows)
+        for offset, data in _flips(array.tobytes()):
+            setattr(parts, rows, type(array)(array.shape, array.dtype, data))
+            _parses(lambda: parse_footer(parts.joined()[start:], start), offset)
+        setattr(parts, rows, array)
+
+
+def test_every_byte_of_a_signed_manifest(root: Path) -> None:
+    text = (root / "manifest.json").read_bytes()[:-26]
+    for offset, changed in _flips(text):
+        data = sign_manifest(changed)
+        _parses(partial(Manifest.parse, data), offset)
+
+
+@pytest.mark.parametrize("table", INDEX_TABLES)
+def test_every_byte_of_a_signed_index(table: str, root: Path) -> None:
+    storage = LocalStorage(root)
+    manifest, _ = load(storage)
+    sizes = [file.size for file in manifest.record_files]
+    tables = {
+        name: pa.py_buffer((root / file.path).read_bytes()) for name, file in manifest.index.items()
+    }
+    for offset, changed in _flips(tables[table].to_pybytes()):
+        flipped = {**tables, table: pa.py_buffer(changed)}
+        if (
+            _parses(partial(Index.decode, manifest.schema, flipped, sizes), offset)
+            and not offset % 5
+        ):
+            replace_table(root, table, changed)
+            with contextlib.suppress(SeqRecordError):
+                read_all(root)
+
+
+def _parses(parse: Callable[[], object], offset: int) -> bool:
+    """Whether it parses; any other error than `FormatError` fails the test."""
+    try:
+        parse()
+    except FormatError as error:
+        if "\n" in str(error):
+            pytest.fail(f"flip at {offset}: more than one line: {error}")
+        return False
+    return True
+
+
+def test_the_format_lists_what_is_refused() -> None:
+    """Every row of the closed list in docs/format.md names tests that exist, of the same error."""
+    text = (Path(__file__).parents[1] / "docs" / "format.md").read_text("utf-8")
+    rows = re.findall(r"^\| (\d+) \| .* \| (\w+Error) \| (.*) \|$", text, re.M)
+    assert [int(number) for number, _, _ in rows] == list(range(1, len(rows) + 1))
+    errors = {case.name: case.error.__name__ for case in CASES}
+    functions = {*globals(), *vars(test_pages)}
+    for _, error, names in rows:
+        for name in names.split("; "):
+            assert name in functions or errors[name] == error, name
+    assert {error for _, error, _ in rows} >= set(errors.values())

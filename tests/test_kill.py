@@ -1,0 +1,234 @@
+"""SIGKILL at any moment: afterwards there is no dataset, the old one or the new one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import seqrecord
+from seqrecord import convert
+from seqrecord.destination import WriteMode, claim
+from seqrecord.errors import DestinationError, NotFoundError
+from seqrecord.storage import LocalStorage
+from seqrecord.version import CREATED_BY
+from tests.made_source import MadeSource
+
+# Forking with threads is what some of these tests are about.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+
+OLD = MadeSource(MadeSource().lengths[:3])
+SETTINGS: dict[str, Any] = {"chunk_frames": 4, "record_bytes": 30_000}
+
+# Forked after the imports for one worker, so that many kills take little time.
+_SCRIPT = """
+import os, sys
+from seqrecord import convert
+from tests.made_source import MadeSource
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        folder, mode, workers = line.split()
+        pid = os.fork()
+        if pid == 0:
+            convert(
+                MadeSource(delay=0.001), folder, mode=mode, workers=int(workers),
+                chunk_frames=4, record_bytes=30_000,
+            )
+            os._exit(0)
+        print(pid, flush=True)
+        print(os.waitpid(pid, 0)[1], flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def fingerprints(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Of the old dataset, and of the whole one."""
+    folder = tmp_path_factory.mktemp("expected")
+    old = convert(OLD, folder / "old", workers=1, **SETTINGS)
+    new = convert(MadeSource(), folder / "new", workers=1, **SETTINGS)
+    return old.manifest.fingerprint, new.manifest.fingerprint
+
+
+class Killer:
+    """Starts conversions in processes of their own, and kills them."""
+
+    def __init__(self) -> None:
+        self._server = subprocess.Popen(
+            [sys.executable, "-c", _SCRIPT],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parent.parent,
+        )
+
+    def run(self, folder: Path, mode: str, workers: int, seconds: float) -> bool:
+        """Convert, killed after `seconds`; whether it was done before."""
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(f"{folder} {mode} {workers}\n")
+        self._server.stdin.flush()
+        pid = int(self._server.stdout.readline())
+        if workers > 1:
+            # Spawning takes long; the kill is to hit them at work.
+            deadline = time.monotonic() + 20
+            with contextlib.suppress(ProcessLookupError):  # it may have nothing to do
+                while not list(folder.glob("records/*.partial")):
+                    assert time.monotonic() < deadline
+                    os.kill(pid, 0)
+                    time.sleep(0.002)
+        time.sleep(seconds)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        return int(self._server.stdout.readline()) == 0
+
+    def close(self) -> None:
+        self._server.communicate(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def killer() -> Iterator[Killer]:
+    killer = Killer()
+    yield killer
+    killer.close()
+
+
+def _fingerprint(folder: Path) -> str | None:
+    try:
+        with seqrecord.open(folder) as dataset:
+            for episode in dataset.episodes.values():
+                for i in range(len(episode)):
+                    episode[i]  # every checksum
+            return dataset.fingerprint
+    except NotFoundError:
+        return None
+
+
+def _leftovers(folder: Path) -> list[str]:
+    kept = (".seqrec", ".arrow", "manifest.json")
+    files = [path.name for path in folder.rglob("*") if path.is_file()]
+    return [name for name in files if name.startswith(".") or not name.endswith(kept)]
+
+
+def _kill_until_done(
+    folder: Path, killer: Killer, fingerprints: tuple[str, str], *, seed: int, workers: int
+) -> None:
+    rng = random.Random(seed)
+    old, new = fingerprints
+    mode, before = "create", None
+    if seed % 2:
+        convert(OLD, folder, workers=1, **SETTINGS)
+        mode, before = "append", old
+    for _ in range(6):
+        done = killer.run(folder, mode, workers, rng.uniform(0, 0.25 if workers == 1 else 0.15))
+        now = _fingerprint(folder)
+        assert now in (before, new)
+        assert now == new or not done
+        if done:
+            break
+        mode = "resume"
+    report = convert(MadeSource(), folder, mode="resume", workers=1, **SETTINGS)
+    assert report.manifest.fingerprint == new == _fingerprint(folder)
+    assert _leftovers(folder) == []
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_killed_again_and_again(
+    tmp_path: Path, killer: Killer, fingerprints: tuple[str, str], seed: int
+) -> None:
+    _kill_until_done(tmp_path / "d", killer, fingerprints, seed=seed, workers=1)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_killed_with_workers(
+    tmp_path: Path, killer: Killer, fingerprints: tuple[str, str], seed: int
+) -> None:
+    _kill_until_done(tmp_path / "d", killer, fingerprints, seed=seed, workers=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("seed", range(100, 140))
+def test_killed_many_more_times(
+    tmp_path: Path, killer: Killer, fingerprints: tuple[str, str], seed: int, workers: int
+) -> None:
+    _kill_until_done(tmp_path / "d", killer, fingerprints, seed=seed, workers=workers)
+
+
+@pytest.mark.parametrize("mode", ["create", "append"])
+def test_killed_before_every_single_step(tmp_path: Path, mode: WriteMode) -> None:
+    """A forked child is killed before its n-th system call that changes the disk, for every n."""
+    few, fewer = MadeSource((9, 1, 3)), MadeSource((9,))
+    new = convert(few, tmp_path / "new", workers=1, **SETTINGS).manifest.fingerprint
+    old = convert(fewer, tmp_path / "old", workers=1, **SETTINGS).manifest.fingerprint
+    number, killed = 0, True
+    while killed:
+        folder = tmp_path / f"{number}"
+        if mode == "append":
+            convert(fewer, folder, workers=1, **SETTINGS)
+        pid = os.fork()
+        if pid == 0:
+            with contextlib.suppress(BaseException):
+                _die_at_step(number)
+                convert(few, folder, mode=mode, workers=1, **SETTINGS)
+                os._exit(0)
+            os._exit(1)
+        status = os.waitpid(pid, 0)[1]
+        assert status in (0, signal.SIGKILL)
+        killed = status != 0
+        before = old if mode == "append" else None
+        now = _fingerprint(folder)
+        assert now in (before, new)
+        assert killed or now == new
+        if now is None:
+            with contextlib.suppress(DestinationError):
+                claim(LocalStorage(folder), "create").release()
+        report = convert(few, folder, mode="resume", workers=1, **SETTINGS)
+        assert report.manifest.fingerprint == new == _fingerprint(folder)
+        assert _leftovers(folder) == []
+        number += 1
+    assert number > 40
+
+
+def _die_at_step(number: int) -> None:
+    """In this process: SIGKILL before the `number`-th call of one of the functions below."""
+    left = number
+
+    def counted(function: object) -> object:
+        def call(*args: object, **options: object) -> object:
+            nonlocal left
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left -= 1
+            return function(*args, **options)  # type: ignore[operator]
+
+        return call
+
+    for owner, names in (
+        (os, ("write", "fsync", "ftruncate", "open")),
+        (Path, ("replace", "unlink", "mkdir", "open")),
+    ):
+        for name in names:
+            setattr(owner, name, counted(getattr(owner, name)))
+
+
+def test_a_commit_that_was_killed_leaves_no_index_behind(tmp_path: Path) -> None:
+    convert(OLD, tmp_path, workers=1, **SETTINGS)
+    stray = tmp_path / "index" / "0123456789ab-chunks.arrow"
+    stray.write_bytes(b"of a commit that never was")
+    (tmp_path / "index" / "0123456789ab-gaps.arrow.partial").write_bytes(b"half")
+    (tmp_path / "manifest.json.partial").write_bytes(b"{")
+    target = claim(LocalStorage(tmp_path), "append")
+    target.commit(CREATED_BY)
+    target.release()
+    assert not stray.exists()
+    assert _leftovers(tmp_path) == []

@@ -1,0 +1,142 @@
+"""The manifest: literal text, round trip, and that it is put in place at once or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from seqrecord.checksum import crc32c
+from seqrecord.errors import FormatError, NotFoundError, StorageError
+from seqrecord.manifest import (
+    MAX_MANIFEST_BYTES,
+    IndexFile,
+    Manifest,
+    RecordFile,
+    commit_manifest,
+    read_manifest,
+)
+from seqrecord.schema import FeatureSpec, Schema
+from seqrecord.storage import LocalStorage
+
+_MANIFEST = Manifest(
+    schema=Schema([FeatureSpec("a", np.dtype("<f4"), (None, 2), ({"id": "zstd", "level": 1},))]),
+    record_files=(RecordFile("records/00000-ab.seqrec", 1234, "0" * 32),),
+    index={
+        name: IndexFile(f"index/{name}.arrow", 10, "0000abcd")
+        for name in ("episodes", "chunks", "gaps")
+    },
+    num_episodes=1,
+    num_frames=2,
+    fingerprint="0" * 64,
+    created_by="test",
+)
+
+_TEXT = """{
+ "format": "seqrecord",
+ "version": 1,
+ "created_by": "test",
+ "num_episodes": 1,
+ "num_frames": 2,
+ "fingerprint": "0000000000000000000000000000000000000000000000000000000000000000",
+ "schema": [
+  {
+   "name": "a",
+   "dtype": "<f4",
+   "shape": [
+    null,
+    2
+   ],
+   "codec": [
+    {
+     "id": "zstd",
+     "level": 1
+    }
+   ]
+  }
+ ],
+ "index": {
+  "episodes": {
+   "path": "index/episodes.arrow",
+   "size": 10,
+   "crc32c": "0000abcd"
+  },
+  "chunks": {
+   "path": "index/chunks.arrow",
+   "size": 10,
+   "crc32c": "0000abcd"
+  },
+  "gaps": {
+   "path": "index/gaps.arrow",
+   "size": 10,
+   "crc32c": "0000abcd"
+  }
+ },
+ "record_files": [
+  {
+   "path": "records/00000-ab.seqrec",
+   "size": 1234,
+   "file_id": "00000000000000000000000000000000"
+  }
+ ]"""
+
+
+def test_text() -> None:
+    text = _TEXT.encode()
+    assert _MANIFEST.encode() == text + b',\n "crc32c": "%08x"\n}\n' % crc32c(text)
+    assert Manifest.parse(_MANIFEST.encode()) == _MANIFEST
+    assert json.loads(_MANIFEST.encode())["version"] == 1
+
+
+def test_other_text_of_the_same_values() -> None:
+    """Only the end is fixed: another writer may lay its JSON out as it likes."""
+    value = json.loads(_TEXT + "}")
+    text = json.dumps(dict(reversed(value.items()))).removesuffix("}").encode()
+    assert Manifest.parse(text + b',\n "crc32c": "%08x"\n}\n' % crc32c(text)) == _MANIFEST
+
+
+def test_commit(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    with pytest.raises(NotFoundError, match="no dataset here"):
+        read_manifest(storage)
+    commit_manifest(storage, _MANIFEST)
+    assert read_manifest(storage) == _MANIFEST
+    commit_manifest(storage, replace(_MANIFEST, num_frames=3))
+    storage.close()
+    assert read_manifest(storage).num_frames == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
+
+
+def test_what_no_reader_would_take_is_not_committed(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    commit_manifest(storage, _MANIFEST)
+    bad = replace(_MANIFEST, record_files=(RecordFile("records/a b.seqrec", 1, "0" * 32),))
+    with pytest.raises(FormatError, match="bad path"):
+        commit_manifest(storage, bad)
+    assert read_manifest(storage) == _MANIFEST
+
+
+def test_failed_commit_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = LocalStorage(tmp_path)
+    commit_manifest(storage, _MANIFEST)
+
+    def fail(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(StorageError, match="No space"):
+        commit_manifest(storage, replace(_MANIFEST, num_frames=3))
+    assert read_manifest(storage) == _MANIFEST
+    assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
+
+
+def test_a_huge_manifest_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "manifest.json").open("wb") as file:
+        file.truncate(MAX_MANIFEST_BYTES + 1)
+    with pytest.raises(FormatError, match="too large") as caught:
+        read_manifest(LocalStorage(tmp_path))
+    assert caught.value.file == str(tmp_path / "manifest.json")

@@ -1,0 +1,229 @@
+"""Pages: literal bytes, round trips of any frames, and every way to be malformed."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seqrecord.codecs import EncodedImage
+from seqrecord.errors import CodecError, FormatError, FrameError, SchemaError
+from seqrecord.pages import Blob, PageCodec, aligned, page_offsets, table_bytes
+from seqrecord.schema import FeatureSpec
+
+_ZSTD = ({"id": "zstd", "level": 1},)
+_CHAINS: list[tuple[dict[str, Any], ...]] = [
+    (),
+    _ZSTD,
+    ({"id": "seqrecord.zigzag"}, {"id": "lz4", "acceleration": 1}),
+    ({"id": "blosc", "cname": "lz4", "clevel": 1, "shuffle": 1, "blocksize": 0},),
+]
+_DTYPES = "|b1 |i1 <i2 <i4 <i8 |u1 <u2 <u4 <u8 <f2 <f4 <f8 <c8 <c16".split()  # noqa: SIM905
+
+
+def _codec(
+    dtype: str, shape: tuple[int | None, ...], codec: tuple[dict[str, Any], ...] = ()
+) -> PageCodec:
+    return PageCodec(FeatureSpec("f", np.dtype(dtype), shape, codec))
+
+
+def _page(codec: PageCodec, frames: list[npt.NDArray[Any]]) -> memoryview:
+    return memoryview(codec.join([codec.encode_frame(frame) for frame in frames]))
+
+
+@st.composite
+def _frames(draw: st.DrawFn) -> tuple[FeatureSpec, list[npt.NDArray[Any]]]:
+    """A feature and frames of any bits that fit it."""
+    dtype = np.dtype(draw(st.sampled_from(_DTYPES)))
+    shape = tuple(draw(st.lists(st.none() | st.integers(1, 4), max_size=3)))
+    spec = FeatureSpec("f", dtype, shape, draw(st.sampled_from(_CHAINS)))
+    frames = []
+    for _ in range(draw(st.integers(1, 5))):
+        sizes = tuple(draw(st.integers(0, 5)) if n is None else n for n in shape)
+        size = int(np.prod(sizes, dtype=int)) * dtype.itemsize
+        raw = np.frombuffer(draw(st.binary(min_size=size, max_size=size)), np.uint8)
+        frames.append((raw & 1 if dtype == np.bool_ else raw).view(dtype).reshape(sizes))
+    return spec, frames
+
+
+@given(_frames(), st.data())
+def test_round_trip(case: tuple[FeatureSpec, list[npt.NDArray[Any]]], data: st.DataObject) -> None:
+    spec, frames = case
+    codec, count = PageCodec(spec), len(frames)
+    page = _page(codec, frames)
+    shapes = codec.shapes(page, count)
+    assert shapes == [frame.shape for frame in frames]
+    wanted = data.draw(st.lists(st.integers(0, count - 1), max_size=6))
+    out = [np.empty(shapes[i], spec.dtype) for i in wanted]
+    codec.decode_into(page, count, out, wanted)
+    assert [frame.tobytes() for frame in out] == [frames[i].tobytes() for i in wanted]
+    table = page[: table_bytes(spec, count)]
+    for i, frame in enumerate(frames):
+        start, stop = codec.blob_range(count, i, table)
+        alone = np.empty(codec.shape_of(count, i, table), spec.dtype)
+        codec.decode_blob(page[start:stop], alone)
+        assert alone.tobytes() == frame.tobytes()
+    if spec.is_fixed:
+        whole = np.empty((count, *frames[0].shape), spec.dtype)
+        codec.decode_into(page, count, whole)
+        assert whole.tobytes() == b"".join(frame.tobytes() for frame in frames)
+        picked = np.empty((len(wanted), *frames[0].shape), spec.dtype)
+        codec.decode_into(page, count, picked, wanted)
+        assert picked.tobytes() == b"".join(frame.tobytes() for frame in out)
+
+
+def test_raw_page_is_the_frames() -> None:
+    codec = _codec("<u2", (2,))
+    page = _page(codec, [np.array([1, 2], "<u2"), np.array([3, 0xFFFE], ">u2")])
+    assert bytes(page) == b"\x01\0\x02\0\x03\0\xfe\xff"
+
+
+def test_encoded_page_has_offsets() -> None:
+    codec = _codec("|u1", (3,), _ZSTD)
+    first, second = bytes(page_blob(codec, [1, 2, 3])), bytes(page_blob(codec, [0, 0, 0]))
+    page = _page(codec, [np.array([1, 2, 3], "u1"), np.array([0, 0, 0], "u1")])
+    offsets = struct.pack("<3I", 12, 12 + len(first), 12 + len(first) + len(second))
+    assert bytes(page) == offsets + first + second
+
+
+def page_blob(codec: PageCodec, values: list[int]) -> bytes:
+    return codec.encode_frame(np.array(values, "u1")).data
+
+
+def test_variable_page_has_shapes() -> None:
+    codec = _codec("|u1", (None, 2))
+    page = _page(codec, [np.array([[1, 2]], "u1"), np.array([[3, 4], [5, 6]], "u1")])
+    assert bytes(page) == struct.pack("<3I4I", 28, 30, 34, 1, 2, 2, 2) + bytes([1, 2, 3, 4, 5, 6])
+
+
+def test_empty_page() -> None:
+    for codec in (_codec("|u1", (2,)), _codec("|u1", (2,), _ZSTD), _codec("|u1", (None,))):
+        assert codec.join([]) == b""
+        codec.decode_into(memoryview(b""), 0, [])
+        assert codec.shapes(memoryview(b""), 0) == []
+        with pytest.raises(FormatError):
+            codec.decode_into(memoryview(b"x" * 64), 0, [])
+
+
+def test_offsets_of_pages() -> None:
+    lengths = np.array([[1, 64, 65, 0], [0, 0, 0, 2**32 - 1]], np.uint32)
+    assert page_offsets(lengths).tolist() == [[0, 64, 128, 256, 256], [0, 0, 0, 0, 2**32]]
+    assert [aligned(n) for n in (0, 1, 64, 65)] == [0, 64, 64, 128]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "frame"),
+    [
+        ("<u2", (2,), np.zeros(2, "<u4")),
+        ("<u2", (2,), np.zeros(2, "<i2")),
+        ("<u2", (2,), np.zeros(3, "<u2")),
+        ("<u2", (2,), np.zeros((2, 1), "<u2")),
+        ("<u2", (None,), np.empty(2**29 + 1, "<u2")),
+        ("<u2", (None, None), np.zeros((0, 2**29 + 1), "<u2")),
+        ("<u2", (2,), [1, 2]),
+        ("|b1", (2,), np.array([0, 2], "u1").view("?")),
+        ("|u1", (2,), EncodedImage(b"GIF89a")),
+    ],
+)
+def test_frame_does_not_fit(dtype: str, shape: tuple[int | None, ...], frame: Any) -> None:
+    with pytest.raises(FrameError) as caught:
+        _codec(dtype, shape).encode_frame(frame)
+    assert caught.value.feature == "f"
+
+
+def test_page_too_large() -> None:
+    codec = _codec("|u1", (None,))
+
+    class Huge(bytes):
+        def __len__(self) -> int:
+            return 2**31
+
+    with pytest.raises(FrameError, match="too large"):
+        codec.join([Blob(Huge(), (1,)), Blob(Huge(), (1,))])
+
+
+def _offsets(*values: int) -> bytes:
+    return struct.pack(f"<{len(values)}I", *values)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        b"",
+        _offsets(12, 13),
+        _offsets(12, 13, 14),
+        _offsets(12, 13, 15) + b"ab",  # beyond its end
+        _offsets(12, 13, 13) + b"ab",  # short of its end
+        _offsets(11, 13, 14) + b"ab",
+        _offsets(13, 13, 14) + b"ab",
+        _offsets(12, 11, 14) + b"ab",
+        _offsets(12, 2**32 - 1, 14) + b"ab",
+        _offsets(0, 0, 0) + b"ab",
+    ],
+)
+def test_bad_offsets(page: bytes) -> None:
+    codec = _codec("|u1", (1,), _ZSTD)
+    with pytest.raises(FormatError, match="offsets") as caught:
+        codec.decode_into(memoryview(page), 2, np.empty((2, 1), "u1"))
+    assert caught.value.feature == "f"
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (2**31, 2), (2**32 - 1, 2), (2**29 + 1, 2)])
+def test_bad_shapes(shape: tuple[int, int]) -> None:
+    codec = _codec("|u1", (None, 2))
+    page = memoryview(struct.pack("<4I", 16, 18, *shape) + b"ab")
+    with pytest.raises(FormatError, match="impossible shape") as caught:
+        codec.shapes(page, 1)
+    assert caught.value.offset == 8
+
+
+def test_empty_frame_of_an_absurd_shape() -> None:
+    page = memoryview(struct.pack("<4I", 16, 16, 0, 2**30 + 1))
+    with pytest.raises(FormatError, match="impossible shape"):
+        _codec("|u1", (None, None)).shapes(page, 1)
+
+
+def test_empty_frame() -> None:
+    for chain in _CHAINS:
+        codec = _codec("<f4", (None, 4), chain)
+        page = _page(codec, [np.zeros((0, 4), "<f4")])
+        assert bytes(page) == struct.pack("<4I", 16, 16, 0, 4)
+        codec.decode_into(page, 1, [np.empty((0, 4), "<f4")])
+
+
+@pytest.mark.parametrize(
+    ("blob", "offset"), [(b"abc", 16), (b"a", 16)], ids=["decodes to more", "decodes to less"]
+)
+def test_blob_of_another_length(blob: bytes, offset: int) -> None:
+    codec = _codec("|u1", (None, 2))
+    page = memoryview(struct.pack("<4I", 16, 16 + len(blob), 1, 2) + blob)
+    with pytest.raises(CodecError) as caught:
+        codec.decode_into(page, 1, [np.empty((1, 2), "u1")])
+    assert caught.value.offset == offset
+
+
+def test_raw_page_of_another_length() -> None:
+    with pytest.raises(FormatError, match="wrong length"):
+        _codec("|u1", (2,)).decode_into(memoryview(b"abc"), 1, np.empty((1, 2), "u1"))
+
+
+def test_bytes_that_are_no_bools() -> None:
+    for shape in ((2,), (None,)):
+        codec = _codec("|b1", shape)
+        page = bytearray(_page(codec, [np.array([True, False])]))
+        out = [np.empty(2, "?")]
+        codec.decode_into(memoryview(page), 1, out)
+        page[-1] = 2
+        with pytest.raises(CodecError, match="neither 0 nor 1"):
+            codec.decode_into(memoryview(page), 1, out)
+
+
+def test_unknown_codec_names_its_feature() -> None:
+    with pytest.raises(SchemaError) as caught:
+        _codec("|u1", (2,), ({"id": "pickle"},))
+    assert caught.value.feature == "f"

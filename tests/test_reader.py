@@ -1,0 +1,464 @@
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pytest
+
+import seqrecord
+from seqrecord.catalog import load
+from seqrecord.checksum import crc32c
+from seqrecord.errors import (
+    ChecksumError,
+    ClipError,
+    NotFoundError,
+    SchemaError,
+    StateError,
+    StorageError,
+)
+from seqrecord.index import Index
+from seqrecord.manifest import IndexFile, Manifest, RecordFile, commit_manifest
+from seqrecord.reader import Dataset
+from seqrecord.rows import GAP_ROW
+from seqrecord.schema import FeatureSpec, Schema
+from seqrecord.storage import CountingStorage, FaultyStorage, LocalStorage
+from seqrecord.storage.wrappers import FailAt, FailOften
+from tests.datasets import EPISODES, SmallFrame, small_schema, write_small
+
+# Forking with threads is what some of these tests are about.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+
+Written = dict[str, list[SmallFrame]]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Written]:
+    folder = tmp_path_factory.mktemp("small")
+    return folder, write_small(folder)
+
+
+@pytest.fixture
+def dataset(written: tuple[Path, Written]) -> Iterator[Dataset]:
+    with seqrecord.open(written[0]) as dataset:
+        yield dataset
+
+
+def same(got: Any, want: Any) -> None:
+    assert got.dtype == want.dtype
+    np.testing.assert_array_equal(got, want, strict=True)
+    assert got.tobytes() == np.ascontiguousarray(want).tobytes()  # NaN and -0.0 too
+
+
+# Frames and slices
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_every_frame_is_as_it_was_written(written: tuple[Path, Written], verify: bool) -> None:
+    folder, frames = written
+    with seqrecord.open(folder, verify=verify) as dataset:
+        for key, want in frames.items():
+            episode = dataset.episodes[key]
+            assert len(episode) == len(want)
+            for i in range(-len(want), len(want)):
+                got = episode[i]
+                assert list(got) == [name for name in dataset.features if name in want[i]]
+                for name, array in got.items():
+                    same(array, want[i][name])
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize(
+    "frames",
+    [
+        slice(None),
+        slice(2, 9),
+        slice(-4, None),
+        slice(None, None, 3),
+        slice(9, 2, -1),
+        slice(None, None, -2),
+        slice(5, 5),
+        slice(50, 60),
+        slice(3, 1000),
+        slice(4, 8),
+    ],
+)
+def test_slices_are_those_of_a_list(
+    written: tuple[Path, Written], frames: slice, verify: bool
+) -> None:
+    folder, every = written
+    names = ["depth_left", "range", "photo", "pose", "step"]
+    with seqrecord.open(folder, features=names, verify=verify) as dataset:
+        for key, want in every.items():
+            got = dataset.episodes[key][frames]
+            assert list(got) == names
+            for name in names:
+                expected = [frame[name] for frame in want[frames]]
+                assert len(got[name]) == len(expected)
+                assert isinstance(got[name], list) == (not dataset.features[name].is_fixed)
+                for a, b in zip(got[name], expected, strict=True):
+                    same(a, b)
+            if not want[frames]:
+                assert isinstance(got["photo"], np.ndarray)
+                assert got["photo"].shape == (0, 32, 40, 3)
+
+
+def test_frames_in_any_order_and_twice(dataset: Dataset, written: tuple[Path, Written]) -> None:
+    key = "alpha/Easy/P000"
+    wanted = [10, 0, 3, 3, 9, 4]
+    got = dataset.select(["pose", "range"]).episodes[key].read(wanted)
+    for name in ("pose", "range"):
+        for place, i in enumerate(wanted):
+            same(got[name][place], written[1][key][i][name])
+    for outside in ([-1], [11]):
+        with pytest.raises(IndexError):
+            dataset.episodes[key].read(outside)
+
+
+@pytest.mark.parametrize("frame", [11, -12, 10**30])
+def test_a_frame_outside_is_an_index_error(dataset: Dataset, frame: int) -> None:
+    with pytest.raises(IndexError, match="11 frames"):
+        dataset.episodes["alpha/Easy/P000"][frame]
+
+
+def test_numpy_numbers_are_frames(dataset: Dataset) -> None:
+    episode = dataset.episodes["alpha/Easy/P000"]
+    same(episode[np.int64(3)]["pose"], episode[3]["pose"])
+    with pytest.raises(TypeError):
+        episode["pose"]  # type: ignore[call-overload]
+
+
+def test_a_slice_over_a_missing_feature_says_which(dataset: Dataset) -> None:
+    with pytest.raises(ClipError, match="flow") as caught:
+        dataset.select(["flow"]).episodes["alpha/Easy/P000"][:]
+    assert (caught.value.episode, caught.value.frame) == ("alpha/Easy/P000", 10)
+    assert len(dataset.select(["flow"]).episodes["alpha/Easy/P000"][:10]["flow"]) == 10
+
+
+def test_which_frames_have_a_feature(dataset: Dataset, written: tuple[Path, Written]) -> None:
+    for key, frames in written[1].items():
+        for name in dataset.features:
+            got = dataset.episodes[key].present(name)
+            assert got.dtype == np.bool_
+            assert got.tolist() == [name in frame for frame in frames]
+    with pytest.raises(SchemaError, match="no such feature"):
+        dataset.select(["pose"]).episodes["alpha/Easy/P000"].present("flow")
+
+
+# The dataset
+
+
+def test_it_tells_what_it_holds(dataset: Dataset) -> None:
+    assert dict(zip(dataset.episodes, map(len, dataset.episodes.values()), strict=True)) == EPISODES
+    assert dataset.num_frames == 17
+    assert [str(spec) for spec in dataset.features.values()] == [
+        str(spec) for spec in small_schema().values()
+    ]
+    assert dataset.episodes["beta/Hard/P000"].metadata == {
+        "difficulty": "Hard",
+        "number": 2,
+        "place": "Ürümqi",
+    }
+    assert "image_left: uint8 [32, 40, 3]" in repr(dataset)
+    assert repr(dataset.episodes["beta/Hard/P000"]) == "Episode('beta/Hard/P000', 1 frames)"
+    with pytest.raises(KeyError):
+        dataset.episodes["nothing"]
+
+
+def test_episodes_are_found(dataset: Dataset) -> None:
+    assert dataset.find_episodes(None).tolist() == [0, 1, 2]
+    assert dataset.find_episodes("alpha/*").tolist() == [0, 1]
+    assert dataset.find_episodes(["beta/Hard/P000", "alpha/Easy/P000"]).tolist() == [0, 2]
+    assert dataset.find_episodes(lambda m: m["number"] > 0).tolist() == [1, 2]
+    for nothing in ("gamma/*", ["alpha"], [], lambda m: False):
+        with pytest.raises(ClipError):
+            dataset.find_episodes(nothing)
+
+
+@pytest.mark.parametrize("features", [["nothing"], [], ["pose", "pose"]])
+def test_features_that_are_not_there(written: tuple[Path, Written], features: list[str]) -> None:
+    with pytest.raises(SchemaError):
+        seqrecord.open(written[0], features=features)
+
+
+def test_no_dataset(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nothing"):
+        with pytest.raises(NotFoundError, match="no dataset here"):
+            seqrecord.open(folder)
+
+
+def test_close_then_use_again(written: tuple[Path, Written]) -> None:
+    with seqrecord.open(written[0]) as dataset:
+        episode = dataset.episodes["alpha/Easy/P000"]
+        first = episode[0]["pose"]
+    same(episode[0]["pose"], first)
+    dataset.close()
+
+
+def test_an_append_is_seen_by_the_next_open(tmp_path: Path) -> None:
+    write_small(tmp_path)
+    storage = LocalStorage(tmp_path)  # one storage all along, so that its handles are old
+    before = seqrecord.open(storage)
+    again = pickle.dumps(before)
+    write_small(tmp_path, episodes={"late/Easy/P000": 3}, mode="append")
+    assert seqrecord.open(storage).num_frames == 20
+    assert before.num_frames == 17
+    assert len(before.select(["pose"]).episodes["alpha/Easy/P000"][0:10]["pose"]) == 10
+    with pytest.raises(StateError, match="has changed"):
+        pickle.loads(again)
+
+
+# What is read
+
+
+def needed(dataset: Dataset, key: str, chunks: range) -> int:
+    """Bytes of the pages of a dataset's features in some chunks of an episode."""
+    reader = dataset.chunk_reader()
+    number = dataset.index.positions[key]
+    pages = [page for c in chunks for page in reader.pages(reader.chunk(number, c))]
+    return sum(page.stop - page.start for page in pages)
+
+
+@pytest.mark.parametrize("features", [["pose"], ["flow", "mask"], ["image_left", "step"], None])
+def test_only_the_pages_of_the_features_are_read(
+    written: tuple[Path, Written], features: list[str] | None
+) -> None:
+    storage = CountingStorage(LocalStorage(written[0]))
+    dataset = seqrecord.open(storage, features=features)
+    storage.reset()
+    key = "alpha/Easy/P000"
+    dataset.episodes[key][0]
+    want = needed(dataset, key, range(1))
+    merged = 64 * (len(dataset.features) - 1)
+    assert want <= storage.bytes_read <= want + merged
+    storage.reset()
+    dataset.select(features or ["pose", "step", "photo"]).episodes[key][2:6]
+    chosen = dataset.select(features or ["pose", "step", "photo"])
+    want = needed(chosen, key, range(2))
+    assert want <= storage.bytes_read <= want + 2 * 64 * (len(chosen.features) - 1)
+    assert not storage.sizes
+    assert not storage.lists
+
+
+def test_pages_that_lie_together_are_one_range(written: tuple[Path, Written]) -> None:
+    storage = CountingStorage(LocalStorage(written[0]))
+    dataset = seqrecord.open(storage)
+    storage.reset()
+    dataset.episodes["alpha/Easy/P001"][0]
+    ((path, ranges),) = storage.ranges.items()
+    assert path.startswith("records/")
+    assert len(ranges) == 1
+
+
+def test_without_verify_only_the_frame_is_read(written: tuple[Path, Written]) -> None:
+    storage = CountingStorage(LocalStorage(written[0]))
+    for name in ("image_left", "photo", "range", "step"):
+        dataset = seqrecord.open(storage, features=[name], verify=False)
+        page = needed(dataset, "alpha/Easy/P000", range(1))
+        storage.reset()
+        frame = dataset.episodes["alpha/Easy/P000"][2]
+        same(frame[name], written[1]["alpha/Easy/P000"][2][name])
+        table = 4 * 5 + 4 * 4 * 2
+        assert 0 < storage.bytes_read <= page / 4 * 1.3 + table
+
+
+def test_a_flipped_byte_is_an_error_only_where_it_is_read(tmp_path: Path) -> None:
+    write_small(tmp_path)
+    with seqrecord.open(tmp_path) as dataset:
+        reader = dataset.chunk_reader()
+        chunk = reader.chunk(0, 1)
+        page = next(page for page in reader.pages(chunk) if page.feature == "pose")
+    file = tmp_path / chunk.path
+    data = bytearray(file.read_bytes())
+    data[page.start + 3] ^= 1
+    file.write_bytes(data)
+    with seqrecord.open(tmp_path) as dataset:
+        episode = dataset.episodes["alpha/Easy/P000"]
+        episode[0]
+        dataset.select(["image_left", "mask"]).episodes["alpha/Easy/P000"][4:8]
+        with pytest.raises(ChecksumError, match=r"episode: alpha/Easy/P000 \(frames 4 to 7\)") as e:
+            episode[5]
+        assert (e.value.file, e.value.offset, e.value.feature) == (str(file), page.start, "pose")
+
+
+def test_faults_are_errors_and_never_wrong_data(written: tuple[Path, Written]) -> None:
+    storage = FaultyStorage(LocalStorage(written[0]), FailOften(3, 0.3))
+    dataset = None
+    while dataset is None:
+        with contextlib.suppress(StorageError):
+            dataset = seqrecord.open(storage, features=["pose"])
+    failed, want = 0, written[1]["alpha/Easy/P000"]
+    for i in range(200):
+        try:
+            same(dataset.episodes["alpha/Easy/P000"][i % 11]["pose"], want[i % 11]["pose"])
+        except StorageError:
+            failed += 1
+    assert 20 < failed < 120
+    with pytest.raises(StorageError):
+        seqrecord.open(FaultyStorage(LocalStorage(written[0]), FailAt("read")))
+
+
+def test_many_threads_read_one_dataset(dataset: Dataset, written: tuple[Path, Written]) -> None:
+    keys = list(written[1])
+    barrier = threading.Barrier(6)
+
+    def read(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        barrier.wait()
+        for _ in range(30):
+            key = keys[int(rng.integers(3))]
+            want = written[1][key]
+            i = int(rng.integers(len(want)))
+            for name, array in dataset.episodes[key][i].items():
+                same(array, want[i][name])
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(read, range(6)))
+
+
+# A big index
+
+
+FILES, CHUNKS = 10_000, 20  # an episode per file
+
+
+def _commit(storage: LocalStorage, index: Index) -> None:
+    """Index and manifest as a writer puts them, without any record file."""
+    tables = {}
+    for name, data in index.encode().items():
+        upload = storage.create(f"index/made-{name}.arrow")
+        upload.write(memoryview(data))
+        upload.commit()
+        crc = f"{crc32c(memoryview(data)):08x}"
+        tables[name] = IndexFile(f"index/made-{name}.arrow", data.size, crc)
+    size = int(index.offset.max()) + 10_000_000
+    commit_manifest(
+        storage,
+        Manifest(
+            schema=index.schema,
+            record_files=tuple(
+                RecordFile(f"records/{i:05d}-made.seqrec", size, f"{i:032x}") for i in range(FILES)
+            ),
+            index=tables,
+            num_episodes=FILES,
+            num_frames=int(index.num_frames.sum()),
+            fingerprint=index.fingerprint(),
+            created_by="test",
+        ),
+    )
+
+
+@pytest.fixture(scope="module")
+def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """200,000 chunks of 32 frames in 10,000 record files: 6.4 million frames."""
+    folder = tmp_path_factory.mktemp("big")
+    schema = Schema(
+        [FeatureSpec(n, np.dtype("u1"), (8, 8), ({"id": "zstd", "level": 1},)) for n in "abcde"]
+    )
+    count = FILES * CHUNKS
+    rng = np.random.default_rng(0)
+    index = Index(
+        schema=schema,
+        keys=pa.array([f"env/Easy/P{i:05d}" for i in range(FILES)], pa.string()),
+        metadata=pa.array(['{"env":"made"}'] * FILES, pa.string()),
+        num_frames=np.full(FILES, CHUNKS * 32, np.int64),
+        chunk_frames=np.full(FILES, 32, np.int64),
+        file=np.repeat(np.arange(FILES, dtype=np.uint32), CHUNKS),
+        offset=np.tile(64 + np.arange(CHUNKS, dtype=np.uint64) * 64 * 5000, FILES),
+        page_length=rng.integers(1000, 60_000, (count, 5)).astype(np.uint32),
+        page_crc32c=rng.integers(0, 2**32, (count, 5)).astype(np.uint32),
+        gaps=np.empty(0, GAP_ROW),
+    )
+    _commit(LocalStorage(folder), index)
+    return folder
+
+
+def test_opening_ten_thousand_files_reads_manifest_and_index_only(big: Path) -> None:
+    storage = CountingStorage(LocalStorage(big))
+    start = time.perf_counter()
+    dataset = seqrecord.open(storage)
+    assert time.perf_counter() - start < 5
+    assert set(storage.ranges) == {"manifest.json"} | {
+        f"index/made-{name}.arrow" for name in ("episodes", "chunks", "gaps")
+    }
+    assert all(len(ranges) == 1 for ranges in storage.ranges.values())
+    assert max(storage.sizes.values()) == 1
+    assert not storage.lists
+    assert dataset.num_frames == 6_400_000
+    with pytest.raises(NotFoundError, match=r"records/00003-made\.seqrec"):
+        dataset.episodes["env/Easy/P00003"][0]
+
+
+def _memory(address: int) -> tuple[str, int]:
+    """The file mapped at an address, and the private dirty bytes of that mapping."""
+    file, inside, dirty = "", False, 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0] and not words[0].endswith(":"):
+            start, stop = (int(part, 16) for part in words[0].split("-"))
+            inside = start <= address < stop
+            file = (words[5] if len(words) > 5 else "") if inside else file
+        elif inside and words[0] == "Private_Dirty:":
+            dirty += int(words[1]) * 1024
+    return file, dirty
+
+
+def _mapped(dataset: Dataset) -> list[tuple[str, int]]:
+    index = dataset.index
+    arrays: list[npt.NDArray[Any]] = [
+        index.page_length,
+        index.page_crc32c,
+        index.offset,
+        index.file,
+    ]
+    assert int(arrays[0].sum()) > 0
+    return [_memory(array.ctypes.data) for array in arrays]
+
+
+def _send_mapped(connection: Any, dataset: Dataset) -> None:
+    connection.send(_mapped(dataset))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_share_the_mapped_index(big: Path, method: str) -> None:
+    with seqrecord.open(big) as dataset:
+        assert len(pickle.dumps(dataset)) < 10_000
+        context: Any = multiprocessing.get_context(method)
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_send_mapped, args=(sender, dataset))
+        process.start()
+        assert receiver.poll(60)
+        for found in (_mapped(dataset), receiver.recv()):
+            assert found == [(f"{big}/index/made-chunks.arrow", 0)] * 4
+        process.join(60)
+        assert process.exitcode == 0
+        receiver.close()
+        sender.close()
+
+
+def test_the_retry_after_a_commit_sees_the_new_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two commits between reading the manifest and the index remove the index it names."""
+    write_small(tmp_path)
+    appended: list[int] = []
+
+    class Slow(CountingStorage):
+        def size(self, path: str) -> int:
+            if path.startswith("index/") and not appended:
+                for i in range(2):
+                    write_small(tmp_path, episodes={f"late/Easy/P00{i}": 1}, mode="append")
+                    appended.append(i)
+            return super().size(path)
+
+    manifest, index = load(Slow(LocalStorage(tmp_path)))
+    assert manifest.num_frames == int(index.num_frames.sum()) == 19

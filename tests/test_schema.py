@@ -1,0 +1,139 @@
+"""FeatureSpec and Schema: what is allowed, how it is spelt, what equality means."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seqrecord.errors import SchemaError
+from seqrecord.schema import MAX_FEATURES, MAX_FRAME_BYTES, MAX_NAME_LENGTH, FeatureSpec, Schema
+
+_U1 = np.dtype("u1")
+_DTYPES = "|b1 |i1 <i2 <i4 <i8 |u1 <u2 <u4 <u8 <f2 <f4 <f8 <c8 <c16".split()  # noqa: SIM905
+
+
+def _spec(**changes: Any) -> FeatureSpec:
+    return FeatureSpec(**{"name": "a", "dtype": _U1, "shape": (2,), **changes})
+
+
+@pytest.mark.parametrize("text", _DTYPES)
+def test_every_dtype_has_one_spelling(text: str) -> None:
+    dtype = np.dtype(text)
+    for same in (dtype, dtype.newbyteorder(">"), np.dtype(text, metadata={"x": 1})):
+        spec = _spec(dtype=same)
+        assert spec.to_json()["dtype"] == text
+        assert spec.dtype.metadata is None
+        assert FeatureSpec.from_json(spec.to_json()) == spec
+    assert _spec(dtype=dtype).nbytes == 2 * dtype.itemsize
+
+
+@pytest.mark.parametrize(
+    "dtype", ["O", "V8", "S4", "U4", "M8[s]", "m8", "g", "G", "i4,i4", "(2,)f4", "x"]
+)
+def test_dtype_is_refused(dtype: str) -> None:
+    with pytest.raises(SchemaError):
+        _spec(dtype=dtype)
+    with pytest.raises(SchemaError):
+        FeatureSpec.from_json({"name": "a", "dtype": dtype, "shape": [], "codec": []})
+
+
+def test_only_the_one_spelling_is_read() -> None:
+    for text in (">f4", "f4", "float32", "=f4", "|f4", "1<f4", " <f4", "<f4 "):
+        with pytest.raises(SchemaError, match="dtype"):
+            FeatureSpec.from_json({"name": "a", "dtype": text, "shape": [], "codec": []})
+
+
+@pytest.mark.parametrize("name", ["a", "_", "0", "a.b-c_D", "a..b", "x" * MAX_NAME_LENGTH])
+def test_name_is_taken(name: str) -> None:
+    assert _spec(name=name).name == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        ".",
+        ".a",
+        "a.",
+        "-a",
+        "a-",
+        "a/b",
+        "../a",
+        "a b",
+        "a\n",
+        "ä",
+        "x" * (MAX_NAME_LENGTH + 1),
+    ],
+)
+def test_name_is_refused(name: str) -> None:
+    with pytest.raises(SchemaError, match="feature name"):
+        _spec(name=name)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(0,), (-1,), (2**31,), (True,), (1.0,), ("2",), (1,) * 9, [2], (2**30 + 1,), (2**31 - 1,) * 8,
+     (None, 2**30, 2)],
+)  # fmt: skip
+def test_shape_is_refused(shape: Any) -> None:
+    with pytest.raises(SchemaError):
+        _spec(shape=shape)
+
+
+def test_shapes() -> None:
+    assert _spec(shape=()).nbytes == 1
+    assert _spec(shape=(MAX_FRAME_BYTES,)).nbytes == MAX_FRAME_BYTES
+    assert _spec(shape=(np.int64(3), None)).shape == (3, None)
+    assert _spec(shape=(None, 4), dtype=np.dtype("<f4")).nbytes == 16
+    assert not _spec(shape=(None,)).is_fixed
+    assert not _spec(shape=(None,)).is_raw
+    assert _spec().is_raw
+    assert not _spec(codec=({"id": "zstd"},)).is_raw
+    spec = _spec(shape=(None, 3))
+    assert [spec.accepts(shape) for shape in ((1, 3), (9, 3), (3,), (1, 2), (1, 3, 1))] == [
+        True, True, False, False, False
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "codec", [[{"id": "zstd"}], ({},), ({"id": 1},), ("zstd",), ({"id": "zstd"},) * 5]
+)
+def test_codec_is_refused(codec: Any) -> None:
+    with pytest.raises(SchemaError, match="codec"):
+        _spec(codec=codec)
+
+
+@pytest.mark.parametrize("value", [None, [], {}, {"name": "a"}, 1, "a"])
+def test_feature_json_is_refused(value: object) -> None:
+    with pytest.raises(SchemaError):
+        FeatureSpec.from_json(value)
+
+
+def test_schema_round_trip_and_order() -> None:
+    a, b = _spec(), _spec(name="b", codec=({"id": "zstd", "level": 1},))
+    schema = Schema([a, b])
+    assert Schema.from_json(json.loads(json.dumps(schema.to_json()))) == schema
+    assert Schema([b, a]) != schema, "the order is that of the columns"
+    assert hash(Schema([a, b])) == hash(schema)
+    assert Schema([a, _spec(name="b")]) != schema
+    assert [schema.position(name) for name in schema] == [0, 1]
+    assert list(schema.select(["b"])) == ["b"]
+    assert schema.select(None) is schema
+    assert schema.with_codecs({"b": ()})["b"].is_raw
+    with pytest.raises(SchemaError, match="no such feature"):
+        schema.select(["c"])
+
+
+def test_schema_is_refused() -> None:
+    for features in (
+        [],
+        [_spec(), _spec()],
+        [_spec(name=f"f{i}") for i in range(MAX_FEATURES + 1)],
+    ):
+        with pytest.raises(SchemaError):
+            Schema(features)
+        with pytest.raises(SchemaError):
+            Schema.from_json([spec.to_json() for spec in features])

@@ -1,0 +1,632 @@
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from seqrecord.errors import DestinationError, LocationError, NotFoundError, StorageError
+from seqrecord.ranges import ByteRange
+from seqrecord.storage import (
+    CountingStorage,
+    FaultyStorage,
+    FsspecStorage,
+    LocalStorage,
+    Storage,
+    StorageWrapper,
+    claims,
+    local,
+    open_storage,
+)
+from seqrecord.storage.wrappers import FailAt, FailOften, Slow
+from tests.storage_contract import DATA, PATH, StorageContract, get, put
+
+# Forking with threads is what some of these tests are about.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+
+
+@pytest.fixture
+def memory() -> Iterator[FsspecStorage]:
+    storage = open_storage("memory://bucket/dataset")
+    assert isinstance(storage, FsspecStorage)
+    yield storage
+    storage.close()
+    fs = fsspec.filesystem("memory")
+    fs.store.clear()
+    fs.pseudo_dirs[:] = [""]
+
+
+def _open_fds() -> int:
+    gc.collect()
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+class TestLocalStorage(StorageContract):
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> Iterator[Storage]:
+        storage = LocalStorage(tmp_path / "dataset")
+        yield storage
+        storage.close()
+
+
+class TestMemoryStorage(StorageContract):
+    @pytest.fixture
+    def storage(self, memory: FsspecStorage) -> Storage:
+        return memory
+
+
+class TestFsspecOverLocalFiles(StorageContract):
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> Iterator[Storage]:
+        storage = FsspecStorage("local", str(tmp_path / "dataset"), shown="local://dataset")
+        yield storage
+        storage.close()
+
+
+class TestWrappedLocalStorage(StorageContract):
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> Iterator[Storage]:
+        storage = StorageWrapper(
+            CountingStorage(FaultyStorage(LocalStorage(tmp_path / "d"), Slow(0.0)))
+        )
+        yield storage
+        storage.close()
+
+
+class TestWrappedMemoryStorage(StorageContract):
+    @pytest.fixture
+    def storage(self, memory: FsspecStorage) -> Storage:
+        return CountingStorage(FaultyStorage(memory, Slow(0.0, ("size",))))
+
+
+def test_a_storage_is_a_storage(tmp_path: Path, memory: FsspecStorage) -> None:
+    wrapped = CountingStorage(LocalStorage(tmp_path))
+    for storage in (LocalStorage(tmp_path), memory, wrapped):
+        assert isinstance(storage, Storage)
+        assert open_storage(storage) is storage
+    with pytest.raises(LocationError, match="storage_options"):
+        open_storage(wrapped, {"key": "x"})
+
+
+# Local: handles
+
+
+def test_more_files_than_handles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_MAX_HANDLES", 3)
+    storage = LocalStorage(tmp_path)
+    for i in range(10):
+        put(storage, f"records/{i}", b"%d" % i)
+    before = _open_fds()
+    for _ in range(2):
+        for i in range(10):
+            assert get(storage, f"records/{i}", 0, 1) == b"%d" % i
+    assert _open_fds() <= before + 3
+    storage.close()
+    assert _open_fds() <= before
+
+
+def test_a_handle_dropped_while_it_is_read_stays_open(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    put(storage, PATH, DATA)
+    stop = threading.Event()
+
+    def evict() -> None:
+        while not stop.is_set():
+            storage.close()
+
+    thread = threading.Thread(target=evict)
+    thread.start()
+    try:
+        for _ in range(300):
+            assert get(storage, PATH, 0, 1000) == DATA[:1000]
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_collected_storages_leave_no_descriptor(tmp_path: Path) -> None:
+    before = _open_fds()
+    storage = LocalStorage(tmp_path)
+    put(storage, PATH, DATA)
+    get(storage, PATH)
+    upload = storage.create("records/left")
+    upload.write(b"x")
+    lock = storage.lock()
+    del storage, upload, lock
+    assert _open_fds() == before
+
+
+def test_relative_root_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    storage = LocalStorage("dataset")
+    put(storage, PATH, DATA)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert get(storage, PATH) == DATA
+    assert get(pickle.loads(pickle.dumps(storage)), PATH) == DATA
+
+
+def test_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert open_storage("~/dataset").url == str(tmp_path / "dataset")
+
+
+def test_a_forked_child_reads_with_the_handles_of_its_parent(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    put(storage, PATH, DATA)
+    get(storage, PATH)
+    stop = threading.Event()
+
+    def busy() -> None:
+        while not stop.is_set():
+            storage.size(PATH)
+
+    thread = threading.Thread(target=busy)  # holds the lock at the fork, often
+    thread.start()
+    try:
+        for _ in range(20):
+            pid = os.fork()
+            if pid == 0:
+                code = 1
+                with contextlib.suppress(BaseException):
+                    signal.alarm(20)
+                    code = 0 if get(storage, PATH, 5, 50) == DATA[5:50] else 2
+                os._exit(code)
+            assert os.waitpid(pid, 0)[1] == 0
+    finally:
+        stop.set()
+        thread.join()
+
+
+# Local: what hostile folders hold
+
+
+def test_links_that_lead_out_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"secret")
+    (tmp_path / "outside").mkdir()
+    storage = LocalStorage(tmp_path / "dataset")
+    put(storage, "records/ok", b"ok")
+    (tmp_path / "dataset/records/link").symlink_to(tmp_path / "secret")
+    (tmp_path / "dataset/index").symlink_to(tmp_path / "outside")
+    for use in (storage.size, storage.local_path):
+        with pytest.raises(StorageError, match="leads out"):
+            use("records/link")
+    with pytest.raises(StorageError, match="leads out"):
+        get(storage, "records/link", 0, 4)
+    with pytest.raises(StorageError, match="leads out"):
+        storage.create("index/x.arrow")
+    (tmp_path / "dataset/manifest.json.partial").symlink_to(tmp_path / "secret")
+    with pytest.raises(StorageError):
+        storage.create("manifest.json", replace=True)
+    assert (tmp_path / "secret").read_bytes() == b"secret"
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
+def test_a_pipe_or_folder_is_not_a_file(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    os.mkfifo(tmp_path / "manifest.json")
+    (tmp_path / "folder").mkdir()
+    for path in ("manifest.json", "folder"):
+        with pytest.raises(StorageError, match="not a regular file"):
+            storage.size(path)
+        with pytest.raises(StorageError, match="not a regular file"):
+            get(storage, path, 0, 1)
+    assert storage.list_files("folder") == []
+
+
+def test_a_file_that_shrinks_under_a_handle_is_an_error(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    put(storage, PATH, DATA)
+    get(storage, PATH)
+    os.truncate(tmp_path / PATH, 500)
+    with pytest.raises(StorageError, match="ended early") as caught:
+        get(storage, PATH, 400, 600)
+    assert caught.value.got == "100 bytes"
+    assert caught.value.offset == 400
+
+
+# Local: uploads that something hits
+
+
+def test_an_upload_in_progress_cannot_be_taken_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("seqrecord.storage.local_upload.GRACE_SECONDS", 0.1)
+    storage, other = LocalStorage(tmp_path), LocalStorage(tmp_path)
+    upload = storage.create(PATH)
+    upload.write(b"mine")
+    assert other.interrupted("records") == [PATH]
+    with pytest.raises(DestinationError, match="still at work"):
+        other.reopen(PATH)
+    with pytest.raises(DestinationError, match="still at work"):
+        other.create(PATH)
+    upload.write(b"!")
+    upload.commit()
+    assert get(other, PATH) == b"mine!"
+
+
+def test_notes_that_a_kill_left_behind_the_rename_are_tidied(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    put(storage, PATH, DATA)
+    (tmp_path / f"{PATH}.notes").write_text('{"size": 1, "note": ""}\n')
+    assert storage.interrupted("records") == []
+    assert [path.name for path in (tmp_path / "records").iterdir()] == [Path(PATH).name]
+    assert get(storage, PATH) == DATA
+
+
+@pytest.mark.parametrize(
+    "tail", [b'{"size": 4, "no', b"\xff\n", b'{"size": "x"}\n', b"[]\n", b"1\n"]
+)
+def test_half_a_note_ends_the_checkpoints(tmp_path: Path, tail: bytes) -> None:
+    storage = LocalStorage(tmp_path)
+    upload = storage.create(PATH)
+    upload.write(b"12345678")
+    upload.checkpoint(b"good")
+    storage.close()
+    with (tmp_path / f"{PATH}.notes").open("ab") as file:
+        file.write(tail)
+    assert storage.reopen(PATH).checkpoints == [(8, b"good")]
+
+
+def test_a_note_of_bytes_that_are_not_there_does_not_count(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    upload = storage.create(PATH)
+    upload.write(b"1234")
+    upload.checkpoint(b"one")
+    upload.write(b"5678")
+    upload.checkpoint(b"two")
+    storage.close()
+    os.truncate(tmp_path / f"{PATH}.partial", 6)
+    assert storage.reopen(PATH).checkpoints == [(4, b"one")]
+
+
+def _raise(error: int) -> Any:
+    def fail(*args: Any, **options: Any) -> Any:
+        raise OSError(error, os.strerror(error))
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "code"),
+    [
+        (os, "write", errno.ENOSPC),
+        (os, "fsync", errno.EIO),
+        (Path, "replace", errno.EIO),
+        (os, "ftruncate", errno.EDQUOT),
+    ],
+)
+def test_errors_of_the_disk_name_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, code: int
+) -> None:
+    storage = LocalStorage(tmp_path)
+    put(storage, "records/before", b"x")
+    before = _open_fds()
+    monkeypatch.setattr(module, name, _raise(code))
+    with pytest.raises(StorageError, match="00000-ab") as caught:
+        put(storage, PATH, DATA)
+    assert os.strerror(code) in str(caught.value)
+    monkeypatch.undo()
+    storage.close()
+    del caught
+    assert _open_fds() <= before
+    assert storage.list_files("records") == ["records/before"]
+    storage.remove(PATH)
+    assert storage.interrupted("records") == []
+
+
+def test_a_short_write_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: whole(fd, data[:7]))
+    storage = LocalStorage(tmp_path)
+    upload = storage.create(PATH)
+    upload.write(DATA[:1000])
+    upload.commit()
+    monkeypatch.undo()
+    assert get(storage, PATH) == DATA[:1000]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_checkpoint_on_a_full_disk_spoils_none_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = LocalStorage(tmp_path)
+    upload = storage.create(PATH)
+    upload.write(b"1234")
+    upload.checkpoint(b"one")
+    notes = tmp_path / f"{PATH}.notes"
+    whole = notes.read_bytes()
+    notes.rename(tmp_path / "kept")
+    notes.symlink_to("/dev/full")
+    with pytest.raises(StorageError, match="notes"):
+        upload.checkpoint(b"two")
+    notes.unlink()
+    notes.write_bytes(whole)
+    upload.checkpoint(b"three")
+    storage.close()
+    assert [note for _, note in storage.reopen(PATH).checkpoints] == [b"one", b"three"]
+
+
+# Local: the lock
+
+
+@pytest.fixture
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "GRACE_SECONDS", 0.2)
+
+
+@pytest.mark.usefixtures("short_grace")
+def test_a_second_writer_is_refused(tmp_path: Path) -> None:
+    lock = LocalStorage(tmp_path).lock()
+    with pytest.raises(DestinationError, match="another writer"):
+        LocalStorage(tmp_path).lock()
+    lock.release()
+    LocalStorage(tmp_path).lock().release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_for_nothing_leaves_no_folder(tmp_path: Path) -> None:
+    LocalStorage(tmp_path / "new").lock().release()
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "mine").mkdir()
+    LocalStorage(tmp_path / "mine").lock().release()
+    assert (tmp_path / "mine").exists()
+
+
+def test_waiting_lockers_get_the_lock_one_by_one(tmp_path: Path) -> None:
+    """The lock file is removed and made anew all the time; no two ever hold it together."""
+    holders, most, errors = 0, 0, []
+
+    def work() -> None:
+        nonlocal holders, most
+        for _ in range(15):
+            try:
+                lock = LocalStorage(tmp_path).lock()
+            except Exception as error:
+                errors.append(error)
+                return
+            holders += 1
+            most = max(most, holders)
+            holders -= 1
+            lock.release()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert most == 1
+
+
+def _hold(lock: Any, ready: Any, go_on: Any) -> None:
+    ready.set()
+    go_on.wait(60)
+    lock.release()  # only its own part
+
+
+@pytest.mark.usefixtures("short_grace")
+def test_a_spawned_process_holds_the_lock_too(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    lock = LocalStorage(tmp_path).lock()
+    ready, go_on = context.Event(), context.Event()
+    process = context.Process(target=_hold, args=(lock, ready, go_on))
+    process.start()
+    try:
+        assert ready.wait(60)
+        claim = lock._claim  # type: ignore[attr-defined]
+        fd, claim.fd = claim.fd, -1
+        os.close(fd)  # as if this process had been killed
+        with pytest.raises(DestinationError):
+            LocalStorage(tmp_path).lock()
+    finally:
+        go_on.set()
+        process.join(60)
+    assert process.exitcode == 0
+    LocalStorage(tmp_path).lock().release()
+
+
+def test_a_forked_child_does_not_outlast_the_lock(tmp_path: Path) -> None:
+    lock = LocalStorage(tmp_path).lock()
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(write)
+        os.read(read, 1)
+        lock.release()
+        os._exit(0)
+    os.close(read)
+    lock.release()
+    second = LocalStorage(tmp_path).lock()
+    os.close(write)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert (tmp_path / ".lock").exists()  # the child's release touched nothing
+    second.release()
+
+
+def test_a_filesystem_without_locks_is_warned_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fcntl.flock", _raise(errno.ENOLCK))
+    with pytest.warns(RuntimeWarning, match="no file locks"):
+        lock = LocalStorage(tmp_path).lock()
+    lock.release()
+
+
+def test_a_folder_that_may_not_be_written_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageError, match="file"):
+        LocalStorage(tmp_path / "file").lock()
+    with pytest.raises(StorageError, match="file"):
+        LocalStorage(tmp_path / "file").create("a")
+
+
+# fsspec
+
+
+def test_a_failing_upload_shows_nothing_even_when_it_is_collected(tmp_path: Path) -> None:
+    storage = FsspecStorage("local", str(tmp_path), shown="local://x")
+    upload = storage.create("records/a")
+    upload.write(b"half")
+    del upload
+    gc.collect()
+    assert storage.list_files("records") == []
+    storage.close()
+    gc.collect()
+    assert storage.list_files("records") == []
+    assert list((tmp_path / "records").iterdir()) == []
+
+
+class _Broken(fsspec.AbstractFileSystem):  # type: ignore[misc]
+    """Fails with a secret in everything that it says."""
+
+    protocol = "broken"
+    cachable = False
+
+    def __init__(self, secret: str = "", **options: Any) -> None:
+        super().__init__(**options)
+        self.secret = secret
+
+    def _fail(self, *args: Any, **options: Any) -> Any:
+        try:
+            raise PermissionError(13, f"denied: sig={self.secret}")
+        except PermissionError as error:
+            raise RuntimeError(f"GET https://host/?sig={self.secret}") from error
+
+    info = ls = cat_file = _open = exists = rm_file = makedirs = size = cat_ranges = _fail
+
+
+def test_errors_hold_nothing_of_what_the_client_said() -> None:
+    fsspec.register_implementation("broken", _Broken, clobber=True)
+    storage = open_storage("broken://bucket/dataset", {"secret": "S3CRET"})
+    failures: list[BaseException] = []
+    for action in (
+        lambda: storage.size("a"),
+        lambda: get(storage, "a", 0, 1),
+        lambda: storage.create("a"),
+        lambda: storage.list_files("a"),
+        lambda: storage.remove("a"),
+    ):
+        with pytest.raises(StorageError, match="RuntimeError") as caught:
+            action()
+        failures.append(caught.value)
+    for error in failures:
+        assert error.__cause__ is None
+        assert error.__context__ is None
+    assert "S3CRET" not in repr(storage) + storage.url + repr(failures) + str(failures)
+
+
+def test_nothing_of_a_missing_package_is_hidden() -> None:
+    storage = FsspecStorage("nosuchthing", "a", shown="nosuchthing://a")
+    with pytest.raises(LocationError, match="no known kind of URL"):
+        storage.size("b")
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("az://container/path", r"pip install 'seqrecord\[azure\]'"),
+        ("abfs://c@account.dfs.core.windows.net/p", r"pip install 'seqrecord\[azure\]'"),
+        ("https://account.blob.core.windows.net/c/p", r"pip install 'seqrecord\[azure\]'"),
+        ("s3://bucket/path", "s3fs"),
+    ],
+)
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, url: str, says: str) -> None:
+    for module in ("adlfs", "s3fs"):
+        monkeypatch.setitem(sys.modules, module, None)
+    for table in ("_registry", "registry"):  # of classes that were imported before
+        monkeypatch.setattr(sys.modules["fsspec.registry"], table, {})
+    with pytest.raises(LocationError, match=says) as caught:
+        open_storage(url).size("manifest.json")
+    assert caught.value.__cause__ is None
+
+
+def test_a_client_is_made_anew_in_a_forked_child(memory: FsspecStorage) -> None:
+    put(memory, PATH, DATA)
+    mine = memory._fs()
+    assert memory._fs() is mine
+    pid = os.fork()
+    if pid == 0:
+        ok = memory._fs() is not mine and get(memory, PATH, 0, 9) == DATA[:9]
+        os._exit(0 if ok else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+# Wrappers
+
+
+def test_counts(tmp_path: Path) -> None:
+    storage = CountingStorage(LocalStorage(tmp_path))
+    put(storage, PATH, DATA)
+    get(storage, PATH, 10, 30)
+    get(storage, PATH, 0, 5)
+    storage.size(PATH)
+    storage.list_files("records")
+    assert storage.ranges == {PATH: [ByteRange(10, 30), ByteRange(0, 5)]}
+    assert storage.bytes_read == 25
+    assert storage.sizes == {PATH: 1}
+    assert storage.lists == {"records": 1}
+    assert pickle.loads(pickle.dumps(storage)).bytes_read == 0
+    storage.reset()
+    assert storage.bytes_read == 0
+
+
+def test_faults_come_when_they_should(tmp_path: Path) -> None:
+    inner = LocalStorage(tmp_path)
+    put(inner, PATH, DATA)
+    storage = FaultyStorage(inner, FailAt("read", 1, error=StorageError("second")))
+    get(storage, PATH, 0, 1)
+    with pytest.raises(StorageError, match="second"):
+        get(storage, PATH, 0, 1)
+    get(storage, PATH, 0, 1)
+
+    full = FaultyStorage(inner, FailAt("write", 2, onwards=True))
+    upload = full.create("records/x")
+    upload.write(b"1")
+    upload.write(b"2")
+    for _ in range(3):
+        with pytest.raises(StorageError, match="as asked"):
+            upload.write(b"3")
+    upload.abort()
+
+    short = FaultyStorage(inner, FailAt("read", error="short"))
+    buffer = bytearray(100)
+    with pytest.raises(StorageError, match="ended early"):
+        short.read_ranges(PATH, [ByteRange(0, 100)], [memoryview(buffer)])
+    assert buffer == DATA[:50] + bytes(50)
+
+
+def test_seeded_faults_are_the_same_each_time(tmp_path: Path) -> None:
+    inner = LocalStorage(tmp_path)
+    put(inner, PATH, DATA)
+
+    def failures(seed: int) -> list[int]:
+        storage = pickle.loads(pickle.dumps(FaultyStorage(inner, FailOften(seed, 0.3))))
+        failed = []
+        for i in range(100):
+            try:
+                get(storage, PATH, i, i + 1)
+            except StorageError:
+                failed.append(i)
+        return failed
+
+    assert failures(1) == failures(1) != failures(2)
+    assert 10 < len(failures(1)) < 60
+
+
+def test_not_found_is_a_file_not_found_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        LocalStorage(tmp_path).size("x")
+    with pytest.raises(NotFoundError):
+        LocalStorage(tmp_path / "no" / "folder").size("x")

@@ -1,0 +1,474 @@
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord.errors import (
+    DestinationError,
+    FormatError,
+    FrameError,
+    NotFoundError,
+    SchemaError,
+    StorageError,
+)
+from seqrecord.schema import FeatureSpec, Schema
+from seqrecord.storage import FaultyStorage, LocalStorage, claims, open_storage
+from seqrecord.storage.wrappers import FailAt
+from seqrecord.writer import SeqRecordWriter
+from tests.made_source import made_frame
+
+
+@pytest.fixture(autouse=True)
+def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "GRACE_SECONDS", 0.2)
+
+
+def write(destination: Any, episodes: dict[str, int], **options: Any) -> str:
+    """Made frames in small chunks and files; returns the fingerprint."""
+    options = {"chunk_frames": 4, "record_bytes": 20_000, **options}
+    with SeqRecordWriter(destination, **options) as writer:
+        for key, length in episodes.items():
+            with writer.episode(key) as episode:
+                for i in range(length):
+                    episode.append(made_frame(key, i))
+    with seqrecord.open(destination) as dataset:
+        return dataset.fingerprint
+
+
+def check(destination: Any, episodes: dict[str, int]) -> None:
+    with seqrecord.open(destination) as dataset:
+        assert {key: len(e) for key, e in dataset.episodes.items()} == episodes
+        for key, episode in dataset.episodes.items():
+            for i in range(len(episode)):
+                for name, array in made_frame(key, i).items():
+                    np.testing.assert_array_equal(episode[i][name], array, strict=True)
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+
+
+EPISODES = {"a": 9, "b/c": 1, "d": 30}
+
+
+def test_what_is_written_reads_back(tmp_path: Path) -> None:
+    write(tmp_path / "d", EPISODES)
+    check(tmp_path / "d", EPISODES)
+    assert not [
+        name for name in files(tmp_path) if not name.endswith((".seqrec", ".arrow", "json"))
+    ]
+
+
+def test_a_dataset_in_memory() -> None:
+    write("memory://writer/d", EPISODES)
+    check("memory://writer/d", EPISODES)
+    write("memory://writer/d", {"more": 3}, mode="append")
+    check("memory://writer/d", {**EPISODES, "more": 3})
+
+
+def test_a_finished_dataset_is_not_written_over(tmp_path: Path) -> None:
+    before = write(tmp_path, {"a": 3})
+    with pytest.raises(DestinationError, match="--append"):
+        SeqRecordWriter(tmp_path)
+    assert write(tmp_path, {}, mode="append") == before
+
+
+def test_append_needs_a_dataset(tmp_path: Path) -> None:
+    with pytest.raises(DestinationError, match="no dataset to append to"):
+        SeqRecordWriter(tmp_path / "none", mode="append")
+    assert not (tmp_path / "none").exists()
+
+
+def test_append_equals_writing_at_once(tmp_path: Path) -> None:
+    write(tmp_path / "two", {"a": 5})
+    appended = write(tmp_path / "two", {"b": 7}, mode="append")
+    assert appended == write(tmp_path / "one", {"a": 5, "b": 7})
+    check(tmp_path / "two", {"a": 5, "b": 7})
+
+
+def test_an_error_in_the_block_commits_nothing_and_keeps_what_ended(tmp_path: Path) -> None:
+    def fail() -> None:
+        with SeqRecordWriter(tmp_path, chunk_frames=4) as writer:
+            for key, length in (("a", 5), ("b", 6)):
+                with writer.episode(key) as episode:
+                    for i in range(length):
+                        episode.append(made_frame(key, i))
+                        if key == "b" and i == 4:
+                            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        fail()
+    with pytest.raises(NotFoundError, match="--resume"):
+        seqrecord.open(tmp_path)
+    with pytest.raises(DestinationError, match="--resume"):
+        SeqRecordWriter(tmp_path)
+    with SeqRecordWriter(tmp_path, mode="resume") as writer:
+        assert writer.finished_keys == {"a"}
+    resumed = write(tmp_path, {"b": 6}, mode="append")
+    assert resumed == write(tmp_path.with_name("whole"), {"a": 5, "b": 6})
+
+
+def test_leftovers_of_an_interrupted_append_do_not_hurt_the_dataset(tmp_path: Path) -> None:
+    write(tmp_path, {"a": 5})
+    writer = SeqRecordWriter(tmp_path, mode="append", chunk_frames=4)
+    with writer.episode("b") as episode:
+        episode.append(made_frame("b", 0))
+    writer.abort()
+    check(tmp_path, {"a": 5})
+    with pytest.raises(DestinationError, match="--resume"):
+        SeqRecordWriter(tmp_path, mode="append")
+    SeqRecordWriter(tmp_path, mode="resume").close()
+    check(tmp_path, {"a": 5, "b": 1})
+
+
+def test_two_writers_at_once(tmp_path: Path) -> None:
+    with SeqRecordWriter(tmp_path) as writer:
+        for mode in ("create", "resume", "append"):
+            with pytest.raises(DestinationError, match="another writer"):
+                SeqRecordWriter(tmp_path, mode=mode)
+        with writer.episode("a") as episode:
+            episode.append(made_frame("a", 0))
+    check(tmp_path, {"a": 1})
+
+
+def test_no_episodes_are_no_dataset(tmp_path: Path) -> None:
+    with pytest.raises(DestinationError, match="no episode"), SeqRecordWriter(tmp_path / "d"):
+        pass
+    assert not (tmp_path / "d").exists()
+
+
+# Episodes
+
+
+def test_one_episode_at_a_time_and_each_key_once(tmp_path: Path) -> None:
+    with SeqRecordWriter(tmp_path) as writer:
+        with writer.episode("a") as episode:
+            episode.append(made_frame("a", 0))
+            with pytest.raises(DestinationError, match="a has not ended"):
+                writer.episode("b")
+        with pytest.raises(DestinationError, match="there already"):
+            writer.episode("a")
+        with pytest.raises(DestinationError, match="has ended"):
+            episode.append(made_frame("a", 1))
+        with pytest.raises(FormatError, match="key"):
+            writer.episode("../b")
+        with pytest.raises(FormatError, match="JSON"):
+            writer.episode("b", metadata={"x": object()})
+    check(tmp_path, {"a": 1})
+
+
+def test_after_close_nothing_goes(tmp_path: Path) -> None:
+    with SeqRecordWriter(tmp_path) as writer:
+        with writer.episode("a") as episode:
+            episode.append(made_frame("a", 0))
+        manifest = writer.close()
+        assert manifest.num_frames == 1
+    for action in (writer.close, lambda: writer.episode("b")):
+        with pytest.raises(DestinationError, match="closed"):
+            action()
+    writer.abort()
+    check(tmp_path, {"a": 1})
+
+
+def test_an_episode_may_end_early_by_hand(tmp_path: Path) -> None:
+    with SeqRecordWriter(tmp_path, chunk_frames=1) as writer:
+        with writer.episode("a") as episode:
+            episode.append(made_frame("a", 0))
+            episode.close()
+        with writer.episode("b") as episode:
+            episode.append(made_frame("b", 0))
+            episode.append(made_frame("b", 1))
+            episode.abort()
+        with writer.episode("b") as episode:
+            episode.append(made_frame("b", 0))
+    check(tmp_path, {"a": 1, "b": 1})
+
+
+def test_an_open_episode_is_never_lost_in_silence(tmp_path: Path) -> None:
+    writer = SeqRecordWriter(tmp_path)
+    with writer.episode("a") as episode:
+        episode.append(made_frame("a", 0))
+    writer.episode("b").append(made_frame("b", 0))
+    with pytest.raises(DestinationError, match="in the middle of an episode"):
+        writer.close()
+    SeqRecordWriter(tmp_path, mode="resume").close()
+    check(tmp_path, {"a": 1})
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_refused_frame_gives_up_its_episode(tmp_path: Path, known: bool) -> None:
+    with SeqRecordWriter(tmp_path, chunk_frames=4) as writer:
+        if known:
+            with writer.episode("a") as episode:
+                episode.append(made_frame("a", 0))
+        episode = writer.episode("b")
+        for i in range(40):
+            episode.append(made_frame("b", i))
+        with pytest.raises(FrameError, match="episode: b; feature: image; frame: 40"):
+            episode.append({"image": np.zeros((24, 32, 3), np.uint16)})
+        with pytest.raises(DestinationError, match="given up after an error"):
+            episode.append(made_frame("b", 40))
+        with pytest.raises(DestinationError, match="given up after an error"):
+            episode.close()
+        with writer.episode("b") as episode:
+            episode.append(made_frame("b", 0))
+    check(tmp_path, {"a": 1, "b": 1} if known else {"b": 1})
+
+
+def test_a_swallowed_error_does_not_shorten_an_episode(tmp_path: Path) -> None:
+    def swallow() -> None:
+        with SeqRecordWriter(tmp_path) as writer, writer.episode("a") as episode:
+            for i in range(40):
+                episode.append(made_frame("a", i))
+            with pytest.raises(FrameError):
+                episode.append({"image": np.zeros(3)})
+
+    with pytest.raises(DestinationError, match="given up"):
+        swallow()
+    with pytest.raises(NotFoundError):
+        seqrecord.open(tmp_path)
+
+
+def test_an_episode_without_frames_is_refused(tmp_path: Path) -> None:
+    with SeqRecordWriter(tmp_path) as writer:
+        with pytest.raises(FrameError, match="without frames"), writer.episode("a"):
+            pass
+        with writer.episode("a") as episode:
+            episode.append(made_frame("a", 0))
+    check(tmp_path, {"a": 1})
+
+
+# Frames
+
+
+def test_the_schema_is_that_of_the_first_chunk(tmp_path: Path) -> None:
+    with SeqRecordWriter(tmp_path, codecs="raw") as writer, writer.episode("a") as episode:
+        episode.append({"image": np.zeros((4, 5), np.uint8)})
+        episode.append({"image": np.ones((4, 5), np.uint8), "pose": np.arange(7.0)})
+        episode.append({"note": np.zeros(3, np.uint8)})
+        episode.append({"note": np.zeros(5, np.uint8), "step": 4})
+        assert writer.schema is None
+    with seqrecord.open(tmp_path) as dataset:
+        assert [str(spec) for spec in dataset.features.values()] == [
+            "image: uint8 [4, 5]",
+            "pose: float64 [7]",
+            "note: uint8 [?]",
+            "step: int64 []",
+        ]
+        episode_read = dataset.episodes["a"]
+        assert episode_read.present("pose").tolist() == [False, True, False, False]
+        assert [sorted(episode_read[i]) for i in range(4)] == [
+            ["image"],
+            ["image", "pose"],
+            ["note"],
+            ["note", "step"],
+        ]
+        assert episode_read[3]["step"] == 4
+
+
+def test_a_feature_that_comes_later_is_refused(tmp_path: Path) -> None:
+    with SeqRecordWriter(tmp_path) as writer:
+        episode = writer.episode("a")
+        for _ in range(32):
+            episode.append({"x": np.zeros(3)})
+        assert writer.schema is not None
+        with pytest.raises(FrameError, match="pass a schema"):
+            episode.append({"x": np.zeros(3), "y": np.zeros(3)})
+        writer.abort()
+
+
+@pytest.mark.parametrize(
+    ("second", "says"),
+    [
+        (np.zeros((4, 5), np.float32), r"frame: 1; expected: x: float64 \[4, 5\]; got: float32"),
+        (np.zeros((4, 5, 1)), r"frame: 1; .* got: float64 \[4, 5, 1\]"),
+    ],
+)
+def test_frames_that_contradict_each_other(tmp_path: Path, second: Any, says: str) -> None:
+    writer = SeqRecordWriter(tmp_path / "d")
+    episode = writer.episode("some/key")
+    episode.append({"x": np.zeros((4, 5))})
+    episode.append({"x": second})
+    with pytest.raises(FrameError, match=says) as caught:
+        episode.close()
+    assert caught.value.episode == "some/key"
+    writer.abort()
+    assert not (tmp_path / "d/manifest.json").exists()
+
+
+@pytest.mark.parametrize("item", [np.zeros((0, 4)), np.array(["a"]), np.array(None), "text"])
+def test_what_no_feature_can_be_names_feature_and_episode(tmp_path: Path, item: Any) -> None:
+    with SeqRecordWriter(tmp_path) as writer:
+        episode = writer.episode("some/key")
+        episode.append({"x": item})
+        with pytest.raises(SchemaError, match="feature: x") as caught:
+            episode.close()
+        assert caught.value.episode == "some/key"
+        with writer.episode("a") as episode:
+            episode.append(made_frame("a", 0))
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_arrays_may_be_filled_again(tmp_path: Path, given: bool) -> None:
+    schema = Schema([FeatureSpec("x", np.dtype("<f4"), (3, 4))]) if given else None
+    array = np.empty((3, 4), np.float32)
+    with (
+        SeqRecordWriter(tmp_path, schema=schema, codecs="raw") as writer,
+        writer.episode("a") as episode,
+    ):
+        for i in range(40):
+            array[:] = i
+            episode.append({"x": array})
+    with seqrecord.open(tmp_path) as dataset:
+        x = dataset.episodes["a"][:]["x"]
+    assert [float(x[i].max()) for i in range(40)] == list(range(40))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda a: a.astype(a.dtype.newbyteorder(">")),
+        np.asfortranarray,
+        lambda a: np.repeat(a, 2, axis=1)[:, ::2],
+        lambda a: a[::-1].copy()[::-1],
+    ],
+)
+@pytest.mark.parametrize("codec", ["raw", "balanced"])
+def test_layout_of_the_input_does_not_matter(
+    tmp_path: Path, change: Callable[[Any], Any], codec: str
+) -> None:
+    array = np.random.default_rng(0).normal(size=(6, 8)).astype("<f4")
+    with SeqRecordWriter(tmp_path, codecs=codec) as writer, writer.episode("a") as episode:
+        for _ in range(33):
+            episode.append({"x": change(array)})
+    with seqrecord.open(tmp_path) as dataset:
+        got = dataset.episodes["a"][:]["x"]
+        assert isinstance(got, np.ndarray)
+        assert got.dtype == "<f4"
+        assert all((frame == array).all() for frame in got)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"chunk_frames": 0}, SchemaError),
+        ({"chunk_frames": 65}, SchemaError),
+        ({"record_bytes": 0}, DestinationError),
+        ({"codecs": "no-such-preset"}, SchemaError),
+        ({"codecs": {"y": "raw"}}, SchemaError),
+    ],
+)
+def test_settings_that_no_dataset_can_have(
+    tmp_path: Path, options: dict[str, Any], error: type[Exception]
+) -> None:
+    schema = Schema([FeatureSpec("x", np.dtype("<f4"), (3, 4))])
+    with pytest.raises(error):
+        SeqRecordWriter(tmp_path / "d", schema=schema, **options)
+    assert not (tmp_path / "d").exists()
+
+
+def test_added_to_with_other_features_or_codecs(tmp_path: Path) -> None:
+    write(tmp_path, {"a": 2}, codecs="fast")
+    other = Schema([FeatureSpec("x", np.dtype("<f4"), (3, 4))])
+    for mode in ("append", "resume"):
+        with pytest.raises(SchemaError, match="other features"):
+            SeqRecordWriter(tmp_path, mode=mode, schema=other)
+        with pytest.raises(SchemaError, match="other codecs"):
+            SeqRecordWriter(tmp_path, mode=mode, codecs="small")
+    write(tmp_path, {"b": 2}, mode="append", codecs="fast")
+    write(tmp_path, {"c": 2}, mode="append")
+    check(tmp_path, {"a": 2, "b": 2, "c": 2})
+
+
+# A disk that fails
+
+
+@pytest.mark.parametrize("operation", ["write", "commit", "create"])
+@pytest.mark.parametrize("number", [0, 1, 2, 5, 9])
+@pytest.mark.parametrize("onwards", [True, False])
+def test_a_failing_disk_loses_no_episode_that_had_ended(
+    tmp_path: Path, operation: Any, number: int, onwards: bool
+) -> None:
+    full = StorageError("No space left on device", file="some.seqrec")
+    fault = FailAt(operation, number, error=full, onwards=onwards)
+    ended = []
+    try:
+        with SeqRecordWriter(
+            FaultyStorage(LocalStorage(tmp_path), fault), chunk_frames=4, record_bytes=6000
+        ) as writer:
+            for key, length in EPISODES.items():
+                with writer.episode(key) as episode:
+                    for i in range(length):
+                        episode.append(made_frame(key, i))
+                ended.append(key)
+    except StorageError:
+        with SeqRecordWriter(tmp_path, mode="resume", chunk_frames=4, record_bytes=6000) as writer:
+            assert writer.finished_keys >= set(ended)
+            for key, length in EPISODES.items():
+                if key not in writer.finished_keys:
+                    with writer.episode(key) as episode:
+                        for i in range(length):
+                            episode.append(made_frame(key, i))
+    check(tmp_path, EPISODES)
+    assert not [name for name in files(tmp_path) if name.endswith((".partial", ".notes", ".lock"))]
+
+
+@pytest.mark.parametrize(
+    ("name", "code"), [("write", errno.ENOSPC), ("fsync", errno.EIO), ("replace", errno.EIO)]
+)
+def test_a_real_system_call_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: int
+) -> None:
+    """Episode `a` ends; the call then fails for good, and works again for the resume."""
+
+    def fail(*args: Any, **options: Any) -> Any:
+        raise OSError(code, os.strerror(code))
+
+    def run() -> None:
+        with SeqRecordWriter(tmp_path, chunk_frames=4) as writer:
+            for key, length in {"a": 5, "b": 9}.items():
+                with writer.episode(key) as episode:
+                    for i in range(length):
+                        episode.append(made_frame(key, i))
+                monkeypatch.setattr(Path if name == "replace" else os, name, fail)
+
+    with pytest.raises(StorageError, match=os.strerror(code)) as caught:
+        run()
+    assert caught.value.file is not None
+    assert str(tmp_path) in caught.value.file
+    monkeypatch.undo()
+    with SeqRecordWriter(tmp_path, mode="resume", chunk_frames=4) as writer:
+        assert "a" in writer.finished_keys
+    with seqrecord.open(tmp_path) as dataset:
+        assert len(dataset.episodes["a"]) == 5
+
+
+def test_an_object_store_that_fails_shows_no_half_file() -> None:
+    storage = FaultyStorage(
+        open_storage("memory://writer/faulty"), FailAt("write", 9, onwards=True)
+    )
+    with pytest.raises(StorageError):
+        write(storage, EPISODES, record_bytes=4000)
+    write("memory://writer/faulty", {"z": 1}, mode="resume")
+    with seqrecord.open("memory://writer/faulty") as dataset:
+        assert "z" in dataset.episodes
+
+
+def test_pieces_of_an_episode_that_was_given_up_are_removed(tmp_path: Path) -> None:
+    with SeqRecordWriter(tmp_path, chunk_frames=1, record_bytes=1) as writer:
+        episode = writer.episode("given up")
+        for i in range(40):
+            episode.append(made_frame("x", i))
+        episode.abort()
+        with writer.episode("a") as episode:
+            episode.append(made_frame("a", 0))
+    assert len(list((tmp_path / "records").iterdir())) == 1
+    write(tmp_path, {"b": 2}, mode="append")
+    check(tmp_path, {"a": 1, "b": 2})

@@ -1,0 +1,221 @@
+"""A dataset of one record file below 1.5 KB, and tools to change its parts and sign them again.
+
+Nothing here checks what it writes: the tests need files that keep every checksum and break a rule.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+import seqrecord
+from seqrecord.checksum import crc32c
+from seqrecord.rows import GAP_ROW, chunk_row
+from seqrecord.schema import FeatureSpec, Schema
+from seqrecord.writer import SeqRecordWriter
+
+__all__ = [
+    "KEY",
+    "TINY",
+    "Frames",
+    "RecordParts",
+    "change_manifest",
+    "change_record",
+    "change_table",
+    "copy_dataset",
+    "read_all",
+    "record_path",
+    "replace_table",
+    "same_frames",
+    "sign_manifest",
+    "split_record",
+    "tiny_frames",
+    "write_tiny",
+]
+
+Frames = dict[str, list[dict[str, npt.NDArray[Any]]]]
+
+KEY = "env/P0"
+TINY = Schema(
+    [
+        FeatureSpec("raw", np.dtype("<u2"), (2, 3)),
+        FeatureSpec("blob", np.dtype("<f4"), (None,), ({"id": "zstd", "level": 1},)),
+    ]
+)
+
+
+def tiny_frames() -> list[dict[str, npt.NDArray[Any]]]:
+    """Five frames; frame 2 has no `blob`."""
+    frames: list[dict[str, npt.NDArray[Any]]] = []
+    for i in range(5):
+        frame: dict[str, npt.NDArray[Any]] = {"raw": np.arange(6, dtype="<u2").reshape(2, 3) + i}
+        if i != 2:
+            frame["blob"] = np.full(i + 1, -0.0 if i == 3 else i, "<f4")
+        frames.append(frame)
+    return frames
+
+
+def write_tiny(root: Path, *, record_bytes: int = 1 << 20) -> Path:
+    """Write the dataset: one episode in chunks of two frames. With few bytes, a file for each."""
+    codecs = {name: list(spec.codec) for name, spec in TINY.items()}
+    with (
+        SeqRecordWriter(
+            root, schema=TINY, codecs=codecs, chunk_frames=2, record_bytes=record_bytes
+        ) as writer,
+        writer.episode(KEY, metadata={"place": "Zürich"}) as episode,
+    ):
+        for frame in tiny_frames():
+            episode.append(frame)
+    return root
+
+
+def copy_dataset(source: Path, target: Path) -> Path:
+    """A copy with the same names; only files of the format."""
+    for file in (*source.glob("*.json"), *source.glob("*/*.arrow"), *source.glob("*/*.seqrec")):
+        copy = target / file.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(file.read_bytes())
+    return target
+
+
+def record_path(root: Path) -> Path:
+    """The first record file."""
+    return min((root / "records").glob("*.seqrec"))
+
+
+def read_all(root: Path) -> Frames:
+    """Every frame of every episode, by single reads and by a slice, and the metadata."""
+    with seqrecord.open(root) as dataset:
+        frames: Frames = {}
+        for key, episode in dataset.episodes.items():
+            assert isinstance(episode.metadata, dict)
+            frames[key] = [episode[i] for i in range(len(episode))]
+        return frames
+
+
+def same_frames(a: Frames, b: Frames) -> bool:
+    """Whether both hold the same bits."""
+
+    def bits(frames: Frames) -> list[Any]:
+        return [
+            (key, i, name, array.dtype.str, array.shape, array.tobytes())
+            for key, episode in frames.items()
+            for i, frame in enumerate(episode)
+            for name, array in frame.items()
+        ]
+
+    return bits(a) == bits(b)
+
+
+@dataclass
+class RecordParts:
+    """A record file taken apart; `joined` puts it together with every checksum right.
+
+    Where `text` is set it stands for `head` as it is, `json_length` for the length in front of it,
+    and `length` for the footer's length in the tail.
+    """
+
+    header: bytearray  # without its checksum
+    pages: bytearray  # everything between header and footer
+    head: Any
+    chunks: npt.NDArray[Any]
+    gaps: npt.NDArray[Any]
+    version: int = 1
+    text: bytes | None = None
+    json_length: int | None = None
+    length: int | None = None
+
+    def joined(self) -> bytes:
+        text = self.text
+        if text is None:
+            text = json.dumps(self.head, separators=(",", ":")).encode()
+        text += b" " * (-(len(text) + 4) % 8)
+        size = len(text) if self.json_length is None else self.json_length
+        body = struct.pack("<I", size) + text + self.chunks.tobytes() + self.gaps.tobytes()
+        length = struct.pack("<Q", len(body) if self.length is None else self.length)
+        header = bytes(self.header) + struct.pack("<I", crc32c(self.header))
+        tail = length + struct.pack("<II", crc32c(body, length), self.version) + header[:8]
+        return header + bytes(self.pages) + body + tail
+
+    def sign_pages(self) -> None:
+        """Give every page the checksum of what it holds now."""
+        for chunk in self.chunks:
+            at = int(chunk["offset"])
+            for page in chunk["pages"]:
+                length = int(page["length"])
+                page["crc32c"] = crc32c(self.pages[at - 64 : at - 64 + length])
+                at += -(-length // 64) * 64
+
+
+def split_record(data: bytes) -> RecordParts:
+    """Take a record file apart."""
+    length, _, version = struct.unpack_from("<QII", data, len(data) - 24)
+    start = len(data) - 24 - length
+    (size,) = struct.unpack_from("<I", data, start)
+    head = json.loads(data[start + 4 : start + 4 + size])
+    at = start + 4 + size
+    row = chunk_row(len(head["schema"]))
+    return RecordParts(
+        bytearray(data[:60]),
+        bytearray(data[64:start]),
+        head,
+        np.frombuffer(data, row, head["num_chunks"], at).copy(),
+        np.frombuffer(
+            data, GAP_ROW, head["num_gaps"], at + head["num_chunks"] * row.itemsize
+        ).copy(),
+        version,
+    )
+
+
+def change_record(root: Path, change: Callable[[RecordParts], object]) -> None:
+    """Change the first record file; its checksums stay right."""
+    path = record_path(root)
+    parts = split_record(path.read_bytes())
+    change(parts)
+    path.write_bytes(parts.joined())
+
+
+def change_manifest(root: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the manifest; its checksum stays right. `change` may return other text for it."""
+    path = root / "manifest.json"
+    value = json.loads(path.read_bytes())
+    del value["crc32c"]
+    text = change(value)
+    if not isinstance(text, bytes):
+        text = json.dumps(value, indent=1).removesuffix("\n}").encode()
+    path.write_bytes(sign_manifest(text))
+
+
+def sign_manifest(text: bytes) -> bytes:
+    """A manifest's text, all but its last key, with the right checksum."""
+    return text + b',\n "crc32c": "%08x"\n}\n' % crc32c(text)
+
+
+def change_table(root: Path, table: str, change: Callable[[pa.Table], pa.Table | bytes]) -> None:
+    """Change a table of the index; the checksums of the table and the manifest stay right."""
+    manifest = json.loads((root / "manifest.json").read_bytes())
+    with pa.ipc.open_file((root / manifest["index"][table]["path"]).read_bytes()) as reader:
+        changed = change(reader.read_all())
+    if not isinstance(changed, bytes):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, changed.schema) as writer:
+            for batch in changed.to_batches():
+                writer.write_batch(batch)
+        changed = sink.getvalue().to_pybytes()
+    replace_table(root, table, changed)
+
+
+def replace_table(root: Path, table: str, data: bytes) -> None:
+    """Put `data` in the place of a table of the index."""
+    manifest = json.loads((root / "manifest.json").read_bytes())
+    (root / manifest["index"][table]["path"]).write_bytes(data)
+    entry = {"size": len(data), "crc32c": f"{crc32c(data):08x}"}
+    change_manifest(root, lambda value: value["index"][table].update(entry))
