@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import re
+from fractions import Fraction
 
 __all__ = ["format_size", "parse_size"]
 
@@ -10,29 +12,35 @@ _UNITS = {"": 1, "B": 1}
 for _power, _prefix in enumerate("KMGTP", start=1):
     _UNITS |= {f"{_prefix}B": 1000**_power, f"{_prefix}IB": 1024**_power}
 
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_SIZE = re.compile(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 
 def parse_size(size: int | str) -> int:
-    """Bytes of a size such as `2147483648`, `"2GiB"`, `"1.5 GB"`.
+    """Bytes of a size such as `2147483648`, `"2GiB"`, `"1.5 GB"`; parts of a byte are dropped.
 
     `KB` is 1000 bytes and `KiB` 1024, as in IEC 80000-13. Raises `ValueError` for anything else.
     """
     if isinstance(size, str):
         match = _SIZE.fullmatch(size)
         if match is None or match[2].upper() not in _UNITS:
-            raise ValueError(f"not a size: {size!r}; write for example 2GiB or 500MB")
-        return int(float(match[1]) * _UNITS[match[2].upper()])
-    if isinstance(size, bool) or size < 0:
-        raise ValueError(f"not a size: {size!r}")
-    return int(size)
+            raise ValueError(f"not a size: {size[:50]!r}; write for example 2GiB or 500MB")
+        return int(Fraction(match[1]) * _UNITS[match[2].upper()])
+    try:
+        number = -1 if isinstance(size, bool) else operator.index(size)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ValueError(
+            f"not a size: {size!r:.50}; write for example 2GiB, or bytes as an integer"
+        )
+    return number
 
 
 def format_size(size: int) -> str:
     """A size for people: `1.4 GiB`."""
     value = float(size)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if value < 1024 or unit == "TiB":
+        if round(value, 1) < 1024 or unit == "TiB":
             break
         value /= 1024
     return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"

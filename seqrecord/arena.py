@@ -1,0 +1,139 @@
+"""Memory that is allocated once: the arena of resident frames, and batch buffers that are reused.
+
+The arena gives every cursor of a plan a ring of rows. Frames enter a ring in the order in which
+they are loaded and leave it in the same order, so a row is found by counting::
+
+    ring of 8 rows        . . f f f f . .
+    frames freed              ^ 2       ^ 6     frames loaded
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from seqrecord.frames import ArraySpec
+
+__all__ = ["Arena", "BufferPool", "Ring"]
+
+
+class Ring:
+    """Which rows of the arena hold which frames of one cursor. Counts only, in a plan's order."""
+
+    def __init__(self, first_row: int, num_rows: int) -> None:
+        self._first_row = first_row
+        self._num_rows = num_rows
+        self._loaded = 0
+        self._freed = 0
+        self._next = (-1, -1)  # episode and frame that would continue the run
+        self._origin = 0  # of the run: rows count from here, in frame steps
+
+    def has_room(self, count: int) -> bool:
+        return self._loaded + count - self._freed <= self._num_rows
+
+    @property
+    def resident(self) -> int:
+        """Frames held."""
+        return self._loaded - self._freed
+
+    def load(self, episode: int, first: int, count: int, step: int) -> npt.NDArray[np.int64]:
+        """Rows for frames `first`, `first + step`, …; they follow the run, or begin another."""
+        assert self.has_room(count), "the plan holds more frames than it said"
+        if (episode, first) != self._next:
+            self._origin = self._loaded - first // step
+        self._next = (episode, first + count * step)
+        self._loaded += count
+        return self._rows(np.arange(self._loaded - count, self._loaded))
+
+    def find(self, frames: npt.NDArray[np.int64], step: int) -> npt.NDArray[np.int64]:
+        """Rows of frames of the run that was loaded last."""
+        return self._rows(self._origin + frames // step)
+
+    def free(self, count: int) -> None:
+        """Forget the `count` frames that were loaded first."""
+        self._freed += count
+
+    def _rows(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return self._first_row + positions % self._num_rows
+
+
+class Arena:
+    """Rows of frames, a feature an array [rows, …]; a feature with a variable shape is a list."""
+
+    def __init__(self, specs: Mapping[str, ArraySpec], num_rows: int) -> None:
+        self.specs = dict(specs)
+        self.num_rows = num_rows
+        self._arrays: dict[str, Any] = {
+            name: np.empty((num_rows, *spec.shape), spec.dtype)
+            if spec.is_fixed
+            else [None] * num_rows
+            for name, spec in specs.items()
+        }
+
+    def __getitem__(self, feature: str) -> Any:
+        """A feature's rows, to be written to."""
+        return self._arrays[feature]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows of features with a fixed shape."""
+        return sum(a.nbytes for a in self._arrays.values() if isinstance(a, np.ndarray))
+
+    def gather(self, feature: str, rows: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
+        """Copy rows, int64[n], of a feature of fixed shape into `out` [n, …]. Without the GIL."""
+        # With "raise", NumPy would check by copying through a temporary of the whole batch.
+        np.take(self._arrays[feature], rows, axis=0, out=out, mode="clip")
+
+    def gather_list(self, feature: str, rows: npt.NDArray[np.int64]) -> list[torch.Tensor]:
+        """Copies of the frames in these rows, for a feature with a variable shape."""
+        return [torch.from_numpy(self._arrays[feature][row].copy()) for row in rows]
+
+    def release(self) -> None:
+        """Give the memory back, whoever still refers to the arena: an error's traceback may."""
+        self._arrays.clear()
+
+
+class BufferPool:
+    """Arrays of one shape and dtype that are lent as tensors and come back when unused.
+
+    An array returns when the last tensor, view or array on its memory is gone, wherever that
+    happens. The pool keeps at most `keep` of those that are back, and nothing once it is gone.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], keep: int) -> None:
+        self._shape = shape
+        self._dtype = dtype
+        # A deque, not a lock: arrays come back from finalizers, which may run anywhere, even
+        # inside this class's own methods.
+        self._free: deque[npt.NDArray[Any]] = deque(maxlen=keep)
+
+    def take(self) -> npt.NDArray[Any]:
+        """An array to fill; fresh memory only if none is back."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            return np.empty(self._shape, self._dtype)
+
+    def lend(self, array: npt.NDArray[Any], count: int | None = None) -> torch.Tensor:
+        """The array, or its first `count` rows, as a tensor whose end brings the array back."""
+        lent = array[:count]
+        # Every tensor and view on this memory refers to `lent`, in the end, and `lent` to `array`.
+        finalizer = weakref.finalize(lent, _give_back, weakref.ref(self), array)
+        finalizer.atexit = False
+        return torch.from_numpy(lent)
+
+    def give_back(self, array: npt.NDArray[Any]) -> None:
+        """Have an array back that was taken."""
+        self._free.append(array)
+
+
+def _give_back(pool: weakref.ref[BufferPool], array: npt.NDArray[Any]) -> None:
+    # Not a bound method: what the user holds must not keep a pool and its other arrays alive.
+    if (alive := pool()) is not None:
+        alive.give_back(array)

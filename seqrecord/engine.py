@@ -1,0 +1,143 @@
+"""Executes a plan in the background, and leaves nothing behind when it ends, however it ends.
+
+The threads belong to a conductor, which knows nothing of the engine but the channel between them.
+Finished batches wait there: the conductor never runs further ahead than `prefetch` of them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from time import perf_counter
+
+from seqrecord.arena import Arena
+from seqrecord.channel import Channel, ClosedError
+from seqrecord.clips import ClipSpec
+from seqrecord.conductor import THREAD_NAME, Conductor
+from seqrecord.errors import ClipError
+from seqrecord.filling import Batch, batch_pools
+from seqrecord.frames import ArraySpec, FrameTransform
+from seqrecord.plan import EpochPlan
+from seqrecord.reader import Dataset
+from seqrecord.stats import EngineStats
+
+__all__ = ["Engine"]
+
+_PATIENCE = 1.0  # seconds; see `_close`
+
+
+class Engine:
+    """Runs one plan from one batch on: an iterator of batches.
+
+    Closing it, or dropping it, or leaving the interpreter, ends its threads. Memory: the arena
+    (`num_rows` frames), `prefetch` batches and those that the consumer still holds, and one chunk
+    for each load. An error in a thread is raised by `next`, after the batches before it, with the
+    traceback of that thread. In a forked process it is of no use.
+
+    Args:
+        dataset: of the plan, with the requested features.
+        specs: dtype and shape of each feature in clips, after `frame_transform`.
+        plan: what to do.
+        spec: the clips of the plan.
+        batch: the first batch to deliver.
+        num_rows: rows of the arena, at least `plan.max_resident_frames`; more let loads run ahead.
+        num_threads: for copying, and at most so many for loading.
+        max_loads: chunks to load at a time.
+        prefetch: batches that are filled or wait, at least 1.
+        frame_transform: called once for each frame, before the arena.
+        stats: counts what is done.
+    """
+
+    drop: Callable[[], object]
+    """As `close`, for places that must not wait long: those that a finalizer may come from."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        specs: Mapping[str, ArraySpec],
+        plan: EpochPlan,
+        spec: ClipSpec,
+        *,
+        batch: int = 0,
+        num_rows: int,
+        num_threads: int,
+        max_loads: int,
+        prefetch: int,
+        frame_transform: FrameTransform | None = None,
+        stats: EngineStats,
+    ) -> None:
+        self.stats = stats
+        self._process = os.getpid()
+        self._channel: Channel[Batch] = Channel(prefetch)
+        size = plan.first_clip(1) if plan.num_batches else 1
+        conductor = Conductor(
+            plan=plan,
+            spec=spec,
+            dataset=dataset,
+            arena=Arena(specs, max(1, num_rows)),
+            # All that are ever in use: those in the channel and the consumer's last two.
+            pools=batch_pools(specs, size, spec.length, keep=prefetch + 2),
+            frame_transform=frame_transform,
+            num_threads=num_threads,
+            max_loads=max_loads,
+            channel=self._channel,
+            stats=stats,
+        )
+        # The thread refers to the conductor only, so that dropping the engine ends it.
+        thread = threading.Thread(
+            target=conductor.run, args=(batch,), name=f"{THREAD_NAME}-conductor", daemon=True
+        )
+        thread.start()
+        _running[self._channel] = thread
+        self._thread = thread
+        drop = weakref.finalize(self, _close, self._channel, thread, self._process, _PATIENCE)
+        drop.atexit = False
+        self.drop = drop
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        if os.getpid() != self._process:
+            raise ClipError("an iteration does not go on in a forked process: begin another there")
+        begin = perf_counter()
+        try:
+            batch = self._channel.get()
+        except ClosedError:
+            raise ClipError("this iteration was ended: another one has begun") from None
+        finally:
+            self.stats.add(waiting_for_batches_seconds=perf_counter() - begin)
+        self.stats.add(batches=1, clips=len(batch))
+        return batch
+
+    def close(self) -> None:
+        """End all threads; nothing is left when it returns."""
+        _close(self._channel, self._thread, self._process, None)
+
+
+_running: weakref.WeakKeyDictionary[Channel[Batch], threading.Thread] = weakref.WeakKeyDictionary()
+os.register_at_fork(after_in_child=_running.clear)  # a fork has none of the threads
+
+
+@atexit.register
+def _close_all() -> None:
+    for channel, thread in list(_running.items()):
+        _close(channel, thread, os.getpid(), None)
+
+
+def _close(
+    channel: Channel[Batch], thread: threading.Thread, process: int, patience: float | None
+) -> None:
+    """End an engine's threads and wait for that, for `patience` seconds.
+
+    A finalizer calls this wherever the garbage collector happens to run: maybe in a thread that
+    holds a lock that the engine's threads wait for, or in one of these. So it must not insist.
+    """
+    if os.getpid() != process:
+        return  # a fork's copy: there are no threads, and the channel's lock may be held for ever
+    channel.close()
+    if not threading.current_thread().name.startswith(THREAD_NAME):
+        thread.join(patience)

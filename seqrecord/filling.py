@@ -1,0 +1,116 @@
+"""Batches while they are filled: clips gathered from the arena into recycled buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from seqrecord.arena import Arena, BufferPool
+from seqrecord.frames import ArraySpec
+
+__all__ = ["Batch", "Filling", "batch_pools"]
+
+_PARALLEL_BYTES = 4 << 20  # one task; what is smaller is copied by the calling thread
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Clips as tensors [clips, frames, …] by feature, and where each clip comes from.
+
+    A feature with a variable shape is a list of clips, each a list of frames.
+    """
+
+    features: dict[str, torch.Tensor | list[list[torch.Tensor]]]
+    episode: npt.NDArray[np.int64]  # [clips], row of the index
+    start: npt.NDArray[np.int64]  # [clips], first frame
+
+    def __len__(self) -> int:
+        return len(self.episode)
+
+
+def batch_pools(
+    specs: Mapping[str, ArraySpec], size: int, length: int, keep: int
+) -> dict[str, BufferPool]:
+    """A pool for each feature of fixed shape, of buffers for `size` clips of `length` frames."""
+    return {
+        name: BufferPool((size, length, *spec.shape), spec.dtype, keep)  # type: ignore[arg-type]
+        for name, spec in specs.items()
+        if spec.is_fixed
+    }
+
+
+class Filling:
+    """A batch of `size` clips of `length` frames while its clips arrive."""
+
+    def __init__(
+        self, size: int, length: int, arena: Arena, pools: Mapping[str, BufferPool]
+    ) -> None:
+        self.size = size
+        self._length = length
+        self._arena = arena
+        self._pools = pools
+        self._buffers = {name: pool.take() for name, pool in pools.items()}
+        self._lists: dict[str, list[list[torch.Tensor]]] = {
+            name: [] for name in arena.specs if name not in pools
+        }
+        self._episode: list[npt.NDArray[np.int64]] = []
+        self._start: list[npt.NDArray[np.int64]] = []
+        self._count = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._count == self.size
+
+    def gather(
+        self,
+        episode: npt.NDArray[np.int64],
+        start: npt.NDArray[np.int64],
+        rows: npt.NDArray[np.int64],
+        executor: Executor,
+    ) -> None:
+        """Append clips: int64[n] each, and the arena's rows of their frames, int64[n, length].
+
+        They are copied when this returns: their rows may be written to again.
+        """
+        tasks = []
+        for name, buffer in self._buffers.items():
+            out = buffer[self._count : self._count + len(rows)]
+            for copy in self._copies(name, rows.reshape(-1), out):
+                if out.nbytes < _PARALLEL_BYTES:
+                    copy()
+                else:
+                    tasks.append(executor.submit(copy))
+        for name, clips in self._lists.items():
+            clips += [self._arena.gather_list(name, clip) for clip in rows]
+        for task in tasks:
+            task.result()
+        self._episode.append(episode)
+        self._start.append(start)
+        self._count += len(rows)
+
+    def finish(self) -> Batch:
+        """The full batch, in memory that comes back when it is dropped."""
+        assert self.is_full, "a batch is finished when it is full"
+        features: dict[str, Any] = {
+            name: self._pools[name].lend(self._buffers[name], self.size)
+            if name in self._pools
+            else self._lists[name]
+            for name in self._arena.specs
+        }
+        return Batch(features, np.concatenate(self._episode), np.concatenate(self._start))
+
+    def _copies(
+        self, name: str, rows: npt.NDArray[np.int64], out: npt.NDArray[Any]
+    ) -> Iterator[partial[None]]:
+        """Copies of about `_PARALLEL_BYTES` that together fill `out` [clips, length, …]."""
+        frames = out.reshape(len(rows), *out.shape[2:])
+        step = max(1, _PARALLEL_BYTES // max(1, self._arena.specs[name].nbytes))
+        for i in range(0, len(rows), step):
+            yield partial(self._arena.gather, name, rows[i : i + step], frames[i : i + step])

@@ -1,0 +1,215 @@
+"""ClipLoader: settings in, epochs of clips out. Every pipe is a thin shell around one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import operator
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import cached_property
+from os import PathLike
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from seqrecord.engine import Engine
+from seqrecord.errors import ClipError
+from seqrecord.filling import Batch
+from seqrecord.frames import FrameTransform
+from seqrecord.memory import Fit, FrameSizes, fit
+from seqrecord.plan import EpochPlan, PlanSettings, Split
+from seqrecord.reader import Dataset, EpisodeFilter
+from seqrecord.selection import ClipSelection
+from seqrecord.stats import EngineStats
+from seqrecord.units import parse_size
+
+__all__ = ["Clip", "ClipLoader"]
+
+Clip: TypeAlias = dict[str, Any]
+"""Feature name to tensor [frames, …], or list of tensors; `episode` a key, `start` an int.
+
+A batch of clips is the same with one axis more: tensors [clips, frames, …] or lists of lists,
+`episode` a list of keys, `start` int64 [clips].
+"""
+
+
+class ClipLoader:
+    """Plans epochs over a selection of clips and runs them. Picklable.
+
+    See `SeqRecordPipe` for the arguments. Raises `ClipError` where there is no clip at all, and
+    `MemoryLimitError` for a memory limit that is too small, with the least that would do.
+    """
+
+    def __init__(
+        self,
+        location: str | PathLike[str] | Dataset,
+        *,
+        clip_len: int,
+        stride: int = 1,
+        dilation: int = 1,
+        features: Sequence[str] | None = None,
+        episodes: EpisodeFilter = None,
+        shuffle: bool = True,
+        shuffle_buffer: int = 256,
+        open_episodes: int | None = None,
+        seed: int = 0,
+        batch_size: int | None = None,
+        drop_last: bool = False,
+        memory_limit: int | str = "2GiB",
+        frame_transform: FrameTransform | None = None,
+        device: str | torch.device | None = None,
+        num_threads: int | None = None,
+        verify: bool = True,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.batch_size = None if batch_size is None else _positive("batch_size", batch_size)
+        self._settings = PlanSettings(
+            shuffle=bool(shuffle),
+            seed=_integer("seed", seed),
+            batch_size=self.batch_size,
+            drop_last=bool(drop_last),
+        )
+        self._shuffle_buffer = _positive("shuffle_buffer", shuffle_buffer)
+        self._open_episodes = (
+            None if open_episodes is None else _positive("open_episodes", open_episodes)
+        )
+        self._num_threads = None if num_threads is None else _positive("num_threads", num_threads)
+        self._device = None if device is None else torch.device(device)
+        try:
+            self._memory_limit = parse_size(memory_limit)
+        except ValueError as error:
+            raise ClipError(f"memory_limit: {error}") from None
+        self.selection = ClipSelection(
+            location,
+            clip_len=clip_len,
+            stride=stride,
+            dilation=dilation,
+            features=features,
+            episodes=episodes,
+            frame_transform=frame_transform,
+            verify=verify,
+            storage_options=storage_options,
+        )
+        self._fits: dict[int, Fit] = {}
+        self._fit(1)  # so that a limit that is too small is an error here and now
+
+    def set_shuffle(self, shuffle: bool) -> None:
+        """Turn shuffling on or off for the epochs to come."""
+        self._settings = replace(self._settings, shuffle=bool(shuffle))
+        self._fits.clear()
+        self._fit(1)
+
+    def plan(self, epoch: int, split: Split) -> EpochPlan:
+        """The plan of one split of one epoch."""
+        return EpochPlan(
+            self.selection.clips,
+            self.selection.dataset.episode_table,
+            self._fit(split.count).settings,
+            epoch=epoch,
+            split=split,
+        )
+
+    def start(
+        self, plan: EpochPlan, *, batch: int = 0, threads: int | None = None, stats: EngineStats
+    ) -> Engine:
+        """An engine that runs a plan from `batch` on.
+
+        It works with `num_threads`, else with `threads`, else with as many as there are cores.
+        """
+        fitted = self._fit(plan.split.count)
+        return Engine(
+            self.selection.dataset,
+            self.selection.arrays,
+            plan,
+            self.selection.spec,
+            batch=batch,
+            num_rows=fitted.rows(plan.max_resident_frames),
+            num_threads=self._num_threads or threads or len(os.sched_getaffinity(0)),
+            max_loads=fitted.max_loads,
+            prefetch=fitted.prefetch,
+            frame_transform=self.selection.frame_transform,
+            stats=stats,
+        )
+
+    def clip(self, batch: Batch) -> Clip:
+        """A batch, or without `batch_size` its one clip, as users get it."""
+        keys = [self.selection.key(episode) for episode in batch.episode.tolist()]
+        features: Clip = {name: self._to_device(item) for name, item in batch.features.items()}
+        if self.batch_size is not None:
+            return {**features, "episode": keys, "start": torch.from_numpy(batch.start)}
+        first = {name: item[0] for name, item in features.items()}
+        return {**first, "episode": keys[0], "start": int(batch.start[0])}
+
+    def fingerprint(self, num_splits: int) -> str:
+        """SHA-256 of all that decides on the clips and their order in so many splits.
+
+        That is what the dataset holds, which of it is selected, and how it is walked; not where
+        it lies, nor how fast, with how many threads or in how much memory it is read, as long as
+        the order is the same.
+        """
+        settings = asdict(self._fit(num_splits).settings)
+        if not self._settings.shuffle:
+            for name in ("seed", "open_episodes", "block_frames", "run_frames"):
+                del settings[name]
+        said = json.dumps([self._selected, settings], sort_keys=True)
+        return hashlib.sha256(said.encode()).hexdigest()
+
+    @cached_property
+    def _selected(self) -> list[Any]:
+        selection, digest = self.selection, hashlib.sha256()
+        for column in (
+            selection.clips.episode,
+            selection.clips.first_start,
+            selection.clips.count,
+        ):
+            digest.update(np.ascontiguousarray(column, "<i8").tobytes())
+        arrays = {name: str(spec) for name, spec in selection.arrays.items()}
+        return [
+            selection.dataset.fingerprint,
+            sorted(selection.dataset.features),
+            asdict(selection.spec),
+            sorted(arrays.items()),
+            digest.hexdigest(),
+        ]
+
+    def _fit(self, num_splits: int) -> Fit:
+        if num_splits not in self._fits:
+            self._fits[num_splits] = fit(
+                self.selection,
+                self._settings,
+                self._sizes,
+                memory_limit=self._memory_limit,
+                shuffle_buffer=self._shuffle_buffer,
+                open_episodes=self._open_episodes,
+                num_splits=num_splits,
+            )
+        return self._fits[num_splits]
+
+    @cached_property
+    def _sizes(self) -> FrameSizes:
+        return FrameSizes.of(self.selection, self.batch_size)
+
+    def _to_device(self, item: Any) -> Any:
+        if self._device is None:
+            return item
+        if isinstance(item, torch.Tensor):
+            return item.to(self._device, non_blocking=True)
+        return [[frame.to(self._device) for frame in clip] for clip in item]
+
+
+def _integer(name: str, value: Any) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise ClipError(f"{name} is not an integer", got=repr(value)[:100]) from None
+
+
+def _positive(name: str, value: Any) -> int:
+    if (number := _integer(name, value)) < 1:
+        raise ClipError(f"{name} is too small", expected="at least 1", got=number)
+    return number

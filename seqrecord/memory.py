@@ -1,0 +1,124 @@
+"""How a memory limit is spent: on frames, on batches, on chunks that are being read.
+
+The order of clips follows from it, so it depends on nothing but its arguments: not on the cores
+of the machine, nor on how many processes share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from seqrecord.budget import default_settings, least_resident_frames
+from seqrecord.errors import MemoryLimitError
+from seqrecord.pages import ALIGNMENT
+from seqrecord.plan import PlanSettings
+from seqrecord.selection import ClipSelection
+from seqrecord.units import format_size
+
+__all__ = ["Fit", "FrameSizes", "fit"]
+
+_PREFETCH = 2  # batches that are filled or wait, where memory allows
+_CONSUMER = 2  # batches that the consumer has: the one in its hands and the one it drops for it
+_MAX_LOADS = 16  # chunks read and decoded at a time, where they take no more than
+_LOADS_SHARE = 8  # one part in eight of the limit
+_AHEAD_SHARE = 1.5  # rows beyond what the plan holds, so that the next round's loads begin early
+
+
+@dataclass(frozen=True)
+class FrameSizes:
+    """Bytes: of a frame in the arena, of the largest chunk while it is read, of a batch."""
+
+    frame: int
+    chunk: int
+    batch: int
+
+    @classmethod
+    def of(cls, selection: ClipSelection, batch_size: int | None) -> FrameSizes:
+        """A variable shape counts as its largest stored frame."""
+        index, features = selection.dataset.index, selection.dataset.features
+        frame = 0
+        for name, spec in selection.arrays.items():
+            frame += spec.nbytes
+            if not spec.is_fixed:
+                lengths = index.page_length[:, index.schema.position(name)]
+                frame += int((lengths // index.frames_per_chunk()).max())
+        columns = [index.schema.position(name) for name in features]
+        padded = index.page_length[:, columns].astype("i8") + (ALIGNMENT - 1)
+        chunk = int((padded // ALIGNMENT * ALIGNMENT).sum(axis=1).max())
+        if selection.frame_transform is not None:
+            chunk += features.frame_nbytes + frame
+        frame = max(1, frame)
+        return cls(frame, chunk, (batch_size or 1) * selection.spec.length * frame)
+
+    def beside_arena(self, prefetch: int, loads: int) -> int:
+        """Bytes of all batches in use, and of chunks being read."""
+        return (prefetch + _CONSUMER) * self.batch + loads * self.chunk
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Settings within a memory limit."""
+
+    settings: PlanSettings
+    max_rows: int  # of the arena
+    prefetch: int
+    max_loads: int
+
+    def rows(self, resident_frames: int) -> int:
+        """Rows for a plan that holds so many frames."""
+        return max(resident_frames, min(self.max_rows, int(resident_frames * _AHEAD_SHARE)))
+
+
+def fit(
+    selection: ClipSelection,
+    settings: PlanSettings,
+    sizes: FrameSizes,
+    *,
+    memory_limit: int,
+    shuffle_buffer: int,
+    open_episodes: int | None,
+    num_splits: int,
+) -> Fit:
+    """The best settings whose arena, batches and chunks in flight take at most `memory_limit`.
+
+    Raises `MemoryLimitError`, which says the least that would do, where nothing fits.
+    """
+    table, episodes = selection.clips, selection.dataset.episode_table
+    for prefetch, loads, share in _preferences(sizes, memory_limit):
+        rows = (memory_limit - sizes.beside_arena(prefetch, loads)) // sizes.frame
+        try:
+            fitted = default_settings(
+                table,
+                episodes,
+                settings,
+                shuffle_buffer=shuffle_buffer,
+                max_frames=int(rows / share),
+                open_episodes=open_episodes,
+                num_splits=num_splits,
+            )
+        except MemoryLimitError:
+            continue
+        return Fit(fitted, rows, prefetch, loads)
+    cursors = open_episodes if settings.shuffle else None
+    least_rows = least_resident_frames(table, episodes, cursors)
+    least = least_rows * sizes.frame + sizes.beside_arena(1, 1)
+    raise MemoryLimitError(
+        "memory_limit is too small for these clips",
+        file=selection.dataset.url,
+        expected=(
+            f"at least {least} bytes ({format_size(least)}): {least_rows} frames, "
+            f"{1 + _CONSUMER} batches and a chunk"
+        ),
+        got=f"{memory_limit} bytes ({format_size(memory_limit)})",
+    )
+
+
+def _preferences(sizes: FrameSizes, memory_limit: int) -> Iterator[tuple[int, int, float]]:
+    """Batches to prefetch, chunks to load at a time, share of rows to leave to loads ahead."""
+    affordable = memory_limit // _LOADS_SHARE // max(1, sizes.chunk)
+    loads = max(1, min(_MAX_LOADS, affordable))
+    for prefetch in range(_PREFETCH, 0, -1):
+        yield prefetch, loads, _AHEAD_SHARE
+        yield prefetch, loads, 1.0
+    yield 1, 1, 1.0

@@ -1,0 +1,262 @@
+"""The loaders that training code uses, each a thin shell around one `ClipLoader`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_worker_info
+from torch.utils.data.datapipes.iter import ShardingFilter
+from torchdata.nodes import BaseNode
+
+from seqrecord.callers import find_caller
+from seqrecord.clip_dataset import SeqRecordDataset
+from seqrecord.clips import ClipTable
+from seqrecord.distributed import (
+    current_split,
+    split_beside,
+    splits_of_workers,
+    worker_threads,
+)
+from seqrecord.epochs import Epochs
+from seqrecord.frames import FrameTransform
+from seqrecord.loader import Clip, ClipLoader
+from seqrecord.plan import Split
+from seqrecord.reader import Dataset, EpisodeFilter
+
+__all__ = ["SeqRecordDataset", "SeqRecordNode", "SeqRecordPipe", "SeqRecordStream"]
+
+
+class _Streaming:
+    """What the streaming loaders have in common: arguments, length, epochs, state, stats."""
+
+    _epochs: Epochs
+
+    def __init__(
+        self,
+        location: str | PathLike[str] | Dataset,
+        *,
+        clip_len: int,
+        stride: int = 1,
+        dilation: int = 1,
+        features: Sequence[str] | None = None,
+        episodes: EpisodeFilter = None,
+        shuffle: bool = True,
+        shuffle_buffer: int = 256,
+        open_episodes: int | None = None,
+        seed: int = 0,
+        batch_size: int | None = None,
+        drop_last: bool = False,
+        memory_limit: int | str = "2GiB",
+        frame_transform: FrameTransform | None = None,
+        device: str | torch.device | None = None,
+        num_threads: int | None = None,
+        verify: bool = True,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        loader = ClipLoader(
+            location,
+            clip_len=clip_len,
+            stride=stride,
+            dilation=dilation,
+            features=features,
+            episodes=episodes,
+            shuffle=shuffle,
+            shuffle_buffer=shuffle_buffer,
+            open_episodes=open_episodes,
+            seed=seed,
+            batch_size=batch_size,
+            drop_last=drop_last,
+            memory_limit=memory_limit,
+            frame_transform=frame_transform,
+            device=device,
+            num_threads=num_threads,
+            verify=verify,
+            storage_options=storage_options,
+        )
+        self._epochs = Epochs(loader)
+
+    @property
+    def dataset(self) -> Dataset:
+        """The dataset that the clips come from, with the requested features."""
+        return self._epochs.loader.selection.dataset
+
+    @property
+    def clips(self) -> ClipTable:
+        """All clips of an epoch, and how many were left out."""
+        return self._epochs.loader.selection.clips
+
+    @property
+    def num_clips(self) -> int:
+        """Clips of an epoch over all ranks and workers."""
+        return self.clips.num_clips
+
+    def __len__(self) -> int:
+        """Batches of an epoch that this rank delivers; clips without a `batch_size`.
+
+        In a DataLoader's worker, those of the worker. Asked by a DataLoader, those of all of its
+        workers.
+        """
+        loader = find_caller(DataLoader)
+        if get_worker_info() is None and loader is not None and loader.num_workers > 1:
+            splits = self._splits_of_workers(loader.num_workers)
+        else:
+            splits = [self._split()]
+        return sum(self._epochs.loader.plan(0, split).num_batches for split in splits)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is of this epoch, from its start. Epochs advance by themselves too."""
+        self._epochs.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the iteration is: a few integers, and a fingerprint of dataset and settings."""
+        return self._epochs.state(self._split(), in_worker=get_worker_info() is not None)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on there with the next iteration: re-reads what was resident, replays nothing.
+
+        Raises `StateError` for a state of another dataset or of other settings. In the middle of
+        an epoch the number of ranks and workers counts as a setting, and the next iteration raises
+        the error.
+        """
+        self._epochs.load(state_dict)
+
+    def stats(self) -> dict[str, Any]:
+        """What the last iteration of this process has done.
+
+        `bytes_read`, `frames_decoded`, `clips`, `batches`; `resident_bytes`, the most that frames
+        in the arena have taken; seconds spent in and waiting for each stage; the `bottleneck` in
+        words; and what was left out: `episodes_too_short`, `clips_incomplete` for want of a
+        feature, `clips_dropped` by `drop_last`.
+        """
+        return self._epochs.stats()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._epochs.loader.selection.describe()})"
+
+    __str__ = __repr__  # IterDataPipe's is the bare name
+
+    def _split(self) -> Split:
+        return current_split()
+
+    def _splits_of_workers(self, num_workers: int) -> list[Split]:
+        return splits_of_workers(num_workers)
+
+    def _iterate(self) -> Iterator[Clip]:
+        return self._epochs.iterate(self._split(), worker_threads())
+
+
+class SeqRecordPipe(_Streaming, IterDataPipe[Clip]):
+    """Streams clips of a dataset, shuffled, each frame read and decoded once per epoch.
+
+    A clip is a dict: feature name to tensor [clip_len, …] (or a list of tensors for a feature with
+    a variable shape), `episode` its key, `start` its first frame. With `batch_size` the engine
+    assembles batches itself, in memory that is reused: tensors [batch, clip_len, …], `episode` a
+    list of keys, `start` int64 [batch]. That is the fast path.
+
+    The order is a function of the dataset, the arguments, the epoch and the split alone. Epochs
+    advance with each iteration, and one iteration runs at a time. A `DataLoader` takes the pipe
+    with `batch_size=None`, with worker processes or without; ranks and workers get disjoint parts
+    of equally many batches, unless a `.sharding_filter()` follows, which then picks from the whole
+    epoch: every worker then reads and decodes all of it.
+
+    Args:
+        location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
+        clip_len: frames of a clip, N.
+        stride: frames from one clip's start to the next; 1 for all clips.
+        dilation: frames from one frame of a clip to the next.
+        features: names of features to read; all by default. Clips in which a frame lacks one of
+            them are left out.
+        episodes: keys, a glob on keys, or a predicate on an episode's metadata.
+        shuffle: well-shuffled order; else episode by episode, front to back.
+        shuffle_buffer: clips to choose from at a time; it refers to frames and copies none.
+        open_episodes: cursors, the places from which clips are mixed; chosen by default.
+        seed: of the order.
+        batch_size: clips of a batch, or `None` for single clips.
+        drop_last: leave out what does not fill a batch on every rank.
+        memory_limit: bytes, or text such as "2GiB", for the frames held, for batches being filled
+            and the two that the consumer has at a time, and for chunks being read. Per process.
+        frame_transform: called once for each frame, with a dict of arrays, before the arena;
+            returns the arrays that clips are made of, of the same dtypes and shapes every time.
+            Called from several threads, and once for the first frame when the pipe is made.
+        device: where tensors go.
+        num_threads: for reading, decoding and copying; by default the cores, shared by workers.
+        verify: check what is read against its checksums.
+        storage_options: for the filesystem that serves `location`.
+
+    Raises `ClipError` where there is no clip, `MemoryLimitError` for a limit that is too small.
+    What is left out, because it is too short or lacks a feature, is logged to `seqrecord`, shown
+    by `repr` and counted by `stats`.
+    """
+
+    _loader_seed: int | None = None  # that a DataLoader has set last
+    _loader_seeds = 0  # how many different ones since the last iteration
+
+    def __iter__(self) -> Iterator[Clip]:
+        # A DataLoader without persistent workers iterates over copies of this pipe. They know of
+        # the epochs before by the seeds that it has set: two an epoch, the second the workers' too.
+        self._epochs.skip_epochs(max(0, self._loader_seeds - 1) // 2)
+        self._loader_seeds = 0
+        return self._iterate()
+
+    def set_seed(self, seed: int) -> SeqRecordPipe:
+        """Called by a `DataLoader` when an epoch begins. The order is that of the pipe's seed."""
+        self._loader_seeds += seed != self._loader_seed
+        self._loader_seed = seed
+        return self
+
+    def set_shuffle(self, shuffle: bool = True) -> SeqRecordPipe:
+        """Called by a `DataLoader` that was given `shuffle`."""
+        self._epochs.loader.set_shuffle(shuffle)
+        return self
+
+    def _split(self) -> Split:
+        sharding = find_caller(ShardingFilter)
+        return current_split() if sharding is None else split_beside(sharding.num_of_instances)
+
+    def _splits_of_workers(self, num_workers: int) -> list[Split]:
+        # A filter gives to the workers together what it gives to a process that has none.
+        if find_caller(ShardingFilter) is not None:
+            return [self._split()]
+        return splits_of_workers(num_workers)
+
+
+class SeqRecordStream(_Streaming, IterableDataset[Clip]):
+    """`SeqRecordPipe` as a plain `IterableDataset`, which a `StatefulDataLoader` resumes exactly.
+
+    Takes the same arguments. In a loader whose workers do not persist, call `set_epoch` before
+    each epoch: nothing tells a plain dataset that a new one begins.
+    """
+
+    def __iter__(self) -> Iterator[Clip]:
+        return self._iterate()
+
+
+class SeqRecordNode(_Streaming, BaseNode[Clip]):  # type: ignore[misc]
+    """`SeqRecordPipe` as a node of `torchdata.nodes`. Takes the same arguments."""
+
+    _iterator: Iterator[Clip] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_iterator": None}
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        """Begin the next epoch, or go on where `initial_state` was taken."""
+        super().reset(initial_state)
+        self._iterator = None  # ends the threads of an iteration that was left early
+        if initial_state is not None:
+            self._epochs.load(initial_state)
+        self._iterator = self._iterate()
+
+    def next(self) -> Clip:
+        """The next batch or clip."""
+        if self._iterator is None:  # in another process than `reset`
+            self._iterator = self._iterate()
+        return next(self._iterator)
+
+    def get_state(self) -> dict[str, Any]:
+        """As `state_dict`."""
+        return self._epochs.state(self._split())

@@ -1,0 +1,134 @@
+"""Which clips, of which features, a loader gives, and what their arrays look like."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import torch
+
+from seqrecord.clips import ClipSpec, ClipTable
+from seqrecord.errors import ClipError
+from seqrecord.frames import ArraySpec, FrameTransform, add_place, apply_transform
+from seqrecord.reader import Dataset, EpisodeFilter, open_dataset
+
+__all__ = ["ClipSelection"]
+
+_RESERVED = ("episode", "start")  # what a clip tells of itself
+
+_logger = logging.getLogger("seqrecord")
+
+
+class ClipSelection:
+    """The clips of a dataset that a request is for. Picklable.
+
+    See `SeqRecordPipe` for the arguments. What is left out is logged, and counted in `clips`.
+
+    Raises `ClipError` where there is no clip at all, and for a feature that no tensor can hold.
+    """
+
+    dataset: Dataset  # with the requested features only
+    spec: ClipSpec
+    clips: ClipTable
+    arrays: dict[str, ArraySpec]  # of each feature of a frame, after `frame_transform`
+
+    def __init__(
+        self,
+        location: str | PathLike[str] | Dataset,
+        *,
+        clip_len: int,
+        stride: int = 1,
+        dilation: int = 1,
+        features: Sequence[str] | None = None,
+        episodes: EpisodeFilter = None,
+        frame_transform: FrameTransform | None = None,
+        verify: bool = True,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if isinstance(features, str):
+            raise ClipError("features are a list of names", expected=[features], got=features)
+        self.spec = ClipSpec(clip_len, stride, dilation)
+        if isinstance(location, Dataset):
+            self.dataset = location if features is None else location.select(features)
+        else:
+            self.dataset = open_dataset(
+                location, features=features, verify=verify, storage_options=storage_options
+            )
+        self.frame_transform = frame_transform
+        self.clips = self.dataset.clips(self.spec, episodes)
+        if not self.clips.num_clips:
+            raise ClipError(
+                f"no clip has all of its frames and features; {self.left_out()}",
+                file=self.dataset.url,
+                expected=f"{self.spec.span} frames with {', '.join(self.dataset.features)}",
+            )
+        self.arrays = self._look()
+        self._check_arrays()
+        if self.clips.num_short_episodes or self.clips.num_incomplete:
+            _logger.info(
+                "%s: %d clips; %s", self.dataset.url, self.clips.num_clips, self.left_out()
+            )
+
+    def left_out(self) -> str:
+        """What the selection lacks, in words."""
+        return (
+            f"{self.clips.num_short_episodes} episodes are too short, "
+            f"{self.clips.num_incomplete} clips lack a feature in some frame"
+        )
+
+    def locate(self, number: int) -> tuple[int, int]:
+        """Row of the episode, and first frame, of a clip by its number in canonical order."""
+        episode, start = self.clips.locate(np.array([number]))
+        return int(episode[0]), int(start[0])
+
+    def key(self, episode: int) -> str:
+        """The key of an episode, by its row."""
+        return str(self.dataset.index.keys[episode].as_py())
+
+    def describe(self) -> str:
+        """A line for people, and one for each feature with its dtype and shape in a clip."""
+        lines = [f"{self.dataset.url!r}, {self.clips.num_clips} clips"]
+        if self.clips.num_short_episodes or self.clips.num_incomplete:
+            lines[0] += f"; {self.left_out()}"
+        for name, spec in self.arrays.items():
+            lines.append(f"{name}: {ArraySpec(spec.dtype, (self.spec.length, *spec.shape))}")
+        return "\n  ".join(lines)
+
+    def _look(self) -> dict[str, ArraySpec]:
+        if self.frame_transform is None:
+            return {
+                name: ArraySpec(spec.dtype, spec.shape)
+                for name, spec in self.dataset.features.items()
+            }
+        episode, start = self.locate(0)
+        frame = dict(self.dataset.episodes[self.key(episode)][start])
+        try:
+            arrays = apply_transform(self.frame_transform, frame)
+        except Exception as error:
+            key, url = self.key(episode), self.dataset.url
+            add_place(error, "frame_transform", file=url, episode=key, frame=start)
+            raise
+        return {name: ArraySpec(array.dtype, array.shape) for name, array in arrays.items()}
+
+    def _check_arrays(self) -> None:
+        reserved = [name for name in self.arrays if name in _RESERVED]
+        if reserved:
+            raise ClipError(
+                "a feature has the name of what clips tell of themselves",
+                file=self.dataset.url,
+                got=", ".join(reserved),
+            )
+        for name, spec in self.arrays.items():
+            try:
+                torch.from_numpy(np.empty(0, spec.dtype))
+            except (TypeError, ValueError) as error:
+                raise ClipError(
+                    "no tensor can hold this feature; frame_transform can convert it",
+                    file=self.dataset.url,
+                    feature=name,
+                    expected="a dtype that torch.from_numpy takes",
+                    got=str(spec.dtype),
+                ) from error

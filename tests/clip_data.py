@@ -1,0 +1,145 @@
+"""A small dataset in which every array tells whose it is, so that any clip can be checked."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from multiprocessing.resource_tracker import ensure_running
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from seqrecord.writer import Codecs, SeqRecordWriter
+
+__all__ = [
+    "LENGTHS",
+    "check",
+    "digest",
+    "expected_frame",
+    "leaves_nothing",
+    "names",
+    "possible_clips",
+    "write_numbered",
+]
+
+LENGTHS = (23, 9, 3, 40)
+"""Frames of the episodes `set/0`, `set/1`, …"""
+
+Frame = dict[str, "npt.NDArray[Any]"]
+
+
+def expected_frame(episode: int, frame: int) -> Frame:
+    """What is stored. The last frame of an episode has no `flow`, nor has frame 20 of the last."""
+    rng = np.random.default_rng([episode, frame])
+    arrays: Frame = {
+        "image": rng.integers(0, 256, (6, 8, 3), np.uint8),
+        "flow": np.full((4, 2), 1000 * episode + frame, np.float32),
+        "note": rng.integers(0, 256, 1 + (episode + frame) % 5, np.uint8),
+        "id": np.array([episode, frame]),
+    }
+    if frame == LENGTHS[episode] - 1 or (episode == len(LENGTHS) - 1 and frame == 20):
+        del arrays["flow"]
+    return arrays
+
+
+def write_numbered(path: Path, *, codecs: Codecs | None = None, chunk_frames: int = 4) -> Path:
+    """Write the dataset, in several record files."""
+    with SeqRecordWriter(
+        path, codecs=codecs, chunk_frames=chunk_frames, record_bytes=8_000
+    ) as writer:
+        for number, length in enumerate(LENGTHS):
+            with writer.episode(f"set/{number}", metadata={"number": number}) as episode:
+                for frame in range(length):
+                    episode.append(expected_frame(number, frame))
+    return path
+
+
+def possible_clips(
+    features: Sequence[str], length: int, stride: int = 1, dilation: int = 1
+) -> list[tuple[str, int]]:
+    """Key and start of every clip, one at a time."""
+    clips = []
+    for episode, num_frames in enumerate(LENGTHS):
+        for start in range(0, num_frames - (length - 1) * dilation, stride):
+            frames = [start + i * dilation for i in range(length)]
+            if all(set(features) <= expected_frame(episode, f).keys() for f in frames):
+                clips.append((f"set/{episode}", start))
+    return clips
+
+
+def names(clip: dict[str, Any]) -> list[tuple[str, int]]:
+    """Key and start of a clip, or of each clip of a batch."""
+    if isinstance(clip["episode"], str):
+        return [(clip["episode"], int(clip["start"]))]
+    return list(zip(clip["episode"], clip["start"].tolist(), strict=True))
+
+
+def check(
+    clip: dict[str, Any], features: Sequence[str], length: int, dilation: int = 1
+) -> list[tuple[str, int]]:
+    """Assert that a clip or a batch holds what its names say; returns them."""
+    assert list(clip) == [*features, "episode", "start"]
+    clips = names(clip)
+    for feature in features:
+        values = [clip[feature]] if isinstance(clip["episode"], str) else clip[feature]
+        assert len(values) == len(clips)
+        for value, (key, start) in zip(values, clips, strict=True):
+            assert len(value) == length
+            for i in range(length):
+                expected = expected_frame(int(key[4:]), start + i * dilation)[feature]
+                got = value[i].numpy()
+                assert got.dtype == expected.dtype
+                np.testing.assert_array_equal(got, expected)
+    return clips
+
+
+def digest(clip: dict[str, Any]) -> tuple[Any, ...]:
+    """A clip or batch as something that can be compared, values and all."""
+    return tuple(_plain(clip[name]) for name in clip)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return (tuple(value.shape), value.numpy().tobytes())
+    if isinstance(value, (list, tuple)):
+        return tuple(_plain(item) for item in value)
+    return value
+
+
+@contextlib.contextmanager
+def leaves_nothing() -> Iterator[None]:
+    """Assert that no thread, file descriptor or shared memory is left that was not there before.
+
+    What ends in the background may take a moment.
+    """
+    ensure_running()  # multiprocessing's resource tracker stays, once it is needed
+    gc.collect()
+    before = _held()
+    yield
+    gc.collect()
+    patience = time.monotonic() + 5
+    while (left := _held() - before) and time.monotonic() < patience:
+        time.sleep(0.01)
+    assert not left, left
+
+
+def _held() -> set[tuple[str, object]]:
+    held: set[tuple[str, object]] = {("thread", t.name) for t in threading.enumerate()}
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            held.add(("fd", f"{link.name} {link.readlink()}"))
+    for file in Path("/dev/shm").iterdir():
+        # torch_PID_…: of this process, or of one that has gone without removing it.
+        if (match := re.match(r"torch_(\d+)_", file.name)) is not None:
+            alive = Path(f"/proc/{match[1]}").exists()
+            if not alive or int(match[1]) == os.getpid():
+                held.add(("shm", file.name))
+    return held

@@ -1,0 +1,225 @@
+"""Settings in, clips out: what is checked, what is reported."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import seqrecord
+from seqrecord.errors import ClipError, SchemaError
+from seqrecord.pipes import SeqRecordDataset, SeqRecordPipe
+from seqrecord.reader import Dataset
+from seqrecord.storage.wrappers import CountingStorage
+from seqrecord.writer import SeqRecordWriter
+from tests.clip_data import check, digest, names, possible_clips, write_numbered
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_numbered(tmp_path_factory.mktemp("loader") / "records")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"clip_len": 0},
+        {"clip_len": 2.0},
+        {"stride": 0},
+        {"dilation": -1},
+        {"clip_len": 41},
+        {"batch_size": 0},
+        {"batch_size": True},
+        {"batch_size": "4"},
+        {"shuffle_buffer": 0},
+        {"open_episodes": 0},
+        {"num_threads": 0},
+        {"seed": None},
+        {"seed": 1.5},
+        {"features": "image"},
+        {"episodes": "nothing/*"},
+        {"episodes": ["set/0", "set/99"]},
+        {"episodes": lambda metadata: metadata["number"] > 9},
+        {"frame_transform": lambda frame: frame["image"]},
+        {"frame_transform": lambda frame: {"episode": frame["id"]}},
+        {"frame_transform": lambda frame: {"x": np.array("text")}},
+        {"frame_transform": lambda frame: {"x": np.array([None])}},
+        {"frame_transform": lambda frame: {"x": frame["flow"].astype(">f4")}},
+        {"frame_transform": lambda frame: {"x": np.datetime64("2024-01-01")}},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_an_error_at_once(path: Path, settings: dict[str, Any]) -> None:
+    with pytest.raises(ClipError):
+        SeqRecordPipe(path, **{"clip_len": 3, **settings})
+
+
+@pytest.mark.parametrize("features", [[], ["nothing"], ["image", "image"]])
+def test_features_that_are_not_there(path: Path, features: list[str]) -> None:
+    with pytest.raises(SchemaError):
+        SeqRecordPipe(path, clip_len=3, features=features)
+
+
+def test_integers_of_numpy_are_integers(path: Path) -> None:
+    pipe = SeqRecordPipe(
+        path,
+        clip_len=int(np.int64(3)),
+        batch_size=np.int32(4),
+        seed=np.uint8(1),
+    )
+    expected = SeqRecordPipe(path, clip_len=3, batch_size=4, seed=1)
+    assert pipe.state_dict() == expected.state_dict()
+    assert [digest(batch) for batch in pipe] == [digest(batch) for batch in expected]
+
+
+def test_every_storable_dtype_becomes_a_tensor(tmp_path: Path) -> None:
+    dtypes = [
+        "?",
+        "i1",
+        "<i2",
+        "<i4",
+        "<i8",
+        "u1",
+        "<u2",
+        "<u4",
+        "<u8",
+        "<f2",
+        "<f4",
+        "<f8",
+        "<c8",
+        "<c16",
+    ]
+    with (
+        SeqRecordWriter(tmp_path / "records") as writer,
+        writer.episode("e") as episode,
+    ):
+        for i in range(3):
+            episode.append({f"x{d.strip('<?') or 'bool'}": np.full(2, i, d) for d in dtypes})
+    (batch,) = SeqRecordPipe(tmp_path / "records", clip_len=2, batch_size=2, shuffle=False)
+    for dtype in dtypes:
+        tensor = batch[f"x{dtype.strip('<?') or 'bool'}"]
+        assert tensor.numpy().dtype == np.dtype(dtype)
+        assert (
+            tensor.numpy().tolist()
+            == np.array([[[0, 0], [1, 1]], [[1, 1], [2, 2]]], dtype).tolist()
+        )
+
+
+@pytest.mark.parametrize(
+    ("episodes", "keys"),
+    [
+        ("set/[03]", {"set/0", "set/3"}),
+        (["set/1"], {"set/1"}),
+        (["set/3", "set/0"], {"set/0", "set/3"}),
+        (lambda metadata: metadata["number"] % 2 == 1, {"set/1", "set/3"}),
+        (None, {"set/0", "set/1", "set/2", "set/3"}),
+    ],
+    ids=["glob", "key", "keys", "predicate", "all"],
+)
+def test_episode_filters(path: Path, episodes: Any, keys: set[str]) -> None:
+    pipe = SeqRecordPipe(path, clip_len=2, features=["id"], episodes=episodes)
+    assert {clip["episode"] for clip in pipe} == keys
+
+
+def test_features_come_in_the_order_asked_for(path: Path) -> None:
+    for features in (["id", "image"], ["image", "id"]):
+        for clip in SeqRecordPipe(path, clip_len=2, features=features):
+            check(clip, features, 2)
+
+
+def test_features_of_variable_shape_are_lists(path: Path) -> None:
+    pipe = SeqRecordPipe(path, clip_len=2, features=["note"], batch_size=3, drop_last=True)
+    for batch in pipe:
+        assert [len(clip) for clip in batch["note"]] == [2, 2, 2]
+        assert all(isinstance(frame, torch.Tensor) for clip in batch["note"] for frame in clip)
+        check(batch, ["note"], 2)
+    for clip in SeqRecordPipe(path, clip_len=2, features=["note"]):
+        check(clip, ["note"], 2)
+
+
+def test_a_device_gives_the_same(path: Path) -> None:
+    plain = SeqRecordPipe(path, clip_len=2, batch_size=3)
+    moved = SeqRecordPipe(path, clip_len=2, batch_size=3, device="cpu")
+    assert [digest(batch) for batch in moved] == [digest(batch) for batch in plain]
+
+
+def test_an_open_dataset_is_taken_with_its_features(path: Path) -> None:
+    dataset = seqrecord.open(path, features=["id", "image"])
+    for clip in SeqRecordPipe(dataset, clip_len=2):
+        check(clip, ["id", "image"], 2)
+    for clip in SeqRecordPipe(dataset, clip_len=2, features=["image"]):
+        check(clip, ["image"], 2)
+
+
+def test_drop_last(path: Path) -> None:
+    pipe = SeqRecordPipe(path, clip_len=3, batch_size=7, drop_last=True)
+    total = len(possible_clips(["flow"], 3))
+    batches = list(pipe)
+    assert [len(names(batch)) for batch in batches] == [7] * (total // 7)
+    assert pipe.stats()["clips_dropped"] == total % 7 > 0
+    assert pipe.stats()["clips"] == total - total % 7
+
+
+def test_what_is_left_out_is_reported(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "seqrecord"):
+        pipe = SeqRecordPipe(path, clip_len=4)
+    left_out = "1 episodes are too short, 7 clips lack a feature in some frame"
+    assert caplog.messages == [f"{path}: {pipe.clips.num_clips} clips; {left_out}"]
+    assert left_out in repr(pipe)
+    assert left_out in repr(SeqRecordDataset(path, clip_len=4))
+    assert pipe.stats()["episodes_too_short"] == pipe.clips.num_short_episodes == 1
+    assert pipe.stats()["clips_incomplete"] == pipe.clips.num_incomplete == 7
+    with pytest.raises(ClipError, match="4 episodes are too short, 0 clips lack"):
+        SeqRecordPipe(path, clip_len=41)
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "seqrecord"):
+        SeqRecordPipe(path, clip_len=3, features=["id"])
+    assert caplog.messages == []
+
+
+def counted(path: Path) -> tuple[CountingStorage, Callable[[list[str]], Dataset]]:
+    dataset = seqrecord.open(path)
+    storage = CountingStorage(dataset.storage)
+    return storage, lambda features: Dataset(
+        storage, dataset.manifest, dataset.index, features=features
+    )
+
+
+@pytest.mark.parametrize("features", [["image", "flow", "note", "id"], ["flow"]])
+def test_stats_agree_with_the_storage(path: Path, features: list[str]) -> None:
+    storage, opened = counted(path)
+    dataset = opened(features)
+    pipe = SeqRecordPipe(dataset, clip_len=3, batch_size=4, shuffle=False)
+    index = dataset.index
+    columns = [index.schema.position(name) for name in features]
+    used = {
+        int(index.first_chunk[int(key[4:])]) + (start + i) // 4
+        for key, start in possible_clips(features, 3)
+        for i in range(3)
+    }
+    expected = int(index.page_length[sorted(used)][:, columns].sum())
+    for _ in range(2):  # of the last iteration, not of all
+        storage.reset()
+        list(pipe)
+        stats = pipe.stats()
+        padding = 64 * len(columns) * len(index.page_length)
+        assert 0 <= storage.bytes_read - stats["bytes_read"] <= padding
+        assert stats["bytes_read"] == expected  # each chunk that holds a clip, once
+        assert stats["clips"] == pipe.clips.num_clips
+        assert stats["frames_decoded"] <= 23 + 9 + 40
+        assert isinstance(stats["bottleneck"], str)
+        assert all(stats[name] >= 0 for name in stats if name.endswith("seconds"))
+
+
+def test_one_feature_reads_only_its_bytes(path: Path) -> None:
+    storage, opened = counted(path)
+    list(SeqRecordPipe(opened(["id"]), clip_len=3))
+    ids = storage.bytes_read
+    storage.reset()
+    list(SeqRecordPipe(opened(["image", "flow", "note", "id"]), clip_len=3))
+    assert ids < storage.bytes_read / 4

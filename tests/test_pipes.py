@@ -1,0 +1,319 @@
+"""The pipes under torch's loaders: every clip once, new orders, lengths, chains, resuming."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterDataPipe
+from torchdata.nodes import Loader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import seqrecord
+from seqrecord.errors import ClipError
+from seqrecord.pipes import SeqRecordDataset, SeqRecordNode, SeqRecordPipe, SeqRecordStream
+from tests.clip_data import check, digest, leaves_nothing, names, possible_clips, write_numbered
+from tests.resume_contract import Resumable, check_resume
+
+FEATURES = ["image", "flow", "note", "id"]
+
+# torch warns of more workers than cores, and of what torchdata does to it.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+]
+CLIP: dict[str, Any] = {"clip_len": 3, "shuffle_buffer": 16, "seed": 2}
+BATCH: dict[str, Any] = {**CLIP, "batch_size": 4}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_numbered(tmp_path_factory.mktemp("pipes") / "records")
+
+
+def few(clip: dict[str, Any]) -> dict[str, Any]:
+    return {"id": clip["id"], "image": clip["image"] + 1, "start": clip["start"]}
+
+
+def only_id(frame: dict[str, Any]) -> dict[str, Any]:
+    return {"id": frame["id"]}
+
+
+# ---- SeqRecordPipe
+
+
+LOADERS = [
+    (0, None, False, None),
+    (0, None, False, 4),
+    (2, "fork", False, None),
+    (2, "fork", False, 4),
+    (2, "fork", True, None),
+    (2, "fork", True, 4),
+    (2, "spawn", False, 4),
+]
+
+
+@pytest.mark.parametrize(("workers", "start", "persistent", "batch_size"), LOADERS)
+def test_loader_gives_every_clip_once(
+    path: Path, workers: int, start: str | None, persistent: bool, batch_size: int | None
+) -> None:
+    plain = SeqRecordPipe(path, **CLIP, batch_size=batch_size)
+    expected = possible_clips(FEATURES, 3)
+    in_process = [[names(batch) for batch in plain] for _ in range(3)]
+    with leaves_nothing():
+        pipe = SeqRecordPipe(path, **CLIP, batch_size=batch_size)
+        loader = DataLoader(
+            pipe,
+            batch_size=None,
+            num_workers=workers,
+            persistent_workers=persistent,
+            multiprocessing_context=start,
+        )
+        epochs = []
+        for _ in range(2 if start == "spawn" else 3):
+            clips = [check(batch, FEATURES, 3) for batch in loader]
+            assert len(clips) == len(loader)
+            assert sorted(name for batch in clips for name in batch) == expected
+            epochs.append(clips)
+        assert all(epochs[i] != epochs[i + 1] for i in range(len(epochs) - 1))
+        if not workers:
+            assert epochs == in_process
+        del loader, pipe
+
+
+def test_epochs_of_workers_are_the_epochs_of_the_plan(path: Path) -> None:
+    # Whether the workers persist must not matter, and no epoch is left out or run twice.
+    pipe = SeqRecordPipe(path, **CLIP, features=["id"])
+    loader = DataLoader(pipe, batch_size=None, num_workers=2)
+    epochs = [[name for clip in loader for name in names(clip)] for _ in range(3)]
+    for number, epoch in enumerate(epochs):
+        parts = []
+        for split in seqrecord_splits(2):
+            other = SeqRecordPipe(path, **CLIP, features=["id"])
+            other._epochs.set_epoch(number)
+            parts.append([n for clip in other._epochs.iterate(split) for n in names(clip)])
+        assert [name for pair in zip_longest(*parts) for name in pair if name] == epoch
+
+
+def seqrecord_splits(count: int) -> list[Any]:
+    from seqrecord.plan import Split
+
+    return [Split(i, count) for i in range(count)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_chain(path: Path, workers: int) -> None:
+    with leaves_nothing():
+        pipe: Any = SeqRecordPipe(path, clip_len=3, features=["id", "image"])
+        chain = pipe.shuffle(buffer_size=100).sharding_filter().map(few).batch(4).collate()
+        loader = DataLoader(chain, batch_size=None, num_workers=workers)
+        epochs: list[list[tuple[str, int]]] = []
+        for _ in range(2):
+            clips: list[tuple[str, int]] = []
+            batch: Any = None
+            for batch in loader:
+                assert batch["image"].shape[1:] == (3, 6, 8, 3)
+                ids = batch["id"][:, 0].tolist()
+                assert batch["start"].tolist() == [frame for _, frame in ids]
+                clips += [(f"set/{episode}", frame) for episode, frame in ids]
+            assert sorted(clips) == possible_clips(["id", "image"], 3)
+            epochs.append(clips)
+            del batch
+        assert epochs[0] != epochs[1]
+        assert len(chain) == -(-len(epochs[0]) // 4)
+        del loader, chain, pipe
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_the_loader_may_ask_for_shuffle(path: Path, shuffle: bool) -> None:
+    pipe = SeqRecordPipe(path, **CLIP, features=["id"], shuffle=not shuffle)
+    loader = DataLoader(pipe, batch_size=None, shuffle=shuffle)
+    clips = [name for clip in loader for name in names(clip)]
+    canonical = possible_clips(["id"], 3)
+    assert sorted(clips) == canonical
+    assert (clips != canonical) is shuffle
+
+
+def test_a_loader_left_early_leaves_nothing(path: Path) -> None:
+    with leaves_nothing():
+        loader = DataLoader(SeqRecordPipe(path, **BATCH), batch_size=None, num_workers=2)
+        iterator = iter(loader)
+        next(iterator)
+        del iterator
+        assert len(list(loader)) == len(loader)
+        del loader
+
+
+def test_an_error_in_a_worker(path: Path) -> None:
+    def transform(frame: dict[str, Any]) -> dict[str, Any]:
+        if frame["id"].tolist() == [3, 5]:
+            raise ZeroDivisionError("mine")
+        return {"id": frame["id"]}
+
+    pipe = SeqRecordPipe(path, **BATCH, frame_transform=transform)
+    iterator: Any = iter(DataLoader(pipe, batch_size=None, num_workers=1))
+    with pytest.raises(ZeroDivisionError, match=r"(?s)in transform.*mine"):
+        list(iterator)
+    iterator._shutdown_workers()  # left to the garbage collector, torch waits 5 s for each
+
+
+@pytest.mark.parametrize("kind", [SeqRecordPipe, SeqRecordStream])
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    "settings", [{}, {"batch_size": 1}, {"batch_size": 7}, {"batch_size": 7, "drop_last": True}]
+)
+def test_length(path: Path, kind: type[Any], workers: int, settings: dict[str, Any]) -> None:
+    data = kind(path, **CLIP, **settings, features=["id"])
+    loader = DataLoader(data, batch_size=None, num_workers=workers)
+    if workers:  # what the workers give, without starting them
+        splits = data._splits_of_workers(workers)
+        expected = sum(data._epochs.loader.plan(0, s).num_batches for s in splits)
+    else:
+        expected = len(list(data))
+        assert len(data) == expected
+    assert len(loader) == expected
+
+
+def test_repr(path: Path) -> None:
+    pipe: Any = SeqRecordPipe(path, clip_len=3, features=["id", "note"])
+    text = f"{path!s}"
+    assert repr(pipe) == (
+        f"SeqRecordPipe({text!r}, 67 clips\n  id: int64 [3, 2]\n  note: uint8 [3, ?])"
+    )
+    assert str(pipe) == repr(pipe)
+    assert "SeqRecordNode(" in repr(SeqRecordNode(path, clip_len=3))
+    assert "SeqRecordStream(" in repr(SeqRecordStream(path, clip_len=3))
+    assert "SeqRecordDataset(" in repr(SeqRecordDataset(path, clip_len=3))
+    assert isinstance(pipe, IterDataPipe)
+    assert isinstance(repr(pipe.shuffle()), str)
+
+
+def make_all(path: Path, **settings: Any) -> dict[str, Any]:
+    kinds: list[Any] = [SeqRecordPipe, SeqRecordStream, SeqRecordNode]
+    return {kind.__name__: kind(path, **settings) for kind in kinds}
+
+
+def run(loader: Any) -> list[Any]:
+    if isinstance(loader, SeqRecordNode):
+        loader.reset()
+    return [digest(item) for item in loader]
+
+
+def test_all_give_the_same(path: Path) -> None:
+    runs = {name: run(loader) for name, loader in make_all(path, **BATCH).items()}
+    assert runs["SeqRecordPipe"] == runs["SeqRecordStream"] == runs["SeqRecordNode"]
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_pickling(path: Path, running: bool) -> None:
+    for name, loader in make_all(path, **BATCH, frame_transform=only_id).items():
+        iterator = iter(loader)
+        if running:
+            next(iterator)
+        copy = pickle.loads(pickle.dumps(loader))
+        assert copy.state_dict()["fingerprint"] == loader.state_dict()["fingerprint"], name
+        assert len(copy) == len(loader)
+        assert repr(copy) == repr(loader)
+        assert len(run(copy)) == len(loader)
+        del iterator
+    dataset = SeqRecordDataset(path, clip_len=3, frame_transform=only_id)
+    assert digest(pickle.loads(pickle.dumps(dataset))[5]) == digest(dataset[5])
+
+
+# ---- resuming
+
+
+def test_resume_a_node(path: Path) -> None:
+    check_resume(lambda: Loader(SeqRecordNode(path, **BATCH)), positions=lambda n: range(0, n, 3))
+
+
+def test_resume_a_stream(path: Path) -> None:
+    check_resume(lambda: SeqRecordStream(path, **BATCH), positions=lambda n: range(0, n, 3))
+
+
+def stateful(path: Path, workers: int, **settings: Any) -> StatefulDataLoader[Any]:
+    batch_size = settings.pop("batch_size", 4)
+    persistent = settings.pop("persistent", False)
+    stream = SeqRecordStream(path, **CLIP, batch_size=batch_size, **settings)
+    return StatefulDataLoader(
+        stream, batch_size=None, num_workers=workers, persistent_workers=persistent
+    )
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    loader.dataset.set_epoch(epoch)
+
+
+def test_resume_a_stateful_loader(path: Path) -> None:
+    check_resume(lambda: stateful(path, 0), positions=lambda n: range(0, n, 4))
+
+
+def middle_and_end(count: int) -> list[int]:
+    return [1, count // 2, count - 1]
+
+
+def test_resume_a_stateful_loader_with_workers(path: Path) -> None:
+    with leaves_nothing():
+        check_resume(lambda: stateful(path, 2), positions=middle_and_end, set_epoch=set_epoch)
+
+
+def test_resume_a_stateful_loader_with_persistent_workers(path: Path) -> None:
+    check_resume(lambda: stateful(path, 2, persistent=True), positions=middle_and_end)
+
+
+def test_resume_where_one_worker_has_ended(path: Path) -> None:
+    # An odd number of single clips: the first worker has one fewer.
+    make: Callable[[], Resumable] = lambda: stateful(  # noqa: E731
+        path, 2, batch_size=None, features=["id"], persistent=True
+    )
+    loader = SeqRecordStream(path, **CLIP, features=["id"])
+    assert len(loader) % 2 == 1
+    check_resume(make, num_epochs=2, positions=lambda n: [n - 2, n - 1])
+
+
+# ---- SeqRecordDataset
+
+
+def test_dataset_gives_the_pipes_clips(path: Path) -> None:
+    dataset = SeqRecordDataset(path, clip_len=3, stride=2, dilation=2)
+    pipe = SeqRecordPipe(path, clip_len=3, stride=2, dilation=2, shuffle=False)
+    assert [digest(dataset[i]) for i in range(len(dataset))] == [digest(clip) for clip in pipe]
+    assert digest(dataset[-1]) == digest(dataset[len(dataset) - 1])
+    for number in (len(dataset), -len(dataset) - 1):
+        with pytest.raises(IndexError):
+            dataset[number]
+    with pytest.raises(TypeError):
+        dataset["0"]  # type: ignore[index]
+
+
+def test_dataset_transforms_frames(path: Path) -> None:
+    dataset = SeqRecordDataset(path, clip_len=3, frame_transform=only_id)
+    pipe = SeqRecordPipe(path, clip_len=3, frame_transform=only_id, shuffle=False)
+    assert [digest(dataset[i]) for i in range(len(dataset))] == [digest(clip) for clip in pipe]
+
+    def bad(frame: dict[str, Any]) -> dict[str, Any]:
+        return {"note": frame["note"]}
+
+    with pytest.raises(ClipError, match="another dtype or shape"):
+        [SeqRecordDataset(path, clip_len=3, frame_transform=bad)[i] for i in range(9)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_dataset_under_a_loader(path: Path, workers: int) -> None:
+    with leaves_nothing():
+        dataset = SeqRecordDataset(path, clip_len=3, features=["image", "flow", "id"])
+        loader = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=workers)
+        clips = [name for b in loader for name in check(b, ["image", "flow", "id"], 3)]
+        assert sorted(clips) == possible_clips(FEATURES, 3)
+        assert clips != possible_clips(FEATURES, 3)
+        del loader, dataset
+
+
+def test_public_names() -> None:
+    assert seqrecord.SeqRecordPipe is SeqRecordPipe
+    assert torch.utils.data.IterableDataset in SeqRecordStream.__mro__

@@ -1,0 +1,48 @@
+"""Counters, and the bottleneck in words."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from seqrecord.stats import EngineStats
+
+
+def test_counters_add_up_over_threads() -> None:
+    stats = EngineStats()
+
+    def work() -> None:
+        for _ in range(1000):
+            stats.add(bytes_read=2, clips=1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert stats.bytes_read == 8000
+    assert stats.report()["clips"] == 4000
+
+
+def test_the_most_that_was_resident() -> None:
+    stats = EngineStats()
+    for amount in (3, 9, 4):
+        stats.hold(amount)
+    assert stats.report()["resident_bytes"] == 9
+
+
+@pytest.mark.parametrize(
+    ("seconds", "word"),
+    [
+        ({"waiting_for_consumer_seconds": 2.0, "fetch_seconds": 9.0}, "consumer"),
+        ({"waiting_for_batches_seconds": 2.0, "fetch_seconds": 9.0}, "reading"),
+        ({"waiting_for_batches_seconds": 2.0, "decode_seconds": 9.0}, "decoding"),
+        ({"waiting_for_batches_seconds": 2.0, "gather_seconds": 9.0}, "copying"),
+    ],
+)
+def test_bottleneck(seconds: dict[str, float], word: str) -> None:
+    stats = EngineStats()
+    assert stats.report()["bottleneck"] == "nothing has been delivered yet"
+    stats.add(clips=1, **seconds)
+    assert word in stats.report()["bottleneck"]
