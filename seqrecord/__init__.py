@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from seqrecord.catalog import reindex
 from seqrecord.clips import ClipSpec
 from seqrecord.codecs import EncodedImage
-from seqrecord.convert import ConvertReport, Progress, convert
+from seqrecord.conversion import BadEpisode, ConvertReport, Progress, convert
+from seqrecord.drawing import contact_sheet, view
 from seqrecord.errors import (
     ChecksumError,
     ClipError,
@@ -25,9 +27,12 @@ from seqrecord.errors import (
     StorageError,
     VersionError,
 )
+from seqrecord.exporting import export
 from seqrecord.reader import Dataset, Episode
 from seqrecord.reader import open_dataset as open  # noqa: A004 - `seqrecord.open`, as `gzip.open`
 from seqrecord.schema import FeatureSpec, Schema
+from seqrecord.summary import Summary, summarize
+from seqrecord.verification import VerifyProgress, VerifyReport, verify
 from seqrecord.version import __version__
 from seqrecord.writer import SeqRecordWriter
 
@@ -40,6 +45,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "BadEpisode",
     "ChecksumError",
     "ClipError",
     "ClipSpec",
@@ -67,10 +73,19 @@ __all__ = [
     "SourceError",
     "StateError",
     "StorageError",
+    "Summary",
+    "VerifyProgress",
+    "VerifyReport",
     "VersionError",
     "__version__",
+    "contact_sheet",
     "convert",
+    "export",
     "open",
+    "reindex",
+    "summarize",
+    "verify",
+    "view",
 ]
 
 _NEED_TORCH = {"SeqRecordDataset", "SeqRecordNode", "SeqRecordPipe", "SeqRecordStream"}

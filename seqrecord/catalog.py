@@ -26,6 +26,7 @@ from seqrecord.manifest import (
 from seqrecord.ranges import ByteRange
 from seqrecord.record_reading import read_footer
 from seqrecord.storage import Storage, open_storage
+from seqrecord.version import CREATED_BY
 
 __all__ = ["INDEX", "commit", "load", "read_footers", "reindex"]
 
@@ -114,7 +115,7 @@ def commit(
 def reindex(
     location: str | PathLike[str],
     *,
-    created_by: str,
+    created_by: str = CREATED_BY,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Manifest:
     """Rebuild index and manifest of a dataset from its record files alone."""

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from seqrecord.checksum import crc32c
 from seqrecord.errors import ChecksumError, CodecError, FormatError
+from seqrecord.format.pages import ALIGNMENT, PageCodec, page_offsets, table_bytes
 from seqrecord.index import Index
 from seqrecord.manifest import Manifest
-from seqrecord.pages import ALIGNMENT, PageCodec, page_offsets, table_bytes
 from seqrecord.ranges import ByteRange, coalesce
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage

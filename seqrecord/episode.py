@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from seqrecord.chunks import ChunkReader, Page
 from seqrecord.errors import ClipError, SchemaError
+from seqrecord.format.rows import MAX_CHUNK_FRAMES
 from seqrecord.index import Index
-from seqrecord.rows import MAX_CHUNK_FRAMES
 
 __all__ = ["Episode", "FrameArray"]
 

@@ -21,8 +21,8 @@ import pyarrow.compute as pc
 
 from seqrecord.errors import FormatError
 from seqrecord.format import MAX_EPISODE_FRAMES
-from seqrecord.pages import ALIGNMENT, page_offsets
-from seqrecord.rows import (
+from seqrecord.format.pages import ALIGNMENT, page_offsets
+from seqrecord.format.rows import (
     GAP_ROW,
     HEADER_BYTES,
     MAX_CHUNK_FRAMES,
@@ -30,8 +30,8 @@ from seqrecord.rows import (
     check_pages,
     check_rows,
 )
+from seqrecord.format.text import FORBIDDEN_IN_KEY, MAX_KEY_LENGTH, parse_metadata
 from seqrecord.schema import Schema
-from seqrecord.text import FORBIDDEN_IN_KEY, MAX_KEY_LENGTH, parse_metadata
 
 __all__ = ["MAX_INDEX_TEXT", "Index"]
 

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 
 from seqrecord.checksum import crc32c
 from seqrecord.errors import ChecksumError, FormatError, NotFoundError, SchemaError, VersionError
+from seqrecord.format.text import parse_json
 from seqrecord.ranges import ByteRange
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage
-from seqrecord.text import parse_json
 
 __all__ = [
     "INDEX_TABLES",

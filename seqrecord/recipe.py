@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from seqrecord.codecs import EncodedImage, image_chain, probe, resolve
 from seqrecord.errors import DestinationError, SchemaError
-from seqrecord.rows import MAX_CHUNK_FRAMES
+from seqrecord.format.rows import MAX_CHUNK_FRAMES
 from seqrecord.schema import CodecConfig, FeatureSpec, Schema
 
 __all__ = [

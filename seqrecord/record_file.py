@@ -24,9 +24,9 @@ from seqrecord.format import (
     parse_footer,
     parse_header,
 )
-from seqrecord.pages import Blob, PageCodec, aligned, page_offsets
+from seqrecord.format.pages import Blob, PageCodec, aligned, page_offsets
+from seqrecord.format.rows import GAP_ROW, chunk_row
 from seqrecord.ranges import ByteRange
-from seqrecord.rows import GAP_ROW, chunk_row
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, Upload
 

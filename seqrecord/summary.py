@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.clips import ClipSpec
+from seqrecord.format.pages import table_bytes
 from seqrecord.index import Index
-from seqrecord.pages import table_bytes
 from seqrecord.reader import Dataset
 from seqrecord.schema import CodecConfig, FeatureSpec
 from seqrecord.units import format_size

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from seqrecord.codecs import EncodedImage
 from seqrecord.destination import WriteMode, claim
 from seqrecord.errors import DestinationError, FrameError, SchemaError, SeqRecordError
+from seqrecord.format.text import check_key, encode_metadata
 from seqrecord.manifest import Manifest
 from seqrecord.recipe import (
     CHUNK_BYTES,
@@ -29,7 +30,6 @@ from seqrecord.recipe import (
 from seqrecord.record_file import RecordFileWriter
 from seqrecord.schema import Schema
 from seqrecord.storage import StorageLike, open_storage
-from seqrecord.text import check_key, encode_metadata
 from seqrecord.version import CREATED_BY
 
 __all__ = [

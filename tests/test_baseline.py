@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.tartanair.generate import generate
 from benchmarks.tartanair.loaders.raw_files import RawFilesDataset
-from seqrecord.convert import convert
+from seqrecord.conversion import convert
 from seqrecord.pipes import SeqRecordDataset, SeqRecordPipe
 from seqrecord.sources import TartanAir
 from tests.clip_data import names

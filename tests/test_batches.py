@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqrecord.batches import Batches, count_batches
+from seqrecord.plan.batches import Batches, count_batches
 
 
 @given(st.integers(0, 200), st.integers(1, 9), st.integers(2, 9), st.booleans())

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seqrecord.blocks import Pieces, cut_pieces, resident_window, window_frames
+from seqrecord.plan.blocks import Pieces, cut_pieces, resident_window, window_frames
 
 
 def pieces_of(stride: int, *rows: tuple[int, int, int, int, int]) -> Pieces:

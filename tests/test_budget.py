@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.tartanair.shuffle_quality import ABANDONEDFACTORY, batch_quality
-from seqrecord.budget import default_settings, least_resident_frames
 from seqrecord.clips import ClipSpec, ClipTable, EpisodeTable, enumerate_clips
 from seqrecord.errors import ClipError, MemoryLimitError
 from seqrecord.plan import EpochPlan, PlanSettings, Split, resident_bound
+from seqrecord.plan.budget import default_settings, least_resident_frames
 from tests.clip_cases import Case, cases, episode_table
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from seqrecord.channel import Channel, ClosedError
+from seqrecord.engine.channel import Channel, ClosedError
 
 
 def test_items_come_in_order_and_then_the_end() -> None:

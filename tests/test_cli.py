@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
 
-import seqrecord.cli
+import seqrecord.cli.commands
 from seqrecord.cli import main
 from seqrecord.errors import SeqRecordError
 from seqrecord.reader import open_dataset
@@ -273,13 +273,13 @@ def _raise(error: BaseException) -> Callable[..., Any]:
 
 def test_errors_of_the_system(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = OSError(errno.ENOSPC, "No space left on device", "/data/x")
-    monkeypatch.setattr(seqrecord.cli, "convert", _raise(full))
+    monkeypatch.setattr(seqrecord.cli.commands, "convert", _raise(full))
     assert fail("write", "--src", tree) == "No space left on device; file: /data/x"
-    monkeypatch.setattr(seqrecord.cli, "convert", _raise(KeyboardInterrupt()))
+    monkeypatch.setattr(seqrecord.cli.commands, "convert", _raise(KeyboardInterrupt()))
     assert "--resume goes on" in fail("write", "--src", tree, code=130)
-    monkeypatch.setattr(seqrecord.cli, "open_dataset", _raise(KeyboardInterrupt()))
+    monkeypatch.setattr(seqrecord.cli.commands, "open_dataset", _raise(KeyboardInterrupt()))
     assert run("info", tree, code=130).stderr.split() == ["seqrecord:", "error:", "interrupted"]
-    monkeypatch.setattr(seqrecord.cli, "open_dataset", _raise(SeqRecordError("two\nlines")))
+    monkeypatch.setattr(seqrecord.cli.commands, "open_dataset", _raise(SeqRecordError("two\nlines")))
     assert fail("info", tree) == "two lines"
     result = run("info", tree, "--debug", code=1)
     assert "Traceback" in result.stderr
@@ -287,7 +287,7 @@ def test_errors_of_the_system(tree: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_defect_keeps_its_traceback(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seqrecord.cli, "open_dataset", _raise(ZeroDivisionError()))
+    monkeypatch.setattr(seqrecord.cli.commands, "open_dataset", _raise(ZeroDivisionError()))
     result = CliRunner().invoke(main, ["info", str(tree)])
     assert isinstance(result.exception, ZeroDivisionError)
 
@@ -299,7 +299,7 @@ def test_storage_options(monkeypatch: pytest.MonkeyPatch, dataset: Path) -> None
         seen.update(options["storage_options"])
         return open_dataset(path)
 
-    monkeypatch.setattr(seqrecord.cli, "open_dataset", remember)
+    monkeypatch.setattr(seqrecord.cli.commands, "open_dataset", remember)
     options = ["key=a=b", "anon=true", "connections=8", 'text="8"', "list=[1]"]
     run("info", dataset, *(part for o in options for part in ("--storage-option", o)))
     assert seen == {"key": "a=b", "anon": True, "connections": 8, "text": "8", "list": "[1]"}

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import Progress, convert, workers
+from seqrecord import Progress, convert
+from seqrecord.conversion import workers
 from seqrecord.errors import DestinationError, NotFoundError, SchemaError, SourceError, StorageError
 from seqrecord.sources import EpisodeInfo
 from seqrecord.storage import FaultyStorage, LocalStorage, claims

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from seqrecord import distributed
 from seqrecord.errors import ClipError
-from seqrecord.pipes import SeqRecordPipe
+from seqrecord.pipes import SeqRecordPipe, distributed
 from seqrecord.plan import Split
 from tests.clip_data import names, write_numbered
 

@@ -14,9 +14,9 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from seqrecord.codecs import EncodedImage
-from seqrecord.convert import convert
+from seqrecord.conversion import convert
 from seqrecord.errors import ClipError, DestinationError, SchemaError
-from seqrecord.export import export
+from seqrecord.exporting import export
 from seqrecord.reader import Dataset, open_dataset
 from seqrecord.sources import Folders
 from seqrecord.writer import SeqRecordWriter

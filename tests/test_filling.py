@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from seqrecord import filling
 from seqrecord.arena import Arena
-from seqrecord.filling import Filling, batch_pools
+from seqrecord.engine import filling
+from seqrecord.engine.filling import Filling, batch_pools
 from seqrecord.frames import ArraySpec
 
 SPECS = {

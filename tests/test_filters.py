@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numcodecs.registry import get_codec
 
-from seqrecord.filters import Delta, SubtractGreen, Zigzag
+from seqrecord.codecs.filters import Delta, SubtractGreen, Zigzag
 
 UINTS = ("<u1", "<u2", "<u4", "<u8")
 
@@ -71,8 +71,8 @@ def test_long_slabs_are_undone(length: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", UINTS)
 def test_green_is_undone_over_several_bands(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seqrecord.filters._BAND_BYTES", 96)
-    monkeypatch.setattr("seqrecord.filters._green_mask", _unbound_green_mask())
+    monkeypatch.setattr("seqrecord.codecs.filters._BAND_BYTES", 96)
+    monkeypatch.setattr("seqrecord.codecs.filters._green_mask", _unbound_green_mask())
     pixels = np.random.default_rng(0).integers(0, 255, (7, 11, 3)).astype(dtype)
     for codec in (SubtractGreen(), Zigzag()):
         encoded = codec.encode(pixels)
@@ -80,7 +80,7 @@ def test_green_is_undone_over_several_bands(dtype: str, monkeypatch: pytest.Monk
 
 
 def _unbound_green_mask() -> Any:
-    from seqrecord import filters
+    from seqrecord.codecs import filters
 
     return filters._green_mask.__wrapped__  # not the cached masks of full bands
 

@@ -21,8 +21,8 @@ from seqrecord.format import (
     parse_header,
     parse_tail,
 )
-from seqrecord.pages import page_offsets, table_bytes
-from seqrecord.rows import GAP_ROW, chunk_row, count_present
+from seqrecord.format.pages import page_offsets, table_bytes
+from seqrecord.format.rows import GAP_ROW, chunk_row, count_present
 from seqrecord.schema import FeatureSpec, Schema
 
 _MAGIC = b"\x89SQREC\r\n"

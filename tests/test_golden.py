@@ -11,7 +11,7 @@ import pytest
 
 import seqrecord
 from seqrecord.catalog import load, reindex
-from seqrecord.pages import PageCodec
+from seqrecord.format.pages import PageCodec
 from seqrecord.record_reading import read_footer
 from seqrecord.storage import LocalStorage
 from tests.golden.make_v1 import GOLDEN, describe_frame

@@ -10,8 +10,8 @@ import pytest
 
 from seqrecord.catalog import load
 from seqrecord.errors import FormatError
+from seqrecord.format.rows import GAP_ROW
 from seqrecord.index import MAX_INDEX_TEXT, Index
-from seqrecord.rows import GAP_ROW
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.storage import LocalStorage
 from tests.tiny import write_tiny

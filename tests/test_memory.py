@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqrecord.arena import Arena, BufferPool
+from seqrecord.engine.loading import ChunkLoader
 from seqrecord.errors import MemoryLimitError
-from seqrecord.loading import ChunkLoader
 from seqrecord.pipes import SeqRecordPipe
 from tests.clip_data import names, possible_clips, write_numbered
 

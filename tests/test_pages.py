@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from seqrecord.codecs import EncodedImage
 from seqrecord.errors import CodecError, FormatError, FrameError, SchemaError
-from seqrecord.pages import Blob, PageCodec, aligned, page_offsets, table_bytes
+from seqrecord.format.pages import Blob, PageCodec, aligned, page_offsets, table_bytes
 from seqrecord.schema import FeatureSpec
 
 _ZSTD = ({"id": "zstd", "level": 1},)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from seqrecord.clips import ClipSpec, EpisodeTable, enumerate_clips
 from seqrecord.errors import ClipError
 from seqrecord.plan import EpochPlan, PlanSettings, Split, resident_bound
-from seqrecord.steps import Loads, Round
+from seqrecord.plan.steps import Loads, Round
 from tests.clip_cases import Case, cases, episode_table
 
 GOLDEN = Path(__file__).parent / "golden" / "plan_v1.json"

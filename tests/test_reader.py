@@ -26,10 +26,10 @@ from seqrecord.errors import (
     StateError,
     StorageError,
 )
+from seqrecord.format.rows import GAP_ROW
 from seqrecord.index import Index
 from seqrecord.manifest import IndexFile, Manifest, RecordFile, commit_manifest
 from seqrecord.reader import Dataset
-from seqrecord.rows import GAP_ROW
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.storage import CountingStorage, FaultyStorage, LocalStorage
 from seqrecord.storage.wrappers import FailAt, FailOften

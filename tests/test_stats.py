@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from seqrecord.stats import EngineStats
+from seqrecord.engine.stats import EngineStats
 
 
 def test_counters_add_up_over_threads() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord.errors import FormatError
-from seqrecord.text import (
+from seqrecord.format.text import (
     FORBIDDEN_IN_KEY,
     MAX_JSON_DEPTH,
     MAX_KEY_LENGTH,

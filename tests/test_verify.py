@@ -12,16 +12,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from seqrecord.agreement import Unlisted, compare_footer
 from seqrecord.catalog import reindex
 from seqrecord.errors import ChecksumError, CodecError, FormatError, NotFoundError, StorageError
 from seqrecord.format import encode_footer
+from seqrecord.format.pages import aligned, page_offsets
 from seqrecord.index import Index
-from seqrecord.pages import aligned, page_offsets
 from seqrecord.reader import open_dataset
 from seqrecord.record_reading import read_footer
 from seqrecord.storage import LocalStorage
-from seqrecord.verify import VerifyProgress, verify
+from seqrecord.verification import VerifyProgress, verify
+from seqrecord.verification.agreement import Unlisted, compare_footer
 from tests.datasets import write_small
 
 

@@ -11,12 +11,12 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
-from seqrecord.colours import NEUTRAL, flow_colours, label_colours, ramp_colours
+from seqrecord.drawing import contact_sheet, view
+from seqrecord.drawing.colours import NEUTRAL, flow_colours, label_colours, ramp_colours
+from seqrecord.drawing.panels import draw_panel, draw_plots, kind_of
+from seqrecord.drawing.theme import BACKGROUND, number_text, range_text
 from seqrecord.errors import ClipError
-from seqrecord.panels import draw_panel, draw_plots, kind_of
 from seqrecord.reader import Dataset, open_dataset
-from seqrecord.theme import BACKGROUND, number_text, range_text
-from seqrecord.view import contact_sheet, view
 from tests.datasets import write_small
 
 Array = npt.NDArray[Any]

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 import seqrecord
 from seqrecord.checksum import crc32c
-from seqrecord.rows import GAP_ROW, chunk_row
+from seqrecord.format.rows import GAP_ROW, chunk_row
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.writer import SeqRecordWriter
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.budget import default_settings
 from seqrecord.clips import ClipSpec, ClipTable, EpisodeTable, enumerate_clips
 from seqrecord.plan import EpochPlan, PlanSettings
+from seqrecord.plan.budget import default_settings
 
 __all__ = ["ABANDONEDFACTORY", "Quality", "batch_quality", "buffered", "episode_table"]
 

@@ -296,10 +296,16 @@ def machine() -> str:
 def table(results: dict[str, list[dict[str, Any]]]) -> str:
     """Medians over the repeats, and each row's share of its limits."""
     rate = {n: statistics.median(r["clips_per_second"] for r in rs) for n, rs in results.items()}
-    columns = (
-        "row, clips/s, of copy limit, of one-thread copy, bytes read, frames decoded, "
-        "first batch s, peak MB"
-    ).split(", ")
+    columns = [
+        "row",
+        "clips/s",
+        "of copy limit",
+        "of one-thread copy",
+        "bytes read",
+        "frames decoded",
+        "first batch s",
+        "peak MB",
+    ]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for name, runs in results.items():
         last = runs[-1]

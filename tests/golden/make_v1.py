@@ -24,8 +24,8 @@ from PIL import Image
 from seqrecord.checksum import crc32c
 from seqrecord.codecs import EncodedImage, resolve
 from seqrecord.format import EpisodePart, Footer, encode_footer, encode_header
-from seqrecord.pages import PageCodec
-from seqrecord.rows import GAP_ROW, chunk_row
+from seqrecord.format.pages import PageCodec
+from seqrecord.format.rows import GAP_ROW, chunk_row
 from seqrecord.schema import CodecConfig, FeatureSpec, Schema
 from seqrecord.writer import SeqRecordWriter
 

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.compressors import COMPRESSORS, ERRORS, decompress_into, make_compressor
+from seqrecord.codecs.compressors import COMPRESSORS, ERRORS, decompress_into, make_compressor
+from seqrecord.codecs.filters import Delta, SubtractGreen, UIntArray, Zigzag
+from seqrecord.codecs.images import FORMATS, check_storable, decode_image_into, encode_image, probe
 from seqrecord.errors import CodecError, SchemaError
-from seqrecord.filters import Delta, SubtractGreen, UIntArray, Zigzag
-from seqrecord.images import FORMATS, check_storable, decode_image_into, encode_image, probe
 
 __all__ = [
     "PRESETS",

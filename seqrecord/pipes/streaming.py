@@ -11,18 +11,18 @@ from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_work
 from torch.utils.data.datapipes.iter import ShardingFilter
 from torchdata.nodes import BaseNode
 
-from seqrecord.callers import find_caller
-from seqrecord.clip_dataset import SeqRecordDataset
 from seqrecord.clips import ClipTable
-from seqrecord.distributed import (
+from seqrecord.frames import FrameTransform
+from seqrecord.pipes.callers import find_caller
+from seqrecord.pipes.clip_dataset import SeqRecordDataset
+from seqrecord.pipes.distributed import (
     current_split,
     split_beside,
     splits_of_workers,
     worker_threads,
 )
-from seqrecord.epochs import Epochs
-from seqrecord.frames import FrameTransform
-from seqrecord.loader import Clip, ClipLoader
+from seqrecord.pipes.epochs import Epochs
+from seqrecord.pipes.loader import Clip, ClipLoader
 from seqrecord.plan import Split
 from seqrecord.reader import Dataset, EpisodeFilter
 

@@ -28,10 +28,10 @@ from PIL import Image
 
 from seqrecord.chunks import ChunkReader, Page
 from seqrecord.errors import ClipError, DestinationError
-from seqrecord.pages import PageCodec
+from seqrecord.format.pages import PageCodec
+from seqrecord.format.text import check_key
 from seqrecord.reader import Dataset
 from seqrecord.schema import FeatureSpec
-from seqrecord.text import check_key
 
 __all__ = ["export"]
 

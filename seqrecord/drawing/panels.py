@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
-from seqrecord.colours import flow_colours, label_colours, ramp_colours
-from seqrecord.theme import BACKGROUND, DIM, LINE, TEXT, font, number_text, range_text
+from seqrecord.drawing.colours import flow_colours, label_colours, ramp_colours
+from seqrecord.drawing.theme import BACKGROUND, DIM, LINE, TEXT, font, number_text, range_text
 
 __all__ = ["Kind", "Panel", "draw_panel", "draw_plots", "kind_of"]
 

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from seqrecord.checksum import Buffer, crc32c
 from seqrecord.errors import ChecksumError, FormatError, SchemaError, VersionError
-from seqrecord.pages import ALIGNMENT
-from seqrecord.rows import (
+from seqrecord.format.pages import ALIGNMENT
+from seqrecord.format.rows import (
     GAP_ROW,
     HEADER_BYTES,
     MAX_CHUNK_FRAMES,
@@ -27,8 +27,8 @@ from seqrecord.rows import (
     check_pages,
     chunk_row,
 )
+from seqrecord.format.text import check_key, parse_json, parse_metadata
 from seqrecord.schema import Schema
-from seqrecord.text import check_key, parse_json, parse_metadata
 
 __all__ = [
     "FORMAT_VERSION",

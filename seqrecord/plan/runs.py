@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from seqrecord.blocks import Pieces, cut_pieces, order_runs
 from seqrecord.order import IntArray, hash64, key_of, permutation
+from seqrecord.plan.blocks import Pieces, cut_pieces, order_runs
 
 __all__ = ["shuffle_runs"]
 

@@ -13,8 +13,8 @@ from torch.utils.data import Dataset as TorchDataset
 
 from seqrecord.clips import ClipTable
 from seqrecord.frames import FrameTransform, add_place, apply_transform, check_arrays
+from seqrecord.pipes.selection import ClipSelection
 from seqrecord.reader import Dataset, EpisodeFilter
-from seqrecord.selection import ClipSelection
 
 __all__ = ["SeqRecordDataset"]
 

@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter
 
 from seqrecord.arena import Arena
-from seqrecord.channel import Channel, ClosedError
 from seqrecord.clips import ClipSpec
-from seqrecord.conductor import THREAD_NAME, Conductor
+from seqrecord.engine.channel import Channel, ClosedError
+from seqrecord.engine.conductor import THREAD_NAME, Conductor
+from seqrecord.engine.filling import Batch, batch_pools
+from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError
-from seqrecord.filling import Batch, batch_pools
 from seqrecord.frames import ArraySpec, FrameTransform
 from seqrecord.plan import EpochPlan
 from seqrecord.reader import Dataset
-from seqrecord.stats import EngineStats
 
 __all__ = ["Engine"]
 

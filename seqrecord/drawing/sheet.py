@@ -13,10 +13,19 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw
 
 from seqrecord.clips import ClipSpec
+from seqrecord.drawing.panels import Kind, draw_panel, draw_plots, kind_of
+from seqrecord.drawing.theme import (
+    BACKGROUND,
+    DIM,
+    LINE,
+    TEXT,
+    font,
+    number_text,
+    shortened,
+    text_width,
+)
 from seqrecord.errors import ClipError
-from seqrecord.panels import Kind, draw_panel, draw_plots, kind_of
 from seqrecord.reader import Dataset
-from seqrecord.theme import BACKGROUND, DIM, LINE, TEXT, font, number_text, shortened, text_width
 
 __all__ = ["contact_sheet", "view"]
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from seqrecord.errors import CodecError, FrameError, SourceError
+from seqrecord.format.text import encode_metadata
 from seqrecord.record_file import RecordFileWriter
 from seqrecord.schema import Schema
 from seqrecord.sources import EpisodeInfo, Source
 from seqrecord.storage import Storage
-from seqrecord.text import encode_metadata
 
 __all__ = ["BadEpisode", "Group", "cut_in_groups", "write_copy", "write_group"]
 

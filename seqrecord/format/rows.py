@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import FormatError
-from seqrecord.pages import ALIGNMENT, page_offsets, table_bytes
+from seqrecord.format.pages import ALIGNMENT, page_offsets, table_bytes
 from seqrecord.schema import Schema
 
 __all__ = [

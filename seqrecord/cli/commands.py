@@ -11,17 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from seqrecord.catalog import reindex as rebuild
-from seqrecord.clips import ClipSpec
-from seqrecord.codecs import PRESETS
-from seqrecord.convert import ConvertReport, Progress, convert
-from seqrecord.destination import WriteMode
-from seqrecord.export import export as export_episode
-from seqrecord.format import MAX_CHUNK_FRAMES
-from seqrecord.manifest import Manifest
-from seqrecord.reader import open_dataset
-from seqrecord.sources import CAMERAS, open_source
-from seqrecord.summary import summarize
-from seqrecord.terminal import (
+from seqrecord.cli.terminal import (
     PROGRAM,
     ByteSize,
     Commands,
@@ -32,12 +22,22 @@ from seqrecord.terminal import (
     parse_codecs,
     parse_storage_options,
 )
+from seqrecord.clips import ClipSpec
+from seqrecord.codecs import PRESETS
+from seqrecord.conversion import ConvertReport, Progress, convert
+from seqrecord.destination import WriteMode
+from seqrecord.drawing import view as draw_view
+from seqrecord.drawing.sheet import DEFAULT_CLIP_LEN
+from seqrecord.exporting import export as export_episode
+from seqrecord.format import MAX_CHUNK_FRAMES
+from seqrecord.manifest import Manifest
+from seqrecord.reader import open_dataset
+from seqrecord.sources import CAMERAS, open_source
+from seqrecord.summary import summarize
 from seqrecord.units import format_size
-from seqrecord.verify import VerifyProgress
-from seqrecord.verify import verify as verify_dataset
+from seqrecord.verification import VerifyProgress
+from seqrecord.verification import verify as verify_dataset
 from seqrecord.version import CREATED_BY, __version__
-from seqrecord.view import DEFAULT_CLIP_LEN
-from seqrecord.view import view as draw_view
 from seqrecord.wording import counted, one_line
 
 __all__ = ["main"]
@@ -361,7 +361,3 @@ def view(
             max_columns=columns,
         )
     click.echo(str(written))
-
-
-if __name__ == "__main__":
-    main()

@@ -8,9 +8,11 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
+from seqrecord.conversion.groups import BadEpisode, Group, cut_in_groups
+from seqrecord.conversion.workers import Meter, Progress, run_groups
 from seqrecord.destination import Destination, WriteMode, claim
 from seqrecord.errors import DestinationError, FormatError, SourceError
-from seqrecord.groups import BadEpisode, Group, cut_in_groups
+from seqrecord.format.text import check_key, encode_metadata
 from seqrecord.manifest import Manifest
 from seqrecord.recipe import (
     DEFAULT_RECORD_BYTES,
@@ -21,9 +23,7 @@ from seqrecord.recipe import (
 )
 from seqrecord.sources import EpisodeInfo, Source
 from seqrecord.storage import StorageLike, open_storage
-from seqrecord.text import check_key, encode_metadata
 from seqrecord.version import CREATED_BY
-from seqrecord.workers import Meter, Progress, run_groups
 
 __all__ = ["BadEpisode", "ConvertReport", "Progress", "convert"]
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from seqrecord.blocks import window_frames
 from seqrecord.clips import ClipTable, EpisodeTable
 from seqrecord.errors import ClipError, MemoryLimitError
-from seqrecord.plan import PlanSettings, cursor_bound
+from seqrecord.plan.blocks import window_frames
+from seqrecord.plan.epoch import PlanSettings, cursor_bound
 
 __all__ = ["default_settings", "least_resident_frames"]
 

@@ -20,14 +20,14 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.arena import Arena, BufferPool, Ring
-from seqrecord.channel import Channel, ClosedError
 from seqrecord.clips import ClipSpec
-from seqrecord.filling import Batch, Filling
+from seqrecord.engine.channel import Channel, ClosedError
+from seqrecord.engine.filling import Batch, Filling
+from seqrecord.engine.loading import ChunkLoader, Load, each_load
+from seqrecord.engine.stats import EngineStats
 from seqrecord.frames import FrameTransform
-from seqrecord.loading import ChunkLoader, Load, each_load
 from seqrecord.plan import EpochPlan, Round
 from seqrecord.reader import Dataset
-from seqrecord.stats import EngineStats
 
 __all__ = ["THREAD_NAME", "Conductor"]
 

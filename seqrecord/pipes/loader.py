@@ -16,14 +16,14 @@ import numpy as np
 import torch
 
 from seqrecord.engine import Engine
+from seqrecord.engine.filling import Batch
+from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError
-from seqrecord.filling import Batch
 from seqrecord.frames import FrameTransform
-from seqrecord.memory import Fit, FrameSizes, fit
+from seqrecord.pipes.memory import Fit, FrameSizes, fit
+from seqrecord.pipes.selection import ClipSelection
 from seqrecord.plan import EpochPlan, PlanSettings, Split
 from seqrecord.reader import Dataset, EpisodeFilter
-from seqrecord.selection import ClipSelection
-from seqrecord.stats import EngineStats
 from seqrecord.units import parse_size
 
 __all__ = ["Clip", "ClipLoader"]

@@ -20,8 +20,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from seqrecord.blocks import Pieces, cut_pieces
 from seqrecord.order import IntArray
+from seqrecord.plan.blocks import Pieces, cut_pieces
 
 __all__ = ["Lanes", "Walk"]
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from seqrecord.budget import default_settings, least_resident_frames
 from seqrecord.errors import MemoryLimitError
-from seqrecord.pages import ALIGNMENT
+from seqrecord.format.pages import ALIGNMENT
+from seqrecord.pipes.selection import ClipSelection
 from seqrecord.plan import PlanSettings
-from seqrecord.selection import ClipSelection
+from seqrecord.plan.budget import default_settings, least_resident_frames
 from seqrecord.units import format_size
 
 __all__ = ["Fit", "FrameSizes", "fit"]

@@ -22,14 +22,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from seqrecord.batches import count_batches
-from seqrecord.blocks import Pieces, cut_pieces, resident_window, window_frames
 from seqrecord.clips import ClipTable, EpisodeTable
 from seqrecord.errors import ClipError
-from seqrecord.lanes import Lanes, Walk
 from seqrecord.order import IntArray, hash64, key_of, ranks
-from seqrecord.runs import shuffle_runs
-from seqrecord.steps import Clips, Frees, Loads, Round
+from seqrecord.plan.batches import count_batches
+from seqrecord.plan.blocks import Pieces, cut_pieces, resident_window, window_frames
+from seqrecord.plan.lanes import Lanes, Walk
+from seqrecord.plan.runs import shuffle_runs
+from seqrecord.plan.steps import Clips, Frees, Loads, Round
 
 __all__ = [
     "Clips",

@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from seqrecord.agreement import Unlisted, compare_footer
 from seqrecord.chunks import ChunkReader, Page
 from seqrecord.errors import ChecksumError, FormatError, SeqRecordError
 from seqrecord.format import RECORDS
 from seqrecord.index import Index
 from seqrecord.record_reading import read_footer
 from seqrecord.storage import Storage, open_storage
-from seqrecord.trust import Files, trusted_index
 from seqrecord.units import format_size
+from seqrecord.verification.agreement import Unlisted, compare_footer
+from seqrecord.verification.trust import Files, trusted_index
 from seqrecord.wording import counted
 
 __all__ = ["VerifyProgress", "VerifyReport", "verify"]

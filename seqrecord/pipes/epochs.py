@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from seqrecord.engine import Engine
+from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError, StateError
-from seqrecord.loader import Clip, ClipLoader
+from seqrecord.pipes.loader import Clip, ClipLoader
 from seqrecord.plan import Split
-from seqrecord.stats import EngineStats
 
 __all__ = ["Epochs"]
 

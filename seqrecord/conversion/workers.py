@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait as wait_for
 from typing import Any
 
+from seqrecord.conversion.groups import BadEpisode, Group, write_copy, write_group
 from seqrecord.errors import DestinationError, SeqRecordError
-from seqrecord.groups import BadEpisode, Group, write_copy, write_group
 from seqrecord.storage import Lock
 
 __all__ = ["Meter", "Progress", "run_groups"]
