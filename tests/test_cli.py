@@ -279,7 +279,8 @@ def test_errors_of_the_system(tree: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert "--resume goes on" in fail("write", "--src", tree, code=130)
     monkeypatch.setattr(seqrecord.cli.commands, "open_dataset", _raise(KeyboardInterrupt()))
     assert run("info", tree, code=130).stderr.split() == ["seqrecord:", "error:", "interrupted"]
-    monkeypatch.setattr(seqrecord.cli.commands, "open_dataset", _raise(SeqRecordError("two\nlines")))
+    two_lines = _raise(SeqRecordError("two\nlines"))
+    monkeypatch.setattr(seqrecord.cli.commands, "open_dataset", two_lines)
     assert fail("info", tree) == "two lines"
     result = run("info", tree, "--debug", code=1)
     assert "Traceback" in result.stderr
