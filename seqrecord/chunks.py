@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from seqrecord.storage import Storage
 
 __all__ = ["Chunk", "ChunkReader", "Page"]
 
+_NOTHING = memoryview(b"")
 _MAX_READ_BYTES = 16 << 20  # one range of one request; a chunk's pages are merged up to it
 
 
@@ -114,24 +115,39 @@ class ChunkReader:
             for name, column in self._columns.items()
         ]
 
-    def read(self, pages: Sequence[Page]) -> list[memoryview]:
+    def read(
+        self,
+        pages: Sequence[Page],
+        *,
+        into: Mapping[str, memoryview] | None = None,
+        allocate: Callable[[int], memoryview] | None = None,
+    ) -> list[memoryview]:
         """The bytes of pages of one record file, in one call to the storage.
 
-        Pages that lie together are read together, with the padding between them. Raises
-        `ChecksumError` for a page that does not match its checksum.
+        Pages that lie together are read together, with the padding between them, into memory from
+        `allocate`; pages of the features in `into` are read straight into that memory instead.
+        Raises `ChecksumError` for a page that does not match its checksum.
         """
         if not pages:
             return []
+        into = into or {}
         ranges = [ByteRange(page.start, page.stop) for page in pages]
-        reads = coalesce(ranges, max_gap=ALIGNMENT, max_length=_MAX_READ_BYTES)
-        buffers = [np.empty(whole.length, np.uint8).data for whole, _ in reads]
-        path = pages[0].chunk.path
-        self._storage.read_ranges(path, [whole for whole, _ in reads], buffers)
-        data = [memoryview(b"")] * len(pages)
-        for (whole, members), buffer in zip(reads, buffers, strict=True):
-            for member in members:
-                start, stop = ranges[member]
-                data[member] = buffer[start - whole.start : stop - whole.start].toreadonly()
+        data = [into.get(page.feature, _NOTHING) for page in pages]
+        shared = [i for i, page in enumerate(pages) if page.feature not in into]
+        merged = coalesce(
+            [ranges[i] for i in shared], max_gap=ALIGNMENT - 1, max_length=_MAX_READ_BYTES
+        )
+        buffers = [(allocate or _fresh)(whole.length) for whole, _ in merged]
+        for (whole, members), buffer in zip(merged, buffers, strict=True):
+            for i in (shared[member] for member in members):
+                start, stop = ranges[i]
+                data[i] = buffer[start - whole.start : stop - whole.start].toreadonly()
+        apart = [i for i, page in enumerate(pages) if page.feature in into]
+        self._storage.read_ranges(
+            pages[0].chunk.path,
+            [whole for whole, _ in merged] + [ranges[i] for i in apart],
+            buffers + [data[i] for i in apart],
+        )
         if self.verify:
             for page, item in zip(pages, data, strict=True):
                 self._verify(page, item)
@@ -225,3 +241,7 @@ class ChunkReader:
             feature=page.feature,
         )
         return error
+
+
+def _fresh(length: int) -> memoryview:
+    return np.empty(length, np.uint8).data

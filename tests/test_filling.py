@@ -29,9 +29,10 @@ def filled_arena(num_rows: int) -> Arena:
     return arena
 
 
-@pytest.mark.parametrize("parallel_bytes", [1, 40, 1 << 20])
-def test_a_batch_in_parts(monkeypatch: pytest.MonkeyPatch, parallel_bytes: int) -> None:
-    monkeypatch.setattr(filling, "_PARALLEL_BYTES", parallel_bytes)
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("copy_bytes", [1, 40, 1 << 20])
+def test_a_batch_in_parts(monkeypatch: pytest.MonkeyPatch, copy_bytes: int, threads: int) -> None:
+    monkeypatch.setattr(filling, "_COPY_BYTES", copy_bytes)
     arena = filled_arena(9)
     pools = batch_pools(SPECS, 5, 2, keep=1)
     assert set(pools) == {"image", "step", "empty"}
@@ -40,7 +41,7 @@ def test_a_batch_in_parts(monkeypatch: pytest.MonkeyPatch, parallel_bytes: int) 
         batch = Filling(4, 2, arena, pools)  # fewer clips than the buffers hold
         for part in (slice(0, 1), slice(1, 4)):
             assert not batch.is_full
-            batch.gather(np.arange(4)[part], np.arange(10, 14)[part], rows[part], executor)
+            batch.gather(np.arange(4)[part], np.arange(10, 14)[part], rows[part], executor, threads)
     assert batch.is_full
     done = batch.finish()
     assert len(done) == 4

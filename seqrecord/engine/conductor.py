@@ -11,20 +11,24 @@ run while the clips of this one are gathered, as far as the rings have room::
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from time import perf_counter
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.arena import Arena, BufferPool, Ring
+from seqrecord.arena import Ring
 from seqrecord.clips import ClipSpec
 from seqrecord.engine.channel import Channel, ClosedError
 from seqrecord.engine.filling import Batch, Filling
 from seqrecord.engine.loading import ChunkLoader, Load, each_load
+from seqrecord.engine.schedule import first_uses
 from seqrecord.engine.stats import EngineStats
+from seqrecord.engine.workspace import Workspace
 from seqrecord.frames import FrameTransform
 from seqrecord.plan import EpochPlan, Round
 from seqrecord.reader import Dataset
@@ -34,13 +38,18 @@ __all__ = ["THREAD_NAME", "Conductor"]
 THREAD_NAME = "seqrecord-engine"  # how the names of all these threads begin
 
 
-@dataclass
-class _Work:
-    """One round on its way: rows of its clips [clips, frames], and its loads."""
+class _Waiting(NamedTuple):
+    """A load that waits for room: the number of the first clip of its round that needs it."""
 
-    round: Round
-    rows: npt.NDArray[np.int64]
-    loads: list[Future[None]]
+    first_use: int
+    load: Load
+
+
+class _Loading(NamedTuple):
+    """A load under way."""
+
+    first_use: int
+    done: Future[None]
 
 
 class Conductor:
@@ -52,8 +61,7 @@ class Conductor:
         plan: EpochPlan,
         spec: ClipSpec,
         dataset: Dataset,
-        arena: Arena,
-        pools: Mapping[str, BufferPool],
+        workspace: Workspace,
         frame_transform: FrameTransform | None,
         num_threads: int,
         max_loads: int,
@@ -62,21 +70,24 @@ class Conductor:
     ) -> None:
         self._plan = plan
         self._spec = spec
-        self._arena = arena
-        self._pools = dict(pools)
-        self._load = ChunkLoader(dataset, arena, plan.frame_step, frame_transform)
+        self._workspace: Workspace | None = workspace
+        self._load = ChunkLoader(dataset, workspace, plan.frame_step, frame_transform)
         self._num_threads = num_threads
         self._max_loads = max_loads
         self._channel = channel
         self._stats = stats
-        rows = arena.num_rows // max(1, plan.num_cursors)
+        rows = workspace.arena.num_rows // max(1, plan.num_cursors)
         self._rings = [Ring(cursor * rows, rows) for cursor in range(plan.num_cursors)]
-        self._frame_nbytes = sum(spec.nbytes for spec in arena.specs.values())
+        self._frame_nbytes = sum(spec.nbytes for spec in workspace.arena.specs.values())
         self._steps = np.arange(spec.length) * spec.dilation
         self._filling: Filling | None = None
 
-    def run(self, batch: int) -> None:
-        """Deliver the batches from `batch` on, or the error that prevents it."""
+    def run(self, batch: int) -> Callable[[], None]:
+        """Deliver the batches from `batch` on, or the error that prevents it.
+
+        When it returns no thread works in the workspace any more; what it returns tells the
+        consumer that this is the end.
+        """
         failed: BaseException | None = None
         try:
             loaders = ThreadPoolExecutor(
@@ -93,53 +104,69 @@ class Conductor:
         except BaseException as error:  # raised again where the consumer waits
             failed = error
         # An error's traceback refers to this frame, and the user may keep it.
-        self._arena.release()
-        self._pools.clear()
-        self._filling = None
-        self._channel.end(failed)
-        del failed
+        self._workspace = self._filling = None
+        del self._load
+        end, failed = partial(self._channel.end, failed), None
+        return end
 
     def _walk(self, batch: int, loaders: Executor, copiers: Executor) -> None:
         if batch >= self._plan.num_batches:
             return
         first_round, skip = self._plan.locate(batch)
-        loads = [
-            self._submit(load, loaders) for load in each_load(self._plan.resident(first_round))
-        ]
+        resident = each_load(self._plan.resident(first_round))
+        loading = self._submit([_Waiting(0, load) for load in resident], loaders)
         rounds = self._plan.rounds(first_round)
         current = next(rounds, None)
-        waiting = list(each_load(current.loads)) if current is not None else []
+        waiting = self._plan_loads(current)
         while current is not None:
+            loading += self._submit(waiting, loaders)
+            assert not waiting, "the plan holds more frames than it said"
             # Rows are found before loads of the next round begin other runs.
-            loads += [self._submit(load, loaders) for load in waiting]
-            work = _Work(current, self._find_rows(current), loads)
-            current = next(rounds, None)
-            waiting = list(each_load(current.loads)) if current is not None else []
-            loads = self._submit_ahead(waiting, loaders)
-            self._await(work.loads)
-            self._emit(work, skip, copiers)
-            skip = 0
-            for cursor, count in zip(work.round.frees.cursor, work.round.frees.count, strict=True):
+            rows, following = self._find_rows(current), next(rounds, None)
+            waiting = self._plan_loads(following)
+            ahead = self._submit(waiting, loaders)
+            self._stats.hold(sum(ring.resident for ring in self._rings) * self._frame_nbytes)
+            self._emit(current, rows, skip, sorted(loading, key=_by_use), copiers)
+            for cursor, count in zip(current.frees.cursor, current.frees.count, strict=True):
                 self._rings[cursor].free(int(count))
+            current, loading, skip = following, ahead, 0
 
-    def _submit(self, load: Load, loaders: Executor) -> Future[None]:
-        self._channel.check_open()
-        rows = self._rings[load.cursor].load(
-            load.episode, load.first, load.count, self._plan.frame_step
+    def _plan_loads(self, current: Round | None) -> list[_Waiting]:
+        """The loads of a round, a cursor's in the order in which they fill its ring."""
+        if current is None:
+            return []
+        uses = first_uses(
+            current.loads,
+            current.clips,
+            span=self._spec.span,
+            frame_step=self._plan.frame_step,
         )
-        return loaders.submit(self._do_load, load, rows)
+        return list(map(_Waiting, uses.tolist(), each_load(current.loads)))
 
-    def _submit_ahead(self, waiting: list[Load], loaders: Executor) -> list[Future[None]]:
-        """Submit the next round's loads for which there is room; leave the others in `waiting`."""
-        loads, late, full = [], [], set()
-        for load in waiting:
+    def _submit(self, waiting: list[_Waiting], loaders: Executor) -> list[_Loading]:
+        """Start those loads for which there is room, the first needed first.
+
+        The others stay in `waiting`.
+        """
+        self._channel.check_open()
+        late: list[_Waiting] = []
+        placed: list[tuple[int, Load, npt.NDArray[np.int64]]] = []
+        full: set[int] = set()
+        for item in waiting:
+            load = item.load
             if load.cursor in full or not self._rings[load.cursor].has_room(load.count):
                 full.add(load.cursor)  # a cursor's loads stay in order
-                late.append(load)
-            else:
-                loads.append(self._submit(load, loaders))
+                late.append(item)
+                continue
+            step = self._plan.frame_step
+            rows = self._rings[load.cursor].load(load.episode, load.first, load.count, step)
+            placed.append((item.first_use, load, rows))
         waiting[:] = late
-        return loads
+        placed.sort(key=_by_use)
+        return [
+            _Loading(first_use, loaders.submit(self._do_load, load, rows))
+            for first_use, load, rows in placed
+        ]
 
     def _do_load(self, load: Load, rows: npt.NDArray[np.int64]) -> None:
         self._channel.check_open()
@@ -155,31 +182,45 @@ class Conductor:
             rows[mine] = self._rings[cursor].find(frames[mine], self._plan.frame_step)
         return rows
 
-    def _await(self, loads: list[Future[None]]) -> None:
-        begin = perf_counter()
-        for load in loads:
-            load.result()
-        self._channel.check_open()
-        self._stats.add(waiting_for_loads_seconds=perf_counter() - begin)
-        self._stats.hold(sum(ring.resident for ring in self._rings) * self._frame_nbytes)
+    def _emit(
+        self,
+        current: Round,
+        rows: npt.NDArray[np.int64],
+        skip: int,
+        loading: list[_Loading],
+        copiers: Executor,
+    ) -> None:
+        """Gather a round's clips into batches as their loads arrive, and hand over full ones.
 
-    def _emit(self, work: _Work, skip: int, copiers: Executor) -> None:
-        """Gather the round's clips into batches, and hand over those that are full."""
-        clips = work.round.clips.part(skip, len(work.round.clips))
-        rows = work.rows[skip:]
-        edges = (np.flatnonzero(np.diff(clips.batch)) + 1).tolist()
-        for start, stop in zip([0, *edges], [*edges, len(clips)], strict=True):
+        `loading` is in the order of first use. All of it is done when this returns.
+        """
+        edges = (np.flatnonzero(np.diff(current.clips.batch)) + 1).tolist()
+        done = 0
+        for start, stop in pairwise([skip, *(e for e in edges if e > skip), len(rows)]):
             if start == stop:
                 continue
             if self._filling is None:
-                self._filling = self._begin(int(clips.batch[start]))
+                self._filling = self._begin(int(current.clips.batch[start]))
+            needed = sum(load.first_use < stop for load in loading)
+            self._await(loading[done:needed])
+            done = max(done, needed)
             begin = perf_counter()
-            part = clips.part(start, stop)
-            self._filling.gather(part.episode, part.start, rows[start:stop], copiers)
+            part = current.clips.part(start, stop)
+            self._filling.gather(
+                part.episode, part.start, rows[start:stop], copiers, self._num_threads
+            )
             self._stats.add(gather_seconds=perf_counter() - begin)
             if self._filling.is_full:
                 self._channel.put(self._filling.finish())
                 self._filling = None
+        self._await(loading[done:])
+
+    def _await(self, loading: list[_Loading]) -> None:
+        begin = perf_counter()
+        for load in loading:
+            load.done.result()
+        self._channel.check_open()
+        self._stats.add(waiting_for_loads_seconds=perf_counter() - begin)
 
     def _begin(self, batch: int) -> Filling:
         """A batch to fill, once the consumer has taken enough of those before."""
@@ -187,4 +228,9 @@ class Conductor:
         self._channel.reserve()
         self._stats.add(waiting_for_consumer_seconds=perf_counter() - begin)
         size = self._plan.first_clip(batch + 1) - self._plan.first_clip(batch)
-        return Filling(size, self._spec.length, self._arena, self._pools)
+        assert self._workspace is not None
+        return Filling(size, self._spec.length, self._workspace.arena, self._workspace.pools)
+
+
+def _by_use(item: tuple[int, Any] | tuple[int, Any, Any]) -> int:
+    return item[0]

@@ -13,12 +13,12 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter
 
-from seqrecord.arena import Arena
 from seqrecord.clips import ClipSpec
 from seqrecord.engine.channel import Channel, ClosedError
 from seqrecord.engine.conductor import THREAD_NAME, Conductor
-from seqrecord.engine.filling import Batch, batch_pools
+from seqrecord.engine.filling import Batch
 from seqrecord.engine.stats import EngineStats
+from seqrecord.engine.workspace import Needs, Workspace, Workspaces
 from seqrecord.errors import ClipError
 from seqrecord.frames import ArraySpec, FrameTransform
 from seqrecord.plan import EpochPlan
@@ -49,6 +49,7 @@ class Engine:
         prefetch: batches that are filled or wait, at least 1.
         frame_transform: called once for each frame, before the arena.
         stats: counts what is done.
+        workspaces: where memory comes from, and where it goes for the next iteration.
     """
 
     drop: Callable[[], object]
@@ -68,18 +69,20 @@ class Engine:
         prefetch: int,
         frame_transform: FrameTransform | None = None,
         stats: EngineStats,
+        workspaces: Workspaces,
     ) -> None:
         self.stats = stats
         self._process = os.getpid()
         self._channel: Channel[Batch] = Channel(prefetch)
         size = plan.first_clip(1) if plan.num_batches else 1
+        # Batches that are ever in use: those in the channel and the consumer's last two.
+        needs = Needs(specs, max(1, num_rows), size, spec.length, prefetch + 2)
+        workspace = workspaces.take(needs)
         conductor = Conductor(
             plan=plan,
             spec=spec,
             dataset=dataset,
-            arena=Arena(specs, max(1, num_rows)),
-            # All that are ever in use: those in the channel and the consumer's last two.
-            pools=batch_pools(specs, size, spec.length, keep=prefetch + 2),
+            workspace=workspace,
             frame_transform=frame_transform,
             num_threads=num_threads,
             max_loads=max_loads,
@@ -88,7 +91,10 @@ class Engine:
         )
         # The thread refers to the conductor only, so that dropping the engine ends it.
         thread = threading.Thread(
-            target=conductor.run, args=(batch,), name=f"{THREAD_NAME}-conductor", daemon=True
+            target=_run,
+            args=(conductor, batch, workspace, weakref.ref(workspaces)),
+            name=f"{THREAD_NAME}-conductor",
+            daemon=True,
         )
         thread.start()
         _running[self._channel] = thread
@@ -116,6 +122,20 @@ class Engine:
     def close(self) -> None:
         """End all threads; nothing is left when it returns."""
         _close(self._channel, self._thread, self._process, None)
+
+
+def _run(
+    conductor: Conductor,
+    batch: int,
+    workspace: Workspace,
+    workspaces: weakref.ref[Workspaces],
+) -> None:
+    """What the conductor's thread does; its memory is the next iteration's, if there is one."""
+    end = conductor.run(batch)
+    if (alive := workspaces()) is not None:
+        alive.give_back(workspace)
+    del workspace, alive
+    end()
 
 
 _running: weakref.WeakKeyDictionary[Channel[Batch], threading.Thread] = weakref.WeakKeyDictionary()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from seqrecord.frames import ArraySpec
 
 __all__ = ["Batch", "Filling", "batch_pools"]
 
-_PARALLEL_BYTES = 4 << 20  # one task; what is smaller is copied by the calling thread
+_COPY_BYTES = 4 << 20  # one call; less than that in all is copied by the calling thread
 
 
 @dataclass(frozen=True)
@@ -74,23 +75,23 @@ class Filling:
         start: npt.NDArray[np.int64],
         rows: npt.NDArray[np.int64],
         executor: Executor,
+        threads: int,
     ) -> None:
         """Append clips: int64[n] each, and the arena's rows of their frames, int64[n, length].
 
-        They are copied when this returns: their rows may be written to again.
+        They are copied, by this thread and by `threads - 1` of the executor's, when this returns:
+        their rows may be written to again.
         """
-        tasks = []
-        for name, buffer in self._buffers.items():
-            out = buffer[self._count : self._count + len(rows)]
-            for copy in self._copies(name, rows.reshape(-1), out):
-                if out.nbytes < _PARALLEL_BYTES:
-                    copy()
-                else:
-                    tasks.append(executor.submit(copy))
+        copies = [
+            copy
+            for name, buffer in self._buffers.items()
+            for copy in self._copies(
+                name, rows.reshape(-1), buffer[self._count : self._count + len(rows)]
+            )
+        ]
+        _share(copies, executor, threads)
         for name, clips in self._lists.items():
             clips += [self._arena.gather_list(name, clip) for clip in rows]
-        for task in tasks:
-            task.result()
         self._episode.append(episode)
         self._start.append(start)
         self._count += len(rows)
@@ -108,9 +109,34 @@ class Filling:
 
     def _copies(
         self, name: str, rows: npt.NDArray[np.int64], out: npt.NDArray[Any]
-    ) -> Iterator[partial[None]]:
-        """Copies of about `_PARALLEL_BYTES` that together fill `out` [clips, length, …]."""
+    ) -> Iterator[_Copy]:
+        """Copies of about `_COPY_BYTES` that together fill `out` [clips, length, …]."""
         frames = out.reshape(len(rows), *out.shape[2:])
-        step = max(1, _PARALLEL_BYTES // max(1, self._arena.specs[name].nbytes))
+        nbytes = self._arena.specs[name].nbytes
+        step = max(1, _COPY_BYTES // max(1, nbytes))
         for i in range(0, len(rows), step):
-            yield partial(self._arena.gather, name, rows[i : i + step], frames[i : i + step])
+            part = frames[i : i + step]
+            yield _Copy(part.nbytes, partial(self._arena.gather, name, rows[i : i + step], part))
+
+
+class _Copy(NamedTuple):
+    nbytes: int
+    do: Callable[[], None]
+
+
+def _share(copies: Sequence[_Copy], executor: Executor, threads: int) -> None:
+    """Do copies on this thread and on others, in parts of about the same number of bytes."""
+    total = sum(copy.nbytes for copy in copies)
+    threads = min(threads, 1 + total // _COPY_BYTES)
+    ends = np.cumsum([copy.nbytes for copy in copies])
+    cuts = np.searchsorted(ends, [total * i // threads for i in range(threads + 1)]).tolist()
+    parts = [copies[a:b] for a, b in pairwise([*cuts[:-1], len(copies)])]
+    others = [executor.submit(_do, part) for part in parts[1:]]
+    _do(parts[0])
+    for other in others:
+        other.result()
+
+
+def _do(copies: Sequence[_Copy]) -> None:
+    for copy in copies:
+        copy.do()

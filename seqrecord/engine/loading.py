@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.arena import Arena
 from seqrecord.chunks import Chunk, Page
+from seqrecord.engine.workspace import Workspace
+from seqrecord.format.pages import aligned
 from seqrecord.frames import FrameTransform, add_place, apply_transform, check_arrays
 from seqrecord.plan import Loads
 from seqrecord.reader import Dataset
@@ -31,48 +32,90 @@ class Load:
     count: int
 
 
-def each_load(loads: Loads) -> Iterator[Load]:
+def each_load(loads: Loads) -> list[Load]:
     """The rows of `loads`."""
     columns = (loads.cursor, loads.episode, loads.chunk, loads.first, loads.count)
-    return (Load(*row) for row in zip(*(column.tolist() for column in columns), strict=True))
+    return [Load(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 class ChunkLoader:
     """Does loads, from many threads at once. An error names episode, frame and record file."""
 
     def __init__(
-        self, dataset: Dataset, arena: Arena, frame_step: int, transform: FrameTransform | None
+        self,
+        dataset: Dataset,
+        workspace: Workspace,
+        frame_step: int,
+        transform: FrameTransform | None,
     ) -> None:
         self._dataset = dataset
         self._reader = dataset.chunk_reader()
-        self._arena = arena
+        self._arena = workspace.arena
+        self._scratch = workspace.scratch
         self._frame_step = frame_step
         self._transform = transform
 
     def __call__(self, load: Load, rows: npt.NDArray[np.int64]) -> Mapping[str, float]:
         """Read the load's chunk and decode its frames into `rows`; what that took, for stats."""
         chunk = self._reader.chunk_at(load.chunk, load.episode)
-        begin = perf_counter()
-        with self._naming(chunk):
-            pages = self._reader.pages(chunk)
-            data = self._reader.read(pages)
-        middle = perf_counter()
-        inside = load.first - chunk.first_frame + np.arange(load.count) * self._frame_step
-        # Frames that lack a feature are in no clip, yet they may lie between others.
-        wanted = _all_present(pages, inside)
-        inside, rows = inside[wanted], rows[wanted]
-        if self._transform is not None:
-            self._store_transformed(chunk, pages, data, inside, rows, self._transform)
-        else:
+        pages = self._reader.pages(chunk)
+        straight = self._straight(load, chunk, pages, rows)
+        with self._memory(page for page in pages if page.feature not in straight) as allocate:
+            begin = perf_counter()
             with self._naming(chunk):
-                for page, item in zip(pages, data, strict=True):
-                    self._store(page, item, inside, rows)
+                data = self._reader.read(pages, into=straight, allocate=allocate)
+            middle = perf_counter()
+            inside = load.first - chunk.first_frame + np.arange(load.count) * self._frame_step
+            # Frames that lack a feature are in no clip, yet they may lie between others.
+            wanted = _all_present(pages, inside)
+            inside, rows = inside[wanted], rows[wanted]
+            if self._transform is not None:
+                self._store_transformed(chunk, pages, data, inside, rows, self._transform)
+            else:
+                with self._naming(chunk):
+                    for page, item in zip(pages, data, strict=True):
+                        if page.feature not in straight:
+                            self._store(page, item, inside, rows)
+            del data
         return {
             "bytes_read": sum(page.stop - page.start for page in pages),
             "frames_decoded": len(inside),
             "fetch_seconds": middle - begin,
             "decode_seconds": perf_counter() - middle,
         }
+
+    def _straight(
+        self, load: Load, chunk: Chunk, pages: Sequence[Page], rows: npt.NDArray[np.int64]
+    ) -> dict[str, memoryview]:
+        """Rows of the arena that whole raw pages can be read into as they are, by feature."""
+        whole = load.count == chunk.num_frames and rows[-1] - rows[0] == load.count - 1
+        if self._transform is not None or not whole:
+            return {}
+        found = {}
+        for page in pages:
+            skipped = (page.present & -page.present).bit_length() - 1
+            run = page.present >> max(skipped, 0)
+            if self._reader.features[page.feature].is_raw and run and not run & (run + 1):
+                first = int(rows[0]) + skipped
+                target = self._arena[page.feature][first : first + page.num_present]
+                found[page.feature] = memoryview(target.reshape(-1).view(np.uint8))
+        return found
+
+    @contextmanager
+    def _memory(self, pages: Iterable[Page]) -> Iterator[Callable[[int], memoryview]]:
+        """Scratch memory for these pages, until the block is left."""
+        block = self._scratch.take(sum(aligned(page.stop - page.start) for page in pages))
+        used = 0
+
+        def allocate(length: int) -> memoryview:
+            nonlocal used
+            used += length
+            return block[used - length : used].data
+
+        try:
+            yield allocate
+        finally:
+            self._scratch.give_back(block)
 
     def _store(
         self,

@@ -18,6 +18,7 @@ import torch
 from seqrecord.engine import Engine
 from seqrecord.engine.filling import Batch
 from seqrecord.engine.stats import EngineStats
+from seqrecord.engine.workspace import Workspaces
 from seqrecord.errors import ClipError
 from seqrecord.frames import FrameTransform
 from seqrecord.pipes.memory import Fit, FrameSizes, fit
@@ -93,6 +94,7 @@ class ClipLoader:
             verify=verify,
             storage_options=storage_options,
         )
+        self._workspaces = Workspaces()
         self._fits: dict[int, Fit] = {}
         self._fit(1)  # so that a limit that is too small is an error here and now
 
@@ -132,6 +134,7 @@ class ClipLoader:
             prefetch=fitted.prefetch,
             frame_transform=self.selection.frame_transform,
             stats=stats,
+            workspaces=self._workspaces,
         )
 
     def clip(self, batch: Batch) -> Clip:

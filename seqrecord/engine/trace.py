@@ -1,0 +1,263 @@
+"""A trace: who did what when, as a file that Perfetto, chrome://tracing and `seqrecord trace` open.
+
+Spans have a name whose first word is their kind, which decides on their colour:
+
+- `fetch`: reading pages and checking them;
+- `decode`: into the arena, `frame_transform` included;
+- `gather`: from the arena into batches;
+- `device`: a copy to the device;
+- `consumer`: what the user does between two batches;
+- `wait`: for any of these; `wait for batch` is the consumer's.
+
+The format is Google's "Trace Event Format": complete events "X", counters "C" and, for names of
+threads, metadata "M".
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import lru_cache
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from seqrecord.errors import NotFoundError, StorageError
+
+__all__ = ["Trace", "trace_path"]
+
+_FLUSH = 2048  # spans in memory before some thread writes them
+_MOST_IN_MEMORY = 4 * _FLUSH  # … before all threads wait for that
+_MAX_SPANS = 1_000_000  # about 130 MB
+_NOTHING = nullcontext()
+
+_as_json = json.JSONEncoder(separators=(",", ":"), default=str).encode
+
+_logger = logging.getLogger("seqrecord")
+
+
+class Trace:
+    """Records spans of any number of threads into one file; without a path it does nothing.
+
+    Times are seconds of `time.perf_counter`, one clock for all processes of a machine, so that
+    traces of DataLoader workers line up.
+
+    Bounded: `max_spans`, about 130 bytes each, are written, and what follows is counted. Up to
+    8,192 of them are in memory; the thread that brings them to 2,048 writes them to a hidden
+    file beside `path`, which `close` gives its name. Dropping the trace, and the interpreter's
+    exit, close it too. In a forked process it does nothing.
+
+    Names and arguments end up in the file: they must be of this program, never of a user's
+    storage options.
+
+    Raises `NotFoundError` where the folder does not exist, and `StorageError` where no file can be
+    made. What goes wrong after that, such as a full disk, ends the trace and is logged, and
+    nothing else: a training must not end with it.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, max_spans: int = _MAX_SPANS
+    ) -> None:
+        self.is_on = path is not None
+        self._events: deque[tuple[str, int, float, float | None, dict[str, Any]]] = deque()
+        self._local = threading.local()
+        if path is None:
+            return
+        self._file = _File(Path(path), self._events, max_spans)
+        weakref.finalize(self, self._file.close)
+
+    def span(self, name: str, **args: int | str) -> AbstractContextManager[object]:
+        """A context whose time is recorded, however it ends, for the thread that leaves it."""
+        return _Span(self, name, args) if self.is_on else _NOTHING
+
+    def add(
+        self, name: str, begin: float, end: float, *, lane: str | None = None, **args: int | str
+    ) -> None:
+        """Record what this thread did from `begin` to `end`, in seconds of `perf_counter`.
+
+        `lane` names another place than this thread: a device's stream.
+        """
+        if self.is_on:
+            self._append((name, self._lane(lane), begin, end - begin, args))
+
+    def count(self, name: str, **values: int) -> None:
+        """Record what values a counter has from now on."""
+        if self.is_on:
+            self._append((name, self._lane(None), perf_counter(), None, values))
+
+    def close(self) -> None:
+        """Write all, and give the file its name. What is recorded after that is lost."""
+        if self.is_on:
+            self.is_on = False
+            self._file.close()
+
+    def _append(self, event: tuple[str, int, float, float | None, dict[str, Any]]) -> None:
+        self._events.append(event)
+        if len(self._events) >= _FLUSH and not self._file.write(
+            wait=len(self._events) >= _MOST_IN_MEMORY
+        ):
+            self.is_on = False
+
+    def _lane(self, name: str | None) -> int:
+        """The number of a lane, or of this thread's. Threads' own numbers are used again."""
+        try:
+            lanes: dict[str | None, int] = self._local.lanes
+        except AttributeError:
+            lanes = self._local.lanes = {}
+        if name not in lanes:
+            lanes[name] = self._file.lane(name)
+        return lanes[name]
+
+
+def trace_path(
+    path: str | os.PathLike[str], *, rank: tuple[int, int] = (0, 1), worker: int | None = None
+) -> Path:
+    """Where a process writes: `epoch.json`, of rank 1 in worker 0 `epoch.rank1.worker0.json`.
+
+    `rank` is a number and how many there are; where there is one rank it is not named. `worker`
+    is the number of a DataLoader's worker process, `None` in any other.
+    """
+    target = Path(path)
+    parts = [f"rank{rank[0]}"] * (rank[1] > 1) + [f"worker{worker}"] * (worker is not None)
+    return target.with_name(".".join([target.stem, *parts]) + target.suffix)
+
+
+class _Span:
+    __slots__ = ("_args", "_begin", "_name", "_trace")
+
+    def __init__(self, trace: Trace, name: str, args: dict[str, Any]) -> None:
+        self._trace = trace
+        self._name = name
+        self._args = args
+
+    def __enter__(self) -> None:
+        self._begin = perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self._trace.add(self._name, self._begin, perf_counter(), **self._args)
+
+
+class _File:
+    """The file, and the lanes in it. Knows nothing of the `Trace`, which can so be dropped.
+
+    A finalizer may call `close` in a thread that is just writing: so the lock is reentrant, and
+    one who comes again leaves the rest to the first.
+    """
+
+    def __init__(self, path: Path, events: deque[Any], max_spans: int) -> None:
+        self._path = path
+        self._events = events
+        self._left = max_spans
+        self._lost = 0
+        self._lock = threading.RLock()
+        self._lanes: list[str] = []
+        self._named: dict[str, int] = {}
+        self._inside = self._closing = False
+        self._process = os.getpid()
+        self._part = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")
+        try:
+            if path.is_dir():
+                raise IsADirectoryError("a folder has this name")
+            # Unbuffered: a fork must not write once more what is in a buffer.
+            self._out = self._part.open("xb", buffering=0)
+        except FileNotFoundError:
+            raise NotFoundError("no such folder for a trace", file=str(path.parent)) from None
+        except OSError as error:
+            reason = error.strerror or error
+            raise StorageError(f"no trace can be written: {reason}", file=str(path)) from error
+        self._put('{"displayTimeUnit":"ms","traceEvents":[\n')
+
+    def lane(self, name: str | None) -> int:
+        """A number for the lane of a name, or for a thread."""
+        if os.getpid() != self._process:
+            return 0
+        with self._lock:
+            if name is not None and name in self._named:
+                return self._named[name]
+            self._lanes.append(name or threading.current_thread().name)
+            if name is not None:
+                self._named[name] = len(self._lanes)
+            return len(self._lanes)
+
+    def write(self, *, wait: bool) -> bool:
+        """Write what there is, or let another thread do it; whether more may come."""
+        if os.getpid() != self._process:
+            self._events.clear()
+            return False
+        if not self._lock.acquire(blocking=wait):
+            return True
+        try:
+            self._run()
+            return not self._out.closed
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Write the rest, and the end."""
+        if os.getpid() == self._process:
+            with self._lock:
+                self._closing = True
+                self._run()
+
+    def _run(self) -> None:
+        if self._inside or self._out.closed:
+            return
+        self._inside = True
+        try:
+            self._put("".join(self._lines()))
+            if self._closing:
+                self._end()
+        except OSError as error:
+            _logger.warning("%s: the trace ends here: %s", self._path, error)
+            self._out.close()
+            self._events.clear()
+            with suppress(OSError):
+                self._part.unlink()
+        finally:
+            self._inside = False
+
+    def _lines(self) -> Iterator[str]:
+        while self._events:
+            name, lane, begin, seconds, args = self._events.popleft()
+            if self._left <= 0:
+                self._lost += 1
+                continue
+            self._left -= 1
+            yield (
+                f'{{{_what(name, seconds is None)},"ts":{begin * 1e6:.3f},'
+                + (f'"dur":{seconds * 1e6:.3f},' if seconds is not None else "")
+                + f'"pid":{self._process},"tid":{lane},"args":{_as_json(args)}}},\n'
+            )
+
+    def _end(self) -> None:
+        names = [("process_name", 0, f"seqrecord {self._process}")]
+        names += [("thread_name", i, name) for i, name in enumerate(self._lanes, 1)]
+        lines = [
+            _as_json(
+                {"ph": "M", "name": kind, "pid": self._process, "tid": i, "args": {"name": name}}
+            )
+            for kind, i, name in names
+        ]
+        self._put(",\n".join(lines) + f'\n],"otherData":{{"lost":{self._lost}}}}}\n')
+        self._out.close()
+        self._part.replace(self._path)
+
+    def _put(self, text: str) -> None:
+        data = memoryview(text.encode())
+        while data:
+            data = data[self._out.write(data) or 0 :]
+
+
+@lru_cache(maxsize=64)
+def _what(name: str, counts: bool) -> str:
+    """What an event is, as JSON."""
+    if counts:
+        return f'"ph":"C","name":{_as_json(name)}'
+    kind = name.split(" ", 1)[0]
+    return f'"ph":"X","name":{_as_json(name)},"cat":{_as_json(kind)}'

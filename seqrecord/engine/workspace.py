@@ -1,0 +1,87 @@
+"""The memory of an iteration, which the next one takes over: it is expensive to touch anew."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.arena import Arena, BufferPool
+from seqrecord.engine.filling import batch_pools
+from seqrecord.frames import ArraySpec
+
+__all__ = ["Needs", "Scratch", "Workspace", "Workspaces"]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What an iteration needs memory for: rows of frames, and batches of clips."""
+
+    specs: Mapping[str, ArraySpec]
+    num_rows: int
+    batch_size: int  # clips
+    clip_len: int
+    num_batches: int  # that are ever in use at a time
+
+
+class Workspace:
+    """An arena, pools of batch buffers, and scratch memory for chunks being read."""
+
+    def __init__(self, needs: Needs) -> None:
+        self.needs = needs
+        self.arena = Arena(needs.specs, needs.num_rows)
+        self.pools: dict[str, BufferPool] = batch_pools(
+            needs.specs, needs.batch_size, needs.clip_len, keep=needs.num_batches
+        )
+        self.scratch = Scratch()
+
+
+class Scratch:
+    """Blocks of memory for reading, one for each load under way, that grow to what is needed."""
+
+    def __init__(self) -> None:
+        self._idle: deque[npt.NDArray[np.uint8]] = deque()
+
+    def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """A block of at least so many bytes; give it back when nothing refers to it any more."""
+        try:
+            block = self._idle.pop()
+        except IndexError:
+            return np.empty(nbytes, np.uint8)
+        return block if len(block) >= nbytes else np.empty(nbytes, np.uint8)
+
+    def give_back(self, block: npt.NDArray[np.uint8]) -> None:
+        self._idle.append(block)
+
+
+class Workspaces:
+    """Keeps the workspace of the last iteration for the next. A copy in another process is empty.
+
+    So a loader holds the memory of an epoch until it is dropped, and never that of two.
+    """
+
+    def __init__(self) -> None:
+        self._idle: deque[Workspace] = deque(maxlen=1)
+        self._process = os.getpid()
+
+    def __reduce__(self) -> tuple[type[Workspaces], tuple[()]]:
+        return Workspaces, ()
+
+    def take(self, needs: Needs) -> Workspace:
+        """The workspace kept, if it is what is needed, else a new one once that is gone."""
+        try:
+            kept = self._idle.pop()
+            if kept.needs == needs and os.getpid() == self._process:
+                return kept
+            del kept
+        except IndexError:
+            pass
+        return Workspace(needs)
+
+    def give_back(self, workspace: Workspace) -> None:
+        if os.getpid() == self._process:
+            self._idle.append(workspace)
