@@ -11,6 +11,7 @@ FOLDER/throughput.json.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import platform
@@ -18,6 +19,7 @@ import resource
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -52,6 +54,7 @@ class Row:
     limit: str = "copy-2"
     consume: bool = True
     cold: bool = False
+    spin: bool = False  # a thread of pure Python holds the GIL as much as it can
 
 
 def main() -> None:
@@ -80,8 +83,11 @@ def main() -> None:
 
 def measure(row: Row, folder: Path) -> dict[str, Any]:
     """The timing loop: clips a second of an epoch, its median over epochs after the first."""
+    importlib.import_module("seqrecord.pipes")  # torch takes seconds, whoever loads
     if row.cold:
         drop_page_cache(folder)
+    if row.spin:
+        threading.Thread(target=spin, daemon=True).start()
     begin = time.perf_counter()
     epoch = row.epoch(folder)
     rates, first = [], 0.0
@@ -108,6 +114,11 @@ def measure(row: Row, folder: Path) -> dict[str, Any]:
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         **{name: value for name, value in stats.items() if isinstance(value, (int, float, str))},
     }
+
+
+def spin() -> None:
+    while True:
+        pass
 
 
 def touch(array: Any) -> int:
@@ -240,6 +251,8 @@ ROWS = {
     "balanced": Row(streaming("balanced")),
     "fast": Row(streaming("fast")),
     "small": Row(streaming("small")),
+    "raw-2GiB": Row(streaming("raw", memory_limit="2GiB")),
+    "raw-spinning": Row(streaming("raw"), spin=True),
     "raw-unshuffled": Row(streaming("raw", shuffle=False)),
     "raw-cold": Row(streaming("raw"), cold=True),
     "balanced-cold": Row(streaming("balanced"), cold=True),
