@@ -120,10 +120,12 @@ def test_presets_by_kind_of_feature() -> None:
         json.dumps(chain)
         return [config["id"].removeprefix("seqrecord.") for config in chain]
 
-    assert ids("balanced", "u1", 480, 640, 3) == ["subtract_green", "delta", "zstd"]
-    assert ids("balanced", "u1", None, None, 3) == ["subtract_green", "delta", "zstd"]
-    assert ids("balanced", "f4", 480, 640, 2) == ["delta", "delta", "zigzag", "blosc"]
-    assert ids("balanced", "f4", 480, 640) == ["delta", "zigzag", "blosc"]
+    assert ids("balanced", "u1", 480, 640, 3) == ["delta", "blosc"]
+    assert ids("balanced", "u1", None, None, 3) == ["delta", "blosc"]
+    assert ids("small", "u1", 480, 640, 3) == ["subtract_green", "delta", "zstd"]
+    assert ids("balanced", "f4", 480, 640, 2) == ["delta", "delta", "bias", "blosc"]
+    assert ids("balanced", "f4", 480, 640) == ["blosc"]
+    assert ids("small", "f4", 480, 640) == ["delta", "bias", "blosc"]
     assert ids("balanced", "u1", 480, 640) == ["zstd"]
     assert ids("balanced", "i2", 16000) == ["blosc"]
     assert ids("balanced", "f8", 7) == []
@@ -261,6 +263,7 @@ HOSTILE: list[Any] = [
     [{"id": "seqrecord.delta", "axis": 10**9}],
     [{"id": "seqrecord.delta", "axis": 0, "width": 8}],  # 40 x 60 x 3 bytes: 3 is not a word
     [{"id": "seqrecord.delta", "axis": 0, "width": 3}],
+    [{"id": "seqrecord.bias", "value": 1}],
     [{"id": "zstd"}, {"id": "zstd"}],
     [{"id": "zstd"}, {"id": "seqrecord.zigzag"}],
     [{"id": "seqrecord.zigzag"}] * 5,
@@ -409,10 +412,10 @@ def test_features_that_are_no_images(dtype: str, shape: tuple[int, ...]) -> None
     ("layout", "preset", "floor"),
     [
         ("V1", "fast", 3.5),
-        ("V1", "balanced", 5.0),
+        ("V1", "balanced", 4.5),
         ("V1", "small", 5.4),
         ("V2", "fast", 2.4),
-        ("V2", "balanced", 3.7),
+        ("V2", "balanced", 3.4),
         ("V2", "small", 4.0),
     ],
 )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numcodecs.registry import get_codec
 
-from seqrecord.codecs.filters import Delta, SubtractGreen, Zigzag
+from seqrecord.codecs.filters import Bias, Delta, SubtractGreen, Zigzag
 
 UINTS = ("<u1", "<u2", "<u4", "<u8")
 
@@ -33,6 +33,10 @@ def u1(*rows: list[int]) -> npt.NDArray[np.uint8]:
         (Delta(axis=0), np.array([1, 0], "<u8"), "0100000000000000 ffffffffffffffff"),
         (Zigzag(), u1([0, 255, 1, 254, 127, 128]), "00 01 02 03 fe ff"),
         (Zigzag(), np.array([0xFFFF, 1, 0x8000], "<u2"), "0100 0200 ffff"),
+        (Bias(), u1([0, 255]), "00 ff"),
+        (Bias(), np.array([0, 0xFFFF, 0xFF80], "<u2"), "8000 7f00 0000"),
+        (Bias(), np.array([1, 0xFFFFFFFF], "<u4"), "81808000 7f808000"),
+        (Bias(), np.array([0], "<u8"), "80808080 80808000"),
         (SubtractGreen(), u1([10, 20, 5], [255, 0, 7]), "f6 14 f1 ff 00 07"),
         (SubtractGreen(), np.array([[1, 2, 3]], "<u2"), "ffff 0200 0100"),
     ],
@@ -47,9 +51,9 @@ def test_bytes(codec: Any, array: npt.NDArray[Any], encoded: str) -> None:
     array=hnp.arrays(st.sampled_from(UINTS), hnp.array_shapes(min_dims=1, max_dims=4, max_side=40)),
     axis=st.integers(-4, 3),
 )
-def test_delta_and_zigzag_are_undone(array: npt.NDArray[Any], axis: int) -> None:
+def test_filters_of_any_shape_are_undone(array: npt.NDArray[Any], axis: int) -> None:
     axis %= array.ndim
-    for codec in (Delta(axis), Zigzag()):
+    for codec in (Delta(axis), Zigzag(), Bias()):
         encoded = codec.encode(array)
         assert encoded.shape == array.shape
         assert encoded.dtype == array.dtype
@@ -58,7 +62,7 @@ def test_delta_and_zigzag_are_undone(array: npt.NDArray[Any], axis: int) -> None
 
 
 # Slabs long enough for the sums to run by blocks, at every length that leaves another remainder.
-@pytest.mark.parametrize("length", [*range(15, 40), 97, 480])
+@pytest.mark.parametrize("length", [*range(15, 40), 97, 480, 719])
 @pytest.mark.parametrize("dtype", UINTS)
 def test_long_slabs_are_undone(length: int, dtype: str) -> None:
     rng = np.random.default_rng(length)
@@ -67,6 +71,12 @@ def test_long_slabs_are_undone(length: int, dtype: str) -> None:
         if codec.width is None or (300 * array.dtype.itemsize) % codec.width == 0:
             encoded = codec.encode(array)
             np.testing.assert_array_equal(codec.decode(encoded, encoded), array)
+
+
+def test_sums_leave_numpys_buffer_as_it_was() -> None:
+    before = np.getbufsize()
+    Delta(0).decode(np.ones((40, 300), "<u1"))
+    assert np.getbufsize() == before
 
 
 @pytest.mark.parametrize("dtype", UINTS)
@@ -89,7 +99,7 @@ def test_input_is_left_alone_whatever_its_layout() -> None:
     array = np.random.default_rng(0).integers(0, 255, (20, 20, 3)).astype("<u2")
     for view in (array[::2, ::-1], array.transpose(1, 0, 2), np.broadcast_to(array[0], (4, 20, 3))):
         before = view.copy()
-        for codec in (Delta(0), Delta(1), Zigzag(), SubtractGreen()):
+        for codec in (Delta(0), Delta(1), Zigzag(), Bias(), SubtractGreen()):
             encoded = codec.encode(view)
             np.testing.assert_array_equal(view, before)
             np.testing.assert_array_equal(codec.decode(encoded), before)
@@ -118,6 +128,7 @@ def test_shapes_that_do_not_fit(codec: Any, shape: tuple[int, ...], itemsize: in
         {"id": "seqrecord.delta", "axis": -3, "width": 8},
         {"id": "seqrecord.delta", "axis": 0},
         {"id": "seqrecord.zigzag"},
+        {"id": "seqrecord.bias"},
         {"id": "seqrecord.subtract_green"},
     ],
 )

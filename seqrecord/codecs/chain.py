@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.codecs.compressors import COMPRESSORS, ERRORS, decompress_into, make_compressor
-from seqrecord.codecs.filters import Delta, SubtractGreen, UIntArray, Zigzag
+from seqrecord.codecs.filters import Bias, Delta, SubtractGreen, UIntArray, Zigzag
 from seqrecord.codecs.images import FORMATS, check_storable, decode_image_into, encode_image, probe
 from seqrecord.errors import CodecError, SchemaError
 
@@ -38,6 +38,7 @@ PRESETS: tuple[str, ...] = ("raw", "fast", "balanced", "small")
 """Names of chains that depend on dtype and shape, from the fastest to the smallest."""
 
 _FILTERS: dict[str, tuple[Any, dict[str, Collection[object]]]] = {
+    "seqrecord.bias": (Bias, {}),
     "seqrecord.delta": (Delta, {"axis": range(-8, 8), "width": (2, 4, 8)}),
     "seqrecord.subtract_green": (SubtractGreen, {}),
     "seqrecord.zigzag": (Zigzag, {}),
@@ -193,26 +194,31 @@ def _preset(
     if dtype == np.uint8 and _is_grid(shape[:-1]) and shape[-1] == 3:  # colour
         if name == "fast":
             return ({"id": "lz4", "acceleration": 4},)
-        level = 1 if name == "balanced" else 9
-        return ({"id": "seqrecord.subtract_green"}, rows, {"id": "zstd", "level": level})
+        if name == "balanced":
+            return (rows, _blosc("lz4hc", 5, shuffle=2, blocksize=1 << 18))
+        return ({"id": "seqrecord.subtract_green"}, rows, {"id": "zstd", "level": 9})
     if dtype.itemsize == 1:  # masks, labels, bytes: whole runs repeat
         if name == "fast":
             return ({"id": "lz4", "acceleration": 1},)
         return ({"id": "zstd", "level": 1 if name == "balanced" else 9},)
-    planes = _byte_planes(name)
+    bias = {"id": "seqrecord.bias"}
+    fast_planes, small_planes = _blosc("lz4hc", 5), _blosc("zstd", 5)
+    grid_planes = small_planes if name == "small" else fast_planes
     if dtype.kind == "f" and _is_grid(shape[:-1]) and shape[-1] in (2, 3, 4):  # flow
         pixel = dtype.itemsize * shape[-1]
         width = {"width": pixel} if pixel in (4, 8) else {}
         columns = {"id": "seqrecord.delta", "axis": -2, **width}
-        return ({**rows, **width}, columns, {"id": "seqrecord.zigzag"}, planes)
-    if dtype.kind == "f" and _is_grid(shape) and name != "fast":  # depth
-        return ({"id": "seqrecord.delta", "axis": -1}, {"id": "seqrecord.zigzag"}, planes)
-    return (planes,)
+        return ({**rows, **width}, columns, bias, grid_planes)
+    if dtype.kind == "f" and _is_grid(shape):  # depth
+        columns = {"id": "seqrecord.delta", "axis": -1}
+        return (columns, bias, grid_planes) if name == "small" else (grid_planes,)
+    return ({"fast": fast_planes, "balanced": _blosc("zstd", 2), "small": small_planes}[name],)
 
 
-def _byte_planes(name: str) -> CodecConfig:
-    cname, level = {"fast": ("lz4hc", 5), "balanced": ("zstd", 2), "small": ("zstd", 5)}[name]
-    return {"id": "blosc", "cname": cname, "clevel": level, "shuffle": 1, "blocksize": 1 << 20}
+def _blosc(cname: str, level: int, *, shuffle: int = 1, blocksize: int = 1 << 20) -> CodecConfig:
+    """Blosc with byte planes (`shuffle` 1) or bit planes (2)."""
+    params = {"cname": cname, "clevel": level, "shuffle": shuffle, "blocksize": blocksize}
+    return {"id": "blosc", **params}
 
 
 def _is_grid(shape: tuple[int | None, ...]) -> bool:
