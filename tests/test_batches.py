@@ -42,7 +42,7 @@ def test_one_clip_short_shares_the_last_two_batches() -> None:
 def test_batches_of_one_may_differ_by_one() -> None:
     counts = [count_batches(n, 17, 2, size=1, drop_last=False).count for n in (8, 9)]
     assert counts == [8, 9]
-    assert count_batches(9, 17, 2, size=1, drop_last=True) == Batches(1, 8, 8, 1, 7)
+    assert count_batches(9, 17, 2, size=1, drop_last=True) == Batches(1, 8, 8, 1, 1)
 
 
 @pytest.mark.parametrize("batch", [-1, 2])

@@ -163,6 +163,7 @@ def test_a_second_iteration_ends_the_first(path: Path) -> None:
         {"open_episodes": 2},
         {"clip_len": 2},
         {"stride": 2},
+        {"repeat": 2},
         {"dilation": 2},
         {"features": ["image"]},
         {"episodes": "set/[0123]*", "features": ["id"]},
@@ -181,6 +182,7 @@ def test_a_state_of_other_settings_is_refused(path: Path, changes: dict[str, Any
     [
         {"num_threads": 1},
         {"num_threads": 7},
+        {"rotate_phase": True},  # the stride is 1
         {"device": "cpu"},
         {"verify": False},
         {"memory_limit": "3GiB"},

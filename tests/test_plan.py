@@ -4,7 +4,7 @@ import json
 import time
 import tracemalloc
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,128 +13,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from seqrecord.clips import ClipSpec, EpisodeTable, enumerate_clips
+from seqrecord.clips import ClipSpec, enumerate_clips
 from seqrecord.errors import ClipError
 from seqrecord.plan import EpochPlan, PlanSettings, Split, resident_bound
-from seqrecord.plan.steps import Loads, Round
-from tests.clip_cases import Case, cases, episode_table
+from tests.clip_cases import Case, episode_table
+from tests.plan_cases import Engine, Request, chunks_of, requests, splits
 
 GOLDEN = Path(__file__).parent / "golden" / "plan_v1.json"
-
-
-class Engine:
-    """Does what a plan says and checks each step: a set of (cursor, frame) stands for the arena."""
-
-    def __init__(
-        self, plan: EpochPlan, episodes: EpisodeTable, spec: ClipSpec, *, tight: bool
-    ) -> None:
-        self.plan, self.episodes, self.spec = plan, episodes, spec
-        self.held: dict[int, dict[int, tuple[int, int]]] = {}  # cursor: frame: (episode, chunk)
-        self.seen: dict[int, set[int]] = {}  # cursor: chunks loaded since it last held nothing
-        self.chunks: Counter[int] = Counter()  # how often each was loaded
-        self.frames: Counter[tuple[int, int]] = Counter()  # how often each was decoded
-        # Whether a run's clips leave no gap, of which the rest of a loaded chunk may be a part.
-        self.tight = tight and spec.stride <= spec.span and not plan.num_dropped
-        self.past: dict[int, tuple[int, int]] = {}  # cursor: last frame it loaded, last it used
-        self.clips: list[tuple[int, int]] = []
-        self.places: list[tuple[int, int]] = []  # (batch, slot)
-        self.most_frames = self.most_chunks = 0
-
-    def load(self, loads: Loads) -> None:
-        columns = (loads.cursor, loads.episode, loads.chunk, loads.first, loads.count)
-        for cursor, episode, chunk, first, count in zip(
-            *(column.tolist() for column in columns), strict=True
-        ):
-            held = self.held.setdefault(cursor, {})
-            seen = self.seen.setdefault(cursor, set())
-            if not held:
-                seen.clear()
-                self.past[cursor] = (-1, -1)
-            assert chunk not in seen, "a chunk is loaded twice in a run"
-            seen.add(chunk)
-            self.chunks[chunk] += 1
-            size = int(self.episodes.chunk_frames[episode])
-            row = chunk - int(self.episodes.first_chunk[episode])
-            assert count > 0
-            for frame in range(first, first + count * self.plan.frame_step, self.plan.frame_step):
-                assert frame < self.episodes.num_frames[episode]
-                assert frame // size == row, "a frame of another chunk"
-                assert frame not in held, "a frame is loaded twice"
-                held[frame] = (episode, chunk)
-                self.frames[episode, frame] += 1
-                self.past[cursor] = (frame, self.past[cursor][1])
-        self.most_frames = max(self.most_frames, sum(map(len, self.held.values())))
-        self.most_chunks = max(
-            self.most_chunks, sum(len({c for _, c in h.values()}) for h in self.held.values())
-        )
-
-    def run(self, work: Round) -> None:
-        self.load(work.loads)
-        clips = work.clips
-        columns = (clips.cursor, clips.episode, clips.start, clips.batch, clips.slot)
-        for cursor, episode, start, batch, slot in zip(
-            *(column.tolist() for column in columns), strict=True
-        ):
-            for i in range(self.spec.length):
-                assert self.held[cursor][start + i * self.spec.dilation][0] == episode
-            loaded, used = self.past[cursor]
-            self.past[cursor] = (loaded, max(used, start + self.spec.span - 1))
-            self.clips.append((episode, start))
-            self.places.append((batch, slot))
-        frees = work.frees
-        for cursor, first, count in zip(
-            frees.cursor.tolist(), frees.first.tolist(), frees.count.tolist(), strict=True
-        ):
-            assert count > 0
-            for i in range(count):
-                del self.held[cursor][first + i * self.plan.frame_step]
-            if not self.held[cursor] and self.tight:
-                assert self.past[cursor][0] <= self.past[cursor][1], "loaded past the last clip"
-
-
-@dataclass(frozen=True)
-class Request:
-    case: Case
-    settings: PlanSettings
-    epoch: int
-    num_splits: int
-
-    def plan(self, index: int = 0) -> EpochPlan:
-        split = Split(index, self.num_splits)
-        case = self.case
-        return EpochPlan(case.table, case.episodes, self.settings, epoch=self.epoch, split=split)
-
-    def run(self, plan: EpochPlan) -> Engine:
-        engine = Engine(plan, self.case.episodes, self.case.spec, tight=not self.case.missing)
-        for i, work in enumerate(plan.rounds()):
-            assert work.index == i
-            engine.run(work)
-        assert not any(engine.held.values()), "frames are left when the epoch ends"
-        return engine
-
-
-@st.composite
-def requests(draw: st.DrawFn) -> Request:
-    chosen = PlanSettings(
-        shuffle=draw(st.sampled_from([True, True, False])),
-        seed=draw(st.integers(-3, 2**70)),
-        batch_size=draw(st.none() | st.integers(1, 7)),
-        drop_last=draw(st.booleans()),
-        open_episodes=draw(st.integers(1, 6)),
-        block_frames=draw(st.integers(1, 40)),
-        run_frames=draw(st.none() | st.integers(1, 50)),
-    )
-    return Request(draw(cases()), chosen, draw(st.integers(0, 3)), draw(st.integers(1, 4)))
-
-
-def splits(request: Request) -> list[EpochPlan]:
-    """The plans of all splits; none where the request is refused, as it must be."""
-    total, enough = request.case.table.num_clips, request.num_splits
-    if 0 < total < enough and not request.settings.drop_last:
-        with pytest.raises(ClipError, match="fewer clips than parts"):
-            request.plan()
-        return []
-    return [request.plan(index) for index in range(request.num_splits)]
 
 
 @given(requests())
@@ -143,17 +28,19 @@ def test_splits_are_disjoint_and_cover_the_epoch(request: Request) -> None:
     plans = splits(request)
     emitted = [request.run(plan).clips for plan in plans]
     together = Counter(clip for clips in emitted for clip in clips)
-    assert set(together.values()) <= {1}
+    repeat = request.settings.repeat
+    assert max(together.values(), default=0) <= repeat
     assert [plan.num_clips for plan in plans] == [len(clips) for clips in emitted]
     if not plans:
         return
     every = request.case.clips()
     if request.settings.drop_last:
         assert set(together) <= set(every)
-        assert len(together) + sum(plan.num_dropped for plan in plans) == len(every)
+        dropped = sum(plan.num_dropped for plan in plans)
+        assert together.total() + dropped == len(every) * repeat
     else:
-        assert set(together) == set(every)
-    if not request.settings.shuffle and not request.settings.drop_last:
+        assert together == Counter(every * repeat)
+    if not request.settings.shuffle and not request.settings.drop_last and repeat == 1:
         assert [clip for clips in emitted for clip in clips] == every
 
 
@@ -161,14 +48,15 @@ def test_splits_are_disjoint_and_cover_the_epoch(request: Request) -> None:
 @settings(max_examples=200, deadline=None)
 def test_batches_are_equally_many_and_full(request: Request) -> None:
     plans = splits(request)
-    size = request.settings.batch_size or 1
+    size, repeat = request.settings.batch_size or 1, request.settings.repeat
     for plan in plans:
         places = request.run(plan).places
         sizes = Counter(batch for batch, _ in places)
         assert sorted(sizes) == list(range(plan.num_batches))
         assert places == [(b, slot) for b in sorted(sizes) for slot in range(sizes[b])]
         assert all(1 <= sizes[b] <= size for b in sizes)
-        assert all(sizes[b] == size for b in range(plan.num_batches - 2))
+        short = [b for b in sizes if sizes[b] < size]
+        assert len(short) <= 2 or (repeat > 1 and min(short) >= plan.num_batches - repeat - 1)
         starts = [plan.first_clip(b) for b in range(plan.num_batches + 1)]
         assert np.diff(starts).tolist() == [sizes[b] for b in sorted(sizes)]
         if request.settings.drop_last:
@@ -177,11 +65,11 @@ def test_batches_are_equally_many_and_full(request: Request) -> None:
     if size > 1 or request.settings.drop_last:
         assert len(set(counts)) <= 1
     else:
-        assert max(counts, default=0) - min(counts, default=0) <= 1
+        assert max(counts, default=0) - min(counts, default=0) <= repeat
     if plans and request.settings.drop_last:
-        assert counts[0] == request.case.table.num_clips // request.num_splits // size
+        assert counts[0] == request.case.table.num_clips // request.num_splits * repeat // size
     elif plans and size > 1:
-        largest = -(-request.case.table.num_clips // request.num_splits)
+        largest = -(-request.case.table.num_clips // request.num_splits) * repeat
         assert counts[0] == -(-largest // size)
 
 
@@ -212,11 +100,6 @@ def test_memory_and_reading_are_bounded(request: Request) -> None:
         }
         assert used <= set(engine.frames)
         assert chunks_of(case, used) <= set(engine.chunks) <= chunks_of(case, spanned)
-
-
-def chunks_of(case: Case, frames: set[tuple[int, int]]) -> set[int]:
-    first = case.episodes.first_chunk.tolist()
-    return {first[e] + frame // case.chunk_frames[e] for e, frame in frames}
 
 
 @given(requests(), st.data())
@@ -355,15 +238,16 @@ def test_refuses_a_split_out_of_range(index: int, count: int) -> None:
         Split(index, count)
 
 
-@pytest.mark.parametrize("spec", [ClipSpec(16), ClipSpec(16, stride=16)])
-def test_a_million_clips_are_planned_quickly_and_small(spec: ClipSpec) -> None:
+@pytest.mark.parametrize("spec", [ClipSpec(16), ClipSpec(16, stride=16, phase=5)])
+@pytest.mark.parametrize("repeat", [1, 5])
+def test_a_million_clips_are_planned_quickly_and_small(spec: ClipSpec, repeat: int) -> None:
     lengths = [15 + 1000 * spec.stride] * 1000
     episodes = episode_table(lengths, [8] * 1000)
     tracemalloc.start()
     try:
         started = time.perf_counter()
         table = enumerate_clips(spec, episodes, np.arange(1000))
-        plan = EpochPlan(table, episodes, CHOSEN)
+        plan = EpochPlan(table, episodes, replace(CHOSEN, repeat=repeat))
         planned = time.perf_counter()
         index, _ = plan.locate(plan.num_batches // 2)
         plan.resident(index)

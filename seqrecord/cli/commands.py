@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from seqrecord.catalog import reindex as rebuild
+from seqrecord.cli.options import AT_LEAST_1, common, feature_names
 from seqrecord.cli.terminal import (
     PROGRAM,
     ByteSize,
     Commands,
     FrameRange,
     Interrupted,
-    Names,
     ProgressBar,
     parse_codecs,
-    parse_storage_options,
 )
+from seqrecord.cli.timing import bench, trace
 from seqrecord.clips import ClipSpec
 from seqrecord.codecs import PRESETS
 from seqrecord.conversion import ConvertReport, Progress, convert
@@ -41,30 +40,6 @@ from seqrecord.version import CREATED_BY, __version__
 from seqrecord.wording import counted, one_line
 
 __all__ = ["main"]
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-_AT_LEAST_1 = click.IntRange(min=1)
-
-
-def _common(function: _Function) -> _Function:
-    """The options that every command has."""
-    debug = click.option(
-        "--debug", is_flag=True, expose_value=False, help="Show the traceback of an error."
-    )
-    storage = click.option(
-        "--storage-option",
-        "storage_options",
-        metavar="KEY=VALUE",
-        multiple=True,
-        callback=lambda _ctx, _param, value: parse_storage_options(value),
-        help="For the filesystem that serves the URL; can be repeated.",
-    )
-    return storage(debug(function))
-
-
-def _features(help_text: str) -> Callable[[_Function], _Function]:
-    return click.option("--features", type=Names(), metavar="A,B", help=f"{help_text} [all]")
 
 
 @click.group(
@@ -95,10 +70,10 @@ def main(context: click.Context) -> None:
     help=f"One of {', '.join(PRESETS)}, for all features or for one; can be repeated. A list of "
     "codec configurations in JSON may stand for a preset. [balanced]",
 )
-@click.option("--workers", type=_AT_LEAST_1, help="Processes. [one for each core]")
+@click.option("--workers", type=AT_LEAST_1, help="Processes. [one for each core]")
 @click.option("--resume", is_flag=True, help="Go on after an interrupted write.")
 @click.option("--append", is_flag=True, help="Add the episodes that the dataset does not have yet.")
-@_features("Names of the features to pack.")
+@feature_names("Names of the features to pack.")
 @click.option(
     "--cameras", type=click.Choice([*CAMERAS, "both"]), help="TartanAir's cameras. [both]"
 )
@@ -118,7 +93,7 @@ def main(context: click.Context) -> None:
     "--record-size", type=ByteSize(), default="1GiB", show_default=True, help="Of a record file."
 )
 @click.option("--quiet", is_flag=True, help="Print nothing but errors and bad episodes.")
-@_common
+@common
 def write(
     src: str,
     dst: str | None,
@@ -220,12 +195,12 @@ def _contents(manifest: Manifest) -> str:
 
 @main.command()
 @click.argument("path")
-@click.option("--clip-len", type=_AT_LEAST_1, help="Count clips of so many frames.")
-@click.option("--stride", type=_AT_LEAST_1, help="Frames from one clip's start to the next. [1]")
-@click.option("--dilation", type=_AT_LEAST_1, help="Frames from one to the next in a clip. [1]")
-@_features("Names of the features that are shown, and that clips must have.")
+@click.option("--clip-len", type=AT_LEAST_1, help="Count clips of so many frames.")
+@click.option("--stride", type=AT_LEAST_1, help="Frames from one clip's start to the next. [1]")
+@click.option("--dilation", type=AT_LEAST_1, help="Frames from one to the next in a clip. [1]")
+@feature_names("Names of the features that are shown, and that clips must have.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; sizes are in bytes.")
-@_common
+@common
 def info(
     path: str,
     clip_len: int | None,
@@ -249,9 +224,9 @@ def info(
 @main.command()
 @click.argument("path")
 @click.option("--deep", is_flag=True, help="Decode every frame of every feature as well.")
-@click.option("--threads", type=_AT_LEAST_1, help="[one for each core]")
+@click.option("--threads", type=AT_LEAST_1, help="[one for each core]")
 @click.option("--quiet", is_flag=True, help="Print nothing but problems.")
-@_common
+@common
 @click.pass_context
 def verify(
     context: click.Context,
@@ -282,7 +257,7 @@ def verify(
 
 @main.command()
 @click.argument("path")
-@_common
+@common
 def reindex(path: str, storage_options: dict[str, Any] | None) -> None:
     """Rebuild a dataset's index and manifest from its record files."""
     manifest = rebuild(path, created_by=CREATED_BY, storage_options=storage_options)
@@ -293,11 +268,11 @@ def reindex(path: str, storage_options: dict[str, Any] | None) -> None:
 @click.argument("path")
 @click.argument("key")
 @click.argument("dest")
-@_features("Names of the features.")
+@feature_names("Names of the features.")
 @click.option(
     "--frames", type=FrameRange(), metavar="START:STOP[:STEP]", help="Some of the frames. [all]"
 )
-@_common
+@common
 def export(
     path: str,
     key: str,
@@ -320,24 +295,24 @@ def export(
 @click.option("--start", type=click.IntRange(min=0), default=0, show_default=True, metavar="FRAME")
 @click.option(
     "--clip-len",
-    type=_AT_LEAST_1,
+    type=AT_LEAST_1,
     help=f"Frames of the clip. [{DEFAULT_CLIP_LEN}, or as many as there are]",
 )
 @click.option(
     "--dilation",
-    type=_AT_LEAST_1,
+    type=AT_LEAST_1,
     default=1,
     show_default=True,
     help="Frames from one to the next.",
 )
 @click.option(
-    "--columns", type=_AT_LEAST_1, default=DEFAULT_CLIP_LEN, show_default=True, help="At most."
+    "--columns", type=AT_LEAST_1, default=DEFAULT_CLIP_LEN, show_default=True, help="At most."
 )
-@_features("Names of the features, in this order.")
+@feature_names("Names of the features, in this order.")
 @click.option(
     "-o", "--output", default="clip.png", show_default=True, metavar="FILE", help="The picture."
 )
-@_common
+@common
 def view(
     path: str,
     key: str | None,
@@ -361,3 +336,7 @@ def view(
             max_columns=columns,
         )
     click.echo(str(written))
+
+
+main.add_command(bench)
+main.add_command(trace)

@@ -71,7 +71,7 @@ class Conductor:
         self._plan = plan
         self._spec = spec
         self._workspace: Workspace | None = workspace
-        self._load = ChunkLoader(dataset, workspace, plan.frame_step, frame_transform)
+        self._load = ChunkLoader(dataset, workspace, plan.frame_step, frame_transform, stats.trace)
         self._num_threads = num_threads
         self._max_loads = max_loads
         self._channel = channel
@@ -125,7 +125,9 @@ class Conductor:
             rows, following = self._find_rows(current), next(rounds, None)
             waiting = self._plan_loads(following)
             ahead = self._submit(waiting, loaders)
-            self._stats.hold(sum(ring.resident for ring in self._rings) * self._frame_nbytes)
+            held = sum(ring.resident for ring in self._rings) * self._frame_nbytes
+            self._stats.hold(held)
+            self._stats.trace.count("resident", bytes=held)
             self._emit(current, rows, skip, sorted(loading, key=_by_use), copiers)
             for cursor, count in zip(current.frees.cursor, current.frees.count, strict=True):
                 self._rings[cursor].free(int(count))
@@ -207,9 +209,16 @@ class Conductor:
             begin = perf_counter()
             part = current.clips.part(start, stop)
             self._filling.gather(
-                part.episode, part.start, rows[start:stop], copiers, self._num_threads
+                part.episode,
+                part.start,
+                rows[start:stop],
+                copiers,
+                self._num_threads,
+                self._stats.trace,
             )
-            self._stats.add(gather_seconds=perf_counter() - begin)
+            end = perf_counter()
+            self._stats.add(gather_seconds=end - begin)
+            self._stats.trace.add("gather", begin, end, clips=stop - start)
             if self._filling.is_full:
                 self._channel.put(self._filling.finish())
                 self._filling = None
@@ -220,13 +229,17 @@ class Conductor:
         for load in loading:
             load.done.result()
         self._channel.check_open()
-        self._stats.add(waiting_for_loads_seconds=perf_counter() - begin)
+        end = perf_counter()
+        self._stats.add(waiting_for_loads_seconds=end - begin)
+        self._stats.trace.add("wait for loads", begin, end)
 
     def _begin(self, batch: int) -> Filling:
         """A batch to fill, once the consumer has taken enough of those before."""
         begin = perf_counter()
         self._channel.reserve()
-        self._stats.add(waiting_for_consumer_seconds=perf_counter() - begin)
+        end = perf_counter()
+        self._stats.add(waiting_for_consumer_seconds=end - begin)
+        self._stats.trace.add("wait for consumer", begin, end, batch=batch)
         size = self._plan.first_clip(batch + 1) - self._plan.first_clip(batch)
         assert self._workspace is not None
         return Filling(size, self._spec.length, self._workspace.arena, self._workspace.pools)

@@ -115,7 +115,9 @@ class Engine:
         except ClosedError:
             raise ClipError("this iteration was ended: another one has begun") from None
         finally:
-            self.stats.add(waiting_for_batches_seconds=perf_counter() - begin)
+            end = perf_counter()
+            self.stats.add(waiting_for_batches_seconds=end - begin)
+            self.stats.trace.add("wait for batch", begin, end)
         self.stats.add(batches=1, clips=len(batch))
         return batch
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from seqrecord.arena import Arena, BufferPool
+from seqrecord.engine.trace import NO_TRACE, Trace
 from seqrecord.frames import ArraySpec
 
 __all__ = ["Batch", "Filling", "batch_pools"]
@@ -76,6 +77,7 @@ class Filling:
         rows: npt.NDArray[np.int64],
         executor: Executor,
         threads: int,
+        trace: Trace = NO_TRACE,
     ) -> None:
         """Append clips: int64[n] each, and the arena's rows of their frames, int64[n, length].
 
@@ -89,7 +91,7 @@ class Filling:
                 name, rows.reshape(-1), buffer[self._count : self._count + len(rows)]
             )
         ]
-        _share(copies, executor, threads)
+        _share(copies, executor, threads, trace)
         for name, clips in self._lists.items():
             clips += [self._arena.gather_list(name, clip) for clip in rows]
         self._episode.append(episode)
@@ -124,19 +126,21 @@ class _Copy(NamedTuple):
     do: Callable[[], None]
 
 
-def _share(copies: Sequence[_Copy], executor: Executor, threads: int) -> None:
+def _share(copies: Sequence[_Copy], executor: Executor, threads: int, trace: Trace) -> None:
     """Do copies on this thread and on others, in parts of about the same number of bytes."""
     total = sum(copy.nbytes for copy in copies)
     threads = min(threads, 1 + total // _COPY_BYTES)
     ends = np.cumsum([copy.nbytes for copy in copies])
     cuts = np.searchsorted(ends, [total * i // threads for i in range(threads + 1)]).tolist()
     parts = [copies[a:b] for a, b in pairwise([*cuts[:-1], len(copies)])]
-    others = [executor.submit(_do, part) for part in parts[1:]]
-    _do(parts[0])
-    for other in others:
-        other.result()
+    others = [executor.submit(_do, part, trace) for part in parts[1:]]
+    _do(parts[0], trace)
+    with trace.span("wait for copies"):
+        for other in others:
+            other.result()
 
 
-def _do(copies: Sequence[_Copy]) -> None:
-    for copy in copies:
-        copy.do()
+def _do(copies: Sequence[_Copy], trace: Trace) -> None:
+    with trace.span("gather copies"):
+        for copy in copies:
+            copy.do()

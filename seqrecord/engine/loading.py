@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.chunks import Chunk, Page
+from seqrecord.engine.trace import Trace
 from seqrecord.engine.workspace import Workspace
 from seqrecord.format.pages import aligned
 from seqrecord.frames import FrameTransform, add_place, apply_transform, check_arrays
@@ -47,6 +48,7 @@ class ChunkLoader:
         workspace: Workspace,
         frame_step: int,
         transform: FrameTransform | None,
+        trace: Trace,
     ) -> None:
         self._dataset = dataset
         self._reader = dataset.chunk_reader()
@@ -54,6 +56,7 @@ class ChunkLoader:
         self._scratch = workspace.scratch
         self._frame_step = frame_step
         self._transform = transform
+        self._trace = trace
 
     def __call__(self, load: Load, rows: npt.NDArray[np.int64]) -> Mapping[str, float]:
         """Read the load's chunk and decode its frames into `rows`; what that took, for stats."""
@@ -77,11 +80,14 @@ class ChunkLoader:
                         if page.feature not in straight:
                             self._store(page, item, inside, rows)
             del data
+        end = perf_counter()
+        self._trace.add("fetch", begin, middle, chunk=load.chunk)
+        self._trace.add("decode", middle, end, chunk=load.chunk)
         return {
             "bytes_read": sum(page.stop - page.start for page in pages),
             "frames_decoded": len(inside),
             "fetch_seconds": middle - begin,
-            "decode_seconds": perf_counter() - middle,
+            "decode_seconds": end - middle,
         }
 
     def _straight(

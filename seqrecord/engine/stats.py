@@ -6,6 +6,8 @@ import threading
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from seqrecord.engine.trace import Trace
+
 __all__ = ["EngineStats"]
 
 
@@ -29,6 +31,8 @@ class EngineStats:
     waiting_for_loads_seconds: float = 0.0  # the engine's, for frames
     waiting_for_consumer_seconds: float = 0.0  # the engine's, for the consumer to take a batch
     waiting_for_batches_seconds: float = 0.0  # the consumer's
+    device_seconds: float = 0.0  # moving batches to the device, or beginning to
+    trace: Trace = field(default_factory=Trace, repr=False, compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[type[EngineStats], tuple[()]]:
@@ -46,7 +50,7 @@ class EngineStats:
 
     def report(self) -> dict[str, Any]:
         """All counters by name, and the `bottleneck` in words."""
-        counters = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "_lock"}
+        counters = {f.name: getattr(self, f.name) for f in fields(self) if f.compare}
         return {**counters, "bottleneck": self._bottleneck()}
 
     def _bottleneck(self) -> str:

@@ -10,7 +10,13 @@ from torch.utils.data import get_worker_info
 from seqrecord.errors import ClipError
 from seqrecord.plan import Split
 
-__all__ = ["current_split", "split_beside", "splits_of_workers", "worker_threads"]
+__all__ = [
+    "current_split",
+    "rank_and_worker",
+    "split_beside",
+    "splits_of_workers",
+    "worker_threads",
+]
 
 
 def current_split() -> Split:
@@ -43,6 +49,12 @@ def split_beside(num_instances: int) -> Split:
     if num_instances == workers:
         return Split(rank, world)
     return Split()
+
+
+def rank_and_worker() -> tuple[tuple[int, int], int | None]:
+    """This rank and how many there are, and the number of this worker process if it is one."""
+    info = get_worker_info()
+    return _rank(), None if info is None else info.id
 
 
 def worker_threads() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping
+from time import perf_counter
 from typing import Any
 
 from seqrecord.engine import Engine
@@ -45,6 +46,11 @@ class Epochs:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_engine": None, "_iteration": None}
 
+    @property
+    def current(self) -> int:
+        """The epoch that runs, or if none does the next one."""
+        return self._epoch + (self._begun and self._engine is None)
+
     def iterate(self, split: Split, threads: int | None = None) -> Iterator[Clip]:
         """The batches of one epoch, or those that are left of the one that was loaded.
 
@@ -54,6 +60,7 @@ class Epochs:
         if self._engine is not None:
             self._engine.close()  # its memory must be free before the next one's is taken
             self._engine = None
+            self._stats.trace.close()
         if self._begun or self._is_over(split):
             self.set_epoch(self._epoch + 1)
         if self._batch and self._split != split:
@@ -130,7 +137,7 @@ class Epochs:
 
     def stats(self) -> dict[str, Any]:
         """What the last iteration has done so far, and what holds it up, in words."""
-        clips = self.loader.selection.clips
+        clips = self.loader.clips(self._epoch)
         return {
             **self._stats.report(),
             "clips_incomplete": clips.num_incomplete,
@@ -143,22 +150,30 @@ class Epochs:
             raise ClipError("this iteration was ended: another one has begun")
         self._begun = True
         plan = self.loader.plan(self._epoch, split)
-        self._stats, self._dropped = EngineStats(), plan.num_dropped
+        trace = self.loader.trace()
+        self._stats, self._dropped = EngineStats(trace=trace), plan.num_dropped
         engine = self.loader.start(plan, batch=self._batch, threads=threads, stats=self._stats)
         self._engine = engine
         try:
             for batch in engine:
+                begin = perf_counter()
                 clip = self.loader.clip(batch)
+                end = perf_counter()
+                if self.loader.device is not None:
+                    self._stats.add(device_seconds=end - begin)
+                    trace.add("device copy", begin, end)
                 del batch  # so that its memory is the consumer's alone to keep
                 if self._iteration is iteration:
                     self._batch += 1
-                yield clip
+                with trace.span("consumer"):
+                    yield clip
                 del clip
             engine.close()
             if self._iteration is iteration:
                 self._ended = True
         finally:
             engine.drop()
+            trace.close()
             if self._engine is engine:
                 self._engine = None
 

@@ -10,17 +10,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from os import PathLike
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
+from seqrecord.clips import ClipTable
 from seqrecord.engine import Engine
 from seqrecord.engine.filling import Batch
 from seqrecord.engine.stats import EngineStats
+from seqrecord.engine.trace import Trace, trace_path
 from seqrecord.engine.workspace import Workspaces
 from seqrecord.errors import ClipError
 from seqrecord.frames import FrameTransform
+from seqrecord.pipes.distributed import rank_and_worker
 from seqrecord.pipes.memory import Fit, FrameSizes, fit
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.plan import EpochPlan, PlanSettings, Split
@@ -50,6 +54,7 @@ class ClipLoader:
         *,
         clip_len: int,
         stride: int = 1,
+        rotate_phase: bool = False,
         dilation: int = 1,
         features: Sequence[str] | None = None,
         episodes: EpisodeFilter = None,
@@ -59,12 +64,14 @@ class ClipLoader:
         seed: int = 0,
         batch_size: int | None = None,
         drop_last: bool = False,
+        repeat: int = 1,
         memory_limit: int | str = "2GiB",
         frame_transform: FrameTransform | None = None,
         device: str | torch.device | None = None,
         num_threads: int | None = None,
         verify: bool = True,
         storage_options: Mapping[str, Any] | None = None,
+        trace: str | PathLike[str] | None = None,
     ) -> None:
         self.batch_size = None if batch_size is None else _positive("batch_size", batch_size)
         self._settings = PlanSettings(
@@ -72,13 +79,16 @@ class ClipLoader:
             seed=_integer("seed", seed),
             batch_size=self.batch_size,
             drop_last=bool(drop_last),
+            repeat=_positive("repeat", repeat),
+            rotate_phase=bool(rotate_phase) and stride != 1,
         )
         self._shuffle_buffer = _positive("shuffle_buffer", shuffle_buffer)
         self._open_episodes = (
             None if open_episodes is None else _positive("open_episodes", open_episodes)
         )
         self._num_threads = None if num_threads is None else _positive("num_threads", num_threads)
-        self._device = None if device is None else torch.device(device)
+        self.device = None if device is None else torch.device(device)
+        self._trace = None if trace is None else Path(trace).absolute()
         try:
             self._memory_limit = parse_size(memory_limit)
         except ValueError as error:
@@ -87,6 +97,7 @@ class ClipLoader:
             location,
             clip_len=clip_len,
             stride=stride,
+            rotate_phase=self._settings.rotate_phase,
             dilation=dilation,
             features=features,
             episodes=episodes,
@@ -104,10 +115,39 @@ class ClipLoader:
         self._fits.clear()
         self._fit(1)
 
+    def clips(self, epoch: int) -> ClipTable:
+        """The clips of an epoch."""
+        phases, settings = self.selection.phases, self._settings
+        if phases is None:
+            return self.selection.clips
+        return self.selection.clips_of(
+            phases.of_epoch(epoch, seed=settings.seed, shuffle=settings.shuffle)
+        )
+
+    def num_clips(self, epoch: int) -> int:
+        """How many clips an epoch emits, over all splits, without `drop_last`."""
+        return self.clips(epoch).num_clips * self._settings.repeat
+
     def plan(self, epoch: int, split: Split) -> EpochPlan:
-        """The plan of one split of one epoch."""
+        """The plan of one split of one epoch.
+
+        Raises `ClipError` when this epoch or another has fewer clips than splits, unless
+        `drop_last` is set.
+        """
+        phases = self.selection.phases
+        # Now, not at the epoch that has them.
+        if (
+            phases is not None
+            and not self._settings.drop_last
+            and phases.fewest_clips < split.count
+        ):
+            raise ClipError(
+                "fewer clips than parts to split them into, in epochs of some phase",
+                expected=f"at least {split.count} clips",
+                got=phases.fewest_clips,
+            )
         return EpochPlan(
-            self.selection.clips,
+            self.clips(epoch),
             self.selection.dataset.episode_table,
             self._fit(split.count).settings,
             epoch=epoch,
@@ -128,7 +168,7 @@ class ClipLoader:
             plan,
             self.selection.spec,
             batch=batch,
-            num_rows=fitted.rows(plan.max_resident_frames),
+            num_rows=fitted.rows(fitted.resident or plan.max_resident_frames),
             num_threads=self._num_threads or threads or len(os.sched_getaffinity(0)),
             max_loads=fitted.max_loads,
             prefetch=fitted.prefetch,
@@ -136,6 +176,13 @@ class ClipLoader:
             stats=stats,
             workspaces=self._workspaces,
         )
+
+    def trace(self) -> Trace:
+        """The trace of an iteration in this process."""
+        if self._trace is None:
+            return Trace()
+        rank, worker = rank_and_worker()
+        return Trace(trace_path(self._trace, rank=rank, worker=worker))
 
     def clip(self, batch: Batch) -> Clip:
         """A batch, or without `batch_size` its one clip, as users get it."""
@@ -154,6 +201,9 @@ class ClipLoader:
         the order is the same.
         """
         settings = asdict(self._fit(num_splits).settings)
+        for name, unused in (("repeat", 1), ("rotate_phase", False)):
+            if settings[name] == unused:  # so that states saved before there was such a setting do
+                del settings[name]
         if not self._settings.shuffle:
             for name in ("seed", "open_episodes", "block_frames", "run_frames"):
                 del settings[name]
@@ -196,11 +246,11 @@ class ClipLoader:
         return FrameSizes.of(self.selection, self.batch_size)
 
     def _to_device(self, item: Any) -> Any:
-        if self._device is None:
+        if self.device is None:
             return item
         if isinstance(item, torch.Tensor):
-            return item.to(self._device, non_blocking=True)
-        return [[frame.to(self._device) for frame in clip] for clip in item]
+            return item.to(self.device, non_blocking=True)
+        return [[frame.to(self.device) for frame in clip] for clip in item]
 
 
 def _integer(name: str, value: Any) -> int:

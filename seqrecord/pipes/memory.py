@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from seqrecord.errors import MemoryLimitError
 from seqrecord.format.pages import ALIGNMENT
 from seqrecord.pipes.selection import ClipSelection
-from seqrecord.plan import PlanSettings
+from seqrecord.plan import PlanSettings, resident_bound
 from seqrecord.plan.budget import default_settings, least_resident_frames
+from seqrecord.plan.phases import typical_table
 from seqrecord.units import format_size
 
 __all__ = ["Fit", "FrameSizes", "fit"]
@@ -64,6 +65,7 @@ class Fit:
     max_rows: int  # of the arena
     prefetch: int
     max_loads: int
+    resident: int | None = None  # the most of any phase, so that all epochs have one arena's size
 
     def rows(self, resident_frames: int) -> int:
         """Rows for a plan that holds so many frames."""
@@ -82,9 +84,13 @@ def fit(
 ) -> Fit:
     """The best settings whose arena, batches and chunks in flight take at most `memory_limit`.
 
+    They hold for every epoch, whatever its phase.
+
     Raises `MemoryLimitError`, which says the least that would do, where nothing fits.
     """
     table, episodes = selection.clips, selection.dataset.episode_table
+    if selection.phases is not None:
+        table = typical_table(table, selection.spec.stride)
     for prefetch, loads, share in _preferences(sizes, memory_limit):
         rows = (memory_limit - sizes.beside_arena(prefetch, loads)) // sizes.frame
         try:
@@ -99,9 +105,12 @@ def fit(
             )
         except MemoryLimitError:
             continue
-        return Fit(fitted, rows, prefetch, loads)
+        resident = None
+        if settings.rotate_phase:
+            resident, _ = resident_bound(table, episodes, fitted)
+        return Fit(fitted, rows, prefetch, loads, resident)
     cursors = open_episodes if settings.shuffle else None
-    least_rows = least_resident_frames(table, episodes, cursors)
+    least_rows = least_resident_frames(table, episodes, cursors, any_phase=settings.rotate_phase)
     least = least_rows * sizes.frame + sizes.beside_arena(1, 1)
     raise MemoryLimitError(
         "memory_limit is too small for these clips",

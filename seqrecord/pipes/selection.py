@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from typing import Any
 
 import numpy as np
 import torch
 
-from seqrecord.clips import ClipSpec, ClipTable
+from seqrecord.clips import (
+    ClipSpec,
+    ClipTable,
+    MissingFrames,
+    enumerate_clips,
+    missing_from_bitmaps,
+)
 from seqrecord.errors import ClipError
 from seqrecord.frames import ArraySpec, FrameTransform, add_place, apply_transform
+from seqrecord.plan import Phases
 from seqrecord.reader import Dataset, EpisodeFilter, open_dataset
 
 __all__ = ["ClipSelection"]
@@ -25,6 +33,8 @@ _logger = logging.getLogger("seqrecord")
 class ClipSelection:
     """The clips of a dataset that a request is for. Picklable.
 
+    With `rotate_phase`, `clips` are those of all phases and `clips_of` gives those of one.
+
     See `SeqRecordPipe` for the arguments. What is left out is logged, and counted in `clips`.
 
     Raises `ClipError` where there is no clip at all, and for a feature that no tensor can hold.
@@ -33,6 +43,7 @@ class ClipSelection:
     dataset: Dataset  # with the requested features only
     spec: ClipSpec
     clips: ClipTable
+    phases: Phases | None = None  # those that epochs have in turn
     arrays: dict[str, ArraySpec]  # of each feature of a frame, after `frame_transform`
 
     def __init__(
@@ -43,6 +54,7 @@ class ClipSelection:
         stride: int = 1,
         dilation: int = 1,
         features: Sequence[str] | None = None,
+        rotate_phase: bool = False,
         episodes: EpisodeFilter = None,
         frame_transform: FrameTransform | None = None,
         verify: bool = True,
@@ -58,7 +70,14 @@ class ClipSelection:
                 location, features=features, verify=verify, storage_options=storage_options
             )
         self.frame_transform = frame_transform
-        self.clips = self.dataset.clips(self.spec, episodes)
+        table, missing = self.dataset.episode_table, _missing_frames(self.dataset)
+        selected = self.dataset.find_episodes(episodes)
+        every = replace(self.spec, stride=1) if rotate_phase else self.spec
+        self.clips = enumerate_clips(every, table, selected, missing)
+        if every != self.spec:
+            self.phases = Phases.of(self.clips, self.spec.stride)
+            self._selected, self._missing = selected, missing
+            self._last: ClipTable | None = None  # that `clips_of` has made
         if not self.clips.num_clips:
             raise ClipError(
                 f"no clip has all of its frames and features; {self.left_out()}",
@@ -79,6 +98,17 @@ class ClipSelection:
             f"{self.clips.num_incomplete} clips lack a feature in some frame"
         )
 
+    def clips_of(self, phase: int) -> ClipTable:
+        """The clips of one phase of those that epochs have in turn."""
+        if self._last is None or self._last.spec.phase != phase:
+            self._last = enumerate_clips(
+                replace(self.spec, phase=phase),
+                self.dataset.episode_table,
+                self._selected,
+                self._missing,
+            )
+        return self._last
+
     def locate(self, number: int) -> tuple[int, int]:
         """Row of the episode, and first frame, of a clip by its number in canonical order."""
         episode, start = self.clips.locate(np.array([number]))
@@ -90,7 +120,8 @@ class ClipSelection:
 
     def describe(self) -> str:
         """A line for people, and one for each feature with its dtype and shape in a clip."""
-        lines = [f"{self.dataset.url!r}, {self.clips.num_clips} clips"]
+        turns = f" in turns of {len(self.phases)} epochs" if self.phases is not None else ""
+        lines = [f"{self.dataset.url!r}, {self.clips.num_clips} clips{turns}"]
         if self.clips.num_short_episodes or self.clips.num_incomplete:
             lines[0] += f"; {self.left_out()}"
         for name, spec in self.arrays.items():
@@ -132,3 +163,13 @@ class ClipSelection:
                     expected="a dtype that torch.from_numpy takes",
                     got=str(spec.dtype),
                 ) from error
+
+
+def _missing_frames(dataset: Dataset) -> MissingFrames:
+    """The frames that lack one of the dataset's features."""
+    index = dataset.index
+    columns = [index.schema.position(name) for name in dataset.features]
+    gaps = index.gaps[np.isin(index.gaps["feature"], columns)]
+    return missing_from_bitmaps(
+        dataset.episode_table, gaps["chunk"].astype(np.int64), gaps["present"]
+    )

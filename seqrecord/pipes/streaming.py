@@ -40,6 +40,7 @@ class _Streaming:
         *,
         clip_len: int,
         stride: int = 1,
+        rotate_phase: bool = False,
         dilation: int = 1,
         features: Sequence[str] | None = None,
         episodes: EpisodeFilter = None,
@@ -49,18 +50,21 @@ class _Streaming:
         seed: int = 0,
         batch_size: int | None = None,
         drop_last: bool = False,
+        repeat: int = 1,
         memory_limit: int | str = "2GiB",
         frame_transform: FrameTransform | None = None,
         device: str | torch.device | None = None,
         num_threads: int | None = None,
         verify: bool = True,
         storage_options: Mapping[str, Any] | None = None,
+        trace: str | PathLike[str] | None = None,
     ) -> None:
         super().__init__()
         loader = ClipLoader(
             location,
             clip_len=clip_len,
             stride=stride,
+            rotate_phase=rotate_phase,
             dilation=dilation,
             features=features,
             episodes=episodes,
@@ -70,12 +74,14 @@ class _Streaming:
             seed=seed,
             batch_size=batch_size,
             drop_last=drop_last,
+            repeat=repeat,
             memory_limit=memory_limit,
             frame_transform=frame_transform,
             device=device,
             num_threads=num_threads,
             verify=verify,
             storage_options=storage_options,
+            trace=trace,
         )
         self._epochs = Epochs(loader)
 
@@ -86,13 +92,17 @@ class _Streaming:
 
     @property
     def clips(self) -> ClipTable:
-        """All clips of an epoch, and how many were left out."""
-        return self._epochs.loader.selection.clips
+        """The distinct clips of an epoch, and how many were left out.
+
+        With `rotate_phase`, here and in `num_clips` and `len`, of the epoch that runs, or if none
+        does of the next one.
+        """
+        return self._epochs.loader.clips(self._current_epoch())
 
     @property
     def num_clips(self) -> int:
-        """Clips of an epoch over all ranks and workers."""
-        return self.clips.num_clips
+        """Clips of an epoch over all ranks and workers, each counted `repeat` times."""
+        return self._epochs.loader.num_clips(self._current_epoch())
 
     def __len__(self) -> int:
         """Batches of an epoch that this rank delivers; clips without a `batch_size`.
@@ -105,7 +115,8 @@ class _Streaming:
             splits = self._splits_of_workers(loader.num_workers)
         else:
             splits = [self._split()]
-        return sum(self._epochs.loader.plan(0, split).num_batches for split in splits)
+        epoch = self._current_epoch()
+        return sum(self._epochs.loader.plan(epoch, split).num_batches for split in splits)
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is of this epoch, from its start. Epochs advance by themselves too."""
@@ -130,7 +141,8 @@ class _Streaming:
         `bytes_read`, `frames_decoded`, `clips`, `batches`; `resident_bytes`, the most that frames
         in the arena have taken; seconds spent in and waiting for each stage; the `bottleneck` in
         words; and what was left out: `episodes_too_short`, `clips_incomplete` for want of a
-        feature, `clips_dropped` by `drop_last`.
+        feature, `clips_dropped` by `drop_last`. With `repeat`, `clips` and `clips_dropped` count
+        every copy.
         """
         return self._epochs.stats()
 
@@ -144,6 +156,9 @@ class _Streaming:
 
     def _splits_of_workers(self, num_workers: int) -> list[Split]:
         return splits_of_workers(num_workers)
+
+    def _current_epoch(self) -> int:
+        return self._epochs.current
 
     def _iterate(self) -> Iterator[Clip]:
         return self._epochs.iterate(self._split(), worker_threads())
@@ -167,6 +182,9 @@ class SeqRecordPipe(_Streaming, IterDataPipe[Clip]):
         location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
         clip_len: frames of a clip, N.
         stride: frames from one clip's start to the next; 1 for all clips.
+        rotate_phase: begin an epoch's first clips not at frame 0 but at a `phase` below `stride`,
+            another one each epoch: so many epochs cover every clip of stride 1 once. Phases without
+            any clip are left out. Epochs then differ in length by a few clips.
         dilation: frames from one frame of a clip to the next.
         features: names of features to read; all by default. Clips in which a frame lacks one of
             them are left out.
@@ -177,6 +195,9 @@ class SeqRecordPipe(_Streaming, IterDataPipe[Clip]):
         seed: of the order.
         batch_size: clips of a batch, or `None` for single clips.
         drop_last: leave out what does not fill a batch on every rank.
+        repeat: how often an epoch gives each clip. Frames are still read once: what is in memory
+            is dealt so many times, in a new order each time, before it makes room. For storage that
+            cannot keep up with training ("data echoing", Choi et al. 2019, arXiv:1907.05550).
         memory_limit: bytes, or text such as "2GiB", for the frames held, for batches being filled
             and the two that the consumer has at a time, and for chunks being read. Per process.
         frame_transform: called once for each frame, with a dict of arrays, before the arena;
@@ -186,6 +207,8 @@ class SeqRecordPipe(_Streaming, IterDataPipe[Clip]):
         num_threads: for reading, decoding and copying; by default the cores, shared by workers.
         verify: check what is read against its checksums.
         storage_options: for the filesystem that serves `location`.
+        trace: where to write a timeline of each iteration, in the Chrome trace format, when it
+            ends; the last one stays. Ranks and workers write beside it: `epoch.worker0.json`.
 
     Raises `ClipError` where there is no clip, `MemoryLimitError` for a limit that is too small.
     What is left out, because it is too short or lacks a feature, is logged to `seqrecord`, shown
@@ -202,6 +225,16 @@ class SeqRecordPipe(_Streaming, IterDataPipe[Clip]):
         self._loader_seeds = 0
         return self._iterate()
 
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is of this epoch, from its start. Epochs advance by themselves too."""
+        super().set_epoch(epoch)
+        self._loader_seeds = 0
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on there with the next iteration; see `SeqRecordStream`."""
+        super().load_state_dict(state_dict)
+        self._loader_seeds = 0
+
     def set_seed(self, seed: int) -> SeqRecordPipe:
         """Called by a `DataLoader` when an epoch begins. The order is that of the pipe's seed."""
         self._loader_seeds += seed != self._loader_seed
@@ -216,6 +249,14 @@ class SeqRecordPipe(_Streaming, IterDataPipe[Clip]):
     def _split(self) -> Split:
         sharding = find_caller(ShardingFilter)
         return current_split() if sharding is None else split_beside(sharding.num_of_instances)
+
+    def _current_epoch(self) -> int:
+        # In the process of a loader whose workers have copies, it has begun all of its epochs. It
+        # sets two seeds an epoch, and one where workers persist, but for the first.
+        loader = find_caller(DataLoader)
+        if loader is not None and loader.persistent_workers:
+            return self._epochs.current + max(0, self._loader_seeds - 1)
+        return self._epochs.current + self._loader_seeds // 2
 
     def _splits_of_workers(self, num_workers: int) -> list[Split]:
         # A filter gives to the workers together what it gives to a process that has none.

@@ -1,22 +1,16 @@
 """An epoch as integers: which chunks to load, which clips to emit, which frames to free."""
 
-from seqrecord.plan.epoch import (
-    Clips,
-    EpochPlan,
-    Frees,
-    Loads,
-    PlanSettings,
-    Round,
-    Split,
-    cursor_bound,
-    resident_bound,
-)
+from seqrecord.plan.epoch import EpochPlan, cursor_bound, resident_bound
+from seqrecord.plan.phases import Phases
+from seqrecord.plan.settings import PlanSettings, Split
+from seqrecord.plan.steps import Clips, Frees, Loads, Round
 
 __all__ = [
     "Clips",
     "EpochPlan",
     "Frees",
     "Loads",
+    "Phases",
     "PlanSettings",
     "Round",
     "Split",

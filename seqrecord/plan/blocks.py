@@ -142,35 +142,43 @@ def resident_window(
     num_frames: IntArray,
     *,
     stride: int,
-    phase: int,
+    phase: int | None,
     span: int,
     frame_step: int,
 ) -> tuple[int, int]:
     """The most frames, and the most chunks, that one cursor can hold at once in any episode.
 
-    `window`, `chunk_frames` and `num_frames` are int64[number of episodes]. A cursor holds every
-    `frame_step`-th frame from its block's first start to the end of the chunk in which the block's
-    last clip ends; that is greatest at some place where a window can lie in a chunk.
+    `window`, `chunk_frames` and `num_frames` are int64[number of episodes]; `phase=None` stands
+    for any phase. A cursor holds every `frame_step`-th frame from its block's first start to the
+    end of the chunk in which the block's last clip ends; that is greatest at some place where a
+    window can lie in a chunk.
     """
     kinds, kind = np.unique(np.stack((window, chunk_frames)), axis=1, return_inverse=True)
     longest = np.zeros(kinds.shape[1], np.int64)
     np.maximum.at(longest, kind.ravel(), num_frames)
     most_frames = most_chunks = 0
     for (width, chunk), length in zip(kinds.T.tolist(), longest.tolist(), strict=True):
-        for first, last in _places(width, chunk, stride, phase):
-            chunks = -(-(last + span) // chunk)
-            frames = -(-(chunks * chunk - first) // frame_step)
-            most_frames = max(most_frames, min(frames, -(-(length - phase) // frame_step)))
-            most_chunks = max(most_chunks, min(chunks - first // chunk, -(-length // chunk)))
+        first, last, least_phase = _places(width, chunk, stride, phase)
+        chunks = -(-(last + span) // chunk)
+        frames = -(-(chunks * chunk - first) // frame_step)
+        frames = np.minimum(frames, -(-(length - least_phase) // frame_step))
+        chunks = np.minimum(chunks - first // chunk, -(-length // chunk))
+        most_frames = max(most_frames, int(frames.max()))
+        most_chunks = max(most_chunks, int(chunks.max()))
     return most_frames, most_chunks
 
 
-def _places(window: int, chunk: int, stride: int, phase: int) -> list[tuple[int, int]]:
-    """First and last start of a block, counted from a chunk's first frame, wherever it can lie."""
-    if window < stride:
-        grid = gcd(stride, chunk)
-        return [(start, start) for start in range(phase % grid, chunk, grid)]
-    grid = gcd(stride, window)
-    low = phase % grid
-    high = low + (window - 1 - low) // grid * grid
-    return [(edge + low, edge + high) for edge in range(0, max(window, chunk), window)]
+def _places(
+    window: int, chunk: int, stride: int, phase: int | None
+) -> tuple[IntArray, IntArray, IntArray]:
+    """First and last start of a block, counted from a chunk's first frame, wherever it can lie.
+
+    And the least phase of which it can lie there; int64[n] each.
+    """
+    single = window < stride
+    grid = gcd(stride, chunk if single else window)
+    low = np.arange(grid) if phase is None else np.array([phase % grid])
+    edges = np.arange(0, chunk if single else max(window, chunk), grid if single else window)
+    high = low if single else low + (window - 1 - low) // grid * grid
+    first, last = (np.add.outer(edges, ends).ravel() for ends in (low, high))
+    return first, last, np.tile(low if phase is None else phase, len(first) // len(low))

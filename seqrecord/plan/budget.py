@@ -9,7 +9,8 @@ import numpy as np
 from seqrecord.clips import ClipTable, EpisodeTable
 from seqrecord.errors import ClipError, MemoryLimitError
 from seqrecord.plan.blocks import window_frames
-from seqrecord.plan.epoch import PlanSettings, cursor_bound
+from seqrecord.plan.epoch import cursor_bound
+from seqrecord.plan.settings import PlanSettings
 
 __all__ = ["default_settings", "least_resident_frames"]
 
@@ -21,10 +22,18 @@ FEWER_CURSORS = 0.9  # so much of the most cursors is given up for larger blocks
 
 
 def least_resident_frames(
-    table: ClipTable, episodes: EpisodeTable, open_episodes: int | None = None
+    table: ClipTable,
+    episodes: EpisodeTable,
+    open_episodes: int | None = None,
+    *,
+    any_phase: bool = False,
 ) -> int:
-    """The least arena, in frames, for these clips and so many cursors (one for `None`)."""
-    return max(1, cursor_bound(table, episodes, 1)[0]) * (open_episodes or 1)
+    """The least arena, in frames, for these clips and so many cursors (one for `None`).
+
+    With `any_phase`, whatever the phase of the clips.
+    """
+    frames, _ = cursor_bound(table, episodes, 1, any_phase=any_phase)
+    return max(1, frames) * (open_episodes or 1)
 
 
 def default_settings(
@@ -44,24 +53,29 @@ def default_settings(
     and as reading some frames twice at the cuts stays below `MAX_REREAD` of the epoch; then blocks
     as large as `shuffle_buffer` and `max_frames` allow. A given `open_episodes` is kept.
 
+    With `rotate_phase` all that holds for the clips of any phase.
+
     Raises `MemoryLimitError` when `max_frames` is below `least_resident_frames`, `ClipError` for
     a `shuffle_buffer` below 1.
     """
     if shuffle_buffer < 1:
         raise ClipError("shuffle_buffer is too small", expected="at least 1", got=shuffle_buffer)
-    least = least_resident_frames(table, episodes, open_episodes if settings.shuffle else None)
+    any_phase = settings.rotate_phase
+    least = least_resident_frames(
+        table, episodes, open_episodes if settings.shuffle else None, any_phase=any_phase
+    )
     if max_frames < least:
         raise MemoryLimitError(
             "not enough memory for these clips",
             expected=f"room for at least {least} frames",
             got=f"room for {max_frames}",
         )
-    tries = [_Try(table, episodes, size, num_splits) for size in _sizes(table, episodes)]
-    smallest = _Try(table, episodes, 1, num_splits)
+    sizes = [1, *_sizes(table, episodes)]
+    smallest, *tries = (_Try(table, episodes, size, num_splits, any_phase) for size in sizes)
     if not settings.shuffle:
         wanted = max(settings.batch_size or 1, LEAST_BLOCK) * table.spec.stride
-        sizes = [block.size for block in tries if block.rows <= max_frames] or [smallest.size]
-        size = next((size for size in sizes if size >= wanted), sizes[-1])
+        fits = [block.size for block in tries if block.rows <= max_frames] or [smallest.size]
+        size = next((size for size in fits if size >= wanted), fits[-1])
         return replace(settings, open_episodes=1, block_frames=size, run_frames=None)
 
     def cursors(block: _Try) -> int:
@@ -104,7 +118,12 @@ class _Try:
     """What blocks of `size` frames would mean."""
 
     def __init__(
-        self, table: ClipTable, episodes: EpisodeTable, size: int, num_splits: int = 1
+        self,
+        table: ClipTable,
+        episodes: EpisodeTable,
+        size: int,
+        num_splits: int,
+        any_phase: bool,
     ) -> None:
         spec = table.spec
         chunk_frames = episodes.chunk_frames[table.episode]
@@ -114,7 +133,7 @@ class _Try:
         )
         used = np.unique(table.episode)
         self.size = size
-        self.rows = max(1, cursor_bound(table, episodes, size)[0])
+        self.rows = max(1, cursor_bound(table, episodes, size, any_phase=any_phase)[0])
         self.clips = max(1, -(-table.num_clips // num_blocks))  # in a usual block
         # Frames of the chunks that the two halves of a run share when it is cut at a block.
         chunk = int(chunk_frames.max(initial=1))

@@ -18,74 +18,25 @@ alone. The clips that the rounds emit form one stream; batches are consecutive p
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from seqrecord.clips import ClipTable, EpisodeTable
 from seqrecord.errors import ClipError
-from seqrecord.order import IntArray, hash64, key_of, ranks
+from seqrecord.order import IntArray, hash64, key_of
 from seqrecord.plan.batches import count_batches
 from seqrecord.plan.blocks import Pieces, cut_pieces, resident_window, window_frames
+from seqrecord.plan.dealing import deal
 from seqrecord.plan.lanes import Lanes, Walk
 from seqrecord.plan.runs import shuffle_runs
+from seqrecord.plan.settings import PlanSettings, Split
 from seqrecord.plan.steps import Clips, Frees, Loads, Round
 
-__all__ = [
-    "Clips",
-    "EpochPlan",
-    "Frees",
-    "Loads",
-    "PlanSettings",
-    "Round",
-    "Split",
-    "cursor_bound",
-    "resident_bound",
-]
+__all__ = ["EpochPlan", "cursor_bound", "resident_bound"]
 
 _RUNS, _CURSORS, _CLIPS = range(3)  # what a random number is for: no two uses share a stream
+_WHOLE = Split()
 _CLIPS_AT_ONCE = 1 << 15  # rounds are computed in groups of about so many clips
-_TIME_BITS = 20  # fraction of a turn that tells apart whose clip comes first
-
-
-@dataclass(frozen=True)
-class Split:
-    """Part `index` of `count` disjoint parts of an epoch, one for each rank and worker."""
-
-    index: int = 0
-    count: int = 1
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.index < self.count:
-            raise ClipError(
-                "not a split of an epoch",
-                expected="0 <= index < count",
-                got=f"index {self.index} of {self.count}",
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanSettings:
-    """How an epoch is walked; `budget.default_settings` chooses the last three.
-
-    `open_episodes` cursors advance by windows of about `block_frames` frames a round (see
-    `blocks.window_frames`), in runs of about `run_frames` frames (`None`: as long as can be).
-    Without `shuffle` there is one cursor, nothing is cut and clips come in canonical order.
-    """
-
-    shuffle: bool = True
-    seed: int = 0
-    batch_size: int | None = None
-    drop_last: bool = False
-    open_episodes: int = 32
-    block_frames: int = 8
-    run_frames: int | None = 512
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "open_episodes", "block_frames", "run_frames"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ClipError(f"{name} is too small", expected="at least 1", got=value)
 
 
 class EpochPlan:
@@ -95,6 +46,10 @@ class EpochPlan:
     last; in a split one clip short of a last batch of its own, the last two share what is left.
     With `drop_last` every batch is full, and `num_dropped` clips are left out. With a `batch_size`
     of 1 or `None`, without `drop_last`, the splits' counts may differ by one.
+
+    With `repeat`, clips are counted as often as they are emitted: `num_clips`, `num_dropped`,
+    batches and positions in them. The splits' clips may then differ by `repeat`, and as many
+    batches at a split's end as it takes share what is left.
 
     Raises `ClipError` when there are fewer clips than splits, unless `drop_last` is set. An epoch
     without any clip has no batches.
@@ -115,7 +70,7 @@ class EpochPlan:
         settings: PlanSettings,
         *,
         epoch: int = 0,
-        split: Split = Split(),
+        split: Split = _WHOLE,
     ) -> None:
         total = table.num_clips
         if 0 < total < split.count and not settings.drop_last:
@@ -137,6 +92,7 @@ class EpochPlan:
             split.count,
             size=settings.batch_size or 1,
             drop_last=settings.drop_last,
+            repeat=settings.repeat,
         )
         self.num_clips, self.num_dropped = self._batches.num_clips, self._batches.num_dropped
         self.num_batches = self._batches.count
@@ -146,7 +102,8 @@ class EpochPlan:
             chunk_frames=episodes.chunk_frames,
             span=table.spec.span,
         )
-        self._before = np.minimum(self._lanes.clips_before_rounds(), self.num_clips)
+        before = self._lanes.clips_before_rounds() * settings.repeat
+        self._before = np.minimum(before, self.num_clips)
         self.num_cursors = self._lanes.num_cursors
         self.num_rounds = int(np.searchsorted(self._before, self.num_clips))
         frames, chunks = cursor_bound(table, episodes, settings.block_frames)
@@ -254,27 +211,19 @@ class EpochPlan:
         return walk.round[some], Frees(walk.cursor[some], first, count)
 
     def _clips(self, walk: Walk, turn: IntArray) -> Clips:
-        """The clips of whole rounds in the order in which they are emitted.
-
-        The clips of a block, shuffled, spread evenly over the round, each cursor's from a moment
-        of its own::
-
-            cursor 0    a . . b . . c . . d . .
-            cursor 1    . e . . f . . g . . h .
-            cursor 2    . . i . . . . . j . . .
-            emitted     a e i b f c g j d h
-        """
-        block = np.repeat(np.arange(len(walk)), walk.count)
-        place = np.arange(len(block)) - (np.cumsum(walk.count) - walk.count)[block]
-        start = walk.first[block] + place * self._spec.stride
-        if self.settings.shuffle:
-            name = hash64(key_of(self._key, _CLIPS), walk.episode[block]).view(np.int64) + start
-            place = ranks(hash64(0, name), block)
-            time = (place * self.num_cursors + turn[block] << _TIME_BITS) // walk.count[block]
-            order = np.lexsort((time, walk.round[block]))
-            block, start = block[order], start[order]
-        before = int(self._before[walk.round[0]]) if len(walk) else 0
-        clip = np.arange(before, min(before + len(block), self.num_clips))
+        """The clips of whole rounds in the order in which they are emitted."""
+        first = int(self._before[walk.round[0]]) if len(walk) else 0
+        block, start = deal(
+            walk,
+            turn,
+            stride=self._spec.stride,
+            num_cursors=self.num_cursors,
+            key=key_of(self._key, _CLIPS) if self.settings.shuffle else None,
+            repeat=self.settings.repeat,
+            first=first,
+            batches=self._batches,
+        )
+        clip = np.arange(first, min(first + len(block), self.num_clips))
         block, start = block[: len(clip)], start[: len(clip)]
         return Clips(walk.cursor[block], walk.episode[block], start, *self._batches.places(clip))
 
@@ -282,14 +231,24 @@ class EpochPlan:
 def resident_bound(
     table: ClipTable, episodes: EpisodeTable, settings: PlanSettings
 ) -> tuple[int, int]:
-    """The most frames, and the most chunks, held at once in any split of any epoch."""
+    """The most frames, and the most chunks, held at once in any split of any epoch.
+
+    With `rotate_phase`, of the epochs of every phase that has clips of the same episodes.
+    """
     cursors = settings.open_episodes if settings.shuffle else 1
-    frames, chunks = cursor_bound(table, episodes, settings.block_frames)
+    frames, chunks = cursor_bound(
+        table, episodes, settings.block_frames, any_phase=settings.rotate_phase
+    )
     return cursors * frames, cursors * chunks
 
 
-def cursor_bound(table: ClipTable, episodes: EpisodeTable, block_frames: int) -> tuple[int, int]:
-    """The most frames, and the most chunks, that one cursor can hold at once."""
+def cursor_bound(
+    table: ClipTable, episodes: EpisodeTable, block_frames: int, *, any_phase: bool = False
+) -> tuple[int, int]:
+    """The most frames, and the most chunks, that one cursor can hold at once.
+
+    With `any_phase`, whatever the phase of the table's clips.
+    """
     spec = table.spec
     used = np.unique(table.episode)
     chunk_frames = episodes.chunk_frames[used]
@@ -298,7 +257,7 @@ def cursor_bound(table: ClipTable, episodes: EpisodeTable, block_frames: int) ->
         chunk_frames,
         episodes.num_frames[used],
         stride=spec.stride,
-        phase=spec.phase,
+        phase=None if any_phase else spec.phase,
         span=spec.span,
         frame_step=spec.frame_step,
     )

@@ -1,0 +1,94 @@
+"""What to change first, in plain words, from what an iteration has measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["advise"]
+
+_LITTLE = 0.05  # a share of the time that is not worth a change
+_FEW_BATCHES = 10
+_BURSTS = 3  # times the median wait that the mean wait is
+
+
+def advise(
+    stats: Mapping[str, Any],
+    *,
+    waiting: float,
+    median_wait: float,
+    copying: float,
+    consuming: float,
+    seconds: float,
+    threads: int,
+    cores: int,
+) -> tuple[str, ...]:
+    """One line for the bottleneck, and one for whatever else is worth knowing.
+
+    Args:
+        stats: of the pipe, see `SeqRecordPipe.stats`.
+        waiting, copying, consuming: seconds of a mean step that the consumer waits for data, that
+            it waits for the copy to the device, and that it works.
+        median_wait: as `waiting`, of the median step.
+        seconds: of the iteration.
+        threads: that the pipe may use.
+        cores: that the process may use.
+    """
+    step = waiting + copying + consuming or 1.0
+    lines = []
+    if max(waiting, copying) < _LITTLE * step:
+        lines.append(
+            f"the consumer is the bottleneck: it works {_percent(consuming / step)} of the time, "
+            "and the loader waits for it. Nothing to change here."
+        )
+    elif copying > waiting:
+        lines.append(
+            f"copying to the device is the bottleneck: {_percent(copying / step)} of the time. "
+            "Move fewer bytes: fewer features, smaller frames, integers that become floats on the "
+            "device."
+        )
+    else:
+        lines.append(
+            f"the consumer waits for data {_percent(waiting / step)} of the time. "
+            + _slowest(stats, seconds, threads, cores)
+        )
+        if waiting > _BURSTS * median_wait:
+            lines.append(
+                "most steps wait little and a few wait long: a larger `memory_limit` lets the "
+                "loader run further ahead."
+            )
+    if stats.get("batches", 0) < _FEW_BATCHES:
+        lines.append("these are few batches: more of them would tell more.")
+    return tuple(lines)
+
+
+def _slowest(stats: Mapping[str, Any], seconds: float, threads: int, cores: int) -> str:
+    """The stage that holds the others up, and what would help."""
+    gathering = stats.get("gather_seconds", 0.0)
+    loading = stats.get("waiting_for_loads_seconds", 0.0)
+    fetching, decoding = stats.get("fetch_seconds", 0.0), stats.get("decode_seconds", 0.0)
+    if gathering >= loading:
+        return (
+            f"Copying clips into batches is the bottleneck: {_percent(gathering / seconds)} of the "
+            "time, at the speed of memory. Copy less: fewer features, smaller frames "
+            "(`frame_transform`), a larger stride, shorter clips."
+        )
+    working = fetching + decoding or 1.0
+    if decoding >= fetching:
+        more = f"more threads (there are {cores} cores and {threads} in use)"
+        less = "fewer features"
+        return (
+            f"Decoding is the bottleneck: {_percent(decoding / working)} of the loading threads' "
+            "time. Pack with a faster codec (`seqrecord write --codec fast`), or use "
+            f"{more if threads < cores else less}."
+        )
+    rate = stats.get("bytes_read", 0) / max(seconds, 1e-9) / 1e6
+    return (
+        f"Reading is the bottleneck: {_percent(fetching / working)} of the loading threads' time, "
+        f"{rate:,.0f} MB/s. Put the dataset on a local disk, pack it with larger chunks "
+        "(`--chunk-frames`) or a stronger codec (`--codec small`), or ask for fewer features."
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

@@ -1,0 +1,127 @@
+"""The commands that show where the time goes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from seqrecord.benching import bench as run_bench
+from seqrecord.cli.options import AT_LEAST_1, common, feature_names
+from seqrecord.cli.terminal import ByteSize, ProgressBar
+from seqrecord.drawing import draw_timeline
+
+__all__ = ["bench", "trace"]
+
+
+@click.command()
+@click.argument("path")
+@click.option(
+    "--clip-len", type=AT_LEAST_1, default=16, show_default=True, help="Frames of a clip."
+)
+@click.option(
+    "--stride",
+    type=AT_LEAST_1,
+    default=1,
+    show_default=True,
+    help="Frames from one clip's start to the next.",
+)
+@click.option(
+    "--dilation",
+    type=AT_LEAST_1,
+    default=1,
+    show_default=True,
+    help="Frames from one to the next in a clip.",
+)
+@feature_names("Names of the features to read.")
+@click.option("--batch-size", type=AT_LEAST_1, default=4, show_default=True, help="Clips.")
+@click.option("--memory-limit", type=ByteSize(), default="2GiB", show_default=True)
+@click.option("--no-shuffle", is_flag=True, help="Front to back.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--threads", type=AT_LEAST_1, help="[one for each core]")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option(
+    "--consumer-ms",
+    type=click.FloatRange(min=0, max=1e6),
+    default=0.0,
+    show_default=True,
+    help="How long a training step takes; it is slept.",
+)
+@click.option("--batches", type=AT_LEAST_1, help="End after so many. [with the epoch]")
+@click.option(
+    "--trace", metavar="FILE", help="Write a timeline, which `seqrecord trace` and Perfetto show."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: seconds and bytes.")
+@click.option("--quiet", is_flag=True, help="Show no progress.")
+@common
+def bench(
+    path: str,
+    clip_len: int,
+    stride: int,
+    dilation: int,
+    features: list[str] | None,
+    batch_size: int,
+    memory_limit: int,
+    no_shuffle: bool,
+    seed: int,
+    threads: int | None,
+    device: str,
+    consumer_ms: float,
+    batches: int | None,
+    trace: str | None,
+    as_json: bool,
+    quiet: bool,
+    storage_options: dict[str, Any] | None,
+) -> None:
+    """Stream an epoch, print what each step waits for, and what to change first."""
+    with ProgressBar("batches", quiet=quiet) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.show(done, total, f"{done * batch_size / max(bar.seconds, 1e-3):.0f} clips/s")
+
+        report = run_bench(
+            path,
+            clip_len=clip_len,
+            stride=stride,
+            dilation=dilation,
+            features=features,
+            shuffle=not no_shuffle,
+            seed=seed,
+            batch_size=batch_size,
+            memory_limit=memory_limit,
+            device=None if device == "cpu" else device,
+            num_threads=threads,
+            consumer_seconds=consumer_ms / 1e3,
+            max_batches=batches,
+            trace=trace,
+            progress=show,
+            storage_options=storage_options,
+        )
+    click.echo(json.dumps(report.to_json(), indent=1) if as_json else str(report))
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--png", metavar="FILE", help="The picture. [the first trace's name, with .png]")
+@click.option("--start", type=float, metavar="SECONDS", help="[the trace's start]")
+@click.option("--stop", type=float, metavar="SECONDS", help="[the trace's end]")
+@click.option(
+    "--max-width", type=click.IntRange(640, 20_000), default=2400, show_default=True, help="Pixels."
+)
+@click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
+def trace(
+    files: tuple[str, ...],
+    png: str | None,
+    start: float | None,
+    stop: float | None,
+    max_width: int,
+) -> None:
+    """Draw a timeline of traces: who was busy when with what, and who waited.
+
+    FILE is what `trace="epoch.json"` has written in training, or `seqrecord bench --trace`. Those
+    of one machine's processes can be drawn together.
+    """
+    target = png or Path(files[0]).with_suffix(".png")
+    click.echo(str(draw_timeline(files, target, max_width=max_width, start=start, stop=stop)))

@@ -1,0 +1,60 @@
+"""What a plan is made for: the walk through an epoch, and the part of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from seqrecord.errors import ClipError
+
+__all__ = ["MAX_REPEAT", "PlanSettings", "Split"]
+
+MAX_REPEAT = 1000  # a round, which is held at once, lists its clips so many times
+
+
+@dataclass(frozen=True)
+class Split:
+    """Part `index` of `count` disjoint parts of an epoch, one for each rank and worker."""
+
+    index: int = 0
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.count:
+            raise ClipError(
+                "not a split of an epoch",
+                expected="0 <= index < count",
+                got=f"index {self.index} of {self.count}",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSettings:
+    """How an epoch is walked; `budget.default_settings` chooses the last three.
+
+    `open_episodes` cursors advance by windows of about `block_frames` frames a round (see
+    `blocks.window_frames`), in runs of about `run_frames` frames (`None`: as long as can be).
+    Without `shuffle` there is one cursor, nothing is cut and clips come in canonical order.
+
+    The clips of a round are emitted `repeat` times before its frames are freed. `rotate_phase`
+    says that the clip tables of other epochs have other phases (see `phases.Phases`).
+    """
+
+    shuffle: bool = True
+    seed: int = 0
+    batch_size: int | None = None
+    drop_last: bool = False
+    repeat: int = 1
+    rotate_phase: bool = False
+    open_episodes: int = 32
+    block_frames: int = 8
+    run_frames: int | None = 512
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "repeat", "open_episodes", "block_frames", "run_frames"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ClipError(f"{name} is too small", expected="at least 1", got=value)
+        if self.repeat > MAX_REPEAT:
+            raise ClipError(
+                "repeat is too large", expected=f"at most {MAX_REPEAT}", got=self.repeat
+            )

@@ -1,0 +1,289 @@
+"""bench, its advice, and the commands that show where the time goes."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from PIL import Image
+
+import seqrecord.pipes
+from seqrecord.benching import bench
+from seqrecord.benching.advice import advise
+from seqrecord.benching.report import StepTimes
+from seqrecord.cli import main
+from seqrecord.engine.trace import Trace
+from seqrecord.errors import ClipError, MemoryLimitError, NotFoundError
+from seqrecord.pipes import SeqRecordStream
+from seqrecord.reader import open_dataset
+from tests.datasets import HEIGHT, WIDTH, write_small
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bench") / "records"
+    write_small(path, episodes={"a/Easy": 11, "b/Easy": 9}, missing=False)
+    return path
+
+
+def run(*arguments: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_an_epoch(dataset: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    names = ["image_left", "range"]
+    report = bench(
+        dataset,
+        clip_len=4,
+        batch_size=3,
+        features=names,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert (report.num_batches, report.num_clips, report.num_frames) == (5, 14, 56)
+    assert seen == [(i, 5) for i in range(1, 6)]
+    with open_dataset(dataset, features=names) as records:
+        lengths = [len(episode) for episode in records.episodes.values()]
+        assert lengths == [11, 9]
+        clips = [
+            records.episodes[key].read(range(start, start + 4))
+            for key, length in zip(records.episodes, lengths, strict=True)
+            for start in range(length - 3)
+        ]
+        columns = [records.index.schema.position(name) for name in names]
+        pages = int(records.index.page_length[:, columns].sum())
+    image, depths = HEIGHT * WIDTH * 3, [a.nbytes for clip in clips for a in clip["range"]]
+    numbers = 8 * 14  # `start` is delivered as well
+    assert report.clip_bytes == 56 * image + sum(depths) + numbers
+    assert pages <= report.stats["bytes_read"] <= 2 * pages
+    assert report.steady_clips == 14 - 3
+    assert report.clips_per_second == pytest.approx(11 / report.steady_seconds)
+    assert report.frames_per_second == pytest.approx(44 / report.steady_seconds)
+    assert report.bytes_per_second == pytest.approx(
+        report.clip_bytes / 14 * 11 / report.steady_seconds
+    )
+    assert 0 < report.first_batch_seconds < report.seconds
+    assert report.steady_seconds + report.first_batch_seconds <= report.seconds
+    assert report.copying.max < 0.05
+    assert report.peak_memory > 50 << 20
+    assert report.url == str(dataset)
+
+
+def test_a_slow_consumer(dataset: Path) -> None:
+    report = bench(dataset, clip_len=4, batch_size=4, consumer_seconds=0.03, max_batches=3)
+    assert report.num_batches == 3
+    assert 0.03 <= report.consuming.p50 < 0.3
+    assert report.seconds >= 0.09
+    assert "the consumer is the bottleneck" in report.advice[0]
+    assert report.advice[1:] == ("these are few batches: more of them would tell more.",)
+
+
+def test_a_slow_loader(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(self: SeqRecordStream) -> Any:
+        for i in range(4):
+            time.sleep(0.2 if i == 0 else 0.02)
+            yield {"image": torch.zeros(2, 4, 5), "episode": ["a", "b"], "start": torch.zeros(2)}
+
+    monkeypatch.setattr(SeqRecordStream, "__iter__", slow)
+    report = bench(dataset, clip_len=4, batch_size=2, max_batches=4)
+    assert report.first_batch_seconds >= 0.2
+    assert 0.02 <= report.waiting.mean < 0.15, "the first batch does not count"
+    assert report.clip_bytes == 4 * (160 + 8)
+    assert report.clips_per_second == pytest.approx(6 / report.steady_seconds)
+
+
+def test_one_batch(dataset: Path) -> None:
+    report = bench(dataset, clip_len=4, max_batches=1)
+    assert report.steady_clips == report.num_clips == 4
+    assert report.waiting.mean == report.first_batch_seconds
+
+
+def test_copies_are_timed_apart(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stream:
+        def synchronize(self) -> None:
+            time.sleep(0.02)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    stream = seqrecord.pipes.SeqRecordStream
+
+    def without_a_device(location: Any, *, device: str, **options: Any) -> SeqRecordStream:
+        assert device == "cuda:0"
+        return stream(location, **options)
+
+    monkeypatch.setattr(seqrecord.pipes, "SeqRecordStream", without_a_device)
+    report = bench(dataset, clip_len=4, max_batches=12, batch_size=1, device="cuda:0")
+    assert 0.02 <= report.copying.p50 < 0.2
+    assert "copying to the device is the bottleneck" in report.advice[0]
+    assert "copy to device" in str(report)
+
+
+def test_wrong_requests(dataset: Path, tmp_path: Path) -> None:
+    with pytest.raises(ClipError, match="max_batches"):
+        bench(dataset, max_batches=0)
+    with pytest.raises(ClipError, match="consumer_seconds"):
+        bench(dataset, consumer_seconds=float("nan"))
+    with pytest.raises(MemoryLimitError):
+        bench(dataset, clip_len=4, memory_limit="1KB")
+    with pytest.raises(NotFoundError):
+        bench(tmp_path)
+    if not torch.cuda.is_available():
+        with pytest.raises(ClipError, match="no such device"):
+            bench(dataset, clip_len=4, device="cuda")
+
+
+def test_step_times() -> None:
+    seconds = np.random.default_rng(0).random(101)
+    times = StepTimes.of(seconds.tolist())
+    ordered = sorted(seconds)
+    assert times.mean == pytest.approx(sum(ordered) / 101)
+    assert [times.p50, times.p95, times.max] == pytest.approx(
+        [ordered[50], ordered[95], ordered[100]]
+    )
+
+
+LOADS: dict[str, Any] = {"waiting_for_loads_seconds": 5.0, "gather_seconds": 1.0, "batches": 50}
+DECODES = {**LOADS, "decode_seconds": 9.0, "fetch_seconds": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("stats", "step", "words"),
+    [
+        (DECODES, (1, 0, 30), ["the consumer is the bottleneck", "97 %"]),
+        (DECODES, (2, 6, 2), ["copying to the device is the bottleneck", "60 %"]),
+        (DECODES, (9, 0, 1), ["waits for data 90 %", "Decoding", "90 %", "`seqrecord write"]),
+        (DECODES, (9, 0, 1), ["4 cores and 2 in use"]),
+        ({**DECODES, "fetch_seconds": 36.0}, (9, 0, 1), ["Reading", "80 %", "local disk"]),
+        ({**DECODES, "gather_seconds": 6.0}, (9, 0, 1), ["Copying clips into batches", "60 %"]),
+        ({"batches": 50}, (9, 0, 1), ["waits for data 90 %"]),  # an engine that counts less
+        ({"batches": 50}, (0, 0, 0), ["the consumer is the bottleneck"]),
+    ],
+)
+def test_advice(stats: dict[str, Any], step: tuple[float, ...], words: list[str]) -> None:
+    waiting, copying, consuming = step
+    [line] = advise(
+        stats,
+        waiting=waiting,
+        median_wait=waiting,
+        copying=copying,
+        consuming=consuming,
+        seconds=10.0,
+        threads=2,
+        cores=4,
+    )
+    for word in words:
+        assert word in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(("median", "bursts"), [(9.0, 0), (3.1, 0), (2.9, 1), (0.0, 1)])
+def test_advice_on_bursts(median: float, bursts: int) -> None:
+    times = {"waiting": 9.0, "copying": 0.0, "consuming": 9.0, "seconds": 18.0}
+    _, *more = advise(DECODES, median_wait=median, threads=2, cores=2, **times)
+    assert len(more) == bursts
+    assert all("a larger `memory_limit`" in line for line in more)
+
+
+def test_the_command(dataset: Path) -> None:
+    options = ["--clip-len", 4, "--batch-size", 2, "--features", "image_left,flow", "--stride", 2]
+    options += ["--dilation", 2, "--memory-limit", "1GB", "--no-shuffle", "--seed", 3]
+    result = run("bench", dataset, *options, "--threads", 1, "--batches", 2, "--consumer-ms", 5)
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith(f"{dataset}: 2 batches, 4 clips in ")
+    [waiting] = [line for line in lines if line.startswith("  waiting for data ")]
+    [consumer] = [line for line in lines if line.startswith("  consumer ")]
+    assert float(consumer.split()[1]) >= 5
+    assert int(waiting.split()[-2]) + int(consumer.split()[-2]) in (99, 100, 101)
+    for word in ("frames/s", "GB/s", "first batch", "peak memory"):
+        assert word in result.stdout
+    assert not any(line.startswith("  copy to device") for line in lines)
+    assert "2/2 batches" in result.stderr
+
+
+def test_the_command_as_json(dataset: Path) -> None:
+    result = run("bench", dataset, "--clip-len", 4, "--json", "--quiet")
+    assert result.stderr == ""
+    report = json.loads(result.stdout)
+    assert report["num_clips"] == 14
+    assert report["settings"]["batch_size"] == 4
+    assert report["settings"]["device"] is None
+    assert set(report["waiting"]) == {"mean", "p50", "p95", "max"}
+    assert report["stats"]["frames_decoded"] >= 20
+    assert report["clips_per_second"] > 0
+
+
+def test_the_command_fails_in_a_line(dataset: Path, tmp_path: Path) -> None:
+    for arguments in ([tmp_path], [dataset, "--clip-len", 400], [dataset, "--memory-limit", "1KB"]):
+        result = run("bench", *arguments, code=1)
+        [line] = result.stderr.splitlines()
+        assert line.startswith("seqrecord: error: ")
+    assert "not a size" in run("bench", dataset, "--memory-limit", "much", code=2).stderr
+
+
+def test_where_the_trace_goes(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, seen = seqrecord.pipes.SeqRecordStream, {}
+
+    def remember(location: Any, **options: Any) -> SeqRecordStream:
+        seen["trace"] = options.pop("trace", "none")
+        return stream(location, **options)
+
+    monkeypatch.setattr(seqrecord.pipes, "SeqRecordStream", remember)
+    run("bench", dataset, "--clip-len", 4, "--batches", 1)
+    assert seen == {"trace": "none"}
+    run("bench", dataset, "--clip-len", 4, "--batches", 1, "--trace", "epoch.json")
+    assert seen == {"trace": "epoch.json"}
+
+
+@pytest.mark.skipif(
+    "trace" not in inspect.signature(SeqRecordStream).parameters, reason="pipes don't trace yet"
+)
+def test_bench_and_draw(dataset: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "epoch.json"
+    run("bench", dataset, "--clip-len", 4, "--consumer-ms", 2, "--trace", trace)
+    kinds = {event.get("cat") for event in json.loads(trace.read_text())["traceEvents"]}
+    assert kinds >= {"fetch", "decode", "gather", "consumer", "wait"}
+    assert run("trace", trace).stdout == f"{tmp_path / 'epoch.png'}\n"
+    assert sorted(os.listdir(tmp_path)) == ["epoch.json", "epoch.png"]  # noqa: PTH208
+
+
+def test_draw(tmp_path: Path) -> None:
+    files = [tmp_path / "epoch.json", tmp_path / "epoch.worker0.json"]
+    for file in files:
+        trace = Trace(file)
+        trace.add("decode", 0.0, 3.0)
+        trace.close()
+    result = run("trace", *files, "--start", 1, "--stop", 2.5, "--max-width", 900)
+    assert result.stdout == f"{tmp_path / 'epoch.png'}\n"
+    with Image.open(tmp_path / "epoch.png") as picture:
+        assert picture.width == 900
+    assert run("trace", files[0], "--png", tmp_path / "o.png").stdout == f"{tmp_path / 'o.png'}\n"
+    (tmp_path / "bad.json").write_text("[{")
+    for arguments in ([tmp_path / "bad.json"], [tmp_path / "none.json"], [files[0], "--start", 9]):
+        [line] = run("trace", *arguments, code=1).stderr.splitlines()
+        assert line.startswith("seqrecord: error: ")
+    assert "Missing argument" in run("trace", code=2).stderr
+
+
+def test_drawing_does_not_import_torch(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text('[{"ph":"X","name":"decode","ts":5,"dur":2}]')
+    code = (
+        "import sys; from seqrecord.cli import main\n"
+        f"try: main(['trace', {str(tmp_path / 't.json')!r}])\n"
+        "except SystemExit as end: assert not end.code\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=True, capture_output=True)

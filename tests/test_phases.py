@@ -1,0 +1,137 @@
+"""Phases in turns: together they are every clip, and no epoch is left without one."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seqrecord.clips import ClipSpec, enumerate_clips
+from seqrecord.errors import MemoryLimitError
+from seqrecord.plan import EpochPlan, Phases, PlanSettings, resident_bound
+from seqrecord.plan.budget import default_settings
+from seqrecord.plan.phases import typical_table
+from tests.clip_cases import Case, cases, episode_table
+
+
+def at_phase(case: Case, phase: int) -> Case:
+    return replace(case, spec=replace(case.spec, phase=phase))
+
+
+def phases_of(case: Case) -> Phases:
+    every = replace(case, spec=replace(case.spec, stride=1, phase=0))
+    return Phases.of(every.table, case.spec.stride)
+
+
+@given(cases())
+@settings(max_examples=300, deadline=None)
+def test_counts_the_clips_of_every_phase(case: Case) -> None:
+    expected = {
+        phase: len(clips)
+        for phase in range(case.spec.stride)
+        if (clips := at_phase(case, phase).clips())
+    }
+    phases = phases_of(case)
+    found = {
+        phase: count
+        for first, stop, count in zip(
+            phases.first.tolist(), phases.stop.tolist(), phases.num_clips.tolist(), strict=True
+        )
+        for phase in range(first, stop)
+    }
+    assert found == expected
+    assert len(phases) == len(expected)
+    if expected:
+        assert phases.fewest_clips == min(expected.values())
+
+
+@given(cases(), st.booleans(), st.integers(-3, 2**70), st.integers(0, 2**60))
+@settings(max_examples=200, deadline=None)
+def test_a_turn_has_every_clip_once(case: Case, shuffle: bool, seed: int, turn: int) -> None:
+    phases = phases_of(case)
+    if not len(phases):
+        return
+    order = [
+        phases.of_epoch(turn * len(phases) + i, seed=seed, shuffle=shuffle)
+        for i in range(len(phases))
+    ]
+    clips = Counter(clip for phase in order for clip in at_phase(case, phase).clips())
+    assert set(clips.values()) == {1}
+    assert set(clips) == set(replace(case, spec=replace(case.spec, stride=1, phase=0)).clips())
+    if not shuffle:
+        assert order == sorted(order)
+
+
+def test_turns_have_orders_of_their_own() -> None:
+    phases = Phases(np.array([0]), np.array([8]), np.array([3]))
+    orders = {
+        tuple(phases.of_epoch(8 * turn + i, seed=seed, shuffle=True) for i in range(8))
+        for turn in range(5)
+        for seed in range(5)
+    }
+    assert len(orders) == 25
+    steps = Counter((order[i + 1] - order[i]) % 8 for order in orders for i in range(7))
+    assert max(steps.values()) < 0.4 * steps.total()
+
+
+def test_the_order_of_phases_is_that_of_version_1() -> None:
+    phases = Phases(np.array([0]), np.array([5]), np.array([1]))
+    order = [phases.of_epoch(epoch, seed=7, shuffle=True) for epoch in range(10)]
+    assert order == [1, 3, 4, 0, 2, 1, 4, 3, 2, 0]  # a resumed run must go on with it
+
+
+@given(
+    cases(),
+    st.booleans(),
+    st.integers(1, 40),
+    st.none() | st.integers(1, 9),
+    st.integers(1, 300),
+    st.integers(1, 3),
+)
+@settings(max_examples=200, deadline=None)
+def test_one_choice_of_settings_fits_every_phase(
+    case: Case,
+    shuffle: bool,
+    shuffle_buffer: int,
+    batch_size: int | None,
+    max_frames: int,
+    num_splits: int,
+) -> None:
+    case = at_phase(case, 0)
+    every = replace(case, spec=replace(case.spec, stride=1))
+    table = typical_table(every.table, case.spec.stride)
+    wanted = PlanSettings(shuffle=shuffle, batch_size=batch_size, rotate_phase=True)
+    try:
+        chosen = default_settings(
+            table,
+            case.episodes,
+            wanted,
+            shuffle_buffer=shuffle_buffer,
+            max_frames=max_frames,
+            num_splits=num_splits,
+        )
+    except MemoryLimitError:
+        return
+    bound = resident_bound(table, case.episodes, chosen)
+    assert bound[0] <= max_frames
+    for phase in range(case.spec.stride):
+        plan = EpochPlan(at_phase(case, phase).table, case.episodes, chosen)
+        assert plan.max_resident_frames <= bound[0]
+        assert plan.max_resident_chunks <= bound[1]
+
+
+@pytest.mark.parametrize("stride", [4, 1000, 999_983])
+def test_phases_of_a_large_dataset_are_found_quickly(stride: int) -> None:
+    lengths = [1015] * 10_000
+    episodes = episode_table(lengths, [8] * len(lengths))
+    every = enumerate_clips(ClipSpec(16), episodes, np.arange(len(lengths)))
+    began = time.perf_counter()
+    phases = Phases.of(every, stride)
+    phases.of_epoch(12345, seed=0, shuffle=True)
+    assert time.perf_counter() - began < 0.2
+    assert len(phases) == min(stride, 1000)
