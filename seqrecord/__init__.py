@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from seqrecord.benching import BenchReport, bench
 from seqrecord.catalog import reindex
 from seqrecord.clips import ClipSpec
 from seqrecord.codecs import EncodedImage
 from seqrecord.conversion import BadEpisode, ConvertReport, Progress, convert
-from seqrecord.drawing import contact_sheet, view
+from seqrecord.drawing import contact_sheet, draw_timeline, view
 from seqrecord.errors import (
     ChecksumError,
     ClipError,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BadEpisode",
+    "BenchReport",
     "ChecksumError",
     "ClipError",
     "ClipSpec",
@@ -78,8 +80,10 @@ __all__ = [
     "VerifyReport",
     "VersionError",
     "__version__",
+    "bench",
     "contact_sheet",
     "convert",
+    "draw_timeline",
     "export",
     "open",
     "reindex",

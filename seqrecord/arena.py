@@ -94,10 +94,6 @@ class Arena:
         """Copies of the frames in these rows, for a feature with a variable shape."""
         return [torch.from_numpy(self._arrays[feature][row].copy()) for row in rows]
 
-    def release(self) -> None:
-        """Give the memory back, whoever still refers to the arena: an error's traceback may."""
-        self._arrays.clear()
-
 
 class BufferPool:
     """Arrays of one shape and dtype that are lent as tensors and come back when unused.

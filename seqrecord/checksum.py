@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TypeAlias
 
 import google_crc32c
@@ -13,12 +12,12 @@ __all__ = ["Buffer", "crc32c"]
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
-def crc32c(*parts: Buffer) -> int:
-    """CRC32C of the parts as if they were joined. Each part is C-contiguous."""
-    return _extend_all(0, parts)
+def crc32c(*parts: Buffer, start: int = 0) -> int:
+    """CRC32C of the parts as if they were joined; each is C-contiguous.
 
-
-def _extend_all(value: int, parts: Iterable[Buffer]) -> int:
+    `start` is the checksum of what comes before them.
+    """
+    value = start
     for part in parts:
         # The C extension refuses writable buffers, but takes any NumPy array.
         value = google_crc32c.extend(value, np.frombuffer(part, np.uint8) if len(part) else b"")

@@ -15,6 +15,7 @@ from seqrecord.clips import (
     ClipSpec,
     ClipTable,
     EpisodeTable,
+    MissingFrames,
     enumerate_clips,
     missing_from_bitmaps,
 )
@@ -152,11 +153,17 @@ class Dataset:
 
     def clips(self, spec: ClipSpec, episodes: EpisodeFilter = None) -> ClipTable:
         """All clips of the selected episodes whose frames have all of this dataset's features."""
-        index, table = self._index, self.episode_table
+        selected = self.find_episodes(episodes)
+        return enumerate_clips(spec, self.episode_table, selected, self.missing_frames())
+
+    def missing_frames(self) -> MissingFrames:
+        """The frames that lack one of this dataset's features."""
+        index = self._index
         columns = [index.schema.position(name) for name in self.features]
         gaps = index.gaps[np.isin(index.gaps["feature"], columns)]
-        missing = missing_from_bitmaps(table, gaps["chunk"].astype(np.int64), gaps["present"])
-        return enumerate_clips(spec, table, self.find_episodes(episodes), missing)
+        return missing_from_bitmaps(
+            self.episode_table, gaps["chunk"].astype(np.int64), gaps["present"]
+        )
 
     def close(self) -> None:
         self._storage.close()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -126,21 +126,23 @@ class _Copy(NamedTuple):
     do: Callable[[], None]
 
 
-def _share(copies: Sequence[_Copy], executor: Executor, threads: int, trace: Trace) -> None:
-    """Do copies on this thread and on others, in parts of about the same number of bytes."""
-    total = sum(copy.nbytes for copy in copies)
+def _share(copies: Iterable[_Copy], executor: Executor, threads: int, trace: Trace) -> None:
+    """Do copies on this thread and on others; whoever is free takes the next."""
+    todo = deque(copies)
+    total = sum(copy.nbytes for copy in todo)
     threads = min(threads, 1 + total // _COPY_BYTES)
-    ends = np.cumsum([copy.nbytes for copy in copies])
-    cuts = np.searchsorted(ends, [total * i // threads for i in range(threads + 1)]).tolist()
-    parts = [copies[a:b] for a, b in pairwise([*cuts[:-1], len(copies)])]
-    others = [executor.submit(_do, part, trace) for part in parts[1:]]
-    _do(parts[0], trace)
+    others = [executor.submit(_work_off, todo, trace) for _ in range(threads - 1)]
+    _work_off(todo, trace)
     with trace.span("wait for copies"):
         for other in others:
             other.result()
 
 
-def _do(copies: Sequence[_Copy], trace: Trace) -> None:
+def _work_off(todo: deque[_Copy], trace: Trace) -> None:
     with trace.span("gather copies"):
-        for copy in copies:
+        while True:
+            try:
+                copy = todo.popleft()
+            except IndexError:
+                return
             copy.do()

@@ -23,7 +23,8 @@ _PREFETCH = 2  # batches that are filled or wait, where memory allows
 _CONSUMER = 2  # batches that the consumer has: the one in its hands and the one it drops for it
 _MAX_LOADS = 16  # chunks read and decoded at a time, where they take no more than
 _LOADS_SHARE = 8  # one part in eight of the limit
-_AHEAD_SHARE = 1.5  # rows beyond what the plan holds, so that the next round's loads begin early
+_AHEAD_SHARE = 1.5  # rows for what the plan holds, and for loads of the next round
+_MOST_AHEAD = 2.0  # where memory is left: then all of the next round's loads may begin
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Fit:
 
     def rows(self, resident_frames: int) -> int:
         """Rows for a plan that holds so many frames."""
-        return max(resident_frames, min(self.max_rows, int(resident_frames * _AHEAD_SHARE)))
+        return max(resident_frames, min(self.max_rows, int(resident_frames * _MOST_AHEAD)))
 
 
 def fit(

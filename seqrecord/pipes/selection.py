@@ -14,9 +14,7 @@ import torch
 from seqrecord.clips import (
     ClipSpec,
     ClipTable,
-    MissingFrames,
     enumerate_clips,
-    missing_from_bitmaps,
 )
 from seqrecord.errors import ClipError
 from seqrecord.frames import ArraySpec, FrameTransform, add_place, apply_transform
@@ -70,7 +68,7 @@ class ClipSelection:
                 location, features=features, verify=verify, storage_options=storage_options
             )
         self.frame_transform = frame_transform
-        table, missing = self.dataset.episode_table, _missing_frames(self.dataset)
+        table, missing = self.dataset.episode_table, self.dataset.missing_frames()
         selected = self.dataset.find_episodes(episodes)
         every = replace(self.spec, stride=1) if rotate_phase else self.spec
         self.clips = enumerate_clips(every, table, selected, missing)
@@ -163,13 +161,3 @@ class ClipSelection:
                     expected="a dtype that torch.from_numpy takes",
                     got=str(spec.dtype),
                 ) from error
-
-
-def _missing_frames(dataset: Dataset) -> MissingFrames:
-    """The frames that lack one of the dataset's features."""
-    index = dataset.index
-    columns = [index.schema.position(name) for name in dataset.features]
-    gaps = index.gaps[np.isin(index.gaps["feature"], columns)]
-    return missing_from_bitmaps(
-        dataset.episode_table, gaps["chunk"].astype(np.int64), gaps["present"]
-    )

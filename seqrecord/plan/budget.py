@@ -14,8 +14,8 @@ from seqrecord.plan.settings import PlanSettings
 
 __all__ = ["default_settings", "least_resident_frames"]
 
-MAX_REREAD_BY_CURSORS = 0.04  # of all frames: what cutting the epoch into lanes may cost
-MAX_REREAD = 0.045  # and what further cuts into runs may cost besides
+MAX_REREAD_BY_CURSORS = 0.03  # of all frames: what cutting the epoch into lanes may cost
+MAX_REREAD = 0.035  # and what further cuts into runs may cost besides
 LEAST_RUN_FRAMES = 512
 LEAST_BLOCK = 32  # clips of an unshuffled epoch, so that a round is worth its trouble
 FEWER_CURSORS = 0.9  # so much of the most cursors is given up for larger blocks
