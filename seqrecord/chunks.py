@@ -21,7 +21,7 @@ from seqrecord.storage import Storage
 __all__ = ["Chunk", "ChunkReader", "Page"]
 
 _NOTHING = memoryview(b"")
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 8 << 20
 _MAX_READ_BYTES = 16 << 20  # one range of one request; a chunk's pages are merged up to it
 
 

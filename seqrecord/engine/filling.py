@@ -19,7 +19,7 @@ from seqrecord.frames import ArraySpec
 
 __all__ = ["Batch", "Filling", "batch_pools"]
 
-_COPY_BYTES = 4 << 20  # one call; less than that in all is copied by the calling thread
+_COPY_BYTES = 4 << 20  # the least of a call; what is less in all is copied by one thread
 
 
 @dataclass(frozen=True)
@@ -84,14 +84,7 @@ class Filling:
         They are copied, by this thread and by `threads - 1` of the executor's, when this returns:
         their rows may be written to again.
         """
-        copies = [
-            copy
-            for name, buffer in self._buffers.items()
-            for copy in self._copies(
-                name, rows.reshape(-1), buffer[self._count : self._count + len(rows)]
-            )
-        ]
-        _share(copies, executor, threads, trace)
+        _share(self._copies(rows.reshape(-1), len(rows), threads), executor, threads, trace)
         for name, clips in self._lists.items():
             clips += [self._arena.gather_list(name, clip) for clip in rows]
         self._episode.append(episode)
@@ -109,16 +102,27 @@ class Filling:
         }
         return Batch(features, np.concatenate(self._episode), np.concatenate(self._start))
 
-    def _copies(
-        self, name: str, rows: npt.NDArray[np.int64], out: npt.NDArray[Any]
-    ) -> Iterator[_Copy]:
-        """Copies of about `_COPY_BYTES` that together fill `out` [clips, length, …]."""
-        frames = out.reshape(len(rows), *out.shape[2:])
-        nbytes = self._arena.specs[name].nbytes
-        step = max(1, _COPY_BYTES // max(1, nbytes))
-        for i in range(0, len(rows), step):
-            part = frames[i : i + step]
-            yield _Copy(part.nbytes, partial(self._arena.gather, name, rows[i : i + step], part))
+    def _copies(self, rows: npt.NDArray[np.int64], num_clips: int, threads: int) -> Iterator[_Copy]:
+        """Copies that together append clips to all buffers: large ones first, then smaller.
+
+        So threads that take one after the other finish together, with few calls: after each a
+        thread must get the GIL again, which other threads may hold for a while.
+        """
+        parts = {
+            name: buffer[self._count : self._count + num_clips]
+            for name, buffer in self._buffers.items()
+        }
+        left = sum(part.nbytes for part in parts.values())
+        for name, part in sorted(parts.items(), key=lambda item: -item[1].nbytes):
+            frames = part.reshape(len(rows), *part.shape[2:])
+            nbytes = max(1, self._arena.specs[name].nbytes)
+            start = 0
+            while start < len(rows):
+                stop = start + max(1, max(_COPY_BYTES, left // (2 * threads)) // nbytes)
+                out = frames[start:stop]
+                yield _Copy(out.nbytes, partial(self._arena.gather, name, rows[start:stop], out))
+                left -= out.nbytes
+                start = stop
 
 
 class _Copy(NamedTuple):
