@@ -148,15 +148,16 @@ class ChunkReader:
         path = pages[0].chunk.path
         if merged:
             self._storage.read_ranges(path, [whole for whole, _ in merged], buffers)
-            for i in shared:
-                self._verify(pages[i], crc32c(data[i]) if self.verify else None)
+            if self.verify:
+                for i in shared:
+                    self._verify(pages[i], crc32c(data[i]))
         for page, item in zip(pages, data, strict=True):
             if page.feature in into:
-                self._verify(page, self._read_straight(page, item))
+                self._read_straight(page, item)
         return data
 
-    def _read_straight(self, page: Page, target: memoryview) -> int | None:
-        """Read a page, and tell its checksum if it is to be verified.
+    def _read_straight(self, page: Page, target: memoryview) -> None:
+        """Read a page into `target`, and verify it.
 
         From a local disk that is done block by block: the processor's cache still holds a block
         when its checksum is taken, and memory is spared a reading.
@@ -170,7 +171,8 @@ class ChunkReader:
             self._storage.read_ranges(path, [item], [part])
             if self.verify:
                 actual = crc32c(part, start=actual)
-        return actual if self.verify else None
+        if self.verify:
+            self._verify(page, actual)
 
     def decode(
         self,
@@ -240,8 +242,8 @@ class ChunkReader:
             self._storage.read_ranges(page.chunk.path, [item], [data])
         return data
 
-    def _verify(self, page: Page, actual: int | None) -> None:
-        if actual is not None and actual != page.crc32c:
+    def _verify(self, page: Page, actual: int) -> None:
+        if actual != page.crc32c:
             error = ChecksumError(
                 "a page does not match its checksum",
                 expected=f"CRC32C {page.crc32c:08x}",

@@ -11,6 +11,7 @@ run while the clips of this one are gathered, as far as the rings have room::
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
@@ -197,15 +198,15 @@ class Conductor:
         `loading` is in the order of first use. All of it is done when this returns.
         """
         edges = (np.flatnonzero(np.diff(current.clips.batch)) + 1).tolist()
-        done = 0
+        uses, done = [load.first_use for load in loading], 0
         for start, stop in pairwise([skip, *(e for e in edges if e > skip), len(rows)]):
             if start == stop:
                 continue
             if self._filling is None:
                 self._filling = self._begin(int(current.clips.batch[start]))
-            needed = sum(load.first_use < stop for load in loading)
+            needed = bisect_left(uses, stop)
             self._await(loading[done:needed])
-            done = max(done, needed)
+            done = needed
             begin = perf_counter()
             part = current.clips.part(start, stop)
             self._filling.gather(
@@ -242,7 +243,7 @@ class Conductor:
         self._stats.trace.add("wait for consumer", begin, end, batch=batch)
         size = self._plan.first_clip(batch + 1) - self._plan.first_clip(batch)
         assert self._workspace is not None
-        return Filling(size, self._spec.length, self._workspace.arena, self._workspace.pools)
+        return Filling(size, self._workspace.arena, self._workspace.pools)
 
 
 def _by_use(item: tuple[int, Any] | tuple[int, Any, Any]) -> int:

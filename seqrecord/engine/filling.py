@@ -49,13 +49,10 @@ def batch_pools(
 
 
 class Filling:
-    """A batch of `size` clips of `length` frames while its clips arrive."""
+    """A batch of `size` clips while they arrive."""
 
-    def __init__(
-        self, size: int, length: int, arena: Arena, pools: Mapping[str, BufferPool]
-    ) -> None:
+    def __init__(self, size: int, arena: Arena, pools: Mapping[str, BufferPool]) -> None:
         self.size = size
-        self._length = length
         self._arena = arena
         self._pools = pools
         self._buffers = {name: pool.take() for name, pool in pools.items()}
