@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-import google_crc32c
-import numpy as np
+from crc32c import crc32c as extend
 
 __all__ = ["Buffer", "crc32c"]
 
@@ -19,6 +18,5 @@ def crc32c(*parts: Buffer, start: int = 0) -> int:
     """
     value = start
     for part in parts:
-        # The C extension refuses writable buffers, but takes any NumPy array.
-        value = google_crc32c.extend(value, np.frombuffer(part, np.uint8) if len(part) else b"")
+        value = extend(part, value)  # without the GIL where a part is large
     return value

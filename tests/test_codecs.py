@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import struct
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from PIL import Image
 
 from benchmarks.tartanair.codec_table import read_frames
 from seqrecord.codecs import PRESETS, EncodedImage, FrameCodec, image_chain, probe, resolve
+from seqrecord.codecs.library import numcodecs
+from seqrecord.codecs.scratch import MAX_SCRATCH_BYTES
 from seqrecord.errors import CodecError, SchemaError
 
 Array = npt.NDArray[Any]
@@ -126,7 +129,8 @@ def test_presets_by_kind_of_feature() -> None:
     assert ids("balanced", "f4", 480, 640, 2) == ["delta", "delta", "bias", "blosc"]
     assert ids("balanced", "f4", 480, 640) == ["blosc"]
     assert ids("small", "f4", 480, 640) == ["delta", "bias", "blosc"]
-    assert ids("balanced", "u1", 480, 640) == ["zstd"]
+    assert ids("balanced", "u1", 480, 640) == ["blosc"]
+    assert ids("small", "u1", 480, 640) == ["zstd"]
     assert ids("balanced", "i2", 16000) == ["blosc"]
     assert ids("balanced", "f8", 7) == []
     assert ids("fast", "f4", 480, 640) == ["blosc"]
@@ -140,6 +144,58 @@ def test_every_compressor_alone_and_after_a_filter(name: str) -> None:
     delta = {"id": "seqrecord.delta", "axis": 0}
     round_trip(codec_for([delta, {"id": name}], frame), frame)
     round_trip(codec_for([delta, {"id": "seqrecord.zigzag"}], frame), frame)
+
+
+@pytest.mark.parametrize("typesize", [1, 2, 4, 8])
+def test_bloscs_type_size_may_be_another_than_the_elements(typesize: int) -> None:
+    frame = smooth(40, 60, 3)
+    chain = [{"id": "blosc", "cname": "lz4", "shuffle": 2, "typesize": typesize}]
+    blob = codec_for(chain, frame).encode(frame)
+    assert blob[3] == typesize
+    round_trip(codec_for(chain, frame), frame)
+    odd = smooth(41, 61, 3)
+    assert codec_for(chain, odd).encode(odd)[3] == 1
+    round_trip(codec_for(chain, odd), odd)
+
+
+def noisy(*shape: int, seed: int = 0) -> Array:
+    """Values that grow slowly and whose lowest two bytes are noise."""
+    noise = np.random.default_rng(seed).integers(0, 1 << 16, shape)
+    return (np.arange(math.prod(shape)).reshape(shape) // 64 * 65536 + noise).astype("<u4")
+
+
+@pytest.mark.parametrize("shape", [(300, 400), (512, 512), (100, 7), (16, 16), (3, 400_001)])
+@pytest.mark.parametrize("blocksize", [0, 1 << 15, 1 << 20])
+def test_noise_is_stored_in_any_blosc_buffer(shape: tuple[int, ...], blocksize: int) -> None:
+    frame = noisy(*shape)
+    config = {"id": "blosc", "cname": "lz4hc", "clevel": 5, "shuffle": 1, "blocksize": blocksize}
+    codec = codec_for([config], frame)
+    blob = codec.encode(frame)
+    round_trip(codec, frame)
+    assert numcodecs.get_codec(config).decode(blob) == frame.tobytes()
+    plain = numcodecs.get_codec(config).encode(frame)
+    assert len(plain) - 64 <= len(blob) <= 1.05 * len(plain) + 64
+    if shape == (512, 512):  # whole blocks, in which a noisy plane lies as it is
+        assert frame.view("u1").reshape(-1, 4)[:1024, 0].tobytes() in blob
+
+
+def test_nothing_but_noise_takes_no_more_than_blosc_would() -> None:
+    frame = np.random.default_rng(0).integers(0, 1 << 32, (300, 400)).astype("<u4")
+    codec = codec_for("fast", frame)
+    assert len(codec.encode(frame)) <= frame.nbytes + 16
+    round_trip(codec, frame)
+
+
+def test_frames_larger_than_the_temporary() -> None:
+    frame = np.cumsum(np.ones((800, 700, 2), "<f4"), axis=0)
+    assert frame.nbytes > MAX_SCRATCH_BYTES
+    round_trip(codec_for("balanced", frame), frame)
+
+
+def test_the_temporary_takes_no_part_in_the_next_frame() -> None:
+    large, little = (smooth(*shape, dtype="<f4") for shape in ((120, 160, 2), (48, 64, 2)))
+    for frame in (large, little, large):
+        round_trip(codec_for("balanced", frame), frame)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -256,11 +312,18 @@ HOSTILE: list[Any] = [
     [{"id": "blosc", "shuffle": 3}],
     [{"id": "blosc", "blocksize": 1 << 40}],
     [{"id": "blosc", "typesize": 0}],
+    [{"id": "blosc", "typesize": 3}],
+    [{"id": "blosc", "typesize": 255}],
     [{"id": "lz4", "acceleration": 0}],
     [{"id": "lzma", "filters": [{"id": 33, "dict_size": 1 << 32}]}],
     [{"id": "seqrecord.delta"}],
     [{"id": "seqrecord.delta", "axis": 3}],
     [{"id": "seqrecord.delta", "axis": 10**9}],
+    [{"id": "seqrecord.delta", "axis": "x"}],
+    [{"id": "seqrecord.delta", "axis": 0, "restart": 0}],
+    [{"id": "seqrecord.delta", "axis": 0, "restart": 1}],
+    [{"id": "seqrecord.delta", "axis": 0, "restart": 10**9}],
+    [{"id": "seqrecord.delta", "axis": 0, "restart": None}],
     [{"id": "seqrecord.delta", "axis": 0, "width": 8}],  # 40 x 60 x 3 bytes: 3 is not a word
     [{"id": "seqrecord.delta", "axis": 0, "width": 3}],
     [{"id": "seqrecord.bias", "value": 1}],
@@ -411,11 +474,11 @@ def test_features_that_are_no_images(dtype: str, shape: tuple[int, ...]) -> None
 @pytest.mark.parametrize(
     ("layout", "preset", "floor"),
     [
-        ("V1", "fast", 3.5),
-        ("V1", "balanced", 4.5),
+        ("V1", "fast", 3.0),
+        ("V1", "balanced", 3.5),
         ("V1", "small", 5.4),
         ("V2", "fast", 2.4),
-        ("V2", "balanced", 3.4),
+        ("V2", "balanced", 3.2),
         ("V2", "small", 4.0),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,11 @@ def u1(*rows: list[int]) -> npt.NDArray[np.uint8]:
         (Delta(axis=0, width=4), np.array([[1, 0], [0, 1]], "<u2"), "0100 0000 ffff 0000"),
         (Delta(axis=0), np.array([[1, 0], [0, 1]], "<u2"), "0100 0000 ffff 0100"),
         (Delta(axis=0), np.array([1, 0], "<u8"), "0100000000000000 ffffffffffffffff"),
+        (Delta(axis=None), u1([1, 3, 2], [250, 4, 4]), "01 02 ff f8 0a 00"),
+        (Delta(axis=None, width=2), u1([1, 0, 2, 0], [4, 1, 0, 2]), "0100 0100 0201 fc00"),
+        (Delta(axis=1, restart=2), u1([1, 3, 2], [250, 4, 4]), "01 02 02 fa 0a 04"),
+        (Delta(axis=0, restart=2), u1([1], [3], [2], [7], [8]), "01 02 02 05 08"),
+        (Delta(axis=None, restart=4), u1([1, 3, 2], [250, 4, 4]), "01 02 ff f8 04 00"),
         (Zigzag(), u1([0, 255, 1, 254, 127, 128]), "00 01 02 03 fe ff"),
         (Zigzag(), np.array([0xFFFF, 1, 0x8000], "<u2"), "0100 0200 ffff"),
         (Bias(), u1([0, 255]), "00 ff"),
@@ -50,10 +57,12 @@ def test_bytes(codec: Any, array: npt.NDArray[Any], encoded: str) -> None:
 @given(
     array=hnp.arrays(st.sampled_from(UINTS), hnp.array_shapes(min_dims=1, max_dims=4, max_side=40)),
     axis=st.integers(-4, 3),
+    restart=st.integers(2, 20),
 )
-def test_filters_of_any_shape_are_undone(array: npt.NDArray[Any], axis: int) -> None:
+def test_filters_of_any_shape_are_undone(array: npt.NDArray[Any], axis: int, restart: int) -> None:
     axis %= array.ndim
-    for codec in (Delta(axis), Zigzag(), Bias()):
+    deltas = (Delta(axis), Delta(axis, restart=restart), Delta(None), Delta(None, restart=restart))
+    for codec in (*deltas, Zigzag(), Bias()):
         encoded = codec.encode(array)
         assert encoded.shape == array.shape
         assert encoded.dtype == array.dtype
@@ -67,10 +76,64 @@ def test_filters_of_any_shape_are_undone(array: npt.NDArray[Any], axis: int) -> 
 def test_long_slabs_are_undone(length: int, dtype: str) -> None:
     rng = np.random.default_rng(length)
     array = rng.integers(0, 255, (2, length, 300)).astype(dtype)
-    for codec in (Delta(1), Delta(-2, width=8)):
+    codecs = (Delta(1), Delta(-2, width=8), Delta(1, restart=16), Delta(1, None, 7))
+    for codec in codecs:
         if codec.width is None or (300 * array.dtype.itemsize) % codec.width == 0:
             encoded = codec.encode(array)
+            np.testing.assert_array_equal(codec.decode(encoded), array)
             np.testing.assert_array_equal(codec.decode(encoded, encoded), array)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (0, 3), (3, 0), (2, 0, 4)])
+def test_sums_of_almost_nothing(shape: tuple[int, ...]) -> None:
+    array = np.full(shape, 7, "<u4")
+    axes = [None, *range(len(shape))]
+    for codec in [Delta(axis, restart=restart) for axis in axes for restart in (None, 2)]:
+        np.testing.assert_array_equal(codec.decode(codec.encode(array)), array)
+
+
+def test_sums_into_another_array_leave_their_source() -> None:
+    array = np.random.default_rng(0).integers(0, 99, (40, 64, 8)).astype("<u4")
+    for codec in (Delta(None), Delta(0), Delta(0, restart=16), Delta(-2), Delta(1, restart=3)):
+        encoded = codec.encode(array)
+        before = encoded.copy()
+        np.testing.assert_array_equal(codec.decode(encoded, np.empty_like(encoded)), array)
+        np.testing.assert_array_equal(encoded, before)
+
+
+@pytest.mark.parametrize(
+    ("codec", "shape"),
+    [
+        (Delta(None, width=8), (480, 640, 2)),
+        (Delta(-3, width=8, restart=16), (480, 640, 2)),
+        (Delta(-3), (480, 640, 2)),
+        (Bias(), (480, 640, 2)),
+    ],
+)
+def test_the_gil_is_free_while_a_frame_is_undone(codec: Any, shape: tuple[int, ...]) -> None:
+    source = np.zeros(shape, "<u4")
+    out = source if isinstance(codec, Bias) else np.zeros_like(source)
+    ran, start = threading.Event(), threading.Lock()
+    start.acquire()
+
+    def other() -> None:
+        with start:
+            ran.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # nobody is asked to let go
+    try:
+        start.release()
+        calls = 0
+        while not ran.is_set() and calls < 2000:
+            codec.decode(source, out)
+            calls += 1
+        assert ran.is_set()
+    finally:
+        sys.setswitchinterval(interval)
+        thread.join()
 
 
 def test_sums_leave_numpys_buffer_as_it_was() -> None:
@@ -113,6 +176,8 @@ def test_input_is_left_alone_whatever_its_layout() -> None:
         (Delta(axis=0), (), 4),
         (Delta(axis=0, width=2), (3, 4), 4),
         (Delta(axis=0, width=8), (4, 3), 2),
+        (Delta(axis=None, width=8), (4, 3), 2),
+        (Delta(axis=None, width=8), (), 2),
         (SubtractGreen(), (3, 4), 1),
         (SubtractGreen(), (), 1),
     ],
@@ -127,6 +192,8 @@ def test_shapes_that_do_not_fit(codec: Any, shape: tuple[int, ...], itemsize: in
     [
         {"id": "seqrecord.delta", "axis": -3, "width": 8},
         {"id": "seqrecord.delta", "axis": 0},
+        {"id": "seqrecord.delta", "axis": None, "width": 8},
+        {"id": "seqrecord.delta", "axis": -3, "restart": 16},
         {"id": "seqrecord.zigzag"},
         {"id": "seqrecord.bias"},
         {"id": "seqrecord.subtract_green"},

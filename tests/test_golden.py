@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from tests.tiny import copy_dataset
 
 _NAMES = (
     *("raw", "fast", "balanced", "small"),
-    *("dtypes", "codecs", "variable", "images", "spanning"),
+    *("dtypes", "codecs", "variable", "images", "spanning", "measured"),
 )
 _FORMAT = Path(__file__).parents[1] / "docs" / "format.md"
 
@@ -79,8 +80,17 @@ def test_golden_files_hold_what_they_are_for() -> None:
         for part in read_footer(LocalStorage(GOLDEN / "spanning"), path).episodes
     ]
     assert any(part.num_frames is None for part in parts)
+    with seqrecord.open(GOLDEN / "measured") as dataset:
+        chains = json.dumps([spec.codec for spec in dataset.features.values()])
+        depth = dataset.episodes["env/P001"][0]["depth_balanced"]
+    for setting in ('"axis": null', '"restart": 16', '"width": 8', '"typesize": 2'):
+        assert setting in chains
+    (file,) = (GOLDEN / "measured" / "records").iterdir()
+    plane = depth.reshape(-1).view("u1")[::4].tobytes()
+    assert plane in file.read_bytes(), "a plane that Blosc would encode is stored"
+    assert len(zlib.compress(plane)) < len(plane)
     total = sum(path.stat().st_size for path in GOLDEN.rglob("*") if path.is_file())
-    assert total < 150_000, "they are kept for ever"
+    assert total < 170_000, "they are kept for ever"
 
 
 def test_the_hexdump_of_the_format_is_a_record_file(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ parameters are checked against closed lists; numcodecs' registry is never asked 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.codecs.compressors import COMPRESSORS, ERRORS, decompress_into, make_compressor
+from seqrecord.codecs.compressors import COMPRESSORS, ERRORS, Compressor
 from seqrecord.codecs.filters import Bias, Delta, SubtractGreen, UIntArray, Zigzag
 from seqrecord.codecs.images import FORMATS, check_storable, decode_image_into, encode_image, probe
+from seqrecord.codecs.presets import PRESETS, CodecConfig, preset_chain
+from seqrecord.codecs.scratch import MAX_SCRATCH_BYTES, scratch
 from seqrecord.errors import CodecError, SchemaError
 
 __all__ = [
@@ -31,15 +32,12 @@ __all__ = [
     "resolve",
 ]
 
-CodecConfig = Mapping[str, Any]
-"""A codec as its JSON configuration: `{"id": "zstd", "level": 1}`."""
-
-PRESETS: tuple[str, ...] = ("raw", "fast", "balanced", "small")
-"""Names of chains that depend on dtype and shape, from the fastest to the smallest."""
-
 _FILTERS: dict[str, tuple[Any, dict[str, Collection[object]]]] = {
     "seqrecord.bias": (Bias, {}),
-    "seqrecord.delta": (Delta, {"axis": range(-8, 8), "width": (2, 4, 8)}),
+    "seqrecord.delta": (
+        Delta,
+        {"axis": (None, *range(-8, 8)), "width": (2, 4, 8), "restart": range(2, 4097)},
+    ),
     "seqrecord.subtract_green": (SubtractGreen, {}),
     "seqrecord.zigzag": (Zigzag, {}),
 }
@@ -78,7 +76,7 @@ def resolve(
                 expected=f"one of {', '.join(PRESETS)}, or a list of codec configurations",
                 got=repr(codec)[:200],
             )
-        chain: Sequence[CodecConfig] = _preset(codec, dtype, shape)
+        chain: Sequence[CodecConfig] = preset_chain(codec, dtype, shape)
     else:
         chain = codec
     _build(chain, dtype, shape, feature)
@@ -130,7 +128,7 @@ class FrameCodec:
                 numbers = step.encode(numbers)
             if self._compressor is None:
                 return numbers.tobytes()
-            return bytes(self._compressor.encode(numbers))
+            return self._compressor.encode(numbers)
         except ERRORS as error:
             raise CodecError("a frame cannot be encoded", got=str(error)) from error
 
@@ -148,19 +146,34 @@ class FrameCodec:
             if self._image is not None:
                 decode_image_into(view, self._image["format"], out)
                 return
-            target = out.reshape(-1).view(np.uint8)
-            if self._compressor is None or target.size == 0:
-                if len(view) != target.size:
-                    raise ValueError(f"{len(view)} bytes, not {target.size}")
-                target[:] = np.frombuffer(view, np.uint8)
-            else:
-                decompress_into(self._compressor, view, target)
-            if self._filters and target.size:
-                numbers = _as_unsigned(out)
-                for step in reversed(self._filters):
-                    step.decode(numbers, numbers)
+            self._decode(view, out)
         except ERRORS as error:
             raise CodecError("a frame does not decode", got=str(error)) from error
+
+    def _decode(self, view: memoryview, out: npt.NDArray[Any]) -> None:
+        """Decompress and undo the filters; one of `ERRORS` for a blob of another size.
+
+        Memory that is not in the cache, as a frame's place seldom is, is slow to write to. A filter
+        that waits for the adder hides that. If there is one, it is the one that writes there, and
+        what comes before it stays in a temporary.
+        """
+        numbers = source = _as_unsigned(out)
+        steps = self._filters[::-1] if out.size else []
+        waits = [
+            isinstance(s, Delta) and s.is_serial(numbers.shape, numbers.itemsize) for s in steps
+        ]
+        if any(waits) and out.nbytes <= MAX_SCRATCH_BYTES:
+            source = scratch("frame", numbers.size, numbers.dtype).reshape(numbers.shape)
+        target = source.reshape(-1).view(np.uint8)
+        if self._compressor is not None and out.size:
+            self._compressor.decode_into(view, target)
+        elif len(view) == target.size:
+            target[:] = np.frombuffer(view, np.uint8)
+        else:
+            raise ValueError(f"{len(view)} bytes, not {target.size}")
+        for step, moves in zip(steps, waits, strict=True):
+            step.decode(source, numbers if moves else source)
+            source = numbers if moves else source
 
     def _check(self, frame: npt.NDArray[Any]) -> None:
         fits = len(frame.shape) == len(self.shape) and all(
@@ -183,58 +196,15 @@ class FrameCodec:
         return data
 
 
-def _preset(
-    name: str, dtype: np.dtype[Any], shape: tuple[int | None, ...]
-) -> tuple[CodecConfig, ...]:
-    """The measured choice; docs/codecs.md has the table and says what was tried."""
-    size = dtype.itemsize * math.prod(n for n in shape if n is not None)
-    if name == "raw" or (None not in shape and size < 1024):
-        return ()
-    rows = {"axis": -3, "id": "seqrecord.delta"}
-    if dtype == np.uint8 and _is_grid(shape[:-1]) and shape[-1] == 3:  # colour
-        if name == "fast":
-            return ({"id": "lz4", "acceleration": 4},)
-        if name == "balanced":
-            return (rows, _blosc("lz4hc", 5, shuffle=2, blocksize=1 << 18))
-        return ({"id": "seqrecord.subtract_green"}, rows, {"id": "zstd", "level": 9})
-    if dtype.itemsize == 1:  # masks, labels, bytes: whole runs repeat
-        if name == "fast":
-            return ({"id": "lz4", "acceleration": 1},)
-        return ({"id": "zstd", "level": 1 if name == "balanced" else 9},)
-    bias = {"id": "seqrecord.bias"}
-    fast_planes, small_planes = _blosc("lz4hc", 5), _blosc("zstd", 5)
-    grid_planes = small_planes if name == "small" else fast_planes
-    if dtype.kind == "f" and _is_grid(shape[:-1]) and shape[-1] in (2, 3, 4):  # flow
-        pixel = dtype.itemsize * shape[-1]
-        width = {"width": pixel} if pixel in (4, 8) else {}
-        columns = {"id": "seqrecord.delta", "axis": -2, **width}
-        return ({**rows, **width}, columns, bias, grid_planes)
-    if dtype.kind == "f" and _is_grid(shape):  # depth
-        columns = {"id": "seqrecord.delta", "axis": -1}
-        return (columns, bias, grid_planes) if name == "small" else (grid_planes,)
-    return ({"fast": fast_planes, "balanced": _blosc("zstd", 2), "small": small_planes}[name],)
-
-
-def _blosc(cname: str, level: int, *, shuffle: int = 1, blocksize: int = 1 << 20) -> CodecConfig:
-    """Blosc with byte planes (`shuffle` 1) or bit planes (2)."""
-    params = {"cname": cname, "clevel": level, "shuffle": shuffle, "blocksize": blocksize}
-    return {"id": "blosc", **params}
-
-
-def _is_grid(shape: tuple[int | None, ...]) -> bool:
-    """Whether the last two axes are long enough to be an image's height and width."""
-    return len(shape) >= 2 and all(n is None or n >= 16 for n in shape[-2:])
-
-
 def _build(
     configs: Sequence[CodecConfig],
     dtype: np.dtype[Any],
     shape: tuple[int | None, ...],
     feature: str | None,
-) -> tuple[list[Any], Any, dict[str, Any] | None]:
+) -> tuple[list[Any], Compressor | None, dict[str, Any] | None]:
     """Filters, compressor and image parameters of a chain, all checked; nothing is trusted."""
     filters: list[Any] = []
-    compressor: Any = None
+    compressor: Compressor | None = None
     try:
         if len(configs) > _MAX_CHAIN:
             raise ValueError(f"a chain of {len(configs)} codecs, at most {_MAX_CHAIN} are allowed")
@@ -253,7 +223,7 @@ def _build(
             elif position != len(configs) - 1:
                 raise ValueError(f"{name} is not the last of its chain")
             else:
-                compressor = make_compressor({"id": name, **params})
+                compressor = Compressor({"id": name, **params})
     except (ValueError, TypeError) as error:
         raise SchemaError("not a codec that is allowed", feature=feature, got=str(error)) from error
     return filters, compressor, None

@@ -14,12 +14,13 @@ import zlib
 from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
-import numcodecs
-import numcodecs.blosc
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["COMPRESSORS", "ERRORS", "decompress_into", "make_compressor"]
+from seqrecord.codecs.blosc_planes import encode_planes
+from seqrecord.codecs.library import numcodecs
+
+__all__ = ["COMPRESSORS", "ERRORS", "Compressor"]
 
 COMPRESSORS: dict[str, dict[str, Collection[object]]] = {
     "blosc": {
@@ -27,6 +28,7 @@ COMPRESSORS: dict[str, dict[str, Collection[object]]] = {
         "clevel": range(10),
         "shuffle": range(-1, 3),
         "blocksize": range((1 << 24) + 1),
+        "typesize": (1, 2, 4, 8),
     },
     "zstd": {"level": range(-7, 20), "checksum": (False, True)},
     "lz4": {"acceleration": range(1, 65538)},
@@ -59,23 +61,39 @@ class _Incremental(Protocol):
     def decompress(self, data: memoryview, max_length: int, /) -> bytes: ...
 
 
-def make_compressor(config: dict[str, Any]) -> Any:
-    """The numcodecs codec of a configuration that has been checked against `COMPRESSORS`."""
-    return numcodecs.get_codec(config)
+class Compressor:
+    """A numcodecs codec, made of a configuration that has been checked against `COMPRESSORS`."""
 
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.id: str = config["id"]
+        self._typesize: int | None = config.get("typesize")
+        # Older numcodecs do not take it; they take the type size from the array.
+        config = {name: value for name, value in config.items() if name != "typesize"}
+        self._codec = numcodecs.get_codec(config)
+        self._probe: Any = None  # for whom speed matters more than size: see `blosc_planes`
+        if self.id == "blosc" and config.get("cname") == "lz4hc" and config.get("shuffle", 1) == 1:
+            self._probe = numcodecs.get_codec({**config, "cname": "lz4", "clevel": 9})
 
-def decompress_into(codec: Any, blob: memoryview, out: Bytes) -> None:
-    """Undo `codec` from `blob` into `out`, uint8 [N], which it must fill exactly.
+    def encode(self, numbers: npt.NDArray[Any]) -> bytes:
+        """The blob of a C-contiguous array."""
+        if self._typesize is not None and numbers.nbytes % self._typesize == 0:
+            numbers = numbers.reshape(-1).view(f"<u{self._typesize}")
+        if self._probe is not None and numbers.itemsize > 1:
+            return encode_planes(self._codec.encode, self._probe.encode, numbers)
+        return bytes(self._codec.encode(numbers))
 
-    Raises one of `ERRORS`. Holds the GIL only for the checks.
-    """
-    if codec.codec_id in _DECLARED:
-        _expect(_DECLARED[codec.codec_id](blob), out.size)
-        codec.decode(blob, out)
-        return
-    data = _INCREMENTAL[codec.codec_id](blob, out.size)
-    _expect(len(data), out.size)
-    out[:] = np.frombuffer(data, np.uint8)
+    def decode_into(self, blob: memoryview, out: Bytes) -> None:
+        """Undo `encode` into `out`, uint8 [N], which the blob must fill exactly.
+
+        Raises one of `ERRORS`. Holds the GIL only for the checks.
+        """
+        if self.id in _DECLARED:
+            _expect(_DECLARED[self.id](blob), out.size)
+            self._codec.decode(blob, out)
+            return
+        data = _INCREMENTAL[self.id](blob, out.size)
+        _expect(len(data), out.size)
+        out[:] = np.frombuffer(data, np.uint8)
 
 
 def _blosc_size(blob: memoryview) -> int:

@@ -12,83 +12,95 @@ it back: beside a thread that computes in Python every call can wait for 5 ms.
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from numcodecs.abc import Codec
-from numcodecs.registry import register_codec
+
+from seqrecord.codecs.library import Codec, register_codec
+from seqrecord.codecs.scratch import MAX_SCRATCH_BYTES, scratch
+from seqrecord.codecs.sums import UIntArray, is_serial, sum_along
 
 __all__ = ["Bias", "Delta", "SubtractGreen", "UIntArray", "Zigzag"]
 
-UIntArray = npt.NDArray[np.unsignedinteger[Any]]
-
-_BAND_BYTES = 4 << 20  # of a thread's temporary; measured, smaller bands are no faster
-
-_local = threading.local()
+_BAND_BYTES = MAX_SCRATCH_BYTES  # measured, smaller bands are no faster
 
 
 class Delta(Codec):  # type: ignore[misc]  # numcodecs has no types
     """Each integer minus the one before it along `axis`; the first stays.
 
-    `width` is the size in bytes of the integers that are subtracted: by default that of the array's
-    elements, or a larger one that holds a whole number of neighbours on the last axis. Wider
-    integers undo faster, and a borrow from one neighbour into the next costs next to nothing.
+    An `axis` of `None` takes the whole array as one sequence in C order. `width` is the size in
+    bytes of the integers that are subtracted: by default that of the array's elements, or a larger
+    one that holds a whole number of neighbours on the last axis. Wider integers undo faster, and a
+    borrow from one neighbour into the next costs next to nothing. With `restart`, the integers at
+    its multiples stay too, so that the sums undo in one pass instead of two.
     """
 
     codec_id = "seqrecord.delta"
 
-    def __init__(self, axis: int, width: int | None = None) -> None:
+    def __init__(
+        self, axis: int | None, width: int | None = None, restart: int | None = None
+    ) -> None:
         self.axis = axis
         self.width = width
+        self.restart = restart
 
     def get_config(self) -> dict[str, Any]:
-        config = {"id": self.codec_id, "axis": self.axis}
-        return config if self.width is None else {**config, "width": self.width}
+        optional = {"width": self.width, "restart": self.restart}
+        return {
+            "id": self.codec_id,
+            "axis": self.axis,
+            **{name: value for name, value in optional.items() if value is not None},
+        }
 
     def check(self, shape: tuple[int, ...], itemsize: int) -> None:
         """Raise `ValueError` unless arrays of this shape and element size can be filtered."""
-        if not -len(shape) <= self.axis < len(shape):
+        if self.axis is not None and not -len(shape) <= self.axis < len(shape):
             raise ValueError(f"no axis {self.axis} in {len(shape)} dimensions")
         if self.width is not None and (
-            self.width < itemsize or shape[-1] * itemsize % self.width != 0
+            self.width < itemsize or not shape or shape[-1] * itemsize % self.width != 0
         ):
             raise ValueError(
-                f"{shape[-1]} elements of {itemsize} bytes are not integers of {self.width} bytes"
+                f"{shape[-1:]} elements of {itemsize} bytes are not integers of {self.width} bytes"
             )
+
+    def is_serial(self, shape: tuple[int, ...], itemsize: int) -> bool:
+        """Whether undoing it waits for the adder and hardly for memory: see `sums`."""
+        return is_serial(self._slab_shape(shape, itemsize), self.width or itemsize)
 
     def encode(self, buf: UIntArray) -> UIntArray:
         """A new C-contiguous array of the differences."""
         out = np.array(buf, order="C", copy=True)
         before, after = self._slabs(np.ascontiguousarray(buf)), self._slabs(out)
         np.subtract(before[:, 1:], before[:, :-1], out=after[:, 1:])
+        if self.restart is not None:
+            after[:, :: self.restart] = before[:, :: self.restart]
         return out
 
     def decode(self, buf: UIntArray, out: UIntArray | None = None) -> UIntArray:
         """Running sums of `buf` into `out`, which may be `buf` itself."""
-        out = _output(buf, out)
-        slabs = self._slabs(out)
-        inner_bytes = slabs.shape[2] * slabs.dtype.itemsize
-        # accumulate() walks the axis with one running sum: best for wide integers side by side.
-        # Adding a whole slab to the next is vectorized: best where a slab is long.
-        if inner_bytes < 256 or slabs.shape[1] < 16:
-            np.add.accumulate(slabs, axis=1, out=slabs, dtype=slabs.dtype)
-        else:
-            with _unbuffered():
-                _accumulate_slabs(slabs)
+        if out is None:
+            out = np.empty(buf.shape, buf.dtype)
+        target = self._slabs(out)
+        source = target if out is buf else self._slabs(np.ascontiguousarray(buf))
+        sum_along(source, target, self.restart)
         return out
 
     def _slabs(self, array: UIntArray) -> UIntArray:
         """`array` [..., N, ...] as [outer, N, inner] of integers of `width` bytes, a view."""
         self.check(array.shape, array.dtype.itemsize)
+        shape = self._slab_shape(array.shape, array.dtype.itemsize)
         if self.width is not None:
             array = array.view(f"<u{self.width}")
-        axis = self.axis % array.ndim
-        return array.reshape(math.prod(array.shape[:axis]), array.shape[axis], -1)
+        return array.reshape(shape)
+
+    def _slab_shape(self, shape: tuple[int, ...], itemsize: int) -> tuple[int, int, int]:
+        if self.width is not None:
+            shape = (*shape[:-1], shape[-1] * itemsize // self.width)
+        if self.axis is None:
+            return (1, math.prod(shape), 1)
+        axis = self.axis % len(shape)
+        return (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
 
 
 class Zigzag(Codec):  # type: ignore[misc]
@@ -119,10 +131,10 @@ class Zigzag(Codec):  # type: ignore[misc]
         flat = out.reshape(-1)
         one = flat.dtype.type(1)
         step = _BAND_BYTES // flat.dtype.itemsize
-        scratch = _scratch(min(step, flat.size), flat.dtype)
+        temporary = scratch("band", min(step, flat.size), flat.dtype)
         for start in range(0, flat.size, step):
             band = flat[start : start + step]
-            sign = scratch[: band.size]
+            sign = temporary[: band.size]
             np.bitwise_and(band, one, out=sign)
             np.negative(sign, out=sign)
             np.right_shift(band, one, out=band)
@@ -187,65 +199,14 @@ class SubtractGreen(Codec):  # type: ignore[misc]
         # Channel by channel the step in memory is 3 and nothing vectorizes. Instead the greens are
         # masked out into a copy and added to whole runs of memory, one channel up and one down.
         mask = _green_mask(flat.dtype)
-        scratch = _scratch(min(mask.size, flat.size), flat.dtype)
+        temporary = scratch("band", min(mask.size, flat.size), flat.dtype)
         for start in range(0, flat.size, mask.size):
             band = flat[start : start + mask.size]
-            green = scratch[: band.size]
+            green = temporary[: band.size]
             np.bitwise_and(band, mask[: band.size], out=green)
             np.add(band[:-1], green[1:], out=band[:-1])
             np.add(band[1:], green[:-1], out=band[1:])
         return out
-
-
-def _accumulate_slabs(slabs: UIntArray) -> None:
-    """Running sums of [outer, N, inner] along the middle axis, in place.
-
-    N is cut into short blocks. First every block sums its own slabs, all blocks at once; then what
-    the blocks before it sum to, found in the same way, is added to each. Two passes over memory,
-    but about twenty calls for an image instead of one for every row.
-    """
-    outer, length, inner = slabs.shape
-    size = _block_size(length)[1]
-    count = length // size
-    if count > 1:
-        blocks = slabs[:, : count * size].reshape(outer, count, size, inner)
-        for i in range(1, size):
-            np.add(blocks[:, :, i], blocks[:, :, i - 1], out=blocks[:, :, i])
-        before = blocks[:, :-1, -1].copy()
-        _accumulate_slabs(before)
-        np.add(blocks[:, 1:], before[:, :, np.newaxis], out=blocks[:, 1:])
-    for i in range(count * size if count > 1 else 1, length):
-        np.add(slabs[:, i], slabs[:, i - 1], out=slabs[:, i])
-
-
-@lru_cache(maxsize=1024)
-def _block_size(length: int) -> tuple[int, int]:
-    """The fewest calls that sum `length` slabs, and the size of the blocks that takes them.
-
-    Blocks of all slabs mean that they are summed one by one. Measured, blocks of 8 to 20 do best.
-    """
-    return min(
-        [
-            (size + length % size + _block_size(length // size - 1)[0], size)
-            for size in range(8, 21)
-            if length >= 2 * size
-        ],
-        default=(max(length - 1, 0), max(length, 1)),
-    )
-
-
-@contextmanager
-def _unbuffered() -> Iterator[None]:
-    """NumPy copies rows that do not follow on one another through a buffer, if a few fit into it.
-
-    In a sum that costs more than the sum; with the smallest buffer no row fits. The setting is the
-    thread's own.
-    """
-    before = np.setbufsize(16)
-    try:
-        yield
-    finally:
-        np.setbufsize(before)
 
 
 def _bias(dtype: np.dtype[Any]) -> np.unsignedinteger[Any]:
@@ -260,14 +221,6 @@ def _output(buf: UIntArray, out: UIntArray | None) -> UIntArray:
     if out is not buf:
         np.copyto(out, buf)
     return out
-
-
-def _scratch(count: int, dtype: np.dtype[Any]) -> UIntArray:
-    """This thread's temporary for `count` integers, at most `_BAND_BYTES`; kept between calls."""
-    buffer: npt.NDArray[np.uint8] | None = getattr(_local, "buffer", None)
-    if buffer is None or buffer.size < count * dtype.itemsize:
-        buffer = _local.buffer = np.empty(count * dtype.itemsize, np.uint8)
-    return buffer[: count * dtype.itemsize].view(dtype)
 
 
 @lru_cache
