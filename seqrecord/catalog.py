@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from os import PathLike
 from typing import Any
 
@@ -23,7 +24,7 @@ from seqrecord.manifest import (
     commit_manifest,
     read_manifest,
 )
-from seqrecord.ranges import ByteRange
+from seqrecord.mapped import Mapped, map_file
 from seqrecord.record_reading import read_footer
 from seqrecord.storage import Storage, open_storage
 from seqrecord.version import CREATED_BY
@@ -36,7 +37,7 @@ INDEX = "index"
 def load(storage: Storage, *, verify: bool = True) -> tuple[Manifest, Index]:
     """The manifest and the index of a dataset; no record file is touched.
 
-    The index is memory-mapped where the storage is local. `verify` checks its checksums. Raises
+    The index is memory-mapped: see `map_file`. `verify` checks its checksums. Raises
     `NotFoundError` where there is no dataset and `FormatError` for one that is not as it should.
     """
     manifest = read_manifest(storage)
@@ -49,10 +50,16 @@ def load(storage: Storage, *, verify: bool = True) -> tuple[Manifest, Index]:
 
 
 def _load_index(storage: Storage, manifest: Manifest, *, verify: bool) -> Index:
-    tables = {name: _table(storage, manifest.index[name], verify) for name in INDEX_TABLES}
+    mapped = _tables(storage, manifest, verify)
+    tables = {name: pa.py_buffer(table.data) for name, table in mapped.items()}
     sizes = [file.size for file in manifest.record_files]
+
+    def release() -> None:
+        for table in mapped.values():
+            table.release()
+
     try:
-        index = Index.decode(manifest.schema, tables, sizes)
+        index = Index.decode(manifest.schema, tables, sizes, release=release)
     except FormatError as error:  # it names the table
         error.file = f"{storage.url}/{manifest.index[error.file or INDEX_TABLES[0]].path}"
         raise
@@ -147,21 +154,26 @@ def _previous_index(storage: Storage) -> set[str]:
         return set()
 
 
-def _table(storage: Storage, file: IndexFile, verify: bool) -> pa.Buffer:
+def _tables(storage: Storage, manifest: Manifest, verify: bool) -> dict[str, Mapped]:
+    """The bytes of the index's tables, by name; of a remote storage all are read at once."""
+
+    def table(name: str) -> Mapped:
+        return _table(storage, manifest.index[name], verify)
+
+    if storage.local_path(manifest.index[INDEX_TABLES[0]].path) is not None:
+        return {name: table(name) for name in INDEX_TABLES}
+    with ThreadPoolExecutor(len(INDEX_TABLES)) as pool:
+        return dict(zip(INDEX_TABLES, pool.map(table, INDEX_TABLES), strict=True))
+
+
+def _table(storage: Storage, file: IndexFile, verify: bool) -> Mapped:
     shown = f"{storage.url}/{file.path}"
     if (size := storage.size(file.path)) != file.size:
         raise FormatError(
             "an index file of the wrong length", file=shown, expected=file.size, got=size
         )
-    local = storage.local_path(file.path)
-    if local is not None and size:
-        with pa.memory_map(local) as mapped:
-            data = mapped.read_buffer()
-    else:
-        copy = bytearray(size)
-        storage.read_ranges(file.path, [ByteRange(0, size)], [memoryview(copy)])
-        data = pa.py_buffer(copy)
-    if verify and (actual := f"{crc32c(memoryview(data)):08x}") != file.crc32c:
+    mapped = map_file(storage, file.path, size, checksum=verify)
+    if verify and (actual := f"{mapped.crc32c or 0:08x}") != file.crc32c:
         raise ChecksumError(
             "an index file does not match its checksum",
             file=shown,
@@ -169,4 +181,4 @@ def _table(storage: Storage, file: IndexFile, verify: bool) -> pa.Buffer:
             expected=f"CRC32C {file.crc32c}",
             got=actual,
         )
-    return data
+    return mapped

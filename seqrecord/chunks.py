@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,12 @@ from seqrecord.index import Index
 from seqrecord.manifest import MANIFEST, Manifest
 from seqrecord.ranges import ByteRange, coalesce
 from seqrecord.schema import Schema
-from seqrecord.storage import Storage
+from seqrecord.storage import CachedStorage, Storage
 
 __all__ = ["Chunk", "ChunkReader", "Page"]
 
 _NOTHING = memoryview(b"")
-_BLOCK_BYTES = 8 << 20
+_BLOCK_BYTES = 2 << 20  # read, then summed while the cache has it; less would be many calls
 _MAX_READ_BYTES = 16 << 20  # one range of one request; a chunk's pages are merged up to it
 
 
@@ -77,7 +78,7 @@ class ChunkReader:
         self.features = features
         self.verify = verify
         self._storage = storage
-        self._is_local = storage.local_path(MANIFEST) is not None
+        self.is_local = storage.local_path(MANIFEST) is not None  # or else requests are slow
         self._paths = [file.path for file in manifest.record_files]
         self._index = index
         self._columns = {name: index.schema.position(name) for name in features}
@@ -121,21 +122,21 @@ class ChunkReader:
         self,
         pages: Sequence[Page],
         *,
-        into: Mapping[str, memoryview] | None = None,
+        into: Mapping[str, Sequence[memoryview]] | None = None,
         allocate: Callable[[int], memoryview] | None = None,
     ) -> list[memoryview]:
         """The bytes of pages of one record file.
 
         Pages that lie together are read together, with the padding between them, in one call to
-        the storage, into memory from `allocate`; pages of the features in `into` are read straight
-        into that memory instead.
+        the storage, into memory from `allocate`. Pages of the features in `into` are read straight
+        into that memory instead, part after part; nothing is returned for them.
         Raises `ChecksumError` for a page that does not match its checksum.
         """
         if not pages:
             return []
         into = into or {}
         ranges = [ByteRange(page.start, page.stop) for page in pages]
-        data = [into.get(page.feature, _NOTHING) for page in pages]
+        data = [_NOTHING] * len(pages)
         shared = [i for i, page in enumerate(pages) if page.feature not in into]
         merged = coalesce(
             [ranges[i] for i in shared], max_gap=ALIGNMENT - 1, max_length=_MAX_READ_BYTES
@@ -144,35 +145,39 @@ class ChunkReader:
         for (whole, members), buffer in zip(merged, buffers, strict=True):
             for i in (shared[member] for member in members):
                 start, stop = ranges[i]
-                data[i] = buffer[start - whole.start : stop - whole.start].toreadonly()
+                data[i] = buffer[start - whole.start : stop - whole.start]
         path = pages[0].chunk.path
         if merged:
             self._storage.read_ranges(path, [whole for whole, _ in merged], buffers)
             if self.verify:
                 for i in shared:
-                    self._verify(pages[i], crc32c(data[i]))
-        for page, item in zip(pages, data, strict=True):
+                    self._verify(pages[i], crc32c(data[i]), [data[i]])
+        for page in pages:
             if page.feature in into:
-                self._read_straight(page, item)
-        return data
+                self._read_straight(page, into[page.feature])
+        return [item.toreadonly() for item in data]
 
-    def _read_straight(self, page: Page, target: memoryview) -> None:
-        """Read a page into `target`, and verify it.
+    def _read_straight(self, page: Page, targets: Sequence[memoryview]) -> None:
+        """Read a page into `targets`, which are as long as it is, and verify it.
 
         From a local disk that is done block by block: the processor's cache still holds a block
         when its checksum is taken, and memory is spared a reading.
         """
-        path, size = page.chunk.path, len(target)
-        block = _BLOCK_BYTES if self.verify and self._is_local else size
-        actual = 0
-        for at in range(0, size, max(1, block)):
-            part = target[at : at + block]
-            item = ByteRange(page.start + at, page.start + at + len(part))
-            self._storage.read_ranges(path, [item], [part])
+        assert sum(map(len, targets)) == page.stop - page.start, "the targets do not fit the page"
+        block = _BLOCK_BYTES if self.verify and self.is_local else 0
+        parts = [part for target in targets for part in _cut(target, block)]
+        ends = list(accumulate(map(len, parts), initial=page.start))
+        ranges = list(map(ByteRange, ends, ends[1:]))
+        path, actual = page.chunk.path, 0
+        if not block:
+            self._storage.read_ranges(path, ranges, parts)
+        for item, part in zip(ranges, parts, strict=True):
+            if block:
+                self._storage.read_ranges(path, [item], [part])
             if self.verify:
                 actual = crc32c(part, start=actual)
         if self.verify:
-            self._verify(page, actual)
+            self._verify(page, actual, targets)
 
     def decode(
         self,
@@ -242,7 +247,9 @@ class ChunkReader:
             self._storage.read_ranges(page.chunk.path, [item], [data])
         return data
 
-    def _verify(self, page: Page, actual: int) -> None:
+    def _verify(self, page: Page, actual: int, data: Sequence[memoryview]) -> None:
+        if actual != page.crc32c and self._read_again(page, data):
+            actual = crc32c(*data)
         if actual != page.crc32c:
             error = ChecksumError(
                 "a page does not match its checksum",
@@ -250,6 +257,19 @@ class ChunkReader:
                 got=f"{actual:08x}",
             )
             raise self._located(page, error)
+
+    def _read_again(self, page: Page, data: Sequence[memoryview]) -> bool:
+        """Whether a cache held the page, maybe as it was damaged on its way; then it is read anew.
+
+        Otherwise the damage would stay for as long as the cache does.
+        """
+        storage, path = self._storage, page.chunk.path
+        item = ByteRange(page.start, page.stop)
+        if not isinstance(storage, CachedStorage) or not storage.forget(path, [item]):
+            return False
+        ends = list(accumulate(map(len, data), initial=page.start))
+        storage.read_ranges(path, list(map(ByteRange, ends, ends[1:])), data)
+        return True
 
     def _located(self, page: Page, error: CodecError | FormatError) -> CodecError | FormatError:
         """The error with what is known of its place; offsets count from the file's start."""
@@ -262,6 +282,11 @@ class ChunkReader:
             feature=page.feature,
         )
         return error
+
+
+def _cut(target: memoryview, block: int) -> list[memoryview]:
+    """The target in blocks of so many bytes, 0 for any."""
+    return [target[at : at + block] for at in range(0, len(target), block)] if block else [target]
 
 
 def _fresh(length: int) -> memoryview:

@@ -12,7 +12,10 @@
     ├── StorageError              a file or object could not be read, written or listed
     │   ├── NotFoundError         it is not there
     │   ├── LocationError         a path or URL that cannot be understood
-    │   └── DestinationError      a destination that may not be written to as asked
+    │   ├── DestinationError      a destination that may not be written to as asked
+    │   ├── AccessError           the service refuses: a credential that is wrong, missing, expired
+    │   └── TransientError        it may go well if tried again: a timeout, a reset, a busy server
+    │       └── DeadlineError     it was tried again until the deadline
     ├── SourceError               an original file or episode is missing, broken or inconsistent
     ├── ClipError                 a clip request that the dataset cannot serve
     │   └── MemoryLimitError      a memory limit too small for the request
@@ -29,9 +32,11 @@ from collections.abc import Callable
 from typing import Any
 
 __all__ = [
+    "AccessError",
     "ChecksumError",
     "ClipError",
     "CodecError",
+    "DeadlineError",
     "DestinationError",
     "FormatError",
     "FrameError",
@@ -43,6 +48,7 @@ __all__ = [
     "SourceError",
     "StateError",
     "StorageError",
+    "TransientError",
     "VersionError",
 ]
 
@@ -141,6 +147,21 @@ class LocationError(StorageError, ValueError):
 
 class DestinationError(StorageError):
     """A destination that may not be written to as asked."""
+
+
+class AccessError(StorageError):
+    """The service refuses the request; the message says which credential to check."""
+
+
+class TransientError(StorageError):
+    """A failure that may be gone at the next attempt: a timeout, a reset, a server that is busy."""
+
+    retry_after: float | None = None
+    """Seconds that the server asked to wait, if it did."""
+
+
+class DeadlineError(TransientError):
+    """Attempts failed until the deadline; the message says how many, and the last one's cause."""
 
 
 class SourceError(SeqRecordError):

@@ -6,13 +6,14 @@ lie together and their frames need not be stored: all hold `chunk_frames` frames
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,7 @@ import pyarrow.compute as pc
 
 from seqrecord.errors import FormatError
 from seqrecord.format import MAX_EPISODE_FRAMES
-from seqrecord.format.pages import ALIGNMENT, page_offsets
+from seqrecord.format.pages import ALIGNMENT, chunk_bytes
 from seqrecord.format.rows import (
     GAP_ROW,
     HEADER_BYTES,
@@ -36,6 +37,10 @@ from seqrecord.schema import Schema
 __all__ = ["MAX_INDEX_TEXT", "Index"]
 
 MAX_INDEX_TEXT = 2**31 - 1  # bytes of all keys, and of all metadata: Arrow's offsets are int32
+
+_BLOCK_PAGES = 1 << 18  # that are checked at a time
+
+_Integer = TypeVar("_Integer", np.int64, np.uint8)
 
 _ARROW_MAGIC = b"ARROW1\0\0"
 
@@ -106,10 +111,7 @@ class Index:
 
     def frames_per_chunk(self) -> npt.NDArray[np.int64]:
         """Frames of every chunk, [C]."""
-        frames = np.repeat(self.chunk_frames, self.num_chunks)
-        last = self.first_chunk + self.num_chunks - 1
-        frames[last] = self.num_frames - (self.num_chunks - 1) * self.chunk_frames
-        return frames
+        return self._frames_per_chunk(np.int64)
 
     def episode_metadata(self, episode: int) -> dict[str, Any]:
         """An episode's metadata."""
@@ -163,10 +165,16 @@ class Index:
 
     @classmethod
     def decode(
-        cls, schema: Schema, tables: Mapping[str, pa.Buffer], file_sizes: Sequence[int]
+        cls,
+        schema: Schema,
+        tables: Mapping[str, pa.Buffer],
+        file_sizes: Sequence[int],
+        *,
+        release: Callable[[], None] | None = None,
     ) -> Index:
         """Inverse of `encode`: arrays that view `tables`, checked against each other and the files.
 
+        `release` is called now and then, when what was read of the tables need not stay in memory.
         Raises `FormatError` that names the row, and the table as its `file`.
         """
         episodes = _decode("episodes", tables["episodes"], _EPISODES)
@@ -187,20 +195,26 @@ class Index:
             page_crc32c=_matrix(chunks.column("page_crc32c"), len(schema)),
             gaps=gaps,
         )
-        index._check(np.asarray(file_sizes, np.int64))
+        index._check(np.asarray(file_sizes, np.int64), release or (lambda: None))
         return index
 
-    def _check(self, file_sizes: npt.NDArray[np.int64]) -> None:
-        for table, check in (
-            ("episodes", self._check_episodes),
-            ("chunks", lambda: self._check_chunks(file_sizes)),
-            ("gaps", lambda: check_gaps(self.gaps, self.frames_per_chunk(), self.schema, 0)),
-            ("chunks", self._check_pages),
-        ):
-            try:
-                check()
-            except FormatError as error:
-                raise error.located(file=table) from error.__cause__
+    def _frames_per_chunk(self, dtype: type[_Integer]) -> npt.NDArray[_Integer]:
+        frames = np.repeat(self.chunk_frames.astype(dtype), self.num_chunks)
+        last = self.first_chunk + self.num_chunks - 1
+        frames[last] = self.num_frames - (self.num_chunks - 1) * self.chunk_frames
+        return frames
+
+    def _check(self, file_sizes: npt.NDArray[np.int64], release: Callable[[], None]) -> None:
+        with _located("episodes"):
+            self._check_episodes()
+        with _located("chunks"):
+            self._check_count()
+        frames = self._frames_per_chunk(np.uint8)
+        with _located("gaps"):
+            check_gaps(self.gaps, frames, self.schema, 0)
+        with _located("chunks"):
+            self._check_chunks(frames, file_sizes, release)
+        release()
 
     def _check_episodes(self) -> None:
         bad_key = pc.or_(
@@ -214,7 +228,7 @@ class Index:
         check_rows((frames >= 1) & (frames <= MAX_EPISODE_FRAMES), "an impossible num_frames", 0)
         check_rows((cut >= 1) & (cut <= MAX_CHUNK_FRAMES), "an impossible chunk_frames", 0)
 
-    def _check_chunks(self, file_sizes: npt.NDArray[np.int64]) -> None:
+    def _check_count(self) -> None:
         # Counted before any array of one item a chunk is made from the episodes.
         if (count := int(self.num_chunks.sum())) != len(self.file):
             raise FormatError(
@@ -222,17 +236,43 @@ class Index:
                 expected=f"{count} rows",
                 got=len(self.file),
             )
-        check_rows(self.file < len(file_sizes), "a chunk in no record file", 0)
-        check_rows(self.offset % ALIGNMENT == 0, "a chunk at a wrong offset", 0)
-        # Compared as they are stored: an offset beyond 2**63 must not turn negative.
-        limit = file_sizes.astype(np.uint64)[self.file]
-        inside = (self.offset >= HEADER_BYTES) & (self.offset <= limit)
-        check_rows(inside, "a chunk outside its record file", 0)
-        stop = self.offset + page_offsets(self.page_length)[:, -1].astype(np.uint64)
-        check_rows(stop <= limit, "a chunk outside its record file", 0)
 
-    def _check_pages(self) -> None:
-        check_pages(self.page_length, self.frames_per_chunk(), self.gaps, self.schema, 0)
+    def _check_chunks(
+        self,
+        frames: npt.NDArray[np.uint8],
+        file_sizes: npt.NDArray[np.int64],
+        release: Callable[[], None],
+    ) -> None:
+        """Block by block: what is computed from a row is several times as large as the row."""
+        sizes = file_sizes.astype(np.uint64)
+        gap_chunk = np.ascontiguousarray(self.gaps["chunk"])
+        step = max(1, _BLOCK_PAGES // len(self.schema))
+        for first in range(0, len(self.file), step):
+            rows = slice(first, first + step)
+            self._check_places(rows, sizes)
+            gaps = self.gaps[slice(*np.searchsorted(gap_chunk, [first, first + step]))].copy()
+            gaps["chunk"] -= first
+            check_pages(self.page_length[rows], frames[rows], gaps, self.schema, 0, first=first)
+            release()
+
+    def _check_places(self, rows: slice, sizes: npt.NDArray[np.uint64]) -> None:
+        file, offset, first = self.file[rows], self.offset[rows], rows.start
+        check_rows(file < len(sizes), "a chunk in no record file", 0, first=first)
+        check_rows(offset % ALIGNMENT == 0, "a chunk at a wrong offset", 0, first=first)
+        # Compared as they are stored: an offset beyond 2**63 must not turn negative.
+        limit = sizes[file]
+        inside = (offset >= HEADER_BYTES) & (offset <= limit)
+        check_rows(inside, "a chunk outside its record file", 0, first=first)
+        stop = offset + chunk_bytes(self.page_length[rows]).astype(np.uint64)
+        check_rows(stop <= limit, "a chunk outside its record file", 0, first=first)
+
+
+@contextlib.contextmanager
+def _located(table: str) -> Iterator[None]:
+    try:
+        yield
+    except FormatError as error:
+        raise error.located(file=table) from error.__cause__
 
 
 def _encode(schema: pa.Schema, columns: Sequence[Any]) -> pa.Buffer:

@@ -159,11 +159,13 @@ def read_manifest(storage: Storage) -> Manifest:
     try:
         size = storage.size(MANIFEST)
     except NotFoundError as error:
-        raise NotFoundError(
-            "no dataset here: it has no manifest (an interrupted `seqrecord write` goes on with "
-            "--resume; `seqrecord reindex` makes one from record files)",
-            file=file,
-        ) from error
+        why = (
+            "it has no manifest (an interrupted `seqrecord write` goes on with --resume; "
+            "`seqrecord reindex` makes one from record files)"
+        )
+        if error.message != "no such file":  # but more than that is missing
+            why = error.message
+        raise NotFoundError(f"no dataset here: {why}", file=file) from error
     if size > MAX_MANIFEST_BYTES:
         raise FormatError(
             "the manifest is too large",

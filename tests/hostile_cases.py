@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numcodecs
 import numpy as np
 import pyarrow as pa
 
 from seqrecord.catalog import reindex
+from seqrecord.codecs.library import numcodecs
 from seqrecord.errors import (
     ChecksumError,
     CodecError,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqrecord.arena import Arena, BufferPool, Ring
+from seqrecord.arena import Arena, BufferPool, Ring, page_aligned
 from seqrecord.frames import ArraySpec
 
 
@@ -68,6 +69,10 @@ def test_gather() -> None:
     arena["b"][1][:] = 9
     assert [frame.tolist() for frame in listed] == [[2, 2], [2, 2]]
     assert arena.nbytes == 6
+    rows = np.array([2, 0])
+    target, at = arena.load(rows)
+    assert target is arena
+    assert at is rows
 
 
 KEEPERS: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -130,3 +135,14 @@ def test_what_the_user_keeps_does_not_keep_the_pool() -> None:
     gc.collect()
     assert kept.tolist() == [7, 7, 7, 7]
     del kept  # its finalizer finds no pool
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (5,), (3, 480, 640)])
+@pytest.mark.parametrize("dtype", ["u1", "<f4", "<i8"])
+def test_memory_begins_at_a_page(shape: tuple[int, ...], dtype: str) -> None:
+    array = page_aligned(shape, np.dtype(dtype))
+    assert (array.shape, array.dtype) == (shape, np.dtype(dtype))
+    assert array.flags.c_contiguous
+    assert not array.size or array.ctypes.data % mmap.PAGESIZE == 0
+    array[...] = 7
+    assert (array == 7).all()

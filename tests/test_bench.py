@@ -158,6 +158,7 @@ def test_step_times() -> None:
 
 LOADS: dict[str, Any] = {"waiting_for_loads_seconds": 5.0, "gather_seconds": 1.0, "batches": 50}
 DECODES = {**LOADS, "decode_seconds": 9.0, "fetch_seconds": 1.0}
+BY_FEATURE = {**DECODES, "decode_seconds_by_feature": {"image": 2.0, "flow": 6.0}}
 
 
 @pytest.mark.parametrize(
@@ -166,6 +167,7 @@ DECODES = {**LOADS, "decode_seconds": 9.0, "fetch_seconds": 1.0}
         (DECODES, (1, 0, 30), ["the consumer is the bottleneck", "97 %"]),
         (DECODES, (2, 6, 2), ["copying to the device is the bottleneck", "60 %"]),
         (DECODES, (9, 0, 1), ["waits for data 90 %", "Decoding", "90 %", "`seqrecord write"]),
+        (BY_FEATURE, (9, 0, 1), ["Decoding", "75 % of that for flow"]),
         (DECODES, (9, 0, 1), ["4 cores and 2 in use"]),
         ({**DECODES, "fetch_seconds": 36.0}, (9, 0, 1), ["Reading", "80 %", "local disk"]),
         ({**DECODES, "gather_seconds": 6.0}, (9, 0, 1), ["Copying clips into batches", "60 %"]),

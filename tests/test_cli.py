@@ -247,7 +247,7 @@ def test_wrong_use(tree: Path, dataset: Path, arguments: list[str], message: str
         (["write", "--src", "{tree}", "--features", "none"], "no such feature in this tree"),
         (["write", "--src", "{tree}", "--dst", "{dataset}"], "a dataset is there already"),
         (["info", "{tree}"], "no dataset here"),
-        (["info", "az://container"], "an az:// URL without container or path"),
+        (["info", "az:///path"], "an az:// URL without container"),
         (["info", "{dataset}", "--features", "none"], "no such feature"),
         (["info", "{dataset}", "--storage-option", "a=b"], "of no use to a local path"),
         (["verify", "{tree}"], "no dataset here"),

@@ -21,7 +21,8 @@ from seqrecord import Progress, convert
 from seqrecord.conversion import workers
 from seqrecord.errors import DestinationError, NotFoundError, SchemaError, SourceError, StorageError
 from seqrecord.sources import EpisodeInfo
-from seqrecord.storage import FaultyStorage, LocalStorage, claims
+from seqrecord.storage import FaultyStorage, LocalStorage
+from seqrecord.storage.local import claims
 from seqrecord.storage.wrappers import FailAt
 from tests.made_source import MadeSource, made_frame
 
@@ -440,7 +441,7 @@ def test_a_second_conversion_at_once_is_refused(tmp_path: Path) -> None:
 
 
 def test_memory_stays_within_a_few_chunks(tmp_path: Path) -> None:
-    """400 MB of incompressible frames, in chunks of 6 MB."""
+    """200 MB of incompressible frames, in chunks of 6 MB."""
     script = f"""
 import resource, sys
 import numpy as np
@@ -448,20 +449,22 @@ from seqrecord import convert, FeatureSpec, Schema
 from seqrecord.sources import EpisodeInfo
 
 class Big:
+    def __init__(self, length):
+        self.length = length
     def schema(self):
         return Schema([FeatureSpec("x", np.dtype("u1"), (1000, 1500))])
     def episodes(self):
-        return [EpisodeInfo(str(i), 67, {{}}) for i in range(4)]
+        return [EpisodeInfo(str(i), self.length, {{}}) for i in range(4)]
     def frames(self, info):
-        for i in range(67):
+        for i in range(self.length):
             yield {{"x": np.random.default_rng(i).integers(0, 256, (1000, 1500), np.uint8)}}
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-convert(Big(), {str(tmp_path / "warm")!r}, workers=1, chunk_frames=1, record_bytes=1)
+convert(Big(2), {str(tmp_path / "warm")!r}, workers=1, chunk_frames=1, record_bytes=1)
 before = peak()
-convert(Big(), {str(tmp_path / "d")!r}, workers=1, chunk_frames=4, codecs="fast")
+convert(Big(34), {str(tmp_path / "d")!r}, workers=1, chunk_frames=4, codecs="fast")
 print(peak() - before)
 """
     out = subprocess.run(

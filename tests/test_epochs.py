@@ -167,7 +167,7 @@ def test_a_second_iteration_ends_the_first(path: Path) -> None:
         {"dilation": 2},
         {"features": ["image"]},
         {"episodes": "set/[0123]*", "features": ["id"]},
-        {"memory_limit": 10_100},
+        {"memory_limit": 10_500},
         {"frame_transform": lambda frame: {"image": frame["image"]}},
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 
 from seqrecord.arena import Arena
 from seqrecord.engine import filling
-from seqrecord.engine.filling import Filling, batch_pools
+from seqrecord.engine.filling import Gathering, batch_pools
 from seqrecord.frames import ArraySpec
 
 SPECS = {
@@ -38,7 +38,7 @@ def test_a_batch_in_parts(monkeypatch: pytest.MonkeyPatch, copy_bytes: int, thre
     assert set(pools) == {"image", "step", "empty"}
     rows = np.array([[0, 1], [8, 0], [4, 4], [3, 2]])
     with ThreadPoolExecutor(2) as executor:
-        batch = Filling(4, arena, pools)  # fewer clips than the buffers hold
+        batch = Gathering(4, arena, pools)  # fewer clips than the buffers hold
         for part in (slice(0, 1), slice(1, 4)):
             assert not batch.is_full
             batch.gather(np.arange(4)[part], np.arange(10, 14)[part], rows[part], executor, threads)

@@ -81,6 +81,12 @@ def test_importing_the_package_does_not_import_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_importing_the_package_says_nothing() -> None:
+    code = "import seqrecord, seqrecord.pipes, seqrecord.cli"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
 def test_public_names_are_sorted_and_there() -> None:
     import seqrecord
 

@@ -8,7 +8,6 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
@@ -67,13 +66,13 @@ class Meter:
                 weakref.finalize(array, meter.add, -array.nbytes)
             return array
 
-        def read(loader: ChunkLoader, item: Any, rows: npt.NDArray[np.int64]) -> Any:
+        def read(loader: ChunkLoader, item: Any, places: Any) -> Any:
             reader = loader._dataset.chunk_reader()
             pages = reader.pages(reader.chunk_at(item.chunk, item.episode))
             nbytes = sum(page.stop - page.start for page in pages)
             meter.add(nbytes)
             try:
-                return load(loader, item, rows)
+                return load(loader, item, places)
             finally:
                 meter.add(-nbytes)
 

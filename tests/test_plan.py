@@ -102,6 +102,44 @@ def test_memory_and_reading_are_bounded(request: Request) -> None:
         assert chunks_of(case, used) <= set(engine.chunks) <= chunks_of(case, spanned)
 
 
+@given(requests(), st.integers(1, 4))
+@settings(max_examples=400, deadline=None)
+def test_says_when_no_frame_is_used_twice_or_waits_for_a_later_round(
+    request: Request, blocks: int
+) -> None:
+    case = request.case
+    if case.spec.stride < case.spec.span:  # such plans are many among the others
+        spec = replace(case.spec, stride=case.spec.span, phase=0)
+        case = replace(case, spec=spec)
+        settings = replace(request.settings, repeat=1, block_frames=spec.stride * blocks)
+        request = replace(request, case=case, settings=settings)
+    for plan in splits(request):
+        disjoint, most_batches = True, 0
+        for work in plan.rounds():
+            batches = set(work.clips.batch.tolist())
+            most_batches = max(most_batches, len(batches))
+            uses = Counter(
+                (cursor, frame)
+                for cursor, start in zip(
+                    work.clips.cursor.tolist(), work.clips.start.tolist(), strict=True
+                )
+                for frame in case.frames(start)
+            )
+            loads = work.loads
+            columns = (loads.cursor, loads.first, loads.count)
+            loaded = {
+                (cursor, first + i * plan.frame_step)
+                for cursor, first, count in zip(*(c.tolist() for c in columns), strict=True)
+                for i in range(count)
+            }
+            disjoint &= loaded == set(uses) and max(uses.values(), default=1) == 1
+        assert plan.most_batches == most_batches
+        if plan.is_disjoint and not plan.num_dropped:  # which leaves out clips of the last round
+            assert disjoint
+        if disjoint and plan.settings.repeat == 1 and case.spec.length > 1:
+            assert plan.is_disjoint or not plan.num_clips or request.settings.drop_last
+
+
 @given(requests(), st.data())
 @settings(max_examples=200, deadline=None)
 def test_resumes_at_every_batch(request: Request, data: st.DataObject) -> None:

@@ -451,13 +451,15 @@ def test_the_retry_after_a_commit_sees_the_new_manifest(
     """Two commits between reading the manifest and the index remove the index it names."""
     write_small(tmp_path)
     appended: list[int] = []
+    once = threading.Lock()  # the tables are asked for at the same time
 
     class Slow(CountingStorage):
         def size(self, path: str) -> int:
-            if path.startswith("index/") and not appended:
-                for i in range(2):
-                    write_small(tmp_path, episodes={f"late/Easy/P00{i}": 1}, mode="append")
-                    appended.append(i)
+            with once:
+                if path.startswith("index/") and not appended:
+                    for i in range(2):
+                        write_small(tmp_path, episodes={f"late/Easy/P00{i}": 1}, mode="append")
+                        appended.append(i)
             return super().size(path)
 
     manifest, index = load(Slow(LocalStorage(tmp_path)))

@@ -32,13 +32,33 @@ def test_the_most_that_was_resident() -> None:
     assert stats.report()["resident_bytes"] == 9
 
 
+def test_seconds_by_feature_add_up() -> None:
+    stats = EngineStats()
+    for _ in range(2):
+        stats.add_decoding({"image": 1.5, "depth": 0.5})
+    report = stats.report()["decode_seconds_by_feature"]
+    assert report == {"image": 3.0, "depth": 1.0}
+    stats.add_decoding({"image": 1.0})
+    assert report["image"] == 3.0  # what was reported stays
+
+
+def test_a_storages_counters_count_from_the_beginning() -> None:
+    counted = {"requests": 5}
+    stats = EngineStats()
+    stats.watch(lambda: counted)
+    counted = {"requests": 12, "retries": 2}
+    report = stats.report()
+    assert (report["requests"], report["retries"]) == (7, 2)
+
+
 @pytest.mark.parametrize(
     ("seconds", "word"),
     [
         ({"waiting_for_consumer_seconds": 2.0, "fetch_seconds": 9.0}, "consumer"),
         ({"waiting_for_batches_seconds": 2.0, "fetch_seconds": 9.0}, "reading"),
         ({"waiting_for_batches_seconds": 2.0, "decode_seconds": 9.0}, "decoding"),
-        ({"waiting_for_batches_seconds": 2.0, "gather_seconds": 9.0}, "copying"),
+        ({"waiting_for_batches_seconds": 2.0, "gather_seconds": 9.0}, "copying clips"),
+        ({"waiting_for_batches_seconds": 2.0, "device_seconds": 9.0}, "the bus"),
     ],
 )
 def test_bottleneck(seconds: dict[str, float], word: str) -> None:

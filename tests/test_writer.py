@@ -19,7 +19,8 @@ from seqrecord.errors import (
     StorageError,
 )
 from seqrecord.schema import FeatureSpec, Schema
-from seqrecord.storage import FaultyStorage, LocalStorage, claims, open_storage
+from seqrecord.storage import FaultyStorage, LocalStorage, open_storage
+from seqrecord.storage.local import claims
 from seqrecord.storage.wrappers import FailAt
 from seqrecord.writer import SeqRecordWriter
 from tests.made_source import made_frame

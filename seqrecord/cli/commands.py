@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from seqrecord.catalog import reindex as rebuild
+from seqrecord.cli.caching import cache
 from seqrecord.cli.options import AT_LEAST_1, common, feature_names
 from seqrecord.cli.terminal import (
     PROGRAM,
@@ -32,6 +33,7 @@ from seqrecord.format import MAX_CHUNK_FRAMES
 from seqrecord.manifest import Manifest
 from seqrecord.reader import open_dataset
 from seqrecord.sources import CAMERAS, open_source
+from seqrecord.storage import parse_location
 from seqrecord.summary import summarize
 from seqrecord.units import format_size
 from seqrecord.verification import VerifyProgress
@@ -154,7 +156,7 @@ def write(
                 "interrupted; the same command with --resume goes on after the finished episodes"
             ) from None
         seconds = bar.seconds
-    _print_written(destination, report, last, seconds, quiet)
+    _print_written(parse_location(destination).shown, report, last, seconds, quiet)
 
 
 def _default_destination(src: str) -> str:
@@ -261,7 +263,7 @@ def verify(
 def reindex(path: str, storage_options: dict[str, Any] | None) -> None:
     """Rebuild a dataset's index and manifest from its record files."""
     manifest = rebuild(path, created_by=CREATED_BY, storage_options=storage_options)
-    click.echo(f"{path}: {_contents(manifest)}")
+    click.echo(f"{parse_location(path).shown}: {_contents(manifest)}")
 
 
 @main.command()
@@ -339,4 +341,5 @@ def view(
 
 
 main.add_command(bench)
+main.add_command(cache)
 main.add_command(trace)

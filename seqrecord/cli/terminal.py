@@ -233,7 +233,7 @@ def parse_storage_options(values: Sequence[str]) -> dict[str, Any] | None:
     for value in values:
         key, equals, text = value.partition("=")
         if not key or not equals:
-            raise click.BadParameter(f"not KEY=VALUE: {key}")  # the value may be a secret
+            raise click.BadParameter("not KEY=VALUE")  # not shown: it may be a secret
         try:
             parsed = json.loads(text)
         except ValueError:

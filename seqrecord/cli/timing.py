@@ -53,6 +53,8 @@ __all__ = ["bench", "trace"]
 @click.option(
     "--trace", metavar="FILE", help="Write a timeline, which `seqrecord trace` and Perfetto show."
 )
+@click.option("--cache-dir", metavar="DIR", help="Keep what is read of a remote dataset there.")
+@click.option("--cache-limit", type=ByteSize(), help="What DIR may take; for example 200GiB.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: seconds and bytes.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 @common
@@ -71,6 +73,8 @@ def bench(
     consumer_ms: float,
     batches: int | None,
     trace: str | None,
+    cache_dir: str | None,
+    cache_limit: int | None,
     as_json: bool,
     quiet: bool,
     storage_options: dict[str, Any] | None,
@@ -98,6 +102,8 @@ def bench(
             trace=trace,
             progress=show,
             storage_options=storage_options,
+            cache_dir=cache_dir,
+            cache_limit=cache_limit,
         )
     click.echo(json.dumps(report.to_json(), indent=1) if as_json else str(report))
 

@@ -1,12 +1,17 @@
-"""Storages: local disk, any fsspec filesystem, and wrappers that count and break."""
+"""Storages: local disk, mounts, Azure, any fsspec filesystem, and what goes around them."""
 
 from seqrecord.storage.base import CutUpload, Lock, Storage, Upload
+from seqrecord.storage.cache import CachedStorage, CacheInfo, cache_info, clear_cache
 from seqrecord.storage.local import LocalStorage
+from seqrecord.storage.opening import StorageLike, open_storage
 from seqrecord.storage.remote import FsspecStorage
-from seqrecord.storage.url import Location, StorageLike, open_storage, parse_location
+from seqrecord.storage.stopping import unwanted_if
+from seqrecord.storage.url import Location, parse_location
 from seqrecord.storage.wrappers import CountingStorage, FaultyStorage, StorageWrapper
 
 __all__ = [
+    "CacheInfo",
+    "CachedStorage",
     "CountingStorage",
     "CutUpload",
     "FaultyStorage",
@@ -18,6 +23,9 @@ __all__ = [
     "StorageLike",
     "StorageWrapper",
     "Upload",
+    "cache_info",
+    "clear_cache",
     "open_storage",
     "parse_location",
+    "unwanted_if",
 ]

@@ -10,7 +10,16 @@ from seqrecord.checksum import Buffer
 from seqrecord.errors import LocationError, StorageError
 from seqrecord.ranges import ByteRange
 
-__all__ = ["CutUpload", "Lock", "Storage", "Upload", "check_buffers", "check_path", "short_read"]
+__all__ = [
+    "CutUpload",
+    "Lock",
+    "RangeReader",
+    "Storage",
+    "Upload",
+    "check_buffers",
+    "check_path",
+    "short_read",
+]
 
 
 class Upload(Protocol):
@@ -62,6 +71,18 @@ class CutUpload:
     upload: Upload
     readable: str
     checkpoints: list[tuple[int, bytes]]
+
+
+class RangeReader(Protocol):
+    """The reading half of a `Storage`, with the same rules: what a cloud client is needed for."""
+
+    def size(self, path: str) -> int: ...
+
+    def read_ranges(
+        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
+    ) -> None: ...
+
+    def close(self) -> None: ...
 
 
 @runtime_checkable
@@ -123,6 +144,13 @@ class Storage(Protocol):
 
     def local_path(self, path: str) -> str | None:
         """Where the file can be memory-mapped, if it can."""
+        ...
+
+    def counters(self) -> dict[str, int]:
+        """What was counted in this process so far, by name; empty where nothing is.
+
+        `requests` to a service, `retries` of them, and what a cache has served.
+        """
         ...
 
     def close(self) -> None:

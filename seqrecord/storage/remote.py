@@ -1,11 +1,10 @@
-"""Files of any filesystem that fsspec knows: memory, http, s3, gs, Azure through adlfs, …"""
+"""Files of any filesystem that fsspec knows: memory, http, s3, gs, …"""
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import fsspec
 from fsspec.registry import known_implementations
@@ -13,15 +12,16 @@ from fsspec.registry import known_implementations
 from seqrecord.checksum import Buffer
 from seqrecord.errors import DestinationError, LocationError, NotFoundError, StorageError
 from seqrecord.ranges import ByteRange
-from seqrecord.storage.base import CutUpload, Lock, Upload, check_buffers, check_path, short_read
+from seqrecord.storage.base import CutUpload, Lock, Upload, check_buffers, check_path
+from seqrecord.storage.failures import call
+from seqrecord.storage.per_process import PerProcess
+from seqrecord.storage.redaction import redact_logs
+from seqrecord.storage.requests import fill, merge, missing_bytes
 
 __all__ = ["FsspecStorage"]
 
 _PARTIAL = ".partial"
-_OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss"})
-_AZURE = frozenset({"az", "abfs", "abfss", "adl"})
-
-_T = TypeVar("_T")
+_OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "oci", "oss"})
 
 
 class FsspecStorage:
@@ -35,11 +35,12 @@ class FsspecStorage:
     def __init__(
         self, protocol: str, root: str, *, shown: str, options: Mapping[str, Any] | None = None
     ) -> None:
+        redact_logs()
         self._protocol = protocol
         self._root = root.rstrip("/")
         self._shown_root = shown.rstrip("/")
         self._options = dict(options or {})
-        self._made: tuple[int, Any] | None = None  # process id and filesystem
+        self._filesystems = PerProcess(self._make)
         self._uploads: set[_FsspecUpload] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -53,14 +54,14 @@ class FsspecStorage:
         return self._shown_root
 
     def size(self, path: str) -> int:
-        fs, full, shown = self._fs(), self._full(path), self._shown(path)
+        fs, full, shown = self._filesystems.get(), self._full(path), self._shown(path)
 
         def size() -> int | None:
             fs.invalidate_cache(full.rpartition("/")[0])
             length: int | None = fs.size(full)
             return length
 
-        length = _call(shown, size)
+        length = call(shown, size)
         if length is None:
             raise StorageError("the server does not tell the file's length", file=shown)
         return int(length)
@@ -69,28 +70,28 @@ class FsspecStorage:
         self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
     ) -> None:
         check_buffers(ranges, buffers)
-        wanted = [(item, buffer) for item, buffer in zip(ranges, buffers, strict=True) if buffer]
-        if not wanted:
+        requests = merge(ranges, buffers)
+        if not requests:
             self.size(path)  # raises if it is not there
             return
         shown = self._shown(path)
-        parts = _call(
+        parts = call(
             shown,
-            self._fs().cat_ranges,
-            [self._full(path)] * len(wanted),
-            [item.start for item, _ in wanted],
-            [item.stop for item, _ in wanted],
+            self._filesystems.get().cat_ranges,
+            [self._full(path)] * len(requests),
+            [item.start for item, _ in requests],
+            [item.stop for item, _ in requests],
             on_error="raise",
         )
-        for (item, buffer), part in zip(wanted, parts, strict=True):
+        for (item, views), part in zip(requests, parts, strict=True):
             if len(part) != item.length:
-                raise short_read(shown, item, len(part))
-            buffer.cast("B")[:] = part
+                raise missing_bytes(self, path, shown, item, len(part))
+            fill(views, [part])
 
     def create(self, path: str, *, replace: bool = False) -> Upload:
         upload = _FsspecUpload(
             path,
-            self._fs(),
+            self._filesystems.get(),
             self._full(path),
             self._shown(path),
             replace=replace,
@@ -101,7 +102,7 @@ class FsspecStorage:
         return upload
 
     def list_files(self, folder: str) -> list[str]:
-        fs, full = self._fs(), self._full(folder)
+        fs, full = self._filesystems.get(), self._full(folder)
 
         def ls() -> list[dict[str, Any]]:
             fs.invalidate_cache(full)
@@ -110,7 +111,7 @@ class FsspecStorage:
             except FileNotFoundError:
                 return []
 
-        entries = _call(self._shown(folder), ls)
+        entries = call(self._shown(folder), ls)
         names = [entry["name"].rsplit("/", 1)[-1] for entry in entries if entry["type"] == "file"]
         return sorted(
             f"{folder}/{name}"
@@ -120,7 +121,7 @@ class FsspecStorage:
 
     def remove(self, path: str) -> None:
         with contextlib.suppress(NotFoundError):
-            _call(self._shown(path), self._fs().rm_file, self._full(path))
+            call(self._shown(path), self._filesystems.get().rm_file, self._full(path))
 
     def interrupted(self, folder: str) -> list[str]:
         check_path(folder)
@@ -136,17 +137,13 @@ class FsspecStorage:
         check_path(path)
         return None
 
+    def counters(self) -> dict[str, int]:
+        return {}
+
     def close(self) -> None:
         for upload in list(self._uploads):
             upload.abort()
-        self._made = None
-
-    def _fs(self) -> Any:
-        made = self._made
-        if made is None or made[0] != os.getpid():
-            # Without a lock, which a fork could copy while it is held: one too many does no harm.
-            made = self._made = (os.getpid(), self._make())
-        return made[1]
+        self._filesystems.take()
 
     def _make(self) -> Any:
         protocol, shown = self._protocol, self._shown_root
@@ -156,13 +153,11 @@ class FsspecStorage:
             raise LocationError("no known kind of URL", file=shown, got=f"{protocol}://") from None
         except ImportError:
             needed = known_implementations.get(protocol, {}).get("err", "")
-            if protocol in _AZURE:
-                needed = "pip install 'seqrecord[azure]'"
             raise LocationError(
                 f"a package is missing for {protocol}://: {needed}", file=shown
             ) from None
         # Not the cached instance, which would be another one in every thread.
-        return _call(shown, kind, skip_instance_cache=True, **self._options)
+        return call(shown, kind, skip_instance_cache=True, **self._options)
 
     def _full(self, path: str) -> str:
         return f"{self._root}/{check_path(path)}"
@@ -194,14 +189,14 @@ class _FsspecUpload:
         self._ended = ended
         self._size = 0
         self._open = True
-        _call(shown, fs.makedirs, full.rpartition("/")[0], exist_ok=True)
-        self._file = _call(shown, fs.open, self._target, "wb")
+        call(shown, fs.makedirs, full.rpartition("/")[0], exist_ok=True)
+        self._file = call(shown, fs.open, self._target, "wb")
 
     def write(self, data: Buffer) -> None:
         self._check_open()
         view = memoryview(data).cast("B")
         try:
-            _call(self._shown, self._file.write, view)
+            call(self._shown, self._file.write, view)
         except BaseException:
             self.abort()
             raise
@@ -219,11 +214,11 @@ class _FsspecUpload:
     def commit(self) -> None:
         self._check_open()
         try:
-            if not self._replace and _call(self._shown, self._fs.exists, self._full):
+            if not self._replace and call(self._shown, self._fs.exists, self._full):
                 raise DestinationError("the file exists already", file=self._shown)
-            _call(self._shown, self._file.close)
+            call(self._shown, self._file.close)
             if self._target != self._full:
-                _call(self._shown, self._fs.mv, self._target, self._full)
+                call(self._shown, self._fs.mv, self._target, self._full)
         except BaseException:
             self.abort()
             raise
@@ -258,32 +253,3 @@ class _NoLock:
 
 def _rebuild(protocol: str, root: str, shown: str, options: dict[str, Any]) -> FsspecStorage:
     return FsspecStorage(protocol, root, shown=shown, options=options)
-
-
-def _call(shown: str, function: Callable[..., _T], *args: Any, **options: Any) -> _T:
-    """The function's result, or an error of this package.
-
-    Exceptions of cloud clients may hold signed URLs, so nothing of theirs is kept but their kind:
-    raised outside the `except`, the new one does not have the old one as its context.
-    """
-    failure: StorageError
-    try:
-        return function(*args, **options)
-    except StorageError:
-        raise
-    except FileNotFoundError:
-        failure = NotFoundError("no such file", file=shown)
-    except Exception as error:
-        failure = StorageError(f"the storage failed: {_describe(error)}", file=shown)
-    raise failure
-
-
-def _describe(error: Exception) -> str:
-    """What kind of error it was, in words that cannot hold a secret."""
-    kind = type(error).__name__
-    status = getattr(error, "status", None) or getattr(error, "status_code", None)
-    if isinstance(status, int):
-        return f"{kind}, HTTP status {int(status)}"
-    if isinstance(error, OSError) and isinstance(error.errno, int):
-        return f"{kind}, {os.strerror(error.errno)}"
-    return kind

@@ -1,35 +1,42 @@
-"""Turns every form of a path or URL into one Location, and a Location into its Storage."""
+"""Turns every form of a path or URL into one Location."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from seqrecord.errors import LocationError
-from seqrecord.storage.base import Storage
-from seqrecord.storage.local import LocalStorage
-from seqrecord.storage.remote import FsspecStorage
 
-__all__ = ["Location", "StorageLike", "open_storage", "parse_location"]
+__all__ = ["Location", "parse_location"]
 
-StorageLike: TypeAlias = "str | os.PathLike[str] | Storage"
-"""A local path, a URL, or a storage that is open already."""
-
-_BLOB_HOST = ".blob.core.windows.net"
-_DFS_HOST = ".dfs.core.windows.net"
+# The public cloud, the national ones, and accounts that have a DNS zone.
+_HOST = re.compile(
+    r"(?P<account>[a-z0-9]{3,24})(?P<zone>\.z[0-9]+)?\.(?P<kind>blob|dfs)\.(?P<cloud>"
+    r"core\.windows\.net|core\.usgovcloudapi\.net|core\.chinacloudapi\.cn|storage\.azure\.net)"
+)
+_AZURE_CLOUDS = (
+    ".core.windows.net",
+    ".core.usgovcloudapi.net",
+    ".core.chinacloudapi.cn",
+    ".storage.azure.net",
+)
+_HTTPS = "https://ACCOUNT.blob.core.windows.net/CONTAINER/PATH"
+_ABFS = "abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH"
+_BLOBFILE = "blobfile+az"
 
 
 @dataclass(frozen=True)
 class Location:
     """Where a dataset lies.
 
-    `protocol` is `file` or fsspec's name of a filesystem, `root` the path in it, and `shown` the
-    URL without credentials. `options` are those that the URL itself says. `root` and `options` may
-    hold credentials, so `repr` leaves them out.
+    `protocol` is `file`, `az` or fsspec's name of a filesystem, `root` the path in it (of Azure,
+    `CONTAINER/PATH`), and `shown` the URL without credentials. `options` are those that the URL
+    itself says. `root` and `options` may hold credentials, so `repr` leaves them out.
     """
 
     protocol: str
@@ -38,13 +45,15 @@ class Location:
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
-def parse_location(location: str | os.PathLike[str]) -> Location:
-    """Understand a local path or a URL.
+def parse_location(location: str | os.PathLike[str], *, backend: str | None = None) -> Location:
+    """Understand a local path or a URL; nothing is asked of anyone.
 
     Local: a path or `file:///path`. Azure: `https://ACCOUNT.blob.core.windows.net/CONTAINER/PATH`,
-    with a SAS as its query or without, `abfs[s]://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH`, and
-    `az://CONTAINER/PATH` with the account from `storage_options` or the environment. Anything else
-    goes to fsspec as it is: `memory://`, `s3://`, `gs://`, `http://`.
+    with a SAS as its query or without, `abfs[s]://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH`,
+    `az://CONTAINER/PATH` with the account from `storage_options` or the environment, and blobfile's
+    `az://ACCOUNT/CONTAINER/PATH` where `backend` is `"blobfile"` or the scheme `blobfile+az`.
+    Without PATH, the whole container. Anything else goes to fsspec as it is: `memory://`, `s3://`,
+    `gs://`, `http://`.
 
     Raises `LocationError` for what is unclear; the message shows what to write.
     """
@@ -68,46 +77,24 @@ def parse_location(location: str | os.PathLike[str]) -> Location:
         return _local(unquote(parts.path), unquote(parts.path))
     if ".." in parts.path.split("/"):
         raise LocationError("a URL with .. in its path", got=shown)
-    if scheme in ("abfs", "abfss"):
-        return _abfs(parts)
-    if scheme in ("http", "https") and host.lower().endswith(_BLOB_HOST):
-        return _blob(parts, shown)
+    if scheme in ("http", "https") and host.lower().endswith(_AZURE_CLOUDS):
+        return _https(parts, shown)
+    if scheme in ("abfs", "abfss") or (scheme == "az" and "@" in parts.netloc):
+        return _abfs(parts, shown)
     if parts.query or parts.fragment:
         raise LocationError(
             "a URL with ? or # cannot be a folder's", expected=shown, got=f"{shown}?…"
         )
+    if scheme == _BLOBFILE or (scheme == "az" and backend == "blobfile"):
+        return _blobfile(parts, shown)
     if scheme == "az":
-        if not parts.netloc or not parts.path.strip("/"):
+        if not parts.netloc:
             raise LocationError(
-                "an az:// URL without container or path", expected="az://CONTAINER/PATH", got=shown
+                "an az:// URL without container", expected="az://CONTAINER/PATH", got=shown
             )
-        return Location("az", f"{parts.netloc}{parts.path}", shown)
+        return Location("az", _joined(parts.netloc, parts.path), shown)
     rest = text.split("://", 1)[1]
     return Location(scheme, f"{scheme}://{rest}" if scheme in ("http", "https") else rest, shown)
-
-
-def open_storage(
-    location: StorageLike, storage_options: Mapping[str, Any] | None = None
-) -> Storage:
-    """The storage of a location; a storage is its own.
-
-    `storage_options` go to the filesystem that serves it.
-    """
-    if not isinstance(location, (str, os.PathLike)) and isinstance(location, Storage):
-        if storage_options:
-            raise LocationError("storage_options are of no use to a storage", file=location.url)
-        return location
-    where = parse_location(location)
-    if where.protocol == "file":
-        if storage_options:
-            raise LocationError(
-                "storage_options are of no use to a local path",
-                file=where.shown,
-                got=", ".join(sorted(storage_options)),
-            )
-        return LocalStorage(where.root)
-    options = {**where.options, **(storage_options or {})}
-    return FsspecStorage(where.protocol, where.root, shown=where.shown, options=options)
 
 
 def _local(path: str, shown: str) -> Location:
@@ -119,30 +106,44 @@ def _local(path: str, shown: str) -> Location:
         raise LocationError(str(error), got=shown) from None
 
 
-def _abfs(parts: SplitResult) -> Location:
-    container, host = parts.username, parts.hostname or ""
-    account = host.removesuffix(_DFS_HOST)
-    clear = container and account and account != host and parts.path.strip("/")
-    if not clear or parts.password or parts.query or parts.fragment:
-        raise LocationError(
-            "an unclear abfs:// URL",
-            expected=f"abfs://CONTAINER@ACCOUNT{_DFS_HOST}/PATH",
-            got=f"abfs://{host}{parts.path}",
-        )
-    shown = f"abfs://{container}@{host}{parts.path}"
-    return Location("az", f"{container}{parts.path}", shown, {"account_name": account})
+def _abfs(parts: SplitResult, shown: str) -> Location:
+    container = parts.username
+    host = _HOST.fullmatch(parts.netloc.rpartition("@")[2].lower())
+    clear = container and host is not None and host["kind"] == "dfs"
+    if not clear or host is None or parts.password or parts.query or parts.fragment:
+        raise LocationError("an unclear Azure URL", expected=_ABFS, got=shown)
+    shown = shown.replace("://", f"://{container}@", 1)
+    return Location("az", _joined(str(container), parts.path), shown, _account(host))
 
 
-def _blob(parts: SplitResult, shown: str) -> Location:
-    account = (parts.hostname or "").removesuffix(_BLOB_HOST)
-    clear = account and len(parts.path.strip("/").split("/")) >= 2
-    if not clear or parts.scheme != "https" or "@" in parts.netloc or parts.fragment:
-        raise LocationError(
-            "an unclear Azure URL",
-            expected=f"https://ACCOUNT{_BLOB_HOST}/CONTAINER/PATH",
-            got=shown,
-        )
-    options = {"account_name": account}
+def _https(parts: SplitResult, shown: str) -> Location:
+    host = _HOST.fullmatch(parts.netloc.lower())
+    path = unquote(parts.path).strip("/")
+    if host is None or not path or parts.scheme != "https" or parts.fragment:
+        raise LocationError("an unclear Azure URL", expected=_HTTPS, got=shown)
+    options = _account(host)
     if parts.query:
         options["sas_token"] = parts.query
-    return Location("az", unquote(parts.path.strip("/")), shown, options)
+    return Location("az", path, shown, options)
+
+
+def _blobfile(parts: SplitResult, shown: str) -> Location:
+    account, path = parts.netloc, parts.path.strip("/")
+    if not account or not path:
+        raise LocationError(
+            "an unclear URL for blobfile",
+            expected=f"{_BLOBFILE}://ACCOUNT/CONTAINER/PATH, or {_HTTPS}",
+            got=shown,
+        )
+    return Location("az", path, shown, {"account_name": account, "backend": "blobfile"})
+
+
+def _account(host: re.Match[str]) -> dict[str, Any]:
+    """The account's name and blob service, of its own host name."""
+    zone = host["zone"] or ""
+    endpoint = f"https://{host['account']}{zone}.blob.{host['cloud']}"
+    return {"account_name": host["account"], "endpoint": endpoint}
+
+
+def _joined(container: str, path: str) -> str:
+    return f"{container}/{path.strip('/')}".strip("/")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
 from seqrecord.checksum import Buffer
-from seqrecord.errors import StorageError
+from seqrecord.errors import StorageError, TransientError
 from seqrecord.ranges import ByteRange
 from seqrecord.storage.base import CutUpload, Lock, Storage, Upload, short_read
 
@@ -18,18 +18,25 @@ __all__ = [
     "CountingStorage",
     "FailAt",
     "FailOften",
+    "FailTransiently",
+    "Failure",
     "Fault",
     "FaultyStorage",
     "Operation",
     "Slow",
     "StorageWrapper",
+    "Throttled",
 ]
 
 Operation: TypeAlias = Literal["size", "read", "create", "write", "commit", "list", "remove"]
-Fault: TypeAlias = Callable[[Operation, str, int], "Exception | Literal['short'] | None"]
+Failure: TypeAlias = "Exception | Literal['short', 'cut'] | None"
+"""The error to raise, or `None`; a read may also end halfway, as if the file did (`"short"`) or as
+if the connection did (`"cut"`), with something else in the rest of its buffers."""
+
+Fault: TypeAlias = Callable[[Operation, str, int], Failure]
 """`fault(operation, path, number)` for the number-th operation of its kind, counted from 0.
 
-It returns the error to raise, `"short"` for a read that ends halfway, or `None`; it may sleep.
+It may sleep.
 """
 
 
@@ -74,6 +81,9 @@ class StorageWrapper:
 
     def local_path(self, path: str) -> str | None:  # noqa: ARG002 - never mapped
         return None
+
+    def counters(self) -> dict[str, int]:
+        return self.inner.counters()
 
     def close(self) -> None:
         self.inner.close()
@@ -139,15 +149,15 @@ class FaultyStorage(StorageWrapper):
     def __reduce__(self) -> tuple[Any, ...]:
         return FaultyStorage, (self.inner, self._fault)
 
-    def ask(self, operation: Operation, path: str) -> bool:
-        """Raise the operation's error, if it has one; true for a short read."""
+    def ask(self, operation: Operation, path: str) -> Literal["short", "cut"] | None:
+        """Raise the operation's error, if it has one; how a read ends early, if it does."""
         with self._lock:
             number = self._counts[operation]
             self._counts[operation] += 1
         failure = self._fault(operation, path, number)
         if isinstance(failure, Exception):
             raise failure
-        return failure == "short"
+        return failure
 
     def size(self, path: str) -> int:
         self.ask("size", path)
@@ -156,12 +166,14 @@ class FaultyStorage(StorageWrapper):
     def read_ranges(
         self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
     ) -> None:
-        short = self.ask("read", path)
+        ends = self.ask("read", path)
         super().read_ranges(path, ranges, buffers)
-        if short:
+        if ends is not None:
             cut = ranges[-1].length // 2
             buffers[-1].cast("B")[cut:] = bytes(ranges[-1].length - cut)
-            raise short_read(f"{self.url}/{path}", ranges[-1], cut)
+            if ends == "short":
+                raise short_read(f"{self.url}/{path}", ranges[-1], cut)
+            raise TransientError("an answer was cut", file=f"{self.url}/{path}")
 
     def create(self, path: str, *, replace: bool = False) -> Upload:
         self.ask("create", path)
@@ -222,7 +234,7 @@ class FailAt:
         number: int = 0,
         *,
         path: str = "",
-        error: Exception | Literal["short"] | None = None,
+        error: Failure = None,
         onwards: bool = False,
     ) -> None:
         self._operation = operation
@@ -232,9 +244,7 @@ class FailAt:
         self._onwards = onwards
         self._seen = 0
 
-    def __call__(
-        self, operation: Operation, path: str, number: int
-    ) -> Exception | Literal["short"] | None:
+    def __call__(self, operation: Operation, path: str, number: int) -> Failure:
         if operation != self._operation or self._path not in path:
             return None
         self._seen += 1
@@ -250,9 +260,7 @@ class FailOften:
     def __init__(self, seed: int, rate: float, operations: Sequence[Operation] = ("read",)) -> None:
         self._seed, self._rate, self._operations = seed, rate, tuple(operations)
 
-    def __call__(
-        self, operation: Operation, path: str, number: int
-    ) -> Exception | Literal["short"] | None:
+    def __call__(self, operation: Operation, path: str, number: int) -> Failure:
         if operation not in self._operations:
             return None
         draw = random.Random(f"{self._seed} {operation} {number}").random()  # noqa: S311
@@ -261,6 +269,37 @@ class FailOften:
         if operation == "read" and draw < self._rate / 2:
             return "short"
         return StorageError(f"{operation} {number} fails as asked", file=path)
+
+
+class FailTransiently:
+    """Faults that pass, in a share `rate` of the operations of these kinds, at the seed's choice.
+
+    Errors and, of reads, answers that are cut; some errors ask for `retry_after` seconds.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        rate: float,
+        operations: Sequence[Operation] = ("read", "size", "list"),
+        *,
+        retry_after: float | None = None,
+    ) -> None:
+        self._seed, self._rate, self._operations = seed, rate, tuple(operations)
+        self._retry_after = retry_after
+
+    def __call__(self, operation: Operation, path: str, number: int) -> Failure:
+        if operation not in self._operations:
+            return None
+        rng = random.Random(f"{self._seed} {operation} {number}")  # noqa: S311
+        if rng.random() >= self._rate:
+            return None
+        kind = rng.randrange(3)
+        if kind == 0 and operation == "read":
+            return "cut"
+        error = TransientError(f"{operation} {number} fails as asked", file=path)
+        error.retry_after = self._retry_after if kind == 1 else None
+        return error
 
 
 class Slow:
@@ -272,3 +311,38 @@ class Slow:
     def __call__(self, operation: Operation, path: str, number: int) -> None:  # noqa: ARG002
         if operation in self._operations:
             time.sleep(self._seconds)
+
+
+class Throttled(StorageWrapper):
+    """As far away as a cloud: each request takes `latency` seconds, then as long as its bytes do.
+
+    A call of `read_ranges` is one request, whose bytes come at `bytes_per_second` at most. Requests
+    at the same time don't slow each other, so what takes many streams gets many times the rate.
+    """
+
+    def __init__(self, inner: Storage, *, latency: float, bytes_per_second: float) -> None:
+        super().__init__(inner)
+        self._latency, self._rate = latency, bytes_per_second
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_throttled, (self.inner, self._latency, self._rate)
+
+    def size(self, path: str) -> int:
+        time.sleep(self._latency)
+        return super().size(path)
+
+    def read_ranges(
+        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
+    ) -> None:
+        nbytes = sum(item.length for item in ranges)
+        due = time.monotonic() + self._latency + nbytes / self._rate
+        super().read_ranges(path, ranges, buffers)
+        time.sleep(max(0.0, due - time.monotonic()))
+
+    def list_files(self, folder: str) -> list[str]:
+        time.sleep(self._latency)
+        return super().list_files(folder)
+
+
+def _rebuild_throttled(inner: Storage, latency: float, rate: float) -> Throttled:
+    return Throttled(inner, latency=latency, bytes_per_second=rate)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from seqrecord.checksum import Buffer
 from seqrecord.errors import DestinationError, NotFoundError, StorageError
-from seqrecord.storage.claims import GRACE_SECONDS, ClaimedFile
+from seqrecord.storage.local.claims import GRACE_SECONDS, ClaimedFile
 
 __all__ = ["NOTES", "PARTIAL", "LocalUpload", "local_errors", "with_suffix"]
 

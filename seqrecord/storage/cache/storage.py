@@ -1,0 +1,211 @@
+"""A storage that keeps on local disk what is read from another one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from seqrecord.errors import LocationError
+from seqrecord.ranges import ByteRange
+from seqrecord.storage.base import CutUpload, Storage, Upload, check_buffers
+from seqrecord.storage.cache.entry import CacheKey, DamagedError
+from seqrecord.storage.cache.folder import check_folder
+from seqrecord.storage.cache.index import Entry
+from seqrecord.storage.cache.store import MIN_LIMIT, CacheStore
+from seqrecord.storage.local import LocalStorage
+from seqrecord.storage.wrappers import StorageWrapper
+from seqrecord.units import format_size, parse_size
+
+__all__ = ["CachedStorage", "with_cache"]
+
+# Files that never change under their name, since it holds a unique id. The manifest does.
+_KEPT = (".seqrec", ".arrow")
+
+_PAUSE_SECONDS = 10.0  # without the cache after its disk has failed
+
+_T = TypeVar("_T")
+_logger = logging.getLogger("seqrecord")
+
+
+class CachedStorage(StorageWrapper):
+    """Keeps ranges of record and index files in a folder of a local disk, up to a limit.
+
+    Ranges are kept as they are read, and any part of them is served from the cache later, by any
+    process that uses the folder; what it lacks is read and kept too. Everything else, above all
+    the manifest, passes. A cache that fails never fails the reading: it is passed by, and counted.
+    The cache knows files by the URL as it may be shown, so it holds no credential.
+
+    `counters` has, beside the inner storage's: `cache_hits` and `cache_misses`, ranges that came
+    from the cache alone and those that did not; `cache_bytes` that it has served, `cache_evictions`
+    of entries that made room, `cache_damaged` entries found, which are read anew, and
+    `cache_failures` of its disk.
+
+    Raises `LocationError` for a folder that holds something else, and for a limit that is none or
+    too small.
+    """
+
+    def __init__(self, inner: Storage, cache_dir: str | os.PathLike[str], limit: int | str) -> None:
+        super().__init__(inner)
+        self._folder = Path(cache_dir).expanduser().absolute()
+        self._limit = _checked_limit(limit)
+        check_folder(self._folder)
+        self._store = CacheStore(self._folder, self._limit)
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._paused_until = 0.0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CachedStorage, (self.inner, str(self._folder), self._limit)
+
+    def read_ranges(
+        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
+    ) -> None:
+        check_buffers(ranges, buffers)
+        wanted = [
+            (item, buffer.cast("B"))
+            for item, buffer in zip(ranges, buffers, strict=True)
+            if buffer.nbytes
+        ]
+        if not wanted or not _is_kept(path):
+            self.inner.read_ranges(path, ranges, buffers)
+            return
+        key = CacheKey(self.url, path)
+        missing = self._serve(key, wanted)
+        if missing:
+            self.inner.read_ranges(path, [gap for gap, _ in missing], [out for _, out in missing])
+            evicted = self._try(lambda: self._store.add(key, missing), 0)
+            self._count(cache_evictions=evicted)
+
+    def create(self, path: str, *, replace: bool = False) -> Upload:
+        self._forget(path)
+        return super().create(path, replace=replace)
+
+    def remove(self, path: str) -> None:
+        self._forget(path)
+        super().remove(path)
+
+    def reopen(self, path: str) -> CutUpload:
+        self._forget(path)
+        return super().reopen(path)
+
+    def forget(self, path: str, ranges: Sequence[ByteRange]) -> bool:
+        """Drop what is held of ranges of a file; whether there was any."""
+        key = CacheKey(self.url, path)
+        dropped = self._try(lambda: self._store.forget(key, ranges), 0)
+        self._count(cache_damaged=dropped)
+        return dropped > 0
+
+    def counters(self) -> dict[str, int]:
+        with self._lock:
+            return {**self.inner.counters(), **{name: self._counts[name] for name in _COUNTERS}}
+
+    def close(self) -> None:
+        self._store.close()
+        super().close()
+
+    def _serve(
+        self, key: CacheKey, wanted: Sequence[tuple[ByteRange, memoryview]]
+    ) -> list[tuple[ByteRange, memoryview]]:
+        """Fill buffers from the cache; what is missing then, as ranges with their memory."""
+        ranges = [item for item, _ in wanted]
+        nothing: list[list[Entry]] = [[] for _ in ranges]
+        found = self._try(lambda: self._store.find(key, ranges), nothing)
+        missing: list[tuple[ByteRange, memoryview]] = []
+        for (item, out), entries in zip(wanted, found, strict=True):
+            at, gaps = item.start, []
+            for entry in entries:
+                part = ByteRange(max(entry.start, item.start), min(entry.stop, item.stop))
+                if self._read(key, entry, part, out[part.start - item.start :][: part.length]):
+                    gaps.append(ByteRange(at, part.start))
+                    at = part.stop
+            gaps.append(ByteRange(at, item.stop))
+            gaps = [gap for gap in gaps if gap.length]
+            missing += [(gap, out[gap.start - item.start :][: gap.length]) for gap in gaps]
+            self._count(
+                cache_hits=not gaps,
+                cache_misses=bool(gaps),
+                cache_bytes=item.length - sum(gap.length for gap in gaps),
+            )
+        return missing
+
+    def _read(self, key: CacheKey, entry: Entry, part: ByteRange, out: memoryview) -> bool:
+        """Fill `out` from an entry; false if it has gone, or is damaged and now gone."""
+        try:
+            return self._try(lambda: self._store.read(key, entry, part, out), False)
+        except DamagedError as error:
+            _logger.warning("%s: a damaged entry, read anew: %s", self._folder, error)
+            self._try(lambda: self._store.drop([entry]), None)
+            self._count(cache_damaged=1)
+            return False
+
+    def _forget(self, path: str) -> None:
+        if _is_kept(path) and self._folder.exists():
+            self._try(lambda: self._store.forget(CacheKey(self.url, path)), 0)
+
+    def _try(self, function: Callable[[], _T], otherwise: _T) -> _T:
+        """The function's result, or what stands for it while the disk of the cache fails."""
+        if time.monotonic() < self._paused_until:
+            return otherwise
+        try:
+            return function()
+        except (OSError, sqlite3.Error, LocationError) as error:
+            self._paused_until = time.monotonic() + _PAUSE_SECONDS
+            self._count(cache_failures=1)
+            if self._counts["cache_failures"] == 1:
+                _logger.warning("%s: the cache fails and is passed by: %s", self._folder, error)
+            return otherwise
+
+    def _count(self, **numbers: int) -> None:
+        with self._lock:
+            self._counts.update(numbers)
+
+
+def with_cache(
+    storage: Storage,
+    cache_dir: str | os.PathLike[str] | None,
+    cache_limit: int | str | None,
+) -> Storage:
+    """The storage with the cache that is asked for; without one, as it is.
+
+    Raises `LocationError` for a local folder, and for one of the two without the other.
+    """
+    if cache_dir is None and cache_limit is None:
+        return storage
+    if cache_dir is None or cache_limit is None:
+        raise LocationError(
+            "cache_dir and cache_limit belong together",
+            file=storage.url,
+            expected="for example cache_dir='/scratch/cache', cache_limit='200GiB'",
+        )
+    if type(storage) is LocalStorage:  # a mount may have one
+        raise LocationError("a local path needs no cache; leave out cache_dir", file=storage.url)
+    return CachedStorage(storage, cache_dir, cache_limit)
+
+
+_COUNTERS = (
+    *("cache_hits", "cache_misses", "cache_bytes"),
+    *("cache_evictions", "cache_damaged", "cache_failures"),
+)
+
+
+def _is_kept(path: str) -> bool:
+    return path.endswith(_KEPT)
+
+
+def _checked_limit(limit: int | str) -> int:
+    try:
+        size = parse_size(limit)
+    except ValueError as error:
+        raise LocationError(f"cache_limit: {error}") from None
+    if size < MIN_LIMIT:
+        raise LocationError(
+            "cache_limit is too small", expected=f"at least {format_size(MIN_LIMIT)}", got=limit
+        )
+    return size

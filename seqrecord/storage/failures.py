@@ -1,0 +1,277 @@
+"""Exceptions of cloud clients and of the system as errors of this package.
+
+A client's exception may hold a signed URL or a header with a key, in its text, its attributes and
+those that it chains. So nothing of it is kept but its kind, its HTTP status, the service's code if
+it is a known one, its errno and the seconds that the server asked to wait.
+"""
+
+from __future__ import annotations
+
+import datetime
+import email.utils
+import errno
+import os
+import re
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from seqrecord.errors import (
+    AccessError,
+    LocationError,
+    NotFoundError,
+    StorageError,
+    TransientError,
+)
+
+__all__ = ["call", "classify"]
+
+_T = TypeVar("_T")
+
+
+def call(shown: str, function: Callable[..., _T], /, *args: Any, **kwargs: Any) -> _T:
+    """`function(*args, **kwargs)`, or an error of this package about the file or place `shown`.
+
+    Raised outside the `except`, it does not have the client's exception as its context.
+    """
+    try:
+        return function(*args, **kwargs)
+    except StorageError:
+        raise
+    except Exception as error:
+        failure = classify(error, shown)
+    raise failure
+
+
+def classify(error: BaseException, shown: str) -> StorageError:
+    """What an exception of any client means for `shown`, without anything that it says.
+
+    `NotFoundError` for a missing file or container, `AccessError` for a refusal, `LocationError`
+    for a host that does not exist, `TransientError` for what may go well if tried again, and
+    `StorageError` for the rest.
+    """
+    chain = list(_chain(error))
+    status = _first(_status, chain)
+    code = _first(_code, chain)
+    number = _first(_errno, chain)
+    described = _describe(error, status, code, number)
+    if code == "ContainerNotFound":
+        return NotFoundError("no such container: check the account's and its name", file=shown)
+    if code in _REFUSALS or status in (401, 403) or _any(chain, _UNAUTHORIZED):
+        check = _REFUSALS.get(code or "", _CHECK_ALL)
+        return AccessError(f"access is refused ({described}): {check}", file=shown)
+    if status == 404 or number == errno.ENOENT or _any(chain, _MISSING):
+        return NotFoundError("no such file", file=shown)
+    if _is_unknown_host(chain):
+        return LocationError("no such host: check the account's name or the endpoint", file=shown)
+    if number in (errno.EACCES, errno.EPERM) and status is None:
+        return AccessError(f"access is refused ({described}): check the permissions", file=shown)
+    if (
+        status in _BUSY
+        or number in _PASSING
+        or (status is None and (_any(chain, _BROKEN) or _is_broken_obstore(chain)))
+    ):
+        failure = TransientError(f"the storage failed: {described}", file=shown)
+        failure.retry_after = _first(_retry_after, chain)
+        return failure
+    return StorageError(f"the storage failed: {described}", file=shown)
+
+
+_CHECK_ALL = "check the key, SAS or identity and what it may do there"
+_REFUSALS = {
+    "AuthenticationFailed": "the key or SAS is wrong or expired, or the clock here is; check them",
+    "AuthorizationFailure": "check the key or SAS, what it may do, and the account's network rules",
+    "AuthorizationPermissionMismatch": "check the permissions of the SAS, or the identity's role",
+    "AuthorizationProtocolMismatch": "the SAS is for another protocol; check http or https",
+    "AuthorizationResourceTypeMismatch": "the SAS is for other kinds of resources; check it",
+    "AuthorizationServiceMismatch": "the SAS is for another service; check it",
+    "AuthorizationSourceIPMismatch": "the SAS is for other addresses; check it",
+    "InsufficientAccountPermissions": "check what the key, SAS or identity may do",
+    "InvalidAuthenticationInfo": "the credential cannot be understood; check it",
+    "AccountIsDisabled": "the account is disabled",
+    "KeyBasedAuthenticationNotPermitted": "the account takes no keys; use an identity",
+    "NoAuthenticationInformation": "no credential was given; give a key, SAS or identity",
+    "PublicAccessNotPermitted": "no credential was given; give a key, SAS or identity",
+}
+_CODES = {*_REFUSALS, "ContainerNotFound", "BlobNotFound", "ServerBusy", "OperationTimedOut"}
+
+_BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
+_PASSING = frozenset(
+    {
+        errno.EAGAIN,
+        errno.ECONNABORTED,
+        errno.ECONNREFUSED,
+        errno.ECONNRESET,
+        errno.EHOSTUNREACH,
+        errno.EINTR,
+        errno.EIO,
+        errno.ENETDOWN,
+        errno.ENETRESET,
+        errno.ENETUNREACH,
+        errno.ENOTCONN,
+        errno.EPIPE,
+        errno.ESHUTDOWN,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+    }
+)
+
+# Kinds by name, so that no client is imported to understand the errors of another.
+_MISSING = frozenset({"FileNotFoundError", "ResourceNotFoundError", "obstore.NotFoundError"})
+_UNAUTHORIZED = frozenset(
+    {
+        "ClientAuthenticationError",
+        "CredentialUnavailableError",
+        "PermissionDeniedError",
+        "UnauthenticatedError",
+    }
+)
+_BROKEN = frozenset(
+    {
+        "ClientConnectionError",  # aiohttp
+        "ClientPayloadError",
+        "ChunkedEncodingError",  # requests
+        "ConnectionError",
+        "EOFError",
+        "HTTPException",  # http.client: what the server says is no HTTP
+        "IncompleteReadError",  # azure-core
+        "ProtocolError",  # urllib3
+        "ServiceRequestError",
+        "ServiceResponseError",
+        "TimeoutError",
+        "TimeoutException",  # httpx
+        "TransportError",
+        "gaierror",  # of a name server: the name itself was known to be wrong before this
+    }
+)
+_OBSTORE_KINDS = frozenset({"Connect", "Decode", "Interrupted", "Request", "Timeout"})
+_SECONDS_PER_MS = 0.001
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The exception, those behind it and those it wraps; each once."""
+    waiting, seen = [error], set[int]()
+    while waiting and len(seen) < 20:
+        item = waiting.pop(0)
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        yield item
+        inner = [getattr(item, name, None) for name in ("inner_exception", "reason")]
+        behind = [item.__cause__, item.__context__, *inner, *item.args]
+        waiting += [each for each in behind if isinstance(each, BaseException)]
+
+
+def _first(ask: Callable[[BaseException], _T | None], chain: list[BaseException]) -> _T | None:
+    return next((answer for item in chain if (answer := ask(item)) is not None), None)
+
+
+def _any(chain: list[BaseException], kinds: frozenset[str]) -> bool:
+    for item in chain:
+        for kind in type(item).__mro__:
+            package = kind.__module__.partition(".")[0]
+            if kind.__name__ in kinds or f"{package}.{kind.__name__}" in kinds:
+                return True
+    return False
+
+
+def _is_obstore(error: BaseException) -> bool:
+    return type(error).__module__.partition(".")[0] == "obstore"
+
+
+def _status(error: BaseException) -> int | None:
+    response = getattr(error, "response", None)
+    for value in (
+        getattr(error, "status", None),
+        getattr(error, "status_code", None),
+        getattr(error, "response_status", None),  # blobfile
+        getattr(response, "status_code", None),
+        getattr(response, "status", None),
+    ):
+        if type(value) is int and 100 <= value < 600:
+            return value
+    if _is_obstore(error):  # its text is all that it has
+        found = re.search(r"status(?: code)?:? (\d{3})\b", str(error))
+        return int(found[1]) if found else None
+    return None
+
+
+def _code(error: BaseException) -> str | None:
+    code = getattr(error, "error_code", None) or getattr(error, "error", None)
+    code = getattr(code, "value", code)  # azure-core has an enum
+    if code is None:  # obstore's errors have nothing but text, and some of them are builtins
+        found = re.search(r"<Code>(\w+)</Code>", str(error))
+        code = found[1] if found else None
+    return code if isinstance(code, str) and code in _CODES else None
+
+
+def _errno(error: BaseException) -> int | None:
+    number = error.errno if isinstance(error, OSError) else None
+    return number if type(number) is int and number > 0 else None
+
+
+def _is_unknown_host(chain: list[BaseException]) -> bool:
+    if any(isinstance(e, socket.gaierror) and e.errno == socket.EAI_NONAME for e in chain):
+        return True
+    if any(getattr(e, "response_status", None) == 600 for e in chain):  # blobfile's own number
+        return True
+    return any(_is_obstore(e) and "Name or service not known" in str(e) for e in chain)
+
+
+def _is_broken_obstore(chain: list[BaseException]) -> bool:
+    """Whether obstore's text is that of a request that broke: it has no kinds for them."""
+    marks = ("error sending request", "HTTP error", "error decoding response", "timed out", "dns")
+    return any(_is_obstore(e) and any(mark in str(e) for mark in marks) for e in chain)
+
+
+def _retry_after(error: BaseException) -> float | None:
+    headers = _headers(error)
+    for name, unit in (
+        ("retry-after-ms", _SECONDS_PER_MS),
+        ("x-ms-retry-after-ms", _SECONDS_PER_MS),
+        ("retry-after", 1.0),
+    ):
+        if name in headers and (seconds := _seconds(headers[name])) is not None:
+            return seconds * unit
+    return None
+
+
+def _headers(error: BaseException) -> dict[str, str]:
+    text = getattr(error, "error_headers", None)
+    if isinstance(text, str):  # blobfile
+        pairs = [item.partition(": ") for item in text.split(", ")]
+        return {name.lower(): value for name, _, value in pairs}
+    for holder in (getattr(error, "response", None), error):
+        headers: Any = getattr(holder, "headers", None)
+        if hasattr(headers, "items"):
+            return {str(name).lower(): str(value) for name, value in headers.items()}
+    return {}
+
+
+def _seconds(text: str) -> float | None:
+    """Seconds from now, of a `Retry-After`: a number or a date (RFC 9110, 10.2.3)."""
+    if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text.strip()):
+        return float(text)
+    try:
+        date = email.utils.parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    if date.tzinfo is None:
+        date = date.replace(tzinfo=datetime.timezone.utc)
+    return max(0.0, (date - datetime.datetime.now(datetime.timezone.utc)).total_seconds())
+
+
+def _describe(
+    error: BaseException, status: int | None, code: str | None, number: int | None
+) -> str:
+    """What kind of error it was, in words that cannot hold a secret."""
+    words = [type(error).__name__]
+    if _is_obstore(error) and (kind := re.search(r"HttpError \{\s*kind: (\w+)", str(error))):
+        words += [kind[1]] if kind[1] in _OBSTORE_KINDS else []
+    if status is not None:
+        words.append(f"HTTP status {status}")
+    if code is not None:
+        words.append(code)
+    if number is not None:
+        words.append(os.strerror(number))
+    return ", ".join(words)

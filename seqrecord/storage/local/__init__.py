@@ -1,0 +1,7 @@
+"""Files of a local disk."""
+
+from seqrecord.storage.local.storage import LocalStorage
+
+__all__ = [
+    "LocalStorage",
+]

@@ -1,0 +1,113 @@
+"""Opens the storage of a location: its backend, and the layers around it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from seqrecord.errors import LocationError
+from seqrecord.storage.azure import open_azure
+from seqrecord.storage.base import Storage
+from seqrecord.storage.cache import with_cache
+from seqrecord.storage.local import LocalStorage
+from seqrecord.storage.mounts import MountStorage, find_remote_mount
+from seqrecord.storage.options import StorageSettings, split_options
+from seqrecord.storage.parallel import ParallelStorage
+from seqrecord.storage.remote import FsspecStorage
+from seqrecord.storage.retrying import RetryingStorage
+from seqrecord.storage.url import Location, parse_location
+
+__all__ = ["StorageLike", "open_storage"]
+
+StorageLike: TypeAlias = "str | os.PathLike[str] | Storage"
+"""A local path, a URL, or a storage that is open already."""
+
+
+def open_storage(
+    location: StorageLike,
+    storage_options: Mapping[str, Any] | None = None,
+    *,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_limit: int | str | None = None,
+) -> Storage:
+    """The storage of a location; a storage is its own.
+
+    Of `storage_options`, some are this package's: see `StorageSettings`. The others go to the
+    client that serves the URL; of Azure they are the account and its credential. `cache_dir` is a
+    folder that keeps what is read from a URL or a mount, `cache_limit` the most that it may take;
+    see `CachedStorage`. Nothing is asked of a service here.
+
+    Raises `LocationError` for a location or option that is unclear, and where a package is missing.
+    """
+    return with_cache(_opened(location, dict(storage_options or {})), cache_dir, cache_limit)
+
+
+def _opened(location: StorageLike, options: dict[str, Any]) -> Storage:
+    if not isinstance(location, (str, os.PathLike)) and isinstance(location, Storage):
+        if options:
+            raise LocationError("storage_options are of no use to a storage", file=location.url)
+        return location
+    where = parse_location(location, backend=options.get("backend"))
+    # What the URL says of a backend counts where the options say nothing.
+    said, where = _without_backend(where)
+    settings, rest = split_options({**said, **options}, where.shown)
+    return (_local if where.protocol == "file" else _remote)(where, settings, rest)
+
+
+def _without_backend(where: Location) -> tuple[dict[str, Any], Location]:
+    options = dict(where.options)
+    said = {"backend": options.pop("backend")} if "backend" in options else {}
+    return said, dataclasses.replace(where, options=options)
+
+
+def _local(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) -> Storage:
+    is_mount = settings.mount
+    if is_mount is None:
+        is_mount = find_remote_mount(where.root) is not None
+    useful = {"mount", "deadline"} if is_mount else {"mount", "direct"}
+    if useless := sorted({*rest, *settings.given()} - useful):
+        raise LocationError(
+            f"storage_options are of no use to a {'mount' if is_mount else 'local path'}",
+            file=where.shown,
+            got=", ".join(useless),
+        )
+    if not is_mount:
+        return LocalStorage(where.root, direct=settings.direct)
+    # Not in parallel pieces, since a mount's handles want to be read front to back; and how many
+    # requests it makes of its service is its own affair.
+    return RetryingStorage(
+        MountStorage(where.root), deadline=settings.deadline, requests_per_second=math.inf
+    )
+
+
+def _remote(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) -> Storage:
+    for name in ("mount", "direct"):
+        if getattr(settings, name):
+            raise LocationError(f"storage option {name} is of local paths alone", file=where.shown)
+    if where.protocol == "az":
+        return _layered(open_azure(where, settings, rest), settings)
+    storage = _fsspec(where, settings, rest)
+    return storage if where.protocol == "memory" else _layered(storage, settings)
+
+
+def _fsspec(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) -> Storage:
+    if settings.backend not in (None, "fsspec"):
+        raise LocationError(
+            f"no such backend for {where.protocol}://",
+            file=where.shown,
+            expected="fsspec",
+            got=settings.backend,
+        )
+    options = {**where.options, **rest}
+    return FsspecStorage(where.protocol, where.root, shown=where.shown, options=options)
+
+
+def _layered(storage: Storage, settings: StorageSettings) -> Storage:
+    """What fails is repeated, piece by piece of what is read at once."""
+    retrying = RetryingStorage(
+        storage, deadline=settings.deadline, requests_per_second=settings.requests_per_second
+    )
+    return ParallelStorage(retrying, max_requests=settings.max_requests)

@@ -1,0 +1,88 @@
+"""Several requests of one call under way at once, and no more than so many of a storage."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextvars import copy_context
+from typing import Any, TypeAlias
+
+from seqrecord.errors import StorageError
+from seqrecord.ranges import ByteRange
+from seqrecord.storage.base import Storage, check_buffers
+from seqrecord.storage.per_process import PerProcess
+from seqrecord.storage.requests import split
+from seqrecord.storage.stopping import check_wanted, unwanted_if
+from seqrecord.storage.wrappers import StorageWrapper
+
+__all__ = ["MAX_REQUESTS", "ParallelStorage"]
+
+MAX_REQUESTS = 16
+
+_Part: TypeAlias = "tuple[list[ByteRange], list[memoryview]]"
+
+
+class ParallelStorage(StorageWrapper):
+    """Reads long ranges in pieces of 8 to 16 MiB, each with a call of the inner storage.
+
+    Near ranges stay together, for the inner storage to make one request of them. All reading calls
+    together have at most `max_requests` pieces under way; one that is tried again below keeps its
+    place meanwhile. A call with one piece stays in its thread, any other has threads until it
+    returns, and none outlives it: after an error nothing is written into its buffers any more. The
+    pieces that have not begun then, or that wait to be tried again, are given up.
+    """
+
+    def __init__(self, inner: Storage, *, max_requests: int = MAX_REQUESTS) -> None:
+        super().__init__(inner)
+        if max_requests < 1:
+            raise ValueError(f"at most {max_requests} requests")
+        self._max_requests = max_requests
+        self._places = PerProcess(lambda: threading.BoundedSemaphore(max_requests))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.inner, self._max_requests)
+
+    def read_ranges(
+        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
+    ) -> None:
+        check_buffers(ranges, buffers)
+        if not ranges:
+            return
+        places, file = self._places.get(), f"{self.url}/{path}"
+
+        def read(part: _Part) -> None:
+            with places:
+                check_wanted(file)
+                self.inner.read_ranges(path, *part)
+
+        parts = split(ranges, buffers)
+        if len(parts) == 1:
+            read(parts[0])
+            return
+        over = threading.Event()
+        with (
+            unwanted_if(over.is_set),
+            ThreadPoolExecutor(min(len(parts), self._max_requests), "seqrecord-read") as pool,
+        ):
+            try:
+                futures = [_submit(pool, read, part, file) for part in parts]
+                done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+                for future in done:
+                    future.result()
+            finally:
+                over.set()
+
+
+def _submit(
+    pool: ThreadPoolExecutor, read: Callable[[_Part], None], part: _Part, file: str
+) -> Future[None]:
+    try:
+        return pool.submit(copy_context().run, read, part)
+    except RuntimeError:
+        pass
+    raise StorageError("the interpreter leaves: no thread to read with", file=file)
+
+
+def _rebuild(inner: Storage, max_requests: int) -> ParallelStorage:
+    return ParallelStorage(inner, max_requests=max_requests)

@@ -1,0 +1,61 @@
+"""Keeps signatures and passwords out of what client libraries log of their requests."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+__all__ = ["redact_logs"]
+
+# Those that log URLs as they are: urllib3 at DEBUG every one, and what it tries again as a warning.
+_LOGGERS = (
+    "aiohttp.client",
+    "asyncio",
+    "azure.core.pipeline.policies.http_logging_policy",
+    "azure.storage.blob._shared.policies",
+    "fsspec",
+    "fsspec.http",
+    "s3fs",
+    "urllib3.connectionpool",
+    "urllib3.poolmanager",
+    "urllib3.util.retry",
+)
+_SECRETS = (
+    # A signature, as a query has it, in the URL or quoted into another.
+    (re.compile(r"(sig|signature|token)(=|%3D)[^&\s'\"<>]+", re.IGNORECASE), r"\1\2…"),
+    (re.compile(r"(//)[^/\s'\"<>@]+@"), r"\1…@"),
+    (re.compile(r"(AccountKey|SharedAccessSignature)=[^;\s'\"]+", re.IGNORECASE), r"\1=…"),
+)
+
+
+def redact_logs() -> None:
+    """From now on, URLs in the logs of client libraries have no signature and no password.
+
+    For the whole process, and as often as one likes.
+    """
+    for name in _LOGGERS:
+        logging.getLogger(name).addFilter(_FILTER)
+
+
+class _Redaction(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        try:
+            text = record.getMessage()
+        except Exception:
+            return True  # whoever formats it will say so
+        clean = _redacted(text)
+        if clean != text:
+            record.msg, record.args = clean, ()
+        if record.exc_info and record.exc_info[1] is not None:
+            # The formatter takes the text that is there.
+            record.exc_text = _redacted(logging.Formatter().formatException(record.exc_info))
+        return True
+
+
+def _redacted(text: str) -> str:
+    for pattern, replacement in _SECRETS:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+_FILTER = _Redaction()

@@ -1,0 +1,265 @@
+"""Attempts that are repeated until one goes well or a deadline passes."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import tenacity
+
+from seqrecord.errors import DeadlineError, StorageError, TransientError
+from seqrecord.ranges import ByteRange
+from seqrecord.storage.base import Storage, Upload
+from seqrecord.storage.pacing import Pace
+from seqrecord.storage.per_process import PerProcess
+from seqrecord.storage.stopping import check_wanted
+from seqrecord.storage.wrappers import StorageWrapper
+from seqrecord.wording import counted
+
+__all__ = ["DEADLINE_SECONDS", "REQUESTS_PER_SECOND", "Retrier", "RetryingStorage"]
+
+DEADLINE_SECONDS = 120.0
+REQUESTS_PER_SECOND = 400.0  # to one file; Azure's limit is about 500 to a blob
+
+_FIRST_WAIT = 0.25  # seconds before the second attempt, doubled each time
+_LONGEST_WAIT = 8.0  # so a server that returns is not left alone for longer
+_POLL_SECONDS = 0.25
+_PATIENCE_SECONDS = 5.0  # until a warning, and between two of them
+
+_logger = logging.getLogger("seqrecord")
+
+_T = TypeVar("_T")
+
+
+class Retrier:
+    """Repeats what raises `TransientError`, and nothing else.
+
+    The wait before attempt n + 1 is drawn from the upper half of [0, 0.25 s * 2 ** (n - 1)], at
+    most 8 s of it, so that threads which failed together don't come back together. Where the server
+    said how long to wait, that comes on top. The last attempt starts at the deadline, `deadline`
+    seconds after the first; when it fails too, it is a `DeadlineError`, which says how many there
+    were and the last one's cause. An attempt itself takes as long as its client lets it.
+
+    What has failed for 5 s is logged as a warning, and what goes well then too; of many requests
+    that fail together, one speaks.
+
+    `close`, the end of the main thread, and the condition of `unwanted_if`, wake those that wait;
+    they fail with `StorageError`.
+    Safe to use from many threads, and after a fork; a pickled copy counts from zero. `clock`,
+    `sleep` and `draw`, a number from [0, 1), are for tests.
+    """
+
+    def __init__(
+        self,
+        *,
+        deadline: float = DEADLINE_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] | None = None,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        if not deadline >= 0:
+            raise ValueError(f"a deadline of {deadline} seconds")
+        self.deadline = deadline
+        self._clock, self._sleep, self._draw = clock, sleep, draw
+        self._state = PerProcess(_State)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.deadline,)
+
+    def call(self, function: Callable[[], _T], *, file: str, item: ByteRange | None = None) -> _T:
+        """What `function()` returns, in the end. `file` and its range `item` are for the error."""
+        state, start = self._state.get(), self._clock()
+        closed = state.closed
+        attempts = 0
+
+        def attempt() -> _T:
+            nonlocal attempts
+            attempts += 1
+            state.count("requests")
+            return function()
+
+        def wait(call: tenacity.RetryCallState) -> float:
+            backoff = min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** (attempts - 1))
+            error = call.outcome.exception() if call.outcome else None
+            asked: float = getattr(error, "retry_after", None) or 0.0
+            left = start + self.deadline - self._clock()
+            return max(0.0, min(asked + backoff * (1 + self._draw()) / 2, left))
+
+        def pause(seconds: float) -> None:
+            state.count("retries")
+            self.sleep(seconds, file=file, closed=closed)
+
+        def tell(call: tenacity.RetryCallState) -> None:
+            now = self._clock()
+            if now - start >= _PATIENCE_SECONDS and state.may_warn(now):
+                cause = getattr(call.outcome and call.outcome.exception(), "message", "")
+                left = start + self.deadline - now
+                _logger.warning("%s: %s; tried again for %.0f s more", file, cause, max(0.0, left))
+
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(_may_pass),
+            stop=lambda _: self._clock() - start >= self.deadline,
+            wait=wait,
+            sleep=pause,
+            before_sleep=tell,
+            reraise=True,
+        )
+        try:
+            result = retrying(attempt)
+            if attempts > 1 and state.was_warned():
+                _logger.warning("%s: it goes on after %.0f s", file, self._clock() - start)
+            return result
+        except DeadlineError:
+            raise  # of a retrier below
+        except TransientError as error:
+            cause = error.message
+        what = f"bytes {item.start} to {item.stop} could not be read" if item else "it failed"
+        raise DeadlineError(
+            f"{what}: {counted(attempts, 'attempt')} in {self._clock() - start:.0f} s; "
+            f"at last {cause}",
+            file=file,
+        )
+
+    def sleep(self, seconds: float, *, file: str, closed: threading.Event | None = None) -> None:
+        """Wait; `StorageError` if it is closed, the interpreter leaves or nobody waits any more."""
+        if self._sleep is not None:
+            self._sleep(seconds)
+            return
+        closed = closed or self._state.get().closed
+        end = time.monotonic() + seconds
+        check_wanted(file)
+        while (left := end - time.monotonic()) > 0 or closed.is_set():
+            # The end of the main thread sets no event, and nothing may run then but what was there.
+            if closed.wait(min(left, _POLL_SECONDS)) or not threading.main_thread().is_alive():
+                raise StorageError("closed while it waited to be tried again", file=file)
+            check_wanted(file)
+
+    def counters(self) -> dict[str, int]:
+        """`requests`, attempts that is, and `retries`, the attempts after a first, so far."""
+        return self._state.get().counters()
+
+    def close(self) -> None:
+        """Wake those that wait. What starts afterwards may wait again."""
+        self._state.get().wake()
+
+
+class RetryingStorage(StorageWrapper):
+    """Repeats every request of the inner storage that may go well the next time; see `Retrier`.
+
+    A call of `read_ranges` is one request, and is repeated whole: its buffers hold all of what one
+    attempt read. Requests to one file are kept below `requests_per_second`. Uploads and locks are
+    passed on as they are: only who makes them knows what of them may be sent twice.
+    """
+
+    def __init__(
+        self,
+        inner: Storage,
+        *,
+        deadline: float = DEADLINE_SECONDS,
+        requests_per_second: float = REQUESTS_PER_SECOND,
+        retrier: Retrier | None = None,
+    ) -> None:
+        super().__init__(inner)
+        self._retrier = retrier or Retrier(deadline=deadline)
+        self._rate = requests_per_second
+        self._pace = PerProcess(lambda: Pace(requests_per_second))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_storage, (self.inner, self._retrier, self._rate)
+
+    def size(self, path: str) -> int:
+        return self._repeated(path, lambda: self.inner.size(path))
+
+    def read_ranges(
+        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
+    ) -> None:
+        if not ranges:
+            return
+        cover = ByteRange(min(r.start for r in ranges), max(r.stop for r in ranges))
+        self._repeated(path, lambda: self.inner.read_ranges(path, ranges, buffers), cover)
+
+    def create(self, path: str, *, replace: bool = False) -> Upload:
+        return self._repeated(path, lambda: self.inner.create(path, replace=replace))
+
+    def list_files(self, folder: str) -> list[str]:
+        return self._repeated(folder, lambda: self.inner.list_files(folder))
+
+    def remove(self, path: str) -> None:
+        self._repeated(path, lambda: self.inner.remove(path))
+
+    def interrupted(self, folder: str) -> list[str]:
+        return self._repeated(folder, lambda: self.inner.interrupted(folder))
+
+    def counters(self) -> dict[str, int]:
+        counts = Counter(self.inner.counters())
+        counts.update(self._retrier.counters())
+        return dict(counts)
+
+    def close(self) -> None:
+        self._retrier.close()
+        super().close()
+
+    def _repeated(self, path: str, function: Callable[[], _T], item: ByteRange | None = None) -> _T:
+        file = f"{self.url}/{path}"
+
+        def request() -> _T:
+            delay = self._pace.get().delay(path)
+            if delay > 0:
+                self._retrier.sleep(delay, file=file)
+            return function()
+
+        return self._retrier.call(request, file=file, item=item)
+
+
+class _State:
+    """What a process has counted, and the event that wakes its threads."""
+
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+        self._lock = threading.Lock()
+        self._counts = {"requests": 0, "retries": 0}
+        self._warned: float | None = None
+
+    def count(self, name: str) -> None:
+        with self._lock:
+            self._counts[name] += 1
+
+    def counters(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._counts)
+
+    def may_warn(self, now: float) -> bool:
+        """Whether it is time for another warning; then one is given."""
+        with self._lock:
+            if self._warned is not None and now - self._warned < _PATIENCE_SECONDS:
+                return False
+            self._warned = now
+            return True
+
+    def was_warned(self) -> bool:
+        """Whether a warning stands; no longer after this."""
+        with self._lock:
+            warned, self._warned = self._warned, None
+            return warned is not None
+
+    def wake(self) -> None:
+        with self._lock:
+            closed, self.closed = self.closed, threading.Event()
+        closed.set()
+
+
+def _may_pass(error: BaseException) -> bool:
+    return isinstance(error, TransientError) and not isinstance(error, DeadlineError)
+
+
+def _rebuild(deadline: float) -> Retrier:
+    return Retrier(deadline=deadline)
+
+
+def _rebuild_storage(inner: Storage, retrier: Retrier, rate: float) -> RetryingStorage:
+    return RetryingStorage(inner, requests_per_second=rate, retrier=retrier)

@@ -1,0 +1,88 @@
+"""The manifest and index of a large dataset whose record files are not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from seqrecord.checksum import crc32c
+from seqrecord.format.pages import chunk_bytes
+from seqrecord.format.rows import GAP_ROW
+from seqrecord.index import Index
+from seqrecord.manifest import IndexFile, Manifest, RecordFile
+from seqrecord.schema import FeatureSpec, Schema
+
+__all__ = ["write_big_index"]
+
+_ZSTD = ({"id": "zstd", "level": 1},)
+_SCHEMA = Schema(
+    [
+        FeatureSpec("image_left", np.dtype("u1"), (480, 640, 3), _ZSTD),
+        FeatureSpec("depth_left", np.dtype("<f4"), (480, 640), _ZSTD),
+        FeatureSpec("flow", np.dtype("<f4"), (480, 640, 2), _ZSTD),
+        FeatureSpec("mask", np.dtype("u1"), (480, 640), _ZSTD),
+        FeatureSpec("pose", np.dtype("<f4"), (7,)),
+    ]
+)
+_PAGE_BYTES = (300_000, 40_000, 700_000, 2_000)  # of a chunk, and up to twice as many
+_RECORD_BYTES = 1 << 30
+
+
+def write_big_index(
+    root: Path, *, episodes: int, frames: int, chunk_frames: int, seed: int = 0
+) -> Manifest:
+    """Episodes of so many frames each, the last of which lacks flow and mask; five features."""
+    rng = np.random.default_rng(seed)
+    chunks = -(-frames // chunk_frames)
+    held = np.full((episodes, chunks), chunk_frames, np.int64)
+    held[:, -1] = frames - (chunks - 1) * chunk_frames
+    lengths = np.empty((episodes * chunks, len(_SCHEMA)), np.uint32)
+    for column, least in enumerate(_PAGE_BYTES):
+        lengths[:, column] = rng.integers(least, 2 * least, len(lengths))
+    lengths[:, -1] = held.reshape(-1) * _SCHEMA["pose"].nbytes
+    last = np.arange(episodes) * chunks + chunks - 1
+    present = (1 << (int(held[0, -1]) - 1)) - 1
+    if not present:
+        lengths[last, 2:4] = 0
+    gaps = np.array([(row, column, present) for row in last for column in (2, 3)], GAP_ROW)
+    size: npt.NDArray[np.int64] = chunk_bytes(lengths)
+    file = (np.cumsum(size) // _RECORD_BYTES).astype(np.uint32)
+    begin = (np.cumsum(size) - size)[np.searchsorted(file, np.arange(file[-1] + 1))]
+    offset = 64 + np.cumsum(size) - size - begin[file]
+    ends = np.zeros(len(begin), np.int64)
+    np.maximum.at(ends, file, offset + size)
+    index = Index(
+        schema=_SCHEMA,
+        keys=pa.array([f"env{i // 100}/Easy/P{i:06}" for i in range(episodes)], pa.string()),
+        metadata=pa.array(['{"difficulty":"Easy"}'] * episodes, pa.string()),
+        num_frames=np.full(episodes, frames, np.int64),
+        chunk_frames=np.full(episodes, chunk_frames, np.int64),
+        file=file,
+        offset=offset.astype(np.uint64),
+        page_length=lengths,
+        page_crc32c=rng.integers(0, 2**32, lengths.shape, dtype=np.uint32),
+        gaps=gaps,
+    )
+    (root / "index").mkdir(parents=True)
+    tables = {}
+    for name, data in index.encode().items():
+        path = f"index/abcdef-{name}.arrow"
+        (root / path).write_bytes(data)
+        tables[name] = IndexFile(path, data.size, f"{crc32c(memoryview(data)):08x}")
+    manifest = Manifest(
+        schema=_SCHEMA,
+        record_files=tuple(
+            RecordFile(f"records/{i:05}-{i:08x}.seqrec", int(end), f"{i:032x}")
+            for i, end in enumerate(ends)
+        ),
+        index=tables,
+        num_episodes=episodes,
+        num_frames=episodes * frames,
+        fingerprint="0" * 64,
+        created_by="test",
+    )
+    (root / "manifest.json").write_bytes(manifest.encode())
+    return manifest

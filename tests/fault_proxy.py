@@ -1,0 +1,321 @@
+"""An HTTP proxy in front of a service that breaks requests on purpose, and counts what it did."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import itertools
+import random
+import select
+import socket
+import socketserver
+import struct
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler
+from types import TracebackType
+from typing import Any
+
+__all__ = ["KINDS", "FaultProxy", "Planned", "Request", "Scripted", "Seeded"]
+
+KINDS = {
+    "reset": "the connection is reset before the service sees the request",
+    "lost": "the service does what was asked, and the connection is reset before it answers",
+    "500": "an internal error, as any other status of three digits",
+    "503": "busy, with Retry-After",
+    "slow": "the body trickles in over `slow_seconds`",
+    "short": "half of the body, then an orderly end of the connection",
+    "cut": "half of the body, then a reset",
+    "hang": "no answer until the client gives up",
+}
+_CODES = {500: "InternalError", 503: "ServerBusy", 403: "AuthorizationFailure"}
+_PIECES = 20
+_OWN = {"connection", "keep-alive", "transfer-encoding", "content-length"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a fault is chosen by: the `number`-th request, from 0, and the `attempt`-th like it.
+
+    `path` is as sent, with its query; `range` is the range header, or empty.
+    """
+
+    number: int
+    attempt: int
+    method: str
+    path: str
+    range: str
+
+
+Planned = Callable[[Request], "str | None"]
+"""Which of `KINDS` a request suffers, if any. It may be called from several threads."""
+
+
+class Scripted:
+    """The kinds of the first requests in turn, `None` for a good one; all that follow are good.
+
+    Requests that `of` does not pick are good and don't count.
+    """
+
+    def __init__(
+        self, kinds: Iterable[str | None], of: Callable[[Request], bool] = lambda _: True
+    ) -> None:
+        self._kinds, self._of = iter(kinds), of
+        self._lock = threading.Lock()
+
+    def __call__(self, request: Request) -> str | None:
+        if not self._of(request):
+            return None
+        with self._lock:
+            return next(self._kinds, None)
+
+
+class Seeded:
+    """A fault in a share `rate` of the requests, whatever their order: each one's is the seed's.
+
+    None after `in_a_row` attempts at the same request.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        rate: float,
+        kinds: Sequence[str] = ("reset", "500", "503", "short", "cut"),
+        *,
+        methods: Sequence[str] = ("GET",),
+        in_a_row: int = 3,
+    ) -> None:
+        self._seed, self._rate, self._kinds = seed, rate, tuple(kinds)
+        self._methods, self._in_a_row = tuple(methods), in_a_row
+
+    def __call__(self, request: Request) -> str | None:
+        if request.method not in self._methods or request.attempt >= self._in_a_row:
+            return None
+        path = request.path.partition("?")[0]  # a signature is another one every time
+        name = f"{self._seed} {request.method} {path} {request.range} {request.attempt}"
+        rng = random.Random(name)
+        return rng.choice(self._kinds) if rng.random() < self._rate else None
+
+
+class FaultProxy:
+    """Takes HTTP/1.1 requests on a free port of 127.0.0.1 and passes them on to `target`.
+
+    `target` is `HOST:PORT`. Headers stay as they are, `Host` included: Azure's signatures don't
+    cover it. `fault` may be set at any time. Requests have to come with a Content-Length.
+
+    `requests` counts all that came, `faults` what was done to them, by kind.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        fault: Planned | None = None,
+        *,
+        slow_seconds: float = 1.0,
+        retry_after: int = 1,
+    ) -> None:
+        self.fault = fault
+        self.slow_seconds, self.retry_after = slow_seconds, retry_after
+        self.requests = 0
+        self.faults: Counter[str] = Counter()
+        self.stopping = threading.Event()
+        self._attempts: Counter[tuple[str, str, str]] = Counter()
+        self._lock = threading.Lock()
+        self._server = _Server(self, target)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+
+    @property
+    def host(self) -> str:
+        """Where it listens, `127.0.0.1:PORT`."""
+        return f"127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> FaultProxy:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def reset(self) -> None:
+        """Count from zero."""
+        with self._lock:
+            self.requests = 0
+            self.faults.clear()
+            self._attempts.clear()
+
+    def close(self) -> None:
+        """Break what is under way and end all threads."""
+        self.stopping.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.break_connections()
+        self._server.server_close()
+
+    def choose(self, method: str, path: str, byte_range: str) -> str | None:
+        """Count a request and choose what it suffers."""
+        key = (method, path.partition("?")[0], byte_range)
+        with self._lock:
+            request = Request(self.requests, self._attempts[key], method, path, byte_range)
+            self.requests += 1
+            self._attempts[key] += 1
+        kind = self.fault(request) if self.fault else None
+        if kind is not None:
+            with self._lock:
+                self.faults[kind] += 1
+        return kind
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    allow_reuse_address = True
+    request_queue_size = 128
+
+    def __init__(self, proxy: FaultProxy, target: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.proxy, self.target = proxy, target
+        self._connections: set[socket.socket] = set()
+        self._guard = threading.Lock()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._guard:
+            self._connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._guard:
+            self._connections.discard(request)
+        super().shutdown_request(request)
+
+    def break_connections(self) -> None:
+        with self._guard:
+            for connection in self._connections:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass  # a client that went away, or a service that died: both are what tests do
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1
+    disable_nagle_algorithm = True
+    server: _Server
+
+    def setup(self) -> None:
+        super().setup()
+        self._service = http.client.HTTPConnection(self.server.target)
+
+    def finish(self) -> None:
+        self._service.close()
+        super().finish()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def _handle(self) -> None:
+        length = self.headers.get("Content-Length", "0")
+        if "Transfer-Encoding" in self.headers:
+            self._answer(411, b"")
+            return
+        body = self.rfile.read(int(length))
+        byte_range = self.headers.get("x-ms-range") or self.headers.get("Range") or ""
+        kind = self.server.proxy.choose(self.command, self.path, byte_range)
+        if kind == "reset":
+            self._reset()
+        elif kind == "hang":
+            self._wait(None)
+            self._reset()
+        elif kind is not None and kind.isdigit():
+            self._fail(int(kind))
+        else:
+            self._forward(body, kind)
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _handle  # noqa: N815 - looked up by name
+
+    def _forward(self, body: bytes, kind: str | None) -> None:
+        try:
+            self._service.putrequest(
+                self.command, self.path, skip_host=True, skip_accept_encoding=True
+            )
+            for name, value in self.headers.items():
+                if name.lower() not in ("connection", "expect"):
+                    self._service.putheader(name, value)
+            self._service.endheaders(body or None)
+            answer = self._service.getresponse()
+            content = answer.read()
+        except (OSError, http.client.HTTPException):
+            self._service.close()  # the next request tries again
+            self._reset()
+            return
+        if kind == "lost":
+            self._reset()
+            return
+        headers = [(name, value) for name, value in answer.getheaders() if name.lower() not in _OWN]
+        length = answer.getheader("Content-Length") if self.command == "HEAD" else None
+        self._answer(answer.status, content, headers, length=length, kind=kind)
+
+    def _answer(
+        self,
+        status: int,
+        content: bytes,
+        headers: Sequence[tuple[str, str]] = (),
+        *,
+        length: str | None = None,
+        kind: str | None = None,
+    ) -> None:
+        self.send_response_only(status)
+        for name, value in headers:
+            self.send_header(name, value)
+        if status != 304 and status != 204:
+            self.send_header("Content-Length", length or str(len(content)))
+        self.end_headers()
+        if kind == "slow":
+            step = -(-len(content) // _PIECES) or 1
+            for start in range(0, len(content), step):
+                self._wait(self.server.proxy.slow_seconds / _PIECES)
+                self.wfile.write(content[start : start + step])
+                self.wfile.flush()
+            return
+        broken = kind in ("short", "cut")
+        self.wfile.write(content[: len(content) // 2] if broken else content)
+        self.wfile.flush()
+        if kind == "cut":
+            self._wait(0.05)  # or the reset would overtake what was sent
+            self._reset()
+        elif kind == "short":
+            self.close_connection = True
+
+    def _fail(self, status: int) -> None:
+        """An error as Azure words it."""
+        code = _CODES.get(status, "Injected")
+        text = f'<?xml version="1.0" encoding="utf-8"?><Error><Code>{code}</Code></Error>'
+        headers = [("Content-Type", "application/xml"), ("x-ms-error-code", code)]
+        if status == 503:
+            headers.append(("Retry-After", str(self.server.proxy.retry_after)))
+        self._answer(status, b"" if self.command == "HEAD" else text.encode(), headers)
+
+    def _reset(self) -> None:
+        """End the connection with RST."""
+        self.close_connection = True
+        with contextlib.suppress(OSError):
+            linger = struct.pack("ii", 1, 0)
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        # Without the orderly end that `shutdown_request` makes of it.
+        self.rfile.close()
+        self.connection.close()
+
+    def _wait(self, seconds: float | None) -> None:
+        """Until the client or the proxy ends, for at most `seconds`."""
+        steps = itertools.count() if seconds is None else range(max(1, round(seconds / 0.01)))
+        for _ in steps:
+            if self.server.proxy.stopping.is_set():
+                return
+            if select.select([self.connection], [], [], 0.01)[0]:
+                return

@@ -1,0 +1,143 @@
+"""Azurite: the Azure Blob service on this machine, with its well-known account."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from tests.services.needs import AZURITE
+from tests.services.process import Program, wait_for
+
+__all__ = ["ACCOUNT", "KEY", "Azurite"]
+
+ACCOUNT = "devstoreaccount1"
+KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+_SAVED = "__azurite_db_blob__.json"
+
+
+class Azurite:
+    """A running Azurite with its data in `folder`, on a free port of 127.0.0.1 or on `port`.
+
+    The account's key may be another than the well-known one, for tests that look for it.
+    """
+
+    def __init__(self, folder: Path, *, port: int = 0, key: str = KEY) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.account, self.key = ACCOUNT, key
+        self.port = port
+        self._folder = folder
+        self._numbers = itertools.count()
+        self._start()
+
+    @property
+    def host(self) -> str:
+        """Where it listens, `127.0.0.1:PORT`."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def endpoint(self) -> str:
+        """URL of the account."""
+        return f"http://{self.host}/{self.account}"
+
+    @property
+    def connection_string(self) -> str:
+        return self.connection_string_at(self.endpoint)
+
+    def connection_string_at(self, endpoint: str) -> str:
+        """The same account reached at another endpoint, such as a proxy's."""
+        return (
+            f"DefaultEndpointsProtocol=http;AccountName={self.account};"
+            f"AccountKey={self.key};BlobEndpoint={endpoint};"
+        )
+
+    def new_container(self) -> str:
+        """Make an empty container and give its name."""
+        name = f"container-{os.getpid()}-{next(self._numbers)}"
+        with self.client() as client:
+            client.create_container(name)
+        return name
+
+    def client(self) -> Any:
+        """An `azure.storage.blob.BlobServiceClient`; close it, or use `with`."""
+        from azure.storage.blob import BlobServiceClient
+
+        return BlobServiceClient.from_connection_string(self.connection_string)
+
+    def put(self, container: str, name: str, data: bytes) -> None:
+        """Store a blob."""
+        with self.client() as client:
+            client.get_blob_client(container, name).upload_blob(data, overwrite=True)
+
+    def get(self, container: str, name: str) -> bytes:
+        """A blob's bytes."""
+        with self.client() as client:
+            data: bytes = client.get_blob_client(container, name).download_blob().readall()
+        return data
+
+    def sas(self, container: str, permission: str = "racwdl", *, minutes: float = 60) -> str:
+        """A container's shared access signature; with negative `minutes` one that has expired."""
+        from azure.storage.blob import generate_container_sas
+
+        now = datetime.datetime.now(datetime.timezone.utc)
+        token: str = generate_container_sas(
+            self.account,
+            container,
+            account_key=self.key,
+            permission=permission,
+            start=now - datetime.timedelta(hours=2),
+            expiry=now + datetime.timedelta(minutes=minutes),
+        )
+        return token
+
+    def sas_url(self, container: str, permission: str = "racwdl") -> str:
+        """The container's URL with its signature."""
+        return f"{self.endpoint}/{container}?{self.sas(container, permission)}"
+
+    def save(self) -> None:
+        """Wait until all that was stored survives a kill: Azurite saves every five seconds."""
+        marker = self.new_container()
+        wait_for(lambda: marker in (self._folder / _SAVED).read_text("utf-8", "replace"))
+        with self.client() as client:
+            client.delete_container(marker)
+
+    def kill(self) -> None:
+        """Let it die at once; connections break and no new ones are taken. See `save`."""
+        self._program.kill()
+
+    def restart(self) -> None:
+        """Start it again after `kill`, on the same port with the same data."""
+        self._start()
+
+    def pause(self) -> None:
+        """Let it hang: connections are taken and nothing is answered."""
+        self._program.pause()
+
+    def go_on(self) -> None:
+        """End a `pause`."""
+        self._program.go_on()
+
+    def stop(self) -> None:
+        self._program.stop()
+
+    def _start(self) -> None:
+        command = [str(AZURITE), "--blobHost", "127.0.0.1", "--blobPort", str(self.port)]
+        command += ["--location", str(self._folder), "--silent"]
+        command += ["--skipApiVersionCheck", "--disableTelemetry"]
+        environment = {**os.environ, "AZURITE_ACCOUNTS": f"{self.account}:{self.key}"}
+        self._program = Program(command, self._folder / "azurite.log", environment)
+        try:
+            self._program.wait_until(lambda: self._listening() is not None)
+        except BaseException:
+            self._program.stop()
+            raise
+        self.port = self._listening() or self.port
+
+    def _listening(self) -> int | None:
+        """The port that it says it listens on."""
+        said = re.search(r"successfully listens on http://\S+:(\d+)\s", self._program.output)
+        return int(said[1]) if said else None

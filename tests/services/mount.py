@@ -1,0 +1,82 @@
+"""An `rclone mount` of an Azurite container: the way through FUSE that blobfuse takes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from tests.services.azurite import Azurite
+from tests.services.process import Program, wait_for
+
+__all__ = ["Mount"]
+
+
+class Mount:
+    """A container as the folder `path`; rclone's files lie beside it, in `folder`.
+
+    Read-only unless `writable`, which puts rclone's write cache under it: what is written is
+    uploaded a second after it is closed, and `close` does not wait for that. What the container
+    gets by other ways is seen after at most `dir_cache` seconds. `host` is a proxy before Azurite,
+    and `options` are more of `rclone mount`.
+    """
+
+    def __init__(
+        self,
+        azurite: Azurite,
+        container: str,
+        folder: Path,
+        *,
+        writable: bool = False,
+        dir_cache: float = 0.0,
+        host: str = "",
+        options: tuple[str, ...] = (),
+    ) -> None:
+        self.path = folder / "mount"
+        self.path.mkdir(parents=True)
+        self._folder = folder
+        command = ["rclone", "mount", f"azurite:{container}", str(self.path)]
+        command += ["--config", "", "--cache-dir", str(folder / "cache")]
+        command += ["--dir-cache-time", f"{dir_cache}s", "--vfs-read-chunk-size", "16M"]
+        command += ["--low-level-retries", "1", "--retries", "1"]
+        command += ["--vfs-cache-mode", "writes", "--vfs-write-back", "1s"] if writable else []
+        command += [] if writable else ["--read-only"]
+        url = azurite.sas_url(container).replace(azurite.host, host or azurite.host)
+        self._command = [*command, *options]
+        self._environment = {
+            **os.environ,
+            "RCLONE_CONFIG_AZURITE_TYPE": "azureblob",
+            "RCLONE_CONFIG_AZURITE_SAS_URL": url,
+        }
+        self._start()
+
+    def kill(self) -> None:
+        """Let the mount's process die: what is open there answers ENOTCONN from now on."""
+        self._program.kill()
+
+    def restart(self) -> None:
+        """Mount it again, after `close`."""
+        self._start()
+
+    def close(self) -> None:
+        """Unmount it; lazily where a file is still open."""
+        if self._mounted() and not self._unmount():
+            self._unmount("-z")
+        wait_for(lambda: not self._mounted())
+        self._program.stop()
+
+    def _start(self) -> None:
+        self._program = Program(self._command, self._folder / "rclone.log", self._environment)
+        try:
+            self._program.wait_until(self.path.is_mount)
+        except BaseException:
+            self.close()
+            raise
+
+    def _mounted(self) -> bool:
+        # Not by looking at the folder, which fails when the process behind it is gone.
+        return f" {self.path} " in Path("/proc/self/mountinfo").read_text()
+
+    def _unmount(self, *how: str) -> bool:
+        command = ["fusermount3", "-u", *how, str(self.path)]
+        return subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode == 0

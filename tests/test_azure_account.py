@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import pickle
+import sys
+from typing import Any
+
+import pytest
+
+from seqrecord.errors import LocationError
+from seqrecord.storage import parse_location
+from seqrecord.storage.azure.account import AzureAccount
+
+SECRET = "MARKED-S3CRET"
+HTTPS = "https://acme.blob.core.windows.net/box/path/to"
+TRIO = {"tenant_id": "t", "client_id": "c", "client_secret": SECRET}
+
+
+def resolve(
+    url: str, options: dict[str, Any] | None = None, environ: dict[str, str] | None = None
+) -> AzureAccount:
+    return AzureAccount.resolve(parse_location(url), options or {}, environ or {})
+
+
+@pytest.mark.parametrize("url", [HTTPS, "abfs://box@acme.dfs.core.windows.net/path/to/"])
+def test_a_url_that_names_its_host(url: str) -> None:
+    account = resolve(url)
+    assert account == AzureAccount("acme", "https://acme.blob.core.windows.net", "box", "path/to")
+    assert account.credential_kind == "default chain"
+    assert account.full("records/a") == "path/to/records/a"
+
+
+def test_a_whole_container() -> None:
+    account = resolve("https://acme.blob.core.windows.net/box")
+    assert (account.container, account.root) == ("box", "")
+    assert account.full("manifest.json") == "manifest.json"
+
+
+@pytest.mark.parametrize(
+    ("options", "environ"),
+    [
+        ({"account_name": "acme"}, {}),
+        ({"account": "acme"}, {}),
+        ({}, {"AZURE_STORAGE_ACCOUNT_NAME": "acme"}),
+        ({}, {"AZURE_STORAGE_ACCOUNT": "acme"}),
+        ({"account_name": "acme"}, {"AZURE_STORAGE_ACCOUNT_NAME": "other"}),
+        ({"connection_string": f"AccountName=acme;AccountKey={SECRET}"}, {}),
+        ({}, {"AZURE_STORAGE_CONNECTION_STRING": f"AccountName=acme;AccountKey={SECRET}=="}),
+    ],
+)
+def test_where_the_account_of_an_az_url_comes_from(
+    options: dict[str, Any], environ: dict[str, str]
+) -> None:
+    account = resolve("az://box/path", options, environ)
+    assert (account.account, account.container, account.root) == ("acme", "box", "path")
+    assert account.endpoint == "https://acme.blob.core.windows.net"
+
+
+def test_without_an_account_the_error_shows_every_way_to_name_it() -> None:
+    with pytest.raises(LocationError, match="which account") as caught:
+        resolve("az://box/path")
+    for way in (
+        "https://ACCOUNT.blob",
+        "account_name",
+        "AZURE_STORAGE_ACCOUNT_NAME",
+        "blobfile+az",
+    ):
+        assert way in str(caught.value)
+
+
+def test_blobfiles_order_without_its_name_is_unclear() -> None:
+    with pytest.raises(LocationError, match="account or the container"):
+        resolve("az://acme/box/path", {"account_name": "acme"})
+    assert resolve("https://acme.blob.core.windows.net/acme/path").container == "acme"
+
+
+def test_url_and_options_of_two_accounts() -> None:
+    with pytest.raises(LocationError, match="of one account"):
+        resolve(HTTPS, {"account_name": "other"})
+    with pytest.raises(LocationError, match="of one account"):
+        resolve(HTTPS, {"connection_string": f"AccountName=other;AccountKey={SECRET}"})
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "environ", "kind"),
+    [
+        (f"{HTTPS}?sig={SECRET}", {}, {}, "SAS"),
+        (HTTPS, {"sas_token": f"?sig={SECRET}"}, {}, "SAS"),
+        (HTTPS, {"account_key": SECRET}, {}, "account key"),
+        (HTTPS, TRIO, {}, "client secret"),
+        (HTTPS, {"anonymous": True}, {}, "anonymous"),
+        (HTTPS, {"anon": "true"}, {}, "anonymous"),
+        (HTTPS, {}, {"AZURE_STORAGE_ACCOUNT_KEY": SECRET}, "account key"),
+        (HTTPS, {}, {"AZURE_STORAGE_KEY": SECRET}, "account key"),
+        (HTTPS, {}, {"AZURE_STORAGE_SAS_TOKEN": SECRET}, "SAS"),
+        (
+            HTTPS,
+            {},
+            {f"AZURE_{name.upper()}": value for name, value in TRIO.items()},
+            "client secret",
+        ),
+        (HTTPS, {"account_key": SECRET}, {"AZURE_STORAGE_SAS_TOKEN": "other"}, "account key"),
+        (f"{HTTPS}?sig={SECRET}", {}, {"AZURE_STORAGE_ACCOUNT_KEY": "other"}, "SAS"),
+        # Several tools may have left theirs.
+        (HTTPS, {}, {"AZURE_STORAGE_KEY": SECRET, "AZURE_STORAGE_SAS_TOKEN": "x"}, "account key"),
+        (HTTPS, {}, {"AZURE_CLIENT_SECRET": SECRET}, "default chain"),
+        # Of another account.
+        (
+            HTTPS,
+            {},
+            {"AZURE_STORAGE_ACCOUNT_NAME": "other", "AZURE_STORAGE_ACCOUNT_KEY": SECRET},
+            "default chain",
+        ),
+        (
+            HTTPS,
+            {},
+            {"AZURE_STORAGE_CONNECTION_STRING": f"AccountName=other;AccountKey={SECRET}"},
+            "default chain",
+        ),
+    ],
+)
+def test_the_credential(
+    url: str, options: dict[str, Any], environ: dict[str, str], kind: str
+) -> None:
+    account = resolve(url, options, environ)
+    assert account.credential_kind == kind
+    held = [account.account_key, account.sas_token, account.client_secret]
+    assert sum(value is not None for value in held) == (kind not in ("anonymous", "default chain"))
+    assert all(value in (None, SECRET, f"sig={SECRET}") for value in held)
+    assert SECRET not in repr(account) + str(account)
+    assert pickle.loads(pickle.dumps(account)) == account
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"account_key": SECRET, "sas_token": f"sig={SECRET}"}, "more than one kind"),
+        ({"client_secret": SECRET}, "tenant_id and client_id"),
+        ({"account_keys": SECRET}, "unknown storage option.*account_key"),
+        ({"account_key": b"x"}, "not text"),
+        ({"endpoint": f"https://host/?sig={SECRET}"}, "endpoint"),
+        ({"endpoint": f"https://me:{SECRET}@host/"}, "endpoint"),
+        ({"endpoint": f"ftp://{SECRET}"}, "endpoint"),
+        ({"connection_string": f"AccountKey={SECRET}"}, "without an account"),
+        ({"connection_string": f"BlobEndpoint=https://x?{SECRET};AccountKey=y"}, "endpoint"),
+    ],
+)
+def test_options_that_will_not_do(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(LocationError, match=says) as caught:
+        resolve(HTTPS, options)
+    assert SECRET not in str(caught.value)
+    assert caught.value.__context__ is None
+
+
+def test_connection_strings() -> None:
+    development = resolve("az://box/path", {"connection_string": "UseDevelopmentStorage=true"})
+    assert development.endpoint == "http://127.0.0.1:10000/devstoreaccount1"
+    assert development.credential_kind == "account key"
+    signed = resolve(
+        "az://box/path",
+        {
+            "connection_string": "BlobEndpoint=https://acme.blob.core.windows.net/;"
+            f"SharedAccessSignature=?sv=1&sig={SECRET}%3D"
+        },
+    )
+    assert signed.account == "acme"
+    assert signed.sas_token == f"sv=1&sig={SECRET}%3D"
+    assert signed.endpoint == "https://acme.blob.core.windows.net"
+    china = resolve(
+        "az://box/path",
+        {"connection_string": "AccountName=a;AccountKey=k;EndpointSuffix=core.chinacloudapi.cn"},
+    )
+    assert china.endpoint == "https://a.blob.core.chinacloudapi.cn"
+
+
+def test_an_endpoint_of_the_options_comes_first() -> None:
+    for environ in ({}, {"AZURE_STORAGE_ENDPOINT": "http://elsewhere:1/acme"}):
+        account = resolve(HTTPS, {"endpoint": "http://127.0.0.1:1/acme/"}, environ)
+        assert account.endpoint == "http://127.0.0.1:1/acme"
+        assert resolve(HTTPS, {}, environ).endpoint == "https://acme.blob.core.windows.net"
+    assert (
+        resolve("az://b/p", {"account_name": "acme"}, {"AZURE_STORAGE_ENDPOINT": "http://h:1/acme"})
+    ).endpoint == "http://h:1/acme"
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("azure.identity", "azure.storage.blob"):
+        monkeypatch.setitem(sys.modules, module, None)
+    for make in (resolve(HTTPS).token_credential, resolve(HTTPS).container_client):
+        with pytest.raises(LocationError, match=r"pip install 'seqrecord\[azure\]'"):
+            make()

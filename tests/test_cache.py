@@ -1,0 +1,814 @@
+"""The cache: right bytes whatever happens to it, never above its limit, least recently used out."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import multiprocessing
+import os
+import pickle
+import random
+import resource
+import shutil
+import signal
+import sqlite3
+import stat
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NoReturn
+
+import fsspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import seqrecord
+from seqrecord.errors import ChecksumError, LocationError, StorageError
+from seqrecord.ranges import ByteRange
+from seqrecord.storage import CountingStorage, FaultyStorage, LocalStorage, Storage, open_storage
+from seqrecord.storage.cache import CachedStorage
+from seqrecord.storage.cache import store as store_module
+from seqrecord.storage.cache.entry import (
+    PIECE_BYTES,
+    CacheKey,
+    DamagedError,
+    read_entry,
+    size_on_disk,
+    write_entry,
+)
+from seqrecord.storage.cache.folder import CacheFolder
+from seqrecord.storage.cache.index import CacheIndex
+from seqrecord.storage.cache.store import CacheStore
+from seqrecord.storage.wrappers import FailAt, StorageWrapper
+from tests.datasets import write_small
+from tests.storage_contract import PATH, StorageContract, get, put
+
+# Forking with threads is what some of these tests are about.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+
+FORK = multiprocessing.get_context("fork")
+LIMIT = 2 << 20
+DATA = np.random.default_rng(1).bytes(4 << 20)
+
+
+def on_disk(folder: Path) -> int:
+    """Bytes that a folder takes, itself not counted."""
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.stat(follow_symlinks=False).st_blocks * 512
+        except FileNotFoundError:  # gone meanwhile
+            continue
+    return total
+
+
+class Cached:
+    """A cached storage over a counting one over a folder that holds `DATA` at `PATH`."""
+
+    def __init__(self, root: Path, limit: int = LIMIT) -> None:
+        self.cache = root / "cache"
+        local = LocalStorage(root / "remote")
+        if not (root / "remote" / PATH).exists():
+            put(local, PATH, DATA)
+        self.remote = CountingStorage(local)
+        self.storage = CachedStorage(self.remote, self.cache, limit)
+
+    def check(self, start: int, stop: int) -> int:
+        """Read a range and compare it; bytes read from the remote storage for it."""
+        before = self.remote.bytes_read
+        assert get(self.storage, PATH, start, stop) == DATA[start:stop]
+        return self.remote.bytes_read - before
+
+    def count(self, name: str) -> int:
+        return self.storage.counters()[f"cache_{name}"]
+
+
+@pytest.fixture
+def cached(tmp_path: Path) -> Iterator[Cached]:
+    cached = Cached(tmp_path)
+    yield cached
+    cached.storage.close()
+
+
+class TestCachedMemoryStorage(StorageContract):
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> Iterator[Storage]:
+        storage = CachedStorage(open_storage("memory://bucket/dataset"), tmp_path / "c", LIMIT)
+        yield storage
+        assert storage.counters()["cache_failures"] == 0
+        storage.close()
+        fs = fsspec.filesystem("memory")
+        fs.store.clear()
+        fs.pseudo_dirs[:] = [""]
+
+
+class TestCachedCountingStorage(StorageContract):
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> Iterator[Storage]:
+        storage = CachedStorage(
+            CountingStorage(LocalStorage(tmp_path / "d")), tmp_path / "c", "1MiB"
+        )
+        yield storage
+        storage.close()
+
+
+# What is served
+
+
+def test_what_was_read_is_not_read_again(cached: Cached) -> None:
+    assert cached.check(100, 5000) == 4900
+    assert cached.check(100, 5000) == 0
+    assert cached.check(2000, 3000) == 0, "a part of it"
+    assert cached.check(0, 6000) == 100 + 1000, "what is missing around it"
+    assert cached.check(0, 6000) == 0
+    assert cached.storage.counters() == {
+        "cache_hits": 3,
+        "cache_misses": 2,
+        "cache_bytes": 4900 + 1000 + 4900 + 6000,
+        "cache_evictions": 0,
+        "cache_damaged": 0,
+        "cache_failures": 0,
+    }
+
+
+def test_many_ranges_are_one_read(cached: Cached) -> None:
+    cached.check(1000, 2000)
+    cached.remote.reset()
+    ranges = [ByteRange(*pair) for pair in [(1500, 2500), (0, 0), (1000, 2000), (500, 1200)]]
+    out = [np.full(item.length, 7, np.uint8) for item in ranges]
+    cached.storage.read_ranges(PATH, ranges, [array.data for array in out])
+    for item, array in zip(ranges, out, strict=True):
+        assert array.tobytes() == DATA[item.start : item.stop]
+    assert cached.remote.ranges == {PATH: [ByteRange(2000, 2500), ByteRange(500, 1000)]}
+    assert cached.check(500, 2500) == 0
+
+
+def test_a_range_asked_for_twice_is_kept_once(cached: Cached) -> None:
+    ranges = [ByteRange(*pair) for pair in [(0, 600_000), (0, 600_000), (100, 300), (500, 610_000)]]
+    out = [np.zeros(item.length, np.uint8) for item in ranges]
+    cached.storage.read_ranges(PATH, ranges, [array.data for array in out])
+    assert cached.count("failures") == 0
+    assert cached.check(0, 610_000) == 0
+    cached.storage.close()
+    _check_sound(cached.cache.parent)
+
+
+def test_ranges_of_many_pieces_and_entries(tmp_path: Path) -> None:
+    cached = Cached(tmp_path, limit=64 << 20)  # entries of up to 8 MiB, pieces of 256 KiB
+    cached.check(1, 3 * PIECE_BYTES + 5)
+    edges = [1, 2, PIECE_BYTES, PIECE_BYTES + 1, PIECE_BYTES + 2, 2 * PIECE_BYTES + 1]
+    edges += [3 * PIECE_BYTES + 1, 3 * PIECE_BYTES + 4, 3 * PIECE_BYTES + 5]
+    for start in edges:
+        for stop in edges:
+            if start < stop:
+                assert cached.check(start, stop) == 0
+    cached.storage.close()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, len(DATA) - 1), st.integers(1, 600_000)), max_size=12),
+    st.sampled_from([1 << 20, 3 << 20]),
+)
+def test_random_reads_are_right_and_within_the_limit(
+    reads: list[tuple[int, int]], limit: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        cached = Cached(Path(folder), limit)
+        for start, length in reads:
+            cached.check(start, min(start + length, len(DATA)))
+            assert on_disk(cached.cache) <= limit
+        cached.storage.close()
+
+
+def test_a_manifest_that_changes_is_seen_at_once(cached: Cached) -> None:
+    for text in (b"old", b"new", b"newer"):
+        put(cached.remote.inner, "manifest.json", text, replace=True)
+        for _ in range(2):
+            assert get(cached.storage, "manifest.json") == text
+    assert cached.count("hits") == cached.count("misses") == 0
+
+
+def test_two_storages_do_not_mix_their_files(tmp_path: Path) -> None:
+    both = [LocalStorage(tmp_path / name) for name in ("a", "b")]
+    for number, local in enumerate(both):
+        put(local, PATH, b"%d" % number * 100)
+    for _ in range(2):
+        for number, local in enumerate(both):
+            storage = CachedStorage(local, tmp_path / "cache", LIMIT)
+            assert get(storage, PATH) == b"%d" % number * 100
+            storage.close()
+
+
+def test_a_failing_remote_keeps_nothing(tmp_path: Path) -> None:
+    local = LocalStorage(tmp_path / "remote")
+    put(local, PATH, DATA)
+    storage = CachedStorage(
+        FaultyStorage(local, FailAt("read", 0, error="short")), tmp_path / "cache", LIMIT
+    )
+    with pytest.raises(StorageError, match="ended early"):
+        get(storage, PATH, 0, 1000)
+    assert get(storage, PATH, 0, 1000) == DATA[:1000]
+    assert storage.counters()["cache_hits"] == 0
+    storage.close()
+
+
+def _epoch(location: Any) -> list[tuple[str, int, bytes]]:
+    pipe = seqrecord.SeqRecordPipe(location, clip_len=3, seed=3, features=["image_left", "pose"])
+    return [(c["episode"], c["start"], c["image_left"].numpy().tobytes()) for c in pipe]
+
+
+class _DamagesOnce(StorageWrapper):
+    """Flips a bit of the first record file's bytes that are read."""
+
+    done = False
+
+    def read_ranges(
+        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
+    ) -> None:
+        super().read_ranges(path, ranges, buffers)
+        if path.endswith(".seqrec") and not self.done:
+            self.done = True
+            buffers[0].cast("B")[5] ^= 1
+
+
+@pytest.mark.parametrize("straight", [False, True])
+def test_bytes_damaged_on_their_way_do_not_stay(straight: bool, tmp_path: Path) -> None:
+    """The cache has kept them as they came; the page's own checksum tells."""
+    write_small(tmp_path / "remote", codecs="raw")
+
+    def read(storage: Storage) -> bytes:
+        with seqrecord.open(storage, features=["image_left"]) as dataset:
+            reader = dataset.chunk_reader()
+            pages = reader.pages(reader.chunk(0, 0))
+            out = bytearray(pages[0].stop - pages[0].start)
+            parts = [memoryview(out)[:1000], memoryview(out)[1000:]]
+            data = reader.read(pages, into={"image_left": parts} if straight else None)
+            return bytes(out) if straight else bytes(data[0])
+
+    right = read(LocalStorage(tmp_path / "remote"))
+    with pytest.raises(ChecksumError):
+        read(_DamagesOnce(LocalStorage(tmp_path / "remote")))
+    remote = CountingStorage(_DamagesOnce(LocalStorage(tmp_path / "remote")))
+    storage = CachedStorage(remote, tmp_path / "cache", "16MiB")
+    assert read(storage) == right, "read anew at once"
+    assert storage.counters()["cache_damaged"] == 1
+    remote.reset()
+    assert read(storage) == right
+    assert set(remote.ranges) == {"manifest.json"}
+    storage.close()
+
+
+def test_the_second_epoch_reads_nothing_remote(tmp_path: Path) -> None:
+    write_small(tmp_path / "remote")
+    right = _epoch(tmp_path / "remote")
+    for epoch in range(2):
+        remote = CountingStorage(LocalStorage(tmp_path / "remote"))
+        storage = CachedStorage(remote, tmp_path / "cache", "16MiB")
+        with seqrecord.open(storage) as dataset:
+            assert _epoch(dataset) == right
+        assert set(remote.ranges) == {"manifest.json"} or epoch == 0
+        assert (remote.bytes_read > 20_000) == (epoch == 0)
+
+
+# The limit, and who goes
+
+
+def _held(storage: CachedStorage) -> set[int]:
+    """Numbers of the blocks of 100,000 bytes that are held."""
+    names = storage._store.ask(lambda index: index.of_storage(storage.url))
+    return {entry.start // 100_000 for entry in names}
+
+
+def _blocks(cached: Cached, order: list[int]) -> None:
+    for block in order:
+        cached.check(block * 100_000, block * 100_000 + 90_000)
+
+
+def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
+    cached = Cached(tmp_path)
+    rng = random.Random(5)
+    recent: list[int] = []
+    held: set[int] = set()
+    for step in range(300):
+        block = rng.randrange(40)
+        was_held = block in _held(cached.storage)
+        read = cached.check(block * 100_000, block * 100_000 + 90_000)
+        assert (read == 0) == was_held
+        recent = [block, *(other for other in recent if other != block)]
+        held = _held(cached.storage)
+        assert held == set(recent[: len(held)]), f"step {step}"
+        assert on_disk(cached.cache) <= LIMIT
+    assert len(held) >= 15, "most of the limit is used"
+    assert cached.count("evictions") > 100
+    cached.storage.close()
+
+
+def test_uses_are_remembered_over_processes(tmp_path: Path) -> None:
+    cached = Cached(tmp_path)
+    _blocks(cached, list(range(10)))
+    _blocks(cached, [0, 1])
+    cached.storage.close()
+    again = Cached(tmp_path)
+    _blocks(again, list(range(10, 25)))
+    assert {0, 1} <= _held(again.storage)
+    assert not {2, 3} & _held(again.storage)
+    again.storage.close()
+
+
+def test_a_smaller_limit_holds_at_once(tmp_path: Path) -> None:
+    cached = Cached(tmp_path, limit=4 << 20)
+    _blocks(cached, list(range(30)))
+    cached.storage.close()
+    assert on_disk(cached.cache) > LIMIT
+    smaller = Cached(tmp_path, limit=LIMIT)
+    assert smaller.check(29 * 100_000, 29 * 100_000 + 10) == 0
+    assert on_disk(cached.cache) <= LIMIT
+    smaller.storage.close()
+
+
+def test_a_range_larger_than_the_cache(tmp_path: Path) -> None:
+    cached = Cached(tmp_path, limit=1 << 20)
+    for _ in range(2):
+        cached.check(0, len(DATA))
+        assert on_disk(cached.cache) <= 1 << 20
+    assert cached.count("bytes") > 500_000, "what fits is kept"
+    cached.storage.close()
+
+
+def _hammer(root: Path, seed: int) -> None:
+    cached = Cached(root)
+    rng = random.Random(seed)
+
+    def read(_: int) -> None:
+        start = rng.randrange(len(DATA) - 200_000)
+        cached.check(start, start + rng.randrange(1, 200_000))
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(read, range(60)))
+    assert cached.count("failures") == 0
+    cached.storage.close()
+
+
+def test_many_processes_and_threads_stay_within_the_limit(tmp_path: Path) -> None:
+    Cached(tmp_path).storage.close()
+    workers = [FORK.Process(target=_hammer, args=(tmp_path, seed)) for seed in range(3)]
+    for worker in workers:
+        worker.start()
+    most = 0
+    while any(worker.is_alive() for worker in workers):
+        most = max(most, on_disk(tmp_path / "cache"))
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+    assert LIMIT / 2 < most <= LIMIT
+    _check_sound(tmp_path)
+
+
+def _check_sound(root: Path) -> None:
+    """Index and files agree, nothing overlaps, nothing is half written, and reads are right."""
+    cached = Cached(root)
+    folder = root / "cache" / "entries"
+    cached.check(0, 10)
+    entries = cached.storage._store.ask(lambda index: index.of_storage(cached.storage.url))
+    assert {path.name for path in folder.iterdir()} == {entry.name for entry in entries}
+    assert cached.storage._store.ask(lambda index: index.being_written()) == []
+    total = cached.storage._store.ask(lambda index: index.held_bytes(ready=True))
+    assert total == sum(entry.size for entry in entries)
+    for entry in entries:
+        path = folder / entry.name
+        assert entry.size == size_on_disk(entry.stop - entry.start) >= path.stat().st_blocks * 512
+    places = sorted((entry.start, entry.stop) for entry in entries)
+    assert all(stop <= start for (_, stop), (start, _) in pairwise(places))
+    cached.check(0, len(DATA))
+    cached.storage.close()
+
+
+def test_two_processes_share_what_they_read(tmp_path: Path) -> None:
+    cached = Cached(tmp_path)
+    cached.check(0, 1000)
+
+    def work() -> None:
+        assert cached.check(0, 1000) == 0, "a fork of a process that has it open"
+        cached.check(1000, 50_000)
+        os._exit(0)  # as after an abrupt end
+
+    worker = FORK.Process(target=work)
+    worker.start()
+    worker.join()
+    assert worker.exitcode == 0
+    assert cached.check(0, 50_000) == 0
+    cached.storage.close()
+
+
+def test_forks_while_threads_read(tmp_path: Path) -> None:
+    cached = Cached(tmp_path)
+    stop = threading.Event()
+
+    def read() -> None:
+        rng = random.Random(0)
+        while not stop.is_set():
+            start = rng.randrange(len(DATA) - 1000)
+            assert get(cached.storage, PATH, start, start + 1000) == DATA[start : start + 1000]
+
+    with ThreadPoolExecutor(2) as pool:
+        readers = [pool.submit(read) for _ in range(2)]
+        for _ in range(10):
+            worker = FORK.Process(target=cached.check, args=(0, 5000))
+            worker.start()
+            worker.join()
+            assert worker.exitcode == 0
+        stop.set()
+        for reader in readers:
+            reader.result()
+    cached.storage.close()
+    _check_sound(tmp_path)
+
+
+def test_two_caches_of_one_folder_in_one_process(tmp_path: Path) -> None:
+    first, second = Cached(tmp_path), Cached(tmp_path)
+    first.check(0, 1000)
+    assert second.check(0, 1000) == 0
+    del second  # collected, with uses to note, while the other one works
+    assert first.check(0, 1000) == 0
+    first.storage.close()
+
+
+# Damage
+
+
+def _entry_file(cached: Cached) -> Path:
+    (path,) = (cached.cache / "entries").iterdir()
+    return path
+
+
+def _flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x10
+    path.write_bytes(data)
+
+
+def _truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: _flip(path, 0),
+        lambda path: _flip(path, 10),
+        lambda path: _flip(path, 45),
+        lambda path: _flip(path, 60),
+        lambda path: _flip(path, 70),
+        lambda path: _flip(path, -1),
+        _truncate,
+        lambda path: path.write_bytes(b""),
+    ],
+    ids=["magic", "digest", "range", "checksum", "first", "last", "cut", "empty"],
+)
+def test_a_damaged_entry_is_fetched_again(
+    cached: Cached, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    cached.check(0, 5000)
+    damage(_entry_file(cached))
+    with caplog.at_level(logging.WARNING, "seqrecord"):
+        assert cached.check(0, 5000) == 5000
+    assert cached.count("damaged") == 1
+    assert "damaged" in caplog.text
+    assert cached.check(0, 5000) == 0
+    assert cached.count("damaged") == 1
+    cached.storage.close()
+
+
+def test_any_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    key, item = CacheKey("memory://x", PATH), ByteRange(7, 1007)
+    path = tmp_path / "entry"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    write_entry(fd, key, item, [memoryview(DATA)[7:300], memoryview(DATA)[300:1007]])
+    for at in range(path.stat().st_size):
+        byte = os.pread(fd, 1, at)
+        os.pwrite(fd, bytes([byte[0] ^ 1 << at % 8]), at)
+        with pytest.raises(DamagedError):
+            read_entry(fd, key, item, item, memoryview(bytearray(1000)))
+        os.pwrite(fd, byte, at)
+    out = bytearray(1000)
+    read_entry(fd, key, item, item, memoryview(out))
+    assert bytes(out) == DATA[7:1007]
+    os.close(fd)
+
+
+def test_an_entry_in_the_place_of_another(cached: Cached) -> None:
+    cached.check(0, 5000)
+    first = _entry_file(cached)
+    kept = first.read_bytes()
+    cached.check(5000, 10_000)
+    (second,) = set((cached.cache / "entries").iterdir()) - {first}
+    first.write_bytes(second.read_bytes())
+    second.unlink()
+    second.symlink_to(tmp := cached.cache / "elsewhere")
+    tmp.write_bytes(kept)
+    assert cached.check(0, 5000) == 5000
+    assert cached.count("damaged") == 1
+
+
+def test_an_entry_that_is_gone_is_fetched_again(cached: Cached) -> None:
+    cached.check(0, 5000)
+    _entry_file(cached).unlink()
+    assert cached.check(0, 5000) == 5000
+    cached.storage.close()
+    _check_sound(cached.cache.parent)
+
+
+@pytest.mark.parametrize("at", [0, 100, 5000])
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_damaged_index_costs_the_cache_and_nothing_else(
+    cached: Cached, at: int, is_open: bool
+) -> None:
+    cached.check(0, 500_000)
+    if not is_open:
+        cached.storage.close()
+    path = cached.cache / "index.sqlite"
+    data = bytearray(path.read_bytes())
+    data[at : at + 3000] = DATA[: len(data[at : at + 3000])]
+    with path.open("r+b") as file:
+        file.write(data)
+    cached.storage._paused_until = 0.0
+    for _ in range(4):
+        cached.check(0, 500_000)
+        cached.storage._paused_until = 0.0
+    assert cached.check(0, 500_000) == 0
+    assert on_disk(cached.cache) <= LIMIT
+    cached.storage.close()
+    _check_sound(cached.cache.parent)
+
+
+def test_an_index_of_another_version(cached: Cached) -> None:
+    cached.check(0, 5000)
+    cached.storage.close()
+    db = sqlite3.connect(cached.cache / "index.sqlite")
+    db.execute("PRAGMA user_version = 9")
+    db.close()
+    assert cached.check(0, 5000) == 5000
+    assert cached.check(0, 5000) == 0
+
+
+def test_a_cache_removed_while_it_is_used(cached: Cached) -> None:
+    cached.check(0, 5000)
+    shutil.rmtree(cached.cache)
+    assert cached.check(0, 5000) == 5000
+    assert cached.check(0, 5000) == 0
+
+
+# Kills
+
+
+def _die(*_: Any, **__: Any) -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def _write_half(fd: int, key: CacheKey, item: ByteRange, data: list[memoryview]) -> None:
+    os.pwrite(fd, data[0][: item.length // 2], 100)
+    _die()
+
+
+def _write_whole(fd: int, key: CacheKey, item: ByteRange, data: list[memoryview]) -> None:
+    write_entry(fd, key, item, data)
+    _die()
+
+
+def _unlink(self: CacheFolder, name: str) -> None:
+    (self.path / "entries" / name).unlink()
+    _die()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "replacement"),
+    [
+        (CacheIndex, "add", _die),
+        (store_module, "write_entry", _die),
+        (store_module, "write_entry", _write_half),
+        (store_module, "write_entry", _write_whole),
+        (CacheIndex, "finish", _die),
+        (CacheFolder, "unlink", _unlink),
+        (CacheIndex, "remove", _die),
+    ],
+    ids=["added", "empty", "half", "whole", "finishing", "evicting", "evicted"],
+)
+def test_a_kill_leaves_nothing_wrong(
+    owner: Any, name: str, replacement: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached = Cached(tmp_path)
+    _blocks(cached, list(range(20)))
+    cached.storage.close()
+
+    def work() -> None:
+        cached.check(0, 10)  # opened before it goes wrong
+        monkeypatch.setattr(owner, name, replacement)
+        _blocks(cached, [30, 31, 32, 33])
+
+    worker = FORK.Process(target=work)
+    worker.start()
+    worker.join()
+    assert worker.exitcode == -signal.SIGKILL
+    assert on_disk(cached.cache) <= LIMIT
+    survivor = Cached(tmp_path)
+    _blocks(survivor, [33, 30, 32, 31])
+    assert survivor.count("damaged") == survivor.count("failures") == 0
+    survivor.storage.close()
+    _check_sound(tmp_path)
+
+
+def test_the_space_of_a_killed_writer_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while another process has the cache open all the time."""
+    cached = Cached(tmp_path)
+    is_open = FORK.Event()
+
+    def work() -> None:
+        assert is_open.wait(60)
+        monkeypatch.setattr(store_module, "write_entry", _write_half)
+        cached.check(1_000_000, 3_000_000)
+
+    worker = FORK.Process(target=work)
+    worker.start()
+    cached.check(0, 10)
+    is_open.set()
+    worker.join()
+    assert worker.exitcode == -signal.SIGKILL
+    taken = cached.storage._store.ask(lambda index: index.held_bytes(ready=False))
+    assert taken > LIMIT / 2
+    _blocks(cached, list(range(20)))
+    assert cached.storage._store.ask(lambda index: index.held_bytes(ready=False)) == 0
+    assert len(_held(cached.storage)) >= 15
+    cached.storage.close()
+
+
+def test_a_writer_that_lives_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cached, other = Cached(tmp_path), Cached(tmp_path)
+    writing, go_on = threading.Event(), threading.Event()
+
+    def slow(fd: int, key: CacheKey, item: ByteRange, data: list[memoryview]) -> None:
+        writing.set()
+        assert go_on.wait(60)
+        write_entry(fd, key, item, data)
+
+    with ThreadPoolExecutor(1) as pool, monkeypatch.context() as patch:
+        patch.setattr(store_module, "write_entry", slow)
+        slow_read = pool.submit(cached.check, 3_900_000, 4_000_000)
+        assert writing.wait(60)
+        patch.undo()
+        third = Cached(tmp_path)  # looks for what a kill may have left
+        assert third.check(3_900_000, 4_000_000) == 100_000, "not there yet"
+        _blocks(other, list(range(30)))
+        go_on.set()
+        slow_read.result()
+    assert cached.check(3_900_000, 4_000_000) == 0
+    for one in (cached, other, third):
+        one.storage.close()
+    _check_sound(tmp_path)
+
+
+def test_what_was_cleared_while_it_was_written_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached = Cached(tmp_path)
+
+    def cleared(fd: int, key: CacheKey, item: ByteRange, data: list[memoryview]) -> None:
+        CacheStore(tmp_path / "cache", LIMIT).clear()
+        write_entry(fd, key, item, data)
+
+    monkeypatch.setattr(store_module, "write_entry", cleared)
+    cached.check(0, 1000)
+    monkeypatch.undo()
+    assert cached.count("failures") == 0
+    assert list((tmp_path / "cache" / "entries").iterdir()) == []
+    assert cached.check(0, 1000) == 1000
+    cached.storage.close()
+    _check_sound(tmp_path)
+
+
+# A disk that fails
+
+
+def test_a_full_disk_is_passed_by(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def work() -> None:
+        cached = Cached(tmp_path)
+        cached.check(0, 10_000)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+        assert cached.check(100_000, 300_000) == 200_000
+        assert cached.count("failures") == 1
+        assert cached.check(0, 10_000) == 10_000, "it rests a while"
+        cached.storage._paused_until = 0.0
+        assert cached.check(0, 10_000) == 0
+        assert cached.count("failures") == 1
+        cached.storage.close()
+
+    worker = FORK.Process(target=work)
+    worker.start()
+    worker.join()
+    assert worker.exitcode == 0
+    _check_sound(tmp_path)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
+@pytest.mark.parametrize("name", ["open", "pwrite", "preadv"])
+def test_any_failure_of_the_disk_is_passed_by(
+    name: str,
+    number: int,
+    cached: Cached,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cached.check(0, 1000)
+    inside, works = str(cached.cache), getattr(os, name)
+
+    def fails(target: Any, *args: Any, **options: Any) -> Any:
+        path = target if name == "open" else Path(f"/proc/self/fd/{target}").readlink()
+        if str(path).startswith(inside):
+            raise OSError(number, os.strerror(number))
+        return works(target, *args, **options)
+
+    monkeypatch.setattr(os, name, fails)
+    with caplog.at_level(logging.WARNING, "seqrecord"):
+        for _ in range(2):
+            cached.check(0, 1000)
+            cached.check(2000, 3000)
+            cached.storage._paused_until = 0.0
+    monkeypatch.undo()
+    assert cached.count("failures") >= 2
+    assert caplog.text.count("passed by") == 1, "said once"
+    cached.check(2000, 3000)
+    assert cached.check(2000, 3000) == 0
+    cached.storage.close()
+    _check_sound(cached.cache.parent)
+
+
+def test_a_folder_that_cannot_be_made_is_passed_by(cached: Cached) -> None:
+    cached.cache.parent.joinpath("file").write_text("x")
+    storage = CachedStorage(cached.remote, cached.cache, LIMIT)
+    storage._store = CacheStore(cached.cache.parent / "file" / "cache", LIMIT)
+    assert get(storage, PATH, 0, 100) == DATA[:100]
+    assert storage.counters()["cache_failures"] == 1
+
+
+# Settings
+
+
+def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
+    local = LocalStorage(tmp_path / "remote")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.tex").write_text("x")
+    with pytest.raises(LocationError, match=r"thesis\.tex"):
+        CachedStorage(local, tmp_path / "home", LIMIT)
+    with pytest.raises(LocationError, match="a file"):
+        CachedStorage(local, tmp_path / "home" / "thesis.tex", LIMIT)
+    (tmp_path / "disk" / "lost+found").mkdir(parents=True)
+    CachedStorage(local, tmp_path / "disk", LIMIT)
+
+
+@pytest.mark.parametrize("limit", [0, "1KiB", (1 << 20) - 1, "much", -1, True])
+def test_limits_that_are_none(limit: Any, tmp_path: Path) -> None:
+    with pytest.raises(LocationError, match="cache_limit"):
+        CachedStorage(LocalStorage(tmp_path / "d"), tmp_path / "c", limit)
+
+
+def test_only_the_owner_may_read_it(cached: Cached) -> None:
+    before = os.umask(0)
+    try:
+        cached.check(0, 1000)
+    finally:
+        os.umask(before)
+    for path in (cached.cache, cached.cache / "entries"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    for path in (cached.cache / "index.sqlite", _entry_file(cached)):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_pickled_copy_uses_the_same_cache_and_counts_anew(cached: Cached) -> None:
+    cached.check(0, 1000)
+    copy = pickle.loads(pickle.dumps(cached.storage))
+    assert get(copy, PATH, 0, 1000) == DATA[:1000]
+    assert copy.counters()["cache_hits"] == 1
+    assert copy.counters()["cache_misses"] == 0
+    copy.close()
+
+
+def test_what_is_removed_or_written_again_is_forgotten(cached: Cached) -> None:
+    cached.check(0, 1000)
+    cached.storage.remove(PATH)
+    put(cached.storage, PATH, DATA[::-1])
+    assert get(cached.storage, PATH, 0, 1000) == DATA[::-1][:1000]
+
+
+def test_forgetting_a_range(cached: Cached) -> None:
+    cached.check(0, 1000)
+    assert not cached.storage.forget(PATH, [ByteRange(1000, 2000)])
+    assert cached.storage.forget(PATH, [ByteRange(999, 2000)])
+    assert cached.check(0, 1000) == 1000

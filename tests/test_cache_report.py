@@ -1,0 +1,198 @@
+"""Asking for a cache, looking into one and emptying it, in Python and on the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from click.testing import CliRunner, Result
+
+import seqrecord
+from seqrecord.cli import main
+from seqrecord.errors import LocationError, NotFoundError
+from seqrecord.storage import CachedStorage, CountingStorage, LocalStorage, open_storage
+from tests.datasets import write_small
+from tests.services import Azurite
+from tests.storage_contract import put
+
+URL = "memory://bucket/dataset"
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Iterator[str]:
+    write_small(tmp_path / "dataset")
+    write_small(URL)
+    fs = fsspec.filesystem("memory")
+    yield URL
+    fs.store.clear()
+    fs.pseudo_dirs[:] = [""]
+
+
+def run(*arguments: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def fill(location: Any, cache: Path) -> None:
+    with seqrecord.open(location, cache_dir=cache, cache_limit="16MiB") as dataset:
+        for episode in dataset.select(["pose"]).episodes.values():
+            episode[:]
+
+
+# Asking for one
+
+
+def test_every_entry_takes_a_cache(remote: str, tmp_path: Path) -> None:
+    cache: dict[str, Any] = {"cache_dir": tmp_path / "cache", "cache_limit": 1 << 24}
+    with seqrecord.open(remote, **cache) as dataset:
+        assert isinstance(dataset.storage, CachedStorage)
+    makers: list[Callable[..., Any]] = [
+        seqrecord.SeqRecordPipe,
+        seqrecord.SeqRecordStream,
+        seqrecord.SeqRecordNode,
+        seqrecord.SeqRecordDataset,
+    ]
+    for make in makers:
+        loader = make(remote, clip_len=2, features=["pose"], **cache)
+        assert isinstance(loader.dataset.storage, CachedStorage), make
+
+
+def test_off_by_default(remote: str) -> None:
+    with seqrecord.open(remote) as dataset:
+        assert not isinstance(dataset.storage, CachedStorage)
+
+
+def test_a_state_does_not_depend_on_the_cache(remote: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"clip_len": 2, "features": ["pose"], "seed": 4}
+    plain = seqrecord.SeqRecordPipe(remote, **settings)
+    cached = seqrecord.SeqRecordPipe(
+        remote, cache_dir=tmp_path / "cache", cache_limit="16MiB", **settings
+    )
+    clips = iter(cached)
+    for _ in range(3):
+        next(clips)
+    plain.load_state_dict(cached.state_dict())
+    rest = [(clip["episode"], clip["start"]) for clip in clips]
+    assert [(clip["episode"], clip["start"]) for clip in plain] == rest
+
+
+def test_a_local_path_needs_none(tmp_path: Path) -> None:
+    with pytest.raises(LocationError, match="needs no cache"):
+        open_storage(tmp_path, cache_dir=tmp_path / "cache", cache_limit="1GiB")
+    assert not (tmp_path / "cache").exists()
+    counted = open_storage(
+        CountingStorage(LocalStorage(tmp_path)), cache_dir=tmp_path / "cache", cache_limit="1GiB"
+    )
+    assert isinstance(counted, CachedStorage)
+
+
+@pytest.mark.parametrize("options", [{"cache_dir": "cache"}, {"cache_limit": "1GiB"}])
+def test_folder_and_limit_belong_together(options: dict[str, str]) -> None:
+    with pytest.raises(LocationError, match="cache_dir and cache_limit"):
+        open_storage(URL, **options)  # type: ignore[arg-type]
+
+
+# Looking into it
+
+
+def test_what_is_held(remote: str, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    fill(remote, cache)
+    fill(CountingStorage(LocalStorage(tmp_path / "dataset")), cache)
+    info = seqrecord.cache_info(cache)
+    assert [held.url for held in info.datasets] == [str(tmp_path / "dataset"), remote]
+    assert info.datasets[0].entries == info.datasets[1].entries > 3
+    assert info.entries == sum(held.entries for held in info.datasets)
+    assert info.size > sum(held.size for held in info.datasets) > 8 * 4096
+    assert info.oldest_use is not None
+    assert info.latest_use is not None
+    assert info.oldest_use <= info.latest_use
+    text = run("cache", "info", cache).output
+    assert str(cache) in text
+    assert remote in text
+    found = json.loads(run("cache", "info", "--json", cache).output)
+    assert found == json.loads(json.dumps(info.to_json()))
+    assert found["datasets"][1]["url"] == remote
+
+
+def test_one_dataset_is_cleared(remote: str, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    fill(remote, cache)
+    fill(CountingStorage(LocalStorage(tmp_path / "dataset")), cache)
+    assert "given back" in run("cache", "clear", cache, remote + "/").output
+    [left] = seqrecord.cache_info(cache).datasets
+    assert left.url == str(tmp_path / "dataset")
+    with pytest.raises(NotFoundError, match="nothing of this dataset"):
+        seqrecord.clear_cache(cache, remote)
+    assert seqrecord.clear_cache(cache, tmp_path / "dataset") == left.size
+
+
+def test_all_is_cleared_while_it_is_used(remote: str, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    with seqrecord.open(remote, cache_dir=cache, cache_limit="16MiB") as dataset:
+        before = _poses(dataset)
+        run("cache", "clear", cache)
+        info = seqrecord.cache_info(cache)
+        assert (info.entries, info.datasets, info.oldest_use) == (0, (), None)
+        assert list((cache / "entries").iterdir()) == []
+        assert _poses(dataset) == before
+        assert dataset.storage.counters()["cache_failures"] == 0
+
+
+def _poses(dataset: seqrecord.Dataset) -> list[bytes]:
+    frames = dataset.select(["pose"]).episodes["alpha/Easy/P001"].read(range(3))
+    return [pose.tobytes() for pose in frames["pose"]]
+
+
+@pytest.mark.parametrize("command", ["info", "clear"])
+def test_what_is_no_cache_is_left_alone(command: str, tmp_path: Path) -> None:
+    assert "no cache" in run("cache", command, tmp_path / "nowhere", code=1).stderr
+    assert not (tmp_path / "nowhere").exists()
+    assert "no cache" in run("cache", command, tmp_path, code=1).stderr
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "thesis.tex").write_text("x")
+    assert "something else" in run("cache", command, tmp_path, code=1).stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_bench_takes_a_cache(remote: str, tmp_path: Path) -> None:
+    options = ["--cache-dir", tmp_path / "cache", "--cache-limit", "16MiB", "--features", "pose"]
+    run("bench", remote, "--clip-len", 2, "--quiet", *options)
+    assert seqrecord.cache_info(tmp_path / "cache").entries > 0
+
+
+def test_the_second_epoch_from_azure_makes_no_request(
+    tmp_path: Path, azurite: Azurite, container: str
+) -> None:
+    url, options = f"az://{container}/small", {"connection_string": azurite.connection_string}
+    write_small(tmp_path / "dataset")
+    storage = open_storage(url, options)
+    for path in sorted((tmp_path / "dataset").rglob("*.*")):
+        put(storage, str(path.relative_to(tmp_path / "dataset")), path.read_bytes())
+    storage.close()
+    pipe = seqrecord.SeqRecordPipe(
+        url,
+        clip_len=3,
+        features=["image_left", "pose"],
+        storage_options=options,
+        cache_dir=tmp_path / "cache",
+        cache_limit="16MiB",
+    )
+    epochs = []
+    for _ in range(2):
+        clips = {(c["episode"], c["start"]): c["pose"].tolist() for c in pipe}
+        epochs.append((clips, pipe.dataset.storage.counters()))
+    (first, before), (second, after) = epochs
+    assert first == second
+    assert before["requests"] == after["requests"] > 5
+    assert after["cache_hits"] > before["cache_hits"]
+    stats = pipe.stats()
+    assert stats["cache_misses"] == 0 < stats["cache_bytes"]
+    text = b"".join(path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file())
+    assert azurite.key.encode() not in text
+    assert container.encode() in text

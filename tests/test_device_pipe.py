@@ -1,0 +1,174 @@
+"""With a device, pipes give what they give without, and move each frame once."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from seqrecord.engine import workspace
+from seqrecord.errors import ClipError
+from seqrecord.pipes import SeqRecordPipe, SeqRecordStream, loader
+from tests.clip_data import check, digest, leaves_nothing, possible_clips, write_numbered
+from tests.resume_contract import check_resume
+from tests.side_streams import NO_GPU, STREAMS, LateStream, on_host
+
+FIXED = ["image", "flow", "id"]
+FRAME_NBYTES = 6 * 8 * 3 + 4 * 2 * 4 + 2 * 8
+BATCH: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "shuffle_buffer": 16}
+
+
+@pytest.fixture(scope="module", params=["raw", "balanced"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_numbered(tmp_path_factory.mktemp("device") / "records", codecs=request.param)
+
+
+@pytest.fixture(params=STREAMS)
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param != "late":
+        return str(request.param)
+    monkeypatch.setattr(workspace, "side_stream", lambda _: LateStream())
+    return "cpu"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"shuffle": False},
+        {"batch_size": None, "features": FIXED},
+        {"clip_len": 2, "stride": 3, "dilation": 2, "batch_size": 7},
+        {"stride": 3, "features": FIXED},  # clips that do not overlap
+        {"memory_limit": 20_000, "num_threads": 3},
+        {"batch_size": 64, "repeat": 2},
+        {"features": ["note"]},
+        {"frame_transform": lambda frame: {"id": frame["id"], "tail": frame["image"][1:, 0]}},
+    ],
+)
+def test_the_same_clips(path: Path, device: str, settings: dict[str, Any]) -> None:
+    plain = SeqRecordPipe(path, **{**BATCH, **settings})
+    moved = SeqRecordPipe(path, **{**BATCH, **settings}, device=device)
+    for _ in range(2):
+        expected = [digest(batch) for batch in plain]
+        # All are held: none may change, and none may be missing what the stream has yet to do.
+        held = list(moved)
+        for batch in held:
+            for name in batch.keys() - {"episode", "start"}:
+                tensor = batch[name]
+                while not isinstance(tensor, torch.Tensor):
+                    tensor = tensor[0]
+                assert tensor.device.type == device
+        assert [digest(on_host(batch)) for batch in held] == expected
+        assert moved.stats()["frames_decoded"] == plain.stats()["frames_decoded"]
+
+
+def test_each_frame_crosses_once(path: Path, device: str) -> None:
+    pipe = SeqRecordPipe(path, **BATCH, features=FIXED, shuffle=False, device=device)
+    for batch in pipe:
+        check(on_host(batch), FIXED, 3)
+    stats = pipe.stats()
+    clips = possible_clips(FIXED, 3)
+    frames = {(key, start + i) for key, start in clips for i in range(3)}
+    assert stats["frames_decoded"] == len(frames)
+    rows = 8 * 3 * len(clips)  # which rows of the arena each clip is made of
+    assert stats["device_bytes"] - rows <= 1.05 * len(frames) * FRAME_NBYTES
+    assert stats["device_bytes"] - rows >= len(frames) * FRAME_NBYTES
+    assert SeqRecordPipe(path, **BATCH).stats()["device_bytes"] == 0
+
+
+def test_resuming(path: Path, device: str) -> None:
+    class OnHost(SeqRecordStream):
+        def __iter__(self) -> Any:
+            return map(on_host, super().__iter__())
+
+    check_resume(lambda: OnHost(path, **BATCH, device=device), positions=lambda n: range(0, n, 5))
+
+
+def test_a_state_goes_from_one_device_to_another(path: Path, device: str) -> None:
+    plain, moved = SeqRecordStream(path, **BATCH), SeqRecordStream(path, **BATCH, device=device)
+    iterator = iter(moved)
+    for _ in range(5):
+        next(iterator)
+    plain.load_state_dict(moved.state_dict())
+    rest = [digest(on_host(batch)) for batch in iterator]
+    assert [digest(batch) for batch in plain] == rest
+
+
+def test_leaving_early(path: Path, device: str) -> None:
+    pipe = SeqRecordPipe(path, **BATCH, device=device)
+    list(pipe)
+    with leaves_nothing():
+        for _ in pipe:
+            break
+        assert not [t for t in threading.enumerate() if t.name.startswith("seqrecord")]
+    assert len(list(pipe)) == len(pipe)
+
+
+def test_an_error_comes_through(path: Path, device: str) -> None:
+    fail = threading.Event()
+
+    def transform(frame: dict[str, Any]) -> dict[str, Any]:
+        if fail.is_set() and frame["id"].tolist() == [3, 17]:
+            raise ZeroDivisionError
+        return {"id": frame["id"]}
+
+    pipe = SeqRecordPipe(path, **BATCH, device=device, frame_transform=transform)
+    list(pipe)  # opens the files
+    fail.set()
+    with leaves_nothing():
+        with pytest.raises(ZeroDivisionError):
+            list(pipe)
+        fail.clear()
+        assert len(list(pipe)) == len(pipe)
+
+
+def test_copies_are_in_the_trace(path: Path, device: str, tmp_path: Path) -> None:
+    pipe = SeqRecordPipe(path, **BATCH, device=device, trace=tmp_path / "epoch.json")
+    list(pipe)
+    events = json.loads((tmp_path / "epoch.json").read_text())["traceEvents"]
+    lanes = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    copies = [e for e in events if e["name"] == "device copy"]
+    assert len(copies) == pipe.stats()["loads"]
+    assert {lanes[e["tid"]].split(" ")[-1] for e in copies} == {"copies"}
+    rows = 8 * 3 * pipe.stats()["clips"]
+    assert sum(e["args"]["bytes"] for e in copies) == pipe.stats()["device_bytes"] - rows
+    first = min(e["ts"] for e in events if e["ph"] == "X")
+    assert all(e["ts"] >= first and e["dur"] >= 0 for e in copies)
+
+
+def test_epochs_share_an_arena(path: Path, device: str) -> None:
+    pipe = SeqRecordPipe(path, **BATCH, device=device)
+    arenas = set()
+    for _ in range(3):
+        list(pipe)
+        arenas.add(id(pipe._epochs.loader._workspaces._idle[0].arena))
+    assert len(arenas) == 1
+
+
+def test_no_such_device(path: Path) -> None:
+    with pytest.raises(ClipError, match="not a device"):
+        SeqRecordPipe(path, **BATCH, device="nowhere")
+
+
+def test_a_worker_has_no_use_of_a_device(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "get_worker_info", object)
+    with pytest.raises(ClipError, match="cannot hand over what is on a device"):
+        next(iter(SeqRecordPipe(path, **BATCH, device="meta")))
+    next(iter(SeqRecordPipe(path, **BATCH, device="cpu")))
+
+
+@NO_GPU
+def test_a_consumer_that_never_synchronizes_gets_what_was_sent(path: Path) -> None:
+    """Batches are dropped that the device has yet to read: their memory must not be reused."""
+    plain = SeqRecordPipe(path, **BATCH, features=["image"])
+    expected = [int(batch["image"].sum()) for batch in plain]
+    sums = []
+    for batch in SeqRecordPipe(path, **BATCH, features=["image"], device="cuda"):
+        torch.cuda._sleep(5_000_000)  # type: ignore[no-untyped-call] # the host runs far ahead
+        sums.append(batch["image"].sum())
+        del batch
+    assert [int(s) for s in sums] == expected

@@ -1,0 +1,234 @@
+"""What the exceptions of clients become; tests/test_azure_readers.py has real ones."""
+
+from __future__ import annotations
+
+import datetime
+import email.utils
+import errno
+import http.client
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from seqrecord.errors import (
+    AccessError,
+    DestinationError,
+    LocationError,
+    NotFoundError,
+    StorageError,
+    TransientError,
+)
+from seqrecord.storage.failures import call, classify
+
+FILE = "az://container/dataset/records/0"
+SECRET = "sig=S3CRET"
+
+
+class Answer(Exception):  # noqa: N818
+    """As clients have it: a status, headers and a text that says too much."""
+
+    def __init__(self, status: int, *, code: str | None = None, **headers: str) -> None:
+        super().__init__(f"GET https://host/?{SECRET}")
+        self.status_code = status
+        self.error_code = code
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+def test_a_busy_server_may_answer_later(status: int) -> None:
+    error = classify(Answer(status), FILE)
+    assert type(error) is TransientError
+    assert str(error) == f"the storage failed: Answer, HTTP status {status}; file: {FILE}"
+    assert error.retry_after is None
+
+
+@pytest.mark.parametrize("status", [400, 405, 409, 411, 412, 501])
+def test_a_wrong_request_stays_wrong(status: int) -> None:
+    error = classify(Answer(status), FILE)
+    assert type(error) is StorageError
+    assert f"HTTP status {status}" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (Answer(401), "check the key, SAS or identity"),
+        (Answer(403), "check the key, SAS or identity"),
+        (Answer(403, code="AuthenticationFailed"), "wrong or expired"),
+        (Answer(403, code="AuthorizationPermissionMismatch"), "the identity's role"),
+        (Answer(409, code="PublicAccessNotPermitted"), "no credential was given"),
+        (PermissionError(errno.EACCES, "x"), "check the permissions"),
+    ],
+)
+def test_a_refusal_says_what_to_check(answer: Exception, says: str) -> None:
+    error = classify(answer, FILE)
+    assert type(error) is AccessError
+    assert says in str(error)
+
+
+def test_a_missing_container_is_told_from_a_missing_file() -> None:
+    for answer in (Answer(404), Answer(404, code="BlobNotFound"), FileNotFoundError()):
+        error = classify(answer, FILE)
+        assert type(error) is NotFoundError
+        assert "no such file" in str(error)
+    error = classify(Answer(404, code="ContainerNotFound"), FILE)
+    assert type(error) is NotFoundError
+    assert "no such container" in str(error)
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        errno.EIO,
+        errno.ESTALE,
+        errno.EAGAIN,
+        errno.ETIMEDOUT,
+        errno.ECONNRESET,
+        errno.ECONNREFUSED,
+        errno.EPIPE,
+    ],
+)
+def test_the_systems_passing_errors(number: int) -> None:
+    error = classify(OSError(number, SECRET), FILE)
+    assert type(error) is TransientError
+    assert os.strerror(number) in str(error)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EISDIR, errno.ENAMETOOLONG, errno.EROFS])
+def test_the_systems_other_errors(number: int) -> None:
+    assert type(classify(OSError(number, "x"), FILE)) is StorageError
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TimeoutError(),
+        ConnectionResetError(),
+        http.client.IncompleteRead(b"x"),
+        http.client.BadStatusLine("x"),
+        EOFError(),
+        socket.gaierror(socket.EAI_AGAIN, "x"),
+    ],
+)
+def test_what_a_network_does(error: Exception) -> None:
+    assert type(classify(error, FILE)) is TransientError
+
+
+def test_a_host_that_does_not_exist_will_not_come() -> None:
+    outer = OSError("cannot connect")
+    outer.__cause__ = socket.gaierror(socket.EAI_NONAME, "x")
+    error = classify(outer, FILE)
+    assert type(error) is LocationError
+    assert "account's name" in str(error)
+
+
+def test_an_unknown_error_is_named() -> None:
+    error = classify(ZeroDivisionError(SECRET), FILE)
+    assert type(error) is StorageError
+    assert str(error) == f"the storage failed: ZeroDivisionError; file: {FILE}"
+
+
+def test_causes_are_looked_at() -> None:
+    for attach in ("__cause__", "__context__", "inner_exception", "reason"):
+        outer = RuntimeError("x")
+        setattr(outer, attach, Answer(503, Retry_After="2"))
+        error = classify(outer, FILE)
+        assert isinstance(error, TransientError)
+        assert error.retry_after == 2
+    assert isinstance(classify(RuntimeError(ConnectionResetError(104, "x")), FILE), TransientError)
+
+
+def test_a_ring_of_causes_ends() -> None:
+    first, second = RuntimeError("1"), RuntimeError("2")
+    first.__cause__, second.__cause__ = second, first
+    assert type(classify(first, FILE)) is StorageError
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({"Retry_After": "7"}, 7),
+        ({"retry_after": "1.5"}, 1.5),
+        ({"x_ms_retry_after_ms": "250", "Retry_After": "7"}, 0.25),
+        ({"Retry_After": "soon"}, None),
+        ({"Retry_After": "-1"}, None),
+        ({"Retry_After": "1e400"}, None),
+        ({"Retry_After": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0),
+        ({}, None),
+    ],
+)
+def test_how_long_to_wait(headers: dict[str, str], expected: float | None) -> None:
+    error = classify(Answer(503, **headers), FILE)
+    assert isinstance(error, TransientError)
+    assert error.retry_after == expected
+
+
+def test_how_long_to_wait_as_a_date() -> None:
+    then = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=60)
+    text = email.utils.format_datetime(then, usegmt=True)
+    error = classify(Answer(503, Retry_After=text), FILE)
+    assert isinstance(error, TransientError)
+    assert error.retry_after == pytest.approx(60, abs=5)
+
+
+@pytest.mark.parametrize(
+    "shape", ["status", "status_code", "response.status_code", "response.status"]
+)
+def test_where_clients_keep_the_status(shape: str) -> None:
+    class Bare(Exception):  # noqa: N818
+        pass
+
+    error: Any = Bare("x")
+    name = shape
+    target = error
+    if shape.startswith("response."):
+        target = error.response = type("Response", (), {})()
+        name = shape.partition(".")[2]
+    setattr(target, name, 503)
+    assert type(classify(error, FILE)) is TransientError
+
+
+def _fail(error: BaseException) -> Callable[[], None]:
+    def fail() -> None:
+        try:
+            raise PermissionError(13, f"denied: {SECRET}")
+        except PermissionError:
+            raise error from None
+
+    return fail
+
+
+def test_nothing_of_what_a_client_says_is_kept() -> None:
+    for error in (Answer(503), Answer(403), Answer(404), RuntimeError(SECRET), OSError(5, SECRET)):
+        error.add_note(SECRET) if hasattr(error, "add_note") else None
+        with pytest.raises(StorageError) as caught:
+            call(FILE, _fail(error))
+        assert caught.value.__cause__ is None
+        assert caught.value.__context__ is None
+        assert SECRET not in "".join(traceback.format_exception(caught.value))
+        assert SECRET not in repr(caught.value.__dict__)
+
+
+def test_codes_are_shown_only_if_they_are_known() -> None:
+    assert "ServerBusy" in str(classify(Answer(503, code="ServerBusy"), FILE))
+    assert SECRET not in str(classify(Answer(503, code=SECRET), FILE))
+
+
+def test_errors_of_ours_pass_as_they_are() -> None:
+    error = DestinationError("taken")
+    with pytest.raises(DestinationError) as caught:
+        call(FILE, _fail(error))
+    assert caught.value is error
+
+
+def test_what_is_no_error_passes() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        call(FILE, _fail(KeyboardInterrupt()))
+
+
+def test_arguments_are_passed_on() -> None:
+    assert call(FILE, lambda a, *, b: (a, b), 1, b=2) == (1, 2)

@@ -1,0 +1,210 @@
+"""Large index files take no memory, wherever they come from, and a large dataset opens at once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seqrecord import mapped
+from seqrecord.catalog import load
+from seqrecord.checksum import crc32c
+from seqrecord.errors import ChecksumError, FormatError, NotFoundError
+from seqrecord.mapped import map_file
+from seqrecord.storage import CountingStorage, LocalStorage, Storage, open_storage
+from seqrecord.storage.wrappers import StorageWrapper
+from tests.big_index import write_big_index
+from tests.services import Azurite
+from tests.storage_contract import PATH, put
+
+DATA = np.random.default_rng(2).bytes(100_000)
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> LocalStorage:
+    storage = LocalStorage(tmp_path / "dataset")
+    put(storage, PATH, DATA)
+    return storage
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped, "_SMALL_BYTES", 1000)
+    monkeypatch.setattr(mapped, "_BLOCK_BYTES", 30_000)
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, 1001, 60_000, 100_000])
+@pytest.mark.parametrize("is_remote", [False, True])
+@pytest.mark.usefixtures("small_blocks")
+def test_the_bytes_and_their_checksum(local: LocalStorage, size: int, is_remote: bool) -> None:
+    storage: Storage = StorageWrapper(local) if is_remote else local
+    for checksum in (True, False):
+        found = map_file(storage, PATH, size, checksum=checksum)
+        for _ in range(2):
+            assert found.data.tobytes() == DATA[:size]
+            found.release()
+        assert found.data.readonly
+        assert found.crc32c == (crc32c(DATA[:size]) if checksum else None)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_copy_is_read_once_and_leaves_no_file(
+    local: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = list(tmp_path.iterdir())
+    storage = CountingStorage(local)
+    found = map_file(storage, PATH, len(DATA), checksum=True)
+    assert storage.bytes_read == len(DATA)
+    assert list(tmp_path.iterdir()) == before
+    assert found.data.tobytes() == DATA
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_without_room_for_a_copy_it_is_kept_in_memory(
+    local: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    found = map_file(StorageWrapper(local), PATH, len(DATA), checksum=True)
+    assert found.data.tobytes() == DATA
+    assert found.crc32c == crc32c(DATA)
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+@pytest.mark.usefixtures("small_blocks")
+def test_a_file_that_is_not_there(local: LocalStorage, is_remote: bool) -> None:
+    storage: Storage = StorageWrapper(local) if is_remote else local
+    with pytest.raises(NotFoundError, match="nothing"):
+        map_file(storage, "records/nothing", len(DATA), checksum=True)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("small")
+    write_big_index(root, episodes=40, frames=33, chunk_frames=4)
+    return root
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_blocks_are_checked_as_the_whole_is(
+    small: Path, is_remote: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("seqrecord.index._BLOCK_PAGES", 35)  # 7 chunks of 5 pages
+    monkeypatch.setattr(mapped, "_SMALL_BYTES", 1000)
+    local = LocalStorage(small)
+    storage: Storage = StorageWrapper(local) if is_remote else local
+    manifest, index = load(storage)
+    assert len(index.file) == 40 * 9
+    assert index.present(8, 2, 1) == 0
+    for name in ("file", "offset", "page_length", "page_crc32c"):
+        array = getattr(index, name)
+        assert not array.flags.owndata, name
+        assert not array.flags.writeable, name
+    for row, changes, message in (
+        (100, {"file": 10_000}, "no record file"),
+        (200, {"offset": 65}, "wrong offset"),
+        (300, {"offset": 1 << 40}, "outside"),
+        (359, {"page_length": 3}, "impossible length"),
+    ):
+        tables = _changed(index, row, changes)
+        sizes = [file.size for file in manifest.record_files]
+        with pytest.raises(FormatError, match=message) as caught:
+            type(index).decode(manifest.schema, tables, sizes)
+        assert caught.value.got == f"row {row}"
+        assert caught.value.file == "chunks"
+
+
+def _changed(index: Any, row: int, changes: dict[str, int]) -> Any:
+    columns = dict(index.__dict__)
+    for name in ("num_chunks", "first_chunk"):  # derived
+        columns.pop(name, None)
+    for name, value in changes.items():
+        columns[name] = columns[name].copy()
+        columns[name][row] = value
+    fields = {name: columns[name] for name in type(index).__dataclass_fields__}
+    return type(index)(**fields).encode()
+
+
+def test_a_remote_table_that_is_damaged_is_refused(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mapped, "_SMALL_BYTES", 1000)
+
+    class Damaging(StorageWrapper):
+        def read_ranges(self, path: str, ranges: Any, buffers: Any) -> None:
+            super().read_ranges(path, ranges, buffers)
+            if path.endswith("chunks.arrow"):
+                buffers[0][len(buffers[0]) // 2] ^= 1
+
+    with pytest.raises(ChecksumError, match=r"chunks\.arrow"):
+        load(Damaging(LocalStorage(small)))
+
+
+# 100 million frames
+
+_OPEN = """
+import json, sys, time
+import pyarrow.compute
+import seqrecord
+from seqrecord.storage import LocalStorage
+from seqrecord.storage.wrappers import StorageWrapper
+
+def status(name):
+    lines = open("/proc/self/status").read().splitlines()
+    return int(next(line for line in lines if line.startswith(name)).split()[1]) / 1024
+
+location, kind, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+if kind == "remote":
+    location = StorageWrapper(LocalStorage(location))
+before, seconds = status("VmRSS"), []
+open("/proc/self/clear_refs", "w").write("5")  # the peak counts from here
+for _ in range(3):
+    begin = time.perf_counter()
+    dataset = seqrecord.open(location, storage_options=options or None)
+    seconds.append(time.perf_counter() - begin)
+    assert dataset.num_frames == 100_000_000
+    dataset.close()
+    del dataset
+print(json.dumps({"seconds": min(seconds), "megabytes": status("VmHWM") - before}))
+"""
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("large")
+    manifest = write_big_index(root, episodes=100_000, frames=1000, chunk_frames=16)
+    assert manifest.index["chunks"].size > 300_000_000
+    return root
+
+
+def _open(location: str | Path, kind: str, **options: str) -> None:
+    command = [sys.executable, "-c", _OPEN, str(location), kind, json.dumps(options)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert found["megabytes"] <= 200, found
+    assert found["seconds"] <= 2, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["local", "remote"])
+def test_a_hundred_million_frames_open_at_once(large: Path, kind: str) -> None:
+    _open(large, kind)
+
+
+@pytest.mark.slow
+def test_a_hundred_million_frames_open_at_once_from_azure(
+    large: Path, azurite: Azurite, container: str
+) -> None:
+    url, options = f"az://{container}/large", {"connection_string": azurite.connection_string}
+    storage = open_storage(url, options)
+    for path in sorted(large.rglob("*.*")):
+        put(storage, str(path.relative_to(large)), path.read_bytes())
+    storage.close()
+    _open(url, "azure", **options)

@@ -1,0 +1,411 @@
+"""Mounts: a real one through FUSE, and a plain folder that is said to be one."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord.errors import DestinationError, NotFoundError, StorageError, TransientError
+from seqrecord.storage import Storage
+from seqrecord.storage.mounts import MountStorage, find_remote_mount
+from seqrecord.storage.mounts.streams import Streams
+from seqrecord.storage.retrying import Retrier, RetryingStorage
+from tests.datasets import write_small
+from tests.fault_proxy import FaultProxy
+from tests.services import Azurite, Mount
+from tests.services.process import wait_for
+from tests.storage_contract import DATA, PATH, StorageContract, get, put
+
+MakeMount = Callable[..., Mount]
+
+
+class TestAFolderSaidToBeAMount(StorageContract):
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> Iterator[Storage]:
+        storage = MountStorage(tmp_path / "dataset")
+        yield storage
+        storage.close()
+
+
+class TestFewHandles(StorageContract):
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> Iterator[Storage]:
+        storage = MountStorage(tmp_path / "dataset", max_handles=1)
+        yield storage
+        storage.close()
+
+
+@pytest.mark.service
+class TestAWritableMount(StorageContract):
+    @pytest.fixture
+    def storage(self, azurite: Azurite, container: str, mount: MakeMount) -> Iterator[Storage]:
+        storage = MountStorage(mount(azurite, container, writable=True).path / "dataset")
+        yield storage
+        storage.close()
+
+
+# Handles
+
+
+class Opened:
+    """Opens nothing, and keeps what was read through each handle."""
+
+    def __init__(self) -> None:
+        self.reads: dict[int, list[tuple[int, int]]] = {}
+        self.streams: Streams | None = None
+
+    def read(self, streams: Streams, path: str, start: int, stop: int) -> None:
+        with streams.take(path, start, stop, self._open) as fd:
+            self.reads[fd].append((start, stop))
+
+    def _open(self) -> int:
+        fd = os.open(os.devnull, os.O_RDONLY)
+        self.reads[fd] = []
+        return fd
+
+
+@pytest.mark.parametrize("threads", [1, 8])
+def test_each_handle_is_read_front_to_back(threads: int) -> None:
+    opened, streams = Opened(), Streams(limit=100)
+    cursors = [(f"file {i % 3}", i * 1000 << 20) for i in range(12)]
+    barrier = threading.Barrier(threads)
+
+    def walk(mine: list[tuple[str, int]]) -> None:
+        barrier.wait()
+        for step in range(50):
+            for path, first in mine:
+                start = first + (step * 4 << 20)
+                opened.read(streams, path, start, start + (3 << 20))  # one feature of several
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(walk, [cursors[i::threads] for i in range(threads)]))
+    assert len(opened.reads) == len(cursors)
+    for reads in opened.reads.values():
+        assert [start for start, _ in reads] == [
+            reads[0][0] + (step * 4 << 20) for step in range(50)
+        ]
+    streams.drop()
+
+
+def test_reads_of_one_handle_wait_for_their_turn() -> None:
+    streams, opened = Streams(limit=10), Opened()
+    inside, go_on = threading.Event(), threading.Event()
+    order = []
+
+    def first() -> None:
+        with streams.take("a", 0, 10, opened._open):
+            inside.set()
+            go_on.wait()
+            order.append(0)
+
+    def later(number: int) -> None:
+        with streams.take("a", number * 10, number * 10 + 10, opened._open):
+            order.append(number)
+
+    threads = [threading.Thread(target=first)]
+    threads[0].start()
+    inside.wait()
+    for number in (1, 2, 3):
+        threads.append(threading.Thread(target=later, args=(number,)))
+        threads[-1].start()
+        wait_for(lambda n=number: next(iter(streams._streams)).tail == n * 10 + 10)  # type: ignore[misc]
+    with streams.take("a", 5, 6, opened._open):  # behind them: a handle of its own
+        assert order == []
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert order == [0, 1, 2, 3]
+    assert len(opened.reads) == 2
+    streams.drop()
+
+
+def test_the_least_recently_used_handle_makes_room() -> None:
+    streams, opened = Streams(limit=2), Opened()
+    for path in ("a", "b", "a", "c"):
+        opened.read(streams, path, 0 if path != "a" else len(opened.reads), 1)
+    assert [each.path for each in streams._streams] == ["a", "c"]
+    streams.drop("a")
+    assert [each.path for each in streams._streams] == ["c"]
+    streams.drop()
+
+
+def test_handles_are_closed_in_the_end(tmp_path: Path) -> None:
+    storage = MountStorage(tmp_path, max_handles=3)
+    for number in range(5):
+        put(storage, f"records/{number}", DATA)
+        get(storage, f"records/{number}", 0, 10)
+    assert len(_open_below(tmp_path)) == 3
+    storage.close()
+    assert _open_below(tmp_path) == []
+
+
+def _open_below(folder: Path) -> list[str]:
+    names = [os.path.realpath(fd) for fd in Path("/proc/self/fd").iterdir()]
+    return [name for name in names if name.startswith(str(folder))]
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_opens_its_own(tmp_path: Path) -> None:
+    storage = MountStorage(tmp_path)
+    put(storage, PATH, DATA)
+    get(storage, PATH, 0, 10)
+    child = os.fork()
+    if child == 0:
+        streams = storage._streams.get()
+        os._exit(0 if not streams._streams and get(storage, PATH) == DATA else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    storage.close()
+
+
+# Faults
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ENOTCONN])
+def test_what_may_pass_is_transient_and_the_file_is_opened_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    storage = MountStorage(tmp_path)
+    put(storage, PATH, DATA)
+    get(storage, PATH, 0, 10)
+
+    def preadv(fd: int, buffers: Any, offset: int) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "preadv", preadv)
+        with pytest.raises(TransientError, match=os.strerror(number)) as caught:
+            get(storage, PATH, 10, 20)
+    assert PATH in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert not storage._streams.get()._streams
+    assert get(storage, PATH, 10, 20) == DATA[10:20]
+    storage.close()
+
+
+def test_a_file_that_ends_early_is_transient(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = MountStorage(tmp_path)
+    put(storage, PATH, DATA)
+    monkeypatch.setattr(os, "preadv", lambda *_: 0)
+    with pytest.raises(TransientError, match="early"):
+        get(storage, PATH, 10, 20)
+    with pytest.raises(StorageError) as caught:
+        get(storage, PATH, len(DATA), len(DATA) + 1)
+    assert not isinstance(caught.value, TransientError)
+    storage.close()
+
+
+def test_faults_of_listing_are_told_apart_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = MountStorage(tmp_path)
+    put(storage, PATH, DATA)
+
+    def scandir(path: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(TransientError):
+        storage.list_files("records")
+
+
+def test_a_mount_that_cannot_be_written_to_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = MountStorage(tmp_path / "dataset")
+
+    def ftruncate(fd: int, length: int) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "ftruncate", ftruncate)
+    with pytest.raises(DestinationError, match="write cache"):
+        storage.lock()
+    assert not (tmp_path / "dataset").exists()
+
+
+# The table of mounts
+
+TABLE = r"""
+22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
+30 22 0:40 / /mnt/blob rw,nosuid,nodev - fuse blobfuse2 rw,user_id=0,group_id=0
+31 22 0:41 / /mnt/rclone rw - fuse.rclone azure:container rw
+32 22 0:42 / /mnt/usb rw - fuseblk /dev/sdb1 rw
+33 22 0:43 / /mnt/ntfs rw - fuse.ntfs-3g /dev/sdc1 rw
+34 22 0:44 / /mnt/layers rw - fuse.fuse-overlayfs fuse-overlayfs rw
+35 22 0:45 / /mnt/with\040space rw - nfs4 server:/export rw
+36 30 8:2 / /mnt/blob/local rw - ext4 /dev/sdd1 rw
+37 22 0:46 / /mnt/twice rw - nfs server:/a rw
+38 37 8:3 / /mnt/twice rw - xfs /dev/sde1 rw
+39 22 0:47 / /mnt/pool rw - fuse /usr/bin/mergerfs rw
+40 22 0:48 / /mnt/gcs rw master:2 - fuse.gcsfuse bucket rw
+a line that is none
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/", None),
+        ("/home/data", None),
+        ("/mnt/blob", "/mnt/blob"),
+        ("/mnt/blob/a/b", "/mnt/blob"),
+        ("/mnt/blob2", None),
+        ("/mnt/blob/local/a", None),
+        ("/mnt/rclone/x/../y", "/mnt/rclone"),
+        ("/mnt/usb/a", None),
+        ("/mnt/ntfs/a", None),
+        ("/mnt/layers/a", None),
+        ("/mnt/with space/a", "/mnt/with space"),
+        ("/mnt/twice/a", None),
+        ("/mnt/pool/a", None),
+        ("/mnt/gcs", "/mnt/gcs"),
+    ],
+)
+def test_mounts_are_found_in_the_kernels_table(path: str, expected: str | None) -> None:
+    assert find_remote_mount(path, table=TABLE) == expected
+
+
+def test_this_folder_is_where_it_seems(tmp_path: Path) -> None:
+    assert find_remote_mount(tmp_path) is None
+    assert find_remote_mount("/proc/self") is None
+
+
+# A real mount
+
+
+@pytest.fixture
+def stored(azurite: Azurite, container: str) -> str:
+    """The container, which holds `DATA`."""
+    azurite.put(container, f"dataset/{PATH}", DATA)
+    return container
+
+
+def test_a_mount_is_found_and_read(azurite: Azurite, stored: str, mount: MakeMount) -> None:
+    mounted = mount(azurite, stored)
+    assert find_remote_mount(mounted.path / "dataset" / "later") == str(mounted.path)
+    storage = MountStorage(mounted.path / "dataset")
+    assert storage.list_files("records") == [PATH]
+    assert storage.size(PATH) == len(DATA)
+    assert get(storage, PATH) == DATA
+    assert storage.local_path(PATH) is None
+    with pytest.raises(NotFoundError):
+        storage.size("records/nothing")
+    with pytest.raises(StorageError, match="00000-ab"):
+        get(storage, PATH, len(DATA) - 1, len(DATA) + 1)
+    copy = pickle.loads(pickle.dumps(storage))
+    assert get(copy, PATH, 5, 50) == DATA[5:50]
+    copy.close()
+    storage.close()
+
+
+def test_a_read_only_mount_says_what_to_do(azurite: Azurite, stored: str, mount: MakeMount) -> None:
+    storage = MountStorage(mount(azurite, stored).path / "dataset")
+    for begin in (storage.lock, lambda: storage.create("records/new")):
+        with pytest.raises(DestinationError, match=r"Read-only file system.*URL"):
+            begin()
+    with pytest.raises(NotFoundError):
+        storage.reopen(PATH)
+
+
+def test_a_mount_without_a_write_cache_says_what_to_do(
+    azurite: Azurite, container: str, mount: MakeMount
+) -> None:
+    mounted = mount(azurite, container, writable=True, options=("--vfs-cache-mode", "off"))
+    with pytest.raises(DestinationError, match=r"write cache.*URL"):
+        MountStorage(mounted.path / "dataset").lock()
+
+
+def test_what_is_written_reaches_the_container(
+    azurite: Azurite, container: str, mount: MakeMount
+) -> None:
+    mounted = mount(azurite, container, writable=True)
+    storage = MountStorage(mounted.path / "dataset")
+    lock = storage.lock()
+    put(storage, PATH, DATA)
+    for data in (b"first", b"second"):
+        put(storage, "manifest.json", data, replace=True)
+    lock.release()
+    storage.close()
+
+    def stored() -> dict[str, bytes]:
+        with azurite.client() as client:
+            names = list(client.get_container_client(container).list_blob_names())
+        return {name: azurite.get(container, name) for name in names}
+
+    expected = {f"dataset/{PATH}": DATA, "dataset/manifest.json": b"second"}
+    wait_for(lambda: stored() == expected)
+
+
+LONG = np.random.default_rng(1).bytes(3_000_000)  # more than the kernel reads ahead
+
+
+def test_a_dead_mount_is_transient_until_it_is_back(
+    azurite: Azurite, container: str, mount: MakeMount
+) -> None:
+    azurite.put(container, PATH, LONG)
+    mounted = mount(azurite, container)
+    storage = MountStorage(mounted.path)
+    assert get(storage, PATH, 0, 10) == LONG[:10]
+    mounted.kill()
+    with pytest.raises(TransientError, match=r"00000-ab.*") as caught:
+        get(storage, PATH, 2_000_000, 2_000_010)
+    assert os.strerror(errno.ENOTCONN) in str(caught.value)
+    with pytest.raises(TransientError):
+        storage.list_files("records")
+    mounted.close()
+    with pytest.raises(TransientError, match="not mounted any more"):
+        get(storage, PATH, 10, 20)
+    mounted.restart()
+    assert get(storage, PATH, 2_000_000, 2_000_010) == LONG[2_000_000:2_000_010]
+    storage.close()
+
+
+def test_a_mount_that_answers_eio_is_tried_again(
+    azurite: Azurite, container: str, mount: MakeMount
+) -> None:
+    azurite.put(container, PATH, LONG)
+    with FaultProxy(azurite.host) as proxy:
+        mounted = mount(azurite, container, host=proxy.host)
+        inner = MountStorage(mounted.path)
+        assert inner.size(PATH) == len(LONG)
+        proxy.fault = lambda _: "400"  # which rclone does not try again for long
+        with pytest.raises(TransientError, match=os.strerror(errno.EIO)):
+            get(inner, PATH, 0, len(LONG))
+
+        def mend(seconds: float) -> None:
+            proxy.fault = None
+
+        storage = RetryingStorage(inner, retrier=Retrier(sleep=mend))
+        assert get(storage, PATH, 0, len(LONG)) == LONG
+        assert storage.counters()["retries"] == 1
+        storage.close()
+
+
+def test_an_epoch_through_a_mount_is_that_of_the_files(
+    azurite: Azurite, container: str, mount: MakeMount, tmp_path: Path
+) -> None:
+    write_small(tmp_path / "dataset")
+    for path in (tmp_path / "dataset").rglob("*.*"):
+        azurite.put(container, str(path.relative_to(tmp_path)), path.read_bytes())
+    mounted = mount(azurite, container)
+    storage = MountStorage(mounted.path / "dataset")
+
+    def epoch(location: Any) -> list[tuple[str, int, bytes]]:
+        pipe = seqrecord.SeqRecordPipe(location, clip_len=3, features=["image_left", "pose"])
+        return [
+            (clip["episode"], clip["start"], clip["image_left"].numpy().tobytes()) for clip in pipe
+        ]
+
+    assert epoch(storage) == epoch(tmp_path / "dataset")
+    storage.close()

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seqrecord.errors import LocationError
+from seqrecord.storage import FsspecStorage, LocalStorage, Storage, StorageWrapper, open_storage
+from seqrecord.storage.azure import AzureStorage
+from seqrecord.storage.cache import CachedStorage
+from seqrecord.storage.mounts import MountStorage
+from seqrecord.storage.options import StorageSettings, split_options
+from seqrecord.storage.parallel import ParallelStorage
+from seqrecord.storage.retrying import RetryingStorage
+
+SECRET = "MARKED-S3CRET"
+AZURE = "https://acme.blob.core.windows.net/box/path"
+
+
+@pytest.fixture(autouse=True)
+def no_azure_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ACCOUNT", "ACCOUNT_NAME", "ACCOUNT_KEY", "KEY", "CONNECTION_STRING", "SAS_TOKEN"):
+        monkeypatch.delenv(f"AZURE_STORAGE_{name}", raising=False)
+
+
+def layers(storage: Storage) -> list[type]:
+    found = [type(storage)]
+    while isinstance(storage, StorageWrapper):
+        storage = storage.inner
+        found.append(type(storage))
+    return found
+
+
+def azure(storage: Storage) -> AzureStorage:
+    while isinstance(storage, StorageWrapper):
+        storage = storage.inner
+    assert isinstance(storage, AzureStorage)
+    return storage
+
+
+def test_layers(tmp_path: Path) -> None:
+    around = [ParallelStorage, RetryingStorage]
+    assert layers(open_storage(tmp_path)) == [LocalStorage]
+    assert layers(open_storage(tmp_path, {"mount": False})) == [LocalStorage]
+    assert layers(open_storage(tmp_path, {"mount": True})) == [RetryingStorage, MountStorage]
+    assert layers(open_storage(AZURE)) == [*around, AzureStorage]
+    assert layers(open_storage("http://127.0.0.1:9/path")) == [*around, FsspecStorage]
+    assert layers(open_storage("memory://box/path")) == [FsspecStorage]
+    cached = open_storage(AZURE, cache_dir=tmp_path / "cache", cache_limit="1GiB")
+    assert layers(cached) == [CachedStorage, *around, AzureStorage]
+
+
+def test_a_path_in_a_remote_mount_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seqrecord.storage.opening.find_remote_mount", lambda path: str(path))
+    assert layers(open_storage(tmp_path))[-1] is MountStorage
+    assert layers(open_storage(tmp_path, {"mount": False})) == [LocalStorage]
+
+
+@pytest.mark.parametrize("backend", ["obstore", "urllib3", "adlfs", "blobfile"])
+def test_a_backend_by_name(backend: str) -> None:
+    storage = azure(open_storage(AZURE, {"backend": backend, "account_key": "a2V5"}))
+    reader = type(storage._reader).__name__.lower()
+    assert reader == ("httpreader" if backend == "urllib3" else f"{backend}reader")
+    assert storage._account.account_key == "a2V5"
+
+
+def test_azure_is_read_by_the_fastest_that_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for package in ("obstore", "urllib3", "adlfs", "blobfile"):
+        found.append(type(azure(open_storage(AZURE))._reader).__name__)
+        monkeypatch.setitem(sys.modules, package, None)
+    assert found == ["ObstoreReader", "HttpReader", "AdlfsReader", "BlobfileReader"]
+    with pytest.raises(LocationError, match=r"pip install 'seqrecord\[azure\]'"):
+        open_storage(AZURE)
+
+
+@pytest.mark.parametrize("package", ["obstore", "azure.storage.blob"])
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(LocationError, match=r"obstore: pip install 'seqrecord\[azure\]'") as caught:
+        open_storage(AZURE, {"backend": "obstore"})
+    assert caught.value.__cause__ is None
+
+
+def test_blobfiles_urls() -> None:
+    for storage in (
+        open_storage("blobfile+az://acme/box/path"),
+        open_storage("az://acme/box/path", {"backend": "blobfile"}),
+    ):
+        account = azure(storage)._account
+        assert (account.account, account.container, account.root) == ("acme", "box", "path")
+        assert type(azure(storage)._reader).__name__ == "BlobfileReader"
+    other = azure(open_storage("blobfile+az://acme/box/path", {"backend": "obstore"}))
+    assert type(other._reader).__name__ == "ObstoreReader"
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "says"),
+    [
+        (AZURE, {"backend": "fsspec"}, "one of obstore, urllib3, adlfs"),
+        (AZURE, {"mount": True}, "local paths alone"),
+        (AZURE, {"acount_key": SECRET}, "unknown storage option.*acount_key"),
+        (AZURE, {"deadline": 0}, "deadline.*above 0"),
+        (AZURE, {"max_requests": 1.5}, "max_requests.*whole number"),
+        (AZURE, {"requests_per_second": "many"}, "requests_per_second.*above 0"),
+        ("memory://box", {"backend": "obstore"}, "no such backend"),
+        ("memory://box", {"mount": True}, "local paths alone"),
+        ("memory://box", {"direct": True}, "local paths alone"),
+        ("records", {"direct": "perhaps"}, "direct.*true or false"),
+        ("records", {"account_key": SECRET}, "of no use to a local path.*account_key"),
+        ("records", {"deadline": 5}, "of no use to a local path.*deadline"),
+        ("records", {"mount": True, "account_key": SECRET}, "of no use to a mount.*account_key"),
+        ("records", {"mount": "perhaps"}, "true or false"),
+    ],
+)
+def test_options_that_will_not_do(url: str, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(LocationError, match=says) as caught:
+        open_storage(url, options)
+    assert SECRET not in str(caught.value)
+
+
+def test_a_local_path_takes_no_cache(tmp_path: Path) -> None:
+    with pytest.raises(LocationError, match="cache"):
+        open_storage(tmp_path, cache_dir=tmp_path / "cache", cache_limit="1GiB")
+    with pytest.raises(LocationError, match="cache_limit"):
+        open_storage(AZURE, cache_dir=tmp_path / "cache")
+
+
+def test_options_are_split() -> None:
+    settings, rest = split_options(
+        {"deadline": "5", "max_requests": 4, "key": "x", "mount": "1"}, ""
+    )
+    assert settings == StorageSettings(mount=True, deadline=5.0, max_requests=4)
+    assert rest == {"key": "x"}
+    assert split_options({}, "") == (StorageSettings(), {})
+    assert split_options({"mount": None}, "")[0].given() == []
+
+
+def test_nothing_of_azure_is_imported_before_it_is_needed() -> None:
+    import subprocess
+
+    code = (
+        "import seqrecord, sys; seqrecord.storage.open_storage('https://acme.blob.core.windows.net"
+        "/box/p', {'account_key': 'a2V5'}); "
+        "sys.exit(sorted({'obstore', 'adlfs', 'blobfile', 'azure.core'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("direct", [None, True, False])
+def test_a_local_path_is_read_directly_if_asked(tmp_path: Path, direct: bool | None) -> None:
+    storage = open_storage(tmp_path, {"direct": direct})
+    assert isinstance(storage, LocalStorage)
+    assert storage.direct is direct

@@ -1,0 +1,247 @@
+"""Batches of any loader arrive on a device, unchanged, in time, and with the right state."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import seqrecord
+from seqrecord.device.prefetch import DevicePrefetcher, prefetch_to_device
+from seqrecord.device.streams import SideStream
+from seqrecord.errors import ClipError, StateError
+from seqrecord.pipes import SeqRecordStream
+from tests.clip_data import leaves_nothing, write_numbered
+from tests.resume_contract import check_resume
+from tests.side_streams import NO_GPU, STREAMS, LateStream, make_stream, on_host
+
+BATCH: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "shuffle_buffer": 16}
+
+
+@pytest.fixture(params=STREAMS)
+def stream(request: pytest.FixtureRequest) -> SideStream:
+    return make_stream(request.param)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_numbered(tmp_path_factory.mktemp("prefetch") / "records")
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    image: torch.Tensor
+    name: str
+
+
+def nested_item() -> dict[str, Any]:
+    image = torch.arange(2 * 3 * 4 * 5, dtype=torch.float32).reshape(2, 3, 4, 5)
+    defaults: dict[str, Any] = defaultdict(list)
+    defaults["x"] = torch.tensor([1 + 2j])
+    return {
+        "image": image.to(memory_format=torch.channels_last),
+        "strided": torch.arange(20)[::3],
+        "transposed": torch.arange(6, dtype=torch.int16).reshape(2, 3).t(),
+        "expanded": torch.ones(1, 2).expand(3, 2),
+        "scalar": torch.tensor(7, dtype=torch.uint8),
+        "empty": torch.empty(0, 3, dtype=torch.bfloat16),
+        "bool": torch.tensor([True, False]),
+        "uint16": torch.tensor([1, 65_535], dtype=torch.uint16),
+        "conjugate": torch.tensor([1 + 2j]).conj(),
+        "list": [torch.ones(2), "text", None, (torch.zeros(1), 3)],
+        "pair": Pair(torch.ones(1), "second"),
+        "sample": Sample(torch.ones(3), "name"),
+        "ordered": OrderedDict(b=torch.ones(1), a=torch.zeros(1)),
+        "default": defaults,
+        "sparse": torch.eye(3).to_sparse(),
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+    }
+
+
+def test_everything_arrives(stream: SideStream) -> None:
+    item = nested_item()
+    (got,) = DevicePrefetcher([item], stream, 2)
+    assert list(got) == list(item)
+    for name in item:
+        assert type(got[name]) is type(item[name])
+    for name, tensor in item.items():
+        if isinstance(tensor, torch.Tensor):
+            assert got[name].device == stream.device
+            assert got[name].dtype == tensor.dtype
+            assert torch.equal(got[name].cpu().to_dense(), tensor.to_dense())
+    assert got["image"].stride() == item["image"].stride()
+    assert got["transposed"].stride() == (1, 3)
+    assert not got["conjugate"].is_conj()
+    assert got["list"][1:3] == ["text", None]
+    assert got["list"][3][0].device == stream.device
+    assert got["list"][3][1] == 3
+    assert got["pair"].second == "second"
+    assert got["sample"].name == "name"
+    assert got["sample"].image.tolist() == [1, 1, 1]
+    assert list(got["ordered"]) == ["b", "a"]
+    assert got["default"]["missing"] == []
+    assert "missing" not in item["default"]
+
+
+class Counting:
+    """A loader that overwrites what nobody refers to any more, and counts what was asked for."""
+
+    def __init__(self, count: int, fails_at: int | None = None) -> None:
+        self.count, self.fails_at, self.asked = count, fails_at, 0
+        self.made: list[weakref.ref[torch.Tensor]] = []
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for number in range(self.count):
+            self.asked = number + 1
+            if number == self.fails_at:
+                raise OSError("no more")
+            tensor = torch.full((50,), number)
+            self.made.append(weakref.ref(tensor))
+            yield {"number": number, "x": tensor, "y": [tensor * 2]}
+            del tensor
+
+    def __len__(self) -> int:
+        return self.count
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_batches_come_in_order_and_change_no_more(stream: SideStream, depth: int) -> None:
+    loader = Counting(12)
+    prefetcher = DevicePrefetcher(loader, stream, depth)
+    assert len(prefetcher) == 12
+    held = []
+    for number, batch in enumerate(prefetcher):
+        assert loader.asked == min(number + depth, 12)
+        held.append(batch)
+    assert [batch["number"] for batch in held] == list(range(12))
+    for number, batch in enumerate(held):
+        assert batch["x"].tolist() == [number] * 50
+        assert batch["y"][0].tolist() == [2 * number] * 50
+    if stream.device.type == "cpu":
+        assert not any(ref() is not None for ref in loader.made), "sources are let go"
+
+
+def test_all_tensors_are_handed_over_before_their_batch() -> None:
+    stream = LateStream()
+    for number, batch in enumerate(DevicePrefetcher(Counting(4), stream, 2), start=1):
+        assert len(stream.handed_over) == number
+        assert [id(t) for t in stream.handed_over[-1]] == [id(batch["x"]), id(batch["y"][0])]
+
+
+def test_an_error_comes_after_the_batches_before_it(stream: SideStream) -> None:
+    loader, got = Counting(9, fails_at=3), []
+
+    def consume() -> None:
+        for batch in DevicePrefetcher(loader, stream, 3):
+            got.append(batch["number"])  # noqa: PERF401 - an error comes in the middle
+
+    with pytest.raises(OSError, match="no more"):
+        consume()
+    assert got == [0, 1, 2]
+    assert loader.asked == 4
+
+
+def test_a_loader_without_length_or_state() -> None:
+    prefetcher = prefetch_to_device(iter([torch.ones(1)]), "cpu")
+    with pytest.raises(TypeError, match="no length"):
+        len(prefetcher)
+    with pytest.raises(StateError, match="the loader has no state_dict"):
+        prefetcher.state_dict()
+    with pytest.raises(StateError, match="the loader has no load_state_dict"):
+        prefetcher.load_state_dict({})
+    assert [t.tolist() for t in prefetcher] == [[1]]
+    with pytest.raises(ClipError, match="depth is too small"):
+        prefetch_to_device([], "cpu", depth=0)
+
+
+class OnHost:
+    """A prefetcher whose batches can be compared."""
+
+    def __init__(self, prefetcher: DevicePrefetcher[Any]) -> None:
+        self._prefetcher = prefetcher
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._prefetcher:
+            yield on_host(batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._prefetcher.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        self._prefetcher.load_state_dict(state_dict)
+
+
+def test_resuming_a_stream(path: Path, stream: SideStream) -> None:
+    check_resume(
+        lambda: OnHost(DevicePrefetcher(SeqRecordStream(path, **BATCH), stream, 2)),
+        positions=lambda n: (2, n // 2, n - 1),
+    )
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resuming_a_stateful_loader(path: Path, workers: int) -> None:
+    def make() -> OnHost:
+        stream = SeqRecordStream(path, **BATCH)
+        loader: Any = StatefulDataLoader(
+            stream, batch_size=None, num_workers=workers, persistent_workers=workers > 0
+        )
+        return OnHost(prefetch_to_device(loader, "cpu", depth=3))
+
+    check_resume(make, num_epochs=2, positions=lambda n: (n // 2,))
+
+
+def test_the_state_is_that_of_the_batch_in_hand(path: Path) -> None:
+    prefetcher = prefetch_to_device(SeqRecordStream(path, **BATCH), "cpu", depth=4)
+    assert prefetcher.state_dict()["batch"] == 0
+    for number, _ in enumerate(prefetcher, start=1):
+        assert prefetcher.state_dict()["batch"] == number
+        if number == 5:
+            break
+    assert prefetcher.state_dict()["batch"] == 5
+    assert len(list(prefetcher)) == len(prefetcher)  # the next epoch
+    assert prefetcher.state_dict()["epoch"] == 2
+
+
+def test_leaving_a_prefetcher_early(path: Path, stream: SideStream) -> None:
+    prefetcher = DevicePrefetcher(SeqRecordStream(path, **BATCH), stream, 3)
+    list(prefetcher)
+    with leaves_nothing():
+        for _ in prefetcher:
+            break
+    assert len(list(prefetcher)) == len(prefetcher)
+
+
+def test_prefetching_is_public() -> None:
+    assert seqrecord.prefetch_to_device is prefetch_to_device
+
+
+@NO_GPU
+def test_pinned_tensors_are_copied_from_as_they_are() -> None:
+    batches = [torch.full((1 << 20,), n, dtype=torch.int32).pin_memory() for n in range(6)]
+    sums = [batch.sum() for batch in prefetch_to_device(batches, "cuda")]
+    assert [int(s) for s in sums] == [n << 20 for n in range(6)]
+
+
+@NO_GPU
+def test_a_consumer_that_never_synchronizes_gets_what_was_sent() -> None:
+    """Batches are dropped that the device has yet to read: their memory must not be reused."""
+    batches = (torch.full((1 << 20,), n, dtype=torch.int64) for n in range(40))
+    sums = []
+    for batch in prefetch_to_device(batches, "cuda"):
+        torch.cuda._sleep(5_000_000)  # type: ignore[no-untyped-call] # the host runs far ahead
+        sums.append(batch.sum())
+        del batch
+    assert [int(s) for s in sums] == [n << 20 for n in range(40)]

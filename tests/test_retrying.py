@@ -1,0 +1,485 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from seqrecord.errors import (
+    AccessError,
+    DeadlineError,
+    DestinationError,
+    LocationError,
+    NotFoundError,
+    StorageError,
+    TransientError,
+)
+from seqrecord.ranges import ByteRange
+from seqrecord.storage import FaultyStorage, LocalStorage, Storage
+from seqrecord.storage.pacing import Pace
+from seqrecord.storage.parallel import ParallelStorage
+from seqrecord.storage.per_process import PerProcess
+from seqrecord.storage.retrying import Retrier, RetryingStorage
+from seqrecord.storage.wrappers import FailAt, FailTransiently, Fault
+from tests.storage_contract import DATA, PATH, StorageContract, get, put
+
+FILE = "az://container/dataset/records/0"
+
+# Forking with threads is what some of these tests are about.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+
+
+class Clock:
+    """Time that passes while someone sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.slept: list[float] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+    def retrier(self, deadline: float = 120.0, draw: float = 1.0) -> Retrier:
+        return Retrier(deadline=deadline, clock=self, sleep=self.sleep, draw=lambda: draw)
+
+
+class Failing:
+    """Raises these in turn, then returns 7; each attempt takes `seconds`."""
+
+    def __init__(self, *errors: Exception, clock: Clock | None = None, seconds: float = 0) -> None:
+        self._errors: Iterator[Exception] = iter(errors)
+        self._clock, self._seconds = clock, seconds
+        self.calls = 0
+
+    def __call__(self) -> int:
+        self.calls += 1
+        if self._clock is not None:
+            self._clock.now += self._seconds
+        for error in self._errors:
+            raise error
+        return 7
+
+
+def busy(retry_after: float | None = None) -> TransientError:
+    error = TransientError("the storage failed: HTTP status 503")
+    error.retry_after = retry_after
+    return error
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def instantly(inner: Storage, deadline: float = 120.0) -> RetryingStorage:
+    """Repeats without waiting."""
+    clock = Clock()
+    return RetryingStorage(inner, retrier=clock.retrier(deadline))
+
+
+def faulty(tmp_path: Path, fault: Fault) -> FaultyStorage:
+    return FaultyStorage(LocalStorage(tmp_path), fault)
+
+
+class TestRetryingLocalStorage(StorageContract):
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> Iterator[Storage]:
+        storage = RetryingStorage(LocalStorage(tmp_path / "dataset"))
+        yield storage
+        storage.close()
+
+
+class TestFailingStorage(StorageContract):
+    """Every third request fails the first time, and nobody notices."""
+
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> Iterator[Storage]:
+        fault = FailTransiently(1, 0.34, ("read", "size", "list", "remove", "create"))
+        retrier = Retrier(sleep=_do_nothing)
+        storage = RetryingStorage(faulty(tmp_path / "dataset", fault), retrier=retrier)
+        yield ParallelStorage(storage)
+        storage.close()
+
+
+def _do_nothing(seconds: float) -> None:
+    pass
+
+
+# Waiting
+
+
+def test_what_goes_well_is_not_repeated(clock: Clock) -> None:
+    assert clock.retrier().call(Failing(), file=FILE) == 7
+    assert clock.slept == []
+
+
+def test_waits_double_up_to_eight_seconds(clock: Clock) -> None:
+    work = Failing(*[busy() for _ in range(8)])
+    retrier = clock.retrier()
+    assert retrier.call(work, file=FILE) == 7
+    assert clock.slept == [0.25, 0.5, 1, 2, 4, 8, 8, 8]
+    assert retrier.counters() == {"requests": 9, "retries": 8}
+
+
+def test_waits_are_drawn_from_their_upper_half() -> None:
+    for draw, expected in ((0.0, [0.125, 0.25]), (0.5, [0.1875, 0.375])):
+        clock = Clock()
+        clock.retrier(draw=draw).call(Failing(busy(), busy()), file=FILE)
+        assert clock.slept == expected
+
+
+def test_a_servers_wish_comes_on_top(clock: Clock) -> None:
+    clock.retrier(draw=0.0).call(Failing(busy(3), busy(), busy(0.5)), file=FILE)
+    assert clock.slept == [3.125, 0.25, 1.0]
+
+
+def test_a_wish_beyond_the_deadline_is_cut(clock: Clock) -> None:
+    work = Failing(busy(3600))
+    assert clock.retrier(deadline=10).call(work, file=FILE) == 7
+    assert clock.slept == [10]
+
+
+# The deadline
+
+
+def test_the_last_attempt_starts_at_the_deadline(clock: Clock) -> None:
+    work = Failing(*[busy() for _ in range(99)])
+    with pytest.raises(DeadlineError) as caught:
+        clock.retrier(deadline=5).call(work, file=FILE, item=ByteRange(100, 150))
+    assert clock.slept == [0.25, 0.5, 1, 2, 1.25]
+    assert str(caught.value) == (
+        "bytes 100 to 150 could not be read: 6 attempts in 5 s; "
+        "at last the storage failed: HTTP status 503; file: az://container/dataset/records/0"
+    )
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None
+
+
+def test_long_attempts_count_for_the_deadline(clock: Clock) -> None:
+    work = Failing(*[busy() for _ in range(99)], clock=clock, seconds=30)
+    with pytest.raises(DeadlineError, match=r"it failed: 2 attempts in 60 s"):
+        clock.retrier(deadline=31).call(work, file=FILE)
+
+
+def test_no_time_is_one_attempt(clock: Clock) -> None:
+    work = Failing(busy())
+    with pytest.raises(DeadlineError, match="1 attempt in"):
+        clock.retrier(deadline=0).call(work, file=FILE)
+    assert work.calls == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AccessError("refused"),
+        NotFoundError("gone"),
+        LocationError("nowhere"),
+        DestinationError("taken"),
+        StorageError("broken"),
+        ValueError("a bug"),
+        DeadlineError("of a retrier below"),
+    ],
+)
+def test_what_will_not_pass_fails_at_once(clock: Clock, error: Exception) -> None:
+    work = Failing(busy(), error)
+    retrier = clock.retrier()
+    with pytest.raises(type(error)) as caught:
+        retrier.call(work, file=FILE)
+    assert caught.value is error
+    assert work.calls == 2
+    assert retrier.counters() == {"requests": 2, "retries": 1}
+
+
+@pytest.mark.parametrize("deadline", [-1, float("nan")])
+def test_a_deadline_that_is_none(deadline: float) -> None:
+    with pytest.raises(ValueError, match="deadline"):
+        Retrier(deadline=deadline)
+
+
+# What is said
+
+
+def test_a_long_silence_is_told_and_its_end(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    retrier = clock.retrier()
+    retrier.call(Failing(*[busy()] * 4), file=FILE)
+    assert caplog.messages == []  # 3.75 s
+    retrier.call(Failing(*[busy()] * 8), file=FILE)
+    assert caplog.messages == [
+        f"{FILE}: the storage failed: HTTP status 503; tried again for {left} s more"
+        for left in (112, 104, 96)
+    ] + [f"{FILE}: it goes on after 32 s"]
+    caplog.clear()
+    retrier.call(Failing(busy()), file=FILE)
+    assert caplog.messages == []
+
+
+def test_of_many_that_fail_together_one_speaks(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    retrier = clock.retrier(deadline=10)
+    start = clock.now
+    for _ in range(10):
+        clock.now = start  # at the same time, as far as one can with one thread
+        with pytest.raises(DeadlineError):
+            retrier.call(Failing(*[busy()] * 99), file=FILE)
+    assert len(caplog.messages) == 1
+
+
+# Waking
+
+
+def _asleep(retrier: Retrier) -> tuple[threading.Thread, list[BaseException]]:
+    """A thread that waits for an hour, and where its error goes."""
+    errors: list[BaseException] = []
+    waits = threading.Event()
+
+    def fail() -> None:
+        waits.set()
+        raise busy(3600)
+
+    def work() -> None:
+        try:
+            retrier.call(fail, file=FILE)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert waits.wait(10)
+    while retrier.counters()["retries"] == 0:
+        time.sleep(0.001)
+    return thread, errors
+
+
+def test_closing_wakes_those_that_wait() -> None:
+    retrier = Retrier(deadline=3600)
+    thread, errors = _asleep(retrier)
+    retrier.close()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert [type(error) for error in errors] == [StorageError]
+    assert "closed while it waited" in str(errors[0])
+
+
+def test_a_closed_storage_is_used_again(tmp_path: Path) -> None:
+    storage = RetryingStorage(faulty(tmp_path, FailAt("read", 0, error=busy())))
+    put(storage, PATH, DATA)
+    storage.close()
+    assert get(storage, PATH, 5, 50) == DATA[5:50]
+    assert storage.counters()["retries"] == 1
+
+
+def test_the_end_of_the_interpreter_wakes_those_that_wait() -> None:
+    program = """
+import threading
+from seqrecord.errors import TransientError
+from seqrecord.storage.retrying import Retrier
+
+waits = threading.Event()
+def fail():
+    waits.set()
+    raise TransientError("busy")
+
+def work():
+    try:
+        Retrier(deadline=3600, draw=lambda: 1e6).call(fail, file="f")
+    except Exception as error:
+        print(type(error).__name__, error)
+
+threading.Thread(target=work).start()
+waits.wait()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "StorageError closed while it waited" in done.stdout
+
+
+# Storages
+
+
+def test_reads_are_those_of_a_quiet_run(tmp_path: Path) -> None:
+    data = np.random.default_rng(1).bytes(1 << 20)
+    put(LocalStorage(tmp_path), PATH, data)
+    storage = instantly(faulty(tmp_path, FailTransiently(7, 0.5, retry_after=0.1)))
+    rng = np.random.default_rng(2)
+    for _ in range(100):
+        ends = np.sort(rng.integers(0, len(data), (5, 2)), axis=1)
+        ranges = [ByteRange(int(a), int(b)) for a, b in ends]
+        arrays = [np.full(item.length, 7, np.uint8) for item in ranges]
+        storage.read_ranges(PATH, ranges, [array.data for array in arrays])
+        for item, array in zip(ranges, arrays, strict=True):
+            assert array.tobytes() == data[item.start : item.stop]
+        assert storage.size(PATH) == len(data)
+    counters = storage.counters()
+    assert counters["requests"] == 200 + counters["retries"]
+    assert counters["retries"] > 100
+
+
+def test_a_short_file_is_not_repeated(tmp_path: Path) -> None:
+    storage = instantly(LocalStorage(tmp_path))
+    put(storage, PATH, DATA)
+    with pytest.raises(StorageError, match="ended early"):
+        get(storage, PATH, 0, len(DATA) + 1)
+    assert storage.counters()["retries"] == 0
+
+
+def test_the_error_names_file_and_range(tmp_path: Path) -> None:
+    storage = instantly(faulty(tmp_path, FailAt("read", onwards=True, error=busy())), deadline=1)
+    put(storage, PATH, DATA)
+    with pytest.raises(DeadlineError, match=r"bytes 3 to 9 .*attempts.*503; file: .*00000-ab"):
+        get(storage, PATH, 3, 9)
+
+
+@pytest.mark.parametrize("operation", ["size", "list", "remove", "create"])
+def test_other_requests_are_repeated_too(tmp_path: Path, operation: str) -> None:
+    put(LocalStorage(tmp_path), PATH, DATA)
+    fault = FailAt(operation, error=busy())  # type: ignore[arg-type]
+    storage = instantly(faulty(tmp_path, fault))
+    actions: dict[str, Callable[[], object]] = {
+        "size": lambda: storage.size(PATH),
+        "list": lambda: storage.list_files("records"),
+        "remove": lambda: storage.remove(PATH),
+        "create": lambda: put(storage, "records/b", DATA),
+    }
+    actions[operation]()
+    assert storage.counters() == {"requests": 2, "retries": 1}
+    left = LocalStorage(tmp_path).list_files("records")
+    assert left == {"remove": [], "create": [PATH, "records/b"]}.get(operation, [PATH])
+
+
+def test_writes_are_passed_on_as_they_are(tmp_path: Path) -> None:
+    storage = instantly(faulty(tmp_path, FailAt("write", error=busy())))
+    upload = storage.create(PATH)
+    with pytest.raises(TransientError):
+        upload.write(b"x")
+    upload.abort()
+
+
+def test_counters_add_up_and_a_copy_starts_from_zero(tmp_path: Path) -> None:
+    inner = instantly(LocalStorage(tmp_path))
+    put(inner, PATH, DATA)
+    outer = instantly(inner)
+    before = inner.counters()["requests"]
+    get(outer, PATH, 0, 1)
+    assert outer.counters() == {"requests": before + 2, "retries": 0}
+    copy = pickle.loads(pickle.dumps(outer))
+    assert get(copy, PATH, 0, 9) == DATA[:9]
+    assert copy.counters() == {"requests": 2, "retries": 0}
+
+
+def test_a_pickled_copy_keeps_its_settings(tmp_path: Path) -> None:
+    broken = faulty(tmp_path, FailAt("size", onwards=True, error=busy()))
+    copy = pickle.loads(pickle.dumps(RetryingStorage(broken, deadline=0)))
+    with pytest.raises(DeadlineError, match="1 attempt in"):
+        copy.size(PATH)
+
+
+def test_threads_lose_no_count(tmp_path: Path) -> None:
+    storage = RetryingStorage(LocalStorage(tmp_path), requests_per_second=1e9)
+    put(storage, PATH, DATA)
+    before = storage.counters()["requests"]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda i: get(storage, PATH, i, i + 1), range(2000)))
+    assert storage.counters()["requests"] == before + 2000
+
+
+def test_a_child_forked_amid_requests_reads_on(tmp_path: Path) -> None:
+    """It has locks, places and counts of its own: those of the parent are held at the fork."""
+    storage = ParallelStorage(
+        RetryingStorage(LocalStorage(tmp_path), requests_per_second=1e9), max_requests=1
+    )
+    put(storage, PATH, DATA)
+    stop = threading.Event()
+
+    def busy() -> None:
+        while not stop.is_set():
+            get(storage, PATH, 0, 10)
+
+    threads = [threading.Thread(target=busy) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(10):
+            pid = os.fork()
+            if pid == 0:
+                code = 1
+                with contextlib.suppress(BaseException):
+                    threading.Timer(20, os._exit, [3]).start()
+                    ok = get(storage, PATH, 5, 50) == DATA[5:50]
+                    code = 0 if ok and storage.counters()["requests"] == 1 else 2
+                os._exit(code)
+            assert os.waitpid(pid, 0)[1] == 0
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+# Pace
+
+
+def test_a_files_requests_keep_their_pace() -> None:
+    clock = Clock()
+    pace = Pace(100, clock=clock)
+    delays = [pace.delay("a") for _ in range(111)]
+    assert delays[:11] == [0.0] * 11  # a tenth of a second's
+    assert delays[11:] == pytest.approx([i / 100 for i in range(1, 101)])
+    assert pace.delay("b") == 0
+    clock.now = 10
+    assert pace.delay("a") == 0
+
+
+def test_a_pace_forgets_the_files_that_rest() -> None:
+    clock = Clock()
+    pace = Pace(100, clock=clock)
+    for i in range(5000):
+        clock.now += 1
+        assert pace.delay(str(i)) == 0
+    assert len(pace._due) < 2000
+
+
+def test_requests_wait_for_their_turn(tmp_path: Path, clock: Clock) -> None:
+    storage = RetryingStorage(
+        LocalStorage(tmp_path), requests_per_second=100, retrier=clock.retrier()
+    )
+    storage._pace = PerProcess(lambda: Pace(100, clock=clock))
+    put(storage, PATH, DATA)
+    for _ in range(50):
+        get(storage, PATH, 0, 1)
+    assert clock.now == pytest.approx(0.4)  # 51 with that of create, the first 11 at once
+
+
+@pytest.mark.parametrize("rate", [0, -1, float("nan")])
+def test_a_pace_that_is_none(rate: float) -> None:
+    with pytest.raises(ValueError, match="rate"):
+        Pace(rate)
+
+
+def test_one_value_for_all_threads_of_a_process() -> None:
+    made: PerProcess[list[int]] = PerProcess(list)
+    barrier = threading.Barrier(8)
+
+    def first(_: int) -> int:
+        barrier.wait()
+        return id(made.get())
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(first, range(8)))) == 1
+    mine = made.get()
+    assert made.take() is mine
+    assert made.take() is None
+    assert made.get() is not mine

@@ -1,0 +1,435 @@
+"""No key, token or signature comes out of anything that can be printed, logged or saved.
+
+Every credential here holds `MARK`, or is looked for as it is. Pickles hold them on purpose: a
+worker process needs them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import pickle
+import sqlite3
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, quote, unquote
+
+import pytest
+from click.testing import CliRunner
+
+import seqrecord
+from seqrecord.cli import main
+from seqrecord.errors import AccessError, SeqRecordError, StorageError
+from seqrecord.ranges import ByteRange
+from seqrecord.storage import Storage, StorageWrapper, open_storage, parse_location
+from tests.fault_proxy import FaultProxy
+from tests.made_source import MadeSource
+from tests.services import Azurite, need_azurite
+
+MARK = "MARKEDS3CRET"
+KEY = base64.b64encode((MARK * 4).encode()).decode()  # MARK is in the bytes, KEY in what is written
+BACKENDS = ["obstore", "urllib3", "adlfs", "blobfile"]
+QUICK = {"deadline": 0.3}
+ENVIRONMENT = ("ACCOUNT", "ACCOUNT_NAME", "ACCOUNT_KEY", "KEY", "CONNECTION_STRING", "SAS_TOKEN")
+
+
+@pytest.fixture(autouse=True)
+def everything_is_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ENVIRONMENT:
+        monkeypatch.delenv(f"AZURE_STORAGE_{name}", raising=False)
+    caplog.set_level(logging.DEBUG)
+    for name in list(logging.root.manager.loggerDict):
+        caplog.set_level(logging.DEBUG, name)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
+    need_azurite()
+    service = Azurite(tmp_path_factory.mktemp("azurite"), key=KEY)
+    yield service
+    service.stop()
+
+
+@dataclass(frozen=True)
+class Given:
+    """A location and how its credential is given. `secrets` are the texts to look for."""
+
+    url: str
+    options: dict[str, Any]
+    environment: dict[str, str]
+    secrets: tuple[str, ...]
+
+    def use(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in self.environment.items():
+            monkeypatch.setenv(name, value)
+
+    @property
+    def words(self) -> list[str]:
+        return [f"--storage-option={key}={value}" for key, value in self.options.items()]
+
+
+def _forms(text: str) -> tuple[str, ...]:
+    return tuple({text, quote(text, safe=""), unquote(text), MARK})
+
+
+def given(
+    kind: str,
+    service: Azurite,
+    container: str,
+    *,
+    backend: str = "obstore",
+    endpoint: str | None = None,
+) -> Given:
+    """A credential of a kind, right or wrong, for a service or another place that passes for it."""
+    endpoint = endpoint or service.endpoint
+    az, wrong_key = f"az://{container}/set", base64.b64encode((MARK * 5).encode()).decode()
+    if backend == "blobfile":
+        az = f"az://{service.account}/{container}/set"
+    https = f"https://{service.account}.blob.core.windows.net/{container}/set"
+    account = {"account_name": service.account, "endpoint": endpoint}
+    if "SAS" in kind:
+        token = service.sas(container, minutes=-60 if "expired" in kind else 60)
+        if "wrong" in kind:
+            token = token[: token.index("sig=")] + f"sig={MARK}%3D"
+        forms = _forms(parse_qs(token)["sig"][0])
+        if kind.endswith("URL"):
+            return Given(f"{https}?{token}", {"endpoint": endpoint}, {}, forms)
+        if kind.endswith("environment"):
+            return Given(az, account, {"AZURE_STORAGE_SAS_TOKEN": token}, forms)
+        return Given(az, {**account, "sas_token": token}, {}, forms)
+    key = wrong_key if "wrong" in kind else service.key
+    if "connection string" in kind:
+        text = (
+            f"DefaultEndpointsProtocol=http;AccountName={service.account};AccountKey={key};"
+            f"BlobEndpoint={endpoint};"
+        )
+        if kind.endswith("environment"):
+            return Given(az, {}, {"AZURE_STORAGE_CONNECTION_STRING": text}, _forms(key))
+        return Given(az, {"connection_string": text}, {}, _forms(key))
+    if kind.endswith("environment"):
+        return Given(az, account, {"AZURE_STORAGE_ACCOUNT_KEY": key}, _forms(key))
+    return Given(az, {**account, "account_key": key}, {}, _forms(key))
+
+
+RIGHT = [
+    "key",
+    "key in the environment",
+    "connection string",
+    "connection string in the environment",
+    "SAS",
+    "SAS in the environment",
+    "SAS in the URL",
+]
+WRONG = ["wrong key", "wrong connection string", "wrong SAS", "wrong SAS in the URL", "expired SAS"]
+
+
+def texts_of(error: BaseException) -> Iterator[str]:
+    """All that an error shows, and all that it holds on to."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        item = waiting.pop()
+        if item is None or id(item) in seen:
+            continue
+        seen.add(id(item))
+        waiting += [item.__cause__, item.__context__]
+        yield from traceback.format_exception(item)
+        yield from (str(item), repr(item), repr(vars(item)), repr(item.args))
+        yield from getattr(item, "__notes__", [])
+    with suppress(Exception):
+        yield repr(pickle.dumps(error))
+
+
+def all_of(storage: Storage) -> Iterator[str]:
+    """What a storage and those inside it show."""
+    yield from (repr(storage), str(storage), storage.url, repr(storage.counters()))
+    if isinstance(storage, StorageWrapper):
+        yield from all_of(storage.inner)
+    for name in ("_reader", "_account"):
+        if hasattr(storage, name):
+            yield repr(getattr(storage, name))
+
+
+def check(given: Given, texts: Iterable[str], caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing of the secrets is in the texts, nor in what was logged."""
+    logged = [
+        f"{record.name}: {record.getMessage()} {record.msg} {record.args} {record.exc_text}"
+        for record in caplog.records
+    ]
+    found = [
+        text[max(0, text.index(secret) - 200) :][:500]
+        for text in [*texts, *logged, caplog.text]
+        for secret in given.secrets
+        if secret in text
+    ]
+    assert found == []
+
+
+def actions(storage: Storage) -> list[Callable[[], object]]:
+    def upload() -> None:
+        upload = storage.create("records/new.seqrec")
+        upload.write(b"x" * 100)
+        upload.commit()
+
+    def read(length: int) -> None:
+        data = memoryview(bytearray(length))
+        storage.read_ranges("records/a.seqrec", [ByteRange(0, length)], [data])
+
+    return [
+        partial(storage.size, "manifest.json"),
+        partial(storage.list_files, "records"),
+        partial(storage.list_files, "../records"),
+        partial(storage.interrupted, "records"),
+        partial(storage.reopen, "records/a.seqrec"),
+        partial(storage.remove, "records/a.seqrec"),
+        partial(read, 10),
+        partial(read, 2 << 20),  # enough for the client that reads
+        storage.lock,
+        upload,
+    ]
+
+
+def failures(storage: Storage) -> Iterator[StorageError]:
+    for action in actions(storage):
+        try:
+            action()
+        except StorageError as error:
+            yield error
+
+
+def run(*words: str) -> list[str]:
+    """All that a command prints."""
+    result = CliRunner().invoke(main, list(words))
+    return [result.output, *([] if result.exception is None else texts_of(result.exception))]
+
+
+@pytest.mark.service
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_service_that_refuses(
+    service: Azurite,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
+    backend: str,
+) -> None:
+    where = given(kind, service, service.new_container(), backend=backend)
+    where.use(monkeypatch)
+    storage = open_storage(where.url, {**where.options, **QUICK, "backend": backend})
+    errors = list(failures(storage))
+    assert len(errors) == len(actions(storage))
+    assert sum(isinstance(error, AccessError) for error in errors) == len(errors) - 1  # `../`
+    texts = [text for error in errors for text in texts_of(error)]
+    storage.close()
+    check(where, [*texts, *all_of(storage)], caplog)
+
+
+@pytest.mark.service
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", ["SAS"])  # of all credentials the one that URLs hold
+@pytest.mark.parametrize("fault", ["nobody", "reset", "403", "404", "500", "503", "short"])
+def test_a_service_that_fails(
+    service: Azurite,
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
+    backend: str,
+    fault: str,
+) -> None:
+    container = service.new_container()
+    service.put(container, "set/records/a.seqrec", bytes(3 << 20))
+    with FaultProxy(service.host, lambda _: fault, retry_after=0) as proxy:
+        endpoint = f"http://{proxy.host}/{service.account}"
+        where = given(kind, service, container, backend=backend, endpoint=endpoint)
+        if fault == "nobody":
+            proxy.close()
+        storage = open_storage(where.url, {**where.options, "deadline": 0.05, "backend": backend})
+        texts = [text for error in failures(storage) for text in texts_of(error)]
+        assert texts
+        storage.close()
+    check(where, [*texts, *all_of(storage)], caplog)
+
+
+@pytest.mark.service
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [*((kind, "obstore") for kind in RIGHT), ("SAS in the URL", "adlfs"), ("SAS", "blobfile")],
+)
+def test_a_dataset_that_works(
+    service: Azurite,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    kind: str,
+    backend: str,
+) -> None:
+    container = service.new_container()
+    where = given(kind, service, container, backend=backend)
+    where.use(monkeypatch)
+    url, options = where.url, {**where.options, "backend": backend}
+    more: dict[str, Any] = {"storage_options": options}
+    settings: dict[str, Any] = {"workers": 1, "chunk_frames": 4, "record_bytes": 30_000}
+    report = seqrecord.convert(MadeSource(), url, **settings, **more)
+    texts = [repr(report), repr(parse_location(where.url)), str(parse_location(where.url))]
+    texts += all_of(open_storage(url, options))
+    with seqrecord.open(url, **more) as dataset:
+        texts += [repr(dataset), str(dataset), dataset.url]
+        texts += [
+            str(seqrecord.summarize(dataset)),
+            json.dumps(seqrecord.summarize(dataset).to_json()),
+        ]
+    for error in (
+        lambda: seqrecord.convert(MadeSource(), url, **settings, **more),
+        lambda: seqrecord.SeqRecordPipe(url, clip_len=1000, **more),
+        lambda: seqrecord.open(url, features=["nothing"], **more),
+    ):
+        with pytest.raises(SeqRecordError) as caught:
+            error()
+        texts += texts_of(caught.value)
+    trace, cache = tmp_path / "trace.json", tmp_path / "cache"
+    stream = seqrecord.SeqRecordStream(
+        url, clip_len=2, num_threads=2, trace=trace, cache_dir=cache, cache_limit="1GiB", **more
+    )
+    for _ in stream:
+        texts += [json.dumps(stream.state_dict())]
+    texts += [repr(stream), str(stream), json.dumps(stream.stats(), default=str)]
+    for pipe in (
+        seqrecord.SeqRecordPipe(url, clip_len=2, features=["image"], **more),
+        seqrecord.SeqRecordDataset(url, clip_len=2, features=["image"], **more),
+    ):
+        texts += [repr(pipe), str(pipe)]
+    texts += [str(seqrecord.verify(url, deep=True, **more)), repr(seqrecord.reindex(url, **more))]
+    texts += [repr(file.read_bytes()) for file in tmp_path.rglob("*") if file.is_file()]
+    with service.client() as client:
+        blobs = client.get_container_client(container)
+        for blob in blobs.list_blobs(include=["metadata"]):
+            texts += [blob.name, str(blob.metadata), repr(blobs.download_blob(blob.name).readall())]
+    check(where, texts, caplog)
+    assert ("sig=…" in caplog.text) == ("SAS" in kind)  # so there was something to hide
+    assert trace.exists()
+    with sqlite3.connect(next(cache.rglob("*.sqlite"))) as index:
+        assert "set" in "".join(index.iterdump())
+
+
+@pytest.mark.service
+@pytest.mark.parametrize("kind", ["key", "SAS in the URL", *WRONG])
+def test_what_commands_print(
+    service: Azurite,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    kind: str,
+) -> None:
+    where = given(kind, service, service.new_container())
+    (tmp_path / "tree" / "episode").mkdir(parents=True)
+    (tmp_path / "tree" / "episode" / "pose.txt").write_text("1 2 3\n4 5 6\n")
+    texts: list[str] = []
+    for debug in ([], ["--debug"]):
+        words = [*where.words, *debug]
+        texts += run(
+            "write", "--src", str(tmp_path / "tree"), "--dst", where.url, "--workers=1", *words
+        )
+        for command in ("info", "verify", "reindex", "bench"):
+            extra = ["--clip-len=1"] if command == "bench" else []
+            texts += run(command, where.url, *extra, *words)
+        texts += run("info", where.url, "--storage-option", f"acount_key={MARK}", *words)
+        texts += run("info", where.url, "--storage-option", MARK, *words)
+    assert any("error" in text for text in texts)
+    check(where, texts, caplog)
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        (f"https://acme.blob.core.windows.net:9/box/path?sig={MARK}", {}),
+        (f"https://acme.blob.core.windows.net/box/path?sig={MARK}#x", {}),
+        (f"https://me:{MARK}@acme.blob.core.windows.net/box/path", {}),
+        (f"abfs://box:{MARK}@acme.dfs.core.windows.net/path", {}),
+        (f"az://box/path?sig={MARK}", {}),
+        (f"blobfile+az://acme/box/path?sig={MARK}", {}),
+        (f"http://u:{MARK}@ho\u2100st/path", {}),
+        (f"http://user:{MARK}@127.0.0.1:9/path", {}),
+        (f"s3://bucket/path?token={MARK}", {}),
+        ("memory://box/path", {"token": MARK}),
+        ("az://box/path", {"connection_string": f"AccountKey={MARK}"}),
+        ("az://box/path", {"account_key": MARK}),
+        ("az://box/path", {"account_name": "acme", "acount_key": MARK}),
+        ("az://box/path", {"account_name": "acme", "account_key": f"not base64: {MARK}"}),
+        ("az://box/path", {"account_name": "acme", "endpoint": f"https://h/?sig={MARK}"}),
+        ("az://box/path", {"account_name": "acme", "account_key": MARK, "sas_token": MARK}),
+        ("az://box/path", {"account_name": "acme", "client_secret": MARK}),
+        ("records", {"account_key": MARK}),
+    ],
+)
+def test_locations_and_options_that_are_wrong(
+    url: str, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    if url != "records":
+        options = {**options, **QUICK}
+    texts: list[str] = []
+    try:
+        storage = open_storage(url, options)
+    except SeqRecordError as error:
+        texts += texts_of(error)
+    else:
+        texts += all_of(storage)
+        texts += [text for error in failures(storage) for text in texts_of(error)]
+        storage.close()
+    with pytest.raises(SeqRecordError) as caught:
+        seqrecord.open(url, storage_options=options)
+    texts += texts_of(caught.value)
+    check(Given(url, options, {}, (MARK,)), texts, caplog)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("secret", [MARK, None])
+def test_credentials_of_azure_identity_that_fail(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    secret: str | None,
+    backend: str,
+) -> None:
+    from azure import identity
+    from azure.core.exceptions import ClientAuthenticationError
+    from azure.identity import aio
+
+    class Failing:
+        def __init__(self, *words: str, **_: object) -> None:
+            self.words = words
+
+        def get_token(self, *_: object, **__: object) -> None:
+            raise ClientAuthenticationError(f"client_secret={MARK} {self.words}")
+
+        get_token_info = get_token
+
+        def close(self) -> None:
+            pass
+
+    class AsyncFailing(Failing):
+        async def get_token(self, *_: object, **__: object) -> None:  # type: ignore[override]
+            raise ClientAuthenticationError(f"client_secret={MARK} {self.words}")
+
+        get_token_info = get_token  # type: ignore[assignment]
+
+        async def close(self) -> None:  # type: ignore[override]
+            pass
+
+    for name in ("ClientSecretCredential", "DefaultAzureCredential"):
+        monkeypatch.setattr(identity, name, Failing)
+        monkeypatch.setattr(aio, name, AsyncFailing)
+    # A token is only sent by https: to nobody, since the credential fails before.
+    options = {"account_name": "acme", "endpoint": "https://127.0.0.1:9", "backend": backend}
+    if secret is not None:
+        options |= {"tenant_id": "t", "client_id": "c", "client_secret": secret}
+    url = "az://acme/box/path" if backend == "blobfile" else "az://box/path"
+    storage = open_storage(url, {**options, **QUICK})
+    errors = list(failures(storage))
+    assert sum(isinstance(error, AccessError) for error in errors) == len(errors) - 1
+    texts = [text for error in errors for text in texts_of(error)]
+    storage.close()
+    check(Given(url, options, {}, (MARK,)), [*texts, *all_of(storage)], caplog)
