@@ -12,9 +12,11 @@ from seqrecord.codecs import EncodedImage
 from seqrecord.conversion import BadEpisode, ConvertReport, Progress, convert
 from seqrecord.drawing import contact_sheet, draw_timeline, view
 from seqrecord.errors import (
+    AccessError,
     ChecksumError,
     ClipError,
     CodecError,
+    DeadlineError,
     DestinationError,
     FormatError,
     FrameError,
@@ -26,18 +28,21 @@ from seqrecord.errors import (
     SourceError,
     StateError,
     StorageError,
+    TransientError,
     VersionError,
 )
 from seqrecord.exporting import export
 from seqrecord.reader import Dataset, Episode
 from seqrecord.reader import open_dataset as open  # noqa: A004 - `seqrecord.open`, as `gzip.open`
 from seqrecord.schema import FeatureSpec, Schema
+from seqrecord.storage import CacheInfo, cache_info, clear_cache
 from seqrecord.summary import Summary, summarize
 from seqrecord.verification import VerifyProgress, VerifyReport, verify
 from seqrecord.version import __version__
 from seqrecord.writer import SeqRecordWriter
 
 if TYPE_CHECKING:
+    from seqrecord.device import prefetch_to_device
     from seqrecord.pipes import (
         SeqRecordDataset,
         SeqRecordNode,
@@ -46,14 +51,17 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "AccessError",
     "BadEpisode",
     "BenchReport",
+    "CacheInfo",
     "ChecksumError",
     "ClipError",
     "ClipSpec",
     "CodecError",
     "ConvertReport",
     "Dataset",
+    "DeadlineError",
     "DestinationError",
     "EncodedImage",
     "Episode",
@@ -76,27 +84,37 @@ __all__ = [
     "StateError",
     "StorageError",
     "Summary",
+    "TransientError",
     "VerifyProgress",
     "VerifyReport",
     "VersionError",
     "__version__",
     "bench",
+    "cache_info",
+    "clear_cache",
     "contact_sheet",
     "convert",
     "draw_timeline",
     "export",
     "open",
+    "prefetch_to_device",
     "reindex",
     "summarize",
     "verify",
     "view",
 ]
 
-_NEED_TORCH = {"SeqRecordDataset", "SeqRecordNode", "SeqRecordPipe", "SeqRecordStream"}
+_NEED_TORCH = {
+    "SeqRecordDataset": "pipes",
+    "SeqRecordNode": "pipes",
+    "SeqRecordPipe": "pipes",
+    "SeqRecordStream": "pipes",
+    "prefetch_to_device": "device",
+}
 
 
 def __getattr__(name: str) -> Any:
     # Writing, inspecting and random access do without torch, which takes seconds to import.
     if name in _NEED_TORCH:
-        return getattr(importlib.import_module("seqrecord.pipes"), name)
+        return getattr(importlib.import_module(f"seqrecord.{_NEED_TORCH[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,6 +9,8 @@ they are loaded and leave it in the same order, so a row is found by counting::
 
 from __future__ import annotations
 
+import math
+import mmap
 import weakref
 from collections import deque
 from collections.abc import Mapping
@@ -20,7 +22,7 @@ import torch
 
 from seqrecord.frames import ArraySpec
 
-__all__ = ["Arena", "BufferPool", "Ring"]
+__all__ = ["Arena", "BufferPool", "Ring", "page_aligned"]
 
 
 class Ring:
@@ -70,7 +72,7 @@ class Arena:
         self.specs = dict(specs)
         self.num_rows = num_rows
         self._arrays: dict[str, Any] = {
-            name: np.empty((num_rows, *spec.shape), spec.dtype)
+            name: page_aligned((num_rows, *spec.shape), spec.dtype)  # type: ignore[arg-type]
             if spec.is_fixed
             else [None] * num_rows
             for name, spec in specs.items()
@@ -85,6 +87,10 @@ class Arena:
         """Bytes of the rows of features with a fixed shape."""
         return sum(a.nbytes for a in self._arrays.values() if isinstance(a, np.ndarray))
 
+    def load(self, rows: npt.NDArray[np.int64]) -> tuple[Arena, npt.NDArray[np.int64]]:
+        """Where to write the frames of a load that gets these rows, and at which rows of that."""
+        return self, rows
+
     def gather(self, feature: str, rows: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
         """Copy rows, int64[n], of a feature of fixed shape into `out` [n, …]. Without the GIL."""
         # With "raise", NumPy would check by copying through a temporary of the whole batch.
@@ -93,6 +99,15 @@ class Arena:
     def gather_list(self, feature: str, rows: npt.NDArray[np.int64]) -> list[torch.Tensor]:
         """Copies of the frames in these rows, for a feature with a variable shape."""
         return [torch.from_numpy(self._arrays[feature][row].copy()) for row in rows]
+
+
+def page_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Fresh memory that begins at a page: the kernel reads faster into it than to where large
+    NumPy arrays begin. See `python -m benchmarks.buffers`."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    memory = np.empty(nbytes + mmap.PAGESIZE, np.uint8)
+    begin = -memory.ctypes.data % mmap.PAGESIZE
+    return memory[begin : begin + nbytes].view(dtype).reshape(shape)
 
 
 class BufferPool:
@@ -114,7 +129,7 @@ class BufferPool:
         try:
             return self._free.pop()
         except IndexError:
-            return np.empty(self._shape, self._dtype)
+            return page_aligned(self._shape, self._dtype)
 
     def lend(self, array: npt.NDArray[Any], count: int | None = None) -> torch.Tensor:
         """The array, or its first `count` rows, as a tensor whose end brings the array back."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -38,6 +39,8 @@ def open_dataset(
     features: Sequence[str] | None = None,
     verify: bool = True,
     storage_options: Mapping[str, Any] | None = None,
+    cache_dir: str | PathLike[str] | None = None,
+    cache_limit: int | str | None = None,
 ) -> Dataset:
     """Open a dataset for reading; `seqrecord.open` is this function.
 
@@ -49,11 +52,15 @@ def open_dataset(
         verify: check every page that is read against its checksum. Without it, single frames are
             read alone instead of with their page.
         storage_options: for the filesystem that serves `location`.
+        cache_dir: a folder of a local disk in which what is read of a remote dataset is kept, so
+            that it is read from there the next time, by whoever names this folder. Off by default.
+        cache_limit: bytes, or text such as "200GiB", that the folder may take; what was not used
+            for longest makes room. Needed with `cache_dir`.
 
     Raises `NotFoundError` where there is no dataset, `FormatError` for a broken one and
     `SchemaError` for a feature that it does not have.
     """
-    storage = open_storage(location, storage_options)
+    storage = open_storage(location, storage_options, cache_dir=cache_dir, cache_limit=cache_limit)
     try:
         manifest, index = load(storage)
         return Dataset(storage, manifest, index, features=features, verify=verify)

@@ -79,8 +79,8 @@ def _slowest(stats: Mapping[str, Any], seconds: float, threads: int, cores: int)
         less = "fewer features"
         return (
             f"Decoding is the bottleneck: {_percent(decoding / working)} of the loading threads' "
-            "time. Pack with a faster codec (`seqrecord write --codec fast`), or use "
-            f"{more if threads < cores else less}."
+            f"time{_most_of_it(stats)}. Pack with a faster codec (`seqrecord write --codec fast`), "
+            f"or use {more if threads < cores else less}."
         )
     rate = stats.get("bytes_read", 0) / max(seconds, 1e-9) / 1e6
     return (
@@ -88,6 +88,15 @@ def _slowest(stats: Mapping[str, Any], seconds: float, threads: int, cores: int)
         f"{rate:,.0f} MB/s. Put the dataset on a local disk, pack it with larger chunks "
         "(`--chunk-frames`) or a stronger codec (`--codec small`), or ask for fewer features."
     )
+
+
+def _most_of_it(stats: Mapping[str, Any]) -> str:
+    """The feature that takes the most to decode, if there are several."""
+    seconds = stats.get("decode_seconds_by_feature", {})
+    if len(seconds) < 2 or not any(seconds.values()):
+        return ""
+    name = max(seconds, key=seconds.__getitem__)
+    return f", {_percent(seconds[name] / sum(seconds.values()))} of that for {name}"
 
 
 def _percent(share: float) -> str:

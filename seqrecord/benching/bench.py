@@ -42,13 +42,16 @@ def bench(
     trace: str | PathLike[str] | None = None,
     progress: Callable[[int, int], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    cache_dir: str | PathLike[str] | None = None,
+    cache_limit: int | str | None = None,
 ) -> BenchReport:
     """Stream an epoch of a dataset, and say how fast that was and what to change first.
 
     Args:
         location: local path or URL.
         clip_len, stride, dilation, features, episodes, shuffle, seed, batch_size, memory_limit,
-            device, num_threads, storage_options: as those of `SeqRecordPipe`.
+            device, num_threads, storage_options, cache_dir, cache_limit: as those of
+            `SeqRecordPipe`.
         consumer_seconds: how long the consumer takes for a batch; it sleeps, as a process does
             that waits for its GPU.
         max_batches: end after so many; by default with the epoch.
@@ -83,7 +86,13 @@ def bench(
     more: dict[str, Any] = {} if trace is None else {"trace": trace}
     begin = perf_counter()
     stream = SeqRecordStream(
-        location, episodes=episodes, storage_options=storage_options, **settings, **more
+        location,
+        episodes=episodes,
+        storage_options=storage_options,
+        cache_dir=cache_dir,
+        cache_limit=cache_limit,
+        **settings,
+        **more,
     )
     open_seconds = perf_counter() - begin
     synchronize = torch.cuda.current_stream(device).synchronize if on_gpu else None

@@ -38,6 +38,14 @@ class Channel(Generic[_Item]):
             self.check_open()
             self._slots -= 1
 
+    def try_reserve(self) -> bool:
+        """Take a slot if there is one now."""
+        with self._changed:
+            self.check_open()
+            free = self._slots > 0
+            self._slots -= free
+            return free
+
     def put(self, item: _Item) -> None:
         """Hand an item over; dropped when the channel is closed."""
         with self._changed:
@@ -81,7 +89,11 @@ class Channel(Generic[_Item]):
             self._ready.clear()
             self._changed.notify_all()
 
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
     def check_open(self) -> None:
         """Raise `ClosedError` when the channel is closed."""
-        if self._closed:
+        if self.is_closed:
             raise ClosedError

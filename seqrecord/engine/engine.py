@@ -13,9 +13,12 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter
 
+import torch
+
 from seqrecord.clips import ClipSpec
 from seqrecord.engine.channel import Channel, ClosedError
-from seqrecord.engine.conductor import THREAD_NAME, Conductor
+from seqrecord.engine.conductor import Conductor
+from seqrecord.engine.crew import THREAD_NAME
 from seqrecord.engine.filling import Batch
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.workspace import Needs, Workspace, Workspaces
@@ -34,8 +37,11 @@ class Engine:
 
     Closing it, or dropping it, or leaving the interpreter, ends its threads. Memory: the arena
     (`num_rows` frames), `prefetch` batches and those that the consumer still holds, and one chunk
-    for each load. An error in a thread is raised by `next`, after the batches before it, with the
-    traceback of that thread. In a forked process it is of no use.
+    for each load. With a `device`, arena and batches are there, and the host has, beside chunks,
+    the decoded frames of the loads under way and of two more that the device copies.
+
+    An error in a thread is raised by `next`, after the batches before it, with the traceback of
+    that thread. In a forked process it is of no use.
 
     Args:
         dataset: of the plan, with the requested features.
@@ -44,10 +50,13 @@ class Engine:
         spec: the clips of the plan.
         batch: the first batch to deliver.
         num_rows: rows of the arena, at least `plan.max_resident_frames`; more let loads run ahead.
+            0 for a plan whose clips do not overlap: frames are then loaded straight into them.
         num_threads: for copying, and at most so many for loading.
         max_loads: chunks to load at a time.
-        prefetch: batches that are filled or wait, at least 1.
+        prefetch: batches that are filled or wait, at least 1; without an arena
+            `plan.most_batches`.
         frame_transform: called once for each frame, before the arena.
+        device: with its number, where the arena and batches are; the host by default.
         stats: counts what is done.
         workspaces: where memory comes from, and where it goes for the next iteration.
     """
@@ -68,6 +77,7 @@ class Engine:
         max_loads: int,
         prefetch: int,
         frame_transform: FrameTransform | None = None,
+        device: torch.device | None = None,
         stats: EngineStats,
         workspaces: Workspaces,
     ) -> None:
@@ -76,8 +86,9 @@ class Engine:
         self._channel: Channel[Batch] = Channel(prefetch)
         size = plan.first_clip(1) if plan.num_batches else 1
         # Batches that are ever in use: those in the channel and the consumer's last two.
-        needs = Needs(specs, max(1, num_rows), size, spec.length, prefetch + 2)
+        needs = Needs(specs, num_rows, size, spec.length, prefetch + 2, device)
         workspace = workspaces.take(needs)
+        stats.watch(dataset.storage.counters)
         conductor = Conductor(
             plan=plan,
             spec=spec,
@@ -118,6 +129,7 @@ class Engine:
             end = perf_counter()
             self.stats.add(waiting_for_batches_seconds=end - begin)
             self.stats.trace.add("wait for batch", begin, end)
+        batch.arrive()
         self.stats.add(batches=1, clips=len(batch))
         return batch
 

@@ -17,7 +17,7 @@ from seqrecord.arena import Arena, BufferPool
 from seqrecord.engine.trace import NO_TRACE, Trace
 from seqrecord.frames import ArraySpec
 
-__all__ = ["Batch", "Filling", "batch_pools"]
+__all__ = ["Batch", "ClipNames", "Filling", "Gathering", "batch_pools"]
 
 _COPY_BYTES = 4 << 20  # the least of a call; what is less in all is copied by one thread
 
@@ -32,6 +32,8 @@ class Batch:
     features: dict[str, torch.Tensor | list[list[torch.Tensor]]]
     episode: npt.NDArray[np.int64]  # [clips], row of the index
     start: npt.NDArray[np.int64]  # [clips], first frame
+    arrive: Callable[[], object] = lambda: None
+    """To be called by the thread that takes the batch, before it uses the features."""
 
     def __len__(self) -> int:
         return len(self.episode)
@@ -48,24 +50,81 @@ def batch_pools(
     }
 
 
-class Filling:
-    """A batch of `size` clips while they arrive."""
+class ClipNames:
+    """Where the clips of a batch of `size` come from, in any order or one after the other."""
 
-    def __init__(self, size: int, arena: Arena, pools: Mapping[str, BufferPool]) -> None:
-        self.size = size
-        self._arena = arena
-        self._pools = pools
-        self._buffers = {name: pool.take() for name, pool in pools.items()}
-        self._lists: dict[str, list[list[torch.Tensor]]] = {
-            name: [] for name in arena.specs if name not in pools
-        }
-        self._episode: list[npt.NDArray[np.int64]] = []
-        self._start: list[npt.NDArray[np.int64]] = []
-        self._count = 0
+    def __init__(self, size: int) -> None:
+        self.episode = np.empty(size, np.int64)
+        self.start = np.empty(size, np.int64)
+        self.count = 0  # appended
 
     @property
     def is_full(self) -> bool:
-        return self._count == self.size
+        return self.count == len(self.episode)
+
+    def put(
+        self,
+        slots: npt.NDArray[np.int64] | slice,
+        episode: npt.NDArray[np.int64],
+        start: npt.NDArray[np.int64],
+    ) -> None:
+        """Say which clips are at these slots; int64[n] each."""
+        self.episode[slots], self.start[slots] = episode, start
+
+    def append(self, episode: npt.NDArray[np.int64], start: npt.NDArray[np.int64]) -> None:
+        """Say which clips come next."""
+        self.put(slice(self.count, self.count + len(episode)), episode, start)
+        self.count += len(episode)
+
+
+class Filling:
+    """A batch of `size` clips while they arrive."""
+
+    def __init__(
+        self, size: int, specs: Mapping[str, ArraySpec], pools: Mapping[str, BufferPool]
+    ) -> None:
+        self.size = size
+        self._specs = specs
+        self._pools = pools
+        self._buffers = {name: pool.take() for name, pool in pools.items()}
+        self._lists: dict[str, list[list[torch.Tensor]]] = {
+            name: [] for name in specs if name not in pools
+        }
+        self.names = ClipNames(size)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers."""
+        return sum(buffer.nbytes for buffer in self._buffers.values())
+
+    @property
+    def rows(self) -> dict[str, npt.NDArray[Any]]:
+        """The frames of all clips, one clip's after the other's: arrays [clips * frames, …]."""
+        return {
+            name: buffer.reshape(-1, *buffer.shape[2:]) for name, buffer in self._buffers.items()
+        }
+
+    def finish(self) -> Batch:
+        """The batch, whose clips are all there, in memory that comes back when it is dropped."""
+        features: dict[str, Any] = {
+            name: self._pools[name].lend(self._buffers[name], self.size)
+            if name in self._pools
+            else self._lists[name]
+            for name in self._specs
+        }
+        return Batch(features, self.names.episode, self.names.start)
+
+
+class Gathering(Filling):
+    """A batch of `size` clips that are copied from an arena."""
+
+    def __init__(self, size: int, arena: Arena, pools: Mapping[str, BufferPool]) -> None:
+        super().__init__(size, arena.specs, pools)
+        self._arena = arena
+
+    @property
+    def is_full(self) -> bool:
+        return self.names.is_full
 
     def gather(
         self,
@@ -75,29 +134,17 @@ class Filling:
         executor: Executor,
         threads: int,
         trace: Trace = NO_TRACE,
-    ) -> None:
+    ) -> int:
         """Append clips: int64[n] each, and the arena's rows of their frames, int64[n, length].
 
         They are copied, by this thread and by `threads - 1` of the executor's, when this returns:
-        their rows may be written to again.
+        their rows may be written to again. Returns how many bytes that brings to a device.
         """
         _share(self._copies(rows.reshape(-1), len(rows), threads), executor, threads, trace)
         for name, clips in self._lists.items():
             clips += [self._arena.gather_list(name, clip) for clip in rows]
-        self._episode.append(episode)
-        self._start.append(start)
-        self._count += len(rows)
-
-    def finish(self) -> Batch:
-        """The full batch, in memory that comes back when it is dropped."""
-        assert self.is_full, "a batch is finished when it is full"
-        features: dict[str, Any] = {
-            name: self._pools[name].lend(self._buffers[name], self.size)
-            if name in self._pools
-            else self._lists[name]
-            for name in self._arena.specs
-        }
-        return Batch(features, np.concatenate(self._episode), np.concatenate(self._start))
+        self.names.append(episode, start)
+        return 0
 
     def _copies(self, rows: npt.NDArray[np.int64], num_clips: int, threads: int) -> Iterator[_Copy]:
         """Copies that together append clips to all buffers: large ones first, then smaller.
@@ -106,13 +153,13 @@ class Filling:
         thread must get the GIL again, which other threads may hold for a while.
         """
         parts = {
-            name: buffer[self._count : self._count + num_clips]
+            name: buffer[self.names.count : self.names.count + num_clips]
             for name, buffer in self._buffers.items()
         }
         left = sum(part.nbytes for part in parts.values())
         for name, part in sorted(parts.items(), key=lambda item: -item[1].nbytes):
             frames = part.reshape(len(rows), *part.shape[2:])
-            nbytes = max(1, self._arena.specs[name].nbytes)
+            nbytes = max(1, self._specs[name].nbytes)
             start = 0
             while start < len(rows):
                 stop = start + max(1, max(_COPY_BYTES, left // (2 * threads)) // nbytes)

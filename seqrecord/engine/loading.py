@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from seqrecord.chunks import Chunk, Page
-from seqrecord.engine.trace import Trace
-from seqrecord.engine.workspace import Workspace
+from seqrecord.engine.stats import EngineStats
+from seqrecord.engine.workspace import Scratch
 from seqrecord.format.pages import aligned
-from seqrecord.frames import FrameTransform, add_place, apply_transform, check_arrays
+from seqrecord.frames import ArraySpec, FrameTransform, add_place, apply_transform, check_arrays
 from seqrecord.plan import Loads
 from seqrecord.reader import Dataset
 
-__all__ = ["ChunkLoader", "Load", "each_load"]
+__all__ = ["ChunkLoader", "Load", "Place", "Rows", "each_load"]
+
+# Raw pages of at least so many bytes are read straight into their rows. Smaller ones are read
+# together with their neighbours and copied; where every request costs, all but large ones are.
+_LEAST_STRAIGHT = 64 << 10
+_LEAST_STRAIGHT_REMOTE = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -39,72 +46,122 @@ def each_load(loads: Loads) -> list[Load]:
     return [Load(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
+class Rows(Protocol):
+    """Rows of frames by feature: an array [rows, …], or a list where shapes vary."""
+
+    def __getitem__(self, feature: str) -> Any: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where some of a load's frames go: `frames`, counted in the load, into `rows`; int64[n]."""
+
+    target: Rows
+    frames: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64]
+
+
+class _Run(NamedTuple):
+    """Frames `[first, first + length)` of a load go into rows `[row, row + length)`."""
+
+    target: Rows
+    first: int
+    row: int
+    length: int
+
+
 class ChunkLoader:
-    """Does loads, from many threads at once. An error names episode, frame and record file."""
+    """Does loads, from many threads at once. An error names episode, frame and record file.
+
+    At most `num_threads` of them decode at a time, however many read.
+    """
 
     def __init__(
         self,
         dataset: Dataset,
-        workspace: Workspace,
+        scratch: Scratch,
+        specs: Mapping[str, ArraySpec],
         frame_step: int,
         transform: FrameTransform | None,
-        trace: Trace,
+        num_threads: int,
+        stats: EngineStats,
     ) -> None:
         self._dataset = dataset
         self._reader = dataset.chunk_reader()
-        self._arena = workspace.arena
-        self._scratch = workspace.scratch
+        self._scratch = scratch
+        self._specs = specs
         self._frame_step = frame_step
         self._transform = transform
-        self._trace = trace
+        self._decoding = threading.BoundedSemaphore(num_threads)
+        self._stats = stats
 
-    def __call__(self, load: Load, rows: npt.NDArray[np.int64]) -> Mapping[str, float]:
-        """Read the load's chunk and decode its frames into `rows`; what that took, for stats."""
+    def __call__(self, load: Load, places: Sequence[Place]) -> None:
+        """Read the load's chunk and decode its frames into `places`.
+
+        Frames of the load that have no place are not decoded.
+        """
         chunk = self._reader.chunk_at(load.chunk, load.episode)
         pages = self._reader.pages(chunk)
-        straight = self._straight(load, chunk, pages, rows)
+        straight = self._straight(load, chunk, pages, places)
         with self._memory(page for page in pages if page.feature not in straight) as allocate:
-            begin = perf_counter()
+            begin, seconds = perf_counter(), dict.fromkeys(self._reader.features, 0.0)
             with self._naming(chunk):
                 data = self._reader.read(pages, into=straight, allocate=allocate)
-            middle = perf_counter()
-            inside = load.first - chunk.first_frame + np.arange(load.count) * self._frame_step
-            # Frames that lack a feature are in no clip, yet they may lie between others.
-            wanted = _all_present(pages, inside)
-            inside, rows = inside[wanted], rows[wanted]
-            if self._transform is not None:
-                self._store_transformed(chunk, pages, data, inside, rows, self._transform)
-            else:
-                with self._naming(chunk):
-                    for page, item in zip(pages, data, strict=True):
-                        if page.feature not in straight:
-                            self._store(page, item, inside, rows)
+            read = perf_counter()
+            with self._decoding:
+                middle = perf_counter()
+                inside = load.first - chunk.first_frame + np.arange(load.count) * self._frame_step
+                # Frames that lack a feature are in no clip, yet they may lie between others.
+                runs = _runs(places, _all_present(pages, inside))
+                if self._transform is not None:
+                    self._store_transformed(chunk, pages, data, inside, runs, self._transform)
+                else:
+                    with self._naming(chunk):
+                        for page, item in zip(pages, data, strict=True):
+                            if page.feature not in straight:
+                                start = perf_counter()
+                                self._store(page, item, inside, runs)
+                                seconds[page.feature] += perf_counter() - start
             del data
         end = perf_counter()
-        self._trace.add("fetch", begin, middle, chunk=load.chunk)
-        self._trace.add("decode", middle, end, chunk=load.chunk)
-        return {
-            "bytes_read": sum(page.stop - page.start for page in pages),
-            "frames_decoded": len(inside),
-            "fetch_seconds": middle - begin,
-            "decode_seconds": end - middle,
-        }
+        self._stats.trace.add("fetch", begin, read, chunk=load.chunk)
+        self._stats.trace.add("decode", middle, end, chunk=load.chunk)
+        self._stats.add_decoding(seconds)
+        self._stats.add(
+            loads=1,
+            bytes_read=sum(page.stop - page.start for page in pages),
+            frames_decoded=sum(run.length for run in runs),
+            fetch_seconds=read - begin,
+            decode_seconds=end - middle,
+        )
 
     def _straight(
-        self, load: Load, chunk: Chunk, pages: Sequence[Page], rows: npt.NDArray[np.int64]
-    ) -> dict[str, memoryview]:
-        """Rows of the arena that whole raw pages can be read into as they are, by feature."""
-        whole = load.count == chunk.num_frames and rows[-1] - rows[0] == load.count - 1
-        if self._transform is not None or not whole:
+        self, load: Load, chunk: Chunk, pages: Sequence[Page], places: Sequence[Place]
+    ) -> dict[str, list[memoryview]]:
+        """Rows that whole raw pages can be read into as they are, by feature."""
+        if self._transform is not None or load.count != chunk.num_frames:
+            return {}
+        runs = _runs(places, np.ones(load.count, bool))
+        if sum(run.length for run in runs) != load.count:
             return {}
         found = {}
+        least = _LEAST_STRAIGHT if self._reader.is_local else _LEAST_STRAIGHT_REMOTE
         for page in pages:
+            spec, size = self._reader.features[page.feature], page.stop - page.start
+            if not spec.is_raw or size < least or size != page.num_present * spec.nbytes:
+                continue
             skipped = (page.present & -page.present).bit_length() - 1
-            run = page.present >> max(skipped, 0)
-            if self._reader.features[page.feature].is_raw and run and not run & (run + 1):
-                first = int(rows[0]) + skipped
-                target = self._arena[page.feature][first : first + page.num_present]
-                found[page.feature] = memoryview(target.reshape(-1).view(np.uint8))
+            if page.present >> skipped != (1 << page.num_present) - 1:
+                continue
+            parts = [
+                run.target[page.feature][
+                    run.row + max(0, skipped - run.first) : run.row
+                    + min(run.length, skipped + page.num_present - run.first)
+                ]
+                for run in runs
+                if run.first < skipped + page.num_present and run.first + run.length > skipped
+            ]
+            found[page.feature] = [memoryview(p.reshape(-1).view(np.uint8)) for p in parts]
         return found
 
     @contextmanager
@@ -128,24 +185,21 @@ class ChunkLoader:
         page: Page,
         data: memoryview,
         inside: npt.NDArray[np.int64],
-        rows: npt.NDArray[np.int64],
+        runs: Iterable[_Run],
     ) -> None:
         """Decode frames of a page, counted from the chunk's first, into rows of their feature."""
-        target = self._arena[page.feature]
-        if isinstance(target, list):
-            frames = inside.tolist()
-            shapes = self._reader.shapes(page, data)
-            dtype = self._reader.features[page.feature].dtype
-            arrays = [np.empty(shapes[page.position(i) or 0], dtype) for i in frames]
-            self._reader.decode(page, data, frames, arrays)
-            for row, array in zip(rows.tolist(), arrays, strict=True):
-                target[row] = array
-            return
-        # Rows follow each other, but for one place where the ring begins anew.
-        for part in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(rows) != 1) + 1):
-            if len(part):
-                out = target[rows[part[0]] : rows[part[-1]] + 1]
-                self._reader.decode(page, data, _as_range(inside[part].tolist()), out)
+        for run in runs:
+            target = run.target[page.feature]
+            frames = inside[run.first : run.first + run.length].tolist()
+            if isinstance(target, list):
+                shapes = self._reader.shapes(page, data)
+                dtype = self._reader.features[page.feature].dtype
+                arrays = [np.empty(shapes[page.position(i) or 0], dtype) for i in frames]
+                self._reader.decode(page, data, frames, arrays)
+                target[run.row : run.row + run.length] = arrays
+            else:
+                out = target[run.row : run.row + run.length]
+                self._reader.decode(page, data, _as_range(frames), out)
 
     def _store_transformed(
         self,
@@ -153,17 +207,19 @@ class ChunkLoader:
         pages: Sequence[Page],
         data: Sequence[memoryview],
         inside: npt.NDArray[np.int64],
-        rows: npt.NDArray[np.int64],
+        runs: Iterable[_Run],
         transform: FrameTransform,
     ) -> None:
-        for frame, row in zip(inside.tolist(), rows.tolist(), strict=True):
-            with self._naming(chunk):
-                decoded = self._reader.decode_frame(pages, data, frame)
-            with self._naming(chunk, frame):
-                arrays = apply_transform(transform, decoded)
-                check_arrays(arrays, self._arena.specs)
-            for name, array in arrays.items():
-                self._arena[name][row] = array
+        for run in runs:
+            for i in range(run.length):
+                frame = int(inside[run.first + i])
+                with self._naming(chunk):
+                    decoded = self._reader.decode_frame(pages, data, frame)
+                with self._naming(chunk, frame):
+                    arrays = apply_transform(transform, decoded)
+                    check_arrays(arrays, self._specs)
+                for name, array in arrays.items():
+                    run.target[name][run.row + i] = array
 
     @contextmanager
     def _naming(self, chunk: Chunk, transformed: int | None = None) -> Iterator[None]:
@@ -189,6 +245,23 @@ def _all_present(pages: Sequence[Page], inside: npt.NDArray[np.int64]) -> npt.ND
     for page in pages:
         present &= page.present
     return np.array([bool(present >> i & 1) for i in inside.tolist()], bool)
+
+
+def _runs(places: Sequence[Place], wanted: npt.NDArray[np.bool_]) -> list[_Run]:
+    """The wanted frames of the places, as runs of consecutive frames and rows, by frame.
+
+    Rows mostly follow each other, but for one place where a ring begins anew.
+    """
+    runs = []
+    for place in places:
+        some = wanted[place.frames]
+        frames, rows = place.frames[some], place.rows[some]
+        breaks = np.flatnonzero((np.diff(frames) != 1) | (np.diff(rows) != 1)) + 1
+        edges = [0, *breaks.tolist(), len(frames)]
+        for start, stop in pairwise(edges):
+            if start < stop:
+                runs.append(_Run(place.target, int(frames[start]), int(rows[start]), stop - start))
+    return sorted(runs, key=lambda run: run.first)
 
 
 def _as_range(frames: list[int]) -> range | list[int]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -17,7 +19,9 @@ class EngineStats:
 
     `bytes_read` counts pages, `frames_decoded` frames that clips need, each once although it may
     have many features. `clips` and `batches` are those handed to the consumer. `resident_bytes` is
-    the most that the frames in the arena have taken.
+    the most that the frames held have taken, in the arena or in batches being filled.
+    `device_bytes` went to the device: each frame once, and the arena's rows of each clip.
+    `loads_held_back` counts loads that could not begin ahead of their round, for want of memory.
     """
 
     bytes_read: int = 0
@@ -25,14 +29,22 @@ class EngineStats:
     clips: int = 0
     batches: int = 0
     resident_bytes: int = 0
+    device_bytes: int = 0
+    loads: int = 0
+    loads_held_back: int = 0
+    num_threads: int = 0  # that decode, and that copy
+    num_loaders: int = 0  # that read
     fetch_seconds: float = 0.0  # reading pages and checking them
     decode_seconds: float = 0.0  # into the arena, `frame_transform` included
     gather_seconds: float = 0.0  # from the arena into batches
     waiting_for_loads_seconds: float = 0.0  # the engine's, for frames
     waiting_for_consumer_seconds: float = 0.0  # the engine's, for the consumer to take a batch
     waiting_for_batches_seconds: float = 0.0  # the consumer's
-    device_seconds: float = 0.0  # moving batches to the device, or beginning to
+    device_seconds: float = 0.0  # from the host to the device; the copies', not a thread's
+    decode_seconds_by_feature: dict[str, float] = field(default_factory=dict)
     trace: Trace = field(default_factory=Trace, repr=False, compare=False)
+    _counters: Callable[[], Mapping[str, int]] = field(default=dict, repr=False, compare=False)
+    _counted: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[type[EngineStats], tuple[()]]:
@@ -44,14 +56,28 @@ class EngineStats:
             for name, amount in amounts.items():
                 setattr(self, name, getattr(self, name) + amount)
 
+    def add_decoding(self, seconds: Mapping[str, float]) -> None:
+        """Add to the seconds of each feature."""
+        with self._lock:
+            total = self.decode_seconds_by_feature
+            for feature, amount in seconds.items():
+                total[feature] = total.get(feature, 0.0) + amount
+
+    def watch(self, counters: Callable[[], Mapping[str, int]]) -> None:
+        """Report, too, what these counters count from now on: those of a storage."""
+        self._counters, self._counted = counters, dict(counters())
+
     def hold(self, resident_bytes: int) -> None:
         """So much is held now."""
         self.resident_bytes = max(self.resident_bytes, resident_bytes)
 
     def report(self) -> dict[str, Any]:
-        """All counters by name, and the `bottleneck` in words."""
-        counters = {f.name: getattr(self, f.name) for f in fields(self) if f.compare}
-        return {**counters, "bottleneck": self._bottleneck()}
+        """All counters by name, the storage's too, and the `bottleneck` in words."""
+        with self._lock:
+            counters = {f.name: copy(getattr(self, f.name)) for f in fields(self) if f.compare}
+        before = self._counted
+        storage = {name: now - before.get(name, 0) for name, now in self._counters().items()}
+        return {**storage, **counters, "bottleneck": self._bottleneck()}
 
     def _bottleneck(self) -> str:
         if not self.clips:
@@ -62,5 +88,6 @@ class EngineStats:
             "reading: more is asked for than the storage delivers": self.fetch_seconds,
             "decoding: a faster codec, or more threads, would help": self.decode_seconds,
             "copying clips into batches: memory bandwidth": self.gather_seconds,
+            "copying frames to the device: the bus": self.device_seconds,
         }
         return max(stages, key=lambda stage: stages[stage])

@@ -9,9 +9,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from seqrecord.arena import Arena, BufferPool
-from seqrecord.engine.filling import batch_pools
+from seqrecord.device.arena import DeviceArena
+from seqrecord.device.batches import DeviceBatches
+from seqrecord.device.streams import side_stream
+from seqrecord.engine.device_filling import DeviceGathering
+from seqrecord.engine.filling import Gathering, batch_pools
 from seqrecord.frames import ArraySpec
 
 __all__ = ["Needs", "Scratch", "Workspace", "Workspaces"]
@@ -26,18 +31,33 @@ class Needs:
     batch_size: int  # clips
     clip_len: int
     num_batches: int  # that are ever in use at a time
+    device: torch.device | None = None  # with its number; `None` for the host, without staging
 
 
 class Workspace:
-    """An arena, pools of batch buffers, and scratch memory for chunks being read."""
+    """An arena, memory for batches, and scratch memory for chunks being read."""
 
     def __init__(self, needs: Needs) -> None:
         self.needs = needs
-        self.arena = Arena(needs.specs, needs.num_rows)
-        self.pools: dict[str, BufferPool] = batch_pools(
-            needs.specs, needs.batch_size, needs.clip_len, keep=needs.num_batches
-        )
         self.scratch = Scratch()
+        self.pools: dict[str, BufferPool] = {}
+        self._batches: DeviceBatches | None = None
+        self.arena: Arena | DeviceArena
+        if needs.device is None:
+            self.arena = Arena(needs.specs, needs.num_rows)
+            self.pools = batch_pools(
+                needs.specs, needs.batch_size, needs.clip_len, keep=needs.num_batches
+            )
+        else:
+            self.arena = DeviceArena(needs.specs, needs.num_rows, side_stream(needs.device))
+            self._batches = DeviceBatches(self.arena, needs.clip_len)
+
+    def begin_gathering(self, size: int) -> Gathering | DeviceGathering:
+        """A batch of so many clips, to be copied from the arena."""
+        if self._batches is not None:
+            return DeviceGathering(size, self._batches)
+        assert isinstance(self.arena, Arena), "on the host"
+        return Gathering(size, self.arena, self.pools)
 
 
 class Scratch:

@@ -31,6 +31,7 @@ __all__ = [
     "Blob",
     "PageCodec",
     "aligned",
+    "chunk_bytes",
     "page_offsets",
     "table_bytes",
 ]
@@ -259,15 +260,24 @@ def page_offsets(lengths: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]
     `lengths` are the pages' lengths in schema order, [..., F]. Pages start at aligned offsets and
     an empty page takes no room.
     """
-    padded = -(-lengths.astype(np.int64) // ALIGNMENT) * ALIGNMENT
     offsets = np.zeros((*lengths.shape[:-1], lengths.shape[-1] + 1), np.int64)
-    np.cumsum(padded, axis=-1, out=offsets[..., 1:])
+    np.cumsum(_padded(lengths), axis=-1, out=offsets[..., 1:])
     return offsets
+
+
+def chunk_bytes(lengths: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
+    """Bytes of chunks, int64 [...]: where `page_offsets` ends."""
+    total: npt.NDArray[np.int64] = np.einsum("...f->...", _padded(lengths))  # sum() takes thrice
+    return total
 
 
 def table_bytes(spec: FeatureSpec, count: Any) -> Any:
     """Bytes in front of the blobs of a page of `count` frames that is not raw."""
     return (count + 1) * 4 + (0 if spec.is_fixed else count * len(spec.shape) * 4)
+
+
+def _padded(lengths: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
+    return -(-lengths.astype(np.int64) // ALIGNMENT) * ALIGNMENT
 
 
 def _is_small(shape: Sequence[int], spec: FeatureSpec) -> bool:

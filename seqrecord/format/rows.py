@@ -110,8 +110,13 @@ def check_pages(
     gaps: npt.NDArray[Any],
     schema: Schema,
     offset: int,
+    *,
+    first: int = 0,
 ) -> None:
-    """Every page has a length that its frames can have; `lengths` is [chunks, features]."""
+    """Every page has a length that its frames can have; `lengths` is [chunks, features].
+
+    `first` is the number of the first chunk among those that the error counts.
+    """
     count = count_present(num_frames, gaps, len(schema))
     for column, spec in enumerate(schema.values()):
         n, length = count[:, column], lengths[:, column]
@@ -119,7 +124,7 @@ def check_pages(
             fits = length == n * spec.nbytes
         else:
             fits = np.where(n == 0, length == 0, length >= table_bytes(spec, n))
-        check_rows(fits, f"a page of {spec.name} of an impossible length", offset)
+        check_rows(fits, f"a page of {spec.name} of an impossible length", offset, first=first)
 
 
 def count_present(
@@ -132,7 +137,9 @@ def count_present(
     return count
 
 
-def check_rows(condition: npt.NDArray[np.bool_], message: str, offset: int) -> None:
-    """`FormatError` with the first row that does not meet the condition."""
+def check_rows(
+    condition: npt.NDArray[np.bool_], message: str, offset: int, *, first: int = 0
+) -> None:
+    """`FormatError` with the first row that breaks the condition; they count from `first`."""
     if not condition.all():
-        raise FormatError(message, offset=offset, got=f"row {int(np.argmin(condition))}")
+        raise FormatError(message, offset=offset, got=f"row {first + int(np.argmin(condition))}")

@@ -15,6 +15,7 @@ from seqrecord.clips import ClipTable
 from seqrecord.frames import FrameTransform, add_place, apply_transform, check_arrays
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.reader import Dataset, EpisodeFilter
+from seqrecord.storage import StorageLike
 
 __all__ = ["SeqRecordDataset"]
 
@@ -29,7 +30,7 @@ class SeqRecordDataset(TorchDataset[dict[str, Any]]):
 
     def __init__(
         self,
-        location: str | PathLike[str] | Dataset,
+        location: StorageLike | Dataset,
         *,
         clip_len: int,
         stride: int = 1,
@@ -39,6 +40,8 @@ class SeqRecordDataset(TorchDataset[dict[str, Any]]):
         frame_transform: FrameTransform | None = None,
         verify: bool = True,
         storage_options: Mapping[str, Any] | None = None,
+        cache_dir: str | PathLike[str] | None = None,
+        cache_limit: int | str | None = None,
     ) -> None:
         self._selection = ClipSelection(
             location,
@@ -50,6 +53,8 @@ class SeqRecordDataset(TorchDataset[dict[str, Any]]):
             frame_transform=frame_transform,
             verify=verify,
             storage_options=storage_options,
+            cache_dir=cache_dir,
+            cache_limit=cache_limit,
         )
 
     @property

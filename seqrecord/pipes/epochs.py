@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping
-from time import perf_counter
 from typing import Any
 
 from seqrecord.engine import Engine
@@ -156,12 +155,7 @@ class Epochs:
         self._engine = engine
         try:
             for batch in engine:
-                begin = perf_counter()
                 clip = self.loader.clip(batch)
-                end = perf_counter()
-                if self.loader.device is not None:
-                    self._stats.add(device_seconds=end - begin)
-                    trace.add("device copy", begin, end)
                 del batch  # so that its memory is the consumer's alone to keep
                 if self._iteration is iteration:
                     self._batch += 1

@@ -15,8 +15,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from torch.utils.data import get_worker_info
 
 from seqrecord.clips import ClipTable
+from seqrecord.device.streams import check_device, find_device
 from seqrecord.engine import Engine
 from seqrecord.engine.filling import Batch
 from seqrecord.engine.stats import EngineStats
@@ -29,6 +31,7 @@ from seqrecord.pipes.memory import Fit, FrameSizes, fit
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.plan import EpochPlan, PlanSettings, Split
 from seqrecord.reader import Dataset, EpisodeFilter
+from seqrecord.storage import StorageLike
 from seqrecord.units import parse_size
 
 __all__ = ["Clip", "ClipLoader"]
@@ -50,7 +53,7 @@ class ClipLoader:
 
     def __init__(
         self,
-        location: str | PathLike[str] | Dataset,
+        location: StorageLike | Dataset,
         *,
         clip_len: int,
         stride: int = 1,
@@ -71,6 +74,8 @@ class ClipLoader:
         num_threads: int | None = None,
         verify: bool = True,
         storage_options: Mapping[str, Any] | None = None,
+        cache_dir: str | PathLike[str] | None = None,
+        cache_limit: int | str | None = None,
         trace: str | PathLike[str] | None = None,
     ) -> None:
         self.batch_size = None if batch_size is None else _positive("batch_size", batch_size)
@@ -87,7 +92,7 @@ class ClipLoader:
             None if open_episodes is None else _positive("open_episodes", open_episodes)
         )
         self._num_threads = None if num_threads is None else _positive("num_threads", num_threads)
-        self.device = None if device is None else torch.device(device)
+        self.device = None if device is None else check_device(device)
         self._trace = None if trace is None else Path(trace).absolute()
         try:
             self._memory_limit = parse_size(memory_limit)
@@ -104,6 +109,8 @@ class ClipLoader:
             frame_transform=frame_transform,
             verify=verify,
             storage_options=storage_options,
+            cache_dir=cache_dir,
+            cache_limit=cache_limit,
         )
         self._workspaces = Workspaces()
         self._fits: dict[int, Fit] = {}
@@ -161,18 +168,34 @@ class ClipLoader:
 
         It works with `num_threads`, else with `threads`, else with as many as there are cores.
         """
+        device = self._find_device()
         fitted = self._fit(plan.split.count)
+        rows = fitted.rows(fitted.resident or plan.max_resident_frames)
+        prefetch = fitted.prefetch
+        # Where clips do not overlap the arena's memory is better spent on batches.
+        ahead = prefetch + rows // ((self.batch_size or 1) * self.selection.spec.length)
+        all_fixed = all(spec.is_fixed for spec in self.selection.arrays.values())
+        one_phase = fitted.resident is None  # with others, epochs would not share their memory
+        if (
+            device is None
+            and all_fixed
+            and one_phase
+            and plan.is_disjoint
+            and ahead >= plan.most_batches
+        ):
+            rows, prefetch = 0, ahead
         return Engine(
             self.selection.dataset,
             self.selection.arrays,
             plan,
             self.selection.spec,
             batch=batch,
-            num_rows=fitted.rows(fitted.resident or plan.max_resident_frames),
+            num_rows=rows,
             num_threads=self._num_threads or threads or len(os.sched_getaffinity(0)),
             max_loads=fitted.max_loads,
-            prefetch=fitted.prefetch,
+            prefetch=prefetch,
             frame_transform=self.selection.frame_transform,
+            device=device,
             stats=stats,
             workspaces=self._workspaces,
         )
@@ -187,7 +210,7 @@ class ClipLoader:
     def clip(self, batch: Batch) -> Clip:
         """A batch, or without `batch_size` its one clip, as users get it."""
         keys = [self.selection.key(episode) for episode in batch.episode.tolist()]
-        features: Clip = {name: self._to_device(item) for name, item in batch.features.items()}
+        features: Clip = dict(batch.features)
         if self.batch_size is not None:
             return {**features, "episode": keys, "start": torch.from_numpy(batch.start)}
         first = {name: item[0] for name, item in features.items()}
@@ -228,6 +251,18 @@ class ClipLoader:
             digest.hexdigest(),
         ]
 
+    def _find_device(self) -> torch.device | None:
+        if self.device is None:
+            return None
+        if self.device.type != "cpu" and get_worker_info() is not None:
+            raise ClipError(
+                "a DataLoader's worker process cannot hand over what is on a device",
+                expected="num_workers=0, for this loader has threads of its own, or "
+                "seqrecord.prefetch_to_device around the DataLoader",
+                got=self.device,
+            )
+        return find_device(self.device)
+
     def _fit(self, num_splits: int) -> Fit:
         if num_splits not in self._fits:
             self._fits[num_splits] = fit(
@@ -244,13 +279,6 @@ class ClipLoader:
     @cached_property
     def _sizes(self) -> FrameSizes:
         return FrameSizes.of(self.selection, self.batch_size)
-
-    def _to_device(self, item: Any) -> Any:
-        if self.device is None:
-            return item
-        if isinstance(item, torch.Tensor):
-            return item.to(self.device, non_blocking=True)
-        return [[frame.to(self.device) for frame in clip] for clip in item]
 
 
 def _integer(name: str, value: Any) -> int:

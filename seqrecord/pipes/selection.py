@@ -20,6 +20,7 @@ from seqrecord.errors import ClipError
 from seqrecord.frames import ArraySpec, FrameTransform, add_place, apply_transform
 from seqrecord.plan import Phases
 from seqrecord.reader import Dataset, EpisodeFilter, open_dataset
+from seqrecord.storage import StorageLike
 
 __all__ = ["ClipSelection"]
 
@@ -46,7 +47,7 @@ class ClipSelection:
 
     def __init__(
         self,
-        location: str | PathLike[str] | Dataset,
+        location: StorageLike | Dataset,
         *,
         clip_len: int,
         stride: int = 1,
@@ -57,6 +58,8 @@ class ClipSelection:
         frame_transform: FrameTransform | None = None,
         verify: bool = True,
         storage_options: Mapping[str, Any] | None = None,
+        cache_dir: str | PathLike[str] | None = None,
+        cache_limit: int | str | None = None,
     ) -> None:
         if isinstance(features, str):
             raise ClipError("features are a list of names", expected=[features], got=features)
@@ -65,7 +68,12 @@ class ClipSelection:
             self.dataset = location if features is None else location.select(features)
         else:
             self.dataset = open_dataset(
-                location, features=features, verify=verify, storage_options=storage_options
+                location,
+                features=features,
+                verify=verify,
+                storage_options=storage_options,
+                cache_dir=cache_dir,
+                cache_limit=cache_limit,
             )
         self.frame_transform = frame_transform
         table, missing = self.dataset.episode_table, self.dataset.missing_frames()

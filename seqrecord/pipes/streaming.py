@@ -25,6 +25,7 @@ from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.loader import Clip, ClipLoader
 from seqrecord.plan import Split
 from seqrecord.reader import Dataset, EpisodeFilter
+from seqrecord.storage import StorageLike
 
 __all__ = ["SeqRecordDataset", "SeqRecordNode", "SeqRecordPipe", "SeqRecordStream"]
 
@@ -36,7 +37,7 @@ class _Streaming:
 
     def __init__(
         self,
-        location: str | PathLike[str] | Dataset,
+        location: StorageLike | Dataset,
         *,
         clip_len: int,
         stride: int = 1,
@@ -57,6 +58,8 @@ class _Streaming:
         num_threads: int | None = None,
         verify: bool = True,
         storage_options: Mapping[str, Any] | None = None,
+        cache_dir: str | PathLike[str] | None = None,
+        cache_limit: int | str | None = None,
         trace: str | PathLike[str] | None = None,
     ) -> None:
         super().__init__()
@@ -81,6 +84,8 @@ class _Streaming:
             num_threads=num_threads,
             verify=verify,
             storage_options=storage_options,
+            cache_dir=cache_dir,
+            cache_limit=cache_limit,
             trace=trace,
         )
         self._epochs = Epochs(loader)
@@ -138,11 +143,13 @@ class _Streaming:
     def stats(self) -> dict[str, Any]:
         """What the last iteration of this process has done.
 
-        `bytes_read`, `frames_decoded`, `clips`, `batches`; `resident_bytes`, the most that frames
-        in the arena have taken; seconds spent in and waiting for each stage; the `bottleneck` in
-        words; and what was left out: `episodes_too_short`, `clips_incomplete` for want of a
-        feature, `clips_dropped` by `drop_last`. With `repeat`, `clips` and `clips_dropped` count
-        every copy.
+        `bytes_read`, `frames_decoded`, `clips`, `batches`; `device_bytes`, which went to a device;
+        `resident_bytes`, the most that frames held have taken; seconds spent in and waiting for
+        each stage, those of decoding by feature too; `loads` of chunks, and `loads_held_back` from
+        running ahead for want of memory; `requests`, `retries` and the like of a storage that
+        counts them; the `bottleneck` in words; and what was left out: `episodes_too_short`,
+        `clips_incomplete` for want of a feature, `clips_dropped` by `drop_last`. With `repeat`,
+        `clips` and `clips_dropped` count every copy.
         """
         return self._epochs.stats()
 
@@ -200,13 +207,23 @@ class SeqRecordPipe(_Streaming, IterDataPipe[Clip]):
             cannot keep up with training ("data echoing", Choi et al. 2019, arXiv:1907.05550).
         memory_limit: bytes, or text such as "2GiB", for the frames held, for batches being filled
             and the two that the consumer has at a time, and for chunks being read. Per process.
+            With a `device`, frames and batches are there, and the host needs pinned memory
+            besides, for the decoded frames of the chunks being read and of two more.
         frame_transform: called once for each frame, with a dict of arrays, before the arena;
             returns the arrays that clips are made of, of the same dtypes and shapes every time.
             Called from several threads, and once for the first frame when the pipe is made.
-        device: where tensors go.
+        device: where tensors go, such as "cuda". Frames then cross the bus once, and are held and
+            gathered on the device by a stream of its own. What the stream does that is current in
+            `next` waits for that: nothing needs to be synchronized. Not in a DataLoader's worker
+            processes. By default tensors stay on the host; "cpu" gives the same tensors by the
+            steps that a device takes.
         num_threads: for reading, decoding and copying; by default the cores, shared by workers.
         verify: check what is read against its checksums.
         storage_options: for the filesystem that serves `location`.
+        cache_dir: a folder of a local disk in which what is read of a remote dataset is kept, so
+            that later epochs read it from there; processes may share it. Off by default.
+        cache_limit: bytes, or text such as "200GiB", that the folder may take; what was not used
+            for longest makes room. Needed with `cache_dir`.
         trace: where to write a timeline of each iteration, in the Chrome trace format, when it
             ends; the last one stays. Ranks and workers write beside it: `epoch.worker0.json`.
 

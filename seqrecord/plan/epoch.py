@@ -18,6 +18,7 @@ alone. The clips that the rounds emit form one stream; batches are consecutive p
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import numpy as np
 
@@ -121,6 +122,25 @@ class EpochPlan:
     def frame_step(self) -> int:
         """Frames between two that a load brings; more than 1 where no clip uses the others."""
         return self._spec.frame_step
+
+    @cached_property
+    def is_disjoint(self) -> bool:
+        """Whether every frame that a round loads is of one clip only, which that round emits."""
+        spec = self._spec
+        return (
+            self.settings.repeat == 1
+            and spec.stride >= spec.span
+            and (spec.frame_step == spec.dilation or spec.length == 1)
+            and not self._lanes.share_chunks()
+        )
+
+    @cached_property
+    def most_batches(self) -> int:
+        """The most batches that the clips of one round are part of."""
+        before = self._before[: self.num_rounds + 1]
+        first, last = before[:-1], before[1:] - 1
+        places = [self._batches.places(clips[last >= first])[0] for clips in (first, last)]
+        return int((places[1] - places[0]).max(initial=-1)) + 1
 
     def first_clip(self, batch: int) -> int:
         """How many clips the batches before this one hold; `num_clips` for `num_batches`.

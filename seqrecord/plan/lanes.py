@@ -16,7 +16,9 @@ the `r`-th block of every lane. A cursor's frames, for a block in the middle of 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from itertools import pairwise
 
 import numpy as np
 
@@ -78,12 +80,35 @@ class Lanes:
     def clips_before_rounds(self) -> IntArray:
         """How many clips come before each round, and before the end; int64[num_rounds + 1]."""
         total = np.zeros(self.num_rounds + 1, np.int64)
-        for bound, stop in zip(self._bounds[:-1].tolist(), self._bounds[1:].tolist(), strict=True):
-            for start in range(bound, stop, _BLOCKS_AT_ONCE):
-                blocks = np.arange(start, min(start + _BLOCKS_AT_ONCE, stop))
-                _, first, last = self._pieces.find_blocks(blocks)
-                total[start - bound + 1 : start - bound + 1 + len(blocks)] += last - first
+        for begin, blocks in self._each_lane():
+            _, first, last = self._pieces.find_blocks(blocks)
+            total[begin + 1 : begin + 1 + len(blocks)] += last - first
         return np.cumsum(total)
+
+    def share_chunks(self) -> bool:
+        """Whether any block needs a chunk that the next block of its run needs too."""
+        pieces = self._pieces
+        for _, blocks in self._each_lane(beyond=1):
+            piece, first, last = pieces.find_blocks(blocks)
+            begin, run = pieces.first_start[piece], pieces.run[piece]
+            used = begin + (last - 1) * pieces.stride + self._span
+            chunk_stop = -(-used // self._chunk[piece]) * self._chunk[piece]
+            following = begin + first * pieces.stride
+            if np.any((run[1:] == run[:-1]) & (following[1:] < chunk_stop[:-1])):
+                return True
+        return False
+
+    def _each_lane(self, beyond: int = 0) -> Iterator[tuple[int, IntArray]]:
+        """All blocks of one lane after the other, some at a time, with the first one's round.
+
+        And so many blocks `beyond` these, as far as the lane has them.
+        """
+        for bound, stop in pairwise(self._bounds.tolist()):
+            for start in range(bound, stop, _BLOCKS_AT_ONCE):
+                yield (
+                    start - bound,
+                    np.arange(start, min(start + _BLOCKS_AT_ONCE + beyond, stop)),
+                )
 
     def walk(self, start: int, stop: int, num_rounds: int) -> Walk:
         """The blocks of rounds `[start, stop)` when the lanes end after `num_rounds` rounds."""

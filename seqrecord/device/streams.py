@@ -1,0 +1,232 @@
+"""Side streams: where a device copies and gathers beside the user's own work.
+
+A CUDA stream is a queue. The work of one stream runs in the order in which it was queued; that of
+two streams runs in any order, unless one waits for an event of the other. And the thread that
+queues work doesn't wait for it. So there are three things to get right, and all of them are here:
+
+- Host memory that is copied from must not be written to before the copy is done: `Mark.wait`.
+- The user's stream must not read what the side stream has yet to write: `hand_over` makes it wait,
+  on the device; no thread does.
+- Memory that the side stream allocated goes back to the side stream when its tensor is dropped,
+  which may then write to it while the user's stream still reads: `hand_over` calls
+  `record_stream`, so that the allocator first waits for what the user had queued by then.
+
+A device without streams does its work before the call returns: then nothing needs to wait, and
+the same code runs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from seqrecord.errors import ClipError
+
+__all__ = [
+    "CudaStream",
+    "DirectStream",
+    "Mark",
+    "SideStream",
+    "check_device",
+    "find_device",
+    "side_stream",
+]
+
+_cuda: Any = torch.cuda  # torch types it in part
+
+
+class Mark(ABC):
+    """A point in a stream: behind all work that had been queued when it was made."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Let this thread sleep until the work is done. Without the GIL."""
+
+    @property
+    @abstractmethod
+    def is_reached(self) -> bool:
+        """Whether the work is done."""
+
+    @property
+    @abstractmethod
+    def time(self) -> float:
+        """When the work was done, in seconds of `perf_counter`. Only once it is."""
+
+    @abstractmethod
+    def seconds_since(self, earlier: Mark) -> float:
+        """Between two marks of a stream. Only once they are reached."""
+
+
+class SideStream(ABC):
+    """A queue of work for a device, for any number of threads."""
+
+    pins_memory: bool
+    """Whether copies are done later, and only from pinned memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    @abstractmethod
+    def use(self) -> AbstractContextManager[object]:
+        """A context in which this thread's work is queued here, and allocates memory for it."""
+
+    @abstractmethod
+    def mark(self) -> Mark:
+        """The end of what has been queued here."""
+
+    def set_clock(self) -> None:  # noqa: B027 - there may be nothing to do
+        """Set the time of marks made from now on to the host's; a device's clock may drift."""
+
+    @abstractmethod
+    def hand_over(self, mark: Mark, tensors: Iterable[torch.Tensor]) -> Mark:
+        """Give tensors of this stream to the calling thread's current stream.
+
+        What that stream gets to do from now on waits for `mark`, and when the tensors are dropped
+        their memory waits for it. Returns a mark of what it had to do before.
+        """
+
+
+class DirectStream(SideStream):
+    """For a device that has done its work when the call returns, as a CPU."""
+
+    pins_memory = False
+
+    def use(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def mark(self) -> Mark:
+        return _Now()
+
+    def hand_over(self, mark: Mark, tensors: Iterable[torch.Tensor]) -> Mark:
+        del mark, tensors
+        return _Now()
+
+
+class CudaStream(SideStream):
+    """A CUDA stream of its own."""
+
+    pins_memory = True
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._stream = _cuda.Stream(device)
+        self.set_clock()
+
+    def use(self) -> AbstractContextManager[object]:
+        # Sets the device as well: in a new thread it is the first one.
+        context: AbstractContextManager[object] = _cuda.stream(self._stream)
+        return context
+
+    def mark(self) -> Mark:
+        return self._mark(self._stream)
+
+    def set_clock(self) -> None:
+        # Events know only the time between each other: this one's is known on the host too.
+        origin = self._event(self._stream)
+        origin.synchronize()
+        self._origin = (origin, perf_counter())
+
+    def hand_over(self, mark: Mark, tensors: Iterable[torch.Tensor]) -> Mark:
+        assert isinstance(mark, _CudaMark), "a mark of another stream"
+        current = _cuda.current_stream(self.device)
+        before = self._mark(current)
+        current.wait_event(mark.event)
+        for tensor in tensors:
+            tensor.record_stream(current)
+        return before
+
+    def _mark(self, stream: Any) -> _CudaMark:
+        return _CudaMark(self._event(stream), self._origin)
+
+    def _event(self, stream: Any) -> Any:
+        with _cuda.device(self.device):
+            # "blocking": a thread that waits sleeps instead of spinning.
+            event = _cuda.Event(enable_timing=True, blocking=True)
+            event.record(stream)
+        return event
+
+
+def side_stream(device: torch.device) -> SideStream:
+    """A new stream of a device from `find_device`."""
+    return CudaStream(device) if device.type == "cuda" else DirectStream(device)
+
+
+def check_device(device: str | torch.device) -> torch.device:
+    """The device. Raises `ClipError` for one that is not there. Starts nothing on a GPU."""
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError, ValueError):
+        raise ClipError("not a device", expected="such as cpu or cuda:0", got=device) from None
+    if found.type != "cuda":
+        return found
+    if not _cuda.is_available():
+        raise ClipError("torch finds no such device here", expected="cpu", got=device)
+    if (_index(found) or 0) >= _cuda.device_count():
+        last = _cuda.device_count() - 1
+        raise ClipError(
+            "torch finds no such device here", expected=f"at most cuda:{last}", got=device
+        )
+    return found
+
+
+def find_device(device: str | torch.device) -> torch.device:
+    """The device with its number: where none is given, that of this thread's current one.
+
+    Raises `ClipError` for one that is not there.
+    """
+    found = check_device(device)
+    if found.type == "cuda" and _index(found) is None:
+        return torch.device("cuda", _cuda.current_device())
+    return found
+
+
+def _index(device: torch.device) -> int | None:
+    return device.index  # which torch types as an integer
+
+
+class _Now(Mark):
+    """Reached when it is made."""
+
+    def __init__(self) -> None:
+        self._time = perf_counter()
+
+    def wait(self) -> None:
+        pass
+
+    @property
+    def is_reached(self) -> bool:
+        return True
+
+    @property
+    def time(self) -> float:
+        return self._time
+
+    def seconds_since(self, earlier: Mark) -> float:
+        return self.time - earlier.time
+
+
+class _CudaMark(Mark):
+    def __init__(self, event: Any, origin: tuple[Any, float]) -> None:
+        self.event = event
+        self._origin = origin
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+    @property
+    def is_reached(self) -> bool:
+        return bool(self.event.query())
+
+    @property
+    def time(self) -> float:
+        event, time = self._origin
+        return time + float(event.elapsed_time(self.event)) / 1e3
+
+    def seconds_since(self, earlier: Mark) -> float:
+        assert isinstance(earlier, _CudaMark), "a mark of another stream"
+        return float(earlier.event.elapsed_time(self.event)) / 1e3

@@ -1,0 +1,184 @@
+"""Clips that overlap: frames are loaded into the arena, and from there copied into every clip."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from concurrent.futures import Future
+from itertools import pairwise
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.arena import Ring
+from seqrecord.clips import ClipSpec
+from seqrecord.engine.crew import Crew
+from seqrecord.engine.device_filling import DeviceGathering
+from seqrecord.engine.filling import Gathering
+from seqrecord.engine.loading import Load, Place, each_load
+from seqrecord.engine.schedule import first_uses
+from seqrecord.engine.workspace import Workspace
+from seqrecord.plan import EpochPlan, Round
+
+__all__ = ["ArenaWalk"]
+
+
+class _Waiting(NamedTuple):
+    """A load that waits for room: the number of the first clip of its round that needs it."""
+
+    first_use: int
+    load: Load
+
+
+class _Loading(NamedTuple):
+    """A load under way."""
+
+    first_use: int
+    done: Future[None]
+
+
+class ArenaWalk:
+    """Walks a plan round by round: loads, gathers the clips into batches, frees frames.
+
+    Loads of the next round run while the clips of this one are gathered, as far as the rings have
+    room.
+    """
+
+    def __init__(self, plan: EpochPlan, spec: ClipSpec, workspace: Workspace, crew: Crew) -> None:
+        self._plan = plan
+        self._spec = spec
+        self._workspace = workspace
+        self._crew = crew
+        rows = workspace.arena.num_rows // max(1, plan.num_cursors)
+        self._rings = [Ring(cursor * rows, rows) for cursor in range(plan.num_cursors)]
+        self._frame_nbytes = sum(spec.nbytes for spec in workspace.needs.specs.values())
+        self._steps = np.arange(spec.length) * spec.dilation
+        self._filling: Gathering | DeviceGathering | None = None
+
+    def run(self, batch: int) -> None:
+        """Deliver the batches from `batch` on."""
+        first_round, skip = self._plan.locate(batch)
+        waiting = [_Waiting(0, load) for load in each_load(self._plan.resident(first_round))]
+        loading = self._submit(waiting)
+        assert not waiting, "the plan holds more frames than it said"
+        rounds = self._plan.rounds(first_round)
+        current = next(rounds, None)
+        waiting = self._plan_loads(current)
+        while current is not None:
+            loading += self._submit(waiting)
+            assert not waiting, "the plan holds more frames than it said"
+            # Rows are found before loads of the next round begin other runs.
+            rows, following = self._find_rows(current), next(rounds, None)
+            waiting = self._plan_loads(following)
+            ahead = self._submit(waiting)
+            self._crew.stats.add(loads_held_back=len(waiting))
+            self._crew.hold(sum(ring.resident for ring in self._rings) * self._frame_nbytes)
+            self._emit(current, rows, skip, sorted(loading, key=_by_use))
+            for cursor, count in zip(current.frees.cursor, current.frees.count, strict=True):
+                self._rings[cursor].free(int(count))
+            current, loading, skip = following, ahead, 0
+
+    def _plan_loads(self, current: Round | None) -> list[_Waiting]:
+        """The loads of a round, a cursor's in the order in which they fill its ring."""
+        if current is None:
+            return []
+        uses = first_uses(
+            current.loads,
+            current.clips,
+            span=self._spec.span,
+            frame_step=self._plan.frame_step,
+        )
+        return list(map(_Waiting, uses.tolist(), each_load(current.loads)))
+
+    def _submit(self, waiting: list[_Waiting]) -> list[_Loading]:
+        """Start those loads for which there is room, the first needed first.
+
+        The others stay in `waiting`.
+        """
+        late: list[_Waiting] = []
+        placed: list[tuple[int, Load, npt.NDArray[np.int64]]] = []
+        full: set[int] = set()
+        for item in waiting:
+            load = item.load
+            if load.cursor in full or not self._rings[load.cursor].has_room(load.count):
+                full.add(load.cursor)  # a cursor's loads stay in order
+                late.append(item)
+                continue
+            step = self._plan.frame_step
+            rows = self._rings[load.cursor].load(load.episode, load.first, load.count, step)
+            placed.append((item.first_use, load, rows))
+        waiting[:] = late
+        placed.sort(key=_by_use)
+        loading = []
+        for first_use, load, rows in placed:
+            target, places = self._workspace.arena.load(rows)
+            done = self._crew.load(load, [Place(target, np.arange(load.count), places)])
+            loading.append(_Loading(first_use, done))
+        return loading
+
+    def _find_rows(self, current: Round) -> npt.NDArray[np.int64]:
+        frames = current.clips.start[:, None] + self._steps
+        rows = np.empty_like(frames)
+        for cursor in np.unique(current.clips.cursor):
+            mine = current.clips.cursor == cursor
+            rows[mine] = self._rings[cursor].find(frames[mine], self._plan.frame_step)
+        return rows
+
+    def _emit(
+        self,
+        current: Round,
+        rows: npt.NDArray[np.int64],
+        skip: int,
+        loading: list[_Loading],
+    ) -> None:
+        """Gather a round's clips into batches as their loads arrive, and hand over full ones.
+
+        `loading` is in the order of first use. All of it is done when this returns.
+        """
+        edges = (np.flatnonzero(np.diff(current.clips.batch)) + 1).tolist()
+        uses, done = [load.first_use for load in loading], 0
+        for start, stop in pairwise([skip, *(e for e in edges if e > skip), len(rows)]):
+            if start == stop:
+                continue
+            if self._filling is None:
+                self._filling = self._begin(int(current.clips.batch[start]))
+            needed = bisect_left(uses, stop)
+            self._crew.wait(load.done for load in loading[done:needed])
+            done = needed
+            self._gather(self._filling, current, rows[start:stop], start)
+            if self._filling.is_full:
+                self._crew.deliver(self._filling.finish())
+                self._filling = None
+        self._crew.wait(load.done for load in loading[done:])
+
+    def _gather(
+        self,
+        filling: Gathering | DeviceGathering,
+        current: Round,
+        rows: npt.NDArray[np.int64],
+        start: int,
+    ) -> None:
+        crew, begin = self._crew, perf_counter()
+        part = current.clips.part(start, start + len(rows))
+        nbytes = filling.gather(
+            part.episode,
+            part.start,
+            rows,
+            crew.copiers,
+            crew.num_copiers,
+            crew.stats.trace,
+        )
+        end = perf_counter()
+        crew.stats.add(gather_seconds=end - begin, device_bytes=nbytes)
+        crew.stats.trace.add("gather", begin, end, clips=len(rows))
+
+    def _begin(self, batch: int) -> Gathering | DeviceGathering:
+        """A batch to fill, once the consumer has taken enough of those before."""
+        self._crew.reserve(batch)
+        size = self._plan.first_clip(batch + 1) - self._plan.first_clip(batch)
+        return self._workspace.begin_gathering(size)
+
+
+def _by_use(item: tuple[int, Any] | tuple[int, Any, Any]) -> int:
+    return item[0]

@@ -1,0 +1,100 @@
+"""The threads that work for an engine: some load chunks, others help with copies."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from time import perf_counter
+
+from seqrecord.engine.channel import Channel
+from seqrecord.engine.device_loading import DeviceLoader
+from seqrecord.engine.filling import Batch
+from seqrecord.engine.loading import ChunkLoader, Load, Place
+from seqrecord.engine.stats import EngineStats
+from seqrecord.storage import unwanted_if
+
+__all__ = ["THREAD_NAME", "Crew"]
+
+THREAD_NAME = "seqrecord-engine"  # how the names of all these threads begin
+
+
+class Crew:
+    """Loads and copies for one iteration, counts the time, and waits for the consumer.
+
+    Leaving the `with` block ends the threads, without the loads that have not begun or that wait to
+    be tried again, and waits for the device's copies.
+    """
+
+    copiers: Executor
+
+    def __init__(
+        self,
+        loader: ChunkLoader | DeviceLoader,
+        *,
+        num_loaders: int,
+        num_copiers: int,
+        channel: Channel[Batch],
+        stats: EngineStats,
+    ) -> None:
+        self.num_copiers = num_copiers
+        self.stats = stats
+        self._loader = loader
+        self._channel = channel
+        self._left = False
+        stats.num_threads, stats.num_loaders = num_copiers, num_loaders
+        self._loaders = ThreadPoolExecutor(num_loaders, f"{THREAD_NAME}-load")
+        self.copiers = ThreadPoolExecutor(num_copiers, f"{THREAD_NAME}-copy")
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._left = True
+        self._loaders.shutdown(cancel_futures=True)
+        self.copiers.shutdown()
+        if isinstance(self._loader, DeviceLoader):
+            self._loader.note_copies(wait=True)
+
+    def load(self, load: Load, places: Sequence[Place]) -> Future[None]:
+        """Have a load done, after those that were asked for before."""
+        self._channel.check_open()
+        return self._loaders.submit(self._load, load, places)
+
+    def _load(self, load: Load, places: Sequence[Place]) -> None:
+        self._channel.check_open()
+        if not threading.main_thread().is_alive():
+            raise RuntimeError("the interpreter is leaving")  # before it waits for all loads
+        with unwanted_if(lambda: self._left or self._channel.is_closed):
+            self._loader(load, places)
+
+    def wait(self, loads: Iterable[Future[None]]) -> None:
+        """Until these loads are done; raises the error of the first that failed."""
+        begin = perf_counter()
+        for load in loads:
+            load.result()
+        self._channel.check_open()
+        end = perf_counter()
+        self.stats.add(waiting_for_loads_seconds=end - begin)
+        self.stats.trace.add("wait for loads", begin, end)
+
+    def reserve(self, batch: int) -> None:
+        """Wait until the consumer has taken enough batches for this one to be begun."""
+        begin = perf_counter()
+        self._channel.reserve()
+        end = perf_counter()
+        self.stats.add(waiting_for_consumer_seconds=end - begin)
+        self.stats.trace.add("wait for consumer", begin, end, batch=batch)
+
+    def try_reserve(self) -> bool:
+        """Whether another batch can be begun at once; it is then."""
+        return self._channel.try_reserve()
+
+    def deliver(self, batch: Batch) -> None:
+        """Hand a batch over to the consumer."""
+        self._channel.put(batch)
+
+    def hold(self, nbytes: int) -> None:
+        """So many bytes of frames are held now."""
+        self.stats.hold(nbytes)
+        self.stats.trace.count("resident", bytes=nbytes)
