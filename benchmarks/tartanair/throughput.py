@@ -3,9 +3,9 @@
     python -m benchmarks.tartanair.throughput FOLDER [--frames 640] [--repeats 3] [--rows raw …]
 
 Renders a tree and packs it where FOLDER lacks them, then runs each row in a process of its own,
-all rows once before any of them twice, and prints medians and ratios. One timing loop serves all
-rows; the consumer reads one byte of every page of memory that it is given. Raw results go to
-FOLDER/throughput.json.
+all rows once before any of them twice, and prints medians and ratios; where the machine has two
+levels of speed, of each (see `scaling`). One timing loop serves all rows; the consumer reads one
+byte of every page of memory that it is given. Raw results go to FOLDER/throughput.json.
 """
 
 from __future__ import annotations
@@ -13,15 +13,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
-import platform
 import resource
 import statistics
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,12 +29,21 @@ import numpy.typing as npt
 
 import seqrecord
 from benchmarks.tartanair.generate import generate
+from benchmarks.tartanair.scaling import Scaling, level
+from benchmarks.tartanair.timing import (
+    Results,
+    drop_page_cache,
+    machine,
+    markdown,
+    run_rows,
+    touch,
+)
 from seqrecord.sources import open_source
+from seqrecord.storage import LocalStorage
 
 CLIP_LEN = 16
 BATCH_SIZE = 4
-EPOCHS = 3  # the first of them warms up and is not counted
-PAGE = 4096
+EPOCHS = 5  # the first of them warms up and is not counted
 FEATURES = ("image_left", "depth_left", "flow", "mask", "seg_left")
 MEMORY_LIMIT = "6GiB"
 SMALL_CLIPS, SMALL_BATCH = 16, 256
@@ -69,51 +75,71 @@ def main() -> None:
         print(json.dumps(measure(ROWS[arguments.one], arguments.folder)))
         return
     prepare(arguments.folder, arguments.frames)
-    results: dict[str, list[dict[str, Any]]] = {name: [] for name in arguments.rows}
-    for _ in range(arguments.repeats):
-        for name in arguments.rows:
-            command = [sys.executable, "-m", __spec__.name, str(arguments.folder), "--one", name]
-            output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-            results[name].append(json.loads(output.splitlines()[-1]))
-            print(f"{name}: {results[name][-1]['clips_per_second']:.1f} clips/s", file=sys.stderr)
+    make_small_frames(arguments.folder)
+    results = run_rows(
+        __spec__.name,
+        [str(arguments.folder)],
+        arguments.rows,
+        arguments.repeats,
+        shown="clips_per_second",
+    )
     document = {"machine": machine(), "frames": arguments.frames, "rows": results}
     (arguments.folder / "throughput.json").write_text(json.dumps(document, indent=1) + "\n")
     print(table(results))
 
 
 def measure(row: Row, folder: Path) -> dict[str, Any]:
-    """The timing loop: clips a second of an epoch, its median over epochs after the first."""
+    """The timing loop: clips a second of each epoch after the first, and their median.
+
+    `epochs` are rates, each with what `Scaling` said before and after.
+    """
     importlib.import_module("seqrecord.pipes")  # torch takes seconds, whoever loads
     if row.cold:
         drop_page_cache(folder)
-    if row.spin:
-        threading.Thread(target=spin, daemon=True).start()
-    begin = time.perf_counter()
-    epoch = row.epoch(folder)
-    rates, first = [], 0.0
-    for number in range(EPOCHS):
-        if row.cold:
-            drop_page_cache(folder)
-        clips = 0
-        start = time.perf_counter()
-        for batch in epoch():
-            if not first:
-                first = time.perf_counter() - begin
-            arrays = [v for v in batch.values() if hasattr(v, "reshape") and v.ndim > 1]
-            if row.consume:
-                for array in arrays:
-                    touch(array)
-            clips += len(arrays[0])
-            del batch, arrays
-        if number or row.cold:
-            rates.append(clips / (time.perf_counter() - start))
+    with Scaling.start() as scaling:
+        scaling.now()
+        if row.spin:
+            threading.Thread(target=spin, daemon=True).start()
+        begin = time.perf_counter()
+        epoch = row.epoch(folder)
+        first, read = 0.0, 0
+        epochs: list[tuple[float, float, float]] = []
+        for number in range(EPOCHS):
+            if row.cold:
+                drop_page_cache(folder)
+            # Nothing can be asked beside a thread that takes a core.
+            before = 0.0 if row.spin or not number else scaling.now()
+            clips, read = 0, bytes_by_system_calls()
+            start = time.perf_counter()
+            for batch in epoch():
+                if not first:
+                    first = time.perf_counter() - begin
+                arrays = [v for v in batch.values() if hasattr(v, "reshape") and v.ndim > 1]
+                if row.consume:
+                    for array in arrays:
+                        touch(array)
+                clips += len(arrays[0])
+                del batch, arrays
+            rate = clips / (time.perf_counter() - start)
+            read = bytes_by_system_calls() - read
+            if number:
+                epochs.append((rate, before, 0.0 if row.spin else scaling.now()))
     stats = epoch.stats() if isinstance(epoch, Streaming) else {}
+    if stats:
+        stats["system_ratio"] = read / stats["bytes_read"]
     return {
-        "clips_per_second": statistics.median(rates),
+        "clips_per_second": statistics.median(rate for rate, _, _ in epochs),
+        "epochs": epochs,
         "first_batch_seconds": first,
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         **{name: value for name, value in stats.items() if isinstance(value, (int, float, str))},
     }
+
+
+def bytes_by_system_calls() -> int:
+    """What this process has read from files so far, as the kernel counts it."""
+    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(fields["rchar"])
 
 
 def spin() -> None:
@@ -121,13 +147,7 @@ def spin() -> None:
         pass
 
 
-def touch(array: Any) -> int:
-    """Read one byte of every page of a tensor or array."""
-    flat = np.asarray(array).reshape(-1).view(np.uint8)
-    return int(flat[::PAGE].max())
-
-
-def copying(threads: int) -> Callable[[Path], Callable[[], Batches]]:
+def copying(threads: int, stride: int = 1) -> Callable[[Path], Callable[[], Batches]]:
     """All frames resident; `threads` fill reused batches with shuffled clips."""
 
     def make(folder: Path) -> Callable[[], Batches]:
@@ -139,7 +159,7 @@ def copying(threads: int) -> Callable[[Path], Callable[[], Batches]]:
         clips = [
             (number, start)
             for number, episode in enumerate(episodes)
-            for start in range(len(episode["flow"]) - CLIP_LEN + 1)
+            for start in range(0, len(episode["flow"]) - CLIP_LEN + 1, stride)
         ]
         order = np.random.default_rng(0).permutation(len(clips))
         batches = [
@@ -177,12 +197,17 @@ def copying(threads: int) -> Callable[[Path], Callable[[], Batches]]:
     return make
 
 
-def streaming(records: str, **settings: Any) -> Callable[[Path], Callable[[], Batches]]:
+def streaming(
+    records: str, *, direct: bool | None = None, **settings: Any
+) -> Callable[[Path], Callable[[], Batches]]:
     """`SeqRecordPipe` over one of the packed datasets."""
 
     def make(folder: Path) -> Callable[[], Batches]:
         arguments = {"clip_len": CLIP_LEN, "batch_size": BATCH_SIZE, "memory_limit": MEMORY_LIMIT}
-        return Streaming(seqrecord.SeqRecordPipe(folder / records, **{**arguments, **settings}))
+        storage = LocalStorage(folder / records, direct=direct)
+        return Streaming(
+            seqrecord.SeqRecordPipe(seqrecord.open(storage), **{**arguments, **settings})
+        )
 
     return make
 
@@ -255,10 +280,14 @@ ROWS = {
     "raw-spinning": Row(streaming("raw"), spin=True),
     "raw-unshuffled": Row(streaming("raw", shuffle=False)),
     "raw-cold": Row(streaming("raw"), cold=True),
+    "raw-cold-direct": Row(streaming("raw", direct=True), cold=True),
     "balanced-cold": Row(streaming("balanced"), cold=True),
+    "balanced-cold-direct": Row(streaming("balanced", direct=True), cold=True),
     "one-feature": Row(streaming("balanced", features=["depth_left"])),
+    "copy-2-stride-16": Row(copying(2, stride=16)),
     "stride-16": Row(streaming("raw", stride=16)),
-    "small-copy-2": Row(small_copying),
+    "stride-16-balanced": Row(streaming("balanced", stride=16)),
+    "small-copy-2": Row(small_copying, limit="small-copy-2"),
     "small-frames": Row(
         streaming("small-frames", batch_size=SMALL_BATCH, clip_len=SMALL_CLIPS),
         limit="small-copy-2",
@@ -266,17 +295,23 @@ ROWS = {
 }
 
 
-def prepare(folder: Path, frames: int) -> None:
+def prepare(
+    folder: Path, frames: int, codecs: Sequence[str] = ("raw", "fast", "balanced", "small")
+) -> None:
     """Render and pack what is not there yet."""
     tree = folder / "tree"
     if not tree.exists():
         print("rendering", file=sys.stderr)
         generate(tree, episodes=[frames // 4] * 4)
-    for codec in ("raw", "fast", "balanced", "small"):
+    for codec in codecs:
         if not (folder / codec / "manifest.json").exists():
             print(f"packing {codec}", file=sys.stderr)
             source = open_source(tree, features=FEATURES, cameras=["left"])
             seqrecord.convert(source, folder / codec, codecs=codec)
+
+
+def make_small_frames(folder: Path) -> None:
+    """Small frames, where they are not there yet."""
     if not (folder / "small-frames" / "manifest.json").exists():
         rng = np.random.default_rng(0)
         with seqrecord.SeqRecordWriter(folder / "small-frames", codecs="raw") as writer:
@@ -291,51 +326,67 @@ def prepare(folder: Path, frames: int) -> None:
                         )
 
 
-def drop_page_cache(folder: Path) -> None:
-    """Ask the kernel to forget the record files."""
-    for path in folder.rglob("*.seqrec"):
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(fd)
-
-
-def machine() -> str:
-    return f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-
-
-def table(results: dict[str, list[dict[str, Any]]]) -> str:
-    """Medians over the repeats, and each row's share of its limits."""
-    rate = {n: statistics.median(r["clips_per_second"] for r in rs) for n, rs in results.items()}
+def table(results: Results) -> str:
+    """Medians over epochs, and each row's share of its limits: at both levels of the machine, and
+    their mean."""
     columns = [
         "row",
         "clips/s",
         "of copy limit",
+        "slow level",
+        "fast level",
         "of one-thread copy",
         "bytes read",
+        "by the kernel",
         "frames decoded",
         "first batch s",
         "peak MB",
     ]
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    lines = []
     for name, runs in results.items():
-        last = runs[-1]
-        limit = rate.get(ROWS[name].limit)
-        one = rate.get("copy-1") if ROWS[name].limit == "copy-2" else None
+        last, limit = runs[-1], ROWS[name].limit
+        shares = [share_of(results, name, limit, at) for at in ("slow", "fast")]
+        ones = [share_of(results, name, "copy-1", at) for at in ("slow", "fast")]
+        rates = [rate for run in runs for rate, _, _ in run["epochs"]]
         lines.append(
-            f"| {name} | {rate[name]:.1f} "
-            f"| {share(rate[name], limit)} | {share(rate[name], one)} "
-            f"| {ratio(last, 'bytes_ratio')} | {ratio(last, 'frames_ratio')} "
-            f"| {statistics.median(r['first_batch_seconds'] for r in runs):.2f} "
-            f"| {statistics.median(r['peak_memory_bytes'] for r in runs) / 1e6:.0f} |"
+            [
+                name,
+                f"{statistics.median(rates):.1f}",
+                *map(shown, [mean(shares), *shares]),
+                shown(mean(ones)) if limit == "copy-2" else "",
+                ratio(last, "bytes_ratio"),
+                ratio(last, "system_ratio"),
+                ratio(last, "frames_ratio"),
+                f"{statistics.median(r['first_batch_seconds'] for r in runs):.2f}",
+                f"{statistics.median(r['peak_memory_bytes'] for r in runs) / 1e6:.0f}",
+            ]
         )
-    return "\n".join(lines)
+    return markdown(columns, lines)
 
 
-def share(value: float, limit: float | None) -> str:
-    return f"{value / limit:.2f}" if limit else ""
+def share_of(results: Results, name: str, limit: str, at: str) -> float | None:
+    """A row's median rate by its limit's, of the epochs at one level of the machine."""
+    medians = []
+    for row in (name, limit):
+        rates = [
+            rate
+            for run in results.get(row, [])
+            for rate, before, after in run["epochs"]
+            if level(before, after) == at
+        ]
+        if not rates:
+            return None
+        medians.append(statistics.median(rates))
+    return float(medians[0] / medians[1])
+
+
+def mean(shares: Sequence[float | None]) -> float | None:
+    known = [value for value in shares if value is not None]
+    return statistics.mean(known) if known else None
+
+
+def shown(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
 
 
 def ratio(result: dict[str, Any], key: str) -> str:

@@ -68,6 +68,10 @@ class RawFilesDataset(Dataset[Sample]):
     def __len__(self) -> int:
         return len(self._clips)
 
+    def places(self) -> list[tuple[str, int]]:
+        """Episode and start of every clip."""
+        return [(self._episodes[number].key, start) for number, start in self._clips]
+
     def __getitem__(self, index: int) -> Sample:
         number, start = self._clips[index]
         episode = self._episodes[number]

@@ -1,0 +1,71 @@
+"""What kind of memory is filled the fastest: `python -m benchmarks.buffers [--mib 64]`.
+
+One thread fills buffers that begin at a page, 64 bytes past one and 16 bytes past one (where large
+NumPy arrays begin), on huge pages and on small ones: rows copied in random order, as clips are
+gathered, and a file in the page cache read. Prints GB/s, medians; all kinds in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import mmap
+import os
+import statistics
+import tempfile
+import time
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.tartanair.timing import machine, markdown
+
+HUGE = 2 << 20
+ROWS = 64
+REPEATS = 30
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0])
+    parser.add_argument("--mib", type=int, default=64)
+    nbytes = parser.parse_args().mib << 20
+    kinds = list(itertools.product((True, False), (0, 64, 16)))
+    buffers = {kind: memory(nbytes, *kind) for kind in kinds}
+    source, rows = memory(nbytes, True, 0), np.random.default_rng(0).permutation(ROWS)
+    times: dict[tuple[bool, int], list[tuple[float, float]]] = {kind: [] for kind in kinds}
+    with tempfile.TemporaryFile() as file:
+        file.write(source.data)
+        file.flush()
+        for _ in range(REPEATS):
+            for kind, buffer in buffers.items():
+                begin = time.perf_counter()
+                out = buffer.reshape(ROWS, -1)
+                np.take(source.reshape(ROWS, -1), rows, axis=0, out=out, mode="clip")
+                middle = time.perf_counter()
+                os.preadv(file.fileno(), [buffer.data], 0)
+                times[kind].append((middle - begin, time.perf_counter() - middle))
+    lines = []
+    for (huge, offset), pairs in times.items():
+        rates = [
+            f"{nbytes / statistics.median(each) / 1e9:.1f}" for each in zip(*pairs, strict=True)
+        ]
+        lines.append(["2 MiB" if huge else "4 KiB", f"{offset}", *rates])
+    print(machine())
+    print(markdown(["pages", "bytes past a page", "rows copied, GB/s", "file read, GB/s"], lines))
+
+
+def memory(nbytes: int, huge: bool, offset: int) -> Bytes:
+    """Touched memory that begins so many bytes past a page."""
+    whole = mmap.mmap(-1, nbytes + 2 * HUGE)
+    whole.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
+    array = np.frombuffer(whole, np.uint8)
+    begin = -array.ctypes.data % HUGE + offset
+    part = array[begin : begin + nbytes]
+    part[:] = 1
+    return part
+
+
+if __name__ == "__main__":
+    main()

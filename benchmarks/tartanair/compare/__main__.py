@@ -1,0 +1,214 @@
+"""Loaders side by side: the same data, the same clips, one timing loop.
+
+    python -m benchmarks.tartanair.compare FOLDER [--grid small|full] [--loaders …] [--workers …]
+
+Renders a tree into FOLDER where it has none, converts it into each loader's format, and measures
+every cell of the grid in a process of its own. Giving values of an axis replaces the grid by all
+combinations of what is given. Rows are kept in FOLDER/rows.jsonl as they come; `--resume` goes on
+after the last. Results are FOLDER/results.json, .csv, .md and FOLDER/tensorboard.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+from tqdm import tqdm
+
+from benchmarks.tartanair.compare.children import run_task
+from benchmarks.tartanair.compare.grid import (
+    AXES,
+    Cell,
+    full_grid,
+    product_grid,
+    refuses,
+    small_grid,
+)
+from benchmarks.tartanair.compare.limits import copy_rate, disk_rate, range_rate
+from benchmarks.tartanair.compare.prepared import folder_of
+from benchmarks.tartanair.compare.report import Row, describe, write_all
+from benchmarks.tartanair.compare.row import Task
+from benchmarks.tartanair.compare.services import AZURE, Services
+from benchmarks.tartanair.compare.tree import Tree
+from benchmarks.tartanair.generate import generate
+from benchmarks.tartanair.loaders.base import Loader, Settings
+from benchmarks.tartanair.loaders.registry import all_loaders
+from benchmarks.tartanair.timing import machine
+
+FRAME_BYTES = 4_700_000  # of five features
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    loaders = {name: all_loaders()[name] for name in options.loaders}
+    if not (options.folder / "tree").exists():
+        frames = (options.frames or fitting_frames(options.folder)) // options.episodes
+        generate(options.folder / "tree", episodes=[frames] * options.episodes)
+    base = Settings()
+    tree = Tree.open(options.folder / "tree", base.features, options.folder)
+    cells = choose(options, loaders, base)
+    if options.list:
+        for cell in cells:
+            print(cell.title, "-", refuses(cell, loaders[cell.loader], tree) or "")
+        return
+    file = options.folder / "rows.jsonl"
+    if file.exists() and not options.resume:
+        file.rename(file.with_suffix(".jsonl.old"))
+    kept = finished(file) if file.exists() else []
+    known = options.folder / "limits.json"
+    limits: dict[str, float | None] = {}
+    if options.resume and known.exists():
+        limits = json.loads(known.read_text())
+    with file.open("a") as out:
+        for row in measure_all(cells, loaders, tree, kept, limits, options):
+            out.write(json.dumps(row) + "\n")
+            out.flush()
+            kept.append(row)
+            known.write_text(json.dumps(limits))
+    keys = {cell.key for cell in cells}
+    rows = [row for row in kept if row["key"] in keys]
+    print(write_all(options.folder, rows, limits, machine()))
+
+
+def finished(file: Path) -> list[Row]:
+    """The rows that have figures; the others leave the file, and get another chance."""
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rows = [row for row in rows if "clips_per_second" in row]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return rows
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    names = list(all_loaders())
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--frames", type=int, help="of the tree, if it is rendered; else what fits")
+    parser.add_argument("--episodes", type=int, default=4, help="of the tree, if it is rendered")
+    parser.add_argument("--grid", choices=("small", "full"), default="small")
+    parser.add_argument("--loaders", nargs="+", choices=names, default=names)
+    for axis, values in AXES.items():
+        kind = _flag if isinstance(values[0], bool) else type(values[0])
+        parser.add_argument(f"--{axis.replace('_', '-')}", nargs="+", type=kind)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--max-seconds", type=float, default=10, help="of an epoch; scaled then")
+    parser.add_argument("--time-limit", type=float, default=0, help="of a row, in seconds")
+    parser.add_argument("--prepare-limit", type=float, default=1800, help="of a format, in seconds")
+    parser.add_argument("--resume", action="store_true", help="keep the rows that have figures")
+    parser.add_argument("--list", action="store_true", help="show the cells and run nothing")
+    return parser.parse_args(arguments)
+
+
+def fitting_frames(folder: Path) -> int:
+    """So many that a format fits the page cache well, and all formats half of what is free."""
+    folder.mkdir(parents=True, exist_ok=True)
+    formats = len(all_loaders())
+    memory, disk = psutil.virtual_memory().total / 8, shutil.disk_usage(folder).free / 2 / formats
+    return max(160, min(2000, int(min(memory, disk) / FRAME_BYTES)))
+
+
+def choose(
+    options: argparse.Namespace, loaders: Mapping[str, Loader], base: Settings
+) -> list[Cell]:
+    """The cells that the options ask for."""
+    axes = {axis: values for axis in AXES if (values := getattr(options, axis)) is not None}
+    if axes:
+        return product_grid(loaders, base, axes)
+    return {"small": small_grid, "full": full_grid}[options.grid](loaders, base)
+
+
+def measure_all(
+    cells: Sequence[Cell],
+    loaders: Mapping[str, Loader],
+    tree: Tree,
+    kept: Sequence[Row],
+    limits: dict[str, float | None],
+    options: argparse.Namespace,
+) -> Iterator[Row]:
+    """Rows as they come, all cells once before any of them twice; fills `limits`."""
+    if "copy" not in limits:
+        clip_nbytes = Settings().clip_len * tree.frame_nbytes(list(tree.features))
+        limits["copy"] = copy_rate(clip_nbytes, threads=len(os.sched_getaffinity(0)))
+    done = [row["key"] for row in kept]
+    with (
+        Services() as services,
+        tqdm(total=len(cells) * options.repeats, unit="row", dynamic_ncols=True) as bar,
+    ):
+        for repeat in range(options.repeats):
+            for cell in cells:
+                bar.set_description(cell.title[:60])
+                loader = loaders[cell.loader]
+                if done.count(cell.key) <= repeat:
+                    if reason := refuses(cell, loader, tree):
+                        yield {**describe(cell), "skipped": reason}
+                    else:
+                        result = measure_one(cell, loader, tree, services, limits, options)
+                        yield {**describe(cell), **result}
+                bar.update()
+
+
+def measure_one(
+    cell: Cell,
+    loader: Loader,
+    tree: Tree,
+    services: Services,
+    limits: dict[str, float | None],
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    """The row's figures, or its error."""
+    settings = cell.settings
+    task = Task(
+        do="measure",
+        loader=cell.loader,
+        settings=settings,
+        consumer=cell.consumer,
+        root=str(tree.root.resolve()),
+        features=tuple(tree.features),
+        work=str(options.folder.resolve()),
+        epochs=options.epochs,
+        max_seconds=options.max_seconds,
+    )
+    folder = folder_of(loader, tree, options.folder.resolve(), settings)
+    if not folder.exists():
+        made = run_task(Task(**{**vars(task), "do": "prepare"}), options.prepare_limit)
+        if "error" in made:
+            return {"error": f"preparing: {made['error']}"}
+    try:
+        task = services.place(task, folder)
+        _look_at_limit(limits, task)
+    except Exception as error:  # of a service that is not there, or of a storage
+        return {"error": f"{settings.storage}: {type(error).__name__}: {error}"[:300]}
+    time_limit = options.time_limit or 60 + 3 * options.epochs * options.max_seconds
+    result = run_task(task, time_limit)
+    stored = sum(path.stat().st_size for path in _files(folder))
+    part = tree.frame_nbytes(settings.features) / tree.frame_nbytes(list(tree.features))
+    return {**result, "stored_bytes": stored, "needed_bytes": stored * part}
+
+
+def _look_at_limit(limits: dict[str, float | None], task: Task) -> None:
+    storage = task.settings.storage
+    if storage == "cold" and "disk" not in limits:
+        limits["disk"] = disk_rate(Path(task.work))
+    name = f"range-{storage}"
+    remote = storage in AZURE or storage == "mount"
+    if remote and name not in limits and task.loader.startswith("seqrecord"):
+        limits[name] = range_rate(f"{task.location or task.mount}/records", task.options)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for top, _, names in os.walk(folder, followlinks=True):
+        yield from (Path(top) / name for name in names)
+
+
+def _flag(text: str) -> bool:
+    return {"off": False, "on": True}[text]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Does a loader give exactly the baseline's clips?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.tartanair.compare.prepared import folder_of, prepare
+from benchmarks.tartanair.compare.tree import Clip, Tree
+from benchmarks.tartanair.loaders.base import Batch, Loader, Place, Settings
+from benchmarks.tartanair.loaders.raw_files import RawFilesDataset
+
+__all__ = ["Originals", "check", "clips_of", "wrong_clips"]
+
+LOSSY_ERROR = 8  # of 255, in the mean
+
+
+class Originals:
+    """The clips of a tree as the baseline reads them, a frame at a time."""
+
+    def __init__(self, tree: Tree) -> None:
+        dataset = RawFilesDataset(tree.root, clip_len=1, features=list(tree.features))
+        self._frames = {place: dataset[number] for number, place in enumerate(dataset.places())}
+
+    def clip(self, episode: str, start: int, clip_len: int, feature: str) -> Any:
+        frames = [self._frames[episode, start + i][feature].numpy() for i in range(clip_len)]
+        return np.concatenate(frames)
+
+
+def check(
+    loader: Loader, tree: Tree, work: Path, settings: Settings, *, epochs: int = 1
+) -> list[str]:
+    """What is wrong with the epochs of a loader; for small trees, all in memory."""
+    prepare(loader, tree, work, settings)
+    place = Place(folder_of(loader, tree, work, settings))
+    clips = tree.clips(settings.clip_len, settings.stride)
+    batches = loader.open(place, clips, settings)
+    originals, problems, orders = Originals(tree), [], []
+    for epoch in range(epochs):
+        seen = []
+        for batch in batches:
+            problems += [
+                f"epoch {epoch}: {p}"
+                for p in wrong_values(batch, originals, settings, loader.lossless)
+            ]
+            seen += clips_of(batch)
+        problems += [f"epoch {epoch}: {p}" for p in wrong_clips(seen, clips)]
+        orders.append(seen)
+    canonical = [(clip.episode, clip.start) for clip in clips]
+    if settings.shuffle == "off" and settings.workers == 0 and orders[0] != canonical:
+        problems.append("clips are not in order")
+    if settings.shuffle != "off" and orders[0] == canonical:
+        problems.append("clips are not shuffled")
+    return problems
+
+
+def clips_of(batch: Batch) -> list[tuple[str, int]]:
+    """Episode and start of each clip of a batch."""
+    return list(zip(batch["episode"], (int(start) for start in batch["start"]), strict=True))
+
+
+def wrong_clips(seen: Sequence[tuple[str, int]], clips: Sequence[Clip]) -> list[str]:
+    """Which clips an epoch lacked or had too often."""
+    expected = Counter((clip.episode, clip.start) for clip in clips)
+    got = Counter(seen)
+    lacking, extra = expected - got, got - expected
+    return [
+        f"{sum(clips.values())} clips {what}, such as {next(iter(clips))}"
+        for what, clips in (("lacking", lacking), ("too many", extra))
+        if clips
+    ]
+
+
+def wrong_values(
+    batch: Batch, originals: Originals, settings: Settings, lossless: bool
+) -> list[str]:
+    """Features of a batch that are not bit for bit the baseline's, or, if lossy, not nearly."""
+    names = {*settings.features, "episode", "start"}
+    if set(batch) != names:
+        return [f"a batch of {sorted(batch)} instead of {sorted(names)}"]
+    places = clips_of(batch)
+    if len(places) > settings.batch_size:
+        return [f"a batch of {len(places)} clips instead of {settings.batch_size}"]
+    problems = []
+    for name in settings.features:
+        got = np.asarray(batch[name].cpu() if hasattr(batch[name], "cpu") else batch[name])
+        for i, (episode, start) in enumerate(places):
+            expected = originals.clip(episode, start, settings.clip_len, name)
+            same = (got.dtype, got[i].shape) == (expected.dtype, expected.shape)
+            if same and lossless:
+                same = got[i].tobytes() == expected.tobytes()
+            elif same:
+                same = bool(np.abs(got[i].astype(float) - expected).mean() < LOSSY_ERROR)
+            if not same:
+                problems.append(
+                    f"{name} of {episode} at {start}: {got.dtype}{list(got[i].shape)} is not the "
+                    f"baseline's {expected.dtype}{list(expected.shape)}"
+                )
+    return problems

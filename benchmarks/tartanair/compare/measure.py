@@ -1,0 +1,151 @@
+"""The timing loop, the same for all rows: runs one cell of the grid and returns its figures."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from benchmarks.tartanair.compare.check import clips_of, wrong_clips
+from benchmarks.tartanair.compare.consumers import Consumer, to_device
+from benchmarks.tartanair.compare.meters import usage
+from benchmarks.tartanair.compare.tree import Clip
+from benchmarks.tartanair.loaders.base import Batch, Batches
+
+__all__ = ["Times", "measure", "timed_epoch"]
+
+
+@dataclass
+class Times:
+    """One epoch, or its beginning: seconds of each step, and the clips that came."""
+
+    wait: list[float]
+    copy: list[float]
+    compute: list[float]
+    clips: list[int]
+    places: list[tuple[str, int]]
+    complete: bool
+    nbytes: int
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.wait) + sum(self.copy) + sum(self.compute)
+
+
+def measure(
+    batches: Batches,
+    clips: Sequence[Clip],
+    consumer_name: str,
+    *,
+    epochs: int,
+    max_seconds: float,
+    began: float,
+) -> dict[str, Any]:
+    """Medians over `epochs` epochs, of which each is cut short after `max_seconds`.
+
+    `began` is when opening began, on `perf_counter`. Epochs follow one another in one process; the
+    first, which also starts workers, warms up and is not counted if there are others. Times of an
+    epoch that was cut short are scaled by its clips, all but the wait for its first batch.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    consumer = Consumer(consumer_name, device)
+    runs: list[dict[str, float]] = []
+    problems: list[str] = []
+    first_batch: float | None = None
+    curve: list[float] = []
+    for _ in range(epochs):
+        before, begin = usage(os.getpid()), time.perf_counter()
+        times = timed_epoch(batches, consumer, max_seconds)
+        if not times.clips:
+            return {"problems": ["no batch at all"]}
+        taken = usage(os.getpid()).since(before)
+        if first_batch is None:
+            first_batch = begin - began + times.wait[0]
+        if times.complete:
+            problems += wrong_clips(times.places, clips)
+        runs.append(figures(times, taken, len(clips)))
+        curve = [
+            count / seconds
+            for count, seconds in zip(
+                times.clips,
+                (sum(step) for step in zip(times.wait, times.copy, times.compute, strict=True)),
+                strict=True,
+            )
+        ]
+    counted = runs[1:] or runs
+    result: dict[str, Any] = {
+        name: statistics.median(run[name] for run in counted) for name in runs[0]
+    }
+    stats: dict[str, Any] = getattr(batches, "stats", dict)()
+    return {
+        **result,
+        "first_batch_seconds": first_batch,
+        "epochs": runs,
+        "steps": curve,
+        "problems": problems,
+        "framework": consumer.framework,
+        "stats": {k: v for k, v in stats.items() if isinstance(v, (int, float, str))},
+    }
+
+
+def timed_epoch(batches: Batches, consumer: Consumer, max_seconds: float) -> Times:
+    """Let the consumer have batches until the epoch or the time is over."""
+    times = Times([], [], [], [], [], complete=False, nbytes=0)
+    consumer.run(_feed(batches, times, consumer.device, max_seconds))
+    return times
+
+
+def _feed(
+    batches: Batches, times: Times, device: torch.device, max_seconds: float
+) -> Iterator[Batch]:
+    """The batches; what passes until the next is asked for is the consumer's time."""
+    clock = time.perf_counter
+    begin = clock()
+    deadline = begin + max_seconds
+    iterator = iter(batches)
+    while begin < deadline:
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            times.complete = True
+            break
+        came = clock()
+        on_device = to_device(batch, device)
+        copied = clock()
+        places = clips_of(batch)
+        times.places += places
+        times.clips.append(len(places))
+        times.wait.append(came - begin)
+        times.copy.append(copied - came)
+        times.nbytes += sum(t.nbytes for name, t in on_device.items() if name != "start")
+        del batch  # before the next one: loaders reuse what is given back
+        yield on_device
+        begin = clock()
+        times.compute.append(begin - copied)
+        del on_device  # what its memory takes to be given back is the loader's
+
+
+def figures(times: Times, taken: dict[str, float], num_clips: int) -> dict[str, float]:
+    """One epoch's figures."""
+    clips = sum(times.clips)
+    seconds = times.seconds
+    scale = num_clips / clips
+    start = times.wait[0]
+    epoch = seconds if times.complete else start + (seconds - start) * scale
+    return {
+        "clips_per_second": num_clips / epoch,
+        "bytes_per_second": times.nbytes * scale / epoch,
+        "epoch_seconds": epoch,
+        "complete": float(times.complete),
+        "clips": clips,
+        "wait_seconds": sum(times.wait),
+        "copy_seconds": sum(times.copy),
+        "compute_seconds": sum(times.compute),
+        "busy": (sum(times.copy) + sum(times.compute)) / seconds,
+        **{name: value * (1 if times.complete else scale) for name, value in taken.items()},
+    }

@@ -1,0 +1,113 @@
+"""One row in a process of its own: `python -m benchmarks.tartanair.compare.row`, a task on stdin.
+
+The last line that it prints is the result as JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.tartanair.compare.prepared import folder_of, prepare
+from benchmarks.tartanair.compare.tree import Tree
+from benchmarks.tartanair.loaders.base import Place, Settings
+from benchmarks.tartanair.loaders.registry import all_loaders
+
+__all__ = ["Task", "forget", "warm"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to do with one cell: `do` is `prepare`, `measure` or `check`."""
+
+    do: str
+    loader: str
+    settings: Settings
+    consumer: str
+    root: str
+    features: tuple[str, ...]
+    work: str
+    epochs: int = 2
+    max_seconds: float = 60.0
+    mount: str = ""
+    location: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def dumps(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def loads(cls, text: str) -> Task:
+        saved = json.loads(text)
+        settings = saved["settings"]
+        saved["settings"] = Settings(**{**settings, "features": tuple(settings["features"])})
+        return cls(**{**saved, "features": tuple(saved["features"])})
+
+    def run(self) -> dict[str, Any]:
+        """Do it here."""
+        work, loader = Path(self.work), all_loaders()[self.loader]
+        tree = Tree.open(Path(self.root), self.features, work)
+        if self.do == "prepare":
+            seconds = prepare(loader, tree, work, self.settings)
+            return {} if seconds is None else {"prepare_seconds": seconds}
+        if self.do == "check":
+            from benchmarks.tartanair.compare.check import check
+
+            return {"problems": check(loader, tree, work, self.settings, epochs=self.epochs)}
+        from benchmarks.tartanair.compare.measure import measure  # torch takes seconds
+
+        folder = folder_of(loader, tree, work, self.settings)
+        place = Place(Path(self.mount) if self.mount else folder, self.location, self.options)
+        cold = self.settings.storage in ("cold", "mount")
+        if cold:
+            forget(place.folder)
+        elif self.settings.storage == "local":
+            warm(place.folder)
+        clips = tree.clips(self.settings.clip_len, self.settings.stride)
+        began = time.perf_counter()
+        return measure(
+            loader.open(place, clips, self.settings),
+            clips,
+            self.consumer,
+            epochs=1 if cold else self.epochs,
+            max_seconds=self.max_seconds,
+            began=began,
+        )
+
+
+def forget(folder: Path) -> None:
+    """Ask the kernel to drop a folder's files from the page cache."""
+    for path in _files(folder):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            with contextlib.suppress(OSError):  # of a mount that is read-only
+                os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+
+
+def warm(folder: Path) -> None:
+    """Read a folder's files, so that they are in the page cache if they fit."""
+    block = bytearray(8 << 20)
+    for path in _files(folder):
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(block):
+                pass
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for top, _, names in os.walk(folder, followlinks=True):
+        yield from (Path(top) / name for name in names)
+
+
+if __name__ == "__main__":
+    print(json.dumps(Task.loads(sys.stdin.read()).run()), flush=True)
+    os._exit(0)  # some loaders' threads would never let the process end

@@ -1,0 +1,94 @@
+"""Where prepared data is read from: the local disk, Azurite, or a mount of it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.tartanair.compare.row import Task
+
+__all__ = ["Services"]
+
+_UPLOADS = 2
+AZURE = ("adlfs", "obstore", "blobfile")
+
+
+class Services:
+    """Starts what a row's storage needs when the first such row comes; stops it in the end."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._azurite: Any = None
+        self._container = ""
+        self._mounts: Path | None = None
+        self._uploaded: set[str] = set()
+
+    def __enter__(self) -> Services:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._stack.close()
+
+    def place(self, task: Task, folder: Path) -> Task:
+        """The task with where its data, prepared in `folder`, is to be read from."""
+        storage = task.settings.storage
+        if storage in ("local", "cold"):
+            return task
+        name = f"{folder.parent.name}/{folder.name}"
+        self._upload(name, folder)
+        if storage == "mount":
+            return replace(task, mount=str(self._mount() / name))
+        # blobfile's URLs begin with the account.
+        account = f"{self._azurite.account}/" if storage == "blobfile" else ""
+        return replace(
+            task,
+            location=f"az://{account}{self._container}/{name}",
+            options={"backend": storage, "connection_string": self._azurite.connection_string},
+        )
+
+    def _upload(self, name: str, folder: Path) -> None:
+        self._start()
+        if name in self._uploaded:
+            return
+        with self._azurite.client() as client:
+            for path in sorted(folder.rglob("*")):
+                if path.is_file():
+                    blob = client.get_blob_client(
+                        self._container, f"{name}/{path.relative_to(folder)}"
+                    )
+                    with path.open("rb") as file:
+                        blob.upload_blob(file, overwrite=True, max_concurrency=_UPLOADS)
+        self._uploaded.add(name)
+
+    def _start(self) -> None:
+        if self._azurite is None:
+            from tests.services import Azurite, need_azurite
+
+            self._need(need_azurite)
+            self._azurite = Azurite(self._folder() / "azurite")
+            self._stack.callback(self._azurite.stop)
+            self._container = self._azurite.new_container()
+
+    def _mount(self) -> Path:
+        if self._mounts is None:
+            from tests.services import Mount, need_mount
+
+            self._need(need_mount)
+            mount = Mount(self._azurite, self._container, self._folder() / "rclone")
+            self._stack.callback(mount.close)
+            self._mounts = mount.path
+        return self._mounts
+
+    def _folder(self) -> Path:
+        return Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+
+    @staticmethod
+    def _need(check: Callable[[], None]) -> None:
+        try:
+            check()
+        except BaseException as error:  # pytest's own, made to skip a test
+            raise RuntimeError(str(error)) from None

@@ -1,0 +1,57 @@
+"""One HDF5 file with a contiguous data set for each feature."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.tartanair.compare.tree import Clip, Tree
+from benchmarks.tartanair.loaders.base import Batches, Loader, Place, Settings, one_format
+from benchmarks.tartanair.loaders.map_style import map_style
+
+
+def prepare(tree: Tree, folder: Path, _settings: Settings) -> None:
+    import h5py
+
+    with h5py.File(folder / "frames.h5", "w") as file:
+        arrays = {
+            name: file.create_dataset(name, (tree.num_frames, *feature.shape), feature.dtype)
+            for name, feature in tree.features.items()
+        }
+        for row, frame in enumerate(tree.rows()):
+            for name, array in frame.items():
+                arrays[name][row] = array
+
+
+class Reader:
+    """Slices of the data sets; the file is opened by the process that reads."""
+
+    def __init__(self, path: Path, features: Sequence[str]) -> None:
+        self._path = path
+        self._features = features
+        self._file: Any = None
+
+    def read(self, clip: Clip) -> Mapping[str, Any]:
+        if self._file is None:
+            import h5py
+
+            self._file = h5py.File(self._path, "r")
+        rows = slice(clip.row, clip.row + clip.stop - clip.start)
+        return {name: self._file[name][rows] for name in self._features}
+
+
+def open_batches(place: Place, clips: Sequence[Clip], settings: Settings) -> Batches:
+    return map_style(Reader(place.folder / "frames.h5", settings.features), clips, settings)
+
+
+LOADERS = [
+    Loader(
+        name="hdf5",
+        format=one_format("hdf5"),
+        prepare=prepare,
+        open=open_batches,
+        needs=("h5py",),
+        note="contiguous data sets",
+    )
+]

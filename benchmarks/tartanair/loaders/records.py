@@ -1,0 +1,128 @@
+"""Our own record files: streamed, streamed through a chain of pipes, and by clip number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, default_collate
+
+from benchmarks.tartanair.compare.tree import Clip, Tree
+from benchmarks.tartanair.loaders.base import STORAGES, Batch, Batches, Loader, Place, Settings
+from benchmarks.tartanair.loaders.map_style import Order, loader_arguments
+
+CODECS = ("raw", "fast", "balanced", "small")
+
+
+def format_name(settings: Settings) -> str:
+    return f"records-{settings.codec}"
+
+
+def prepare(tree: Tree, folder: Path, settings: Settings) -> None:
+    import seqrecord
+
+    with seqrecord.SeqRecordWriter(folder / "records", codecs=settings.codec) as writer:
+        for episode, frames in tree.read():
+            with writer.episode(episode.key) as into:
+                for frame in frames:
+                    into.append(frame)
+
+
+def arguments(place: Place, settings: Settings) -> dict[str, Any]:
+    return {
+        "location": f"{place.at}/records",
+        "clip_len": settings.clip_len,
+        "stride": settings.stride,
+        "features": list(settings.features),
+        "storage_options": place.options or None,
+    }
+
+
+class Streaming:
+    """Batches of a pipe, in this process or in workers, and the pipe's own statistics."""
+
+    def __init__(self, pipe: Any, batches: Batches | None = None) -> None:
+        self._pipe = pipe
+        self._batches = pipe if batches is None else batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        yield from self._batches
+
+    def stats(self) -> dict[str, Any]:
+        stats: dict[str, Any] = self._pipe.stats()
+        return stats
+
+
+def open_stream(place: Place, _clips: Sequence[Clip], settings: Settings) -> Batches:
+    import seqrecord
+
+    pipe = seqrecord.SeqRecordPipe(
+        **arguments(place, settings),
+        batch_size=settings.batch_size,
+        shuffle=settings.shuffle != "off",
+        seed=settings.seed,
+        device="cuda" if settings.pin and torch.cuda.is_available() else None,
+    )
+    if settings.workers == 0:
+        return Streaming(pipe)
+    return DataLoader(pipe, batch_size=None, **loader_arguments(settings))
+
+
+def open_chain(place: Place, _clips: Sequence[Clip], settings: Settings) -> Batches:
+    """Single clips through a chain of pipes, as chains are usually written."""
+    import seqrecord
+
+    shuffled = settings.shuffle != "off"
+    pipe: Any = seqrecord.SeqRecordPipe(
+        **arguments(place, settings), shuffle=shuffled, seed=settings.seed
+    )
+    if shuffled:  # the pipe has shuffled well: more in this buffer would only take memory
+        pipe = pipe.shuffle(buffer_size=settings.batch_size)
+    pipe = pipe.sharding_filter().batch(settings.batch_size).collate(default_collate)
+    return DataLoader(pipe, batch_size=None, **loader_arguments(settings))
+
+
+def open_map(place: Place, clips: Sequence[Clip], settings: Settings) -> Batches:
+    import seqrecord
+
+    return DataLoader(
+        seqrecord.SeqRecordDataset(**arguments(place, settings)),
+        batch_size=settings.batch_size,
+        sampler=Order(len(clips), settings),
+        **loader_arguments(settings),
+    )
+
+
+LOADERS = [
+    Loader(
+        name="seqrecord",
+        format=format_name,
+        prepare=prepare,
+        open=open_stream,
+        shuffles=("off", "buffer"),
+        storages=STORAGES,
+        codecs=CODECS,
+        note="SeqRecordPipe with batch_size",
+    ),
+    Loader(
+        name="seqrecord-map",
+        format=format_name,
+        prepare=prepare,
+        open=open_map,
+        storages=STORAGES,
+        codecs=CODECS,
+        note="clips by number",
+    ),
+    Loader(
+        name="seqrecord-chain",
+        format=format_name,
+        prepare=prepare,
+        open=open_chain,
+        shuffles=("off", "buffer"),
+        storages=STORAGES,
+        codecs=CODECS,
+        note="SeqRecordPipe().shuffle().sharding_filter().batch().collate()",
+    ),
+]

@@ -1,0 +1,86 @@
+"""WebDataset: a tar of NumPy files for each episode; clips are windows over its frames."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DataLoader
+
+from benchmarks.tartanair.compare.tree import Clip, Tree
+from benchmarks.tartanair.loaders.base import Batches, Loader, Place, Settings, one_format
+from benchmarks.tartanair.loaders.map_style import loader_arguments
+from benchmarks.tartanair.loaders.windows import Frame, Window, collate, windows
+
+
+def prepare(tree: Tree, folder: Path, _settings: Settings) -> None:
+    import webdataset
+
+    for number, (_, frames) in enumerate(tree.read()):
+        with webdataset.TarWriter(str(folder / f"{number:06d}.tar")) as tar:
+            for index, frame in enumerate(frames):
+                files = {f"{name}.npy": npy(array) for name, array in frame.items()}
+                tar.write({"__key__": f"{number:06d}/{index:06d}", **files})
+    (folder / "episodes.json").write_text(json.dumps([episode.key for episode in tree.episodes]))
+
+
+def npy(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def wanted(name: str, features: Sequence[str]) -> bool:
+    return name.partition(".")[2].removesuffix(".npy") in features
+
+
+def to_windows(
+    samples: Iterable[dict[str, Any]], episodes: Sequence[str], settings: Settings
+) -> Iterator[Window]:
+    def frames() -> Iterator[Frame]:
+        for sample in samples:
+            number, index = map(int, sample["__key__"].split("/"))
+            arrays = {name: sample[f"{name}.npy"] for name in settings.features}
+            yield {**arrays, "episode": episodes[number], "index": index}
+
+    return windows(frames(), settings.clip_len, settings.stride)
+
+
+def open_batches(place: Place, _clips: Sequence[Clip], settings: Settings) -> Batches:
+    import webdataset
+
+    episodes = json.loads((place.folder / "episodes.json").read_text())
+    tars = [str(place.folder / f"{number:06d}.tar") for number in range(len(episodes))]
+    shuffled = settings.shuffle != "off"
+    dataset = webdataset.WebDataset(
+        tars,
+        shardshuffle=len(tars) if shuffled else False,
+        seed=settings.seed,
+        empty_check=False,
+        select_files=partial(wanted, features=settings.features),
+    )
+    dataset = dataset.decode().compose(partial(to_windows, episodes=episodes, settings=settings))
+    if shuffled:
+        dataset = dataset.shuffle(settings.shuffle_buffer)
+    dataset = dataset.batched(
+        settings.batch_size, collation_fn=partial(collate, features=settings.features)
+    )
+    return DataLoader(dataset, batch_size=None, **loader_arguments(settings))
+
+
+LOADERS = [
+    Loader(
+        name="webdataset",
+        format=one_format("webdataset"),
+        prepare=prepare,
+        open=open_batches,
+        shuffles=("off", "buffer"),
+        needs=("webdataset",),
+        note="a tar an episode, numpy files; windows over frames",
+    )
+]
