@@ -2,19 +2,39 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := demo
+BENCH := bench
 INSTALLED := $(VENV)/installed
+SERVICES := tests/services/node_modules
 
-.PHONY: help install demo test test-slow test-all check format clean
+.PHONY: help install install-bench install-ffcv bench services demo test test-slow test-services test-all check format clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 16
 
 install: $(INSTALLED) ## Install the package and its tools into .venv
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,azure]'
 	@touch $@
+
+services: $(SERVICES)/installed ## Install Azurite, the Azure Blob service of the tests; needs npm
+
+$(SERVICES)/installed: tests/services/package.json tests/services/package-lock.json
+	cd tests/services && npm ci --loglevel=error
+	@touch $@
+
+install-bench: $(INSTALLED) ## Install what the comparison of loaders measures against; 2 GB
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[azure,bench]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/tartanair/no-deps.txt
+	rm -rf $(VENV)/microsoft-seqrecord # it has our name, so it lies apart
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/microsoft-seqrecord seqrecord==0.1.8
+
+install-ffcv: install-bench ## Install FFCV, which is compiled; needs libopencv-dev, libturbojpeg0-dev and g++
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/tartanair/ffcv.txt
+
+bench: $(INSTALLED) ## Compare loaders on a rendered tree, in bench/; ARGS='--resume --grid full' and so on
+	$(BIN)/python -m benchmarks.tartanair.compare $(BENCH) $(ARGS)
 
 demo: $(INSTALLED) ## Render a small TartanAir tree, pack it, verify it, stream it, draw a clip
 	$(BIN)/python -m benchmarks.tartanair.demo $(DEMO)
@@ -23,7 +43,10 @@ test: $(INSTALLED) ## Run the fast tests
 	$(BIN)/python -m pytest
 
 test-slow: $(INSTALLED) ## Run the tests that take minutes
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m 'slow and not service'
+
+test-services: $(INSTALLED) ## Run the tests that need Azurite or a FUSE mount
+	$(BIN)/python -m pytest -m service
 
 test-all: $(INSTALLED) ## Run every test
 	$(BIN)/python -m pytest -m ''
@@ -38,4 +61,4 @@ format: $(INSTALLED) ## Put the code into its format
 	$(BIN)/ruff format
 
 clean: ## Remove what make has made
-	rm -rf $(VENV) $(DEMO) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(SERVICES) $(DEMO) $(BENCH) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
