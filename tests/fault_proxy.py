@@ -208,14 +208,6 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     server: _Server
 
-    def setup(self) -> None:
-        super().setup()
-        self._service = http.client.HTTPConnection(self.server.target)
-
-    def finish(self) -> None:
-        self._service.close()
-        super().finish()
-
     def log_message(self, *_: Any) -> None:
         pass
 
@@ -240,20 +232,21 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _handle  # noqa: N815 - looked up by name
 
     def _forward(self, body: bytes, kind: str | None) -> None:
+        # A connection for each request: the service may end an idle one, as no client would cause.
+        service = http.client.HTTPConnection(self.server.target)
         try:
-            self._service.putrequest(
-                self.command, self.path, skip_host=True, skip_accept_encoding=True
-            )
+            service.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for name, value in self.headers.items():
                 if name.lower() not in ("connection", "expect"):
-                    self._service.putheader(name, value)
-            self._service.endheaders(body or None)
-            answer = self._service.getresponse()
+                    service.putheader(name, value)
+            service.endheaders(body or None)
+            answer = service.getresponse()
             content = answer.read()
         except (OSError, http.client.HTTPException):
-            self._service.close()  # the next request tries again
             self._reset()
             return
+        finally:
+            service.close()
         if kind == "lost":
             self._reset()
             return

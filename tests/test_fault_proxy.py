@@ -21,6 +21,7 @@ class _Echo(BaseHTTPRequestHandler):
     """Answers GET with `CONTENT`, and PUT with what it was sent; keeps what it has seen."""
 
     protocol_version = "HTTP/1.1"
+    timeout = 0.1  # of an idle connection
     seen: list[tuple[str, str, str | None]]
 
     def log_message(self, *_: Any) -> None:
@@ -164,6 +165,13 @@ def test_a_hanging_request_ends_with_the_proxy(proxy: FaultProxy) -> None:
     proxy.close()
     thread.join(5)
     assert not thread.is_alive()
+
+
+def test_a_service_that_ends_idle_connections_is_no_fault(proxy: FaultProxy) -> None:
+    with Client(proxy) as client:
+        for _ in range(2):
+            assert client.ask()[0] == 200
+            time.sleep(5 * _Echo.timeout)
 
 
 def test_a_dead_service_resets(proxy: FaultProxy) -> None:
