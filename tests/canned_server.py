@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import socket
-import struct
-import threading
+import socketserver
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
+
+from tests.local_server import LocalServer, reset
 
 __all__ = ["Canned", "CannedServer", "answer"]
 
@@ -37,62 +36,38 @@ def answer(status: int, body: bytes = b"", *, length: int | None = None, **heade
     return "\r\n".join(line for line in lines if line != "x-ms-error-code: ").encode() + body
 
 
-class CannedServer:
+class CannedServer(LocalServer):
     """Gives each request the next answer, and the last one to all that follow.
 
     `asked` are the requests' heads as they came.
     """
 
     def __init__(self, answers: Sequence[Canned]) -> None:
-        self._answers = list(answers)
+        self.answers = list(answers)
         self.asked: list[str] = []
-        self._stopping = threading.Event()
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-        self._threads = [threading.Thread(target=self._serve)]
-        self._threads[0].start()
+        super().__init__(_Handler)
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self._listener.getsockname()[1]}/account"
+        return f"http://{self.host}/account"
 
-    def __enter__(self) -> CannedServer:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._stopping.set()
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for thread in self._threads:
-            thread.join()
+class _Handler(socketserver.BaseRequestHandler):
+    server: CannedServer
 
-    def _serve(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            thread = threading.Thread(target=self._answer, args=(connection,))
-            self._threads.append(thread)
-            thread.start()
-
-    def _answer(self, connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError):
+    def handle(self) -> None:
+        with contextlib.suppress(OSError):
             head = b""
             while b"\r\n\r\n" not in head:
-                part = connection.recv(65536)
+                part = self.request.recv(65536)
                 if not part:
                     return
                 head += part
-            self.asked.append(head.decode())
-            canned = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
-            connection.sendall(canned.data)
+            self.server.asked.append(head.decode())
+            answers = self.server.answers
+            canned = answers.pop(0) if len(answers) > 1 else answers[0]
+            self.request.sendall(canned.data)
             if canned.end == "hang":
-                self._stopping.wait()
+                self.server.stopping.wait()
             elif canned.end == "reset":
-                linger = struct.pack("ii", 1, 0)
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                reset(self.request)

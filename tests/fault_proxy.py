@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import itertools
 import random
 import select
-import socket
-import socketserver
-import struct
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
-from types import TracebackType
 from typing import Any
+
+from tests.local_server import LocalServer, reset
 
 __all__ = ["KINDS", "FaultProxy", "Planned", "Request", "Scripted", "Seeded"]
 
@@ -99,7 +96,7 @@ class Seeded:
         return rng.choice(self._kinds) if rng.random() < self._rate else None
 
 
-class FaultProxy:
+class FaultProxy(LocalServer):
     """Takes HTTP/1.1 requests on a free port of 127.0.0.1 and passes them on to `target`.
 
     `target` is `HOST:PORT`. Headers stay as they are, `Host` included: Azure's signatures don't
@@ -120,28 +117,10 @@ class FaultProxy:
         self.slow_seconds, self.retry_after = slow_seconds, retry_after
         self.requests = 0
         self.faults: Counter[str] = Counter()
-        self.stopping = threading.Event()
+        self.target = target
         self._attempts: Counter[tuple[str, str, str]] = Counter()
         self._lock = threading.Lock()
-        self._server = _Server(self, target)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
-        self._thread.start()
-
-    @property
-    def host(self) -> str:
-        """Where it listens, `127.0.0.1:PORT`."""
-        return f"127.0.0.1:{self._server.server_address[1]}"
-
-    def __enter__(self) -> FaultProxy:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+        super().__init__(_Handler)
 
     def reset(self) -> None:
         """Count from zero."""
@@ -149,14 +128,6 @@ class FaultProxy:
             self.requests = 0
             self.faults.clear()
             self._attempts.clear()
-
-    def close(self) -> None:
-        """Break what is under way and end all threads."""
-        self.stopping.set()
-        self._server.shutdown()
-        self._thread.join()
-        self._server.break_connections()
-        self._server.server_close()
 
     def choose(self, method: str, path: str, byte_range: str) -> str | None:
         """Count a request and choose what it suffers."""
@@ -171,33 +142,6 @@ class FaultProxy:
                 self.faults[kind] += 1
         return kind
 
-
-class _Server(socketserver.ThreadingTCPServer):
-    allow_reuse_address = True
-    request_queue_size = 128
-
-    def __init__(self, proxy: FaultProxy, target: str) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.proxy, self.target = proxy, target
-        self._connections: set[socket.socket] = set()
-        self._guard = threading.Lock()
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        with self._guard:
-            self._connections.add(request)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        with self._guard:
-            self._connections.discard(request)
-        super().shutdown_request(request)
-
-    def break_connections(self) -> None:
-        with self._guard:
-            for connection in self._connections:
-                with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
-
     def handle_error(self, request: Any, client_address: Any) -> None:
         pass  # a client that went away, or a service that died: both are what tests do
 
@@ -206,7 +150,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     wbufsize = -1
     disable_nagle_algorithm = True
-    server: _Server
+    server: FaultProxy
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -218,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         body = self.rfile.read(int(length))
         byte_range = self.headers.get("x-ms-range") or self.headers.get("Range") or ""
-        kind = self.server.proxy.choose(self.command, self.path, byte_range)
+        kind = self.server.choose(self.command, self.path, byte_range)
         if kind == "reset":
             self._reset()
         elif kind == "hang":
@@ -272,7 +216,7 @@ class _Handler(BaseHTTPRequestHandler):
         if kind == "slow":
             step = -(-len(content) // _PIECES) or 1
             for start in range(0, len(content), step):
-                self._wait(self.server.proxy.slow_seconds / _PIECES)
+                self._wait(self.server.slow_seconds / _PIECES)
                 self.wfile.write(content[start : start + step])
                 self.wfile.flush()
             return
@@ -291,24 +235,20 @@ class _Handler(BaseHTTPRequestHandler):
         text = f'<?xml version="1.0" encoding="utf-8"?><Error><Code>{code}</Code></Error>'
         headers = [("Content-Type", "application/xml"), ("x-ms-error-code", code)]
         if status == 503:
-            headers.append(("Retry-After", str(self.server.proxy.retry_after)))
+            headers.append(("Retry-After", str(self.server.retry_after)))
         self._answer(status, b"" if self.command == "HEAD" else text.encode(), headers)
 
     def _reset(self) -> None:
         """End the connection with RST."""
         self.close_connection = True
-        with contextlib.suppress(OSError):
-            linger = struct.pack("ii", 1, 0)
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-        # Without the orderly end that `shutdown_request` makes of it.
         self.rfile.close()
-        self.connection.close()
+        reset(self.connection)
 
     def _wait(self, seconds: float | None) -> None:
         """Until the client or the proxy ends, for at most `seconds`."""
         steps = itertools.count() if seconds is None else range(max(1, round(seconds / 0.01)))
         for _ in steps:
-            if self.server.proxy.stopping.is_set():
+            if self.server.stopping.is_set():
                 return
             if select.select([self.connection], [], [], 0.01)[0]:
                 return

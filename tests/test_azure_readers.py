@@ -292,6 +292,7 @@ def test_a_missing_package_is_named(make: Make, monkeypatch: pytest.MonkeyPatch)
     reader = make(account_at("http://127.0.0.1:1/account"))
     if isinstance(reader, HttpReader):
         return  # urllib3 comes with the rest
+    name: dict[type[RangeReader], str]
     name = {ObstoreReader: "obstore.store", AdlfsReader: "adlfs", BlobfileReader: "blobfile"}
     monkeypatch.setitem(sys.modules, name[type(reader)], None)
     with pytest.raises(LocationError, match=r"pip install 'seqrecord\[azure\]'") as caught:

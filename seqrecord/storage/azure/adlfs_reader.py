@@ -6,17 +6,17 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from seqrecord.errors import LocationError
-from seqrecord.ranges import ByteRange
 from seqrecord.storage.azure.account import MISSING, PARTIAL, AzureAccount
-from seqrecord.storage.base import check_buffers, check_path, short_read
+from seqrecord.storage.azure.reader import AzureReader
+from seqrecord.storage.base import check_path, short_read
 from seqrecord.storage.failures import call
 from seqrecord.storage.per_process import PerProcess
-from seqrecord.storage.requests import TIMEOUT_SECONDS, fill, merge, missing_bytes
+from seqrecord.storage.requests import TIMEOUT_SECONDS, Request, fill, missing_bytes
 
 __all__ = ["AdlfsReader"]
 
 
-class AdlfsReader:
+class AdlfsReader(AzureReader):
     """A `RangeReader` of an Azure account.
 
     All requests of a process run on the one thread of fsspec's event loop. `timeout` is how long
@@ -26,14 +26,8 @@ class AdlfsReader:
     def __init__(
         self, account: AzureAccount, shown: str, *, timeout: float = TIMEOUT_SECONDS
     ) -> None:
-        self.account, self.shown, self.timeout = account, shown, timeout
+        super().__init__(account, shown, timeout=timeout)
         self._filesystems = PerProcess(lambda: _filesystem(account, timeout))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.account, self.shown, self.timeout)
-
-    def __repr__(self) -> str:
-        return f"AdlfsReader({self.shown!r})"
 
     def size(self, path: str) -> int:
         blob, file = self.account.full(check_path(path)), f"{self.shown}/{path}"
@@ -48,15 +42,11 @@ class AdlfsReader:
 
         return call(file, _wait_for, filesystem, size())
 
-    def read_ranges(
-        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
-    ) -> None:
-        check_buffers(ranges, buffers)
-        full = f"{self.account.container}/{self.account.full(check_path(path))}"
-        requests = merge(ranges, buffers)
-        if not requests:
-            self.size(path)  # raises if it is not there
-            return
+    def close(self) -> None:
+        self._filesystems.take()  # it closes its connections when it is collected
+
+    def _read(self, path: str, requests: Sequence[Request]) -> None:
+        full = f"{self.account.container}/{self.account.full(path)}"
         file = f"{self.shown}/{path}"
         parts = call(
             file,
@@ -74,9 +64,6 @@ class AdlfsReader:
             if len(part) != item.length:
                 raise missing_bytes(self, path, file, item, len(part))
             fill(views, [part])
-
-    def close(self) -> None:
-        self._filesystems.take()  # it closes its connections when it is collected
 
 
 def _filesystem(account: AzureAccount, timeout: float) -> Any:
@@ -130,7 +117,3 @@ def _wait_for(filesystem: Any, work: Coroutine[Any, Any, int]) -> int:
 
 def _raise(error: BaseException) -> None:
     raise error
-
-
-def _rebuild(account: AzureAccount, shown: str, timeout: float) -> AdlfsReader:
-    return AdlfsReader(account, shown, timeout=timeout)

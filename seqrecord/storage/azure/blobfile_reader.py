@@ -8,18 +8,18 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from seqrecord.errors import LocationError
-from seqrecord.ranges import ByteRange
 from seqrecord.storage.azure.account import MISSING, AzureAccount
 from seqrecord.storage.azure.http import UNFINISHED, AzureHttp, HttpStatusError
-from seqrecord.storage.base import check_buffers, check_path, short_read
+from seqrecord.storage.azure.reader import AzureReader
+from seqrecord.storage.base import check_path, short_read
 from seqrecord.storage.failures import call
 from seqrecord.storage.per_process import PerProcess
-from seqrecord.storage.requests import TIMEOUT_SECONDS, Request, fill, merge, missing_bytes
+from seqrecord.storage.requests import TIMEOUT_SECONDS, Request, fill, missing_bytes
 
 __all__ = ["BlobfileReader"]
 
 
-class BlobfileReader:
+class BlobfileReader(AzureReader):
     """A `RangeReader` of an Azure account.
 
     blobfile knows https://ACCOUNT.blob.core.windows.net and the credentials of its environment
@@ -33,15 +33,9 @@ class BlobfileReader:
     def __init__(
         self, account: AzureAccount, shown: str, *, timeout: float = TIMEOUT_SECONDS
     ) -> None:
-        self.account, self.shown, self.timeout = account, shown, timeout
+        super().__init__(account, shown, timeout=timeout)
         self._http = AzureHttp(account, timeout=timeout)
         self._contexts = PerProcess(self._context)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.account, self.shown, self.timeout)
-
-    def __repr__(self) -> str:
-        return f"BlobfileReader({self.shown!r})"
 
     def size(self, path: str) -> int:
         file = f"{self.shown}/{path}"
@@ -49,14 +43,11 @@ class BlobfileReader:
         context = call(file, self._contexts.get)
         return int(call(file, context.stat, url).size)
 
-    def read_ranges(
-        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
-    ) -> None:
-        check_buffers(ranges, buffers)
-        requests = merge(ranges, buffers)
-        if not requests:
-            self.size(path)  # raises if it is not there
-            return
+    def close(self) -> None:
+        self._contexts.take()
+        self._http.close()
+
+    def _read(self, path: str, requests: Sequence[Request]) -> None:
         url, file = self._url(path), f"{self.shown}/{path}"
         context = call(file, self._contexts.get)
         for request in requests:
@@ -66,10 +57,6 @@ class BlobfileReader:
                 raise short_read(file, item, 0)
             if got != item.length:
                 raise missing_bytes(self, path, file, item, got)
-
-    def close(self) -> None:
-        self._contexts.take()
-        self._http.close()
 
     def _url(self, path: str) -> str:
         account = self.account
@@ -146,7 +133,3 @@ def _read(context: Any, url: str, request: Request) -> int:
 
 def _name(account: AzureAccount) -> str:
     return f"_seqrecord_{account.account}"
-
-
-def _rebuild(account: AzureAccount, shown: str, timeout: float) -> BlobfileReader:
-    return BlobfileReader(account, shown, timeout=timeout)

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from seqrecord.errors import StorageError
-from seqrecord.ranges import ByteRange
 from seqrecord.storage.azure.account import AzureAccount
 from seqrecord.storage.azure.http import UNFINISHED, AzureHttp, HttpStatusError
-from seqrecord.storage.base import check_buffers, check_path, short_read
+from seqrecord.storage.azure.reader import AzureReader
+from seqrecord.storage.base import check_path, short_read
 from seqrecord.storage.failures import call
-from seqrecord.storage.requests import (
-    TIMEOUT_SECONDS,
-    Request,
-    fill,
-    hurried,
-    merge,
-    missing_bytes,
-)
+from seqrecord.storage.requests import TIMEOUT_SECONDS, Request, fill, hurried, missing_bytes
 
 __all__ = ["HttpReader"]
 
 _READ_BYTES = 1 << 20
 
 
-class HttpReader:
+class HttpReader(AzureReader):
     """A `RangeReader` of an Azure account that needs urllib3 alone.
 
     It works in any process, a forked one too, and sees all that the service says of a failure,
@@ -36,14 +28,8 @@ class HttpReader:
     def __init__(
         self, account: AzureAccount, shown: str, *, timeout: float = TIMEOUT_SECONDS
     ) -> None:
-        self.account, self.shown, self.timeout = account, shown, timeout
+        super().__init__(account, shown, timeout=timeout)
         self._http = AzureHttp(account, timeout=timeout)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.account, self.shown, self.timeout)
-
-    def __repr__(self) -> str:
-        return f"HttpReader({self.shown!r})"
 
     def size(self, path: str) -> int:
         blob, file = self.account.full(check_path(path)), f"{self.shown}/{path}"
@@ -61,21 +47,14 @@ class HttpReader:
             raise StorageError("the service does not tell the file's length", file=file)
         return length
 
-    def read_ranges(
-        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
-    ) -> None:
-        check_buffers(ranges, buffers)
-        check_path(path)
-        requests = merge(ranges, buffers)
-        if not requests:
-            self.size(path)  # raises if it is not there
-        for request in requests:
-            call(f"{self.shown}/{path}", self._read, path, request)
-
     def close(self) -> None:
         self._http.close()
 
-    def _read(self, path: str, request: Request) -> None:
+    def _read(self, path: str, requests: Sequence[Request]) -> None:
+        for request in requests:
+            call(f"{self.shown}/{path}", self._read_one, path, request)
+
+    def _read_one(self, path: str, request: Request) -> None:
         item, views = request
         file = f"{self.shown}/{path}"
         answer = self._http.send(
@@ -101,7 +80,3 @@ class HttpReader:
                 answer.close()
         if not whole:
             raise missing_bytes(self, path, file, item, got)
-
-
-def _rebuild(account: AzureAccount, shown: str, timeout: float) -> HttpReader:
-    return HttpReader(account, shown, timeout=timeout)

@@ -14,7 +14,7 @@ from seqrecord.ranges import ByteRange
 from seqrecord.storage.azure.account import MISSING, AzureAccount
 from seqrecord.storage.azure.http import SCOPE
 from seqrecord.storage.azure.http_reader import HttpReader
-from seqrecord.storage.base import check_buffers, check_path
+from seqrecord.storage.azure.reader import AzureReader
 from seqrecord.storage.failures import call
 from seqrecord.storage.per_process import PerProcess
 from seqrecord.storage.requests import (
@@ -24,7 +24,6 @@ from seqrecord.storage.requests import (
     Request,
     fill,
     hurried,
-    merge,
     missing_bytes,
 )
 
@@ -37,7 +36,7 @@ _OTHER_RANGE = ("status code: 416", "InvalidRangeRequest", "UnexpectedRange")
 _forked_with_obstore = False
 
 
-class ObstoreReader:
+class ObstoreReader(AzureReader):
     """A `RangeReader` of an Azure account.
 
     Bodies are copied into the buffers as they come, so there is no second copy of a request in
@@ -53,15 +52,9 @@ class ObstoreReader:
     def __init__(
         self, account: AzureAccount, shown: str, *, timeout: float = TIMEOUT_SECONDS
     ) -> None:
-        self.account, self.shown, self.timeout = account, shown, timeout
+        super().__init__(account, shown, timeout=timeout)
         self._http = HttpReader(account, shown, timeout=timeout)
         self._stores = PerProcess(lambda: _store(account, timeout))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.account, self.shown, self.timeout)
-
-    def __repr__(self) -> str:
-        return f"ObstoreReader({self.shown!r})"
 
     def size(self, path: str) -> int:
         return self._http.size(path)
@@ -72,22 +65,20 @@ class ObstoreReader:
         small = sum(item.length for item in ranges) < _SMALL_BYTES
         if small or _forked_with_obstore:
             self._http.read_ranges(path, ranges, buffers)
-            return
-        check_buffers(ranges, buffers)
-        check_path(path)
-        file = f"{self.shown}/{path}"
-        store = call(file, self._stores.get)
-        requests = merge(ranges, buffers)
-        if not requests:
-            self.size(path)  # raises if it is not there
-        for request in requests:
-            call(file, self._read, store, path, request)
+        else:
+            super().read_ranges(path, ranges, buffers)
 
     def close(self) -> None:
         self._http.close()
         self._stores.take()
 
-    def _read(self, store: Any, path: str, request: Request) -> None:
+    def _read(self, path: str, requests: Sequence[Request]) -> None:
+        file = f"{self.shown}/{path}"
+        store = call(file, self._stores.get)
+        for request in requests:
+            call(file, self._read_one, store, path, request)
+
+    def _read_one(self, store: Any, path: str, request: Request) -> None:
         import obstore
 
         item, views = request
@@ -148,10 +139,6 @@ def _provider(account: AzureAccount) -> Callable[[], Any]:
         return {"token": token.token, "expires_at": expires}
 
     return bearer
-
-
-def _rebuild(account: AzureAccount, shown: str, timeout: float) -> ObstoreReader:
-    return ObstoreReader(account, shown, timeout=timeout)
 
 
 def _note_fork() -> None:

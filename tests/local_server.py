@@ -1,0 +1,66 @@
+"""What servers of tests share: a port of 127.0.0.1, a thread a connection, an end to all of it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import socketserver
+import struct
+import threading
+from typing import Any
+
+__all__ = ["LocalServer", "reset"]
+
+
+class LocalServer(socketserver.ThreadingTCPServer):
+    """Serves from the moment it is made, until `close` or the end of its `with` block.
+
+    `handler` handles a connection, each in its own thread. One that waits must end when `stopping`
+    is set; one that reads or writes is ended by its connection.
+    """
+
+    request_queue_size = 128
+
+    def __init__(self, handler: type[socketserver.BaseRequestHandler]) -> None:
+        self.stopping = threading.Event()
+        self._connections: set[socket.socket] = set()
+        self._guard = threading.Lock()
+        super().__init__(("127.0.0.1", 0), handler)
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.01,))
+        self._thread.start()
+
+    @property
+    def host(self) -> str:
+        """Where it listens, `127.0.0.1:PORT`."""
+        return f"127.0.0.1:{self.server_address[1]}"
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Break what is under way and end all threads."""
+        self.stopping.set()
+        self.shutdown()
+        self._thread.join()
+        with self._guard:
+            for connection in self._connections:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+        self.server_close()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._guard:
+            self._connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._guard:
+            self._connections.discard(request)
+        super().shutdown_request(request)
+
+
+def reset(connection: socket.socket) -> None:
+    """Close a connection with RST, without the orderly end that a server makes of it."""
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
