@@ -1,18 +1,24 @@
 """Whether the order of clips costs accuracy: one small model, trained in four orders.
 
-    python -m benchmarks.tartanair.order_training FOLDER [--seeds 5] [--epochs 2]
+    python -m benchmarks.tartanair.order_training FOLDER [--seeds 5] [--resume] [--docs]
 
 Depth from colour, on rendered episodes; validation on other episodes of the same scenes. With one
-seed the initial weights are the same for all orders, and the clips are the same: only their order
-differs. Prints a Markdown table, writes FOLDER/order_training.json and a plot beside it.
+seed the initial weights are the same for all orders, and so are an epoch's clips: only their order
+differs. Runs are kept in FOLDER/order_training.jsonl as they end; `--resume` goes on after the
+last. Results are FOLDER/order_training.json, .md and .png and order_errors.png, which `--docs`
+copies to docs/. About 40 s a run on two cores; what is measured is no time, so the machine need not
+be quiet.
 """
 
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import json
+import shutil
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,22 +31,40 @@ from tqdm import tqdm
 
 import seqrecord
 from benchmarks.tartanair.generate import generate
-from seqrecord.pipes import SeqRecordDataset, SeqRecordPipe
+from benchmarks.tartanair.order_report import REFERENCE, STUDENT_T, Run, write_report
+from benchmarks.tartanair.timing import machine
+from seqrecord.pipes import SeqRecordPipe
 from seqrecord.sources import open_source
 
 HEIGHT, WIDTH = 64, 96
-SCENES = 8
-TRAIN_FRAMES, VALID_FRAMES = 200, 48  # an episode of each in every scene
 CLIP_LEN, BATCH_SIZE = 8, 8
-BUFFER = 100  # clips
 FEATURES = ["image_left", "depth_left"]
 TRAIN, VALID = "*/P000", "*/P001"
 LEAST_DEPTH, MOST_DEPTH = 0.5, 100.0  # metres
-CURVE = 20  # steps that a point of the loss curve is the mean of
-STUDENT_T = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 8: 2.36, 10: 2.26}  # 95 %, by runs
+CURVE_STEPS = 10  # that a point of the loss curve is the mean of
+DOCS = Path(__file__).parents[2] / "docs"
 
-Clip = dict[str, Any]
-Order = Callable[[Path, int, int], Iterator[Clip]]
+Name = tuple[str, int]
+Order = Callable[["Setup", Path, int, int], Iterator[list[Name]]]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is trained on, and for how long: an episode of `frames` of each scene, stride 1."""
+
+    scenes: int = 8
+    frames: int = 200
+    epochs: int = 2
+    buffer: int = 100  # clips
+
+    @property
+    def num_clips(self) -> int:
+        return self.scenes * (self.frames - CLIP_LEN + 1)
+
+    @property
+    def steps(self) -> int:
+        """Of an epoch, the last of which may have fewer clips."""
+        return -(-self.num_clips // BATCH_SIZE)
 
 
 class DepthNet(nn.Module):
@@ -78,169 +102,250 @@ def _block(before: int, after: int, stride: int = 1) -> nn.Module:
     )
 
 
-def sequential(records: Path, _seed: int, _epoch: int) -> Iterator[Clip]:
+# The orders: batches of names of clips, (episode, start)
+
+
+def sequential(_setup: Setup, records: Path, _seed: int, _epoch: int) -> Iterator[list[Name]]:
     """Episode after episode, front to back."""
-    yield from _pipe(records, shuffle=False, batch_size=BATCH_SIZE)
+    yield from _names_of(_pipe(records, shuffle=False))
 
 
-def buffered(records: Path, seed: int, epoch: int) -> Iterator[Clip]:
+def buffered(setup: Setup, records: Path, seed: int, epoch: int) -> Iterator[list[Name]]:
     """Sequential reading through a buffer, of which a random clip is taken."""
     rng = np.random.default_rng([seed, epoch])
-    buffer: list[Clip] = []
-    batch: list[Clip] = []
-    for clip in _pipe(records, shuffle=False):
-        if len(buffer) < BUFFER:
-            buffer.append(clip)
-            continue
-        place = int(rng.integers(BUFFER))
-        batch.append(buffer[place])
-        buffer[place] = clip
-        if len(batch) == BATCH_SIZE:
-            yield _stacked(batch)
-            batch = []
-    batch += [buffer[i] for i in rng.permutation(len(buffer))]
-    yield from _batches(batch)
+    held: list[Name] = []
+    order: list[Name] = []
+    for name in _in_order(records):
+        if len(held) < setup.buffer:
+            held.append(name)
+        else:
+            place = int(rng.integers(setup.buffer))
+            order.append(held[place])
+            held[place] = name
+    yield from _batches(order + [held[i] for i in rng.permutation(len(held))])
 
 
-def planned(records: Path, seed: int, epoch: int) -> Iterator[Clip]:
+def planned(_setup: Setup, records: Path, seed: int, epoch: int) -> Iterator[list[Name]]:
     """`SeqRecordPipe` as it comes."""
-    pipe = _pipe(records, shuffle=True, batch_size=BATCH_SIZE, seed=seed)
+    pipe = _pipe(records, shuffle=True, seed=seed)
     pipe.set_epoch(epoch)
-    yield from pipe
+    yield from _names_of(pipe)
 
 
-def permuted(records: Path, seed: int, epoch: int) -> Iterator[Clip]:
+def permuted(_setup: Setup, records: Path, seed: int, epoch: int) -> Iterator[list[Name]]:
     """A full shuffle: every clip may follow every other."""
-    dataset = SeqRecordDataset(records, clip_len=CLIP_LEN, features=FEATURES, episodes=TRAIN)
-    order = np.random.default_rng([seed, epoch]).permutation(len(dataset))
-    for at in range(0, len(order), BATCH_SIZE):
-        yield _stacked([dataset[int(i)] for i in order[at : at + BATCH_SIZE]])
+    names = _in_order(records)
+    order = np.random.default_rng([seed, epoch]).permutation(len(names))
+    yield from _batches([names[i] for i in order])
+
+
+def _pipe(records: Path, **settings: Any) -> SeqRecordPipe:
+    # With all features: what is resident decides what the plan may mix.
+    return SeqRecordPipe(
+        records,
+        clip_len=CLIP_LEN,
+        features=FEATURES,
+        episodes=TRAIN,
+        batch_size=BATCH_SIZE,
+        **settings,
+    )
+
+
+def _names_of(pipe: SeqRecordPipe) -> Iterator[list[Name]]:
+    for batch in pipe:
+        yield list(zip(batch["episode"], batch["start"].tolist(), strict=True))
+
+
+def _in_order(records: Path) -> list[Name]:
+    return [name for batch in _names_of(_pipe(records, shuffle=False)) for name in batch]
+
+
+def _batches(names: Sequence[Name]) -> Iterator[list[Name]]:
+    for at in range(0, len(names), BATCH_SIZE):
+        yield list(names[at : at + BATCH_SIZE])
 
 
 ORDERS: dict[str, Order] = {
     "sequential": sequential,
-    f"{BUFFER}-clip buffer": buffered,
+    "buffer": buffered,
     "seqrecord": planned,
-    "full shuffle": permuted,
+    REFERENCE: permuted,
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--epochs", type=int, default=2)
-    arguments = parser.parse_args()
-    records = prepare(arguments.folder)
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in ORDERS}
-    todo = [(seed, name) for seed in range(arguments.seeds) for name in ORDERS]
-    for seed, name in tqdm(todo, unit="run"):
-        runs[name].append(train(ORDERS[name], records, seed, arguments.epochs))
-    document = {"epochs": arguments.epochs, "curve_steps": CURVE, "runs": runs}
-    (arguments.folder / "order_training.json").write_text(json.dumps(document, indent=1) + "\n")
-    print(table(runs))
+# Training
 
 
-def prepare(folder: Path) -> Path:
-    """Render and pack the episodes, unless they are there; the records."""
-    tree, records = folder / "order-tree", folder / "order-records"
-    if not (records / "manifest.json").exists():
-        for scene in tqdm(range(SCENES), unit="scene"):
-            if not (tree / f"scene{scene}").exists():
-                generate(
-                    tree,
-                    env=f"scene{scene}",
-                    episodes=[TRAIN_FRAMES, VALID_FRAMES],
-                    height=HEIGHT,
-                    width=WIDTH,
-                    seed=scene,
-                    modalities=["image", "depth"],
-                )
-        seqrecord.convert(open_source(tree), records, codecs="raw")
-    return records
+class Frames:
+    """The decoded frames of some episodes, which every order takes its clips from."""
+
+    def __init__(self, records: Path, episodes: str) -> None:
+        self._image: dict[str, torch.Tensor] = {}
+        self._depth: dict[str, torch.Tensor] = {}
+        with seqrecord.open(records, features=FEATURES) as dataset:
+            for key in fnmatch.filter(dataset.episodes, episodes):
+                arrays = dataset.episodes[key].read(range(len(dataset.episodes[key])))
+                self._image[key] = torch.from_numpy(arrays["image_left"])
+                depth = torch.from_numpy(arrays["depth_left"])
+                self._depth[key] = depth.clamp(LEAST_DEPTH, MOST_DEPTH).log()
+
+    def clips(self, names: Sequence[Name]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Their frames, clip after clip: images, uint8 [F, H, W, 3], and log depth, [F, H, W]."""
+        return (
+            torch.cat([self._image[key][start : start + CLIP_LEN] for key, start in names]),
+            torch.cat([self._depth[key][start : start + CLIP_LEN] for key, start in names]),
+        )
+
+    def all(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Every frame once, episode by episode, as `clips` gives them."""
+        for key, image in self._image.items():
+            yield image, self._depth[key]
 
 
-def train(order: Order, records: Path, seed: int, epochs: int) -> dict[str, Any]:
-    """Train from scratch: the loss curve, and the validation errors after each epoch."""
+def train(
+    setup: Setup,
+    records: Path,
+    train_on: Frames,
+    validate_on: Frames,
+    order: str,
+    seed: int,
+    on_step: Callable[[], object] = lambda: None,
+) -> Run:
+    """Train from scratch: the loss curve, and the validation errors after each epoch.
+
+    Raises `RuntimeError` if an epoch of that order is not every clip once.
+    """
     torch.manual_seed(seed)
     model = DepthNet()
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)
-    num_clips = SCENES * (TRAIN_FRAMES - CLIP_LEN + 1)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
-        optimizer, epochs * -(-num_clips // BATCH_SIZE)
-    )
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, setup.epochs * setup.steps)
+    every_clip = _in_order(records)
     losses: list[float] = []
     errors = []
-    for epoch in range(epochs):
-        seen = 0
-        for batch in order(records, seed, epoch):
-            loss = _loss(model, batch)
+    for epoch in range(setup.epochs):
+        seen: list[Name] = []
+        for names in ORDERS[order](setup, records, seed, epoch):
+            loss = _loss(model, *train_on.clips(names))
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
             losses.append(loss.item())
-            seen += len(batch["image_left"])
-        assert seen == num_clips, "an order left clips out"
-        errors.append(validate(model, records))
-    means = [statistics.mean(losses[at : at + CURVE]) for at in range(0, len(losses), CURVE)]
-    return {"seed": seed, "losses": means, "errors": errors}
+            seen += names
+            on_step()
+        if sorted(seen) != sorted(every_clip):
+            raise RuntimeError(f"{order}: an epoch that is not every clip once")
+        errors.append(validate(model, validate_on))
+    curve = [
+        statistics.mean(losses[at : at + CURVE_STEPS]) for at in range(0, len(losses), CURVE_STEPS)
+    ]
+    return {"order": order, "seed": seed, "losses": curve, "errors": errors}
 
 
 @torch.no_grad()
-def validate(model: nn.Module, records: Path) -> float:
-    """Mean absolute error of log depth on the other episodes."""
-    pipe = SeqRecordPipe(
-        records,
-        clip_len=1,
-        features=FEATURES,
-        episodes=VALID,
-        shuffle=False,
-        batch_size=BATCH_SIZE * CLIP_LEN,
-    )
-    losses = [(_loss(model, batch).item(), len(batch["image_left"])) for batch in pipe]
+def validate(model: nn.Module, frames: Frames) -> float:
+    """Mean absolute error of log depth."""
+    losses = [(_loss(model, image, depth).item(), len(image)) for image, depth in frames.all()]
     return sum(loss * count for loss, count in losses) / sum(count for _, count in losses)
 
 
-def _loss(model: nn.Module, batch: Clip) -> torch.Tensor:
-    depth = batch["depth_left"].flatten(0, 1).clamp(LEAST_DEPTH, MOST_DEPTH).log()
-    predicted = model(batch["image_left"].flatten(0, 1))[:, 0]
-    return functional.l1_loss(predicted, depth)
+def _loss(model: nn.Module, image: torch.Tensor, depth: torch.Tensor) -> torch.Tensor:
+    return functional.l1_loss(model(image)[:, 0], depth)
 
 
-def _pipe(records: Path, **settings: Any) -> SeqRecordPipe:
-    return SeqRecordPipe(records, clip_len=CLIP_LEN, features=FEATURES, episodes=TRAIN, **settings)
+# Runs
 
 
-def _stacked(clips: Sequence[Clip]) -> Clip:
-    return {name: torch.stack([clip[name] for clip in clips]) for name in FEATURES}
+def main(arguments: Sequence[str] | None = None) -> None:
+    default = Setup()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seeds", type=int, choices=sorted(STUDENT_T), default=5)
+    parser.add_argument("--epochs", type=int, default=default.epochs)
+    parser.add_argument("--scenes", type=int, default=default.scenes)
+    parser.add_argument("--frames", type=int, default=default.frames, help="of a scene's episode")
+    parser.add_argument("--buffer", type=int, default=default.buffer, help="clips")
+    parser.add_argument("--resume", action="store_true", help="keep the runs that have ended")
+    parser.add_argument("--docs", action="store_true", help="copy the results to docs/")
+    options = parser.parse_args(arguments)
+    setup = Setup(options.scenes, options.frames, options.epochs, options.buffer)
+    records = prepare(options.folder, setup)
+    file = options.folder / "order_training.jsonl"
+    if file.exists() and not options.resume:
+        file.rename(file.with_suffix(".jsonl.old"))
+    runs = run_all(setup, records, range(options.seeds), file)
+    settings = {
+        **asdict(setup),
+        "clips": setup.num_clips,
+        "clip_len": CLIP_LEN,
+        "batch_size": BATCH_SIZE,
+        "curve_steps": CURVE_STEPS,
+        "machine": f"{machine()}, torch {torch.__version__}",
+    }
+    written = write_report(options.folder, settings, runs)
+    print((options.folder / "order_training.md").read_text())
+    if options.docs:
+        for path in written:
+            shutil.copy(path, DOCS)
 
 
-def _batches(clips: Sequence[Clip]) -> Iterator[Clip]:
-    for at in range(0, len(clips), BATCH_SIZE):
-        yield _stacked(clips[at : at + BATCH_SIZE])
+def prepare(folder: Path, setup: Setup) -> Path:
+    """Render and pack the episodes, unless they are there; the records."""
+    size = f"{setup.scenes}x{setup.frames}"
+    tree, records = folder / f"order-tree-{size}", folder / f"order-records-{size}"
+    if not (records / "manifest.json").exists():
+        for scene in tqdm(range(setup.scenes), unit="scene"):
+            shutil.rmtree(tree / f"scene{scene}", ignore_errors=True)  # of a run cut short
+            generate(
+                tree,
+                env=f"scene{scene}",
+                episodes=[setup.frames, setup.frames // 4],
+                height=HEIGHT,
+                width=WIDTH,
+                seed=scene,
+                modalities=["image", "depth"],
+            )
+        shutil.rmtree(records, ignore_errors=True)
+        seqrecord.convert(open_source(tree), records, workers=1, codecs="raw")
+    return records
 
 
-def table(runs: dict[str, list[dict[str, Any]]]) -> str:
-    """The last validation error by order: mean and 95 % interval over seeds, and by pairs.
+def run_all(setup: Setup, records: Path, seeds: Sequence[int], file: Path) -> list[Run]:
+    """All orders with all seeds; those that `file` has of this setup are taken from there.
 
-    The last column is the mean of the differences, seed by seed, from the full shuffle.
+    All orders of a seed run before the next seed, so that what has ended can be compared.
     """
-    best = [run["errors"][-1] for run in runs["full shuffle"]]
-    lines = ["| order | validation error | above a full shuffle, same seed |", "|---|---|---|"]
-    for name, results in runs.items():
-        errors = [run["errors"][-1] for run in results]
-        differences = [error - other for error, other in zip(errors, best, strict=True)]
-        lines.append(f"| {name} | {interval(errors)} | {interval(differences)} |")
-    return "\n".join(lines)
+    kept = finished(file, setup)
+    wanted = [(order, seed) for seed in seeds for order in ORDERS]
+    todo = [each for each in wanted if each not in kept]
+    frames = {episodes: Frames(records, episodes) for episodes in (TRAIN, VALID)}
+    steps = setup.epochs * setup.steps
+    with (
+        file.open("a") as out,
+        tqdm(
+            total=len(wanted) * steps,
+            initial=(len(wanted) - len(todo)) * steps,
+            unit="step",
+            dynamic_ncols=True,
+        ) as bar,
+    ):
+        for order, seed in todo:
+            bar.set_description(f"{order}, seed {seed}")
+            run = train(setup, records, frames[TRAIN], frames[VALID], order, seed, bar.update)
+            kept[order, seed] = run
+            out.write(json.dumps({"setup": asdict(setup), **run}) + "\n")
+            out.flush()
+    return [kept[each] for each in wanted]
 
 
-def interval(values: Sequence[float]) -> str:
-    """Mean and half the width of its 95 % confidence interval, by Student's t."""
-    if len(values) not in STUDENT_T:
-        return f"{statistics.mean(values):.4f}"
-    half = STUDENT_T[len(values)] * statistics.stdev(values) / len(values) ** 0.5
-    return f"{statistics.mean(values):.4f} ± {half:.4f}"
+def finished(file: Path, setup: Setup) -> dict[tuple[str, int], Run]:
+    """The runs of a file that are of this setup; a line that was cut short leaves the file."""
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    if lines and not lines[-1].endswith("\n"):
+        file.write_text("".join(lines[:-1]))
+        del lines[-1]
+    runs = [json.loads(line) for line in lines]
+    return {(run["order"], run["seed"]): run for run in runs if run.pop("setup") == asdict(setup)}
 
 
 if __name__ == "__main__":
