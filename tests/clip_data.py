@@ -118,14 +118,14 @@ def _plain(value: Any) -> Any:
 def leaves_nothing() -> Iterator[None]:
     """Assert that no thread, file descriptor or shared memory is left that was not there before.
 
-    What ends in the background may take a moment.
+    What ends in the background may take a moment, and longer on a machine that is busy.
     """
     ensure_running()  # multiprocessing's resource tracker stays, once it is needed
     gc.collect()
     before = _held()
     yield
     gc.collect()
-    patience = time.monotonic() + 5
+    patience = time.monotonic() + 30
     while (left := _held() - before) and time.monotonic() < patience:
         time.sleep(0.01)
     assert not left, left

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Protocol
 
 from tests.clip_data import digest
@@ -26,50 +26,49 @@ def check_resume(
     positions: Callable[[int], Iterable[int]] = range,
     set_epoch: Callable[[Resumable, int], None] | None = None,
 ) -> None:
-    """Saves after each of `positions(n)` of the first two epochs' n items, and at their ends.
+    """Saves after each of `positions(n)` of an epoch's n items, the first, the last and its end.
 
-    What is run from there on in a new object must be equal, values and all, to what was run
-    without interruption. `set_epoch` is called before each loop where a loader needs it.
+    In all epochs but the last. What is run from there in a new object must be equal, values and
+    all, to what was run without interruption: to the epoch's end from all positions, and through
+    the next epoch from the first, a middle and the last one. Nor may saving change what is run.
+    `set_epoch` is called before each loop where a loader needs it.
     """
-    loader = make()
-    epochs = []
+    epochs = [items for items, _ in _run(make(), num_epochs, lambda _: (), set_epoch)]
+    assert len({repr(epoch) for epoch in epochs}) == num_epochs, "epochs differ"
+    saved = [{*positions(len(epoch)), 1, len(epoch)} - {0} for epoch in epochs]
+    again = list(_run(make(), num_epochs, saved.__getitem__, set_epoch))
+    assert [items for items, _ in again] == epochs
+
+    for number in range(num_epochs - 1):
+        states = again[number][1]
+        _check_from(make, states.pop(None), number + 1, epochs[number + 1], set_epoch)
+        places = sorted(position for position in states if position is not None)
+        assert places == sorted(saved[number]), "the epoch has fewer items"
+        for position in places:
+            expected = epochs[number][position:]
+            if position in (places[0], places[len(places) // 2], places[-1]):
+                expected = expected + epochs[number + 1]
+            _check_from(make, states[position], number, expected, set_epoch)
+
+
+def _run(
+    loader: Resumable,
+    num_epochs: int,
+    positions: Callable[[int], Collection[int]],
+    set_epoch: Callable[[Resumable, int], None] | None,
+) -> Iterator[tuple[list[Any], dict[int | None, dict[str, Any]]]]:
+    """Of each epoch its items, and the states after so many of them and, at `None`, its end."""
     for number in range(num_epochs):
         if set_epoch is not None:
             set_epoch(loader, number)
-        epochs.append(_epoch(loader))
-    assert len({repr(epoch) for epoch in epochs}) == num_epochs, "epochs differ"
-    everything = [item for epoch in epochs for item in epoch]
-
-    for number in range(num_epochs - 1):
-        before = sum(map(len, epochs[:number]))
-        for position in sorted({*positions(len(epochs[number])), 1, len(epochs[number])}):
-            if position:
-                state = _interrupted(make(), number, position, set_epoch)
-                _check_from(make, state, number, everything[before + position :], set_epoch)
-        state = _interrupted(make(), number, None, set_epoch)
-        rest = everything[before + len(epochs[number]) :]
-        _check_from(make, state, number + 1, rest, set_epoch)
-
-
-def _epoch(loader: Resumable) -> list[Any]:
-    return [digest(item) for item in loader]
-
-
-def _interrupted(
-    loader: Resumable,
-    number: int,
-    position: int | None,
-    set_epoch: Callable[[Resumable, int], None] | None,
-) -> dict[str, Any]:
-    """The state after so many items of an epoch, or after its end."""
-    for epoch in range(number + 1):
-        if set_epoch is not None:
-            set_epoch(loader, epoch)
-        for count, _ in enumerate(loader, start=1):
-            if epoch == number and count == position:
-                return copy.deepcopy(loader.state_dict())
-    assert position is None, "the epoch has fewer items"
-    return copy.deepcopy(loader.state_dict())
+        items: list[Any] = []
+        states: dict[int | None, dict[str, Any]] = {}
+        for item in loader:
+            items.append(digest(item))
+            if len(items) in positions(number):
+                states[len(items)] = copy.deepcopy(loader.state_dict())
+        states[None] = copy.deepcopy(loader.state_dict())
+        yield items, states
 
 
 def _check_from(
@@ -86,7 +85,7 @@ def _check_from(
     while len(got) < len(expected):
         if set_epoch is not None:
             set_epoch(loader, epoch)
-        got += _epoch(loader)
+        got += [digest(item) for item in loader]
         epoch += 1
         assert epoch < number + 10, "epochs are empty"
-    assert got[: len(expected)] == expected
+    assert got == expected

@@ -78,16 +78,16 @@ def test_an_epoch(dataset: Path) -> None:
     )
     assert 0 < report.first_batch_seconds < report.seconds
     assert report.steady_seconds + report.first_batch_seconds <= report.seconds
-    assert report.copying.max < 0.05
+    assert report.copying.p50 < 0.05
     assert report.peak_memory > 50 << 20
     assert report.url == str(dataset)
 
 
 def test_a_slow_consumer(dataset: Path) -> None:
-    report = bench(dataset, clip_len=4, batch_size=4, consumer_seconds=0.03, max_batches=3)
+    report = bench(dataset, clip_len=4, batch_size=4, consumer_seconds=0.1, max_batches=3)
     assert report.num_batches == 3
-    assert 0.03 <= report.consuming.p50 < 0.3
-    assert report.seconds >= 0.09
+    assert 0.1 <= report.consuming.p50 < report.seconds / 2  # of 3
+    assert report.seconds >= 0.3
     assert "the consumer is the bottleneck" in report.advice[0]
     assert report.advice[1:] == ("these are few batches: more of them would tell more.",)
 
@@ -95,13 +95,13 @@ def test_a_slow_consumer(dataset: Path) -> None:
 def test_a_slow_loader(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(self: SeqRecordStream) -> Any:
         for i in range(4):
-            time.sleep(0.2 if i == 0 else 0.02)
+            time.sleep(1 if i == 0 else 0.02)
             yield {"image": torch.zeros(2, 4, 5), "episode": ["a", "b"], "start": torch.zeros(2)}
 
     monkeypatch.setattr(SeqRecordStream, "__iter__", slow)
     report = bench(dataset, clip_len=4, batch_size=2, max_batches=4)
-    assert report.first_batch_seconds >= 0.2
-    assert 0.02 <= report.waiting.mean < 0.15, "the first batch does not count"
+    assert report.first_batch_seconds >= 1
+    assert 0.02 <= report.waiting.max < 1, "the first batch does not count"
     assert report.clip_bytes == 4 * (160 + 8)
     assert report.clips_per_second == pytest.approx(6 / report.steady_seconds)
 
@@ -115,7 +115,7 @@ def test_one_batch(dataset: Path) -> None:
 def test_copies_are_timed_apart(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Stream:
         def synchronize(self) -> None:
-            time.sleep(0.02)
+            time.sleep(0.05)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
@@ -127,7 +127,7 @@ def test_copies_are_timed_apart(dataset: Path, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(seqrecord.pipes, "SeqRecordStream", without_a_device)
     report = bench(dataset, clip_len=4, max_batches=12, batch_size=1, device="cuda:0")
-    assert 0.02 <= report.copying.p50 < 0.2
+    assert 0.05 <= report.copying.p50 < report.seconds / 6  # of 12
     assert "copying to the device is the bottleneck" in report.advice[0]
     assert "copy to device" in str(report)
 

@@ -365,6 +365,7 @@ def test_many_processes_and_threads_stay_within_the_limit(tmp_path: Path) -> Non
         most = max(most, on_disk(tmp_path / "cache"))
     for worker in workers:
         worker.join()
+    most = max(most, on_disk(tmp_path / "cache"))  # however seldom this process had a core
     assert [worker.exitcode for worker in workers] == [0, 0, 0]
     assert LIMIT / 2 < most <= LIMIT
     _check_sound(tmp_path)

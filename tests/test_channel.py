@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 
 import pytest
 
@@ -42,9 +43,19 @@ def test_an_error_does_not_look_like_the_end() -> None:
     assert isinstance(caught.value.__cause__, StopIteration)
 
 
+def wait_for_length(made: Sequence[int], length: int) -> None:
+    """And see that it does not go on."""
+    deadline = time.monotonic() + 60
+    while len(made) < length:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    time.sleep(0.02)
+    assert len(made) == length
+
+
 def test_the_producer_waits_for_slots() -> None:
     channel: Channel[int] = Channel(2)
-    made = []
+    made: list[int] = []
 
     def produce() -> None:
         for item in range(5):
@@ -55,11 +66,9 @@ def test_the_producer_waits_for_slots() -> None:
 
     thread = threading.Thread(target=produce)
     thread.start()
-    time.sleep(0.05)
-    assert made == [0, 1]
+    wait_for_length(made, 2)
     assert channel.get() == 0
-    time.sleep(0.05)
-    assert made == [0, 1, 2]
+    wait_for_length(made, 3)
     assert [channel.get() for _ in range(4)] == [1, 2, 3, 4]
     thread.join()
 
@@ -79,7 +88,7 @@ def test_closing_wakes_whoever_waits(side: str) -> None:
     thread.start()
     time.sleep(0.02)
     channel.close()
-    thread.join(5)
+    thread.join(60)
     assert len(raised) == 1
     channel.put(3)  # dropped
     channel.end(ValueError("not for anyone"))

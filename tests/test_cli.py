@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -339,11 +340,13 @@ run("--version")
 
 
 def test_a_process_starts_quickly() -> None:
-    begin = time.perf_counter()
+    begin = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-W", "error", "-m", "seqrecord.cli", "--version"]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("seqrecord, version ")
-    assert time.perf_counter() - begin < 10  # half a second where nothing else runs
+    end = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # Half a second of a core's time, however long it waits for the core; torch takes 2 s more.
+    assert end.ru_utime + end.ru_stime - begin.ru_utime - begin.ru_stime < 2
 
 
 @pytest.fixture

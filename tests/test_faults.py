@@ -161,7 +161,7 @@ def test_servers_that_hang_and_that_trickle(
     fault = Scripted(["hang", "slow", None, "hang"], of=_of_records)
     with FaultProxy(azurite.host, fault, slow_seconds=1.5) as proxy:
         # An attempt is given up after a quarter of the deadline without a byte.
-        storage = opened(azurite, stored, proxied(azurite, proxy), backend=backend, deadline=4)
+        storage = opened(azurite, stored, proxied(azurite, proxy), backend=backend, deadline=8)
         clips = epoch(storage, PIPE)
         retries = storage.counters()["retries"]
         storage.close()
@@ -197,7 +197,7 @@ def test_an_epoch_given_up_amid_faults_leaves_nothing(azurite: Azurite, stored: 
             batches = iter(SeqRecordPipe(dataset, **PIPE))
             next(batches)
             del batches
-        patience = time.monotonic() + 10
+        patience = time.monotonic() + 60
         while {t.name for t in threading.enumerate() if "seqrecord" in t.name} - threads:
             assert time.monotonic() < patience
             time.sleep(0.01)
@@ -284,11 +284,11 @@ def test_a_deadline(azurite: Azurite, stored: str, backend: str) -> None:
         start = time.monotonic()
         with pytest.raises(
             DeadlineError,
-            match=r"bytes \d+ to \d+ could not be read: \d attempts in 1 s; "
+            match=r"bytes \d+ to \d+ could not be read: \d+ attempts in \d+ s; "
             r"at last the storage failed: .*HTTP status 500.*; file: az://.*/set/records/.*seqrec",
         ):
             epoch(storage, PIPE)
-        assert time.monotonic() - start < 10
+        assert 1 <= time.monotonic() - start < 60  # of the 120 that are the default
         storage.close()
 
 
@@ -298,7 +298,9 @@ def test_a_service_that_never_comes(
 ) -> None:
     endpoint = f"http://127.0.0.1:1/{azurite.account}"
     storage = opened(azurite, stored, endpoint, backend=backend, deadline=0.5)
-    with pytest.raises(DeadlineError, match=r"it failed: \d attempts in \d s; at last .*manifest"):
+    with pytest.raises(
+        DeadlineError, match=r"it failed: \d+ attempts in \d+ s; at last .*manifest"
+    ):
         seqrecord.open(storage)
     storage.close()
 
@@ -307,7 +309,7 @@ def _at_once(proxy: FaultProxy, storage: Storage, kind: type[StorageError], says
     start = time.monotonic()
     with pytest.raises(kind, match=says) as caught:
         seqrecord.open(storage)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 60  # of 120
     assert proxy.requests <= 2  # adlfs and blobfile may ask before they ask
     assert storage.counters()["retries"] == 0
     storage.close()

@@ -164,7 +164,7 @@ def test_missing_bytes_are_the_files_end_or_an_accident(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("small_requests")
 def test_pieces_are_under_way_together_and_bounded(tmp_path: Path) -> None:
     put(LocalStorage(tmp_path), PATH, DATA)
-    barrier = threading.Barrier(4, timeout=20)
+    barrier = threading.Barrier(4, timeout=60)
     lock = threading.Lock()
     now, most = 0, 0
 
@@ -189,9 +189,9 @@ def test_pieces_are_under_way_together_and_bounded(tmp_path: Path) -> None:
 def test_no_thread_outlives_a_call(tmp_path: Path) -> None:
     storage = ParallelStorage(LocalStorage(tmp_path))
     put(storage, PATH, DATA)
-    before = threading.active_count()
+    before = set(threading.enumerate())
     assert get(storage, PATH) == DATA
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
 
 
 def test_one_piece_is_read_by_its_caller(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_after_an_error_nothing_is_written_any_more(tmp_path: Path) -> None:
         if ranges[0].start == 0:
             failed.set()
             raise StorageError("the first piece fails")
-        failed.wait(20)
+        assert failed.wait(60)
         late.wait(0.05)  # returns while this piece is under way, if it could
 
     storage = ParallelStorage(Hooked(LocalStorage(tmp_path), hook), max_requests=2)

@@ -130,8 +130,8 @@ def test_phases_of_a_large_dataset_are_found_quickly(stride: int) -> None:
     lengths = [1015] * 10_000
     episodes = episode_table(lengths, [8] * len(lengths))
     every = enumerate_clips(ClipSpec(16), episodes, np.arange(len(lengths)))
-    began = time.perf_counter()
+    began = time.thread_time()  # however long it waits for a core
     phases = Phases.of(every, stride)
     phases.of_epoch(12345, seed=0, shuffle=True)
-    assert time.perf_counter() - began < 0.2
+    assert time.thread_time() - began < 0.2
     assert len(phases) == min(stride, 1000)

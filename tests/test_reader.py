@@ -384,9 +384,9 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_opening_ten_thousand_files_reads_manifest_and_index_only(big: Path) -> None:
     storage = CountingStorage(LocalStorage(big))
-    start = time.perf_counter()
+    start = time.process_time()  # however long it waits for a core
     dataset = seqrecord.open(storage)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert set(storage.ranges) == {"manifest.json"} | {
         f"index/made-{name}.arrow" for name in ("episodes", "chunks", "gaps")
     }

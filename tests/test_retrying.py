@@ -258,7 +258,7 @@ def _asleep(retrier: Retrier) -> tuple[threading.Thread, list[BaseException]]:
 
     thread = threading.Thread(target=work)
     thread.start()
-    assert waits.wait(10)
+    assert waits.wait(60)
     while retrier.counters()["retries"] == 0:
         time.sleep(0.001)
     return thread, errors
@@ -268,7 +268,7 @@ def test_closing_wakes_those_that_wait() -> None:
     retrier = Retrier(deadline=3600)
     thread, errors = _asleep(retrier)
     retrier.close()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     assert [type(error) for error in errors] == [StorageError]
     assert "closed while it waited" in str(errors[0])
@@ -418,7 +418,7 @@ def test_a_child_forked_amid_requests_reads_on(tmp_path: Path) -> None:
             if pid == 0:
                 code = 1
                 with contextlib.suppress(BaseException):
-                    threading.Timer(20, os._exit, [3]).start()
+                    threading.Timer(60, os._exit, [3]).start()
                     ok = get(storage, PATH, 5, 50) == DATA[5:50]
                     code = 0 if ok and storage.counters()["requests"] == 1 else 2
                 os._exit(code)
