@@ -28,7 +28,7 @@ from benchmarks.tartanair.compare.grid import (
 from benchmarks.tartanair.compare.limits import bound, copy_rate
 from benchmarks.tartanair.compare.measure import Times, figures
 from benchmarks.tartanair.compare.meters import memory, usage
-from benchmarks.tartanair.compare.report import describe, medians, table, write_all
+from benchmarks.tartanair.compare.report import about, describe, medians, write_all, wrong_table
 from benchmarks.tartanair.compare.row import Task
 from benchmarks.tartanair.compare.tree import Tree
 from benchmarks.tartanair.generate import generate
@@ -226,19 +226,31 @@ def test_medians_leave_out_what_failed() -> None:
 def test_what_is_written(tmp_path: Path) -> None:
     fast, slow = Cell("memmap", BASE), Cell("hdf5", BASE, "unet")
     rows = [row(fast, 4), {**describe(slow), "skipped": "no package h5py"}]
-    text = write_all(tmp_path, rows, {"copy": 10e9, "disk": None}, "a machine")
+    said = {"machine": "a machine", "episodes": [5, 4]}
+    text = write_all(tmp_path, rows, {"copy": 10e9, "disk": None}, said)
+    assert "Machine: a machine" in text
     assert text == (tmp_path / "results.md").read_text()
     assert "| memmap | clip_len=3 batch_size=2 | 4.0 |" in text
     assert "| hdf5 | no package h5py | 1 |" in text
-    assert len(json.loads((tmp_path / "results.json").read_text())["rows"]) == 2
+    saved = json.loads((tmp_path / "results.json").read_text())
+    assert len(saved["rows"]) == 2
+    assert saved["episodes"] == [5, 4]
     with (tmp_path / "results.csv").open() as file:
         read = list(csv.DictReader(file))
     assert [(r["loader"], r["clips_per_second"]) for r in read] == [("memmap", "4"), ("hdf5", "")]
 
 
+def test_what_is_said_of_a_run(tree: Tree) -> None:
+    said = about(tree, 10.0)
+    assert said["episodes"] == [5, 4]
+    assert said["frame_bytes"] == 16 * 24 * (3 + 4 + 8 + 1 + 1)
+    assert said["features"] == list(BASE.features)
+    assert said["max_seconds"] == 10.0
+
+
 def test_wrong_clips_are_shown() -> None:
     wrong = row(Cell("memmap", BASE), 4, problems=["1 clips lacking"], bound="copy", share=0.5)
-    assert "| memmap clip_len=3 batch_size=2 | 1 clips lacking |" in table([wrong])
+    assert "| memmap clip_len=3 batch_size=2 | 1 clips lacking |" in wrong_table([wrong])
 
 
 def test_resume_runs_only_what_is_left(

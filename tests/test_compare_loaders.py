@@ -11,8 +11,9 @@ import torch
 
 from benchmarks.tartanair.compare.check import check
 from benchmarks.tartanair.compare.children import run_task
+from benchmarks.tartanair.compare.recordings import Clip
 from benchmarks.tartanair.compare.row import Task
-from benchmarks.tartanair.compare.tree import Clip, Tree
+from benchmarks.tartanair.compare.tree import Tree
 from benchmarks.tartanair.generate import generate
 from benchmarks.tartanair.loaders.base import Batch, Batches, Loader, Place, Settings
 from benchmarks.tartanair.loaders.registry import all_loaders

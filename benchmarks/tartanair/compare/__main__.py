@@ -1,11 +1,18 @@
 """Loaders side by side: the same data, the same clips, one timing loop.
 
-    python -m benchmarks.tartanair.compare FOLDER [--grid small|full] [--loaders …] [--workers …]
+    python -m benchmarks.tartanair.compare FOLDER [--grid small|full|published] [--loaders …]
+        [--workers …] [--workload tartanair|audio|rgbd]
 
 Renders a tree into FOLDER where it has none, converts it into each loader's format, and measures
 every cell of the grid in a process of its own. Giving values of an axis replaces the grid by all
 combinations of what is given. Rows are kept in FOLDER/rows.jsonl as they come; `--resume` goes on
 after the last. Results are FOLDER/results.json, .csv, .md and FOLDER/tensorboard.
+
+Other workloads have loaders and a folder of their own, such as FOLDER/audio:
+
+- `audio`: recordings of 10 s at 16 kHz; clips of 1 s, ten frames of 100 ms.
+- `rgbd`: recordings of 240 frames of 480x640, JPEG and 16-bit PNG; clips of 16 frames, resized to
+  192x256 once for each frame, or once for each clip that it is in.
 """
 
 from __future__ import annotations
@@ -27,35 +34,35 @@ from benchmarks.tartanair.compare.grid import (
     Cell,
     full_grid,
     product_grid,
+    published_grid,
     refuses,
     small_grid,
 )
 from benchmarks.tartanair.compare.limits import copy_rate, disk_rate, range_rate
 from benchmarks.tartanair.compare.prepared import folder_of
-from benchmarks.tartanair.compare.report import Row, describe, write_all
+from benchmarks.tartanair.compare.recordings import Recordings
+from benchmarks.tartanair.compare.report import Row, about, describe, write_all
 from benchmarks.tartanair.compare.row import Task
 from benchmarks.tartanair.compare.services import AZURE, Services
-from benchmarks.tartanair.compare.tree import Tree
-from benchmarks.tartanair.generate import generate
+from benchmarks.tartanair.compare.workloads import TARTANAIR, WORKLOADS, Workload
 from benchmarks.tartanair.loaders.base import Loader, Settings
-from benchmarks.tartanair.loaders.registry import all_loaders
-from benchmarks.tartanair.timing import machine
 
-FRAME_BYTES = 4_700_000  # of five features
+GRIDS = {"small": small_grid, "full": full_grid, "published": published_grid}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
-    loaders = {name: all_loaders()[name] for name in options.loaders}
-    if not (options.folder / "tree").exists():
-        frames = (options.frames or fitting_frames(options.folder)) // options.episodes
-        generate(options.folder / "tree", episodes=[frames] * options.episodes)
-    base = Settings()
-    tree = Tree.open(options.folder / "tree", base.features, options.folder)
-    cells = choose(options, loaders, base)
+    workload = WORKLOADS[options.workload]
+    loaders = {name: workload.loaders()[name] for name in options.loaders}
+    root = options.folder / "tree"
+    if not root.exists():
+        frames = options.frames or fitting_frames(options.folder, workload)
+        make_whole(root, workload, workload.episodes(frames, options.episodes))
+    recordings = workload.open(root, workload.base.features, options.folder)
+    cells = choose(options, loaders, workload.base)
     if options.list:
         for cell in cells:
-            print(cell.title, "-", refuses(cell, loaders[cell.loader], tree) or "")
+            print(cell.title, "-", refuses(cell, loaders[cell.loader], recordings) or "")
         return
     file = options.folder / "rows.jsonl"
     if file.exists() and not options.resume:
@@ -66,14 +73,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.resume and known.exists():
         limits = json.loads(known.read_text())
     with file.open("a") as out:
-        for row in measure_all(cells, loaders, tree, kept, limits, options):
+        for row in measure_all(cells, loaders, recordings, kept, limits, options):
             out.write(json.dumps(row) + "\n")
             out.flush()
             kept.append(row)
             known.write_text(json.dumps(limits))
     keys = {cell.key for cell in cells}
     rows = [row for row in kept if row["key"] in keys]
-    print(write_all(options.folder, rows, limits, machine()))
+    print(write_all(options.folder, rows, limits, about(recordings, options.max_seconds)))
 
 
 def finished(file: Path) -> list[Row]:
@@ -85,13 +92,13 @@ def finished(file: Path) -> list[Row]:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    names = list(all_loaders())
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--frames", type=int, help="of the tree, if it is rendered; else what fits")
-    parser.add_argument("--episodes", type=int, default=4, help="of the tree, if it is rendered")
-    parser.add_argument("--grid", choices=("small", "full"), default="small")
-    parser.add_argument("--loaders", nargs="+", choices=names, default=names)
+    parser.add_argument("--workload", choices=list(WORKLOADS), default=TARTANAIR.name)
+    parser.add_argument("--frames", type=int, help="in all, if they are made; else what fits")
+    parser.add_argument("--episodes", type=int, help="recordings, if they are made; 4 of a tree")
+    parser.add_argument("--grid", choices=list(GRIDS), default="small")
+    parser.add_argument("--loaders", nargs="+", help="by default all of the workload")
     for axis, values in AXES.items():
         kind = _flag if isinstance(values[0], bool) else type(values[0])
         parser.add_argument(f"--{axis.replace('_', '-')}", nargs="+", type=kind)
@@ -102,15 +109,33 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prepare-limit", type=float, default=1800, help="of a format, in seconds")
     parser.add_argument("--resume", action="store_true", help="keep the rows that have figures")
     parser.add_argument("--list", action="store_true", help="show the cells and run nothing")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    names = list(WORKLOADS[options.workload].loaders())
+    options.loaders = options.loaders or names
+    if unknown := [name for name in options.loaders if name not in names]:
+        parser.error(f"no loader {', '.join(unknown)} of {options.workload}: {', '.join(names)}")
+    if options.workload != TARTANAIR.name:
+        if options.grid == "published":
+            parser.error("the published tables are of tartanair")
+        options.folder /= options.workload
+    return options
 
 
-def fitting_frames(folder: Path) -> int:
+def fitting_frames(folder: Path, workload: Workload) -> int:
     """So many that a format fits the page cache well, and all formats half of what is free."""
     folder.mkdir(parents=True, exist_ok=True)
-    formats = len(all_loaders())
+    formats = len(workload.loaders())
     memory, disk = psutil.virtual_memory().total / 8, shutil.disk_usage(folder).free / 2 / formats
-    return max(160, min(2000, int(min(memory, disk) / FRAME_BYTES)))
+    fewest, most = workload.num_frames
+    return max(fewest, min(most, int(min(memory, disk) / workload.frame_nbytes)))
+
+
+def make_whole(root: Path, workload: Workload, episodes: Sequence[int]) -> None:
+    """Make the recordings; they appear under their name only when they are whole."""
+    making = root.with_name(f"{root.name}.making")
+    shutil.rmtree(making, ignore_errors=True)
+    workload.generate(making, episodes)
+    making.rename(root)
 
 
 def choose(
@@ -120,20 +145,20 @@ def choose(
     axes = {axis: values for axis in AXES if (values := getattr(options, axis)) is not None}
     if axes:
         return product_grid(loaders, base, axes)
-    return {"small": small_grid, "full": full_grid}[options.grid](loaders, base)
+    return GRIDS[options.grid](loaders, base)
 
 
 def measure_all(
     cells: Sequence[Cell],
     loaders: Mapping[str, Loader],
-    tree: Tree,
+    recordings: Recordings,
     kept: Sequence[Row],
     limits: dict[str, float | None],
     options: argparse.Namespace,
 ) -> Iterator[Row]:
     """Rows as they come, all cells once before any of them twice; fills `limits`."""
     if "copy" not in limits:
-        clip_nbytes = Settings().clip_len * tree.frame_nbytes(list(tree.features))
+        clip_nbytes = WORKLOADS[options.workload].base.clip_len * recordings.frame_nbytes()
         limits["copy"] = copy_rate(clip_nbytes, threads=len(os.sched_getaffinity(0)))
     done = [row["key"] for row in kept]
     with (
@@ -145,10 +170,10 @@ def measure_all(
                 bar.set_description(cell.title[:60])
                 loader = loaders[cell.loader]
                 if done.count(cell.key) <= repeat:
-                    if reason := refuses(cell, loader, tree):
+                    if reason := refuses(cell, loader, recordings):
                         yield {**describe(cell), "skipped": reason}
                     else:
-                        result = measure_one(cell, loader, tree, services, limits, options)
+                        result = measure_one(cell, loader, recordings, services, limits, options)
                         yield {**describe(cell), **result}
                 bar.update()
 
@@ -156,7 +181,7 @@ def measure_all(
 def measure_one(
     cell: Cell,
     loader: Loader,
-    tree: Tree,
+    recordings: Recordings,
     services: Services,
     limits: dict[str, float | None],
     options: argparse.Namespace,
@@ -168,13 +193,14 @@ def measure_one(
         loader=cell.loader,
         settings=settings,
         consumer=cell.consumer,
-        root=str(tree.root.resolve()),
-        features=tuple(tree.features),
+        root=str(recordings.root.resolve()),
+        features=tuple(recordings.features),
         work=str(options.folder.resolve()),
         epochs=options.epochs,
         max_seconds=options.max_seconds,
+        workload=options.workload,
     )
-    folder = folder_of(loader, tree, options.folder.resolve(), settings)
+    folder = folder_of(loader, recordings, options.folder.resolve(), settings)
     if not folder.exists():
         made = run_task(Task(**{**vars(task), "do": "prepare"}), options.prepare_limit)
         if "error" in made:
@@ -187,7 +213,7 @@ def measure_one(
     time_limit = options.time_limit or 60 + 3 * options.epochs * options.max_seconds
     result = run_task(task, time_limit)
     stored = sum(path.stat().st_size for path in _files(folder))
-    part = tree.frame_nbytes(settings.features) / tree.frame_nbytes(list(tree.features))
+    part = recordings.frame_nbytes(settings.features) / recordings.frame_nbytes()
     return {**result, "stored_bytes": stored, "needed_bytes": stored * part}
 
 

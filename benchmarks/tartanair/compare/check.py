@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.tartanair.compare.prepared import folder_of, prepare
-from benchmarks.tartanair.compare.tree import Clip, Tree
+from benchmarks.tartanair.compare.recordings import Clip, Recordings
 from benchmarks.tartanair.loaders.base import Batch, Loader, Place, Settings
-from benchmarks.tartanair.loaders.raw_files import RawFilesDataset
 
 __all__ = ["Originals", "check", "clips_of", "wrong_clips"]
 
@@ -20,26 +19,38 @@ LOSSY_ERROR = 8  # of 255, in the mean
 
 
 class Originals:
-    """The clips of a tree as the baseline reads them, a frame at a time."""
+    """The clips of recordings as the baseline reads them, a frame at a time."""
 
-    def __init__(self, tree: Tree) -> None:
-        dataset = RawFilesDataset(tree.root, clip_len=1, features=list(tree.features))
-        self._frames = {place: dataset[number] for number, place in enumerate(dataset.places())}
+    def __init__(self, recordings: Recordings) -> None:
+        self._frames = {
+            (episode.key, index): recordings.delivered(frame)
+            for episode, frames in recordings.read()
+            for index, frame in enumerate(frames)
+        }
 
     def clip(self, episode: str, start: int, clip_len: int, feature: str) -> Any:
-        frames = [self._frames[episode, start + i][feature].numpy() for i in range(clip_len)]
-        return np.concatenate(frames)
+        return np.stack([self._frames[episode, start + i][feature] for i in range(clip_len)])
 
 
 def check(
-    loader: Loader, tree: Tree, work: Path, settings: Settings, *, epochs: int = 1
+    loader: Loader,
+    recordings: Recordings,
+    work: Path,
+    settings: Settings,
+    *,
+    epochs: int = 1,
+    place: Place | None = None,
 ) -> list[str]:
-    """What is wrong with the epochs of a loader; for small trees, all in memory."""
-    prepare(loader, tree, work, settings)
-    place = Place(folder_of(loader, tree, work, settings))
-    clips = tree.clips(settings.clip_len, settings.stride)
+    """What is wrong with the epochs of a loader; for small recordings, all in memory.
+
+    Its data is prepared in `work`, unless it already is in a `place`.
+    """
+    if place is None:
+        prepare(loader, recordings, work, settings)
+        place = Place(folder_of(loader, recordings, work, settings))
+    clips = recordings.clips(settings.clip_len, settings.stride)
     batches = loader.open(place, clips, settings)
-    originals, problems, orders = Originals(tree), [], []
+    originals, problems, orders = Originals(recordings), [], []
     for epoch in range(epochs):
         seen = []
         for batch in batches:

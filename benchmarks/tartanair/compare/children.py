@@ -47,7 +47,8 @@ def run_task(task: Task, time_limit: float) -> dict[str, Any]:
             output.seek(0)
             errors.seek(0)
             if status != 0:
-                return {"error": _reason(errors.read()) or f"ended with status {status}"}
+                said = _without_secrets(errors.read(), task)
+                return {"error": _reason(said) or f"ended with status {status}"}
             try:
                 result: dict[str, Any] = json.loads(_last_line(output.read()))
             except ValueError:
@@ -58,6 +59,13 @@ def run_task(task: Task, time_limit: float) -> dict[str, Any]:
                 "peak_memory_bytes": watch.peak,
                 "peak_mapped_bytes": watch.peak_mapped,
             }
+
+
+def _without_secrets(text: str, task: Task) -> str:
+    """The text without the key of the task's account, and without signatures."""
+    for key in re.findall("AccountKey=([^;]+)", task.options.get("connection_string", "")):
+        text = text.replace(key, "…")
+    return re.sub(r"(sig=)[^&\s'\"]+", r"\1…", text)
 
 
 def _reason(text: str) -> str:

@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from benchmarks.tartanair.compare.tree import Tree
+from benchmarks.tartanair.compare.cell import Cell
+from benchmarks.tartanair.compare.published import published_grid
+from benchmarks.tartanair.compare.recordings import Recordings
 from benchmarks.tartanair.loaders.base import Loader, Settings
 
-__all__ = ["AXES", "Cell", "full_grid", "product_grid", "refuses", "small_grid"]
+__all__ = [
+    "AXES",
+    "CLIP_BUFFERS",
+    "LENGTHS",
+    "Cell",
+    "full_grid",
+    "product_grid",
+    "published_grid",
+    "refuses",
+    "small_grid",
+]
 
 AXES: dict[str, tuple[Any, ...]] = {
     "workers": (0, 1, 2, 4),
     "shuffle": ("off", "buffer", "full"),
+    "shuffle_buffer": (50, 100, 200, 400),
     "batch_size": (1, 2, 4, 8, 16, 32),
     "clip_len": (1, 4, 16, 64),
     "stride": (1, 16),
     "features": (1, 2, 3, 4, 5),
-    "storage": ("local", "cold", "mount", "adlfs", "obstore", "blobfile"),
+    "storage": ("local", "cold", "mount", "adlfs", "obstore", "blobfile", "own"),
     "codec": ("raw", "fast", "balanced", "small"),
     "prefetch": (1, 2, 4),
     "pin": (False, True),
@@ -33,41 +44,26 @@ AXES: dict[str, tuple[Any, ...]] = {
 }
 """Each axis and its values; `features` is how many of a base's features, in their order."""
 
+CLIP_BUFFERS = ("seqrecord", "microsoft-seqrecord", "webdataset")
+"""Loaders that shuffle in a buffer of `shuffle_buffer` clips."""
+
+LENGTHS = ("original", "seqrecord", "memmap", "webdataset")
+"""Loaders that run along clip lengths and strides: one of each kind."""
+
+MOUNTED = ("original", "seqrecord", "seqrecord-map", "memmap", "webdataset", "hdf5", "zarr")
+"""Loaders that run through a mount: all would fill a disk with copies of their formats."""
+
 PRECUT_BYTES = 20e9
 _NEEDS = {"autoencoder": ("image_left",), "unet": ("image_left", "depth_left")}
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One row to measure."""
-
-    loader: str
-    settings: Settings
-    consumer: str = "touch"
-
-    @property
-    def key(self) -> str:
-        """The same for the same cell in another run."""
-        said = json.dumps([self.loader, asdict(self.settings), self.consumer], sort_keys=True)
-        return hashlib.sha256(said.encode()).hexdigest()[:16]
-
-    @property
-    def title(self) -> str:
-        """The loader and what differs from the defaults."""
-        settings, default = self.settings, Settings()
-        differing = [
-            f"{field.name}={_shown(getattr(settings, field.name))}"
-            for field in fields(Settings)
-            if getattr(settings, field.name) != getattr(default, field.name)
-        ]
-        if self.consumer != "touch":
-            differing.append(self.consumer)
-        return " ".join([self.loader, *differing])
-
-
 def small_grid(loaders: Mapping[str, Loader], base: Settings) -> list[Cell]:
-    """All loaders in order and shuffled, alone and with two workers, and where clips do not
-    overlap; our own along other axes."""
+    """All loaders in order and shuffled, alone and with two workers, from a cold disk, and where
+    clips do not overlap; some along clip lengths and strides; our own along other axes.
+
+    Of TartanAir also some through a mount and their own clients, memory by shuffle buffer, and
+    `published_grid`.
+    """
     cells = [
         Cell(loader.name, replace(base, workers=workers, shuffle=shuffle))
         for loader in loaders.values()
@@ -75,31 +71,42 @@ def small_grid(loaders: Mapping[str, Loader], base: Settings) -> list[Cell]:
         for shuffle in AXES["shuffle"]
         if shuffle in loader.shuffles
     ]
-    cells += [
-        Cell(loader.name, replace(base, stride=base.clip_len, shuffle=loader.shuffles[-1]))
-        for loader in loaders.values()
-    ]
+    for loader in loaders.values():
+        shuffled = replace(base, shuffle=loader.shuffles[-1])
+        cells.append(Cell(loader.name, replace(shuffled, stride=base.clip_len)))
+        cells.append(Cell(loader.name, replace(shuffled, storage="cold")))
     # What holds only some features runs beside others with these.
     for limited in [loader for loader in loaders.values() if loader.only_features]:
         alone = replace(base, features=tuple(limited.only_features))
-        beside = [limited.name, *(n for n in ("original", "seqrecord", "memmap") if n in loaders)]
-        for name in beside:
+        for name in [limited.name, *_known(loaders, ("original", "seqrecord", "memmap"))]:
             shuffles = loaders[name].shuffles
             cells += [Cell(name, replace(alone, shuffle=s)) for s in (shuffles[0], shuffles[-1])]
-    if "seqrecord" in loaders:
-        shuffled = replace(base, shuffle="buffer")
-        for axis in ("clip_len", "stride", "features", "storage", "codec", "consumer"):
-            cells += product_grid(["seqrecord"], shuffled, {axis: AXES[axis]})
+    for name in _known(loaders, LENGTHS):
+        cells += _lengths(name, replace(base, shuffle=loaders[name].shuffles[-1]))
+    shuffled = replace(base, shuffle="buffer")
+    for axis in ("features", "storage", "codec", "consumer"):
+        cells += product_grid(_known(loaders, ("seqrecord",)), shuffled, {axis: AXES[axis]})
+    if base.features == Settings().features:  # not another workload
+        remote = [(name, "mount") for name in _known(loaders, MOUNTED)]
+        remote += [(name, "own") for name in loaders if "own" in loaders[name].storages]
+        for name, storage in remote:
+            shuffle = loaders[name].shuffles[-1]
+            cells.append(Cell(name, replace(base, shuffle=shuffle, storage=storage)))
+        one = replace(shuffled, features=base.features[:1])
+        buffers = {"shuffle_buffer": AXES["shuffle_buffer"]}
+        cells += product_grid(_known(loaders, CLIP_BUFFERS), one, buffers)
+        cells += published_grid(loaders, base)
     return list(dict.fromkeys(cells))
 
 
 def full_grid(loaders: Mapping[str, Loader], base: Settings) -> list[Cell]:
-    """Workers by shuffle for all loaders, and every other axis alone, in order and shuffled."""
+    """Workers by shuffle for all loaders, every other axis alone, in order and shuffled, and all
+    of the small grid."""
     cells = product_grid(loaders, base, {"workers": AXES["workers"], "shuffle": AXES["shuffle"]})
     for axis, values in AXES.items():
-        if axis not in ("workers", "shuffle"):
+        if axis not in ("workers", "shuffle", "shuffle_buffer"):
             cells += product_grid(loaders, base, {axis: values, "shuffle": AXES["shuffle"]})
-    return list(dict.fromkeys(cells))
+    return list(dict.fromkeys([*cells, *small_grid(loaders, base)]))
 
 
 def product_grid(
@@ -122,12 +129,26 @@ def _cell(loader: str, base: Settings, values: dict[str, Any]) -> Cell:
     return Cell(loader, replace(base, **values), consumer)
 
 
-def refuses(cell: Cell, loader: Loader, tree: Tree) -> str | None:
+def _lengths(loader: str, base: Settings) -> list[Cell]:
+    """Clip lengths by strides, in batches of as many frames, for the same memory."""
+    frames = base.batch_size * base.clip_len
+    return [
+        Cell(loader, replace(base, clip_len=n, stride=stride, batch_size=max(1, frames // n)))
+        for n in AXES["clip_len"]
+        for stride in AXES["stride"]
+    ]
+
+
+def _known(loaders: Mapping[str, Loader], names: Sequence[str]) -> list[str]:
+    return [name for name in names if name in loaders]
+
+
+def refuses(cell: Cell, loader: Loader, tree: Recordings) -> str | None:
     """Why a cell cannot run here, or nothing."""
     return next(_reasons(cell, loader, tree), None)
 
 
-def _reasons(cell: Cell, loader: Loader, tree: Tree) -> Iterator[str]:
+def _reasons(cell: Cell, loader: Loader, tree: Recordings) -> Iterator[str]:
     settings = cell.settings
     if missing := loader.missing():
         yield missing
@@ -159,7 +180,3 @@ def _has_cuda() -> bool:
     import torch
 
     return torch.cuda.is_available()
-
-
-def _shown(value: Any) -> str:
-    return "+".join(value) if isinstance(value, tuple) else str(value)

@@ -14,7 +14,7 @@ import torch
 from benchmarks.tartanair.compare.check import clips_of, wrong_clips
 from benchmarks.tartanair.compare.consumers import Consumer, to_device
 from benchmarks.tartanair.compare.meters import usage
-from benchmarks.tartanair.compare.tree import Clip
+from benchmarks.tartanair.compare.recordings import Clip
 from benchmarks.tartanair.loaders.base import Batch, Batches
 
 __all__ = ["Times", "measure", "timed_epoch"]

@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tartanair.compare.grid import AXES
-from benchmarks.tartanair.loaders.base import Settings
+import numpy as np
 
-__all__ = ["draw_all"]
+from benchmarks.tartanair.compare.grid import CLIP_BUFFERS, LENGTHS
+from benchmarks.tartanair.compare.picking import (
+    Row,
+    best_by_loader,
+    fastest,
+    is_plain,
+    is_shuffled,
+    ran,
+)
+from benchmarks.tartanair.compare.plot_style import (
+    COLOURS,
+    GREY,
+    OURS,
+    label_ends,
+    new_figure,
+    plain_log,
+    save,
+)
+from benchmarks.tartanair.compare.published import CLIPS, scaled_minutes
+from benchmarks.tartanair.compare.services import AZURE
+from benchmarks.tartanair.loaders.base import STORAGES, Settings
 
-# Okabe and Ito's colours, which people with any colour vision tell apart.
-OURS, OTHERS, THIRD = "#D55E00", "#8C8C8C", "#0072B2"
+__all__ = ["CAPTIONS", "draw_all"]
 
-Row = Mapping[str, Any]
+ALONG_EPOCH = ("seqrecord", "webdataset", "memmap", "original")
+
+_NAMES = {
+    "local": "disk, warm",
+    "cold": "disk, cold",
+    "mount": "FUSE mount",
+    "adlfs": "Azure, adlfs",
+    "obstore": "Azure, obstore",
+    "blobfile": "Azure, blobfile",
+    "own": "Azure, own client",
+}
 
 
 def draw_all(folder: Path, rows: Sequence[Row]) -> list[Path]:
@@ -24,148 +52,280 @@ def draw_all(folder: Path, rows: Sequence[Row]) -> list[Path]:
     except ImportError:
         return []
     matplotlib.use("Agg")
-    folder.mkdir(exist_ok=True)
-    ran = [row for row in rows if "clips_per_second" in row]
-    drawings = {
-        "loaders-in-order": _bars(ran, "off", "Clips a second, in order"),
-        "loaders-shuffled": _bars(ran, "shuffled", "Clips a second, shuffled as well as each can"),
-        "clip-length": _columns(ran, "clip_len", "frames of a clip"),
-        "features": _columns(ran, "features", "features of a frame"),
-        "stride": _columns(ran, "stride", "frames from clip to clip"),
-        "storage": _storages(ran),
-        "epoch": _epoch(ran),
-    }
+    folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, figure in drawings.items():
+    for name, draw in _DRAWINGS.items():
+        figure = draw(ran(rows))
         if figure is not None:
-            written.append(folder / f"{name}.png")
-            figure.savefig(written[-1], dpi=150, bbox_inches="tight")
+            written.append(save(figure, folder / f"{name}.png"))
     return written
 
 
-def _plain(row: Row, *axes: str) -> bool:
-    """Whether all but these axes are at their defaults."""
-    default = Settings()
-    free = {*axes, "shuffle_buffer", "seed"}
-    settings = row["settings"]
-    return ("consumer" in axes or row["consumer"] == "touch") and all(
-        _same(settings[name], getattr(default, name)) for name in settings if name not in free
-    )
+def _in_order(rows: Sequence[Row]) -> Any:
+    return _bars([row for row in rows if not is_shuffled(row)], "in order")
 
 
-def _same(one: Any, other: Any) -> bool:
-    return bool(
-        (list(one) if isinstance(one, (list, tuple)) else one)
-        == (list(other) if isinstance(other, (list, tuple)) else other)
-    )
+def _shuffled(rows: Sequence[Row]) -> Any:
+    return _bars([row for row in rows if is_shuffled(row)], "shuffled, as well as each can")
 
 
-def _figure(width: float, height: float) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
-
-
-def _bars(rows: Sequence[Row], shuffle: str, title: str) -> Any:
+def _bars(rows: Sequence[Row], how: str) -> Any:
     """The best of each loader over its workers, the fastest on top."""
-    best: dict[str, Row] = {}
-    for row in rows:
-        shuffled = row["settings"]["shuffle"] != "off"
-        if _plain(row, "workers", "shuffle") and shuffled == (shuffle != "off"):
-            known = best.get(row["loader"])
-            if known is None or row["clips_per_second"] > known["clips_per_second"]:
-                best[row["loader"]] = row
+    best = best_by_loader(row for row in rows if is_plain(row, "workers"))
     if len(best) < 2:
         return None
     chosen = sorted(best.values(), key=lambda row: float(row["clips_per_second"]))
-    figure, axes = _figure(8, 0.8 + 0.32 * len(chosen))
     rates = [row["clips_per_second"] for row in chosen]
-    colours = [OURS if row["loader"].startswith("seqrecord") else OTHERS for row in chosen]
-    axes.barh([row["loader"] for row in chosen], rates, color=colours)
+    figure, axes = new_figure(8, 1 + 0.27 * len(chosen))
+    names = [row["loader"] for row in chosen]
+    axes.barh(names, rates, color=[_colour(name) for name in names])
     for place, row in enumerate(chosen):
         settings = row["settings"]
-        text = f" {row['clips_per_second']:.0f}"
-        if shuffle != "off":
-            text += f", {settings['shuffle']}"
-        if settings["workers"]:
-            text += f", {settings['workers']} workers"
-        axes.text(row["clips_per_second"], place, text, va="center", fontsize=9)
-    axes.set_xlim(0, max(rates) * 1.25)
-    axes.set_title(title, loc="left")
-    axes.set_xlabel("clips a second, the best number of workers of each")
+        words = [_number(row["clips_per_second"])]
+        words += [settings["shuffle"]] * is_shuffled(row)
+        words += [f"{settings['workers']} workers"] * bool(settings["workers"])
+        axes.text(row["clips_per_second"], place, f" {', '.join(words)}", va="center", fontsize=9)
+    axes.set_xlim(0, max(rates) * 1.22)
+    axes.set_ylim(-0.6, len(chosen) - 0.4)
+    axes.set_title(f"Clips a second, {how}", loc="left")
+    axes.set_xlabel("clips a second, with the best number of workers of each")
     return figure
 
 
-def _columns(rows: Sequence[Row], axis: str, label: str) -> Any:
-    """Gigabytes a second of our own along one axis."""
-    points = {}
-    for row in rows:
-        shuffled = row["settings"]["shuffle"] != "off"
-        if row["loader"] == "seqrecord" and _plain(row, axis, "shuffle") and shuffled:
-            value = row["settings"][axis]
-            points[len(value) if isinstance(value, (list, tuple)) else value] = row
+def _by_storage(rows: Sequence[Row]) -> Any:
+    """A panel for each storage, with the loaders in the same places."""
+    found = {
+        storage: best_by_loader(
+            row
+            for row in rows
+            if is_shuffled(row)
+            and is_plain(row, "storage", "workers")
+            and row["settings"]["storage"] == storage
+        )
+        for storage in ("local", "cold", "mount")
+    }
+    azure = [row for row in rows if is_shuffled(row) and is_plain(row, "storage", "workers")]
+    azure = [r for r in azure if r["settings"]["storage"] in AZURE]
+    panels = {_NAMES[name]: best for name, best in found.items() if best}
+    if azure:
+        panels["Azure, best client"] = best_by_loader(azure)
+    if len(panels) < 2:
+        return None
+    loaders = list(dict.fromkeys(name for best in panels.values() for name in best))
+    loaders.sort(key=lambda name: max(_rate(best.get(name)) for best in panels.values()))
+    figure, axes = new_figure(
+        2 + 2.3 * len(panels), 1 + 0.27 * len(loaders), len(panels), sharey=True, sharex=True
+    )
+    most = max(_rate(row) for best in panels.values() for row in best.values())
+    for one, (title, best) in zip(axes, panels.items(), strict=True):
+        rates = [_rate(best.get(name)) for name in loaders]
+        one.barh(loaders, rates, color=[_colour(name) for name in loaders])
+        for place, name in enumerate(loaders):
+            words = _number(_rate(best[name])) if name in best else "-"
+            one.text(_rate(best.get(name)), place, f" {words}", va="center", fontsize=9)
+        one.set_title(title, loc="left", fontsize=11)
+        one.set_xlim(0, most * 1.25)
+        one.set_ylim(-0.6, len(loaders) - 0.4)
+    figure.supxlabel("clips a second, shuffled; - was not run", fontsize=10)
+    return figure
+
+
+def _by_length(rows: Sequence[Row]) -> Any:
+    """A panel for each stride: lines over clip lengths, in batches of as many frames."""
+    frames = Settings().batch_size * Settings().clip_len
+    chosen = [
+        row
+        for row in rows
+        if row["loader"] in LENGTHS
+        and is_shuffled(row)
+        and is_plain(row, "clip_len", "stride", "batch_size")
+        and row["settings"]["batch_size"] == max(1, frames // row["settings"]["clip_len"])
+    ]
+    strides = sorted({row["settings"]["stride"] for row in chosen})
+    lengths = sorted({row["settings"]["clip_len"] for row in chosen})
+    if len(lengths) < 2:
+        return None
+    figure, axes = new_figure(
+        5 * len(strides), 4, len(strides), sharey=True, sharex=True, squeeze=False
+    )
+    loaders = [name for name in LENGTHS if any(row["loader"] == name for row in chosen)]
+    ends = []
+    for one, stride in zip(axes[0], strides, strict=True):
+        lines = {
+            name: sorted(
+                (row["settings"]["clip_len"], row["clips_per_second"])
+                for row in chosen
+                if row["loader"] == name and row["settings"]["stride"] == stride
+            )
+            for name in loaders
+        }
+        for name, points in lines.items():
+            one.plot(*zip(*points, strict=True), "o-", color=COLOURS[name], markersize=4)
+        ends.append({name: points[-1] for name, points in lines.items()})
+        one.set_xscale("log", base=2)
+        plain_log(one)
+        one.set_xlim(lengths[0] / 1.2, lengths[-1] * 4)
+        one.set_xticks(lengths, [str(length) for length in lengths])
+        one.set_xlabel("frames of a clip")
+        words = "every frame" if stride == 1 else f"every {stride} frames"
+        one.set_title(f"A clip begins at {words}", loc="left", fontsize=11)
+    axes[0][0].set_ylabel("clips a second")
+    for one, places in zip(axes[0], ends, strict=True):
+        label_ends(one, places)
+    return figure
+
+
+def _by_buffer(rows: Sequence[Row]) -> Any:
+    """Peak memory over clips of the buffer, with one feature, where all buffers fit."""
+    one_feature = list(Settings().features[:1])
+    chosen = [
+        row
+        for row in rows
+        if row["loader"] in CLIP_BUFFERS
+        and row["settings"]["shuffle"] == "buffer"
+        and list(row["settings"]["features"]) == one_feature
+        and is_plain(row, "features", "shuffle_buffer")
+    ]
+    lines = {
+        name: sorted(
+            (row["settings"]["shuffle_buffer"], row["peak_memory_bytes"] / 1e6)
+            for row in chosen
+            if row["loader"] == name
+        )
+        for name in CLIP_BUFFERS
+    }
+    lines = {name: points for name, points in lines.items() if len(points) > 1}
+    if not lines:
+        return None
+    figure, axes = new_figure(7, 4)
+    for name, points in lines.items():
+        axes.plot(*zip(*points, strict=True), "o-", color=COLOURS[name], markersize=4)
+    buffers = sorted({x for points in lines.values() for x, _ in points})
+    axes.set_xlim(0, buffers[-1] * 1.4)
+    axes.set_ylim(0, 1.1 * max(y for points in lines.values() for _, y in points))
+    axes.set_xticks(buffers)
+    axes.set_xlabel("clips of the shuffle buffer")
+    axes.set_ylabel("peak memory, MB")
+    axes.set_title(f"Peak memory by shuffle buffer; {one_feature[0]} only", loc="left")
+    label_ends(axes, {name: points[-1] for name, points in lines.items()})
+    return figure
+
+
+def _along_epoch(rows: Sequence[Row]) -> Any:
+    """Batches a second along one epoch, over the time since it began."""
+    chosen = best_by_loader(
+        row
+        for row in rows
+        if row["loader"] in ALONG_EPOCH
+        and is_shuffled(row)
+        and is_plain(row)
+        and len(row.get("steps", [])) > 1
+    )
+    if len(chosen) < 2:
+        return None
+    figure, axes = new_figure(9, 4)
+    ends: dict[str, tuple[float, float]] = {}
+    longest = 0.0
+    for name, row in chosen.items():
+        rates = np.array(row["steps"]) / row["settings"]["batch_size"]  # the last is a part of one
+        times = np.cumsum(1 / rates)
+        # A step lasts from one time to the next at its rate.
+        axes.stairs(rates, np.concatenate([[0.0], times]), baseline=None, color=COLOURS[name])
+        words = name if row["complete"] == 1 else f"{name} …"
+        ends[words] = (float(times[-1]), float(np.median(rates[-5:])))
+        longest = max(longest, float(times[-1]))
+    plain_log(axes)
+    axes.set_xlim(0, longest * 1.25)
+    axes.set_xlabel("seconds of the epoch; … goes on")
+    axes.set_ylabel("batches a second")
+    axes.set_title("Batches a second along an epoch, shuffled", loc="left")
+    label_ends(axes, ends)
+    return figure
+
+
+def _cloud(rows: Sequence[Row]) -> Any:
+    """Minutes of the published epoch by storage, of ours and of the baseline."""
+    bars: list[tuple[str, str, Row]] = []
+    for loader in ("seqrecord", "original"):
+        for storage in STORAGES:
+            own = [
+                row
+                for row in rows
+                if row["loader"] == loader
+                and row["settings"]["storage"] == storage
+                and is_shuffled(row)
+                and is_plain(row, "storage", "workers")
+            ]
+            if own:
+                bars.append((loader, _NAMES[storage], fastest(own)))
+    if len({row["settings"]["storage"] for _, _, row in bars}) < 2:
+        return None
+    bars.reverse()
+    figure, axes = new_figure(8, 1 + 0.34 * len(bars))
+    minutes = [scaled_minutes(row) for _, _, row in bars]
+    axes.barh(range(len(bars)), minutes, color=[COLOURS[loader] for loader, _, _ in bars])
+    axes.set_yticks(range(len(bars)), [f"{loader}: {storage}" for loader, storage, _ in bars])
+    for place, value in enumerate(minutes):
+        axes.text(value, place, f" {_number(value)} min", va="center", fontsize=9)
+    axes.set_xlim(0, max(minutes) * 1.15)
+    axes.set_xlabel(f"minutes for {CLIPS:,} clips, shuffled, with the best number of workers")
+    axes.set_title("An epoch from the disk, a mount and Azure", loc="left")
+    return figure
+
+
+def _by_features(rows: Sequence[Row]) -> Any:
+    """Gigabytes a second of ours over the number of features."""
+    points = {
+        len(row["settings"]["features"]): row
+        for row in rows
+        if row["loader"] == "seqrecord" and is_plain(row, "features") and is_shuffled(row)
+    }
     if len(points) < 2:
         return None
-    figure, axes = _figure(6, 3.5)
+    figure, axes = new_figure(6, 3.6)
     places = sorted(points)
     rates = [points[place]["bytes_per_second"] / 1e9 for place in places]
     axes.bar([str(place) for place in places], rates, color=OURS)
     for number, (place, rate) in enumerate(zip(places, rates, strict=True)):
-        text = f"{points[place]['clips_per_second']:.0f} clips/s"
-        axes.text(number, rate, text, ha="center", va="bottom", fontsize=9)
-    axes.set_xlabel(label)
+        words = f"{_number(points[place]['clips_per_second'])} clips/s"
+        axes.text(number, rate, words, ha="center", va="bottom", fontsize=9)
+    axes.set_xlabel("features of a frame")
     axes.set_ylabel("GB a second")
-    axes.set_title(f"seqrecord, shuffled, by {label}", loc="left")
+    axes.set_title("seqrecord, shuffled, by the number of features", loc="left")
     return figure
 
 
-def _storages(rows: Sequence[Row]) -> Any:
-    """Our epoch's seconds by where the data lies."""
-    seconds = {
-        row["settings"]["storage"]: row["epoch_seconds"]
-        for row in rows
-        if row["loader"] == "seqrecord"
-        and _plain(row, "storage", "shuffle")
-        and row["settings"]["shuffle"] != "off"
-    }
-    names = [name for name in AXES["storage"] if name in seconds]
-    if len(names) < 2:
-        return None
-    figure, axes = _figure(6, 3.5)
-    values = [seconds[name] for name in names]
-    axes.bar(names, values, color=[THIRD if n in ("local", "cold") else OURS for n in names])
-    for place, value in enumerate(values):
-        axes.text(place, value, f"{value:.1f} s", ha="center", va="bottom", fontsize=9)
-    axes.set_ylabel("seconds of an epoch")
-    axes.set_title("seqrecord, shuffled: an epoch by storage", loc="left")
-    return figure
+_DRAWINGS: dict[str, Callable[[Sequence[Row]], Any]] = {
+    "loaders-shuffled": _shuffled,
+    "loaders-in-order": _in_order,
+    "storage": _by_storage,
+    "clip-length": _by_length,
+    "memory": _by_buffer,
+    "epoch": _along_epoch,
+    "cloud": _cloud,
+    "features": _by_features,
+}
+
+CAPTIONS = {
+    "loaders-shuffled": "Clips a second of every loader, shuffled",
+    "loaders-in-order": "Clips a second of every loader, in order",
+    "storage": "Clips a second by loader and storage",
+    "clip-length": "Clips a second by clip length and stride",
+    "memory": "Peak memory by shuffle buffer",
+    "epoch": "Batches a second along an epoch",
+    "cloud": "Minutes of the published epoch, local against cloud",
+    "features": "Gigabytes a second by the number of features",
+}
+"""What each plot shows, in the order in which a document shows them."""
 
 
-def _epoch(rows: Sequence[Row]) -> Any:
-    """Batches along an epoch: ours and the baseline."""
-    chosen = {
-        row["loader"]: row
-        for row in rows
-        if row["loader"] in ("seqrecord", "original")
-        and _plain(row, "shuffle")
-        and row["settings"]["shuffle"] != "off"
-        and len(row.get("steps", [])) > 1
-    }
-    if len(chosen) < 2:
-        return None
-    figure, axes = _figure(7, 3.5)
-    for name, row in chosen.items():
-        steps = row["steps"]
-        colour = OURS if name == "seqrecord" else OTHERS
-        axes.plot(range(len(steps)), steps, color=colour, linewidth=1)
-        axes.annotate(
-            name, (len(steps) - 1, steps[-1]), (4, 0), textcoords="offset points", color=colour
-        )
-    axes.set_yscale("log")
-    axes.set_xlabel("step of an epoch")
-    axes.set_ylabel("clips a second")
-    axes.set_title("Clips a second along an epoch", loc="left")
-    return figure
+def _rate(row: Row | None) -> float:
+    return 0.0 if row is None else float(row["clips_per_second"])
+
+
+def _colour(loader: str) -> str:
+    return OURS if loader.startswith("seqrecord") else GREY
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}"

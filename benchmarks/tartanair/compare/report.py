@@ -4,18 +4,34 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import statistics
+import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tartanair.compare.grid import Cell
+import psutil
+
+from benchmarks.tartanair.compare.cell import Cell
 from benchmarks.tartanair.compare.limits import bound
 from benchmarks.tartanair.compare.plots import draw_all
-from benchmarks.tartanair.timing import markdown
+from benchmarks.tartanair.compare.recordings import Recordings
+from benchmarks.tartanair.timing import machine, markdown
 
-__all__ = ["Row", "medians", "table", "write_all"]
+__all__ = [
+    "Row",
+    "about",
+    "describe",
+    "limits_table",
+    "medians",
+    "reasons_table",
+    "table",
+    "write_all",
+    "wrong_table",
+]
 
 Row = dict[str, Any]
 """`cell` and figures, or `cell` and `skipped` or `error`."""
@@ -47,23 +63,43 @@ def with_limits(row: Row, limits: Mapping[str, float | None]) -> Row:
     return {**row, "bound": name, "share": part}
 
 
+def about(recordings: Recordings, max_seconds: float) -> dict[str, Any]:
+    """What holds for all rows: the machine and its cores, what was read, when epochs were cut.
+
+    `episodes` are how many frames each has, and `frame_bytes` a frame with all features.
+    """
+    return {
+        "cores": os.cpu_count(),
+        "max_seconds": max_seconds,
+        "machine": f"{machine()}, {psutil.virtual_memory().total / 1e9:.0f} GB of memory",
+        "features": list(recordings.features),
+        "frame_bytes": recordings.frame_nbytes(list(recordings.features)),
+        "episodes": [episode.num_frames for episode in recordings.episodes],
+    }
+
+
 def write_all(
-    folder: Path, rows: Sequence[Row], limits: Mapping[str, float | None], machine: str
+    folder: Path,
+    rows: Sequence[Row],
+    limits: Mapping[str, float | None],
+    said: Mapping[str, Any],
 ) -> str:
-    """Write every form of the results into a folder; returns the table."""
+    """Write every form of the results into a folder; returns the table. `said` is of `about`."""
     merged = [with_limits(row, limits) for row in medians(rows)]
-    document = {"machine": machine, "limits": limits, "rows": merged}
+    document = {**said, "limits": limits, "rows": merged}
     (folder / "results.json").write_text(json.dumps(document, indent=1) + "\n")
     _write_csv(folder / "results.csv", merged)
-    text = "\n\n".join([f"Machine: {machine}", _limits(limits), table(merged)]) + "\n"
+    parts = [f"Machine: {said['machine']}", limits_table(limits), table(merged)]
+    parts += [reasons_table(merged), wrong_table(merged)]
+    text = "\n\n".join(filter(None, parts)) + "\n"
     (folder / "results.md").write_text(text)
     _write_scalars(folder / "tensorboard", merged)
     draw_all(folder / "plots", merged)
     return text
 
 
-def table(rows: Sequence[Row]) -> str:
-    """The main figures of the rows that ran, then the reasons of those that did not."""
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The main figures of the rows that ran."""
     columns = [
         "loader",
         "settings",
@@ -94,33 +130,37 @@ def table(rows: Sequence[Row]) -> str:
         for row in rows
         if "clips_per_second" in row
     ]
-    parts = [markdown(columns, lines), "\\* scaled from the part of an epoch that was run"]
-    reasons: dict[tuple[str, str], list[str]] = {}
+    return f"{markdown(columns, lines)}\n\n\\* scaled from the part of an epoch that was run"
+
+
+def reasons_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Why rows did not run; empty if all did."""
+    reasons: dict[tuple[str, str], int] = {}
     for row in rows:
         if "clips_per_second" not in row:
             reason = row.get("skipped") or row.get("error") or "; ".join(row.get("problems", ["?"]))
-            reasons.setdefault((row["loader"], reason), []).append(row["title"])
-    if reasons:
-        parts.append(
-            markdown(
-                ["did not run", "why", "rows"],
-                [[name, reason, str(len(rs))] for (name, reason), rs in reasons.items()],
-            )
-        )
+            reasons[row["loader"], reason] = reasons.get((row["loader"], reason), 0) + 1
+    if not reasons:
+        return ""
+    lines = [[name, reason, str(count)] for (name, reason), count in reasons.items()]
+    return markdown(["did not run", "why", "rows"], lines)
+
+
+def wrong_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows that delivered other clips than they should; empty if none did."""
     wrong = [row for row in rows if "clips_per_second" in row and row.get("problems")]
-    if wrong:
-        parts.append(
-            markdown(
-                ["wrong clips", "what"], [[r["title"], "; ".join(r["problems"])] for r in wrong]
-            )
-        )
-    return "\n\n".join(parts)
+    if not wrong:
+        return ""
+    return markdown(
+        ["wrong clips", "what"], [[row["title"], "; ".join(row["problems"])] for row in wrong]
+    )
 
 
 def describe(cell: Cell) -> Row:
-    """What a row says of its cell."""
+    """What a row says of its cell, and of which code it is."""
     return {
         "key": cell.key,
+        "commit": commit(),
         "title": cell.title,
         "loader": cell.loader,
         "consumer": cell.consumer,
@@ -128,7 +168,21 @@ def describe(cell: Cell) -> Row:
     }
 
 
-def _limits(limits: Mapping[str, float | None]) -> str:
+@cache
+def commit() -> str:
+    """What is checked out, as git names it; ends in `-dirty` if files differ from it."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        described = subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return described.stdout.strip()
+
+
+def limits_table(limits: Mapping[str, float | None]) -> str:
+    """What the machine can do at best."""
     return markdown(
         ["limit", "GB/s"],
         [

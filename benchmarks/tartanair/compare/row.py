@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.tartanair.compare.prepared import folder_of, prepare
-from benchmarks.tartanair.compare.tree import Tree
+from benchmarks.tartanair.compare.workloads import TARTANAIR, WORKLOADS
 from benchmarks.tartanair.loaders.base import Place, Settings
-from benchmarks.tartanair.loaders.registry import all_loaders
 
 __all__ = ["Task", "forget", "warm"]
 
@@ -39,6 +38,7 @@ class Task:
     mount: str = ""
     location: str = ""
     options: dict[str, Any] = field(default_factory=dict)
+    workload: str = TARTANAIR.name
 
     def dumps(self) -> str:
         return json.dumps(asdict(self))
@@ -52,25 +52,30 @@ class Task:
 
     def run(self) -> dict[str, Any]:
         """Do it here."""
-        work, loader = Path(self.work), all_loaders()[self.loader]
-        tree = Tree.open(Path(self.root), self.features, work)
+        work, workload = Path(self.work), WORKLOADS[self.workload]
+        loader = workload.loaders()[self.loader]
+        recordings = workload.open(Path(self.root), self.features, work)
         if self.do == "prepare":
-            seconds = prepare(loader, tree, work, self.settings)
+            seconds = prepare(loader, recordings, work, self.settings)
             return {} if seconds is None else {"prepare_seconds": seconds}
+        folder = folder_of(loader, recordings, work, self.settings)
+        place = Place(Path(self.mount) if self.mount else folder, self.location, self.options)
         if self.do == "check":
             from benchmarks.tartanair.compare.check import check
 
-            return {"problems": check(loader, tree, work, self.settings, epochs=self.epochs)}
+            elsewhere = place if self.mount or self.location else None
+            problems = check(
+                loader, recordings, work, self.settings, epochs=self.epochs, place=elsewhere
+            )
+            return {"problems": problems}
         from benchmarks.tartanair.compare.measure import measure  # torch takes seconds
 
-        folder = folder_of(loader, tree, work, self.settings)
-        place = Place(Path(self.mount) if self.mount else folder, self.location, self.options)
         cold = self.settings.storage in ("cold", "mount")
         if cold:
             forget(place.folder)
         elif self.settings.storage == "local":
             warm(place.folder)
-        clips = tree.clips(self.settings.clip_len, self.settings.stride)
+        clips = recordings.clips(self.settings.clip_len, self.settings.stride)
         began = time.perf_counter()
         return measure(
             loader.open(place, clips, self.settings),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,7 +15,8 @@ from benchmarks.tartanair.compare.row import Task
 __all__ = ["Services"]
 
 _UPLOADS = 2
-AZURE = ("adlfs", "obstore", "blobfile")
+AZURE = ("adlfs", "obstore", "blobfile", "own")
+"""Azurite through one of these; `own` is each loader's own client, of ours the one with urllib3."""
 
 
 class Services:
@@ -42,12 +44,13 @@ class Services:
         self._upload(name, folder)
         if storage == "mount":
             return replace(task, mount=str(self._mount() / name))
+        backend = "urllib3" if storage == "own" else storage
         # blobfile's URLs begin with the account.
         account = f"{self._azurite.account}/" if storage == "blobfile" else ""
         return replace(
             task,
             location=f"az://{account}{self._container}/{name}",
-            options={"backend": storage, "connection_string": self._azurite.connection_string},
+            options={"backend": backend, "connection_string": self._azurite.connection_string},
         )
 
     def _upload(self, name: str, folder: Path) -> None:
@@ -55,8 +58,8 @@ class Services:
         if name in self._uploaded:
             return
         with self._azurite.client() as client:
-            for path in sorted(folder.rglob("*")):
-                if path.is_file():
+            for top, _, names in os.walk(folder, followlinks=True):  # a tree is a link
+                for path in (Path(top) / one for one in sorted(names)):
                     blob = client.get_blob_client(
                         self._container, f"{name}/{path.relative_to(folder)}"
                     )

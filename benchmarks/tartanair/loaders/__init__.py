@@ -2,8 +2,8 @@
 
 To add one, write a file here with `LOADERS`, a list of `base.Loader`:
 
-- `prepare(tree, folder, settings)` writes the frames of `tree.rows()`, or episode by episode of
-  `tree.read()`, in the loader's own format.
+- `prepare(recordings, folder, settings)` writes the frames of `recordings.rows()`, or episode by
+  episode of `recordings.read()`, in the loader's own format.
 - `open(place, clips, settings)` gives something whose every iteration is an epoch: batches of
   exactly these clips, each once. For clips read by number, `map_style.map_style` makes it from an
   object with `read(clip)`; for frames that come in order, `windows` makes clips of them.
@@ -11,4 +11,7 @@ To add one, write a file here with `LOADERS`, a list of `base.Loader`:
 
 Packages are imported inside functions. `tests/test_compare_loaders.py` then checks it against the
 original files, and `python -m benchmarks.tartanair.compare` has rows of it.
+
+The other workloads' loaders are in `benchmarks/audio/loaders` and `benchmarks/rgbd/loaders`, made
+the same way; `tests/test_workloads.py` checks them.
 """

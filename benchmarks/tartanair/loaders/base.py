@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from benchmarks.tartanair.compare.tree import Clip, Tree
+from benchmarks.tartanair.compare.recordings import Clip, Recordings
 
 __all__ = ["Batch", "Batches", "Loader", "Place", "Settings", "one_format"]
 
@@ -23,7 +23,7 @@ Batches: TypeAlias = Iterable[Batch]
 """Iterating gives an epoch of batches; iterating again the next epoch."""
 
 SHUFFLES = ("off", "buffer", "full")
-STORAGES = ("local", "cold", "mount", "adlfs", "obstore", "blobfile")
+STORAGES = ("local", "cold", "mount", "adlfs", "obstore", "blobfile", "own")
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Settings:
     batch_size: int = 4
     shuffle: str = "off"
     shuffle_buffer: int = 100  # clips, where a loader shuffles in a buffer
+    memory_limit: str = "2GiB"  # where a loader takes one
     workers: int = 0
     prefetch: int = 2  # batches ahead, of each worker
     pin: bool = False
@@ -66,15 +67,15 @@ def one_format(name: str) -> Callable[[Settings], str]:
 class Loader:
     """One row of the comparison.
 
-    `prepare(tree, folder, settings)` converts all of the tree's features into the loader's own
-    format, in an empty folder; it is called once for each value of `format(settings)`.
+    `prepare(recordings, folder, settings)` converts all features of the recordings into the
+    loader's own format, in an empty folder; it is called once for each value of `format(settings)`.
     `open(place, clips, settings)` gives the batches: every clip exactly once an epoch, the last
     batch smaller. What it cannot do is declared, and skipped with the reason.
     """
 
     name: str
     format: Callable[[Settings], str]
-    prepare: Callable[[Tree, Path, Settings], None]
+    prepare: Callable[[Recordings, Path, Settings], None]
     open: Callable[[Place, Sequence[Clip], Settings], Batches]
     shuffles: Sequence[str] = ("off", "full")
     storages: Sequence[str] = ("local", "cold", "mount")

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.tartanair.compare.tree import Feature, Tree
+from benchmarks.tartanair.compare.recordings import Feature, Recordings
 
 __all__ = ["load_features", "save_features"]
 
 _FILE = "features.json"
 
 
-def save_features(tree: Tree, folder: Path) -> None:
-    features = {name: asdict(feature) for name, feature in tree.features.items()}
+def save_features(recordings: Recordings, folder: Path) -> None:
+    features = {name: asdict(feature) for name, feature in recordings.features.items()}
     (folder / _FILE).write_text(json.dumps(features))
 
 

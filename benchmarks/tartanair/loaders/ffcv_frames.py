@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.tartanair.compare.tree import Clip, Tree
+from benchmarks.tartanair.compare.recordings import Clip, Recordings
 from benchmarks.tartanair.loaders.base import Batch, Batches, Loader, Place, Settings, one_format
 from benchmarks.tartanair.loaders.features import load_features, save_features
 from benchmarks.tartanair.loaders.map_style import Order
@@ -18,31 +18,31 @@ from benchmarks.tartanair.loaders.map_style import Order
 class Rows:
     """The frames in order, for FFCV's writer, which asks for each by its number, in order."""
 
-    def __init__(self, tree: Tree) -> None:
-        self._tree = tree
+    def __init__(self, recordings: Recordings) -> None:
+        self._recordings = recordings
         self._rows: Iterator[dict[str, Any]] | None = None
 
     def __len__(self) -> int:
-        return self._tree.num_frames
+        return self._recordings.num_frames
 
     def __getitem__(self, _number: int) -> tuple[Any, ...]:
         if self._rows is None:
-            self._rows = self._tree.rows()
+            self._rows = self._recordings.rows()
         return tuple(next(self._rows).values())
 
 
-def prepare(tree: Tree, folder: Path, _settings: Settings) -> None:
+def prepare(recordings: Recordings, folder: Path, _settings: Settings) -> None:
     from ffcv.fields import NDArrayField
     from ffcv.writer import DatasetWriter
 
-    save_features(tree, folder)
+    save_features(recordings, folder)
     fields = {
         name: NDArrayField(np.dtype(feature.dtype), feature.shape)
-        for name, feature in tree.features.items()
+        for name, feature in recordings.features.items()
     }
-    page = max(8 << 20, 1 << (tree.frame_nbytes(list(tree.features)) * 2).bit_length())
+    page = max(8 << 20, 1 << (recordings.frame_nbytes(list(recordings.features)) * 2).bit_length())
     writer = DatasetWriter(str(folder / "frames.beton"), fields, page_size=page, num_workers=1)
-    writer.from_indexed_dataset(Rows(tree))
+    writer.from_indexed_dataset(Rows(recordings))
 
 
 class Epochs:

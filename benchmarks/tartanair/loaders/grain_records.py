@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.tartanair.compare.tree import Clip, Tree
+from benchmarks.tartanair.compare.recordings import Clip, Recordings
 from benchmarks.tartanair.loaders.base import (
     Batch,
     Batches,
@@ -22,12 +22,12 @@ from benchmarks.tartanair.loaders.features import load_features, save_features
 from benchmarks.tartanair.loaders.packed import PackedReader, pack
 
 
-def prepare(tree: Tree, folder: Path, _settings: Settings) -> None:
+def prepare(recordings: Recordings, folder: Path, _settings: Settings) -> None:
     from array_record.python.array_record_module import ArrayRecordWriter
 
-    save_features(tree, folder)
+    save_features(recordings, folder)
     writer = ArrayRecordWriter(str(folder / "frames.array_record"), "group_size:1,uncompressed")
-    for frame in tree.rows():
+    for frame in recordings.rows():
         writer.write(pack(frame))
     writer.close()
 

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tartanair.compare.tree import Clip, Tree
+from benchmarks.tartanair.compare.recordings import Clip, Recordings
 from benchmarks.tartanair.loaders.base import Batches, Loader, Place, Settings, one_format
+from benchmarks.tartanair.loaders.blob_folder import BlobFolder
 from benchmarks.tartanair.loaders.map_style import loader_arguments, map_style
-from benchmarks.tartanair.loaders.precut import CutBatches, cut_clips, cut_name, save_keys
+from benchmarks.tartanair.loaders.precut import KEYS, CutBatches, cut_clips, cut_name, save_keys
 
 CHUNK_BYTES = "64MB"
+STORAGES = ("local", "cold", "mount", "own")
+NOTE = "Azure: azure-storage-blob, and a cache of chunks on the disk"
 
 
-def items(_: int, tree: Tree, settings: Settings | None) -> Iterator[dict[str, Any]]:
-    yield from tree.rows() if settings is None else cut_clips(tree, settings)
+def items(_: int, recordings: Recordings, settings: Settings | None) -> Iterator[dict[str, Any]]:
+    yield from recordings.rows() if settings is None else cut_clips(recordings, settings)
 
 
-def write(tree: Tree, folder: Path, settings: Settings | None) -> None:
+def write(recordings: Recordings, folder: Path, settings: Settings | None) -> None:
     from litdata import optimize
 
-    save_keys(tree, folder)
+    save_keys(recordings, folder)
     optimize(
-        partial(items, tree=tree, settings=settings),
+        partial(items, recordings=recordings, settings=settings),
         [0],
         output_dir=str(folder / "chunks"),
         chunk_bytes=CHUNK_BYTES,
@@ -34,15 +39,15 @@ def write(tree: Tree, folder: Path, settings: Settings | None) -> None:
     )
 
 
-def prepare_frames(tree: Tree, folder: Path, _settings: Settings) -> None:
-    write(tree, folder, None)
+def prepare_frames(recordings: Recordings, folder: Path, _settings: Settings) -> None:
+    write(recordings, folder, None)
 
 
 class Reader:
     """Frames by their rows."""
 
-    def __init__(self, folder: Path, features: Sequence[str]) -> None:
-        self._folder = folder
+    def __init__(self, place: Place, features: Sequence[str]) -> None:
+        self._place = place
         self._features = features
         self._frames: Any = None
 
@@ -52,20 +57,23 @@ class Reader:
         if self._frames is None:
             from litdata import StreamingDataset
 
-            self._frames = StreamingDataset(str(self._folder / "chunks"))
+            # By number, two processes that want a chunk at a time fail if they share a cache.
+            self._frames = StreamingDataset(**source(self._place, cache=str(os.getpid())))
         frames = [self._frames[clip.row + i] for i in range(clip.stop - clip.start)]
         return {name: np.stack([frame[name] for frame in frames]) for name in self._features}
 
 
 def open_frames(place: Place, clips: Sequence[Clip], settings: Settings) -> Batches:
-    return map_style(Reader(place.folder, settings.features), clips, settings)
+    empty_cache(place)
+    return map_style(Reader(place, settings.features), clips, settings)
 
 
 def open_clips(place: Place, _clips: Sequence[Clip], settings: Settings) -> Batches:
     from litdata import StreamingDataLoader, StreamingDataset
 
+    empty_cache(place)
     dataset = StreamingDataset(
-        str(place.folder / "chunks"),
+        **source(place, cache="all"),
         shuffle=settings.shuffle != "off",
         seed=settings.seed,
         drop_last=False,
@@ -73,7 +81,52 @@ def open_clips(place: Place, _clips: Sequence[Clip], settings: Settings) -> Batc
     batches = StreamingDataLoader(
         dataset, batch_size=settings.batch_size, **loader_arguments(settings)
     )
-    return CutBatches(place.folder, settings.features, batches)
+    return CutBatches(fetch_keys(place), settings.features, batches)
+
+
+def source(place: Place, cache: str) -> dict[str, Any]:
+    """What a `StreamingDataset` is told of where its chunks are, and where to cache remote ones."""
+    if not place.location:
+        return {"input_dir": str(place.folder / "chunks")}
+    # It would fetch with obstore, which it tells neither the endpoint nor the key.
+    os.environ["LITDATA_ASYNC_CHUNK_PREFETCH"] = "0"
+    there = BlobFolder.of(place)
+    return {
+        "input_dir": f"azure://{there.container}/{there.path}/chunks",
+        "cache_dir": str(caches(place) / cache),
+        "storage_options": client_options(there),
+    }
+
+
+def client_options(there: BlobFolder) -> dict[str, Any]:
+    """Of azure-storage-blob, with which it reads."""
+    credential = {"account_name": there.account, "account_key": there.key}
+    return {"account_url": there.endpoint, "credential": credential}
+
+
+def fetch_keys(place: Place) -> Path:
+    """A folder here with the file of the episodes' keys."""
+    if not place.location:
+        return place.folder
+    from azure.storage.blob import BlobServiceClient
+
+    there = BlobFolder.of(place)
+    with BlobServiceClient(**client_options(there)) as client:
+        blob = client.get_blob_client(there.container, f"{there.path}/{KEYS}")
+        (caches(place) / KEYS).write_bytes(blob.download_blob().readall())
+    return caches(place)
+
+
+def empty_cache(place: Place) -> None:
+    """Forget what was read from Azure before."""
+    if place.location:
+        shutil.rmtree(caches(place), ignore_errors=True)
+        caches(place).mkdir()
+
+
+def caches(place: Place) -> Path:
+    """Where what was read from Azure is kept, beside the prepared data."""
+    return place.folder.with_name(f"{place.folder.name}.cache")
 
 
 LOADERS = [
@@ -82,9 +135,10 @@ LOADERS = [
         format=one_format("litdata"),
         prepare=prepare_frames,
         open=open_frames,
+        storages=STORAGES,
         needs=("litdata",),
         alone=True,
-        note="an item a frame with all features, by number",
+        note=f"an item a frame with all features, by number; {NOTE}",
     ),
     Loader(
         name="litdata-cut",
@@ -92,9 +146,10 @@ LOADERS = [
         prepare=write,
         open=open_clips,
         shuffles=("off", "buffer"),
+        storages=STORAGES,
         needs=("litdata",),
         alone=True,
         precut=True,
-        note="an item a clip; buffer: chunks shuffled, and the clips in each",
+        note=f"an item a clip; buffer: chunks shuffled, and the clips in each; {NOTE}",
     ),
 ]

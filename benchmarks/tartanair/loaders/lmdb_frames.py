@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.tartanair.compare.tree import Clip, Feature, Tree
+from benchmarks.tartanair.compare.recordings import Clip, Feature, Recordings
 from benchmarks.tartanair.loaders.base import Batches, Loader, Place, Settings, one_format
 from benchmarks.tartanair.loaders.features import load_features, save_features
 from benchmarks.tartanair.loaders.map_style import map_style
 
 
-def prepare(tree: Tree, folder: Path, _settings: Settings) -> None:
+def prepare(recordings: Recordings, folder: Path, _settings: Settings) -> None:
     import lmdb
 
-    save_features(tree, folder)
-    values = tree.num_frames * tree.frame_nbytes(list(tree.features))
-    pages = 8192 * tree.num_frames * len(tree.features)  # at most two that are not full
+    save_features(recordings, folder)
+    values = recordings.num_frames * recordings.frame_nbytes(list(recordings.features))
+    pages = 8192 * recordings.num_frames * len(recordings.features)  # at most two that are not full
     with lmdb.open(str(folder), map_size=values + pages + 2**24) as database:
-        for row, frame in enumerate(tree.rows()):
+        for row, frame in enumerate(recordings.rows()):
             with database.begin(write=True) as transaction:
                 for name, array in frame.items():
                     transaction.put(key(name, row), np.ascontiguousarray(array).data)

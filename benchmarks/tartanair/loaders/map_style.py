@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from benchmarks.tartanair.compare.tree import Clip
+from benchmarks.tartanair.compare.recordings import Clip
 from benchmarks.tartanair.loaders.base import Batches, Settings
 
 __all__ = ["ClipDataset", "ClipReader", "Order", "loader_arguments", "map_style"]

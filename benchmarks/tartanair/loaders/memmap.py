@@ -9,22 +9,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.tartanair.compare.tree import Clip, Tree
+from benchmarks.tartanair.compare.recordings import Clip, Recordings
 from benchmarks.tartanair.loaders.base import Batches, Loader, Place, Settings, one_format
 from benchmarks.tartanair.loaders.map_style import map_style
 
 
-def prepare(tree: Tree, folder: Path, _settings: Settings) -> None:
+def prepare(recordings: Recordings, folder: Path, _settings: Settings) -> None:
     files = {
         name: np.lib.format.open_memmap(
             folder / f"{name}.npy",
             mode="w+",
             dtype=feature.dtype,
-            shape=(tree.num_frames, *feature.shape),
+            shape=(recordings.num_frames, *feature.shape),
         )
-        for name, feature in tree.features.items()
+        for name, feature in recordings.features.items()
     }
-    for row, frame in enumerate(tree.rows()):
+    for row, frame in enumerate(recordings.rows()):
         for name, array in frame.items():
             files[name][row] = array
     for file in files.values():

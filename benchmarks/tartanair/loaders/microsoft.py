@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterDataPipe
 
-from benchmarks.tartanair.compare.tree import Clip, Tree
+from benchmarks.tartanair.compare.recordings import Clip, Recordings
 from benchmarks.tartanair.loaders.base import Batches, Loader, Place, Settings, one_format
 from benchmarks.tartanair.loaders.map_style import loader_arguments
 from benchmarks.tartanair.loaders.rootless import without_roots
@@ -27,10 +27,10 @@ def load_class() -> Any:
     return module.RSeqRecord
 
 
-def prepare(tree: Tree, folder: Path, _settings: Settings) -> None:
+def prepare(recordings: Recordings, folder: Path, _settings: Settings) -> None:
     record = load_class()(str(folder / "records"))
     frame = None
-    for _, frames in tree.read():
+    for _, frames in recordings.read():
         for index, frame in enumerate(frames):
             record.write_item(frame, is_seq_start=index == 0)
     # It loses the last episode's last clips, so one more frame follows, an episode of its own.

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader
 
-from benchmarks.tartanair.compare.tree import Clip, Tree
+from benchmarks.tartanair.compare.recordings import Clip, Recordings
 from benchmarks.tartanair.loaders.base import Batches, Loader, Place, Settings, one_format
 from benchmarks.tartanair.loaders.map_style import loader_arguments, map_style
 from benchmarks.tartanair.loaders.precut import CutBatches, cut_clips, cut_name, save_keys
 from benchmarks.tartanair.loaders.rootless import without_roots
+
+NOTE = "Azure: only of ACCOUNT.blob.core.windows.net, which Azurite is not"
 
 
 def load_base() -> Any:
@@ -28,22 +30,22 @@ def load_base() -> Any:
         return importlib.import_module("streaming.base")
 
 
-def write(tree: Tree, folder: Path, settings: Settings | None) -> None:
+def write(recordings: Recordings, folder: Path, settings: Settings | None) -> None:
     columns = {
         name: f"ndarray:{np.dtype(feature.dtype).name}:"
         + ",".join(map(str, (*([settings.clip_len] if settings else []), *feature.shape)))
-        for name, feature in tree.features.items()
+        for name, feature in recordings.features.items()
     }
     if settings:
         columns |= {"episode": "int", "start": "int"}
-    save_keys(tree, folder)
+    save_keys(recordings, folder)
     with load_base().MDSWriter(out=str(folder / "shards"), columns=columns) as out:
-        for sample in cut_clips(tree, settings) if settings else tree.rows():
+        for sample in cut_clips(recordings, settings) if settings else recordings.rows():
             out.write({**sample})
 
 
-def prepare_frames(tree: Tree, folder: Path, _settings: Settings) -> None:
-    write(tree, folder, None)
+def prepare_frames(recordings: Recordings, folder: Path, _settings: Settings) -> None:
+    write(recordings, folder, None)
 
 
 class Reader:
@@ -80,7 +82,7 @@ LOADERS = [
         prepare=prepare_frames,
         open=open_frames,
         needs=("streaming",),
-        note="a sample a frame with all features, by number",
+        note=f"a sample a frame with all features, by number; {NOTE}",
     ),
     Loader(
         name="mosaic-cut",
@@ -90,6 +92,6 @@ LOADERS = [
         shuffles=("off", "buffer"),
         needs=("streaming",),
         precut=True,
-        note="a sample a clip; buffer: its default shuffle",
+        note=f"a sample a clip; buffer: its default shuffle; {NOTE}",
     ),
 ]

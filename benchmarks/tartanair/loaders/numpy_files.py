@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.tartanair.compare.tree import Clip, Tree
+from benchmarks.tartanair.compare.recordings import Clip, Recordings
 from benchmarks.tartanair.loaders.base import (
     Batch,
     Batches,
@@ -19,13 +19,14 @@ from benchmarks.tartanair.loaders.base import (
     Settings,
     one_format,
 )
+from benchmarks.tartanair.loaders.dali_epochs import DaliEpochs, places
 from benchmarks.tartanair.loaders.map_style import Order
 
 
-def prepare(tree: Tree, folder: Path, _settings: Settings) -> None:
-    for name in tree.features:
+def prepare(recordings: Recordings, folder: Path, _settings: Settings) -> None:
+    for name in recordings.features:
         (folder / name).mkdir()
-    for row, frame in enumerate(tree.rows()):
+    for row, frame in enumerate(recordings.rows()):
         for name, array in frame.items():
             np.save(path(folder, name, row), array)
 
@@ -75,46 +76,25 @@ class SpdlEpochs:
                         array = np.empty(shape, frame.dtype)
                     array[i, j] = frame
             batch[name] = torch.from_numpy(array)
-        return {**batch, **names(clips)}
+        return {**batch, **places(clips)}
 
 
-class DaliEpochs:
-    """DALI reads the files in the order of the clips; the source of names is this process."""
+class DaliFrames(DaliEpochs):
+    """The files of the clips' frames, read by DALI or, if `external`, by this process."""
 
     def __init__(
         self, folder: Path, clips: Sequence[Clip], settings: Settings, external: bool
     ) -> None:
+        first = {name: np.load(path(folder, name, 0)) for name in settings.features}
+        super().__init__(clips, settings, {name: frame.shape for name, frame in first.items()})
         self._folder = folder
-        self._clips = clips
-        self._settings = settings
         self._external = external
-        self._order = Order(len(clips), settings)
+        self._dtypes = {name: frame.dtype for name, frame in first.items()}
 
-    def __iter__(self) -> Iterator[Batch]:
-        clips = [self._clips[number] for number in self._order]
-        size = self._settings.batch_size
-        whole = len(clips) // size * size
-        # A pipeline's batches are of one size: the rest of the epoch has one of its own.
-        for part in (clips[:whole], clips[whole:]):
-            if part:
-                yield from self._run(part, min(size, len(part)))
+    def build(self, clips: Sequence[Clip], size: int) -> Any:
+        from nvidia.dali import fn, types
 
-    def _run(self, clips: Sequence[Clip], size: int) -> Iterator[Batch]:
-        pipeline = self._build(clips, size)
-        length = self._settings.clip_len
-        for at in range(0, len(clips), size):
-            outputs = pipeline.run()
-            batch: Batch = {}
-            for name, output in zip(self._settings.features, outputs, strict=True):
-                frames = np.array(output.as_array())  # DALI reuses its own
-                clips_of_frames = frames.reshape(size, length, *frames.shape[1:])
-                batch[name] = torch.from_numpy(clips_of_frames)
-            yield {**batch, **names(clips[at : at + size])}
-
-    def _build(self, clips: Sequence[Clip], size: int) -> Any:
-        from nvidia.dali import fn, pipeline_def, types
-
-        length = self._settings.clip_len
+        length = self.settings.clip_len
         rows = [clip.row + i for clip in clips for i in range(length)]
 
         def source(name: str) -> Any:
@@ -125,40 +105,23 @@ class DaliEpochs:
 
             return load
 
-        @pipeline_def  # type: ignore[untyped-decorator]
-        def make() -> Any:
-            outputs = []
-            for name in self._settings.features:
-                if self._external:
-                    dtype = np.load(path(self._folder, name, rows[0])).dtype
-                    outputs.append(
-                        fn.external_source(
-                            source(name),
-                            batch=False,
-                            parallel=False,
-                            dtype=getattr(types, dtype.name.upper().replace("FLOAT32", "FLOAT")),
-                        )
+        def outputs() -> tuple[Any, ...]:
+            if self._external:
+                return tuple(
+                    fn.external_source(
+                        source(name),
+                        batch=False,
+                        parallel=False,
+                        dtype=getattr(types, dtype.name.upper().replace("FLOAT32", "FLOAT")),
                     )
-                else:
-                    files = [path(self._folder, name, row) for row in rows]
-                    outputs.append(fn.readers.numpy(files=files, name=name))
-            return tuple(outputs)
+                    for name, dtype in self._dtypes.items()
+                )
+            return tuple(
+                fn.readers.numpy(files=[path(self._folder, name, row) for row in rows], name=name)
+                for name in self.settings.features
+            )
 
-        pipeline = make(
-            batch_size=size * length,
-            num_threads=max(1, self._settings.workers),
-            device_id=None,
-            prefetch_queue_depth=max(1, self._settings.prefetch),
-        )
-        pipeline.build()
-        return pipeline
-
-
-def names(clips: Sequence[Clip]) -> Batch:
-    return {
-        "episode": [clip.episode for clip in clips],
-        "start": torch.tensor([clip.start for clip in clips]),
-    }
+        return self.pipeline(outputs, size * length)
 
 
 def open_spdl(place: Place, clips: Sequence[Clip], settings: Settings) -> Batches:
@@ -168,7 +131,7 @@ def open_spdl(place: Place, clips: Sequence[Clip], settings: Settings) -> Batche
 def open_dali(
     place: Place, clips: Sequence[Clip], settings: Settings, *, external: bool
 ) -> Batches:
-    return DaliEpochs(place.folder, clips, settings, external)
+    return DaliFrames(place.folder, clips, settings, external)
 
 
 LOADERS = [

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tartanair.compare.tree import Clip, Tree
+from benchmarks.tartanair.compare.recordings import Clip, Recordings
 from benchmarks.tartanair.loaders.base import Batches, Loader, Place, Settings, one_format
 from benchmarks.tartanair.loaders.map_style import map_style
 from benchmarks.tartanair.loaders.raw_files import RawFilesDataset
@@ -26,8 +26,8 @@ class Reader:
         return {name: sample[name] for name in self._dataset.features}
 
 
-def prepare(tree: Tree, folder: Path, _settings: Settings) -> None:
-    (folder / "tree").symlink_to(tree.root.resolve(), target_is_directory=True)
+def prepare(recordings: Recordings, folder: Path, _settings: Settings) -> None:
+    (folder / "tree").symlink_to(recordings.root.resolve(), target_is_directory=True)
 
 
 def open_batches(place: Place, clips: Sequence[Clip], settings: Settings) -> Batches:
@@ -40,7 +40,6 @@ LOADERS = [
         format=one_format("original"),
         prepare=prepare,
         open=open_batches,
-        storages=("local", "cold"),
         note="the data set's own files",
     )
 ]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.tartanair.compare.tree import Clip, Feature
+from benchmarks.tartanair.compare.recordings import Clip, Feature
 
 __all__ = ["PackedReader", "pack"]
 

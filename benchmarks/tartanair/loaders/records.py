@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from benchmarks.tartanair.compare.tree import Clip, Tree
+from benchmarks.tartanair.compare.recordings import Clip, Recordings
 from benchmarks.tartanair.loaders.base import STORAGES, Batch, Batches, Loader, Place, Settings
 from benchmarks.tartanair.loaders.map_style import Order, loader_arguments
 
@@ -20,11 +20,11 @@ def format_name(settings: Settings) -> str:
     return f"records-{settings.codec}"
 
 
-def prepare(tree: Tree, folder: Path, settings: Settings) -> None:
+def prepare(recordings: Recordings, folder: Path, settings: Settings) -> None:
     import seqrecord
 
     with seqrecord.SeqRecordWriter(folder / "records", codecs=settings.codec) as writer:
-        for episode, frames in tree.read():
+        for episode, frames in recordings.read():
             with writer.episode(episode.key) as into:
                 for frame in frames:
                     into.append(frame)
@@ -55,14 +55,23 @@ class Streaming:
         return stats
 
 
-def open_stream(place: Place, _clips: Sequence[Clip], settings: Settings) -> Batches:
+def open_stream(
+    place: Place,
+    _clips: Sequence[Clip],
+    settings: Settings,
+    *,
+    frame_transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
+) -> Batches:
     import seqrecord
 
     pipe = seqrecord.SeqRecordPipe(
         **arguments(place, settings),
         batch_size=settings.batch_size,
         shuffle=settings.shuffle != "off",
+        shuffle_buffer=settings.shuffle_buffer,
+        memory_limit=settings.memory_limit,
         seed=settings.seed,
+        frame_transform=frame_transform,
         device="cuda" if settings.pin and torch.cuda.is_available() else None,
     )
     if settings.workers == 0:
@@ -70,7 +79,13 @@ def open_stream(place: Place, _clips: Sequence[Clip], settings: Settings) -> Bat
     return DataLoader(pipe, batch_size=None, **loader_arguments(settings))
 
 
-def open_chain(place: Place, _clips: Sequence[Clip], settings: Settings) -> Batches:
+def open_chain(
+    place: Place,
+    _clips: Sequence[Clip],
+    settings: Settings,
+    *,
+    clip_transform: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+) -> Batches:
     """Single clips through a chain of pipes, as chains are usually written."""
     import seqrecord
 
@@ -80,7 +95,10 @@ def open_chain(place: Place, _clips: Sequence[Clip], settings: Settings) -> Batc
     )
     if shuffled:  # the pipe has shuffled well: more in this buffer would only take memory
         pipe = pipe.shuffle(buffer_size=settings.batch_size)
-    pipe = pipe.sharding_filter().batch(settings.batch_size).collate(default_collate)
+    pipe = pipe.sharding_filter()
+    if clip_transform is not None:
+        pipe = pipe.map(clip_transform)
+    pipe = pipe.batch(settings.batch_size).collate(default_collate)
     return DataLoader(pipe, batch_size=None, **loader_arguments(settings))
 
 

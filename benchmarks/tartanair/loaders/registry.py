@@ -1,4 +1,4 @@
-"""All loaders, from the files of this folder."""
+"""The loaders of a workload, from the files of its folder."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ from pathlib import Path
 
 from benchmarks.tartanair.loaders.base import Loader
 
-__all__ = ["all_loaders"]
+__all__ = ["all_loaders", "loaders_in"]
 
 BASELINE = "original"
 
 
-@cache
 def all_loaders() -> dict[str, Loader]:
-    """Every row by its name, the baseline and ours first."""
-    package = __name__.rpartition(".")[0]
+    """Every row of this folder by its name, the baseline and ours first."""
+    return loaders_in(__name__.rpartition(".")[0])
+
+
+@cache
+def loaders_in(package: str) -> dict[str, Loader]:
+    """Every row that the modules of a package hold, by its name, the baseline and ours first."""
     found: list[Loader] = []
-    for file in sorted(Path(__file__).parent.glob("*.py")):
+    for file in sorted(Path(*importlib.import_module(package).__path__).glob("*.py")):
         if file.stem not in ("__init__", "registry"):
             found += getattr(importlib.import_module(f"{package}.{file.stem}"), "LOADERS", [])
     found.sort(key=lambda loader: (loader.name != BASELINE, "seqrecord" not in loader.name))

@@ -10,19 +10,19 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
-from benchmarks.tartanair.compare.tree import Clip, Tree
+from benchmarks.tartanair.compare.recordings import Clip, Recordings
 from benchmarks.tartanair.loaders.base import Batch, Batches, Loader, Place, Settings, one_format
 from benchmarks.tartanair.loaders.map_style import Order, loader_arguments
 
 
-def prepare(tree: Tree, folder: Path, _settings: Settings) -> None:
+def prepare(recordings: Recordings, folder: Path, _settings: Settings) -> None:
     from tensordict import TensorDict
 
-    frames = TensorDict({}, batch_size=[tree.num_frames]).memmap_(folder)
-    for name, feature in tree.features.items():
+    frames = TensorDict({}, batch_size=[recordings.num_frames]).memmap_(folder)
+    for name, feature in recordings.features.items():
         dtype = torch.from_numpy(np.empty(0, feature.dtype)).dtype
-        frames.make_memmap(name, (tree.num_frames, *feature.shape), dtype=dtype)
-    for row, frame in enumerate(tree.rows()):
+        frames.make_memmap(name, (recordings.num_frames, *feature.shape), dtype=dtype)
+    for row, frame in enumerate(recordings.rows()):
         for name, array in frame.items():
             frames[name][row] = torch.from_numpy(array)
 

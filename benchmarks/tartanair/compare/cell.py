@@ -1,0 +1,44 @@
+"""One row to measure: a loader, its settings, and what takes its batches."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from benchmarks.tartanair.loaders.base import Settings
+
+__all__ = ["Cell"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row to measure."""
+
+    loader: str
+    settings: Settings
+    consumer: str = "touch"
+
+    @property
+    def key(self) -> str:
+        """The same for the same cell in another run."""
+        said = json.dumps([self.loader, asdict(self.settings), self.consumer], sort_keys=True)
+        return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+    @property
+    def title(self) -> str:
+        """The loader and what differs from the defaults."""
+        settings, default = self.settings, Settings()
+        differing = [
+            f"{field.name}={_shown(getattr(settings, field.name))}"
+            for field in fields(Settings)
+            if getattr(settings, field.name) != getattr(default, field.name)
+        ]
+        if self.consumer != "touch":
+            differing.append(self.consumer)
+        return " ".join([self.loader, *differing])
+
+
+def _shown(value: Any) -> str:
+    return "+".join(value) if isinstance(value, tuple) else str(value)
