@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +14,14 @@ import pytest
 
 import seqrecord
 from benchmarks.tartanair.cloud import ROWS
-from benchmarks.tartanair.cloud_services import make_index
+from benchmarks.tartanair.cloud_services import Line, make_index
 from benchmarks.tartanair.cloud_table import figures, tables
+from seqrecord.ranges import ByteRange
+from seqrecord.storage import LocalStorage
 from tests.services import need_azurite, need_mount
 
 ROWS_RUN = ["local", "mount", "far-obstore", "raw-obstore", "count-obstore", "dd-mount"]
-ROWS_RUN += ["open-obstore"]
+ROWS_RUN += ["stream-narrow-local", "raw-narrow-local", "open-obstore"]
 
 
 def test_rows_are_named_after_places() -> None:
@@ -57,6 +61,17 @@ def test_figures_are_ratios_of_medians_of_rows() -> None:
     text = tables({"machine": "a machine", "rows": results})
     assert "machine a machine" in text
     assert "| obstore: epoch / from local disk | 1.15 | <= 1.1 | NO |" in text
+
+
+def test_a_line_is_shared(tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(bytes(1000))
+    line = Line(LocalStorage(tmp_path), bytes_per_second=10_000)
+    begin = time.monotonic()
+    with ThreadPoolExecutor(3) as pool:
+        buffers = [bytearray(1000) for _ in range(3)]
+        item = ByteRange(0, 1000)
+        list(pool.map(lambda b: line.read_ranges("data", [item], [memoryview(b)]), buffers))
+    assert time.monotonic() - begin >= 0.3
 
 
 @pytest.mark.service

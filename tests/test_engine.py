@@ -26,6 +26,7 @@ from seqrecord.errors import ChecksumError, ClipError, MemoryLimitError
 from seqrecord.pipes import SeqRecordPipe, SeqRecordStream
 from seqrecord.ranges import ByteRange
 from seqrecord.reader import Dataset
+from seqrecord.storage import CountingStorage, LocalStorage, StorageLike, StorageWrapper
 from tests.clip_data import check, digest, leaves_nothing, names, possible_clips, write_numbered
 
 FEATURES = ["image", "flow", "note", "id"]
@@ -44,9 +45,12 @@ def test_every_clip_is_right(path: Path, data: st.DataObject) -> None:
     stride = data.draw(st.integers(1, 9))
     features = data.draw(st.lists(st.sampled_from(FEATURES), min_size=1, unique=True))
     batch_size = data.draw(st.none() | st.integers(1, 7))
+    # What is wrapped has no local files, so chunks are read ahead.
+    locations: list[StorageLike] = [path, StorageWrapper(LocalStorage(path))]
+    location = data.draw(st.sampled_from(locations))
     try:
         pipe = SeqRecordPipe(
-            path,
+            location,
             clip_len=clip_len,
             stride=stride,
             dilation=dilation,
@@ -366,6 +370,25 @@ def test_workers_while_an_iteration_runs(path: Path) -> None:
         assert len(clips) == len(set(clips)) == pipe.clips.num_clips
         assert len(list(iterator)) == len(pipe) - 1
         del loader, iterator
+
+
+def test_chunks_are_read_before_there_is_room_for_their_frames(path: Path) -> None:
+    storage = CountingStorage(LocalStorage(path))  # no local files, as far as anyone knows
+    pipe = SeqRecordPipe(storage, **BATCH, memory_limit=30_000)
+    storage.reset()
+
+    def reads() -> int:
+        return sum(map(len, storage.ranges.values()))
+
+    iterator = iter(pipe)
+    next(iterator)
+    before = -1
+    while reads() > before:  # until all wait for the consumer
+        before = reads()
+        time.sleep(0.2)
+    assert reads() > pipe.stats()["loads"]
+    list(iterator)
+    assert reads() == pipe.stats()["loads"]  # none was read twice
 
 
 def test_the_engine_stays_behind_a_slow_consumer(path: Path) -> None:

@@ -9,9 +9,10 @@ data and settings. Prints medians and ratios in Markdown; raw results go to FOLD
 A row's name is what it reads from, `local`, `mount` or a client for Azure, after what it does:
 nothing for an epoch with a consumer that takes 25 ms a batch, `far-` for the same as if 60 ms away
 with 80 MB/s a stream, `stream-` for an epoch with a consumer that only looks, `raw-` for the ranges
-of that epoch fetched by as many threads as is best and nothing else, `count-` for an epoch through
-a proxy that counts requests, `open-` to open a large index. `dd-mount` reads the record files
-through the mount with dd. `--records raw` leaves the decoding out.
+of that epoch fetched by as many threads as is best and nothing else, `stream-narrow-` and
+`raw-narrow-` for these two behind a line of 1 Gbit/s, `count-` for an epoch through a proxy that
+counts requests, `open-` to open a large index. `dd-mount` reads the record files through the mount
+with dd. `--records raw` leaves the decoding out.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import numpy as np
 
 import seqrecord
 from benchmarks.tartanair.cloud_services import INDEX, Places, bare, make_index, serve
-from benchmarks.tartanair.cloud_table import AZURE, PLACES, tables
+from benchmarks.tartanair.cloud_table import AZURE, NARROW, PLACES, tables
 from benchmarks.tartanair.throughput import BATCH_SIZE, CLIP_LEN, prepare
 from benchmarks.tartanair.timing import machine, run_rows, touch
 from seqrecord.ranges import ByteRange
@@ -43,6 +44,7 @@ EPOCHS = 2  # the first of them warms up, and is counted for its first batch onl
 CONSUMER_SECONDS = 0.025
 MEMORY_LIMIT = "2GiB"
 THREADS = (1, 2, 4, 8, 16)  # that a raw row tries
+NARROW_THREADS = (2, 8)
 DD_AT_ONCE = (1, 2, 4)
 
 Call = tuple[str, list[ByteRange]]
@@ -91,14 +93,20 @@ def main() -> None:
 
 
 def epoch(
-    place: str, *, consumer: float, stride: int = 1, far: bool = False, counted: bool = False
+    place: str,
+    *,
+    consumer: float,
+    stride: int = 1,
+    far: bool = False,
+    narrow: bool = False,
+    counted: bool = False,
 ) -> Callable[[Places], dict[str, Any]]:
     """An epoch, and the first batch of the one before it, which nothing had read before."""
 
     def measure(places: Places) -> dict[str, Any]:
         importlib.import_module("seqrecord.pipes")  # torch takes seconds, whatever is read
         begin = time.perf_counter()
-        storage = places.open(place, far=far, counted=counted)
+        storage = places.open(place, far=far, narrow=narrow, counted=counted)
         places.forget(place)
         pipe = seqrecord.SeqRecordPipe(
             seqrecord.open(storage),
@@ -138,17 +146,18 @@ def epoch(
     return measure
 
 
-def raw(place: str) -> Callable[[Places], dict[str, Any]]:
+def raw(place: str, *, narrow: bool = False) -> Callable[[Places], dict[str, Any]]:
     """The ranges of an epoch, fetched by the client alone; the best of several thread counts."""
 
     def measure(places: Places) -> dict[str, Any]:
         calls = _calls_of_an_epoch(places)
-        storage = bare(places.open(place))
+        storage = places.open(place, narrow=narrow)
+        storage = storage if narrow else bare(storage)
         parts = calls if place == "mount" else [part for call in calls for part in _parts(call)]
         nbytes = sum(item.length for _, ranges in parts for item in ranges)
         longest = max(sum(item.length for item in ranges) for _, ranges in parts)
         rates = {}
-        for threads in THREADS:
+        for threads in NARROW_THREADS if narrow else THREADS:
             places.forget(place)
             buffers = [np.zeros(longest, np.uint8) for _ in range(threads)]
             storage.size(parts[0][0])  # its client is made
@@ -294,6 +303,8 @@ def _rows() -> dict[str, Callable[[Places], dict[str, Any]]]:
     apart = partial(epoch, consumer=0.0, stride=CLIP_LEN)  # nothing is copied sixteen times
     rows |= {f"stream-apart-{place}": apart(place) for place in PLACES}
     rows |= {f"raw-{place}": raw(place) for place in PLACES}
+    rows |= {f"stream-narrow-{p}": epoch(p, consumer=0.0, narrow=True) for p in NARROW}
+    rows |= {f"raw-narrow-{p}": raw(p, narrow=True) for p in NARROW}
     rows |= {"dd-mount": dd}
     rows |= {f"count-{place}": epoch(place, consumer=0.0, counted=True) for place in AZURE}
     rows |= {f"open-{place}": opening(place) for place in PLACES}

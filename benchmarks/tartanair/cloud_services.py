@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ from seqrecord.checksum import crc32c
 from seqrecord.format.rows import GAP_ROW
 from seqrecord.index import Index
 from seqrecord.manifest import IndexFile, Manifest, RecordFile, commit_manifest
+from seqrecord.ranges import ByteRange
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper, open_storage
 from seqrecord.storage.parallel import ParallelStorage
@@ -52,14 +55,24 @@ class Places:
         return cls(**json.loads(_saved(folder).read_text()))
 
     def open(
-        self, place: str, what: str = RECORDS, *, far: bool = False, counted: bool = False
+        self,
+        place: str,
+        what: str = RECORDS,
+        *,
+        far: bool = False,
+        narrow: bool = False,
+        counted: bool = False,
     ) -> Storage:
-        """The storage of a place; `far`, as if 60 ms away with 80 MB/s a stream."""
+        """The storage of a place; `far`, as if 60 ms away with 80 MB/s a stream; `narrow`, as if
+        behind a line of 1 Gbit/s for all streams together."""
         storage = open_storage(*self.location(place, what, counted=counted))
-        if not far:
+        if far:
+            slower: Storage = Throttled(bare(storage), latency=0.06, bytes_per_second=80e6)
+        elif narrow:
+            slower = Line(bare(storage), bytes_per_second=125e6)
+        else:
             return storage
-        throttled = Throttled(bare(storage), latency=0.06, bytes_per_second=80e6)
-        return ParallelStorage(RetryingStorage(throttled))
+        return ParallelStorage(RetryingStorage(slower))
 
     def location(
         self, place: str, what: str = RECORDS, *, counted: bool = False
@@ -80,6 +93,25 @@ class Places:
         """Let nothing of the mount lie in this machine's page cache. The local disk's stays."""
         if place == "mount":
             drop_page_cache(Path(self.mount))
+
+
+class Line(StorageWrapper):
+    """All reads share one line, which carries so many bytes a second."""
+
+    def __init__(self, inner: Storage, *, bytes_per_second: float) -> None:
+        super().__init__(inner)
+        self._rate = bytes_per_second
+        self._lock = threading.Lock()
+        self._free = 0.0  # when the line is, on `monotonic`
+
+    def read_ranges(
+        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
+    ) -> None:
+        with self._lock:
+            begin = max(self._free, time.monotonic())
+            self._free = due = begin + sum(item.length for item in ranges) / self._rate
+        super().read_ranges(path, ranges, buffers)
+        time.sleep(max(0.0, due - time.monotonic()))
 
 
 def bare(storage: Storage) -> Storage:

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 from benchmarks.tartanair.timing import Results, markdown, median, share
 
-__all__ = ["AZURE", "PLACES", "Figure", "figures", "tables"]
+__all__ = ["AZURE", "NARROW", "PLACES", "Figure", "figures", "tables"]
 
 AZURE = ("obstore", "urllib3", "adlfs", "blobfile")
 PLACES = ("local", "mount", *AZURE)
+NARROW = ("local", "obstore", "urllib3")  # places behind a line of 1 Gbit/s
 
 _GIB = 1 << 30
 
@@ -45,12 +46,15 @@ def figures(results: Results) -> Iterator[Figure]:
         if value is not None and limit:
             yield Figure(what, value / limit, target, key == "bytes_per_second")
 
+    rate = "bytes_per_second"
     for place in PLACES[1:]:
-        rate = "bytes_per_second"
         what = f"{place}: bytes/s while streaming / fetching alone"
         yield from ratio(what, f"stream-{place}", f"raw-{place}", rate, 0.85)
         what = f"{place}: the same with clips that do not overlap"
         yield from ratio(what, f"stream-apart-{place}", f"raw-{place}", rate, 0.85)
+    for place in NARROW:
+        what = f"{place}, behind 1 Gbit/s: bytes/s while streaming / fetching alone"
+        yield from ratio(what, f"stream-narrow-{place}", f"raw-narrow-{place}", rate, 0.85)
     what = "mount: bytes/s while streaming / dd"
     yield from ratio(what, "stream-mount", "dd-mount", "bytes_per_second", 0.85)
     for place in PLACES[1:]:

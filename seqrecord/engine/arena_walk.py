@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future
 from itertools import pairwise
 from time import perf_counter
@@ -38,11 +40,39 @@ class _Loading(NamedTuple):
     done: Future[None]
 
 
+class _Planned(NamedTuple):
+    """A round, and those of its loads that wait for room."""
+
+    round: Round
+    waiting: list[_Waiting]
+
+
+class _Rounds:
+    """Rounds one after the other, with a look at those that follow."""
+
+    def __init__(self, rounds: Iterator[_Planned]) -> None:
+        self._rounds = rounds
+        self._seen: deque[_Planned] = deque()
+
+    def pop(self) -> _Planned | None:
+        """The next round; `None` after the last."""
+        return self._seen.popleft() if self.peek(0) is not None else None
+
+    def peek(self, number: int) -> _Planned | None:
+        """The round that comes `number` rounds after the next one, which stays; `None` for none."""
+        while len(self._seen) <= number:
+            planned = next(self._rounds, None)
+            if planned is None:
+                return None
+            self._seen.append(planned)
+        return self._seen[number]
+
+
 class ArenaWalk:
     """Walks a plan round by round: loads, gathers the clips into batches, frees frames.
 
     Loads of the next round run while the clips of this one are gathered, as far as the rings have
-    room.
+    room. Where reading is mostly waiting, what has no room is read ahead, and decoded later.
     """
 
     def __init__(self, plan: EpochPlan, spec: ClipSpec, workspace: Workspace, crew: Crew) -> None:
@@ -62,34 +92,39 @@ class ArenaWalk:
         waiting = [_Waiting(0, load) for load in each_load(self._plan.resident(first_round))]
         loading = self._submit(waiting)
         assert not waiting, "the plan holds more frames than it said"
-        rounds = self._plan.rounds(first_round)
-        current = next(rounds, None)
-        waiting = self._plan_loads(current)
-        while current is not None:
-            loading += self._submit(waiting)
-            assert not waiting, "the plan holds more frames than it said"
+        rounds = _Rounds(map(self._plan_loads, self._plan.rounds(first_round)))
+        while (planned := rounds.pop()) is not None:
+            current = planned.round
+            loading += self._submit(planned.waiting)
+            assert not planned.waiting, "the plan holds more frames than it said"
             # Rows are found before loads of the next round begin other runs.
-            rows, following = self._find_rows(current), next(rounds, None)
-            waiting = self._plan_loads(following)
-            ahead = self._submit(waiting)
-            self._crew.stats.add(loads_held_back=len(waiting))
+            rows = self._find_rows(current)
+            following = rounds.peek(0)
+            ahead = self._submit(following.waiting) if following else []
+            self._crew.stats.add(loads_held_back=len(following.waiting) if following else 0)
+            self._crew.fetch(self._later(rounds))
             self._crew.hold(sum(ring.resident for ring in self._rings) * self._frame_nbytes)
             self._emit(current, rows, skip, sorted(loading, key=_by_use))
             for cursor, count in zip(current.frees.cursor, current.frees.count, strict=True):
                 self._rings[cursor].free(int(count))
-            current, loading, skip = following, ahead, 0
+            loading, skip = ahead, 0
 
-    def _plan_loads(self, current: Round | None) -> list[_Waiting]:
-        """The loads of a round, a cursor's in the order in which they fill its ring."""
-        if current is None:
-            return []
+    def _later(self, rounds: _Rounds) -> Iterator[Load]:
+        """The next loads that have no room yet, as many as may be read ahead."""
+        count, number = 0, 0
+        while count < self._crew.num_ahead and (planned := rounds.peek(number)) is not None:
+            yield from (item.load for item in sorted(planned.waiting, key=_by_use))
+            count, number = count + len(planned.waiting), number + 1
+
+    def _plan_loads(self, current: Round) -> _Planned:
+        """A round with its loads, a cursor's in the order in which they fill its ring."""
         uses = first_uses(
             current.loads,
             current.clips,
             span=self._spec.span,
             frame_step=self._plan.frame_step,
         )
-        return list(map(_Waiting, uses.tolist(), each_load(current.loads)))
+        return _Planned(current, list(map(_Waiting, uses.tolist(), each_load(current.loads))))
 
     def _submit(self, waiting: list[_Waiting]) -> list[_Loading]:
         """Start those loads for which there is room, the first needed first.

@@ -43,6 +43,7 @@ class Conductor:
         frame_transform: FrameTransform | None,
         num_threads: int,
         max_loads: int,
+        max_ahead: int,
         channel: Channel[Batch],
         stats: EngineStats,
     ) -> None:
@@ -62,12 +63,15 @@ class Conductor:
         loader: ChunkLoader | DeviceLoader = chunks
         if isinstance(workspace.arena, DeviceArena):
             loader = DeviceLoader(chunks, workspace.arena, stats)
-        # Reading from a disk is work for a core; elsewhere it is mostly waiting.
+        # Reading from a disk is work for a core. Elsewhere it is mostly waiting, and goes on while
+        # there is no room for frames: in memory that is left, or else in half of that of the loads.
         is_local = dataset.chunk_reader().is_local
+        spared = 0 if is_local else max(0, max_loads // 2 - max_ahead)
         self._make_crew = partial(
             Crew,
             loader,
-            num_loaders=min(num_threads, max_loads) if is_local else max_loads,
+            num_loaders=min(num_threads, max_loads) if is_local else max_loads - spared,
+            num_ahead=0 if is_local else spared + max_ahead,
             num_copiers=num_threads,
             channel=channel,
             stats=stats,

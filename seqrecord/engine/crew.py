@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from time import perf_counter
+from typing import Any, TypeVar
 
 from seqrecord.engine.channel import Channel
 from seqrecord.engine.device_loading import DeviceLoader
 from seqrecord.engine.filling import Batch
-from seqrecord.engine.loading import ChunkLoader, Load, Place
+from seqrecord.engine.loading import ChunkLoader, Fetched, Load, Place
 from seqrecord.engine.stats import EngineStats
 from seqrecord.storage import unwanted_if
 
 __all__ = ["THREAD_NAME", "Crew"]
+
+_Result = TypeVar("_Result")
 
 THREAD_NAME = "seqrecord-engine"  # how the names of all these threads begin
 
@@ -33,15 +36,18 @@ class Crew:
         loader: ChunkLoader | DeviceLoader,
         *,
         num_loaders: int,
+        num_ahead: int,
         num_copiers: int,
         channel: Channel[Batch],
         stats: EngineStats,
     ) -> None:
-        self.num_copiers = num_copiers
+        self.num_copiers, self.num_ahead = num_copiers, num_ahead
         self.stats = stats
         self._loader = loader
         self._channel = channel
         self._left = False
+        self._fetching: dict[Load, Future[Fetched]] = {}
+        self._ahead = threading.BoundedSemaphore(num_ahead) if num_ahead else None
         stats.num_threads, stats.num_loaders = num_copiers, num_loaders
         self._loaders = ThreadPoolExecutor(num_loaders, f"{THREAD_NAME}-load")
         self.copiers = ThreadPoolExecutor(num_copiers, f"{THREAD_NAME}-copy")
@@ -59,14 +65,38 @@ class Crew:
     def load(self, load: Load, places: Sequence[Place]) -> Future[None]:
         """Have a load done, after those that were asked for before."""
         self._channel.check_open()
-        return self._loaders.submit(self._load, load, places)
+        return self._loaders.submit(self._load, load, places, self._fetching.pop(load, None))
 
-    def _load(self, load: Load, places: Sequence[Place]) -> None:
+    def fetch(self, loads: Iterable[Load]) -> None:
+        """Have chunks read whose frames have no room yet, `num_ahead` of them at most.
+
+        They must be asked for by `load` later on.
+        """
+        self._channel.check_open()
+        for load in loads:
+            if load in self._fetching:
+                continue
+            if self._ahead is None or not self._ahead.acquire(blocking=False):
+                return
+            self._fetching[load] = self._loaders.submit(self._run, self._loader.fetch, load)
+
+    def _load(self, load: Load, places: Sequence[Place], fetching: Future[Fetched] | None) -> None:
+        if fetching is None:
+            self._run(self._loader, load, places)
+            return
+        assert self._ahead is not None
+        try:
+            # It was begun before this: loaders take what was asked for first.
+            self._run(self._loader, load, places, fetching.result())
+        finally:
+            self._ahead.release()
+
+    def _run(self, do: Callable[..., _Result], *arguments: Any) -> _Result:
         self._channel.check_open()
         if not threading.main_thread().is_alive():
             raise RuntimeError("the interpreter is leaving")  # before it waits for all loads
         with unwanted_if(lambda: self._left or self._channel.is_closed):
-            self._loader(load, places)
+            return do(*arguments)
 
     def wait(self, loads: Iterable[Future[None]]) -> None:
         """Until these loads are done; raises the error of the first that failed."""

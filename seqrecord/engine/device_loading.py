@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from seqrecord.device.arena import DeviceArena, StagedLoad
-from seqrecord.engine.loading import ChunkLoader, Load, Place
+from seqrecord.engine.loading import ChunkLoader, Fetched, Load, Place
 from seqrecord.engine.stats import EngineStats
 
 __all__ = ["DeviceLoader"]
@@ -21,12 +21,16 @@ class DeviceLoader:
         self._lane = f"{arena.stream.device} copies"
         arena.stream.set_clock()
 
-    def __call__(self, load: Load, places: Sequence[Place]) -> None:
+    def fetch(self, load: Load) -> Fetched:
+        """See `ChunkLoader`."""
+        return self._loader.fetch(load)
+
+    def __call__(self, load: Load, places: Sequence[Place], fetched: Fetched | None = None) -> None:
         """See `ChunkLoader`; when it returns, the copies are queued."""
         (place,) = places
         assert isinstance(place.target, StagedLoad), "the arena has made the place"
         with place.target as staged:
-            self._loader(load, places)
+            self._loader(load, places, fetched)
             nbytes = staged.store()
         self._stats.add(device_bytes=nbytes)
         self.note_copies()

@@ -53,6 +53,7 @@ class Engine:
             0 for a plan whose clips do not overlap: frames are then loaded straight into them.
         num_threads: for copying, and at most so many for loading.
         max_loads: chunks to load at a time.
+        max_ahead: chunks more to hold as they are stored, from storage that isn't a local disk.
         prefetch: batches that are filled or wait, at least 1; without an arena
             `plan.most_batches`.
         frame_transform: called once for each frame, before the arena.
@@ -75,6 +76,7 @@ class Engine:
         num_rows: int,
         num_threads: int,
         max_loads: int,
+        max_ahead: int = 0,
         prefetch: int,
         frame_transform: FrameTransform | None = None,
         device: torch.device | None = None,
@@ -97,6 +99,7 @@ class Engine:
             frame_transform=frame_transform,
             num_threads=num_threads,
             max_loads=max_loads,
+            max_ahead=max_ahead,
             channel=self._channel,
             stats=stats,
         )

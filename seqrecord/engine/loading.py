@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,7 +21,7 @@ from seqrecord.frames import ArraySpec, FrameTransform, add_place, apply_transfo
 from seqrecord.plan import Loads
 from seqrecord.reader import Dataset
 
-__all__ = ["ChunkLoader", "Load", "Place", "Rows", "each_load"]
+__all__ = ["ChunkLoader", "Fetched", "Load", "Place", "Rows", "each_load"]
 
 # Raw pages of at least so many bytes are read straight into their rows. Smaller ones are read
 # together with their neighbours and copied; where every request costs, all but large ones are.
@@ -70,6 +70,17 @@ class _Run(NamedTuple):
     length: int
 
 
+@dataclass(frozen=True, eq=False)
+class Fetched:
+    """A chunk's pages as they are stored, but for those that were read straight into rows."""
+
+    chunk: Chunk
+    pages: Sequence[Page]
+    straight: Collection[str]  # features
+    data: Sequence[memoryview]  # by page, in `block`
+    block: npt.NDArray[np.uint8]
+
+
 class ChunkLoader:
     """Does loads, from many threads at once. An error names episode, frame and record file.
 
@@ -95,44 +106,68 @@ class ChunkLoader:
         self._decoding = threading.BoundedSemaphore(num_threads)
         self._stats = stats
 
-    def __call__(self, load: Load, places: Sequence[Place]) -> None:
-        """Read the load's chunk and decode its frames into `places`.
+    def __call__(self, load: Load, places: Sequence[Place], fetched: Fetched | None = None) -> None:
+        """Read the load's chunk, unless it is `fetched`, and decode its frames into `places`.
 
         Frames of the load that have no place are not decoded.
         """
+        if fetched is None:
+            fetched = self.fetch(load, places)
+        try:
+            self._decode(load, places, fetched)
+        finally:
+            self._scratch.give_back(fetched.block)
+
+    def fetch(self, load: Load, places: Sequence[Place] = ()) -> Fetched:
+        """Read the load's chunk; with `places`, large raw pages straight into these."""
         chunk = self._reader.chunk_at(load.chunk, load.episode)
         pages = self._reader.pages(chunk)
         straight = self._straight(load, chunk, pages, places)
-        with self._memory(page for page in pages if page.feature not in straight) as allocate:
-            begin, seconds = perf_counter(), dict.fromkeys(self._reader.features, 0.0)
+        shared = [page for page in pages if page.feature not in straight]
+        block = self._scratch.take(sum(aligned(page.stop - page.start) for page in shared))
+        used = 0
+
+        def allocate(length: int) -> memoryview:
+            nonlocal used
+            used += length
+            return block[used - length : used].data
+
+        begin = perf_counter()
+        try:
             with self._naming(chunk):
                 data = self._reader.read(pages, into=straight, allocate=allocate)
-            read = perf_counter()
-            with self._decoding:
-                middle = perf_counter()
-                inside = load.first - chunk.first_frame + np.arange(load.count) * self._frame_step
-                # Frames that lack a feature are in no clip, yet they may lie between others.
-                runs = _runs(places, _all_present(pages, inside))
-                if self._transform is not None:
-                    self._store_transformed(chunk, pages, data, inside, runs, self._transform)
-                else:
-                    with self._naming(chunk):
-                        for page, item in zip(pages, data, strict=True):
-                            if page.feature not in straight:
-                                start = perf_counter()
-                                self._store(page, item, inside, runs)
-                                seconds[page.feature] += perf_counter() - start
-            del data
+        except BaseException:
+            self._scratch.give_back(block)
+            raise
         end = perf_counter()
-        self._stats.trace.add("fetch", begin, read, chunk=load.chunk)
-        self._stats.trace.add("decode", middle, end, chunk=load.chunk)
+        self._stats.trace.add("fetch", begin, end, chunk=load.chunk)
+        self._stats.add(
+            bytes_read=sum(page.stop - page.start for page in pages), fetch_seconds=end - begin
+        )
+        return Fetched(chunk, pages, straight.keys(), data, block)
+
+    def _decode(self, load: Load, places: Sequence[Place], fetched: Fetched) -> None:
+        chunk, pages = fetched.chunk, fetched.pages
+        seconds = dict.fromkeys(self._reader.features, 0.0)
+        with self._decoding:
+            begin = perf_counter()
+            inside = load.first - chunk.first_frame + np.arange(load.count) * self._frame_step
+            # Frames that lack a feature are in no clip, yet they may lie between others.
+            runs = _runs(places, _all_present(pages, inside))
+            if self._transform is not None:
+                self._store_transformed(chunk, pages, fetched.data, inside, runs, self._transform)
+            else:
+                with self._naming(chunk):
+                    for page, item in zip(pages, fetched.data, strict=True):
+                        if page.feature not in fetched.straight:
+                            start = perf_counter()
+                            self._store(page, item, inside, runs)
+                            seconds[page.feature] += perf_counter() - start
+            end = perf_counter()
+        self._stats.trace.add("decode", begin, end, chunk=load.chunk)
         self._stats.add_decoding(seconds)
         self._stats.add(
-            loads=1,
-            bytes_read=sum(page.stop - page.start for page in pages),
-            frames_decoded=sum(run.length for run in runs),
-            fetch_seconds=read - begin,
-            decode_seconds=end - middle,
+            loads=1, frames_decoded=sum(run.length for run in runs), decode_seconds=end - begin
         )
 
     def _straight(
@@ -163,22 +198,6 @@ class ChunkLoader:
             ]
             found[page.feature] = [memoryview(p.reshape(-1).view(np.uint8)) for p in parts]
         return found
-
-    @contextmanager
-    def _memory(self, pages: Iterable[Page]) -> Iterator[Callable[[int], memoryview]]:
-        """Scratch memory for these pages, until the block is left."""
-        block = self._scratch.take(sum(aligned(page.stop - page.start) for page in pages))
-        used = 0
-
-        def allocate(length: int) -> memoryview:
-            nonlocal used
-            used += length
-            return block[used - length : used].data
-
-        try:
-            yield allocate
-        finally:
-            self._scratch.give_back(block)
 
     def _store(
         self,

@@ -171,7 +171,7 @@ class ClipLoader:
         device = self._find_device()
         fitted = self._fit(plan.split.count)
         rows = fitted.rows(fitted.resident or plan.max_resident_frames)
-        prefetch = fitted.prefetch
+        prefetch, max_ahead = fitted.prefetch, fitted.chunks_ahead(rows)
         # Where clips do not overlap the arena's memory is better spent on batches.
         ahead = prefetch + rows // ((self.batch_size or 1) * self.selection.spec.length)
         all_fixed = all(spec.is_fixed for spec in self.selection.arrays.values())
@@ -193,6 +193,7 @@ class ClipLoader:
             num_rows=rows,
             num_threads=self._num_threads or threads or len(os.sched_getaffinity(0)),
             max_loads=fitted.max_loads,
+            max_ahead=max_ahead,
             prefetch=prefetch,
             frame_transform=self.selection.frame_transform,
             device=device,

@@ -63,6 +63,7 @@ class Fit:
     """Settings within a memory limit."""
 
     settings: PlanSettings
+    sizes: FrameSizes
     max_rows: int  # of the arena
     prefetch: int
     max_loads: int
@@ -71,6 +72,11 @@ class Fit:
     def rows(self, resident_frames: int) -> int:
         """Rows for a plan that holds so many frames."""
         return max(resident_frames, min(self.max_rows, int(resident_frames * _MOST_AHEAD)))
+
+    def chunks_ahead(self, rows: int) -> int:
+        """How many chunks more can be held as they are stored beside an arena of so many rows."""
+        spare = (self.max_rows - rows) * self.sizes.frame
+        return max(0, min(_MAX_LOADS, spare // max(1, self.sizes.chunk)))
 
 
 def fit(
@@ -109,7 +115,7 @@ def fit(
         resident = None
         if settings.rotate_phase:
             resident, _ = resident_bound(table, episodes, fitted)
-        return Fit(fitted, rows, prefetch, loads, resident)
+        return Fit(fitted, sizes, rows, prefetch, loads, resident)
     cursors = open_episodes if settings.shuffle else None
     least_rows = least_resident_frames(table, episodes, cursors, any_phase=settings.rotate_phase)
     least = least_rows * sizes.frame + sizes.beside_arena(1, 1)
