@@ -40,7 +40,7 @@ demo: $(INSTALLED) ## Render a small TartanAir tree, pack it, verify it, stream 
 	$(BIN)/python -m benchmarks.tartanair.demo $(DEMO)
 
 test: $(INSTALLED) ## Run the fast tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 
 test-slow: $(INSTALLED) ## Run the tests that take minutes
 	$(BIN)/python -m pytest -m 'slow and not service'
