@@ -6,7 +6,7 @@ BENCH := bench
 INSTALLED := $(VENV)/installed
 SERVICES := tests/services/node_modules
 
-.PHONY: help install install-bench install-ffcv bench services demo test test-slow test-services test-all check format clean
+.PHONY: help install install-bench install-ffcv bench bench-results services demo test test-slow test-services test-all check format clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 16
@@ -35,6 +35,10 @@ install-ffcv: install-bench ## Install FFCV, which is compiled; needs libopencv-
 
 bench: $(INSTALLED) ## Compare loaders on a rendered tree, in bench/; ARGS='--resume --grid full' and so on
 	$(BIN)/python -m benchmarks.tartanair.compare $(BENCH) $(ARGS)
+
+bench-results: $(INSTALLED) ## Write benchmarks/tartanair/RESULTS.md and its plots from the last `make bench`
+	$(BIN)/python -m benchmarks.tartanair.compare.timeline $(BENCH)
+	$(BIN)/python -m benchmarks.tartanair.compare.results $(BENCH)
 
 demo: $(INSTALLED) ## Render a small TartanAir tree, pack it, verify it, stream it, draw a clip
 	$(BIN)/python -m benchmarks.tartanair.demo $(DEMO)

@@ -27,7 +27,7 @@ from benchmarks.tartanair.compare.plot_style import new_figure, save
 from benchmarks.tartanair.compare.prepared import folder_of, prepare
 from benchmarks.tartanair.compare.tree import Tree
 from benchmarks.tartanair.loaders.base import Settings
-from benchmarks.tartanair.loaders.raw_files import RawFilesDataset, _file
+from benchmarks.tartanair.loaders.raw_files import RawFilesDataset, file_name
 from benchmarks.tartanair.loaders.registry import all_loaders
 
 __all__ = ["Lane", "SteppedDataset", "Timeline", "draw", "naive_timeline", "our_timeline"]
@@ -106,7 +106,7 @@ class SteppedDataset(RawFilesDataset):
         for name in self.features:
             frames = []
             for row in range(start, start + self.clip_len * self.dilation, self.dilation):
-                path = episode.folder / _file(episode, name, row)
+                path = episode.folder / file_name(episode, name, row)
                 begin = clock()
                 data = path.read_bytes()
                 read = clock()

@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-__all__ = ["RawFilesDataset"]
+__all__ = ["RawFilesDataset", "file_name"]
 
 Sample = dict[str, Any]
 
@@ -57,7 +57,7 @@ class RawFilesDataset(Dataset[Sample]):
         listings = [_list_files(episode.folder) for episode in self._episodes]
         if features is None:
             first = self._episodes[0]
-            features = [name for name in _FILES if _file(first, name, 0) in listings[0]]
+            features = [name for name in _FILES if file_name(first, name, 0) in listings[0]]
         self.features = tuple(features)
         self._clips = [
             (number, start)
@@ -85,7 +85,7 @@ class RawFilesDataset(Dataset[Sample]):
     def _starts(self, episode: _Episode, listing: set[str], stride: int) -> list[int]:
         num_frames = len(episode.frame_ids)
         complete = [
-            all(_file(episode, name, row) in listing for name in self.features)
+            all(file_name(episode, name, row) in listing for name in self.features)
             for row in range(num_frames)
         ]
         span = (self.clip_len - 1) * self.dilation + 1
@@ -157,7 +157,8 @@ def _list_files(folder: Path) -> set[str]:
     return {*inside, *(path.name for path in folder.iterdir())}
 
 
-def _file(episode: _Episode, feature: str, row: int) -> str:
+def file_name(episode: _Episode, feature: str, row: int) -> str:
+    """The file of one frame's feature, below the episode's folder."""
     frame_id = episode.frame_ids[row]
     return _FILES[feature].format(frame_id, frame_id + 1)
 
@@ -166,7 +167,7 @@ def _read(episode: _Episode, feature: str, row: int) -> npt.NDArray[Any]:
     if feature in episode.poses:
         pose: npt.NDArray[np.float64] = episode.poses[feature][row]
         return pose
-    path = episode.folder / _file(episode, feature, row)
+    path = episode.folder / file_name(episode, feature, row)
     if path.suffix == ".npy":
         array: npt.NDArray[Any] = np.load(path)
         return array
