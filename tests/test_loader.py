@@ -55,7 +55,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"frame_transform": lambda frame: {"x": frame["flow"].astype(">f4")}},
         {"frame_transform": lambda frame: {"x": np.datetime64("2024-01-01")}},
     ],
-    ids=str,
+    ids=",".join,
 )
 def test_what_cannot_be_is_an_error_at_once(path: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(ClipError):
