@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 import seqrecord
 from benchmarks.tartanair.cloud_services import INDEX, Places, bare, make_index, serve
@@ -115,11 +116,11 @@ def epoch(
             batch_size=BATCH_SIZE,
             memory_limit=MEMORY_LIMIT,
         )
-        first, clips, seconds = 0.0, 0, 0.0
+        first, clips, seconds, busy = 0.0, 0, 0.0, 0.0
         for number in range(1 if counted else EPOCHS):
             if number:
                 places.forget(place)
-            clips, start = 0, time.perf_counter()
+            clips, start, before = 0, time.perf_counter(), psutil.cpu_times()
             for batch in pipe:
                 first = first or time.perf_counter() - begin
                 arrays = [v for v in batch.values() if hasattr(v, "reshape") and v.ndim > 1]
@@ -129,6 +130,7 @@ def epoch(
                 del batch, arrays
                 time.sleep(consumer)
             seconds = time.perf_counter() - start
+            busy = _busy(before, psutil.cpu_times())
         stats = pipe.stats()  # of this epoch
         nbytes = stats["bytes_read"]
         return {
@@ -139,6 +141,7 @@ def epoch(
             "requests": stats.get("requests", 0),
             "retries": stats.get("retries", 0),
             "first_batch_seconds": first,
+            "busy": busy,
             "peak_memory_bytes": _peak_memory(),
             "bottleneck": stats["bottleneck"],
         }
@@ -287,6 +290,14 @@ def _parts(call: Call) -> list[Call]:
     path, ranges = call
     buffers = [memoryview(bytearray(item.length)) for item in ranges]
     return [(path, part) for part, _ in split(ranges, buffers)]
+
+
+def _busy(before: Any, after: Any) -> float:
+    """The share of all processors' time that anything on this machine has taken."""
+    spent = {name: getattr(after, name) - getattr(before, name) for name in after._fields}
+    # Linux counts a guest's time as its user's too.
+    total = sum(seconds for name, seconds in spent.items() if not name.startswith("guest"))
+    return float(1 - (spent["idle"] + spent.get("iowait", 0.0)) / total)
 
 
 def _peak_memory() -> int:

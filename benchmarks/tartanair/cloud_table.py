@@ -93,7 +93,7 @@ def _figures(results: Results) -> str:
 
 def _all_rows(results: Results) -> str:
     columns = ["row", "s", "clips/s", "of local", "MB/s", "threads", "requests", "retries"]
-    columns += ["first batch s", "peak MB", "bottleneck"]
+    columns += ["first batch s", "processors busy", "peak MB", "bottleneck"]
     local = median(results.get("local", ()), "clips_per_second")
     lines = []
     for name, runs in results.items():
@@ -113,6 +113,7 @@ def _all_rows(results: Results) -> str:
                 text("counted" if name.startswith("count-") else "requests", ".0f"),
                 text("retries", ".0f"),
                 text("first_batch_seconds", ".2f"),
+                text("busy", ".0%"),
                 text("peak_memory_bytes", ".0f", 1e6),
                 str(runs[-1].get("bottleneck", "")),
             ]

@@ -84,6 +84,7 @@ class ArenaWalk:
         self._rings = [Ring(cursor * rows, rows) for cursor in range(plan.num_cursors)]
         self._frame_nbytes = sum(spec.nbytes for spec in workspace.needs.specs.values())
         self._steps = np.arange(spec.length) * spec.dilation
+        self._rounds = _Rounds(iter(()))
         self._filling: Gathering | DeviceGathering | None = None
 
     def run(self, batch: int) -> None:
@@ -92,27 +93,26 @@ class ArenaWalk:
         waiting = [_Waiting(0, load) for load in each_load(self._plan.resident(first_round))]
         loading = self._submit(waiting)
         assert not waiting, "the plan holds more frames than it said"
-        rounds = _Rounds(map(self._plan_loads, self._plan.rounds(first_round)))
-        while (planned := rounds.pop()) is not None:
+        self._rounds = _Rounds(map(self._plan_loads, self._plan.rounds(first_round)))
+        while (planned := self._rounds.pop()) is not None:
             current = planned.round
             loading += self._submit(planned.waiting)
             assert not planned.waiting, "the plan holds more frames than it said"
             # Rows are found before loads of the next round begin other runs.
             rows = self._find_rows(current)
-            following = rounds.peek(0)
+            following = self._rounds.peek(0)
             ahead = self._submit(following.waiting) if following else []
             self._crew.stats.add(loads_held_back=len(following.waiting) if following else 0)
-            self._crew.fetch(self._later(rounds))
             self._crew.hold(sum(ring.resident for ring in self._rings) * self._frame_nbytes)
             self._emit(current, rows, skip, sorted(loading, key=_by_use))
             for cursor, count in zip(current.frees.cursor, current.frees.count, strict=True):
                 self._rings[cursor].free(int(count))
             loading, skip = ahead, 0
 
-    def _later(self, rounds: _Rounds) -> Iterator[Load]:
+    def _later(self) -> Iterator[Load]:
         """The next loads that have no room yet, as many as may be read ahead."""
         count, number = 0, 0
-        while count < self._crew.num_ahead and (planned := rounds.peek(number)) is not None:
+        while count < self._crew.num_ahead and (planned := self._rounds.peek(number)) is not None:
             yield from (item.load for item in sorted(planned.waiting, key=_by_use))
             count, number = count + len(planned.waiting), number + 1
 
@@ -176,6 +176,7 @@ class ArenaWalk:
         for start, stop in pairwise([skip, *(e for e in edges if e > skip), len(rows)]):
             if start == stop:
                 continue
+            self._crew.fetch(self._later())
             if self._filling is None:
                 self._filling = self._begin(int(current.clips.batch[start]))
             needed = bisect_left(uses, stop)

@@ -73,10 +73,11 @@ class Crew:
         They must be asked for by `load` later on.
         """
         self._channel.check_open()
-        for load in loads:
-            if load in self._fetching:
-                continue
-            if self._ahead is None or not self._ahead.acquire(blocking=False):
+        waiting = iter(loads)
+        while self._ahead is not None and self._ahead.acquire(blocking=False):
+            load = next((load for load in waiting if load not in self._fetching), None)
+            if load is None:
+                self._ahead.release()
                 return
             self._fetching[load] = self._loaders.submit(self._run, self._loader.fetch, load)
 

@@ -104,7 +104,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.add_argument(f"--{axis.replace('_', '-')}", nargs="+", type=kind)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--max-seconds", type=float, default=10, help="of an epoch; scaled then")
+    parser.add_argument("--max-seconds", type=float, default=10, help="after the first batch")
     parser.add_argument("--time-limit", type=float, default=0, help="of a row, in seconds")
     parser.add_argument("--prepare-limit", type=float, default=1800, help="of a format, in seconds")
     parser.add_argument("--resume", action="store_true", help="keep the rows that have figures")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import time
@@ -17,7 +18,7 @@ from benchmarks.tartanair.compare.meters import usage
 from benchmarks.tartanair.compare.recordings import Clip
 from benchmarks.tartanair.loaders.base import Batch, Batches
 
-__all__ = ["Times", "measure", "timed_epoch"]
+__all__ = ["Times", "measure", "timed_epoch", "whole_epoch"]
 
 
 @dataclass
@@ -33,8 +34,13 @@ class Times:
     nbytes: int
 
     @property
+    def steps(self) -> list[float]:
+        """Seconds of each batch: until it came, until it was copied, until it was used."""
+        return [sum(step) for step in zip(self.wait, self.copy, self.compute, strict=True)]
+
+    @property
     def seconds(self) -> float:
-        return sum(self.wait) + sum(self.copy) + sum(self.compute)
+        return sum(self.steps)
 
 
 def measure(
@@ -46,11 +52,11 @@ def measure(
     max_seconds: float,
     began: float,
 ) -> dict[str, Any]:
-    """Medians over `epochs` epochs, of which each is cut short after `max_seconds`.
+    """Medians over `epochs` epochs, each cut short `max_seconds` after its first batch.
 
     `began` is when opening began, on `perf_counter`. Epochs follow one another in one process; the
     first, which also starts workers, warms up and is not counted if there are others. Times of an
-    epoch that was cut short are scaled by its clips, all but the wait for its first batch.
+    epoch that was cut short are scaled, see `whole_epoch`.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     consumer = Consumer(consumer_name, device)
@@ -69,14 +75,7 @@ def measure(
         if times.complete:
             problems += wrong_clips(times.places, clips)
         runs.append(figures(times, taken, len(clips)))
-        curve = [
-            count / seconds
-            for count, seconds in zip(
-                times.clips,
-                (sum(step) for step in zip(times.wait, times.copy, times.compute, strict=True)),
-                strict=True,
-            )
-        ]
+        curve = [count / seconds for count, seconds in zip(times.clips, times.steps, strict=True)]
     counted = runs[1:] or runs
     result: dict[str, Any] = {
         name: statistics.median(run[name] for run in counted) for name in runs[0]
@@ -106,7 +105,7 @@ def _feed(
     """The batches; what passes until the next is asked for is the consumer's time."""
     clock = time.perf_counter
     begin = clock()
-    deadline = begin + max_seconds
+    deadline = math.inf  # counted from the first batch: what follows is to be scaled, not its wait
     iterator = iter(batches)
     while begin < deadline:
         try:
@@ -115,6 +114,7 @@ def _feed(
             times.complete = True
             break
         came = clock()
+        deadline = min(deadline, came + max_seconds)
         on_device = to_device(batch, device)
         copied = clock()
         places = clips_of(batch)
@@ -130,13 +130,24 @@ def _feed(
         del on_device  # what its memory takes to be given back is the loader's
 
 
+def whole_epoch(clips: Sequence[int], seconds: Sequence[float], num_clips: int) -> float:
+    """Seconds of an epoch of `num_clips`, from its first steps' clips and seconds.
+
+    What came after the first batch is scaled to what comes after it in the epoch; of a single
+    batch, all.
+    """
+    after = sum(clips[1:])
+    if not after:
+        return seconds[0] * num_clips / clips[0]
+    return seconds[0] + sum(seconds[1:]) * (num_clips - clips[0]) / after
+
+
 def figures(times: Times, taken: dict[str, float], num_clips: int) -> dict[str, float]:
     """One epoch's figures."""
     clips = sum(times.clips)
     seconds = times.seconds
     scale = num_clips / clips
-    start = times.wait[0]
-    epoch = seconds if times.complete else start + (seconds - start) * scale
+    epoch = seconds if times.complete else whole_epoch(times.clips, times.steps, num_clips)
     return {
         "clips_per_second": num_clips / epoch,
         "bytes_per_second": times.nbytes * scale / epoch,
