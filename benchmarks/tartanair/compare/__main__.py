@@ -65,15 +65,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(cell.title, "-", refuses(cell, loaders[cell.loader], recordings) or "")
         return
     file = options.folder / "rows.jsonl"
-    if file.exists() and not options.resume:
+    if file.exists() and not (options.resume or options.report):
         file.rename(file.with_suffix(".jsonl.old"))
-    kept = finished(file) if file.exists() else []
+    kept = rows_of(file) if file.exists() else []
+    if options.resume and not options.report:  # the others get another chance
+        kept = [row for row in kept if "clips_per_second" in row]
+        file.write_text("".join(json.dumps(row) + "\n" for row in kept))
     known = options.folder / "limits.json"
     limits: dict[str, float | None] = {}
-    if options.resume and known.exists():
+    if (options.resume or options.report) and known.exists():
         limits = json.loads(known.read_text())
+    todo = [] if options.report else cells
     with file.open("a") as out:
-        for row in measure_all(cells, loaders, recordings, kept, limits, options):
+        for row in measure_all(todo, loaders, recordings, kept, limits, options):
             out.write(json.dumps(row) + "\n")
             out.flush()
             kept.append(row)
@@ -83,12 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(write_all(options.folder, rows, limits, about(recordings, options.max_seconds)))
 
 
-def finished(file: Path) -> list[Row]:
-    """The rows that have figures; the others leave the file, and get another chance."""
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    rows = [row for row in rows if "clips_per_second" in row]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return rows
+def rows_of(file: Path) -> list[Row]:
+    """The rows that are kept in a file."""
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -108,6 +109,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--time-limit", type=float, default=0, help="of a row, in seconds")
     parser.add_argument("--prepare-limit", type=float, default=1800, help="of a format, in seconds")
     parser.add_argument("--resume", action="store_true", help="keep the rows that have figures")
+    parser.add_argument("--report", action="store_true", help="of the rows so far; run nothing")
     parser.add_argument("--list", action="store_true", help="show the cells and run nothing")
     options = parser.parse_args(arguments)
     names = list(WORKLOADS[options.workload].loaders())
