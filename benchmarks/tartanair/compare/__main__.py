@@ -214,6 +214,8 @@ def measure_one(
         return {"error": f"{settings.storage}: {type(error).__name__}: {error}"[:300]}
     time_limit = options.time_limit or 60 + 3 * options.epochs * options.max_seconds
     result = run_task(task, time_limit)
+    if "error" in result:
+        services.stop()  # requests of a row that was stopped may go on for a minute
     stored = sum(path.stat().st_size for path in _files(folder))
     part = recordings.frame_nbytes(settings.features) / recordings.frame_nbytes()
     return {**result, "stored_bytes": stored, "needed_bytes": stored * part}

@@ -33,7 +33,13 @@ class Services:
         return self
 
     def __exit__(self, *_exception: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop them all; the next row that needs one starts it anew."""
         self._stack.close()
+        self._azurite = self._mounts = None
+        self._uploaded.clear()
 
     def place(self, task: Task, folder: Path) -> Task:
         """The task with where its data, prepared in `folder`, is to be read from."""
