@@ -302,3 +302,10 @@ def test_resume_runs_only_what_is_left(
     command.main([*arguments, "memmap", "hdf5", "original", "--resume"])
     assert ran == ["memmap", "hdf5", "hdf5", "original"]
     assert "| original | clip_len=3 | 2.0 |" in capsys.readouterr().out
+    command.main([*arguments, "memmap", "lmdb", "--report"])
+    assert len(ran) == 4
+    said = capsys.readouterr().out
+    assert "| memmap | clip_len=3 | 2.0 |" in said
+    assert "| lmdb | not run yet | 1 |" in said
+    command.main([*arguments, "memmap", "--resume"])
+    assert len(ran) == 4  # nor has it lost anything

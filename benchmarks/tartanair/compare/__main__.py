@@ -6,7 +6,8 @@
 Renders a tree into FOLDER where it has none, converts it into each loader's format, and measures
 every cell of the grid in a process of its own. Giving values of an axis replaces the grid by all
 combinations of what is given. Rows are kept in FOLDER/rows.jsonl as they come; `--resume` goes on
-after the last. Results are FOLDER/results.json, .csv, .md and FOLDER/tensorboard.
+after the last, and `--report` only writes. Results are FOLDER/results.json, .csv, .md and
+FOLDER/tensorboard.
 
 Other workloads have loaders and a folder of their own, such as FOLDER/audio:
 
@@ -65,15 +66,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(cell.title, "-", refuses(cell, loaders[cell.loader], recordings) or "")
         return
     file = options.folder / "rows.jsonl"
-    if file.exists() and not (options.resume or options.report):
+    known = options.folder / "limits.json"
+    goes_on = options.resume or options.report
+    if file.exists() and not goes_on:
         file.rename(file.with_suffix(".jsonl.old"))
     kept = rows_of(file) if file.exists() else []
-    if options.resume and not options.report:  # the others get another chance
+    if not options.report:  # those without figures get another chance
         kept = [row for row in kept if "clips_per_second" in row]
         file.write_text("".join(json.dumps(row) + "\n" for row in kept))
-    known = options.folder / "limits.json"
     limits: dict[str, float | None] = {}
-    if (options.resume or options.report) and known.exists():
+    if goes_on and known.exists():
         limits = json.loads(known.read_text())
     todo = [] if options.report else cells
     with file.open("a") as out:
@@ -82,6 +84,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             out.flush()
             kept.append(row)
             known.write_text(json.dumps(limits))
+    ran = {row["key"] for row in kept}
+    for cell in cells:
+        if cell.key not in ran:
+            reason = refuses(cell, loaders[cell.loader], recordings) or "not run yet"
+            kept.append({**describe(cell), "skipped": reason})
     keys = {cell.key for cell in cells}
     rows = [row for row in kept if row["key"] in keys]
     print(write_all(options.folder, rows, limits, about(recordings, options.max_seconds)))
