@@ -38,6 +38,7 @@ from benchmarks.tartanair.compare.tree import Tree
 from benchmarks.tartanair.generate import generate
 from benchmarks.tartanair.loaders.base import Batch, Loader, Settings
 from benchmarks.tartanair.loaders.registry import all_loaders
+from tests.compare_rows import row
 
 BASE = Settings(clip_len=3, batch_size=2)
 
@@ -217,27 +218,6 @@ def test_the_limit_that_binds() -> None:
 
 def test_copy_rate() -> None:
     assert copy_rate(1 << 20, threads=1, seconds=0.05, source_nbytes=1 << 24) > 1e8
-
-
-def row(cell: Cell, rate: float, **more: Any) -> dict[str, Any]:
-    return {
-        **describe(cell),
-        "clips_per_second": rate,
-        "bytes_per_second": rate * 1e6,
-        "epoch_seconds": 10 / rate,
-        "complete": 1.0,
-        "first_batch_seconds": 0.1,
-        "peak_memory_bytes": 1e8,
-        "cpu_seconds": 1.0,
-        "wait_seconds": 9 / rate,
-        "copy_seconds": 1 / rate,
-        "compute_seconds": 0.0,
-        "busy": 0.1,
-        "framework": "",
-        "steps": [1.0, 2.0],
-        "problems": [],
-        **more,
-    }
 
 
 def test_medians_leave_out_what_failed() -> None:

@@ -40,6 +40,7 @@ from benchmarks.tartanair.generate import generate
 from benchmarks.tartanair.loaders.base import Settings
 from benchmarks.tartanair.loaders.raw_files import RawFilesDataset
 from benchmarks.tartanair.loaders.registry import all_loaders
+from tests import compare_rows
 
 BASE = Settings()
 ABOUT = {
@@ -57,25 +58,8 @@ LIMITS = {"copy": 10e9, "disk": 1e9, "range-mount": None}
 
 
 def row(cell: Cell, rate: float = 10.0, **more: Any) -> dict[str, Any]:
-    return {
-        **describe(cell),
-        "clips_per_second": rate,
-        "bytes_per_second": rate * 1e6,
-        "epoch_seconds": 10 / rate,
-        "complete": 1.0,
-        "first_batch_seconds": 0.1,
-        "peak_memory_bytes": 1e8,
-        "cpu_seconds": 1.0,
-        "wait_seconds": 9 / rate,
-        "copy_seconds": 1 / rate,
-        "compute_seconds": 0.0,
-        "busy": 0.1,
-        "framework": "",
-        "steps": [rate, rate / 2, rate],
-        "problems": [],
-        "needed_bytes": 1e6,
-        **more,
-    }
+    usual = {"steps": [rate, rate / 2, rate], "needed_bytes": 1e6}
+    return compare_rows.row(cell, rate, **{**usual, **more})
 
 
 def by_key(*rows: dict[str, Any]) -> dict[str, dict[str, Any]]:

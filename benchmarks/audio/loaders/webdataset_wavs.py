@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import default_collate
 
 from benchmarks.audio.wav import FEATURE, read_blocks, wav_file
 from benchmarks.tartanair.compare.recordings import Clip, Recordings
 from benchmarks.tartanair.loaders.base import Batches, Loader, Place, Settings, one_format
-from benchmarks.tartanair.loaders.map_style import loader_arguments
+from benchmarks.tartanair.loaders.tar_batches import tar_batches
 
 RECORDINGS_PER_TAR = 50
 
@@ -37,21 +37,12 @@ def to_clips(samples: Iterable[dict[str, Any]], settings: Settings) -> Iterator[
 
 
 def open_batches(place: Place, _clips: Sequence[Clip], settings: Settings) -> Batches:
-    import webdataset
-
-    tars = sorted(map(str, place.folder.glob("*.tar")))
-    shuffled = settings.shuffle != "off"
-    dataset = webdataset.WebDataset(
-        tars,
-        shardshuffle=len(tars) if shuffled else False,
-        seed=settings.seed,
-        empty_check=False,
+    return tar_batches(
+        sorted(map(str, place.folder.glob("*.tar"))),
+        settings,
+        to_clips=partial(to_clips, settings=settings),
+        collate=default_collate,
     )
-    dataset = dataset.compose(partial(to_clips, settings=settings))
-    if shuffled:
-        dataset = dataset.shuffle(settings.shuffle_buffer)
-    dataset = dataset.batched(settings.batch_size, collation_fn=default_collate)
-    return DataLoader(dataset, batch_size=None, **loader_arguments(settings))
 
 
 LOADERS = [

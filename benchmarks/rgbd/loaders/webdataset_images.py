@@ -8,12 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import DataLoader
-
 from benchmarks.rgbd.frames import decode, frame_file, resize
 from benchmarks.tartanair.compare.recordings import Clip, Recordings
 from benchmarks.tartanair.loaders.base import Batches, Loader, Place, Settings, one_format
-from benchmarks.tartanair.loaders.map_style import loader_arguments
+from benchmarks.tartanair.loaders.tar_batches import tar_batches
 from benchmarks.tartanair.loaders.windows import Frame, Window, collate, windows
 
 
@@ -47,24 +45,13 @@ def to_windows(samples: Iterable[dict[str, Any]], settings: Settings) -> Iterato
 
 
 def open_batches(place: Place, _clips: Sequence[Clip], settings: Settings) -> Batches:
-    import webdataset
-
-    tars = sorted(map(str, place.folder.glob("*.tar")))
-    shuffled = settings.shuffle != "off"
-    dataset = webdataset.WebDataset(
-        tars,
-        shardshuffle=len(tars) if shuffled else False,
-        seed=settings.seed,
-        empty_check=False,
-        select_files=partial(wanted, features=settings.features),
+    return tar_batches(
+        sorted(map(str, place.folder.glob("*.tar"))),
+        settings,
+        to_clips=partial(to_windows, settings=settings),
+        collate=partial(collate, features=settings.features),
+        wanted=partial(wanted, features=settings.features),
     )
-    dataset = dataset.compose(partial(to_windows, settings=settings))
-    if shuffled:
-        dataset = dataset.shuffle(settings.shuffle_buffer)
-    dataset = dataset.batched(
-        settings.batch_size, collation_fn=partial(collate, features=settings.features)
-    )
-    return DataLoader(dataset, batch_size=None, **loader_arguments(settings))
 
 
 LOADERS = [

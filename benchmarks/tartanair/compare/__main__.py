@@ -40,7 +40,7 @@ from benchmarks.tartanair.compare.grid import (
     small_grid,
 )
 from benchmarks.tartanair.compare.limits import copy_rate, disk_rate, range_rate
-from benchmarks.tartanair.compare.prepared import folder_of
+from benchmarks.tartanair.compare.prepared import files_of, folder_of
 from benchmarks.tartanair.compare.recordings import Recordings
 from benchmarks.tartanair.compare.report import Row, about, describe, write_all
 from benchmarks.tartanair.compare.row import Task
@@ -223,7 +223,7 @@ def measure_one(
     result = run_task(task, time_limit)
     if "error" in result:
         services.stop()  # requests of a row that was stopped may go on for a minute
-    stored = sum(path.stat().st_size for path in _files(folder))
+    stored = sum(path.stat().st_size for path in files_of(folder))
     part = recordings.frame_nbytes(settings.features) / recordings.frame_nbytes()
     return {**result, "stored_bytes": stored, "needed_bytes": stored * part}
 
@@ -236,11 +236,6 @@ def _look_at_limit(limits: dict[str, float | None], task: Task) -> None:
     remote = storage in AZURE or storage == "mount"
     if remote and name not in limits and task.loader.startswith("seqrecord"):
         limits[name] = range_rate(f"{task.location or task.mount}/records", task.options)
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    for top, _, names in os.walk(folder, followlinks=True):
-        yield from (Path(top) / name for name in names)
 
 
 def _flag(text: str) -> bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.tartanair.compare.recordings import Recordings
 from benchmarks.tartanair.loaders.base import Loader, Settings
 
-__all__ = ["folder_of", "prepare"]
+__all__ = ["files_of", "folder_of", "prepare"]
 
 
 def folder_of(loader: Loader, recordings: Recordings, work: Path, settings: Settings) -> Path:
@@ -32,3 +34,9 @@ def prepare(loader: Loader, recordings: Recordings, work: Path, settings: Settin
     loader.prepare(recordings, making, settings)
     making.rename(folder)
     return time.perf_counter() - begin
+
+
+def files_of(folder: Path) -> Iterator[Path]:
+    """All files below a folder, behind links too: a format may be a link to the originals."""
+    for top, _, names in os.walk(folder, followlinks=True):
+        yield from (Path(top) / name for name in names)

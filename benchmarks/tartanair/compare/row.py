@@ -10,12 +10,11 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tartanair.compare.prepared import folder_of, prepare
+from benchmarks.tartanair.compare.prepared import files_of, folder_of, prepare
 from benchmarks.tartanair.compare.workloads import TARTANAIR, WORKLOADS
 from benchmarks.tartanair.loaders.base import Place, Settings
 
@@ -89,7 +88,7 @@ class Task:
 
 def forget(folder: Path) -> None:
     """Ask the kernel to drop a folder's files from the page cache."""
-    for path in _files(folder):
+    for path in files_of(folder):
         fd = os.open(path, os.O_RDONLY)
         try:
             with contextlib.suppress(OSError):  # of a mount that is read-only
@@ -102,15 +101,10 @@ def forget(folder: Path) -> None:
 def warm(folder: Path) -> None:
     """Read a folder's files, so that they are in the page cache if they fit."""
     block = bytearray(8 << 20)
-    for path in _files(folder):
+    for path in files_of(folder):
         with path.open("rb", buffering=0) as file:
             while file.readinto(block):
                 pass
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    for top, _, names in os.walk(folder, followlinks=True):
-        yield from (Path(top) / name for name in names)
 
 
 if __name__ == "__main__":

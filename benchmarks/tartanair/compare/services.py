@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -10,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.tartanair.compare.prepared import files_of
 from benchmarks.tartanair.compare.row import Task
 
 __all__ = ["Services"]
@@ -64,13 +64,10 @@ class Services:
         if name in self._uploaded:
             return
         with self._azurite.client() as client:
-            for top, _, names in os.walk(folder, followlinks=True):  # a tree is a link
-                for path in (Path(top) / one for one in sorted(names)):
-                    blob = client.get_blob_client(
-                        self._container, f"{name}/{path.relative_to(folder)}"
-                    )
-                    with path.open("rb") as file:
-                        blob.upload_blob(file, overwrite=True, max_concurrency=_UPLOADS)
+            for path in sorted(files_of(folder)):
+                blob = client.get_blob_client(self._container, f"{name}/{path.relative_to(folder)}")
+                with path.open("rb") as file:
+                    blob.upload_blob(file, overwrite=True, max_concurrency=_UPLOADS)
         self._uploaded.add(name)
 
     def _start(self) -> None:

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch.utils.data import DataLoader
 
 from benchmarks.tartanair.compare.recordings import Clip, Recordings
 from benchmarks.tartanair.loaders.base import Batches, Loader, Place, Settings, one_format
 from benchmarks.tartanair.loaders.blob_folder import BlobFolder
-from benchmarks.tartanair.loaders.map_style import loader_arguments
+from benchmarks.tartanair.loaders.tar_batches import tar_batches
 from benchmarks.tartanair.loaders.windows import Frame, Window, collate, windows
 
 SAS = "COMPARE_WEBDATASET_SAS"  # the environment variable that holds a signature
@@ -77,21 +76,14 @@ def open_batches(place: Place, _clips: Sequence[Clip], settings: Settings) -> Ba
     with webdataset.gopen(url_of(place, "episodes.json")) as file:
         episodes = json.loads(file.read())
     tars = [url_of(place, f"{number:06d}.tar") for number in range(len(episodes))]
-    shuffled = settings.shuffle != "off"
-    dataset = webdataset.WebDataset(
+    return tar_batches(
         tars,
-        shardshuffle=len(tars) if shuffled else False,
-        seed=settings.seed,
-        empty_check=False,
-        select_files=partial(wanted, features=settings.features),
+        settings,
+        to_clips=partial(to_windows, episodes=episodes, settings=settings),
+        collate=partial(collate, features=settings.features),
+        wanted=partial(wanted, features=settings.features),
+        decode=True,
     )
-    dataset = dataset.decode().compose(partial(to_windows, episodes=episodes, settings=settings))
-    if shuffled:
-        dataset = dataset.shuffle(settings.shuffle_buffer)
-    dataset = dataset.batched(
-        settings.batch_size, collation_fn=partial(collate, features=settings.features)
-    )
-    return DataLoader(dataset, batch_size=None, **loader_arguments(settings))
 
 
 LOADERS = [
