@@ -55,6 +55,17 @@ def test_a_copy_and_a_fork_have_none() -> None:
     assert os.waitpid(pid, 0)[1] == 0
 
 
+def test_a_fork_keeps_what_it_has_taken_itself() -> None:
+    workspaces = Workspaces()
+    workspaces.give_back(workspaces.take(NEEDS))
+    pid = os.fork()
+    if pid == 0:
+        first = workspaces.take(NEEDS)
+        workspaces.give_back(first)
+        os._exit(workspaces.take(NEEDS) is not first)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
 def test_scratch_blocks_grow_and_come_back() -> None:
     scratch = Scratch()
     small = scratch.take(10)

@@ -93,9 +93,12 @@ class Workspaces:
 
     def take(self, needs: Needs) -> Workspace:
         """The workspace kept, if it is what is needed, else a new one once that is gone."""
+        if self._process != os.getpid():  # what a fork has of it is the other process's
+            self._idle.clear()
+            self._process = os.getpid()
         try:
             kept = self._idle.pop()
-            if kept.needs == needs and os.getpid() == self._process:
+            if kept.needs == needs:
                 return kept
             del kept
         except IndexError:
@@ -103,5 +106,5 @@ class Workspaces:
         return Workspace(needs)
 
     def give_back(self, workspace: Workspace) -> None:
-        if os.getpid() == self._process:
-            self._idle.append(workspace)
+        """Keep a workspace that this process has taken."""
+        self._idle.append(workspace)
