@@ -129,7 +129,7 @@ class BufferPool:
         try:
             return self._free.pop()
         except IndexError:
-            return page_aligned(self._shape, self._dtype)
+            return self._allocate()
 
     def lend(self, array: npt.NDArray[Any], count: int | None = None) -> torch.Tensor:
         """The array, or its first `count` rows, as a tensor whose end brings the array back."""
@@ -142,6 +142,9 @@ class BufferPool:
     def give_back(self, array: npt.NDArray[Any]) -> None:
         """Have an array back that was taken."""
         self._free.append(array)
+
+    def _allocate(self) -> npt.NDArray[Any]:
+        return page_aligned(self._shape, self._dtype)
 
 
 def _give_back(pool: weakref.ref[BufferPool], array: npt.NDArray[Any]) -> None:

@@ -58,6 +58,7 @@ class Engine:
             `plan.most_batches`.
         frame_transform: called once for each frame, before the arena.
         device: with its number, where the arena and batches are; the host by default.
+        shared: the consumer sends the batches to another process.
         stats: counts what is done.
         workspaces: where memory comes from, and where it goes for the next iteration.
     """
@@ -80,6 +81,7 @@ class Engine:
         prefetch: int,
         frame_transform: FrameTransform | None = None,
         device: torch.device | None = None,
+        shared: bool = False,
         stats: EngineStats,
         workspaces: Workspaces,
     ) -> None:
@@ -88,7 +90,7 @@ class Engine:
         self._channel: Channel[Batch] = Channel(prefetch)
         size = plan.first_clip(1) if plan.num_batches else 1
         # Batches that are ever in use: those in the channel and the consumer's last two.
-        needs = Needs(specs, num_rows, size, spec.length, prefetch + 2, device)
+        needs = Needs(specs, num_rows, size, spec.length, prefetch + 2, device, shared)
         workspace = workspaces.take(needs)
         stats.watch(dataset.storage.counters)
         conductor = Conductor(

@@ -16,6 +16,7 @@ import torch
 from seqrecord.arena import Arena, BufferPool
 from seqrecord.engine.trace import NO_TRACE, Trace
 from seqrecord.frames import ArraySpec
+from seqrecord.handover import SharedBufferPool, can_share
 
 __all__ = ["Batch", "ClipNames", "Filling", "Gathering", "batch_pools"]
 
@@ -40,11 +41,15 @@ class Batch:
 
 
 def batch_pools(
-    specs: Mapping[str, ArraySpec], size: int, length: int, keep: int
+    specs: Mapping[str, ArraySpec], size: int, length: int, keep: int, *, shared: bool = False
 ) -> dict[str, BufferPool]:
-    """A pool for each feature of fixed shape, of buffers for `size` clips of `length` frames."""
+    """A pool for each feature of fixed shape, of buffers for `size` clips of `length` frames.
+
+    With `shared`, batches can be sent to another process without being copied.
+    """
+    pool = SharedBufferPool if shared and can_share() else BufferPool
     return {
-        name: BufferPool((size, length, *spec.shape), spec.dtype, keep)  # type: ignore[arg-type]
+        name: pool((size, length, *spec.shape), spec.dtype, keep)  # type: ignore[arg-type]
         for name, spec in specs.items()
         if spec.is_fixed
     }

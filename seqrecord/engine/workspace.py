@@ -32,6 +32,7 @@ class Needs:
     clip_len: int
     num_batches: int  # that are ever in use at a time
     device: torch.device | None = None  # with its number; `None` for the host, without staging
+    shared: bool = False  # batches are sent to another process
 
 
 class Workspace:
@@ -46,7 +47,11 @@ class Workspace:
         if needs.device is None:
             self.arena = Arena(needs.specs, needs.num_rows)
             self.pools = batch_pools(
-                needs.specs, needs.batch_size, needs.clip_len, keep=needs.num_batches
+                needs.specs,
+                needs.batch_size,
+                needs.clip_len,
+                keep=needs.num_batches,
+                shared=needs.shared,
             )
         else:
             self.arena = DeviceArena(needs.specs, needs.num_rows, side_stream(needs.device))

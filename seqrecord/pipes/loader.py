@@ -197,6 +197,7 @@ class ClipLoader:
             prefetch=prefetch,
             frame_transform=self.selection.frame_transform,
             device=device,
+            shared=get_worker_info() is not None,
             stats=stats,
             workspaces=self._workspaces,
         )

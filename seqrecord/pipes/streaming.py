@@ -183,7 +183,9 @@ class SeqRecordPipe(_Streaming, IterDataPipe[Clip]):
     advance with each iteration, and one iteration runs at a time. A `DataLoader` takes the pipe
     with `batch_size=None`, with worker processes or without; ranks and workers get disjoint parts
     of equally many batches, unless a `.sharding_filter()` follows, which then picks from the whole
-    epoch: every worker then reads and decodes all of it.
+    epoch: every worker then reads and decodes all of it. A worker's batches are shared memory, on
+    Linux: the process that receives them reads them in place, and the worker fills them again when
+    they are dropped. Workers are not needed for speed: each has an arena of its own.
 
     Args:
         location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
@@ -208,7 +210,9 @@ class SeqRecordPipe(_Streaming, IterDataPipe[Clip]):
         memory_limit: bytes, or text such as "2GiB", for the frames held, for batches being filled
             and the two that the consumer has at a time, and for chunks being read. Per process.
             With a `device`, frames and batches are there, and the host needs pinned memory
-            besides, for the decoded frames of the chunks being read and of two more.
+            besides, for the decoded frames of the chunks being read and of two more. In a
+            DataLoader's workers, the batches that it fetches ahead (`prefetch_factor` for each
+            worker, two by default) come on top.
         frame_transform: called once for each frame, with a dict of arrays, before the arena;
             returns the arrays that clips are made of, of the same dtypes and shapes every time.
             Called from several threads, and once for the first frame when the pipe is made.
