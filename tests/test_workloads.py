@@ -14,15 +14,17 @@ from PIL import Image
 
 from benchmarks.audio.generate import speech
 from benchmarks.audio.wav import BLOCK, RATE, read_blocks, wav_file
-from benchmarks.rgbd.frames import DEPTH, IMAGE, SIZE, resize, resize_clip
+from benchmarks.rgbd import frames
+from benchmarks.rgbd.frames import DEPTH, IMAGE, ONCE, PER_CLIP, SIZE, resize, resize_clip
 from benchmarks.rgbd.generate import generate as generate_rgbd
 from benchmarks.tartanair.compare import __main__ as command
 from benchmarks.tartanair.compare.check import Originals, check
 from benchmarks.tartanair.compare.children import run_task
+from benchmarks.tartanair.compare.prepared import folder_of, prepare
 from benchmarks.tartanair.compare.recordings import Recordings
 from benchmarks.tartanair.compare.row import Task
 from benchmarks.tartanair.compare.workloads import AUDIO, RGBD, TARTANAIR, WORKLOADS, Workload
-from benchmarks.tartanair.loaders.base import Loader, Settings
+from benchmarks.tartanair.loaders.base import Loader, Place, Settings
 
 # Other people's loaders leave files open and warn of this and that.
 pytestmark = [
@@ -95,6 +97,31 @@ def test_depth_alone(works: dict[str, Path], name: str) -> None:
         pytest.skip(missing)
     settings = replace(SETTINGS["rgbd"], features=(DEPTH,))
     assert problems((RGBD, loader), works, settings) == []
+
+
+@pytest.mark.parametrize("name", list(RGBD.loaders()))
+def test_a_frame_is_resized_as_often_as_its_kind_says(
+    works: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader, settings = RGBD.loaders()[name], replace(SETTINGS["rgbd"], features=(DEPTH,))
+    if missing := loader.missing():
+        pytest.skip(missing)
+    recordings, work = opened(RGBD, works), works["rgbd"]
+    prepare(loader, recordings, work, settings)
+    resized = []
+
+    def counting(depth: Any) -> Any:
+        resized.append(depth.shape)
+        return original(depth)
+
+    original = frames._RESIZE[DEPTH]
+    monkeypatch.setitem(frames._RESIZE, DEPTH, counting)
+    clips = recordings.clips(settings.clip_len, settings.stride)
+    place = Place(folder_of(loader, recordings, work, settings))
+    given = sum(len(batch["start"]) for batch in loader.open(place, clips, settings))
+    assert given == len(clips) == 9
+    # Of 13 frames, one is alone in its recording and in no clip: a loader may leave it out.
+    assert len(resized) in {ONCE: (12, 13), PER_CLIP: (2 * 9,)}[loader.kind]
 
 
 def test_sound_is_a_second_in_ten_frames(works: dict[str, Path]) -> None:

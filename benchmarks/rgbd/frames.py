@@ -15,11 +15,25 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-__all__ = ["DEPTH", "IMAGE", "SIZE", "decode", "frame_file", "read_frame", "resize", "resize_clip"]
+__all__ = [
+    "DEPTH",
+    "IMAGE",
+    "ONCE",
+    "PER_CLIP",
+    "SIZE",
+    "decode",
+    "frame_file",
+    "read_frame",
+    "resize",
+    "resize_clip",
+]
 
 IMAGE = "image_left"
 DEPTH = "depth_left"
 SIZE = (192, 256)  # height and width in pixels, of the frames of clips
+
+ONCE = "each frame resized once"
+PER_CLIP = "each frame resized again for every clip that it is in"
 
 _SUFFIXES = {IMAGE: "jpg", DEPTH: "png"}
 _MODES = {IMAGE: "RGB", DEPTH: "I;16"}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.rgbd.frames import resize_clip
+from benchmarks.rgbd.frames import PER_CLIP, resize_clip
 from benchmarks.tartanair.compare.recordings import Clip
 from benchmarks.tartanair.loaders import memmap
 from benchmarks.tartanair.loaders.base import Batches, Place, Settings
@@ -25,6 +25,6 @@ def open_batches(place: Place, clips: Sequence[Clip], settings: Settings) -> Bat
 
 
 LOADERS = [
-    replace(loader, open=open_batches, note=f"{loader.note} at full size; resizes for every clip")
+    replace(loader, open=open_batches, kind=PER_CLIP, note=f"{loader.note} at full size")
     for loader in memmap.LOADERS
 ]

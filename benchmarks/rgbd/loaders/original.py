@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.rgbd.frames import decode, frame_file, resize_clip
+from benchmarks.rgbd.frames import PER_CLIP, decode, frame_file, resize_clip
 from benchmarks.tartanair.compare.recordings import Clip, Recordings
 from benchmarks.tartanair.loaders.base import Batches, Loader, Place, Settings, one_format
 from benchmarks.tartanair.loaders.map_style import map_style
@@ -48,6 +48,7 @@ LOADERS = [
         prepare=prepare,
         open=open_batches,
         storages=("local", "cold"),
-        note="JPEG and PNG files; resizes for every clip",
+        kind=PER_CLIP,
+        note="JPEG and PNG files",
     )
 ]

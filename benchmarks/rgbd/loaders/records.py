@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.rgbd.frames import frame_file, resize, resize_clip
+from benchmarks.rgbd.frames import ONCE, PER_CLIP, frame_file, resize, resize_clip
 from benchmarks.tartanair.compare.recordings import Recordings
 from benchmarks.tartanair.loaders.base import STORAGES, Loader, Settings, one_format
 from benchmarks.tartanair.loaders.records import (
@@ -53,7 +53,8 @@ LOADERS = [
         shuffles=("off", "buffer"),
         storages=STORAGES,
         codecs=CODECS,
-        note="decoded frames; frame_transform resizes each once",
+        kind=ONCE,
+        note="decoded frames; frame_transform resizes",
     ),
     Loader(
         name="seqrecord-encoded",
@@ -62,7 +63,8 @@ LOADERS = [
         open=partial(open_stream, frame_transform=resize),
         shuffles=("off", "buffer"),
         storages=STORAGES,
-        note="JPEG and PNG kept as they are; decodes and resizes each frame once",
+        kind=ONCE,
+        note="JPEG and PNG kept as they are; frame_transform resizes",
     ),
     Loader(
         name="seqrecord-per-clip",
@@ -72,6 +74,7 @@ LOADERS = [
         shuffles=("off", "buffer"),
         storages=STORAGES,
         codecs=CODECS,
-        note="decoded frames; a map() after the pipe resizes for every clip",
+        kind=PER_CLIP,
+        note="decoded frames; a map() after the pipe resizes",
     ),
 ]

@@ -7,9 +7,9 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from benchmarks.tartanair.loaders.base import Settings
+from benchmarks.tartanair.loaders.base import USUAL, Settings
 
-__all__ = ["Cell"]
+__all__ = ["Cell", "differing"]
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,17 @@ class Cell:
     @property
     def title(self) -> str:
         """The loader and what differs from the defaults."""
-        settings, default = self.settings, Settings()
-        differing = [
-            f"{field.name}={_shown(getattr(settings, field.name))}"
-            for field in fields(Settings)
-            if getattr(settings, field.name) != getattr(default, field.name)
-        ]
-        if self.consumer != "touch":
-            differing.append(self.consumer)
-        return " ".join([self.loader, *differing])
+        return f"{self.loader} {differing(self.settings, self.consumer)}".rstrip()
+
+
+def differing(settings: Settings, consumer: str, base: Settings = USUAL) -> str:
+    """What is not as in `base`, in words."""
+    words = [
+        f"{field.name}={_shown(getattr(settings, field.name))}"
+        for field in fields(Settings)
+        if getattr(settings, field.name) != getattr(base, field.name)
+    ]
+    return " ".join([*words, *[consumer] * (consumer != "touch")])
 
 
 def _shown(value: Any) -> str:

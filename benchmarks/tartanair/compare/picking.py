@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
-from benchmarks.tartanair.loaders.base import Settings
+from benchmarks.tartanair.loaders.base import USUAL, Settings
 
-__all__ = ["Row", "best_by_loader", "fastest", "is_plain", "is_shuffled", "ran"]
+__all__ = [
+    "Row",
+    "best_by_loader",
+    "best_by_workers",
+    "fastest",
+    "is_plain",
+    "is_shuffled",
+    "ran",
+    "rate",
+]
 
 Row = Mapping[str, Any]
 
@@ -17,13 +27,13 @@ def ran(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if "clips_per_second" in row]
 
 
-def is_plain(row: Row, *axes: str) -> bool:
-    """Whether all but these axes, and the shuffle, are at their defaults."""
-    default, settings = Settings(), row["settings"]
+def is_plain(row: Row, *axes: str, base: Settings = USUAL) -> bool:
+    """Whether all but these axes, and the shuffle, are as in `base`."""
+    settings = Settings.of(row["settings"])
     return ("consumer" in axes or row["consumer"] == "touch") and all(
-        _as_list(settings[name]) == _as_list(getattr(default, name))
-        for name in settings
-        if name not in (*axes, "shuffle")
+        getattr(settings, field.name) == getattr(base, field.name)
+        for field in fields(Settings)
+        if field.name not in (*axes, "shuffle")
     )
 
 
@@ -31,8 +41,13 @@ def is_shuffled(row: Row) -> bool:
     return bool(row["settings"]["shuffle"] != "off")
 
 
+def rate(row: Row) -> float:
+    """Clips a second; 0 if it did not run."""
+    return float(row.get("clips_per_second", 0))
+
+
 def fastest(rows: Iterable[Row]) -> Row:
-    return max(rows, key=lambda row: float(row["clips_per_second"]))
+    return max(rows, key=rate)
 
 
 def best_by_loader(rows: Iterable[Row]) -> dict[str, Row]:
@@ -43,6 +58,7 @@ def best_by_loader(rows: Iterable[Row]) -> dict[str, Row]:
     return {name: fastest(own) for name, own in by_loader.items()}
 
 
-def _as_list(value: object) -> object:
-    """JSON has lists for tuples."""
-    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+def best_by_workers(rows: Iterable[Row], base: Settings = USUAL) -> dict[str, Row]:
+    """The row of each loader with the best number of workers, else as in `base`; best first."""
+    best = best_by_loader(row for row in rows if is_plain(row, "workers", base=base))
+    return dict(sorted(best.items(), key=lambda item: -rate(item[1])))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["COLOURS", "GREY", "OURS", "label_ends", "new_figure", "plain_log", "save"]
+__all__ = ["COLOURS", "GREY", "OURS", "label_ends", "new_figure", "number", "plain_log", "save"]
 
 # Okabe and Ito's colours, which people with any colour vision tell apart:
 # https://jfly.uni-koeln.de/color/
@@ -39,6 +39,11 @@ def new_figure(
         one.spines[["top", "right"]].set_visible(False)
         one.tick_params(labelsize=_TEXT)
     return figure, axes
+
+
+def number(value: float) -> str:
+    """With the digits that matter: `7.2`, `185`, `45,196`."""
+    return f"{value:,.0f}" if value >= 9.95 else f"{value:.1f}"
 
 
 def plain_log(axes: Any) -> None:

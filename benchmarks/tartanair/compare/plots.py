@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from benchmarks.tartanair.compare.grid import CLIP_BUFFERS, LENGTHS
 from benchmarks.tartanair.compare.picking import (
     Row,
     best_by_loader,
+    best_by_workers,
     fastest,
     is_plain,
     is_shuffled,
     ran,
+    rate,
 )
 from benchmarks.tartanair.compare.plot_style import (
     COLOURS,
@@ -23,6 +26,7 @@ from benchmarks.tartanair.compare.plot_style import (
     OURS,
     label_ends,
     new_figure,
+    number,
     plain_log,
     save,
 )
@@ -30,7 +34,7 @@ from benchmarks.tartanair.compare.published import CLIPS, scaled_minutes
 from benchmarks.tartanair.compare.services import AZURE
 from benchmarks.tartanair.loaders.base import STORAGES, Settings
 
-__all__ = ["CAPTIONS", "draw_all"]
+__all__ = ["CAPTIONS", "draw_all", "draw_bars"]
 
 ALONG_EPOCH = ("seqrecord", "webdataset", "memmap", "original")
 
@@ -47,6 +51,17 @@ _NAMES = {
 
 def draw_all(folder: Path, rows: Sequence[Row]) -> list[Path]:
     """The plots that these rows are enough for; none without matplotlib."""
+    good = ran(rows)
+    return _draw(folder, {name: partial(draw, good) for name, draw in _DRAWINGS.items()})
+
+
+def draw_bars(folder: Path, name: str, panels: Mapping[str, Mapping[str, Row]]) -> list[Path]:
+    """One plot of bars, as `draw_all`; a panel for each heading, with a row of each loader."""
+    return _draw(folder, {name: partial(_bars, panels)})
+
+
+def _draw(folder: Path, drawings: Mapping[str, Callable[[], Any]]) -> list[Path]:
+    """What these give, by their names; some give none."""
     try:
         import matplotlib
     except ImportError:
@@ -54,42 +69,59 @@ def draw_all(folder: Path, rows: Sequence[Row]) -> list[Path]:
     matplotlib.use("Agg")
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, draw in _DRAWINGS.items():
-        figure = draw(ran(rows))
+    for name, draw in drawings.items():
+        figure = draw()
         if figure is not None:
             written.append(save(figure, folder / f"{name}.png"))
     return written
 
 
 def _in_order(rows: Sequence[Row]) -> Any:
-    return _bars([row for row in rows if not is_shuffled(row)], "in order")
+    best = best_by_workers(row for row in rows if not is_shuffled(row))
+    return _bars({"Clips a second, in order": best})
 
 
 def _shuffled(rows: Sequence[Row]) -> Any:
-    return _bars([row for row in rows if is_shuffled(row)], "shuffled, as well as each can")
+    best = best_by_workers(row for row in rows if is_shuffled(row))
+    return _bars({"Clips a second, shuffled, as well as each can": best})
 
 
-def _bars(rows: Sequence[Row], how: str) -> Any:
-    """The best of each loader over its workers, the fastest on top."""
-    best = best_by_loader(row for row in rows if is_plain(row, "workers"))
-    if len(best) < 2:
+def _bars(panels: Mapping[str, Mapping[str, Row]]) -> Any:
+    """A panel for each heading, with one row of each loader from the top down."""
+    count = sum(map(len, panels.values()))
+    if count < 2:
         return None
-    chosen = sorted(best.values(), key=lambda row: float(row["clips_per_second"]))
-    rates = [row["clips_per_second"] for row in chosen]
-    figure, axes = new_figure(8, 1 + 0.27 * len(chosen))
-    names = [row["loader"] for row in chosen]
-    axes.barh(names, rates, color=[_colour(name) for name in names])
-    for place, row in enumerate(chosen):
-        settings = row["settings"]
-        words = [_number(row["clips_per_second"])]
-        words += [settings["shuffle"]] * is_shuffled(row)
-        words += [f"{settings['workers']} workers"] * bool(settings["workers"])
-        axes.text(row["clips_per_second"], place, f" {', '.join(words)}", va="center", fontsize=9)
-    axes.set_xlim(0, max(rates) * 1.22)
-    axes.set_ylim(-0.6, len(chosen) - 0.4)
-    axes.set_title(f"Clips a second, {how}", loc="left")
-    axes.set_xlabel("clips a second, with the best number of workers of each")
+    heights = [len(rows) + 0.2 for rows in panels.values()]  # bars are as thick in every panel
+    figure, axes = new_figure(
+        8,
+        0.5 + 0.5 * len(panels) + 0.27 * count,
+        rows=len(panels),
+        sharex=True,
+        squeeze=False,
+        height_ratios=heights,
+    )
+    for one, (heading, rows), height in zip(axes[:, 0], panels.items(), heights, strict=True):
+        names = list(rows)[::-1]
+        rates = [rate(rows[name]) for name in names]
+        one.barh(names, rates, color=[_colour(name) for name in names])
+        for place, row in enumerate(rows[name] for name in names):
+            one.text(rate(row), place, f" {_words(row)}", va="center", fontsize=9)
+        one.set_ylim(-0.6, height - 0.6)
+        one.set_title(heading, loc="left")
+    most = max(rate(row) for rows in panels.values() for row in rows.values())
+    axes[0, 0].set_xlim(0, most * 1.22)
+    axes[-1, 0].xaxis.set_major_formatter("{x:,g}")
+    axes[-1, 0].set_xlabel("clips a second, with the best number of workers of each")
     return figure
+
+
+def _words(row: Row) -> str:
+    """What is beside a bar: clips a second, the kind of shuffle, workers."""
+    settings = row["settings"]
+    words = [number(rate(row))]
+    words += [settings["shuffle"]] * is_shuffled(row)
+    words += [f"{settings['workers']} workers"] * bool(settings["workers"])
+    return ", ".join(words)
 
 
 def _by_storage(rows: Sequence[Row]) -> Any:
@@ -121,7 +153,7 @@ def _by_storage(rows: Sequence[Row]) -> Any:
         rates = [_rate(best.get(name)) for name in loaders]
         one.barh(loaders, rates, color=[_colour(name) for name in loaders])
         for place, name in enumerate(loaders):
-            words = _number(_rate(best[name])) if name in best else "-"
+            words = number(_rate(best[name])) if name in best else "-"
             one.text(_rate(best.get(name)), place, f" {words}", va="center", fontsize=9)
         one.set_title(title, loc="left", fontsize=11)
         one.set_xlim(0, most * 1.25)
@@ -266,7 +298,7 @@ def _cloud(rows: Sequence[Row]) -> Any:
     axes.barh(range(len(bars)), minutes, color=[COLOURS[loader] for loader, _, _ in bars])
     axes.set_yticks(range(len(bars)), [f"{loader}: {storage}" for loader, storage, _ in bars])
     for place, value in enumerate(minutes):
-        axes.text(value, place, f" {_number(value)} min", va="center", fontsize=9)
+        axes.text(value, place, f" {number(value)} min", va="center", fontsize=9)
     axes.set_xlim(0, max(minutes) * 1.15)
     axes.set_xlabel(f"minutes for {CLIPS:,} clips, shuffled, with the best number of workers")
     axes.set_title("An epoch from the disk, a mount and Azure", loc="left")
@@ -286,9 +318,9 @@ def _by_features(rows: Sequence[Row]) -> Any:
     places = sorted(points)
     rates = [points[place]["bytes_per_second"] / 1e9 for place in places]
     axes.bar([str(place) for place in places], rates, color=OURS)
-    for number, (place, rate) in enumerate(zip(places, rates, strict=True)):
-        words = f"{_number(points[place]['clips_per_second'])} clips/s"
-        axes.text(number, rate, words, ha="center", va="bottom", fontsize=9)
+    for left, (place, height) in enumerate(zip(places, rates, strict=True)):
+        words = f"{number(rate(points[place]))} clips/s"
+        axes.text(left, height, words, ha="center", va="bottom", fontsize=9)
     axes.set_xlabel("features of a frame")
     axes.set_ylabel("GB a second")
     axes.set_title("seqrecord, shuffled, by the number of features", loc="left")
@@ -325,7 +357,3 @@ def _rate(row: Row | None) -> float:
 
 def _colour(loader: str) -> str:
     return OURS if loader.startswith("seqrecord") else GREY
-
-
-def _number(value: float) -> str:
-    return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}"

@@ -15,10 +15,11 @@ from typing import Any
 
 import psutil
 
-from benchmarks.tartanair.compare.cell import Cell
+from benchmarks.tartanair.compare.cell import Cell, differing
 from benchmarks.tartanair.compare.limits import bound
 from benchmarks.tartanair.compare.plots import draw_all
 from benchmarks.tartanair.compare.recordings import Recordings
+from benchmarks.tartanair.loaders.base import USUAL, Settings
 from benchmarks.tartanair.timing import machine, markdown
 
 __all__ = [
@@ -98,8 +99,8 @@ def write_all(
     return text
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The main figures of the rows that ran."""
+def table(rows: Sequence[Mapping[str, Any]], base: Settings = USUAL) -> str:
+    """The main figures of the rows that ran, and which settings are not as in `base`."""
     columns = [
         "loader",
         "settings",
@@ -116,7 +117,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [
         [
             row["loader"],
-            row["title"].partition(" ")[2],
+            differing(Settings.of(row["settings"]), row["consumer"], base),
             f"{row['clips_per_second']:.1f}",
             f"{row['bytes_per_second'] / 1e9:.2f}",
             f"{row['epoch_seconds']:.1f}" + ("" if row["complete"] == 1 else "*"),

@@ -3,28 +3,39 @@
     python -m benchmarks.tartanair.compare.results FOLDER [--to FOLDER]
 
 FOLDER is one of `python -m benchmarks.tartanair.compare`; every figure comes from its results.json,
-and from those of other workloads below it. What is always the same is in results_template.md.
+and from those of the other workloads, such as FOLDER/audio/results.json. What is always the same is
+in results_template.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from string import Template
 from typing import Any
 
-from benchmarks.tartanair.compare.picking import Row, best_by_loader, is_plain, is_shuffled, ran
+from benchmarks.tartanair.compare.picking import Row, is_plain, rate
+from benchmarks.tartanair.compare.plot_style import number
 from benchmarks.tartanair.compare.plots import CAPTIONS, draw_all
 from benchmarks.tartanair.compare.published import BATCH_SIZE, TABLES, batch_sizes, table_text
-from benchmarks.tartanair.compare.report import (
-    limits_table,
-    reasons_table,
-    table,
-    wrong_table,
+from benchmarks.tartanair.compare.report import limits_table
+from benchmarks.tartanair.compare.results_parts import (
+    best_other,
+    best_shuffled,
+    counted,
+    facts,
+    grouped,
+    is_main,
+    picture,
+    reasons_text,
+    shown_table,
 )
-from benchmarks.tartanair.loaders.base import Settings
+from benchmarks.tartanair.compare.results_workload import workload_part
+from benchmarks.tartanair.compare.workloads import TARTANAIR, WORKLOADS
+from benchmarks.tartanair.loaders.base import USUAL, Settings
 from benchmarks.tartanair.loaders.registry import all_loaders
 
 __all__ = ["document", "write"]
@@ -46,33 +57,28 @@ def write(folder: Path, to: Path) -> Path:
     """RESULTS.md of the run in `folder`, written into `to` with `plots` beside it."""
     results = _load(folder / "results.json")
     plots = to / "plots"
-    draw_all(plots, results["rows"])
-    shown = {name: words for name, words in CAPTIONS.items() if (plots / f"{name}.png").exists()}
+    drawn = {path.stem for path in draw_all(plots, results["rows"])}
+    shown = {name: words for name, words in CAPTIONS.items() if name in drawn}
     if (plots / "timeline.png").exists():  # of `compare.timeline`
         shown["timeline"] = _TIMELINE
-    others = {file.parent.name: _load(file) for file in sorted(folder.glob("*/results.json"))}
+    others = [
+        workload_part(workload, folder / name / "results.json", plots)
+        for name, workload in WORKLOADS.items()
+        if workload is not TARTANAIR
+    ]
     path = to / "RESULTS.md"
     path.write_text(document(results, shown, others))
     return path
 
 
-def document(
-    results: Mapping[str, Any],
-    plots: Mapping[str, str],
-    others: Mapping[str, Mapping[str, Any]],
-) -> str:
-    """The text: `results` of TartanAir, captions by plots' names, other workloads' results."""
+def document(results: Mapping[str, Any], plots: Mapping[str, str], others: Sequence[str]) -> str:
+    """The text: `results` of TartanAir, captions by plots' names, other workloads' parts."""
     rows: list[Row] = results["rows"]
     base, by_key = Settings(), {row["key"]: row for row in rows}
-    groups = _groups(rows)
+    groups = grouped(rows, {"main": is_main, "rgb": _is_rgb})
     return Template(_TEMPLATE.read_text()).substitute(
-        machine=results["machine"],
-        cores=_counted(results["cores"], "core"),
-        commits=", ".join(sorted({f"`{row['commit']}`" for row in rows})) or "none",
-        frames=f"{sum(results['episodes']):,}",
-        episodes=_counted(len(results["episodes"]), "episode"),
-        lengths=_range(results["episodes"]),
-        gigabytes=f"{sum(results['episodes']) * results['frame_bytes'] / 1e9:.1f}",
+        **facts(results),
+        cores=counted(results["cores"], "core"),
         features=", ".join(results["features"]),
         cut=f"{results['max_seconds']:g}",
         summary=_summary(rows),
@@ -83,13 +89,12 @@ def document(
         batches=_batches(by_key, base),
         lossy=", ".join(f"`{n}`" for n, loader in all_loaders().items() if not loader.lossless),
         limits=limits_table(results["limits"]),
-        main=_table(groups["main"]),
-        rgb=_table(groups["rgb"]),
-        rest=_table(groups["rest"]),
-        reasons="\n\n".join(filter(None, [reasons_table(rows), wrong_table(rows)]))
-        or "All rows ran.",
-        plots="\n\n".join(f"![{words}](plots/{name}.png)" for name, words in plots.items()),
-        others="\n\n".join(map(_workload, others, others.values())),
+        main=shown_table(groups["main"]),
+        rgb=shown_table(groups["rgb"]),
+        rest=shown_table(groups["rest"]),
+        reasons=reasons_text(rows) or "All rows ran.",
+        plots="\n\n".join(picture(name, words) for name, words in plots.items()),
+        others="\n\n".join(others),
     )
 
 
@@ -98,41 +103,25 @@ def _load(file: Path) -> dict[str, Any]:
     return results
 
 
-def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """All settings as usual but the workers; the same with RGB alone; the rest."""
-    image = list(Settings().features[:1])
-    kinds: dict[str, Callable[[Row], bool]] = {
-        "main": lambda row: is_plain(row, "workers"),
-        "rgb": lambda row: is_plain(row, "features") and list(row["settings"]["features"]) == image,
-        "rest": lambda _row: True,
-    }
-    groups: dict[str, list[Row]] = {name: [] for name in kinds}
-    for row in rows:
-        groups[next(name for name, belongs in kinds.items() if belongs(row))].append(row)
-    for group in groups.values():
-        group.sort(key=lambda row: -row.get("clips_per_second", 0))
-    return groups
-
-
-def _table(rows: Sequence[Row]) -> str:
-    return table(rows) if ran(rows) else "No row ran."
+def _is_rgb(row: Row) -> bool:
+    """All settings as usual, with RGB alone."""
+    return is_plain(row, base=replace(USUAL, features=USUAL.features[:1]))
 
 
 def _summary(rows: Sequence[Row]) -> str:
     """Ours, the best of the others and the baseline, shuffled and from a warm disk."""
-    best = best_by_loader(row for row in ran(rows) if is_plain(row, "workers") and is_shuffled(row))
-    rates = {name: row["clips_per_second"] for name, row in best.items()}
-    others = {name: rate for name, rate in rates.items() if not name.startswith("seqrecord")}
-    if "seqrecord" not in rates or not others:
+    best = best_shuffled(rows)
+    other = best_other(best)
+    if "seqrecord" not in best or other is None:
         return "Too few loaders ran to compare them."
-    ours, name = rates["seqrecord"], max(others, key=lambda n: others[n])
     words = (
         f"Shuffled, from a warm disk, each with its best number of workers: `seqrecord` gives "
-        f"{ours:.0f} clips a second, {best['seqrecord']['share']:.0%} of what the machine can copy."
-        f" The next of other loaders is `{name}` with {others[name]:.0f}"
+        f"{number(rate(best['seqrecord']))} clips a second, {best['seqrecord']['share']:.0%} of "
+        f"what the machine can copy. The best of other loaders is `{other}` with "
+        f"{number(rate(best[other]))}"
     )
-    if "original" in rates:
-        words += f", the data set's own loader gives {rates['original']:.1f}"
+    if "original" in best:
+        words += f", the data set's own loader gives {number(rate(best['original']))}"
     return f"{words}."
 
 
@@ -147,22 +136,6 @@ def _batches(rows: Mapping[str, Row], base: Settings) -> str:
     ]
     why = f" Where {BATCH_SIZE} did not run: {'; '.join(sorted(reasons))}." if reasons else ""
     return f"{'; '.join(words)}.{why}"
-
-
-def _workload(name: str, results: Mapping[str, Any]) -> str:
-    rows = sorted(results["rows"], key=lambda row: -row.get("clips_per_second", 0))
-    frames = f"{sum(results['episodes']):,} frames, {_counted(len(results['episodes']), 'episode')}"
-    parts = [f"### {name}", f"{frames}.", limits_table(results["limits"]), table(rows)]
-    return "\n\n".join([*parts, *filter(None, [reasons_table(rows), wrong_table(rows)])])
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def _range(numbers: Sequence[int]) -> str:
-    low, high = min(numbers), max(numbers)
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 if __name__ == "__main__":

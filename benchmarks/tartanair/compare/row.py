@@ -45,9 +45,8 @@ class Task:
     @classmethod
     def loads(cls, text: str) -> Task:
         saved = json.loads(text)
-        settings = saved["settings"]
-        saved["settings"] = Settings(**{**settings, "features": tuple(settings["features"])})
-        return cls(**{**saved, "features": tuple(saved["features"])})
+        settings = Settings.of(saved["settings"])
+        return cls(**{**saved, "settings": settings, "features": tuple(saved["features"])})
 
     def run(self) -> dict[str, Any]:
         """Do it here."""

@@ -28,7 +28,7 @@ class Workload:
 
     `generate(root, episodes)` writes recordings of so many frames each, and
     `open(root, features, cache)` finds them again. `base` is the settings of a row where no axis
-    says otherwise.
+    says otherwise. `heading` and `what` is loaded, in words, are for results beside TartanAir's.
     """
 
     name: str
@@ -39,6 +39,8 @@ class Workload:
     frame_nbytes: int  # about, for what fits
     num_frames: tuple[int, int]  # fewest and most, where it is left to what fits
     episode_frames: int | None = None  # of a recording, where the published ones have one length
+    heading: str = ""
+    what: str = ""
 
     def episodes(self, num_frames: int, count: int | None) -> list[int]:
         """How many frames each recording has: `count` recordings of `num_frames` in all."""
@@ -70,6 +72,8 @@ AUDIO = Workload(
     frame_nbytes=3_200,
     num_frames=(10_000, 100_000),
     episode_frames=100,
+    heading="Audio",
+    what="Sound like speech at 16 kHz in WAV files, in clips of 1 s, ten frames of 100 ms",
 )
 RGBD = Workload(
     name="rgbd",
@@ -80,5 +84,8 @@ RGBD = Workload(
     frame_nbytes=1_540_000,
     num_frames=(240, 1_920),
     episode_frames=240,
+    heading="RGB-D",
+    what="Colour and depth of 480x640 in JPEG and 16-bit PNG files, as an RGB-D camera saves them, "
+    "in clips of 16 frames resized to 192x256",
 )
 WORKLOADS = {workload.name: workload for workload in (TARTANAIR, AUDIO, RGBD)}

@@ -7,14 +7,14 @@ loader needs are imported inside its functions.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from benchmarks.tartanair.compare.recordings import Clip, Recordings
 
-__all__ = ["Batch", "Batches", "Loader", "Place", "Settings", "one_format"]
+__all__ = ["USUAL", "Batch", "Batches", "Loader", "Place", "Settings", "one_format"]
 
 Batch: TypeAlias = dict[str, Any]
 """Feature to tensor or array [B, N, …], `episode` B keys, `start` B numbers of first frames."""
@@ -43,6 +43,15 @@ class Settings:
     codec: str = "raw"
     storage: str = "local"
     seed: int = 0
+
+    @classmethod
+    def of(cls, saved: Mapping[str, Any]) -> Settings:
+        """As JSON gives them back, with lists for tuples."""
+        return cls(**{**saved, "features": tuple(saved["features"])})
+
+
+USUAL = Settings()
+"""What a row has where nothing says otherwise; another workload has a base of its own."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +96,7 @@ class Loader:
     only_features: Sequence[str] = ()  # if it can hold only these
     alone: bool = False  # needs a process that nothing else has run in, and that may be killed
     note: str = ""
+    kind: str = ""  # a heading, where results show a workload's loaders in kinds
     precut: bool = False  # holds every clip, with frames as often as they are in clips
     also_missing: Callable[[], str | None] = lambda: None
 
