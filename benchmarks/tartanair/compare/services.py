@@ -15,6 +15,7 @@ from benchmarks.tartanair.compare.row import Task
 __all__ = ["Services"]
 
 _UPLOADS = 2
+_DIR_CACHE = 300.0  # seconds, rclone's default: nothing is written to a folder that is mounted
 AZURE = ("adlfs", "obstore", "blobfile", "own")
 """Azurite through one of these; `own` is each loader's own client, of ours the one with urllib3."""
 
@@ -26,7 +27,7 @@ class Services:
         self._stack = ExitStack()
         self._azurite: Any = None
         self._container = ""
-        self._mounts: Path | None = None
+        self._mounts: dict[str, Path] = {}
         self._uploaded: set[str] = set()
 
     def __enter__(self) -> Services:
@@ -38,7 +39,8 @@ class Services:
     def stop(self) -> None:
         """Stop them all; the next row that needs one starts it anew."""
         self._stack.close()
-        self._azurite = self._mounts = None
+        self._azurite = None
+        self._mounts.clear()
         self._uploaded.clear()
 
     def place(self, task: Task, folder: Path) -> Task:
@@ -49,7 +51,7 @@ class Services:
         name = f"{folder.parent.name}/{folder.name}"
         self._upload(name, folder)
         if storage == "mount":
-            return replace(task, mount=str(self._mount() / name))
+            return replace(task, mount=str(self._mount(name) / name))
         backend = "urllib3" if storage == "own" else storage
         # blobfile's URLs begin with the account.
         account = f"{self._azurite.account}/" if storage == "blobfile" else ""
@@ -79,15 +81,17 @@ class Services:
             self._stack.callback(self._azurite.stop)
             self._container = self._azurite.new_container()
 
-    def _mount(self) -> Path:
-        if self._mounts is None:
+    def _mount(self, name: str) -> Path:
+        """A mount for this folder: one from before it was uploaded might not know of it."""
+        if name not in self._mounts:
             from tests.services import Mount, need_mount
 
             self._need(need_mount)
-            mount = Mount(self._azurite, self._container, self._folder() / "rclone")
+            folder = self._folder() / "rclone"
+            mount = Mount(self._azurite, self._container, folder, dir_cache=_DIR_CACHE)
             self._stack.callback(mount.close)
-            self._mounts = mount.path
-        return self._mounts
+            self._mounts[name] = mount.path
+        return self._mounts[name]
 
     def _folder(self) -> Path:
         return Path(self._stack.enter_context(tempfile.TemporaryDirectory()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,10 @@ class Epochs:
     """Batches of its loader, which is compiled once."""
 
     def __init__(self, folder: Path, clips: Sequence[Clip], settings: Settings) -> None:
+        workers = max(1, settings.workers)
+        if workers > len(os.sched_getaffinity(0)):
+            # Numba, which runs them, reads it when it is imported; else a core is the most.
+            os.environ["NUMBA_NUM_THREADS"] = str(workers)
         from ffcv.fields.decoders import NDArrayDecoder
         from ffcv.loader import Loader as FfcvLoader
         from ffcv.loader import OrderOption
@@ -67,7 +72,7 @@ class Epochs:
         self._loader = FfcvLoader(
             str(folder / "frames.beton"),
             batch_size=settings.batch_size * settings.clip_len,
-            num_workers=max(1, settings.workers),
+            num_workers=workers,
             order=OrderOption.SEQUENTIAL,
             indices=self._rows(clips),
             pipelines=pipelines,
