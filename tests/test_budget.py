@@ -122,6 +122,55 @@ def test_a_small_dataset_is_shuffled_over_all_its_episodes() -> None:
     assert sum(len(work.loads) for work in plan.rounds()) == 10 * 6
 
 
+@pytest.mark.parametrize(
+    ("num_frames", "max_frames", "cursors"),
+    [
+        ((120,) * 3, 100, 3),  # a batch is of all episodes, though a cut costs 4 % of them
+        ((120,) * 3, 360, 3),
+        ((320,) * 2, 100, 2),
+        ((100, 130, 140), 100, 2),
+        ((700,), 100, 2),
+        ((200,) * 8, 300, 8),
+    ],
+)
+def test_a_small_dataset_is_mixed_too(
+    num_frames: tuple[int, ...], max_frames: int, cursors: int
+) -> None:
+    table, episodes = dataset(num_frames, ClipSpec(16))
+    chosen = default_settings(
+        table, episodes, PlanSettings(batch_size=4), shuffle_buffer=256, max_frames=max_frames
+    )
+    assert chosen.open_episodes == cursors
+
+
+@pytest.mark.parametrize("num_frames", [(200,) * 8, (150, 250) * 4, (400,) * 5, ABANDONEDFACTORY])
+def test_ample_memory_does_not_make_the_end_of_an_epoch_poor(num_frames: tuple[int, ...]) -> None:
+    table, episodes = dataset(num_frames, ClipSpec(8))
+    chosen = default_settings(
+        table, episodes, PlanSettings(batch_size=8), shuffle_buffer=256, max_frames=1_000_000
+    )
+    plan = EpochPlan(table, episodes, chosen)
+    rounds = list(plan.rounds())
+    assert max(len(work.clips) for work in rounds) <= 256
+    cursors = np.concatenate([work.clips.cursor for work in rounds])
+    mixed = [len(set(batch)) for batch in np.array_split(cursors, plan.num_batches)]
+    fifth = len(mixed) // 5
+    assert np.mean(mixed[-fifth:]) >= 0.8 * np.mean(mixed[:fifth])
+
+
+def test_an_epoch_of_few_clips_is_held_whole() -> None:
+    table, episodes = dataset((45, 90, 200), ClipSpec(16))
+
+    def plan(max_frames: int) -> EpochPlan:
+        chosen = default_settings(
+            table, episodes, PlanSettings(), shuffle_buffer=256, max_frames=max_frames
+        )
+        return EpochPlan(table, episodes, chosen)
+
+    assert plan(600).num_rounds == 1
+    assert plan(599).num_rounds > 1
+
+
 def test_an_unshuffled_epoch_has_one_cursor_and_blocks_worth_a_round() -> None:
     table, episodes = dataset(ABANDONEDFACTORY, ClipSpec(16))
     wanted = PlanSettings(shuffle=False, batch_size=64)

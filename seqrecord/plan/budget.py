@@ -19,6 +19,8 @@ MAX_REREAD = 0.035  # and what further cuts into runs may cost besides
 LEAST_RUN_FRAMES = 512
 LEAST_BLOCK = 32  # clips of an unshuffled epoch, so that a round is worth its trouble
 FEWER_CURSORS = 0.9  # so much of the most cursors is given up for larger blocks
+LEAST_CURSORS = 2  # whatever that reads twice: with one, a batch is of one episode
+SMALL = 2  # an epoch of so many shuffle buffers is held whole where there is room
 
 
 def least_resident_frames(
@@ -53,6 +55,9 @@ def default_settings(
     and as reading some frames twice at the cuts stays below `MAX_REREAD` of the epoch; then blocks
     as large as `shuffle_buffer` and `max_frames` allow. A given `open_episodes` is kept.
 
+    An epoch of at most `SMALL` shuffle buffers is one round of whole episodes if it fits, which is
+    a full shuffle and reads nothing twice.
+
     With `rotate_phase` all that holds for the clips of any phase.
 
     Raises `MemoryLimitError` when `max_frames` is below `least_resident_frames`, `ClipError` for
@@ -78,6 +83,16 @@ def default_settings(
         size = next((size for size in fits if size >= wanted), fits[-1])
         return replace(settings, open_episodes=1, block_frames=size, run_frames=None)
 
+    *tries, whole = tries
+    fits_whole = whole.num_blocks * whole.rows <= max_frames
+    if open_episodes is None and fits_whole and table.num_clips <= SMALL * shuffle_buffer:
+        return replace(
+            settings,
+            open_episodes=max(1, whole.num_blocks),
+            block_frames=whole.size,
+            run_frames=None,
+        )
+
     def cursors(block: _Try) -> int:
         """How many cursors to give blocks of this size; 0 when they don't fit."""
         fit = max_frames // block.rows
@@ -86,13 +101,16 @@ def default_settings(
         # Twice the batch, so that the batch before came from the other cursors.
         dealt = min(2 * (settings.batch_size or 1), shuffle_buffer)
         wanted = max(-(-shuffle_buffer // block.clips), dealt)
-        return min(wanted, fit, max(1, block.affordable_cursors(wanted)))
+        return min(wanted, fit, max(LEAST_CURSORS, block.affordable_cursors(wanted)))
 
     fitting = [block for block in tries if cursors(block)] or [smallest]
-    enough = FEWER_CURSORS * max(map(cursors, fitting))
-    fitting = [block for block in fitting if cursors(block) >= enough]
+    enough = FEWER_CURSORS * cursors(fitting[0])
     block = max(
-        (block for block in fitting if cursors(block) * block.clips <= shuffle_buffer),
+        (
+            block
+            for block in fitting
+            if cursors(block) >= enough and cursors(block) * block.clips <= shuffle_buffer
+        ),
         key=lambda block: cursors(block) * block.clips,
         default=fitting[0],
     )
@@ -102,7 +120,7 @@ def default_settings(
 
 
 def _sizes(table: ClipTable, episodes: EpisodeTable) -> list[int]:
-    """Sizes of block to try, in frames, in ascending order.
+    """Sizes of block to try, in frames, in ascending order; the last one holds whole episodes.
 
     They are multiples of half a clip: smaller ones save little memory, since a clip must be held
     whole, and in the same memory more cursors beat larger blocks (measured by
@@ -111,7 +129,7 @@ def _sizes(table: ClipTable, episodes: EpisodeTable) -> list[int]:
     half = max(1, table.spec.span // 2)
     longest = int(episodes.num_frames[table.episode].max(initial=1))
     multiples = sorted({factor << doublings for factor in (1, 3) for doublings in range(32)})
-    return [half, *(half * n for n in multiples[1:] if half * n < longest)]
+    return [half, *(half * n for n in multiples[1:] if half * n < longest), max(half, longest)]
 
 
 class _Try:
@@ -132,7 +150,11 @@ class _Try:
             1, int((-(-table.count * spec.stride // np.maximum(window, spec.stride))).sum())
         )
         used = np.unique(table.episode)
+        even = len(used) == len(table.episode) and len(np.unique(table.count)) == 1
+        # Cursors whose lanes begin where episodes do, or all as far from there.
+        self._whole_lanes = len(used) // num_splits if even and len(used) % num_splits == 0 else 0
         self.size = size
+        self.num_blocks = num_blocks
         self.rows = max(1, cursor_bound(table, episodes, size, any_phase=any_phase)[0])
         self.clips = max(1, -(-table.num_clips // num_blocks))  # in a usual block
         # Frames of the chunks that the two halves of a run share when it is cut at a block.
@@ -153,4 +175,7 @@ class _Try:
         """How many of the wanted cursors stay within `MAX_REREAD_BY_CURSORS`."""
         if self.reread(wanted) <= MAX_REREAD_BY_CURSORS:
             return wanted
-        return int(MAX_REREAD_BY_CURSORS / self._reread)
+        affordable = int(MAX_REREAD_BY_CURSORS / self._reread)
+        if affordable < wanted // 2 and affordable < self._whole_lanes <= wanted:
+            return self._whole_lanes
+        return affordable
