@@ -43,7 +43,7 @@ def process(work: Callable[[Any], None]) -> Iterator[tuple[Any, Any]]:
         yield ours, child
     finally:
         ours.close()
-        child.join(10)
+        child.join(60)
         assert child.exitcode is not None
         gc.collect()
 
