@@ -160,7 +160,7 @@ def test_a_second_iteration_ends_the_first(path: Path) -> None:
         {"drop_last": True},
         {"shuffle": False},
         {"shuffle_buffer": 1},
-        {"open_episodes": 2},
+        {"open_episodes": 1},
         {"clip_len": 2},
         {"stride": 2},
         {"repeat": 2},
