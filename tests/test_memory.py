@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import threading
 import weakref
@@ -104,6 +105,18 @@ def test_the_least_that_would_do(path: Path, request: dict[str, Any]) -> None:
     stride = request["stride"] if phases is None else 1
     expected = possible_clips(request["features"], request["clip_len"], stride, request["dilation"])
     assert sorted(clips) == sorted(expected * request["repeat"])
+
+
+def test_an_epoch_of_other_needs_begins_without_the_memory_of_the_one_before(path: Path) -> None:
+    pipe = SeqRecordPipe(path, clip_len=5, batch_size=9)
+    gc.disable()  # it would find a cycle some time
+    try:
+        for _batch in pipe:
+            pass
+        workspace = weakref.ref(pipe._epochs.loader._workspaces._idle.pop())
+        assert workspace() is None
+    finally:
+        gc.enable()
 
 
 @settings(max_examples=25, deadline=None)

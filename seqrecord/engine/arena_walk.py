@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
+from functools import partial
 from itertools import pairwise
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -93,7 +94,9 @@ class ArenaWalk:
         waiting = [_Waiting(0, load) for load in each_load(self._plan.resident(first_round))]
         loading = self._submit(waiting)
         assert not waiting, "the plan holds more frames than it said"
-        self._rounds = _Rounds(map(self._plan_loads, self._plan.rounds(first_round)))
+        # Not a method: what refers to this walk would keep its memory beside the next epoch's.
+        planned_loads = partial(_plan_loads, self._spec.span, self._plan.frame_step)
+        self._rounds = _Rounds(map(planned_loads, self._plan.rounds(first_round)))
         while (planned := self._rounds.pop()) is not None:
             current = planned.round
             loading += self._submit(planned.waiting)
@@ -115,16 +118,6 @@ class ArenaWalk:
         while count < self._crew.num_ahead and (planned := self._rounds.peek(number)) is not None:
             yield from (item.load for item in sorted(planned.waiting, key=_by_use))
             count, number = count + len(planned.waiting), number + 1
-
-    def _plan_loads(self, current: Round) -> _Planned:
-        """A round with its loads, a cursor's in the order in which they fill its ring."""
-        uses = first_uses(
-            current.loads,
-            current.clips,
-            span=self._spec.span,
-            frame_step=self._plan.frame_step,
-        )
-        return _Planned(current, list(map(_Waiting, uses.tolist(), each_load(current.loads))))
 
     def _submit(self, waiting: list[_Waiting]) -> list[_Loading]:
         """Start those loads for which there is room, the first needed first.
@@ -214,6 +207,12 @@ class ArenaWalk:
         self._crew.reserve(batch)
         size = self._plan.first_clip(batch + 1) - self._plan.first_clip(batch)
         return self._workspace.begin_gathering(size)
+
+
+def _plan_loads(span: int, frame_step: int, current: Round) -> _Planned:
+    """A round with its loads, a cursor's in the order in which they fill its ring."""
+    uses = first_uses(current.loads, current.clips, span=span, frame_step=frame_step)
+    return _Planned(current, list(map(_Waiting, uses.tolist(), each_load(current.loads))))
 
 
 def _by_use(item: tuple[int, Any] | tuple[int, Any, Any]) -> int:
