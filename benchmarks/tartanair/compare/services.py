@@ -27,7 +27,6 @@ class Services:
         self._stack = ExitStack()
         self._azurite: Any = None
         self._container = ""
-        self._mounts: dict[str, Path] = {}
         self._uploaded: set[str] = set()
 
     def __enter__(self) -> Services:
@@ -40,7 +39,6 @@ class Services:
         """Stop them all; the next row that needs one starts it anew."""
         self._stack.close()
         self._azurite = None
-        self._mounts.clear()
         self._uploaded.clear()
 
     def place(self, task: Task, folder: Path) -> Task:
@@ -51,7 +49,7 @@ class Services:
         name = f"{folder.parent.name}/{folder.name}"
         self._upload(name, folder)
         if storage == "mount":
-            return replace(task, mount=str(self._mount(name) / name))
+            return replace(task, mount=str(self._mount() / name))
         backend = "urllib3" if storage == "own" else storage
         # blobfile's URLs begin with the account.
         account = f"{self._azurite.account}/" if storage == "blobfile" else ""
@@ -81,17 +79,16 @@ class Services:
             self._stack.callback(self._azurite.stop)
             self._container = self._azurite.new_container()
 
-    def _mount(self, name: str) -> Path:
-        """A mount for this folder: one from before it was uploaded might not know of it."""
-        if name not in self._mounts:
-            from tests.services import Mount, need_mount
+    def _mount(self) -> Path:
+        """A new mount: one from before a folder was uploaded might not know of it."""
+        from tests.services import Mount, need_mount
 
-            self._need(need_mount)
-            folder = self._folder() / "rclone"
-            mount = Mount(self._azurite, self._container, folder, dir_cache=_DIR_CACHE)
-            self._stack.callback(mount.close)
-            self._mounts[name] = mount.path
-        return self._mounts[name]
+        self._need(need_mount)
+        mount = Mount(
+            self._azurite, self._container, self._folder() / "rclone", dir_cache=_DIR_CACHE
+        )
+        self._stack.callback(mount.close)
+        return mount.path
 
     def _folder(self) -> Path:
         return Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
