@@ -53,7 +53,8 @@ def default_settings(
     As many cursors as it takes to deal a batch and the next from different ones and to have
     `shuffle_buffer` clips to choose from in a round, as far as `max_frames` resident frames allow
     and as reading some frames twice at the cuts stays below `MAX_REREAD` of the epoch; then blocks
-    as large as `shuffle_buffer` and `max_frames` allow. A given `open_episodes` is kept.
+    as large as `shuffle_buffer` and `max_frames` allow. Whatever that reads twice, there are
+    `LEAST_CURSORS`, or as many as episodes of one length. A given `open_episodes` is kept.
 
     An epoch of at most `SMALL` shuffle buffers is one round of whole episodes if it fits, which is
     a full shuffle and reads nothing twice.
@@ -76,14 +77,13 @@ def default_settings(
             got=f"room for {max_frames}",
         )
     sizes = [1, *_sizes(table, episodes)]
-    smallest, *tries = (_Try(table, episodes, size, num_splits, any_phase) for size in sizes)
+    smallest, *tries, whole = (_Try(table, episodes, size, num_splits, any_phase) for size in sizes)
     if not settings.shuffle:
         wanted = max(settings.batch_size or 1, LEAST_BLOCK) * table.spec.stride
         fits = [block.size for block in tries if block.rows <= max_frames] or [smallest.size]
         size = next((size for size in fits if size >= wanted), fits[-1])
         return replace(settings, open_episodes=1, block_frames=size, run_frames=None)
 
-    *tries, whole = tries
     fits_whole = whole.num_blocks * whole.rows <= max_frames
     if open_episodes is None and fits_whole and table.num_clips <= SMALL * shuffle_buffer:
         return replace(

@@ -144,17 +144,17 @@ def _by_storage(rows: Sequence[Row]) -> Any:
     if len(panels) < 2:
         return None
     loaders = list(dict.fromkeys(name for best in panels.values() for name in best))
-    loaders.sort(key=lambda name: max(_rate(best.get(name)) for best in panels.values()))
+    loaders.sort(key=lambda name: max(rate(best.get(name, {})) for best in panels.values()))
     figure, axes = new_figure(
         2 + 2.3 * len(panels), 1 + 0.27 * len(loaders), len(panels), sharey=True, sharex=True
     )
-    most = max(_rate(row) for best in panels.values() for row in best.values())
+    most = max(rate(row) for best in panels.values() for row in best.values())
     for one, (title, best) in zip(axes, panels.items(), strict=True):
-        rates = [_rate(best.get(name)) for name in loaders]
+        rates = [rate(best.get(name, {})) for name in loaders]
         one.barh(loaders, rates, color=[_colour(name) for name in loaders])
         for place, name in enumerate(loaders):
-            words = number(_rate(best[name])) if name in best else "-"
-            one.text(_rate(best.get(name)), place, f" {words}", va="center", fontsize=9)
+            words = number(rate(best[name])) if name in best else "-"
+            one.text(rate(best.get(name, {})), place, f" {words}", va="center", fontsize=9)
         one.set_title(title, loc="left", fontsize=11)
         one.set_xlim(0, most * 1.25)
         one.set_ylim(-0.6, len(loaders) - 0.4)
@@ -349,10 +349,6 @@ CAPTIONS = {
     "features": "Gigabytes a second by the number of features",
 }
 """What each plot shows, in the order in which a document shows them."""
-
-
-def _rate(row: Row | None) -> float:
-    return 0.0 if row is None else float(row["clips_per_second"])
 
 
 def _colour(loader: str) -> str:
