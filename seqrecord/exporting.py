@@ -32,6 +32,7 @@ from seqrecord.format.pages import PageCodec
 from seqrecord.format.text import check_key
 from seqrecord.reader import Dataset
 from seqrecord.schema import FeatureSpec
+from seqrecord.storage import local_path
 
 __all__ = ["export"]
 
@@ -74,7 +75,7 @@ def export(
             expected=f"ascending numbers of 0 to {length - 1}",
             got=str(chosen)[:100],
         )
-    folder = _make_folder(Path(destination), key)
+    folder = _make_folder(local_path(destination, "destination"), key)
     exporter = _Exporter(dataset, key, folder, chosen)
     return sorted([*exporter.run(), _write_metadata(folder, dataset.episodes[key].metadata)])
 

@@ -3,15 +3,19 @@ from __future__ import annotations
 import re
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import seqrecord
+from seqrecord.cli import main
 from seqrecord.errors import LocationError
+from seqrecord.sources import open_source
 from seqrecord.storage import parse_location
 from tests.datasets import write_small
 
@@ -188,3 +192,115 @@ def test_a_dataset_opens_over_http(tmp_path: Path, http_root: str) -> None:
             assert all((got[name] == frames[0][name]).all() for name in ("image_left", "pose"))
     with pytest.raises(seqrecord.NotFoundError, match="no dataset here"):
         seqrecord.open(f"{http_root}/nothing")
+
+
+# A URL in a path object has lost a slash.
+
+SIGNED = f"https://acme.blob.core.windows.net/box/set?sv=1&sig={SECRET}"
+
+
+@pytest.fixture
+def nothing_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Everything runs in an empty folder, which stays empty but for `source` and `dataset`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "source" / "walk").mkdir(parents=True)
+    np.save(tmp_path / "source" / "walk" / "pose.npy", np.zeros((3, 7)))
+    write_small(tmp_path / "dataset")
+    yield
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dataset", "source"]
+
+
+def _write(path: Any) -> None:
+    with seqrecord.SeqRecordWriter(path) as writer, writer.episode("a") as episode:
+        episode.append({"x": np.zeros(2)})
+
+
+def _export(path: Any) -> None:
+    with seqrecord.open("dataset") as dataset:
+        seqrecord.export(dataset, "alpha/Easy/P000", path)
+
+
+def _view(path: Any) -> None:
+    with seqrecord.open("dataset") as dataset:
+        seqrecord.view(dataset, path)
+
+
+_TAKES_A_LOCATION: dict[str, Callable[[Any], Any]] = {
+    "open": seqrecord.open,
+    "writer": _write,
+    "convert": lambda path: seqrecord.convert(open_source("source"), path),
+    "verify": seqrecord.verify,
+    "reindex": seqrecord.reindex,
+    "pipe": lambda path: seqrecord.SeqRecordPipe(path, clip_len=2),
+    "dataset": lambda path: seqrecord.SeqRecordDataset(path, clip_len=2),
+    "bench": lambda path: seqrecord.bench(path, clip_len=2),
+}
+_TAKES_A_PATH: dict[str, Callable[[Any], Any]] = {
+    "cache_dir": lambda path: seqrecord.open(SIGNED, cache_dir=path, cache_limit="1GiB"),
+    "cache_info": seqrecord.cache_info,
+    "clear_cache": seqrecord.clear_cache,
+    "source": open_source,
+    "export": _export,
+    "view": _view,
+    "trace": lambda path: seqrecord.SeqRecordPipe("dataset", clip_len=2, trace=path),
+    "timeline": lambda path: seqrecord.draw_timeline(path, "picture.png"),
+}
+
+
+def _check_refused(function: Callable[[Any], Any], path: Any, says: str) -> None:
+    with pytest.raises(LocationError, match=says) as caught:
+        function(path)
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.usefixtures("nothing_written")
+@pytest.mark.parametrize("name", [*_TAKES_A_LOCATION, *_TAKES_A_PATH])
+@pytest.mark.parametrize(
+    "path",
+    [
+        Path(SIGNED),
+        Path(SIGNED).absolute(),
+        Path(f"s3://me:{SECRET}@bucket"),
+        str(Path(SIGNED)),
+        PurePosixPath(f"HTTPS://host/{SECRET}"),
+    ],
+)
+def test_a_url_in_a_path_object_is_refused(name: str, path: Any) -> None:
+    function = {**_TAKES_A_LOCATION, **_TAKES_A_PATH}[name]
+    _check_refused(function, path, 'the URL as text, "(https|s3)://…"')
+
+
+@pytest.mark.usefixtures("nothing_written")
+@pytest.mark.parametrize("name", _TAKES_A_PATH)
+def test_a_url_for_a_local_path_is_refused(name: str) -> None:
+    _check_refused(_TAKES_A_PATH[name], SIGNED, "a URL; expected: a path of this machine")
+
+
+@pytest.mark.usefixtures("nothing_written")
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("info {}", "verify {}", "reindex {}", "view {}", "bench {}", "export {} walk out"),
+        *("write --src {}", "write --src source --dst {}", "export dataset alpha/Easy/P000 {}"),
+        *("view dataset -o {}", "trace {}", "bench dataset --trace {}", "cache info {}"),
+        *("cache clear {}", "bench memory://box --cache-limit 1GiB --cache-dir {}"),
+    ],
+)
+def test_a_command_refuses_half_a_url_and_shows_nothing_of_it(command: str) -> None:
+    half = str(Path(SIGNED))
+    result = CliRunner().invoke(main, [word.format(half) for word in command.split()])
+    assert result.exit_code == 1, result.output
+    assert "a slash missing" in result.output
+    assert SECRET not in result.output
+
+
+def test_a_folder_that_looks_like_a_url_has_a_way_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_small(str(tmp_path / "run:" / "records"))
+    for location in ("./run:/records", str(tmp_path / "run:" / "records")):
+        with seqrecord.open(location) as dataset:
+            assert dataset.num_frames
+    for path in (Path("run") / "a:b", Path("C:/x"), Path("1:/x")):
+        assert parse_location(path).root == str(path)

@@ -26,6 +26,7 @@ from seqrecord.drawing.theme import (
 )
 from seqrecord.errors import ClipError
 from seqrecord.reader import Dataset
+from seqrecord.storage import local_path
 
 __all__ = ["contact_sheet", "view"]
 
@@ -69,6 +70,7 @@ def view(
 
     Raises `ClipError` for an episode that is not there and a clip that is not inside it.
     """
+    target = local_path(path, "the picture")
     key = next(iter(dataset.episodes)) if key is None else key
     dataset.find_episodes([key])
     num_frames = len(dataset.episodes[key])
@@ -101,7 +103,6 @@ def view(
     apart = f", {spec.dilation} apart" if spec.dilation > 1 else ""
     subtitle = f"frames {every[0]} to {every[-1]} of {num_frames}{apart}"
     sheet = contact_sheet(frames, numbers=shown, title=key, subtitle=subtitle)
-    target = Path(path)
     sheet.save(target, format="png")
     return target
 

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import FormatError, NotFoundError, StorageError
+from seqrecord.storage import local_path
 
 __all__ = ["KINDS", "STARVE", "WAIT", "Counter", "Lane", "Spans", "covered", "read_spans", "union"]
 
@@ -121,8 +122,9 @@ class _Found:
         self.num_spans = 0
 
     def read(self, path: str | PathLike[str]) -> None:
+        local = local_path(path, "a trace")
         self._file = fspath(path)
-        text = self._text(Path(path))
+        text = self._text(local)
         try:
             whole = json.loads(text, object_hook=self._take, parse_constant=self._refuse_constant)
         except (ValueError, RecursionError) as error:

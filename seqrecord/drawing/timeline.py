@@ -35,6 +35,7 @@ from seqrecord.drawing.theme import (
     text_width,
 )
 from seqrecord.errors import SeqRecordError
+from seqrecord.storage import local_path
 from seqrecord.units import format_size
 from seqrecord.wording import counted
 
@@ -99,12 +100,12 @@ def draw_timeline(
     Raises `NotFoundError`, `StorageError`, `FormatError` for a file that is no trace, and
     `SeqRecordError` for a part that is not in it.
     """
+    target = local_path(path, "the picture")
     files = [trace] if isinstance(trace, (str, PathLike)) else list(trace)
     spans = read_spans(files)
     begin, end = _part(spans.seconds, start, stop)
     title = ", ".join(Path(fspath(file)).name for file in files)
     picture = _Picture(spans, title, begin, end, max(max_width, _LEAST_WIDTH)).draw()
-    target = Path(path)
     picture.save(target, format="png")
     return target
 

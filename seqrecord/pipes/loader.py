@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from os import PathLike
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -31,7 +30,7 @@ from seqrecord.pipes.memory import Fit, FrameSizes, fit
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.plan import EpochPlan, PlanSettings, Split
 from seqrecord.reader import Dataset, EpisodeFilter
-from seqrecord.storage import StorageLike
+from seqrecord.storage import StorageLike, local_path
 from seqrecord.units import parse_size
 
 __all__ = ["Clip", "ClipLoader"]
@@ -93,7 +92,7 @@ class ClipLoader:
         )
         self._num_threads = None if num_threads is None else _positive("num_threads", num_threads)
         self.device = None if device is None else check_device(device)
-        self._trace = None if trace is None else Path(trace).absolute()
+        self._trace = None if trace is None else local_path(trace, "trace").absolute()
         try:
             self._memory_limit = parse_size(memory_limit)
         except ValueError as error:

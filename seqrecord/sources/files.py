@@ -11,13 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError
+from seqrecord.storage import local_path
 
 __all__ = ["check_array", "list_folder", "local_root", "read_bytes"]
 
 
 def local_root(root: str | os.PathLike[str]) -> Path:
-    """`root` as an absolute path; raises `SourceError` unless it is a folder that is there."""
-    path = Path(os.path.abspath(os.fspath(root)))  # noqa: PTH100 - resolve() would rename links
+    """`root` as an absolute path; raises `SourceError` unless it is a folder that is there, and
+    `LocationError` for a URL.
+    """
+    local = local_path(root, "originals")
+    path = Path(os.path.abspath(local))  # noqa: PTH100 - resolve() would rename links
     if not path.is_dir():
         raise SourceError(
             "no such folder of originals",

@@ -6,7 +6,7 @@ from seqrecord.storage.local import LocalStorage
 from seqrecord.storage.opening import StorageLike, open_storage
 from seqrecord.storage.remote import FsspecStorage
 from seqrecord.storage.stopping import unwanted_if
-from seqrecord.storage.url import Location, parse_location
+from seqrecord.storage.url import Location, local_path, parse_location
 from seqrecord.storage.wrappers import CountingStorage, FaultyStorage, StorageWrapper
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Upload",
     "cache_info",
     "clear_cache",
+    "local_path",
     "open_storage",
     "parse_location",
     "unwanted_if",

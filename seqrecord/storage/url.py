@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from seqrecord.errors import LocationError
 
-__all__ = ["Location", "parse_location"]
+__all__ = ["Location", "local_path", "parse_location"]
 
 # The public cloud, the national ones, and accounts that have a DNS zone.
 _HOST = re.compile(
@@ -28,6 +28,7 @@ _AZURE_CLOUDS = (
 _HTTPS = "https://ACCOUNT.blob.core.windows.net/CONTAINER/PATH"
 _ABFS = "abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH"
 _BLOBFILE = "blobfile+az"
+_SCHEME = re.compile(r"(?<![^/])(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):/")  # of two letters or more
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,16 @@ def parse_location(location: str | os.PathLike[str], *, backend: str | None = No
     Without PATH, the whole container. Anything else goes to fsspec as it is: `memory://`, `s3://`,
     `gs://`, `http://`.
 
+    A path object cannot hold a URL: `pathlib` drops one of the two slashes. So a path object with
+    `SCHEME:/` in it is refused, and so is text that begins with it.
+
     Raises `LocationError` for what is unclear; the message shows what to write.
     """
     text: str | bytes = os.fspath(location)
     if not isinstance(text, str) or not text or "\0" in text:
         raise LocationError("not a path or URL", expected="text", got=repr(location)[:200])
     if "://" not in text:
+        _refuse_broken_url(location, text)
         return _local(text, text)
     scheme = text.split("://", 1)[0].lower()
     try:
@@ -95,6 +100,39 @@ def parse_location(location: str | os.PathLike[str], *, backend: str | None = No
         return Location("az", _joined(parts.netloc, parts.path), shown)
     rest = text.split("://", 1)[1]
     return Location(scheme, f"{scheme}://{rest}" if scheme in ("http", "https") else rest, shown)
+
+
+def local_path(path: str | os.PathLike[str], what: str) -> Path:
+    """The path of something that lies on this machine and nowhere else, with `~` expanded.
+
+    `what` names it in the error. Raises `LocationError` for a URL, whose text may hold a signature
+    and is therefore not shown.
+    """
+    text: str | bytes = os.fspath(path)
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise LocationError(f"{what}: not a path", expected="text", got=repr(path)[:200])
+    if (found := _SCHEME.match(text)) is not None and text.startswith("//", found.end() - 1):
+        raise LocationError(
+            f"{what}: a URL",
+            expected="a path of this machine",
+            got=f"{found['scheme'].lower()}://…",
+        )
+    _refuse_broken_url(path, text)
+    return Path(_local(text, text).root)
+
+
+def _refuse_broken_url(path: str | os.PathLike[str], text: str) -> None:
+    """Raise `LocationError` for a URL that has lost a slash. Not shown: it may be signed."""
+    is_text = isinstance(path, str)
+    found = _SCHEME.match(text) if is_text else _SCHEME.search(text)
+    if found is not None:
+        scheme = found["scheme"].lower()
+        raise LocationError(
+            f"{'text' if is_text else 'a path object'} that looks like a URL with a slash missing",
+            expected=f'the URL as text, "{scheme}://…"; for a folder with such a name its path as '
+            'text that begins with "/" or "./"',
+            got=f"{scheme}:/…",
+        )
 
 
 def _local(path: str, shown: str) -> Location:

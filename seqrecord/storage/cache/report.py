@@ -15,7 +15,7 @@ from seqrecord.errors import NotFoundError, StorageError
 from seqrecord.storage.cache.folder import check_folder
 from seqrecord.storage.cache.index import Held
 from seqrecord.storage.cache.store import CacheStore
-from seqrecord.storage.url import parse_location
+from seqrecord.storage.url import local_path, parse_location
 from seqrecord.units import format_size
 
 __all__ = ["CacheInfo", "cache_info", "clear_cache"]
@@ -103,7 +103,7 @@ def clear_cache(
 
 @contextlib.contextmanager
 def _opened(cache_dir: str | os.PathLike[str]) -> Iterator[tuple[Path, CacheStore]]:
-    path = Path(cache_dir).expanduser().absolute()
+    path = local_path(cache_dir, "the cache's folder").absolute()
     if not check_folder(path):
         raise NotFoundError("no cache here", file=str(path))
     store = CacheStore(path, limit=0)

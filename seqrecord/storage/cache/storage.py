@@ -9,7 +9,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 from seqrecord.errors import LocationError
@@ -20,6 +19,7 @@ from seqrecord.storage.cache.folder import check_folder
 from seqrecord.storage.cache.index import Entry
 from seqrecord.storage.cache.store import MIN_LIMIT, CacheStore
 from seqrecord.storage.local import LocalStorage
+from seqrecord.storage.url import local_path
 from seqrecord.storage.wrappers import StorageWrapper
 from seqrecord.units import format_size, parse_size
 
@@ -53,7 +53,7 @@ class CachedStorage(StorageWrapper):
 
     def __init__(self, inner: Storage, cache_dir: str | os.PathLike[str], limit: int | str) -> None:
         super().__init__(inner)
-        self._folder = Path(cache_dir).expanduser().absolute()
+        self._folder = local_path(cache_dir, "cache_dir").absolute()
         self._limit = _checked_limit(limit)
         check_folder(self._folder)
         self._store = CacheStore(self._folder, self._limit)
