@@ -132,6 +132,19 @@ def test_write_skips_bad_episodes_and_says_so(tree: Path) -> None:
         assert list(dataset.episodes) == ["cave/Easy/P001"]
 
 
+def test_write_says_how_to_pack_the_others(tree: Path) -> None:
+    easy = tree / "cave" / "Easy"
+    (easy / "P000" / "depth_left" / "000001_left_depth.npy").unlink()
+    line = fail("write", "--src", tree, "--workers", 1, "--quiet")
+    assert line.startswith("a frame list that disagrees with the others; to pack the other")
+    assert "--resume --skip-bad-episodes" in line
+    assert "expected: 3 files, frames 0 to 2, as in image_left/; got: 2 files, frame 1 miss" in line
+    options = ["--workers", 1, "--quiet", "--resume", "--skip-bad-episodes"]
+    run("write", "--src", tree, *options)
+    with open_dataset(tree.with_name("originals-records")) as dataset:
+        assert list(dataset.episodes) == ["cave/Easy/P001"]
+
+
 def test_write_appends(tree: Path) -> None:
     run("write", "--src", tree, "--workers", 1)
     write_v1(tree / "cave" / "Easy" / "P002", make_frames(2, 2))

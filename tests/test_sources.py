@@ -212,6 +212,28 @@ def test_kept_images_are_the_files_bytes(tmp_path: Path) -> None:
         list(source.frames(source.episodes()[0]))
 
 
+@pytest.mark.parametrize("version", ["V1", "V2"])
+@pytest.mark.parametrize("folders", ["all", "flow and poses"])
+def test_a_flow_to_a_frame_that_was_not_kept(tmp_path: Path, version: str, folders: str) -> None:
+    frames = make_frames(0, 5, v2=version == "V2")[:4]
+    (write_v2 if version == "V2" else write_v1)(tmp_path / "P000", frames)
+    if folders == "flow and poses":
+        for folder in (tmp_path / "P000").iterdir():
+            if folder.is_dir() and not folder.name.startswith("flow"):
+                shutil.rmtree(folder)
+        kinds = ("flow", "mask", "pose")
+        frames = [{n: f[n] for n in f if n.startswith(kinds)} for f in frames]
+    _assert_frames(TartanAir(tmp_path / "P000"), 0, frames)
+
+
+def test_as_many_flows_as_frames_and_one_mask_fewer(tmp_path: Path) -> None:
+    frames = make_frames(0, 5)[:4]
+    folder = write_v1(tmp_path / "P000", frames)
+    del frames[3]["mask"]
+    (folder / "flow" / "000003_000004_mask.npy").unlink()
+    _assert_frames(TartanAir(tmp_path / "P000"), 0, frames)
+
+
 # --- ways to be broken -----------------------------------------------------------------------
 
 Damage = Callable[[Path], object]
@@ -342,10 +364,10 @@ BROKEN: dict[str, tuple[Damage, str, str, dict[str, object]]] = {
         {"got": "2 files, frame 2 missing"},
     ),
     "flow after the last frame": (
-        _save("flow/000003_000004_flow.npy", np.zeros((6, 8, 2), np.float32)),
+        _save("flow/000004_000005_flow.npy", np.zeros((6, 8, 2), np.float32)),
         "a frame list that disagrees with the others",
         "flow",
-        {"got": "4 files, frame 3 too many"},
+        {"got": "4 files, frame 4 too many"},
     ),
     "flow over two frames": (
         _save("flow/000003_000005_flow.npy", np.zeros((6, 8, 2), np.float32)),

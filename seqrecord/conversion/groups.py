@@ -73,7 +73,11 @@ def write_group(group: Group, advance: Callable[[int], None] | None = None) -> l
                 _write_frames(files, group, info, advance)
             except SourceError as error:
                 if not group.skip_bad_episodes:
-                    raise
+                    raise SourceError(
+                        f"{error.message}; to pack the other episodes, resume with "
+                        "skip_bad_episodes (--resume --skip-bad-episodes)",
+                        **error.facts(),
+                    ) from error
                 files.drop()
                 bad.append(BadEpisode(info.key, str(error)))
             else:

@@ -54,7 +54,8 @@ class TartanAir:
     `pose_left` float64 [7], `tx ty tz qx qy qz qw` in metres, NED. Version 2 adds `imu_acc` and
     `imu_gyro` [10, 3], the samples from a frame up to the next.
 
-    The last frame has no flow, mask and imu; an episode that lacks a folder lacks its features.
+    The last frame has flow, mask and imu only where the files for it are there, which lead to a
+    frame that was not kept; an episode that lacks a folder lacks its features.
     imu files are left out where they fit the frames of no trajectory.
     A source is a snapshot: its schema is worked out once and travels with it when it is pickled.
     """

@@ -39,8 +39,7 @@ def read_frames(
         if any(feature.name in schema for feature in files.features) and not lists.lacks(files)
     }
     for files, names in pixels.items():
-        want = lists.ids[:-1] if files.between else lists.ids
-        _check_ids(names, want, trajectory.path / files.folder, lists.origin)
+        _check_ids(names, lists.wanted(files), trajectory.path / files.folder, lists.origin)
     rows = _read_rows(trajectory, schema, len(lists.ids))
     if not pixels and not rows:
         raise SourceError(
@@ -85,6 +84,14 @@ class FrameLists:
             self._listed[files.folder] = dict(zip(kinds, listed, strict=True))
         return self._listed[files.folder][files]
 
+    def wanted(self, files: PixelFiles) -> Sequence[int]:
+        """The ids that a kind of files must have.
+
+        Of files between frames, the last frame's leads to one that was not kept: it may be there.
+        """
+        is_whole = not files.between or self.ids[-1] in self.names(files)
+        return self.ids if is_whole else self.ids[:-1]
+
     def lacks(self, files: PixelFiles) -> bool:
         """Whether a folder of two kinds holds the other one only: they are separate downloads."""
         if self.names(files):
@@ -109,13 +116,19 @@ class FrameLists:
         for files in sorted(self._trajectory.pixels, key=lambda files: files.between):
             ids = list(self.names(files))
             if ids:
-                return [*ids, ids[-1] + 1] if files.between else ids, f"as in {files.folder}/"
+                if files.between and self._num_poses()[0] != len(ids):
+                    ids.append(ids[-1] + 1)
+                return ids, f"as in {files.folder}/"
+        count, origin = self._num_poses()
+        return list(range(count)), origin
+
+    def _num_poses(self) -> tuple[int, str]:
+        """How many lines the first pose file has, and where that comes from; 0 without one."""
         layout = self._trajectory.layout
         for pose in layout.poses if layout else ():
             if pose.file in self._trajectory.entries:
-                count = len(read_poses(self._trajectory.path / pose.file))
-                return list(range(count)), f"as in {pose.file}"
-        return [], ""
+                return len(read_poses(self._trajectory.path / pose.file)), f"as in {pose.file}"
+        return 0, ""
 
 
 def has_frames(trajectory: Trajectory, files: PixelFiles) -> bool:
