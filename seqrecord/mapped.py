@@ -1,7 +1,9 @@
-"""Bytes of a stored file that take no memory of the process: mapped, from its disk or from a copy.
+"""The bytes of a stored file: read into memory, or mapped if there are too many for that.
 
-A remote file that is large is copied to a temporary file, which has no name and goes with its last
-user. Of both, the system keeps in memory what is used, and can do without.
+A large file is mapped from its disk, or, if it is remote, from a copy in a temporary file, which
+has no name and goes with its last user. Mapped bytes take no memory of the process: the system
+keeps those that are used, and can drop them. But a file that is cut while it is mapped ends the
+process with SIGBUS, so a small file is read.
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ from typing import IO
 import numpy as np
 
 from seqrecord.checksum import crc32c
-from seqrecord.errors import NotFoundError
+from seqrecord.errors import NotFoundError, StorageError
 from seqrecord.ranges import ByteRange
 from seqrecord.storage import Storage
+from seqrecord.storage.base import short_read
 
 __all__ = ["Mapped", "map_file"]
 
-_SMALL_BYTES = 8 << 20  # of a remote file that is kept in memory
+_SMALL_BYTES = 32 << 20  # of a file that is read
 _BLOCK_BYTES = 32 << 20  # read, checked and written at a time
 
 
@@ -39,9 +42,9 @@ class Mapped:
 
 
 def map_file(storage: Storage, path: str, size: int, *, checksum: bool) -> Mapped:
-    """The first `size` bytes of a file, which is at least as long."""
-    local = storage.local_path(path)
-    if local is not None and size:
+    """The first `size` bytes of a file. Raises `StorageError` for one that is shorter."""
+    local = storage.local_path(path) if size > _SMALL_BYTES else None
+    if local is not None:
         return _map_local(local, size, checksum)
     file = _temporary(size) if size > _SMALL_BYTES else None
     if file is None:
@@ -56,12 +59,16 @@ def map_file(storage: Storage, path: str, size: int, *, checksum: bool) -> Mappe
 def _map_local(path: str, size: int, checksum: bool) -> Mapped:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if (actual := os.fstat(fd).st_size) < size:
+                raise short_read(path, ByteRange(0, size), actual)
+            mapped = Mapped(mmap.mmap(fd, size, prot=mmap.PROT_READ), None)
+        finally:
+            os.close(fd)
     except FileNotFoundError:
         raise NotFoundError("no such file", file=path) from None
-    try:
-        mapped = Mapped(mmap.mmap(fd, size, prot=mmap.PROT_READ), None)
-    finally:
-        os.close(fd)
+    except OSError as error:
+        raise StorageError(error.strerror or str(error), file=path) from error
     if checksum:
         actual = 0
         for at in range(0, size, _BLOCK_BYTES):

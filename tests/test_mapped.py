@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -15,11 +16,12 @@ import pytest
 from seqrecord import mapped
 from seqrecord.catalog import load
 from seqrecord.checksum import crc32c
-from seqrecord.errors import ChecksumError, FormatError, NotFoundError
+from seqrecord.errors import ChecksumError, FormatError, NotFoundError, StorageError
 from seqrecord.mapped import map_file
 from seqrecord.storage import CountingStorage, LocalStorage, Storage, open_storage
 from seqrecord.storage.wrappers import StorageWrapper
 from tests.big_index import write_big_index
+from tests.datasets import write_small
 from tests.services import Azurite
 from tests.storage_contract import PATH, put
 
@@ -144,6 +146,61 @@ def test_a_remote_table_that_is_damaged_is_refused(
 
     with pytest.raises(ChecksumError, match=r"chunks\.arrow"):
         load(Damaging(LocalStorage(small)))
+
+
+# A file that is cut while it is in use
+
+_CUT = """
+import os, pickle, sys
+import seqrecord
+
+root, what = sys.argv[1:]
+dataset = seqrecord.open(root)
+pipe = seqrecord.SeqRecordPipe(root, clip_len=2, shuffle=False)
+if what == "index":
+    paths = [file.path for file in dataset.manifest.index.values()]
+else:
+    paths = [file.path for file in dataset.manifest.record_files]
+for path in paths:
+    os.truncate(os.path.join(root, path), 0)
+for use in (lambda: list(pipe), lambda: pickle.loads(pickle.dumps(dataset))):
+    try:
+        use()
+        print("fine")
+    except seqrecord.SeqRecordError as error:
+        print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("index", ["fine", "FormatError an index file of the wrong length"]),
+        ("records", ["StorageError the file ended early", "fine"]),
+    ],
+)
+def test_a_file_that_is_cut_under_an_open_dataset_is_an_error(
+    tmp_path: Path, what: str, expected: list[str]
+) -> None:
+    write_small(tmp_path / "dataset")
+    command = [sys.executable, "-c", _CUT, str(tmp_path / "dataset"), what]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 0, ran.stderr  # -7 is SIGBUS
+    for line, beginning in zip(ran.stdout.splitlines(), expected, strict=True):
+        assert line.startswith(beginning)
+        assert beginning == "fine" or str(tmp_path) in line
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("size", [1000, 50_000])
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_file_that_is_shorter_than_it_was_is_an_error(
+    local: LocalStorage, size: int, is_remote: bool
+) -> None:
+    storage: Storage = StorageWrapper(local) if is_remote else local
+    os.truncate(local.root / PATH, size // 2)
+    with pytest.raises(StorageError, match=r"ended early.*/dataset/"):
+        map_file(storage, PATH, size, checksum=True)
 
 
 # 100 million frames

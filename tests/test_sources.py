@@ -19,7 +19,7 @@ import pytest
 from PIL import Image, ImageFile
 
 from seqrecord.codecs import EncodedImage
-from seqrecord.errors import SourceError
+from seqrecord.errors import LocationError, SourceError
 from seqrecord.sources import Folders, Source, TartanAir, open_source
 from seqrecord.sources.images import read_image
 from tests.trees import REAL_DATA, Frames, make_frames, write_junk, write_v1, write_v2
@@ -790,9 +790,10 @@ def test_open_source_says_what_it_looked_for(tmp_path: Path) -> None:
         open_source(tmp_path / "empty")
     assert "ENV/Data_easy/P000/image_lcam_front/000000_lcam_front.png" in str(caught.value)
     assert "EPISODE/FEATURE/000000.png" in str(caught.value)
-    for path in (tmp_path / "gone", "az://container/tartanair"):
-        with pytest.raises(SourceError, match="no such folder of originals"):
-            open_source(path)
+    with pytest.raises(SourceError, match="no such folder of originals"):
+        open_source(tmp_path / "gone")
+    with pytest.raises(LocationError, match="originals: a URL; expected: a path of this machine"):
+        open_source("az://container/tartanair")
 
 
 # --- the real thing --------------------------------------------------------------------------

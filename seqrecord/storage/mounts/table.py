@@ -9,7 +9,41 @@ from pathlib import Path
 __all__ = ["find_remote_mount"]
 
 _TABLE = Path("/proc/self/mountinfo")
-_NETWORK = {"cifs", "nfs", "nfs4", "smb3", "smbfs"}
+
+# Filesystems of the kernel that another machine serves, or shares the disk with: what they hold
+# may shrink or go without this machine's doing.
+_NETWORK = {
+    "9p",  # also a folder of the host, in virtual machines and sandboxes
+    "acfs",
+    "afs",
+    "auristorfs",
+    "beegfs",
+    "ceph",
+    "cifs",
+    "coda",
+    "cvfs",  # StorNext
+    "dvs",  # Cray
+    "fhgfs",  # BeeGFS, formerly
+    "gfs2",
+    "glusterfs",
+    "gpfs",
+    "lustre",
+    "ncp",
+    "ncpfs",
+    "nfs",
+    "nfs4",
+    "ocfs2",
+    "orangefs",
+    "panfs",
+    "prl_fs",  # a folder of the host
+    "pvfs2",  # OrangeFS
+    "smb3",
+    "smbfs",
+    "vboxsf",  # a folder of the host
+    "virtiofs",  # a folder of the host
+    "vmhgfs",  # a folder of the host
+    "wekafs",
+}
 
 # FUSE filesystems over local disks; any other one is taken for remote.
 _LOCAL_FUSE = {
@@ -38,7 +72,8 @@ _LOCAL_FUSE = {
 def find_remote_mount(path: str | os.PathLike[str], *, table: str | None = None) -> str | None:
     """The mount point above `path` of a filesystem that is likely to fetch what it is asked for.
 
-    Such are NFS, SMB and FUSE filesystems, but for those that are known to be over a local disk.
+    Such are network and cluster filesystems, folders of a virtual machine's host, and FUSE
+    filesystems, but for those that are known to be over a local disk.
     `None` for any other, and where the system has no such table. `path` need not exist. `table` is
     the text to look in, as proc(5) has it under mountinfo, by itself the one of this process.
     """
