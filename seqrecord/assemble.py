@@ -52,6 +52,7 @@ def assemble(footers: Mapping[str, Footer]) -> tuple[Index, list[str]]:
         offset=chunks["offset"].copy(),
         page_length=chunks["pages"]["length"].copy(),
         page_crc32c=chunks["pages"]["crc32c"].copy(),
+        largest_frame=chunks["largest"].astype(np.uint32),
         gaps=gaps,
     )
     return index, [paths[number] for number in used]

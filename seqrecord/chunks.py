@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -48,6 +49,7 @@ class Page:
     stop: int
     crc32c: int
     present: int  # validity bitmap: bit i is set where frame i of the chunk has the feature
+    largest: int | None  # bytes of its largest frame, decoded; `None` for a fixed shape
 
     @property
     def num_present(self) -> int:
@@ -82,6 +84,7 @@ class ChunkReader:
         self._paths = [file.path for file in manifest.record_files]
         self._index = index
         self._columns = {name: index.schema.position(name) for name in features}
+        self._variable = {spec.name: column for column, spec in enumerate(index.schema.variable)}
         self._codecs = {name: PageCodec(spec) for name, spec in features.items()}
 
     def chunk(self, episode: int, number: int) -> Chunk:
@@ -114,9 +117,14 @@ class ChunkReader:
                 stop=chunk.offset + int(offsets[column]) + int(lengths[column]),
                 crc32c=int(self._index.page_crc32c[chunk.row, column]),
                 present=self._index.present(chunk.row, column, chunk.num_frames),
+                largest=self._largest(chunk, name),
             )
             for name, column in self._columns.items()
         ]
+
+    def _largest(self, chunk: Chunk, feature: str) -> int | None:
+        column = self._variable.get(feature)
+        return None if column is None else int(self._index.largest_frame[chunk.row, column])
 
     def read(
         self,
@@ -213,11 +221,27 @@ class ChunkReader:
         return arrays
 
     def shapes(self, page: Page, data: memoryview) -> list[tuple[int, ...]]:
-        """Shapes of the frames in a page, in its order."""
+        """Shapes of the frames in a page, in its order, as the index says of the largest."""
         try:
-            return self._codecs[page.feature].shapes(data, page.num_present)
+            shapes = self._codecs[page.feature].shapes(data, page.num_present)
+            self._check_largest(page, shapes, is_whole=True)
         except FormatError as error:
             raise self._located(page, error) from error.__cause__
+        return shapes
+
+    def _check_largest(
+        self, page: Page, shapes: Sequence[tuple[int, ...]], *, is_whole: bool
+    ) -> None:
+        """Raise `FormatError` for frames that are larger than memory was counted for."""
+        if page.largest is None or not shapes:
+            return
+        found = max(map(math.prod, shapes)) * self.features[page.feature].dtype.itemsize
+        if found > page.largest or (is_whole and found != page.largest):
+            raise FormatError(
+                "the largest frame of a page is not as large as the index says",
+                expected=f"{page.largest} bytes",
+                got=f"{found} bytes",
+            )
 
     def read_frame(self, page: Page, frame: int) -> npt.NDArray[Any]:
         """One frame of a page, with as few bytes read as can be: unchecked by the checksum."""
@@ -234,6 +258,7 @@ class ChunkReader:
             if page.start + stop > page.stop:
                 raise FormatError("a frame outside its page", offset=start, got=(start, stop))
             shape = codec.shape_of(count, position, table)
+            self._check_largest(page, [shape], is_whole=False)
             out = np.empty(shape, spec.dtype)
             codec.decode_blob(self._read_part(page, start, stop), out)
         except (CodecError, FormatError) as error:

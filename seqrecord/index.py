@@ -61,16 +61,19 @@ _GAPS = pa.schema(
 )
 
 
-def _chunks_schema(num_features: int) -> pa.Schema:
-    pages = pa.list_(pa.field("item", pa.uint32(), nullable=False), num_features)
-    return pa.schema(
-        [
-            pa.field("file", pa.uint32(), nullable=False),
-            pa.field("offset", pa.uint64(), nullable=False),
-            pa.field("page_length", pages, nullable=False),
-            pa.field("page_crc32c", pages, nullable=False),
-        ]
-    )
+def _chunks_schema(schema: Schema) -> pa.Schema:
+    def numbers(count: int) -> pa.DataType:
+        return pa.list_(pa.field("item", pa.uint32(), nullable=False), count)
+
+    fields = [
+        pa.field("file", pa.uint32(), nullable=False),
+        pa.field("offset", pa.uint64(), nullable=False),
+        pa.field("page_length", numbers(len(schema)), nullable=False),
+        pa.field("page_crc32c", numbers(len(schema)), nullable=False),
+    ]
+    if variable := len(schema.variable):
+        fields.append(pa.field("largest_frame", numbers(variable), nullable=False))
+    return pa.schema(fields)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +81,9 @@ class Index:
     """All chunks and episodes of a dataset, as arrays; E episodes, C chunks, F features.
 
     `first_chunk` and `num_chunks` say which rows of the chunk table are an episode's. `file` is a
-    position in the manifest's list of record files, `offset` a byte offset in that file.
+    position in the manifest's list of record files, `offset` a byte offset in that file. V of the
+    features have a variable dimension: of each of their pages, `largest_frame` is the number of
+    bytes of its largest frame when it is decoded.
     """
 
     schema: Schema
@@ -90,6 +95,7 @@ class Index:
     offset: npt.NDArray[np.uint64]  # [C]
     page_length: npt.NDArray[np.uint32]  # [C, F]
     page_crc32c: npt.NDArray[np.uint32]  # [C, F]
+    largest_frame: npt.NDArray[np.uint32]  # [C, V]
     gaps: npt.NDArray[Any]  # of GAP_ROW
 
     @cached_property
@@ -153,13 +159,14 @@ class Index:
 
     def encode(self) -> dict[str, pa.Buffer]:
         """The tables as Arrow IPC files of one record batch, by name."""
-        features = len(self.schema)
         episodes = [self.keys, self.num_frames, self.chunk_frames, self.metadata]
         chunks = [self.file, self.offset, self.page_length, self.page_crc32c]
+        if self.schema.variable:
+            chunks.append(self.largest_frame)
         gaps = [self.gaps["chunk"], self.gaps["feature"], self.gaps["present"]]
         return {
             "episodes": _encode(_EPISODES, episodes),
-            "chunks": _encode(_chunks_schema(features), chunks),
+            "chunks": _encode(_chunks_schema(self.schema), chunks),
             "gaps": _encode(_GAPS, gaps),
         }
 
@@ -178,7 +185,7 @@ class Index:
         Raises `FormatError` that names the row, and the table as its `file`.
         """
         episodes = _decode("episodes", tables["episodes"], _EPISODES)
-        chunks = _decode("chunks", tables["chunks"], _chunks_schema(len(schema)))
+        chunks = _decode("chunks", tables["chunks"], _chunks_schema(schema))
         gap_columns = _decode("gaps", tables["gaps"], _GAPS)
         gaps = np.empty(gap_columns.num_rows, GAP_ROW)
         for name in GAP_ROW.names or ():
@@ -193,6 +200,9 @@ class Index:
             offset=chunks.column("offset").to_numpy(),
             page_length=_matrix(chunks.column("page_length"), len(schema)),
             page_crc32c=_matrix(chunks.column("page_crc32c"), len(schema)),
+            largest_frame=_matrix(chunks.column("largest_frame"), len(schema.variable))
+            if schema.variable
+            else np.empty((chunks.num_rows, 0), np.uint32),
             gaps=gaps,
         )
         index._check(np.asarray(file_sizes, np.int64), release or (lambda: None))
@@ -252,7 +262,8 @@ class Index:
             self._check_places(rows, sizes)
             gaps = self.gaps[slice(*np.searchsorted(gap_chunk, [first, first + step]))].copy()
             gaps["chunk"] -= first
-            check_pages(self.page_length[rows], frames[rows], gaps, self.schema, 0, first=first)
+            lengths, largest = self.page_length[rows], self.largest_frame[rows]
+            check_pages(lengths, largest, frames[rows], gaps, self.schema, 0, first=first)
             release()
 
     def _check_places(self, rows: slice, sizes: npt.NDArray[np.uint64]) -> None:

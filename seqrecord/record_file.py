@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,7 +28,7 @@ from seqrecord.format import (
 from seqrecord.format.pages import Blob, PageCodec, aligned, page_offsets
 from seqrecord.format.rows import GAP_ROW, chunk_row
 from seqrecord.ranges import ByteRange
-from seqrecord.schema import Schema
+from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.storage import Storage, Upload
 
 __all__ = ["RECORDS", "RecordFileWriter", "seal"]
@@ -126,7 +127,7 @@ class RecordFileWriter:
             self._file = _OpenFile(self._storage, self.schema, episode.ordinal)
         chunk, self._chunk = self._chunk, _Chunk(self.schema)
         pages = [self._codecs[name].join(blobs) for name, blobs in chunk.blobs.items()]
-        self._file.add(episode, self._num_frames, chunk.num_frames, pages, chunk.present)
+        self._file.add(episode, self._num_frames, chunk, pages)
         self._num_frames += chunk.num_frames
 
     def _finish_file(self) -> None:
@@ -150,6 +151,11 @@ class _Chunk:
                 self.present[column] |= 1 << self.num_frames
         self.num_frames += 1
 
+    def largest(self, spec: FeatureSpec) -> int:
+        """Bytes of the feature's largest frame."""
+        sizes = [math.prod(blob.shape) for blob in self.blobs[spec.name]]
+        return max(sizes, default=0) * spec.dtype.itemsize
+
 
 class _OpenFile:
     """A record file being written, and its rows of the index so far."""
@@ -169,26 +175,26 @@ class _OpenFile:
         self,
         episode: EpisodePart,
         first_frame: int,
-        num_frames: int,
+        chunk: _Chunk,
         pages: Sequence[bytes],
-        present: Sequence[int],
     ) -> None:
         _align(self.upload)  # on a storage that cannot rewind, a failed write leaves a stray end
         if not self._episodes or self._episodes[-1].uid != episode.uid:
             self._episodes.append(episode)
             self._first = (len(self._chunks), len(self._gaps))
-        full = (1 << num_frames) - 1
+        full = (1 << chunk.num_frames) - 1
         self._gaps += [
             (len(self._chunks), feature, bits)
-            for feature, bits in enumerate(present)
+            for feature, bits in enumerate(chunk.present)
             if bits != full
         ]
         start, lengths = self.upload.tell(), np.array([len(page) for page in pages])
-        row = np.zeros(1, chunk_row(len(self._schema)))
+        row = np.zeros(1, chunk_row(len(self._schema), len(self._schema.variable)))
         row["episode"] = len(self._episodes) - 1
-        row["num_frames"], row["first_frame"], row["offset"] = num_frames, first_frame, start
+        row["num_frames"], row["first_frame"], row["offset"] = chunk.num_frames, first_frame, start
         row["pages"]["length"] = lengths
         row["pages"]["crc32c"] = [crc32c(page) for page in pages]
+        row["largest"] = [chunk.largest(spec) for spec in self._schema.variable]
         self._chunks.append(row)
         for page in pages:
             self.upload.write(page)

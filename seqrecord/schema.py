@@ -162,6 +162,11 @@ class Schema(Mapping[str, FeatureSpec]):
         """Decoded bytes of one frame with every feature present."""
         return sum(spec.nbytes for spec in self.values())
 
+    @property
+    def variable(self) -> list[FeatureSpec]:
+        """The features with a variable dimension, in their order."""
+        return [spec for spec in self.values() if not spec.is_fixed]
+
     def position(self, name: str) -> int:
         """The feature's column in the index."""
         return list(self._features).index(name)

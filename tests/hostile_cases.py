@@ -121,6 +121,21 @@ def _length(row: int, column: int, value: int) -> Change:
     return _record(change)
 
 
+def _largest(row: int, value: int) -> Change:
+    """What a chunk row says of the largest `blob`: 8, 16 and 20 bytes by right."""
+
+    def change(parts: RecordParts) -> None:
+        parts.chunks[row]["largest"][0] = value
+
+    return _record(change)
+
+
+def _no_frame(parts: RecordParts) -> None:
+    """The second chunk has no `blob`, yet a largest one."""
+    parts.gaps["present"] = 0
+    parts.chunks[1]["pages"][1]["length"] = 0
+
+
 def _gaps(*rows: tuple[int, int, int]) -> Change:
     def change(parts: RecordParts) -> None:
         parts.gaps = np.array(list(rows), parts.gaps.dtype)
@@ -140,6 +155,8 @@ def _page(change: Callable[[bytearray], bytearray]) -> Change:
         start, length = 64, int(parts.chunks[0]["pages"][1]["length"])
         page = change(parts.pages[start : start + length])
         parts.chunks[0]["pages"][1]["length"] = len(page)
+        shapes = struct.unpack_from("<2I", page, 12)
+        parts.chunks[0]["largest"][0] = min(4 * max(shapes), 1 << 30)
         assert len(page) <= 128
         parts.pages[start : start + 64] = page.ljust(-(-len(page) // 64) * 64, b"\0")
         moved = (len(parts.pages) + 63) // 64 * 64 - len(parts.pages)
@@ -425,6 +442,11 @@ _CHUNKS = [
     Case("page of 0 bytes", _length(0, 1, 0), FormatError, "impossible length"),
     Case("page of less than its table", _length(0, 1, 19), FormatError, "impossible length"),
     Case("page of 2**32 - 1 bytes", _length(2, 1, 2**32 - 1), FormatError, "outside its file"),
+    Case("largest frame of 2**40 bytes", _largest(0, 2**40), FormatError, "impossible largest"),
+    Case("largest frame of half an element", _largest(0, 6), FormatError, "impossible largest"),
+    Case("largest frame of a page of no frames", _record(_no_frame), FormatError, "impossible"),
+    Case("largest frame too small", _largest(0, 4), FormatError, "not as large as the index says"),
+    Case("largest frame too large", _largest(0, 12), FormatError, "not as large as the index says"),
     Case("bitmap of no chunk", _gaps((3, 0, 1)), FormatError, "no chunk"),
     Case("bitmap of chunk 2**32 - 1", _gaps((2**32 - 1, 0, 1)), FormatError, "no chunk"),
     Case("bitmap of no feature", _gaps((0, 2, 1)), FormatError, "no feature"),
@@ -685,6 +707,12 @@ _INDEX = [
     ),
     Case("page checksum", _column("chunks", "page_crc32c", [[0, 0]] * 3), ChecksumError, "page"),
     Case("chunks exchanged", _column("chunks", "offset", [192, 64, 320]), ChecksumError, "page"),
+    Case(
+        "largest frame of the index",
+        _column("chunks", "largest_frame", [[8], [16], [24]]),
+        FormatError,
+        "not as large as the index says",
+    ),
     Case("bitmap of the index", _column("gaps", "chunk", [3]), FormatError, "no chunk"),
 ]
 

@@ -59,10 +59,11 @@ def _footer() -> Footer:
     schema = Schema(
         [FeatureSpec("a", np.dtype("u1"), (2,)), FeatureSpec("b", np.dtype("u1"), (None,))]
     )
-    chunks = np.zeros(2, chunk_row(2))
+    chunks = np.zeros(2, chunk_row(2, 1))
     chunks["num_frames"], chunks["first_frame"], chunks["offset"] = [2, 1], [0, 2], [64, 192]
     chunks["pages"]["length"] = [[4, 25], [2, 0]]
     chunks["pages"]["crc32c"] = [[1, 2], [3, 0]]
+    chunks["largest"] = [[3], [0]]
     gaps = np.array([(1, 1, 0)], GAP_ROW)
     return Footer(schema, _ID.hex(), (EpisodePart("k", "0" * 32, 5, 2, 3, "{}"),), chunks, gaps)
 
@@ -77,8 +78,8 @@ def test_footer_bytes() -> None:
         b'"num_frames":3,"metadata":"{}"}]}'
     )
     text += b" " * (-(len(text) + 4) % 8)
-    rows = struct.pack("<4IQ4I", 0, 2, 0, 0, 64, 4, 1, 25, 2)
-    rows += struct.pack("<4IQ4I", 0, 1, 2, 0, 192, 2, 3, 0, 0)
+    rows = struct.pack("<4IQ4IQ", 0, 2, 0, 0, 64, 4, 1, 25, 2, 3)
+    rows += struct.pack("<4IQ4IQ", 0, 1, 2, 0, 192, 2, 3, 0, 0, 0)
     rows += struct.pack("<IIQ", 1, 1, 0)
     body = struct.pack("<I", len(text)) + text + rows
     length = struct.pack("<Q", len(body))
@@ -116,7 +117,7 @@ def _footers(draw: st.DrawFn) -> Footer:
         )
         sizes = [cut] * full + [last] * bool(last)
         rows += [(number, n, (first + i) * cut) for i, n in enumerate(sizes)]
-    chunks = np.zeros(len(rows), chunk_row(count))
+    chunks = np.zeros(len(rows), chunk_row(count, len(schema.variable)))
     for field, values in zip(
         ("episode", "num_frames", "first_frame"), zip(*rows, strict=True), strict=True
     ):
@@ -131,16 +132,21 @@ def _footers(draw: st.DrawFn) -> Footer:
         GAP_ROW,
     )
     present = count_present(chunks["num_frames"], gaps, count)
+    variable = [spec.name for spec in schema.variable]
     at = 64
     for row, chunk in enumerate(chunks):
         at += 64 * draw(st.integers(0, 2))
         chunk["offset"] = at
         for column, spec in enumerate(schema.values()):
             n = int(present[row, column])
-            more = draw(st.integers(1, 99))
+            more = draw(st.integers(1, 99)) * spec.nbytes
             chunk["pages"][column]["length"] = (
                 n * spec.nbytes if spec.is_raw else (table_bytes(spec, n) + more if n else 0)
             )
+            if spec.name in variable and n:
+                least = -(-more // (n * spec.nbytes))
+                largest = draw(st.integers(least, more // spec.nbytes)) * spec.nbytes
+                chunk["largest"][variable.index(spec.name)] = largest
         at += int(page_offsets(chunk["pages"]["length"])[-1])
     return Footer(schema, _ID.hex(), tuple(parts), chunks, gaps)
 

@@ -33,6 +33,7 @@ def _index() -> Index:
         offset=np.array([64, 64, 256], np.uint64),
         page_length=np.array([[4, 30], [2, 0], [4, 40]], np.uint32),
         page_crc32c=np.array([[1, 2], [3, 0], [5, 6]], np.uint32),
+        largest_frame=np.array([[9], [0], [20]], np.uint32),
         gaps=np.array([(1, 1, 0)], GAP_ROW),
     )
 

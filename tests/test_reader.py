@@ -376,6 +376,7 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
         offset=np.tile(64 + np.arange(CHUNKS, dtype=np.uint64) * 64 * 5000, FILES),
         page_length=rng.integers(1000, 60_000, (count, 5)).astype(np.uint32),
         page_crc32c=rng.integers(0, 2**32, (count, 5)).astype(np.uint32),
+        largest_frame=np.empty((count, 0), np.uint32),
         gaps=np.empty(0, GAP_ROW),
     )
     _commit(LocalStorage(folder), index)

@@ -23,6 +23,7 @@ from seqrecord.storage import LocalStorage
 from seqrecord.verification import VerifyProgress, verify
 from seqrecord.verification.agreement import Unlisted, compare_footer
 from tests.datasets import write_small
+from tests.tiny import RecordParts, change_record, write_tiny
 
 
 @pytest.fixture
@@ -311,3 +312,27 @@ def test_a_complete_episode_that_the_index_forgot(tmp_path: Path) -> None:
     unlisted = Unlisted()
     unlisted.add("records/a.seqrec", parts)
     assert unlisted.problems("here") == []
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_largest_frame_that_the_page_does_not_have(tmp_path: Path, deep: bool) -> None:
+    write_tiny(tmp_path)
+
+    def claim_less(parts: RecordParts) -> None:
+        parts.chunks["largest"][0] = 4
+
+    change_record(tmp_path, claim_less)
+    reindex(tmp_path, created_by="test")
+    [problem] = verify(tmp_path, deep=deep).problems
+    assert "largest frame" in str(problem)
+    assert (problem.expected, problem.got) == ("4 bytes", "8 bytes")
+    assert (problem.feature, problem.offset) == ("blob", 128)
+
+
+def test_index_and_footer_must_agree_on_the_largest_frame(tmp_path: Path) -> None:
+    write_tiny(tmp_path)
+    index, footer, rows = _loaded(tmp_path)
+    assert compare_footer(footer, index, rows) == ([], [])
+    changed = dataclasses.replace(index, **_changed("largest_frame", (0, 0), 4)(index))
+    [error] = compare_footer(footer, changed, rows)[0]
+    assert "different largest frames" in str(error)

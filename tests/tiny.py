@@ -162,7 +162,8 @@ def split_record(data: bytes) -> RecordParts:
     (size,) = struct.unpack_from("<I", data, start)
     head = json.loads(data[start + 4 : start + 4 + size])
     at = start + 4 + size
-    row = chunk_row(len(head["schema"]))
+    schema = Schema.from_json(head["schema"])
+    row = chunk_row(len(schema), len(schema.variable))
     return RecordParts(
         bytearray(data[:60]),
         bytearray(data[64:start]),

@@ -88,7 +88,7 @@ class Footer:
     schema: Schema
     file_id: str
     episodes: tuple[EpisodePart, ...]
-    chunks: npt.NDArray[Any]  # of chunk_row(len(schema))
+    chunks: npt.NDArray[Any]  # of chunk_row(len(schema), len(schema.variable))
     gaps: npt.NDArray[Any]  # of GAP_ROW, ordered by chunk and feature
 
 
@@ -215,7 +215,7 @@ def _parse_footer_body(body: memoryview, offset: int) -> Footer:
     if len({part.uid for part in episodes}) != len(episodes):
         raise FormatError("an episode is listed twice in one footer")
 
-    row, rows = chunk_row(len(schema)), body[_U32.size + size :]
+    row, rows = chunk_row(len(schema), len(schema.variable)), body[_U32.size + size :]
     counts = [head["num_chunks"], head["num_gaps"]]
     if any(isinstance(n, bool) or not isinstance(n, int) or not 0 <= n < 2**32 for n in counts):
         raise FormatError("impossible counts in the footer", got=repr(counts)[:100])
@@ -233,7 +233,8 @@ def _parse_footer_body(body: memoryview, offset: int) -> Footer:
     sizes = np.array([part.chunk_frames for part in episodes], np.int64)
     check_chunks(chunks, totals, sizes, offset)
     check_gaps(gaps, chunks["num_frames"], schema, offset)
-    check_pages(chunks["pages"]["length"], chunks["num_frames"], gaps, schema, offset)
+    lengths, largest = chunks["pages"]["length"], chunks["largest"]
+    check_pages(lengths, largest, chunks["num_frames"], gaps, schema, offset)
     return Footer(schema, file_id, episodes, chunks, gaps)
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from seqrecord.errors import FormatError
 from seqrecord.format.pages import ALIGNMENT, page_offsets, table_bytes
-from seqrecord.schema import Schema
+from seqrecord.schema import MAX_FRAME_BYTES, FeatureSpec, Schema
 
 __all__ = [
     "GAP_ROW",
@@ -34,8 +34,12 @@ GAP_ROW = np.dtype([("chunk", "<u4"), ("feature", "<u4"), ("present", "<u8")])
 """Frames that lack a feature: bit i of `present` is set where frame i of the chunk has it."""
 
 
-def chunk_row(num_features: int) -> np.dtype[Any]:
-    """One chunk of a record file: whose frames it holds, where, and its pages in schema order."""
+def chunk_row(num_features: int, num_variable: int) -> np.dtype[Any]:
+    """One chunk of a record file: whose frames it holds, where, and its pages in schema order.
+
+    `largest` is of the features with a variable dimension: the bytes of the page's largest frame
+    when it is decoded.
+    """
     page = np.dtype([("length", "<u4"), ("crc32c", "<u4")])
     return np.dtype(
         [
@@ -45,6 +49,7 @@ def chunk_row(num_features: int) -> np.dtype[Any]:
             ("reserved", "<u4"),
             ("offset", "<u8"),
             ("pages", page, (num_features,)),
+            ("largest", "<u8", (num_variable,)),
         ]
     )
 
@@ -106,6 +111,7 @@ def check_gaps(
 
 def check_pages(
     lengths: npt.NDArray[Any],
+    largest: npt.NDArray[Any],
     num_frames: npt.NDArray[Any],
     gaps: npt.NDArray[Any],
     schema: Schema,
@@ -113,11 +119,13 @@ def check_pages(
     *,
     first: int = 0,
 ) -> None:
-    """Every page has a length that its frames can have; `lengths` is [chunks, features].
+    """Every page has a length, and a largest frame, that its frames can have.
 
+    `lengths` is [chunks, features], `largest` [chunks, features with a variable dimension].
     `first` is the number of the first chunk among those that the error counts.
     """
     count = count_present(num_frames, gaps, len(schema))
+    variable = {spec.name: column for column, spec in enumerate(schema.variable)}
     for column, spec in enumerate(schema.values()):
         n, length = count[:, column], lengths[:, column]
         if spec.is_raw:
@@ -125,6 +133,26 @@ def check_pages(
         else:
             fits = np.where(n == 0, length == 0, length >= table_bytes(spec, n))
         check_rows(fits, f"a page of {spec.name} of an impossible length", offset, first=first)
+        if spec.name in variable:
+            fits = _can_be_largest(largest[:, variable[spec.name]], n, length, spec)
+            message = f"a page of {spec.name} with an impossible largest frame"
+            check_rows(fits, message, offset, first=first)
+
+
+def _can_be_largest(
+    largest: npt.NDArray[Any],
+    count: npt.NDArray[np.int64],
+    length: npt.NDArray[Any],
+    spec: FeatureSpec,
+) -> npt.NDArray[np.bool_]:
+    """Whether a page of so many frames, and of such length, can hold a largest one of this size."""
+    nbytes: npt.NDArray[np.int64] = np.minimum(largest, MAX_FRAME_BYTES + 1).astype(np.int64)
+    fits: npt.NDArray[np.bool_]
+    fits = (nbytes <= MAX_FRAME_BYTES) & (nbytes % spec.nbytes == 0) & ((count > 0) | (nbytes == 0))
+    if not spec.codec:  # then blobs are the frames' bytes
+        blobs = np.where(count > 0, length.astype(np.int64) - table_bytes(spec, count), 0)
+        fits = fits & (nbytes <= blobs) & (blobs <= count * nbytes)
+    return fits
 
 
 def count_present(

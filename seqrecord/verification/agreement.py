@@ -103,6 +103,7 @@ def _differing(
         "num_frames": chunks["num_frames"] != index.frames_per_chunk()[rows],
         "page lengths": (chunks["pages"]["length"] != index.page_length[rows]).any(axis=1),
         "page checksums": (chunks["pages"]["crc32c"] != index.page_crc32c[rows]).any(axis=1),
+        "largest frames": (chunks["largest"] != index.largest_frame[rows]).any(axis=1),
         "missing frames": _gaps_differ(footer, index, rows, place),
     }
     pairs, inverse = np.unique(

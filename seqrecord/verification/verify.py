@@ -215,8 +215,15 @@ class _State:
                 yield from self._order[self._bounds[number] : self._bounds[number + 1]].tolist()
 
     def read_chunk(self, row: int) -> _ChunkResult:
-        """Every page against its checksum."""
-        return self._read(row)[0]
+        """Every page against its checksum; shapes that vary against what the index counts on."""
+        result, pages = self._read(row)
+        for page, data in pages:
+            if page.largest is not None:
+                try:
+                    self._reader.shapes(page, data)
+                except SeqRecordError as error:
+                    result.problems.append(error)
+        return result
 
     def decode_chunk(self, row: int) -> _ChunkResult:
         """Every page against its checksum; every frame of those that match, decoded."""

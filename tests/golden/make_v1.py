@@ -260,10 +260,11 @@ def hexdump() -> str:
         x.join([x.encode_frame(np.array(frame, u1)) for frame in ([1, 2], [3, 4], [5, 6])]),
         y.join([y.encode_frame(np.array(frame, u1)) for frame in ([7], [8, 9])]),
     ]
-    chunk = np.zeros(1, chunk_row(2))
+    chunk = np.zeros(1, chunk_row(2, 1))
     chunk["num_frames"], chunk["offset"] = 3, 64
     chunk["pages"]["length"] = [len(page) for page in pages]
     chunk["pages"]["crc32c"] = [crc32c(page) for page in pages]
+    chunk["largest"] = 2
     part = EpisodePart("a/b", "f" * 32, 0, 8, 3, "{}")
     gaps = np.array([(0, 1, 0b101)], GAP_ROW)
     data = encode_header(bytes(range(16))) + b"".join(page.ljust(64, b"\0") for page in pages)
