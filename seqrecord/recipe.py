@@ -36,7 +36,7 @@ CHUNK_FRAMES = 32  # at most, however small the frames
 _UNKNOWN_FRAME_BYTES = 6 << 20  # assumed of a feature with a variable dimension
 
 Codecs: TypeAlias = "str | Mapping[str, str | Sequence[CodecConfig]]"
-"""A preset for all features, or by feature name a preset or a chain of codec configurations."""
+"""A codec's name for all features, or by feature name one or a chain of codec configurations."""
 
 InputFrame: TypeAlias = "Mapping[str, npt.ArrayLike | EncodedImage]"
 

@@ -51,9 +51,11 @@ class SeqRecordWriter:
     Args:
         destination: local path or URL of the dataset.
         schema: the features. By default they are those of the first chunk of frames.
-        codecs: a preset for all features (`raw`, `fast`, `balanced`, `small`), or a preset or a
-            chain of codec configurations by feature name; features that are not named are
-            `balanced`. Overrides the codecs in `schema`. A dataset that is added to keeps its own.
+        codecs: a codec's name for all features, or by feature name one or a chain of codec
+            configurations; features that are not named are `balanced`. Names are the lossless
+            presets `raw`, `fast`, `balanced` and `small`, and for images `png`, `jpeg` and
+            `jpeg:quality=90`, of which JPEG loses data. Overrides the codecs in `schema`. A
+            dataset that is added to keeps its own.
         chunk_frames: frames a chunk, 1 to 64; by default as many as fit 48 MiB, 32 at most.
         record_bytes: size at which a record file is full.
         mode: `create` a dataset where nothing is, `append` episodes to one, or `resume` an

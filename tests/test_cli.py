@@ -109,9 +109,31 @@ def test_write_takes_one_preset_for_all_and_others_for_some(tmp_path: Path) -> N
     assert chains("depth_left=raw") == {**balanced, "depth_left": []}
     assert chains("fast", "mask=raw") == {**fast, "mask": []}
     assert chains('seg_left=[{"id": "zlib", "level": 1}]', "raw") == {**raw, "seg_left": ["zlib"]}
+    assert chains('[{"id": "zlib", "level": 1}]', "mask=raw") == {
+        **{name: ["zlib"] for name in raw},
+        "mask": [],
+    }
     kept = chains("fast", "mask=raw", keep=True)
     images = {"image_left": ["seqrecord.image"], "image_right": ["seqrecord.image"]}
     assert kept == {**fast, **images, "mask": []}
+
+
+def test_write_takes_jpeg_by_name(tmp_path: Path) -> None:
+    write_v1(tmp_path / "t" / "a" / "Easy" / "P000", make_frames(0, 2, size=(32, 40)))
+
+    def image_chain(*options: str) -> list[Any]:
+        destination = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        run("write", "--src", tmp_path / "t", "--dst", destination, "--workers", 1, *options)
+        with open_dataset(destination) as dataset:
+            return [dict(config) for config in dataset.features["image_left"].codec]
+
+    jpeg = {"id": "seqrecord.image", "format": "jpeg"}
+    assert image_chain("--codec", "image_left=jpeg") == [{**jpeg, "quality": 90}]
+    assert image_chain("--codec", "image_left=jpeg:quality=75") == [{**jpeg, "quality": 75}]
+    images = ["--features", "image_left,image_right"]
+    assert image_chain("--codec", "jpeg:quality=75", *images) == [{**jpeg, "quality": 75}]
+    mixed = ["--codec", "jpeg:quality=75", "--codec", "image_right=raw"]
+    assert image_chain(*mixed, *images) == [{**jpeg, "quality": 75}]
 
 
 def test_write_skips_bad_episodes_and_says_so(tree: Path) -> None:
@@ -233,7 +255,7 @@ def test_view(dataset: Path, tmp_path: Path) -> None:
         (["write", "--src", "{tree}", "--resume", "--append"], "exclude each other"),
         (["write", "--src", "{tree}", "--record-size", "many"], "not a size: 'many'"),
         (["write", "--src", "{tree}", "--chunk-frames", "65"], "65 is not in the range"),
-        (["write", "--src", "{tree}", "--codec", "raw", "--codec", "fast"], "two presets"),
+        (["write", "--src", "{tree}", "--codec", "raw", "--codec", "fast"], "two codecs for all"),
         (["write", "--src", "{tree}", "--codec", "a=raw", "--codec", "a=raw"], "two codecs for a"),
         (["write", "--src", "{tree}", "--codec", "a=[1"], "not JSON"),
         (["write", "--src", "{tree}", "--features", "a,,b"], "not a list of names"),
@@ -256,7 +278,8 @@ def test_wrong_use(tree: Path, dataset: Path, arguments: list[str], message: str
     ("arguments", "message"),
     [
         (["write", "--src", "{dataset}/none"], "no such folder of originals"),
-        (["write", "--src", "{tree}", "--codec", "best"], "no such codec preset"),
+        (["write", "--src", "{tree}", "--codec", "best"], "no such codec"),
+        (["write", "--src", "{tree}", "--codec", "image_left=jpeg:q=9"], "jpeg takes quality"),
         (["write", "--src", "{tree}", "--codec", "none=raw"], "a feature that is not there"),
         (["write", "--src", "{tree}", "--features", "none"], "no such feature in this tree"),
         (["write", "--src", "{tree}", "--dst", "{dataset}"], "a dataset is there already"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import struct
 import subprocess
 import sys
@@ -440,6 +441,49 @@ def test_kept_jpeg() -> None:
         codec.encode(frame)
     lossy = codec_for([{**JPEG, "quality": 95}], frame)
     lossy.decode_into(lossy.encode(frame), out)
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("png", PNG),
+        ("jpeg", {**JPEG, "quality": 90}),
+        ("jpeg:quality=1", {**JPEG, "quality": 1}),
+        ("jpeg:quality=100", {**JPEG, "quality": 100}),
+    ],
+)
+def test_image_codecs_by_name(name: str, config: dict[str, Any]) -> None:
+    frame = smooth(40, 60, 3)
+    assert resolve(name, frame.dtype, frame.shape, feature="x") == (config,)
+    out = np.empty_like(frame)
+    codec = codec_for(name, frame)
+    codec.decode_into(codec.encode(frame), out)
+    options = {"quality": config["quality"]} if "quality" in config else {}
+    with Image.open(io.BytesIO(encoded(frame, config["format"], **options))) as image:
+        np.testing.assert_array_equal(out, np.asarray(image))
+    assert np.array_equal(out, frame) == (name == "png")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("jpg", "no codec is named 'jpg'"),
+        ("", "no codec is named ''"),
+        ("raw:level=1", "raw takes no parameter, not 'level=1'"),
+        ("png:quality=90", "png takes no parameter, not 'quality=90'"),
+        ("jpeg:quality", "jpeg takes quality, not 'quality'"),
+        ("jpeg:quality=90,", "jpeg takes quality, not ''"),
+        ("jpeg:quality=high", "quality is not a number: 'high'"),
+        ("jpeg:quality=101", "does not take 'quality' of 101"),
+        ("jpeg:quality=90.5", "does not take 'quality' of 90.5"),
+        ("jpeg:quality=true", "does not take 'quality' of True"),
+        ("jpeg:quality=[1]", "does not take 'quality' of"),
+    ],
+)
+def test_names_that_are_no_codec(name: str, why: str) -> None:
+    with pytest.raises(SchemaError, match=re.escape(why)) as caught:
+        resolve(name, "u1", (40, 60, 3), feature="x")
+    assert caught.value.feature == "x"
 
 
 def test_images_that_cannot_be_kept() -> None:

@@ -23,7 +23,7 @@ from seqrecord.cli.terminal import (
 )
 from seqrecord.cli.timing import bench, trace
 from seqrecord.clips import ClipSpec
-from seqrecord.codecs import PRESETS
+from seqrecord.codecs import CODEC_NAMES
 from seqrecord.conversion import ConvertReport, Progress, convert
 from seqrecord.destination import WriteMode
 from seqrecord.drawing import view as draw_view
@@ -68,9 +68,9 @@ def main(context: click.Context) -> None:
     "--codec",
     "codecs",
     multiple=True,
-    metavar="PRESET|FEATURE=PRESET",
-    help=f"One of {', '.join(PRESETS)}, for all features or for one; can be repeated. A list of "
-    "codec configurations in JSON may stand for a preset. [balanced]",
+    metavar="CODEC|FEATURE=CODEC",
+    help=f"One of {', '.join(CODEC_NAMES)}, jpeg:quality=90, or a list of codec configurations in "
+    "JSON; for all features or for one; can be repeated. [balanced]",
 )
 @click.option("--workers", type=AT_LEAST_1, help="Processes. [one for each core]")
 @click.option("--resume", is_flag=True, help="Go on after an interrupted write.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 import traceback
@@ -33,6 +34,7 @@ __all__ = [
 PROGRAM = "seqrecord"
 
 _FAILED, _MISUSED, _INTERRUPTED = 1, 2, 130
+_FEATURE = re.compile(r"[\w.-]*", re.ASCII)  # no character that tells a codec from a name
 
 
 class Interrupted(click.ClickException):
@@ -201,26 +203,31 @@ class FrameRange(_Parsed):
 def parse_codecs(
     values: Sequence[str], features: Callable[[], Sequence[str]]
 ) -> str | dict[str, Any] | None:
-    """What repeated `--codec` options ask for: presets by feature, beside one for all others.
+    """What repeated `--codec` options ask for: codecs by feature, beside one for all others.
 
     `features` tells which others there are; it is called only where that matters.
     """
-    bare = [value for value in values if "=" not in value]
+    bare: list[str] = []
     named: dict[str, Any] = {}
-    if len(bare) > 1:
-        raise click.BadParameter(f"two presets for all features: {', '.join(bare)}")
     for value in values:
         name, equals, codec = value.partition("=")
-        if equals:
-            if name in named:
-                raise click.BadParameter(f"two codecs for {name}")
-            named[name] = _parse_chain(codec) if codec.startswith("[") else codec
-    if not named:
-        return bare[0] if bare else None
-    return {**dict.fromkeys(features() if bare else (), *bare), **named}
+        if not equals or not _FEATURE.fullmatch(name):  # jpeg:quality=90, or JSON
+            bare.append(value)
+        elif name in named:
+            raise click.BadParameter(f"two codecs for {name}")
+        else:
+            named[name] = _parse_codec(codec)
+    if len(bare) > 1:
+        raise click.BadParameter(f"two codecs for all features: {' and '.join(bare)}")
+    others = _parse_codec(bare[0]) if bare else None
+    if not named and not isinstance(others, list):
+        return others
+    return {**dict.fromkeys(features() if bare else (), others), **named}
 
 
-def _parse_chain(text: str) -> Any:
+def _parse_codec(text: str) -> Any:
+    if not text.startswith("["):
+        return text
     try:
         return json.loads(text)
     except ValueError as error:

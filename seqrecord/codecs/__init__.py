@@ -1,6 +1,7 @@
 """Codecs: presets, lookup in a closed list, and size-bounded decoding into a given buffer."""
 
 from seqrecord.codecs.chain import (
+    CODEC_NAMES,
     PRESETS,
     CodecConfig,
     EncodedImage,
@@ -11,6 +12,7 @@ from seqrecord.codecs.chain import (
 )
 
 __all__ = [
+    "CODEC_NAMES",
     "PRESETS",
     "CodecConfig",
     "EncodedImage",

@@ -18,11 +18,13 @@ import numpy.typing as npt
 from seqrecord.codecs.compressors import COMPRESSORS, ERRORS, Compressor
 from seqrecord.codecs.filters import Bias, Delta, SubtractGreen, UIntArray, Zigzag
 from seqrecord.codecs.images import FORMATS, check_storable, decode_image_into, encode_image, probe
-from seqrecord.codecs.presets import PRESETS, CodecConfig, preset_chain
+from seqrecord.codecs.names import CODEC_NAMES, named_chain
+from seqrecord.codecs.presets import PRESETS, CodecConfig
 from seqrecord.codecs.scratch import MAX_SCRATCH_BYTES, scratch
 from seqrecord.errors import CodecError, SchemaError
 
 __all__ = [
+    "CODEC_NAMES",
     "PRESETS",
     "CodecConfig",
     "EncodedImage",
@@ -63,20 +65,24 @@ def resolve(
 ) -> tuple[CodecConfig, ...]:
     """The chain that `codec` means for a feature of this dtype and frame shape.
 
-    `codec` is a preset's name or a chain of configurations, which is checked and returned. A
-    dimension of `None` varies. Raises `SchemaError` for an unknown preset, id, parameter or value,
-    and for a chain that does not fit the dtype and shape.
+    `codec` is a name, of a preset or of an image codec (`jpeg:quality=90`), or a chain of
+    configurations, which is checked and returned. A dimension of `None` varies. Raises
+    `SchemaError` for an unknown name, id, parameter or value, and for a chain that does not fit
+    the dtype and shape.
     """
     dtype = np.dtype(dtype)
+    chain: Sequence[CodecConfig]
     if isinstance(codec, str):
-        if codec not in PRESETS:
+        try:
+            chain = named_chain(codec, dtype, shape)
+        except ValueError as error:
             raise SchemaError(
-                "no such codec preset",
+                f"no such codec: {error}",
                 feature=feature,
-                expected=f"one of {', '.join(PRESETS)}, or a list of codec configurations",
+                expected=f"one of {', '.join(CODEC_NAMES)}, jpeg:quality=90, or a list of codec "
+                "configurations",
                 got=repr(codec)[:200],
-            )
-        chain: Sequence[CodecConfig] = preset_chain(codec, dtype, shape)
+            ) from error
     else:
         chain = codec
     _build(chain, dtype, shape, feature)

@@ -96,7 +96,7 @@ def encode_image(frame: npt.NDArray[Any], name: str, quality: int | None = None)
     """
     check_storable(frame.dtype, frame.shape, name)
     if name == "jpeg" and quality is None:
-        raise ValueError("encoding an array as JPEG loses data: give a quality to ask for it")
+        raise ValueError("encoding an array as JPEG loses data: name a quality, as jpeg:quality=90")
     options: dict[str, Any] = {"quality": quality} if name == "jpeg" else {"compress_level": 6}
     file = io.BytesIO()
     try:
