@@ -27,7 +27,7 @@ $(SERVICES)/installed: tests/services/package.json tests/services/package-lock.j
 install-bench: $(INSTALLED) ## Install what the comparison of loaders measures against; 2 GB
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[azure,bench]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/tartanair/no-deps.txt
-	rm -rf $(VENV)/microsoft-seqrecord # it has our name, so it lies apart
+	rm -rf $(VENV)/microsoft-seqrecord # it imports as ours does, so it lies apart
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/microsoft-seqrecord seqrecord==0.1.8
 
 install-ffcv: install-bench ## Install FFCV, which is compiled; needs libopencv-dev, libturbojpeg0-dev and g++

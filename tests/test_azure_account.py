@@ -185,6 +185,10 @@ def test_an_endpoint_of_the_options_comes_first() -> None:
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("azure.identity", "azure.storage.blob"):
         monkeypatch.setitem(sys.modules, module, None)
-    for make in (resolve(HTTPS).token_credential, resolve(HTTPS).container_client):
-        with pytest.raises(LocationError, match=r"pip install 'seqrecord\[azure\]'"):
+    account = resolve(HTTPS)
+    for make, package in (
+        (account.token_credential, "azure-identity"),
+        (account.container_client, "azure-storage-blob"),
+    ):
+        with pytest.raises(LocationError, match=f": pip install {package};"):
             make()

@@ -125,8 +125,7 @@ def load_imagecodecs(path: Path | None = None) -> Any:
         import imagecodecs
     except ImportError as error:
         raise SourceError(
-            "16-bit colour PNGs (TartanAir V2's flow) need imagecodecs: "
-            "pip install 'seqrecord[images]'",
+            "16-bit colour PNGs (TartanAir V2's flow) need imagecodecs: pip install imagecodecs",
             file=None if path is None else str(path),
         ) from error
     return imagecodecs

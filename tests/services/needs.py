@@ -25,7 +25,7 @@ def need_azurite() -> None:
     try:
         import azure.storage.blob  # noqa: F401 - what talks to it
     except ImportError:
-        _give_up("no azure-storage-blob: `pip install 'seqrecord[azure]'` installs it")
+        _give_up("no azure-storage-blob: `pip install azure-storage-blob` installs it")
 
 
 def need_mount() -> None:

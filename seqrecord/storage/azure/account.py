@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -10,14 +11,26 @@ from seqrecord.errors import LocationError
 from seqrecord.storage.azure.settings import azure_settings, one_credential
 from seqrecord.storage.url import Location
 
-__all__ = ["MISSING", "PARTIAL", "AzureAccount", "CredentialKind"]
+__all__ = ["PARTIAL", "AzureAccount", "CredentialKind", "is_installed", "missing"]
 
 CredentialKind: TypeAlias = Literal[
     "account key", "SAS", "client secret", "anonymous", "default chain"
 ]
 
-MISSING = "pip install 'seqrecord[azure]'"
 PARTIAL = "seqrecord_partial"  # metadata of a blob that is unfinished: to readers it is not there
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package of the index (`azure-storage-blob`) can be imported."""
+    try:
+        return importlib.util.find_spec(package.replace("-", ".")) is not None
+    except (ImportError, ValueError):  # of a package whose parent is missing, or half gone
+        return False
+
+
+def missing(*packages: str) -> str:
+    """The line that installs those of these packages that are missing, or all if none is."""
+    return f"pip install {' '.join([p for p in packages if not is_installed(p)] or packages)}"
 
 
 @dataclass(frozen=True)
@@ -106,7 +119,9 @@ class AzureAccount:
         try:
             from azure.identity import ClientSecretCredential, DefaultAzureCredential
         except ImportError:
-            raise LocationError(f"a package is missing: {MISSING}", file=self.endpoint) from None
+            raise LocationError(
+                f"a package is missing: {missing('azure-identity')}", file=self.endpoint
+            ) from None
         if self.client_secret is None:
             return DefaultAzureCredential()
         assert self.tenant_id is not None, "resolve wants all three"
@@ -132,7 +147,9 @@ class AzureAccount:
         try:
             from azure.storage.blob import ContainerClient
         except ImportError:
-            raise LocationError(f"a package is missing: {MISSING}", file=self.endpoint) from None
+            raise LocationError(
+                f"a package is missing: {missing('azure-storage-blob')}", file=self.endpoint
+            ) from None
         chosen = {"retry_total": 0, "connection_timeout": 20, "read_timeout": 60, **settings}
         return ContainerClient(
             self.endpoint, self.container, credential=self.client_credential(), **chosen

@@ -6,7 +6,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from seqrecord.errors import LocationError
-from seqrecord.storage.azure.account import MISSING, PARTIAL, AzureAccount
+from seqrecord.storage.azure.account import PARTIAL, AzureAccount, missing
 from seqrecord.storage.azure.reader import AzureReader
 from seqrecord.storage.base import check_path, short_read
 from seqrecord.storage.failures import call
@@ -72,7 +72,8 @@ def _filesystem(account: AzureAccount, timeout: float) -> Any:
         from azure.storage.blob.aio import BlobServiceClient
     except ImportError:
         raise LocationError(
-            f"a package is missing for adlfs: {MISSING}", file=account.endpoint
+            f"a package is missing for adlfs: {missing('adlfs', 'azure-storage-blob')}",
+            file=account.endpoint,
         ) from None
 
     class Filesystem(AzureBlobFileSystem):  # type: ignore[misc]

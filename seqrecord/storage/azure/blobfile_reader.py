@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from seqrecord.errors import LocationError
-from seqrecord.storage.azure.account import MISSING, AzureAccount
+from seqrecord.storage.azure.account import AzureAccount, missing
 from seqrecord.storage.azure.http import UNFINISHED, AzureHttp, HttpStatusError
 from seqrecord.storage.azure.reader import AzureReader
 from seqrecord.storage.base import check_path, short_read
@@ -68,7 +68,8 @@ class BlobfileReader(AzureReader):
             from blobfile._azure import ANONYMOUS, access_token_manager
         except ImportError:
             raise LocationError(
-                f"a package is missing for blobfile: {MISSING}", file=self.account.endpoint
+                f"a package is missing for blobfile: {missing('blobfile')}",
+                file=self.account.endpoint,
             ) from None
         # Anonymous as far as blobfile goes, so that it neither looks for credentials nor tries
         # them, nor writes them to a file in the user's home.

@@ -11,7 +11,7 @@ from typing import Any
 
 from seqrecord.errors import LocationError
 from seqrecord.ranges import ByteRange
-from seqrecord.storage.azure.account import MISSING, AzureAccount
+from seqrecord.storage.azure.account import AzureAccount, missing
 from seqrecord.storage.azure.http import SCOPE
 from seqrecord.storage.azure.http_reader import HttpReader
 from seqrecord.storage.azure.reader import AzureReader
@@ -103,7 +103,7 @@ def _store(account: AzureAccount, timeout: float) -> Any:
         from obstore.store import AzureStore
     except ImportError:
         raise LocationError(
-            f"a package is missing for obstore: {MISSING}", file=account.endpoint
+            f"a package is missing for obstore: {missing('obstore')}", file=account.endpoint
         ) from None
     # A provider comes before what obstore itself finds in the environment.
     credential: dict[str, Any] = {"credential_provider": _provider(account)}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from seqrecord.errors import LocationError
-from seqrecord.storage.azure.account import MISSING, AzureAccount
+from seqrecord.storage.azure.account import AzureAccount, is_installed, missing
 from seqrecord.storage.azure.storage import AzureStorage
 from seqrecord.storage.base import RangeReader
 from seqrecord.storage.options import StorageSettings
@@ -27,7 +26,7 @@ def open_azure(where: Location, settings: StorageSettings, rest: Mapping[str, An
     Raises `LocationError` for what is unclear, and where a package is missing.
     """
     account = AzureAccount.resolve(where, rest, os.environ)
-    backend = settings.backend or next(filter(_is_installed, _BACKENDS), None)
+    backend = settings.backend or next(filter(is_installed, _BACKENDS), None)
     if backend is not None and backend not in _BACKENDS:
         raise LocationError(
             "no such backend for Azure",
@@ -35,11 +34,13 @@ def open_azure(where: Location, settings: StorageSettings, rest: Mapping[str, An
             expected=f"one of {', '.join(_BACKENDS)}",
             got=backend,
         )
-    needed = [] if backend is None else [backend, "azure.storage.blob"]
-    if backend is None or not all(map(_is_installed, needed)):
+    needed = [backend or _BACKENDS[0], "azure-storage-blob"]
+    if not all(map(is_installed, needed)):
         raise LocationError(
-            f"a package is missing for {backend or 'Azure'}: {MISSING}", file=where.shown
+            f"a package is missing for {backend or 'Azure'}: {missing(*needed, 'azure-identity')}",
+            file=where.shown,
         )
+    assert backend is not None
     return AzureStorage(
         account,
         _reader(backend, account, where.shown.rstrip("/"), settings.deadline),
@@ -66,10 +67,3 @@ def _reader(backend: str, account: AzureAccount, shown: str, deadline: float) ->
     from seqrecord.storage.azure.blobfile_reader import BlobfileReader
 
     return BlobfileReader(account, shown, timeout=timeout)
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        return importlib.util.find_spec(package) is not None
-    except (ImportError, ValueError):  # of a package whose parent is missing, or half gone
-        return False
