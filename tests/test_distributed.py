@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
-import subprocess
-import sys
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +14,10 @@ from torch.utils.data import DataLoader
 
 from seqrecord.errors import ClipError
 from seqrecord.pipes import SeqRecordPipe, distributed
+from seqrecord.pipes.distributed import Ranks
 from seqrecord.plan import Split
 from tests.clip_data import names, write_numbered
+from tests.rank_jobs import check_once, finish, start
 
 
 @pytest.fixture(scope="module")
@@ -33,23 +34,88 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Any:
     return be
 
 
+def worker(monkeypatch: pytest.MonkeyPatch, number: int, count: int) -> None:
+    info = SimpleNamespace(id=number, num_workers=count)
+    monkeypatch.setattr(distributed, "get_worker_info", lambda: info)
+
+
 def test_alone() -> None:
-    assert distributed.current_split() == Split(0, 1)
+    assert Ranks().split() == Split(0, 1)
     assert distributed.worker_threads() == len(os.sched_getaffinity(0))
 
 
 def test_rank_by_rank_and_worker_by_worker(rank: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks()  # made before the rank is known
     rank(2, 3)
-    assert distributed.current_split() == Split(2, 3)
-    assert distributed.splits_of_workers(2) == [Split(4, 6), Split(5, 6)]
-    monkeypatch.setattr(
-        distributed, "get_worker_info", lambda: SimpleNamespace(id=1, num_workers=4)
-    )
-    assert distributed.current_split() == Split(9, 12)
+    assert ranks.split() == Split(2, 3)
+    assert ranks.splits_of_workers(2) == [Split(4, 6), Split(5, 6)]
+    worker(monkeypatch, 1, 4)
+    assert ranks.split() == Split(9, 12)
     assert distributed.worker_threads() == max(1, len(os.sched_getaffinity(0)) // 4)
-    assert distributed.split_beside(12) == Split()  # the filter deals out to all of them
-    assert distributed.split_beside(4) == Split(2, 3)  # … to the workers only
-    assert distributed.split_beside(1) == Split(9, 12)  # … to nobody
+    assert ranks.split_beside(12) == Split()  # the filter deals out to all of them
+    assert ranks.split_beside(4) == Split(2, 3)  # … to the workers only
+    assert ranks.split_beside(1) == Split(9, 12)  # … to nobody
+
+
+def test_ranks_that_are_given(rank: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank(2, 3)
+    assert Ranks(1, 5).split() == Split(1, 5)
+    assert Ranks(world_size=1).split() == Split()
+    assert Ranks(0, 1).splits_of_workers(2) == [Split(0, 2), Split(1, 2)]
+    worker(monkeypatch, 1, 2)
+    assert Ranks(1, 5).split() == Split(3, 10)
+    assert Ranks(1, 5).split_beside(2) == Split(1, 5)
+    assert Ranks(1, 3).split_beside(6) == Split()
+    for given in (Ranks(1, 5), Ranks(world_size=1)):
+        with pytest.raises(ClipError, match="leave the filter out"):
+            given.split_beside(6)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        (1, None),
+        (None, 2),
+        (0, None),
+        (2, 2),
+        (-1, 2),
+        (0, 0),
+        (0, -1),
+        (0.0, 2),
+        (True, 2),
+        ("0", 2),
+    ],
+)
+def test_ranks_that_make_no_sense(path: Path, given: tuple[Any, Any]) -> None:
+    with pytest.raises(ClipError, match="rank and world_size"):
+        SeqRecordPipe(path, clip_len=3, rank=given[0], world_size=given[1])
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "0"}, Split(2, 3)),
+        ({"LOCAL_RANK": "1", "WORLD_SIZE": "2"}, Split(1, 2)),
+        ({"LOCAL_RANK": "1", "WORLD_SIZE": "4", "NODE_RANK": "0"}, Split(1, 4)),
+        (
+            {"LOCAL_RANK": "1", "WORLD_SIZE": "4", "NODE_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
+            Split(3, 4),
+        ),
+        (
+            {"LOCAL_RANK": "0", "WORLD_SIZE": "6", "GROUP_RANK": "2", "LOCAL_WORLD_SIZE": "2"},
+            Split(4, 6),
+        ),
+        ({"LOCAL_RANK": "1"}, Split()),
+        ({"WORLD_SIZE": "1"}, Split()),
+        ({"LOCAL_RANK": "0", "WORLD_SIZE": "1"}, Split()),
+    ],
+)
+def test_environments(
+    environment: dict[str, str], expected: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert Ranks().split() == expected
 
 
 @pytest.mark.parametrize(
@@ -61,6 +127,11 @@ def test_rank_by_rank_and_worker_by_worker(rank: Any, monkeypatch: pytest.Monkey
         {"RANK": "-1", "WORLD_SIZE": "2"},
         {"RANK": "one", "WORLD_SIZE": "2"},
         {"RANK": "", "WORLD_SIZE": ""},
+        {"LOCAL_RANK": "2", "WORLD_SIZE": "2"},
+        {"LOCAL_RANK": "0", "WORLD_SIZE": "2", "NODE_RANK": "one"},
+        {"LOCAL_RANK": "0", "WORLD_SIZE": "4", "NODE_RANK": "1"},  # … of how many processes each?
+        {"LOCAL_RANK": "0", "WORLD_SIZE": "4", "NODE_RANK": "2", "LOCAL_WORLD_SIZE": "2"},
+        {"LOCAL_RANK": "2", "WORLD_SIZE": "4", "NODE_RANK": "-1", "LOCAL_WORLD_SIZE": "2"},
     ],
 )
 def test_an_environment_that_makes_no_sense(
@@ -68,8 +139,26 @@ def test_an_environment_that_makes_no_sense(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ClipError, match="RANK and WORLD_SIZE"):
-        distributed.current_split()
+    with pytest.raises(ClipError, match=r"make no sense.*give rank="):
+        Ranks().split()
+    pickle.dumps(Ranks())  # is no time to complain
+
+
+def test_a_rank_goes_to_processes_that_this_one_starts_and_no_further(rank: Any) -> None:
+    rank(1, 2)
+    sent = pickle.dumps(Ranks())
+    context = multiprocessing.get_context("fork")
+    with context.Pool(1) as pool:
+        rank(0, 4)  # as in a fork server, whose environment is an older one
+        assert pool.apply(_split_of, (sent, "7")) == Split(1, 2)
+        assert pool.apply(_split_of, (pickle.dumps(Ranks(3, 5)), "7")) == Split(3, 5)
+    assert pickle.loads(sent).split() == Split(0, 4)  # what it finds itself
+
+
+def _split_of(ranks: bytes, world_size: str) -> Split:
+    os.environ.update(RANK="0", WORLD_SIZE=world_size)
+    found: Ranks = pickle.loads(ranks)
+    return found.split()
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -118,56 +207,11 @@ def test_ranks_of_the_environment_with_a_sharding_filter(
     assert len(clips) == len(set(clips)) == total
 
 
-GROUP = """
-import json, sys
-import torch.distributed as dist
-from torch.utils.data import DataLoader
-from seqrecord import SeqRecordPipe
-from tests.clip_data import names
-
-def same(clip):
-    return {name: clip[name] for name in ("id", "episode", "start")}
-
-if __name__ == "__main__":
-    path, rank, store = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    found = {}
-    for workers in (0, 2):
-        for batch_size in (None, 4):
-            pipe = SeqRecordPipe(path, clip_len=3, features=["id"], batch_size=batch_size)
-            loader = DataLoader(pipe, batch_size=None, num_workers=workers)
-            found[f"pipe {workers} {batch_size}"] = [names(batch) for batch in loader]
-            assert len(loader) == len(found[f"pipe {workers} {batch_size}"])
-        chain = SeqRecordPipe(path, clip_len=3, features=["id"]).shuffle(buffer_size=10)
-        chain = chain.sharding_filter().map(same)
-        loader = DataLoader(chain, batch_size=None, num_workers=workers)
-        found[f"chain {workers}"] = [names(clip) for clip in loader]
-    chain = SeqRecordPipe(path, clip_len=3, features=["id"]).sharding_filter().map(same)
-    found["plain"] = [names(clip) for clip in chain]
-    print(json.dumps(found))
-    dist.destroy_process_group()
-"""
-
-
-def test_a_process_group(path: Path, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(GROUP)
-    root = Path(__file__).parents[1]
-    environment = {**os.environ, "PYTHONPATH": str(root), "GLOO_SOCKET_IFNAME": "lo"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(path), str(rank), str(tmp_path / "store")],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(2)
-    ]
-    outputs = [process.communicate(timeout=100) for process in ranks]
-    assert [process.returncode for process in ranks] == [0, 0], outputs
-    found = [json.loads(output) for output, _ in outputs]
-    total = SeqRecordPipe(path, clip_len=3, features=["id"]).clips.num_clips
-    for name in found[0]:
-        clips = [tuple(clip) for part in found for batch in part[name] for clip in batch]
-        assert len(clips) == len(set(clips)) == total, name
+@pytest.mark.parametrize(
+    "method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)]
+)
+def test_a_process_group(path: Path, tmp_path: Path, method: str) -> None:
+    script = ["-m", "tests.rank_jobs.process_group", str(path), str(tmp_path / "store"), method]
+    found = finish([start([*script, str(rank), "2"]) for rank in range(2)])
+    assert len(found) == 2
+    check_once(found, SeqRecordPipe(path, clip_len=3, features=["id"]).clips.num_clips)

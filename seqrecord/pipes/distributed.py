@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import operator
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch.distributed
 from torch.utils.data import get_worker_info
@@ -10,51 +15,88 @@ from torch.utils.data import get_worker_info
 from seqrecord.errors import ClipError
 from seqrecord.plan import Split
 
-__all__ = [
-    "current_split",
-    "rank_and_worker",
-    "split_beside",
-    "splits_of_workers",
-    "worker_threads",
-]
+__all__ = ["Rank", "Ranks", "worker_threads"]
 
 
-def current_split() -> Split:
-    """The part of this rank and worker: parts are numbered rank by rank, worker by worker.
+@dataclass(frozen=True)
+class Rank:
+    """Process `number` of the `count` that share an epoch."""
 
-    The rank is that of `torch.distributed` where it is initialized, else `RANK` of `WORLD_SIZE` in
-    the environment, as torchrun sets them. Raises `ClipError` if these make no sense.
+    number: int = 0
+    count: int = 1
+
+
+class Ranks:
+    """This process's rank, given or found, and its parts of an epoch. Picklable.
+
+    Args:
+        rank, world_size: the rank, and how many there are. `world_size=1` gives the whole epoch to
+            every process. Without both the rank is found anew each time: `torch.distributed`
+            tells it where it is initialized, else the environment.
+
+    A process started by this one, such as a DataLoader's worker, may have no process group, nor
+    this process's environment: the rank found here goes with the pickled object, and holds there.
+
+    Raises `ClipError` for numbers that make no sense.
     """
-    rank, world = _rank()
-    worker, workers = _worker()
-    return Split(rank * workers + worker, world * workers)
 
+    def __init__(self, rank: int | None = None, world_size: int | None = None) -> None:
+        self._given = None if rank is world_size is None else _check(rank, world_size)
+        self._sent: tuple[int, Rank] | None = None  # the process that pickled this, and its rank
 
-def splits_of_workers(num_workers: int) -> list[Split]:
-    """The parts of this rank's workers, in a process that has so many of them."""
-    rank, world = _rank()
-    return [Split(rank * num_workers + i, world * num_workers) for i in range(num_workers)]
+    def __getstate__(self) -> dict[str, Any]:
+        try:
+            found = self._find()
+        except ClipError:  # not now: who iterates there will find the same
+            found = None
+        sent = None if found is None else (os.getpid(), found)
+        return {**self.__dict__, "_sent": sent}
 
+    def current(self) -> Rank:
+        """This process's rank. Raises `ClipError` if the environment makes no sense."""
+        return self._given or self._find() or Rank()
 
-def split_beside(num_instances: int) -> Split:
-    """What is left to split for one who feeds a filter that deals out to so many instances.
+    def split(self) -> Split:
+        """The part of this rank and worker: parts are numbered rank by rank, worker by worker."""
+        rank, (worker, workers) = self.current(), _worker()
+        return Split(rank.number * workers + worker, rank.count * workers)
 
-    A `.sharding_filter()` is told of its instances by a DataLoader: of workers, and of ranks where
-    `torch.distributed` is initialized. It may not be told of any.
-    """
-    rank, world = _rank()
-    worker, workers = _worker()
-    if num_instances == 1:
-        return Split(rank * workers + worker, world * workers)
-    if num_instances == workers:
-        return Split(rank, world)
-    return Split()
+    def splits_of_workers(self, num_workers: int) -> list[Split]:
+        """The parts of this rank's workers, in a process that has so many of them."""
+        rank = self.current()
+        first, count = rank.number * num_workers, rank.count * num_workers
+        return [Split(first + i, count) for i in range(num_workers)]
 
+    def split_beside(self, num_instances: int) -> Split:
+        """What is left to split for one who feeds a filter that deals out to so many instances.
 
-def rank_and_worker() -> tuple[tuple[int, int], int | None]:
-    """This rank and how many there are, and the number of this worker process if it is one."""
-    info = get_worker_info()
-    return _rank(), None if info is None else info.id
+        A `.sharding_filter()` is told of its instances by a DataLoader: of workers, and of ranks
+        where `torch.distributed` is initialized. It may not be told of any.
+
+        Raises `ClipError` where the filter deals out to ranks that are not the given ones.
+        """
+        rank, (_, workers) = self.current(), _worker()
+        if num_instances == 1:
+            return self.split()
+        if num_instances == workers:
+            return Split(rank.number, rank.count)
+        if self._given is not None and num_instances != self._given.count * workers:
+            raise ClipError(
+                "a .sharding_filter() deals out to the ranks of torch.distributed, not to those "
+                "that were given",
+                expected=f"{self._given.count} ranks; leave the filter out: without one, ranks and "
+                "workers get parts of their own",
+                got=f"{num_instances // workers} ranks",
+            )
+        return Split()
+
+    def _find(self) -> Rank | None:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return Rank(torch.distributed.get_rank(), torch.distributed.get_world_size())
+        parent = multiprocessing.parent_process()
+        if self._sent is not None and parent is not None and parent.pid == self._sent[0]:
+            return self._sent[1]
+        return _of_environment(os.environ)
 
 
 def worker_threads() -> int:
@@ -67,20 +109,52 @@ def _worker() -> tuple[int, int]:
     return (info.id, info.num_workers) if info is not None else (0, 1)
 
 
-def _rank() -> tuple[int, int]:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    rank, world = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
-    if rank is None and world in (None, "1"):
-        return 0, 1
+def _check(rank: int | None, world_size: int | None) -> Rank:
     try:
-        numbers = int(rank or ""), int(world or "")
-    except ValueError:
-        numbers = (0, 0)
-    if not 0 <= numbers[0] < numbers[1]:
+        if isinstance(rank, bool) or isinstance(world_size, bool):
+            raise TypeError
+        count = operator.index(world_size)  # type: ignore[arg-type]  # None is a TypeError
+        number = 0 if rank is None and count == 1 else operator.index(rank)  # type: ignore[arg-type]
+    except TypeError:
+        number, count = 0, 0
+    if not 0 <= number < count:
         raise ClipError(
-            "RANK and WORLD_SIZE in the environment make no sense",
-            expected="0 <= RANK < WORLD_SIZE",
-            got=f"RANK={rank} WORLD_SIZE={world}",
+            "rank and world_size make no sense",
+            expected="both, with 0 <= rank < world_size; or world_size=1 alone, for the whole "
+            "epoch; or neither, to find them",
+            got=f"rank={rank!r} world_size={world_size!r}",
         )
-    return numbers
+    return Rank(number, count)
+
+
+def _of_environment(environment: Mapping[str, str]) -> Rank | None:
+    """`RANK` of `WORLD_SIZE`, as torchrun sets them, or what Lightning sets for its processes.
+
+    Lightning sets `WORLD_SIZE`, `NODE_RANK` and, on each node, `LOCAL_RANK` (its class
+    `LightningEnvironment`); the rank is then NODE_RANK x processes of a node + LOCAL_RANK. How many
+    a node has is in `LOCAL_WORLD_SIZE` if anywhere.
+    """
+    names = ["RANK", "WORLD_SIZE"]
+    if "RANK" not in environment:
+        if environment.get("WORLD_SIZE") in (None, "1"):
+            return None
+        if "LOCAL_RANK" in environment:
+            nodes = [name for name in ("NODE_RANK", "GROUP_RANK") if name in environment][:1]
+            names = ["LOCAL_RANK", "WORLD_SIZE", *nodes]
+            if nodes and environment[nodes[0]] != "0":
+                names.append("LOCAL_WORLD_SIZE")
+    values = [environment.get(name) for name in names]
+    try:
+        rank, world, *others = [int(value or "") for value in values]
+    except ValueError:
+        rank, world, others = 0, 0, []
+    if len(others) == 2:
+        node, of_a_node = others
+        rank = node * of_a_node + rank if node >= 0 and 0 <= rank < of_a_node else -1
+    if not 0 <= rank < world:
+        raise ClipError(
+            f"{' and '.join(names)} in the environment make no sense",
+            expected="0 <= rank < world size; or give rank= and world_size=",
+            got=" ".join(f"{name}={value}" for name, value in zip(names, values, strict=True)),
+        )
+    return Rank(rank, world)

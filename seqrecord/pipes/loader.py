@@ -25,7 +25,7 @@ from seqrecord.engine.trace import Trace, trace_path
 from seqrecord.engine.workspace import Workspaces
 from seqrecord.errors import ClipError
 from seqrecord.frames import FrameTransform
-from seqrecord.pipes.distributed import rank_and_worker
+from seqrecord.pipes.distributed import Ranks
 from seqrecord.pipes.memory import Fit, FrameSizes, fit
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.plan import EpochPlan, PlanSettings, Split
@@ -69,6 +69,8 @@ class ClipLoader:
         repeat: int = 1,
         memory_limit: int | str = "2GiB",
         frame_transform: FrameTransform | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
         device: str | torch.device | None = None,
         num_threads: int | None = None,
         verify: bool = True,
@@ -91,6 +93,7 @@ class ClipLoader:
             None if open_episodes is None else _positive("open_episodes", open_episodes)
         )
         self._num_threads = None if num_threads is None else _positive("num_threads", num_threads)
+        self.ranks = Ranks(rank, world_size)
         self.device = None if device is None else check_device(device)
         self._trace = None if trace is None else local_path(trace, "trace").absolute()
         try:
@@ -205,8 +208,14 @@ class ClipLoader:
         """The trace of an iteration in this process."""
         if self._trace is None:
             return Trace()
-        rank, worker = rank_and_worker()
-        return Trace(trace_path(self._trace, rank=rank, worker=worker))
+        rank, worker = self.ranks.current(), get_worker_info()
+        return Trace(
+            trace_path(
+                self._trace,
+                rank=(rank.number, rank.count),
+                worker=None if worker is None else worker.id,
+            )
+        )
 
     def clip(self, batch: Batch) -> Clip:
         """A batch, or without `batch_size` its one clip, as users get it."""

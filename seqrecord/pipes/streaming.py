@@ -15,12 +15,7 @@ from seqrecord.clips import ClipTable
 from seqrecord.frames import FrameTransform
 from seqrecord.pipes.callers import find_caller
 from seqrecord.pipes.clip_dataset import SeqRecordDataset
-from seqrecord.pipes.distributed import (
-    current_split,
-    split_beside,
-    splits_of_workers,
-    worker_threads,
-)
+from seqrecord.pipes.distributed import worker_threads
 from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.loader import Clip, ClipLoader
 from seqrecord.plan import Split
@@ -54,6 +49,8 @@ class _Streaming:
         repeat: int = 1,
         memory_limit: int | str = "2GiB",
         frame_transform: FrameTransform | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
         device: str | torch.device | None = None,
         num_threads: int | None = None,
         verify: bool = True,
@@ -80,6 +77,8 @@ class _Streaming:
             repeat=repeat,
             memory_limit=memory_limit,
             frame_transform=frame_transform,
+            rank=rank,
+            world_size=world_size,
             device=device,
             num_threads=num_threads,
             verify=verify,
@@ -159,10 +158,10 @@ class _Streaming:
     __str__ = __repr__  # IterDataPipe's is the bare name
 
     def _split(self) -> Split:
-        return current_split()
+        return self._epochs.loader.ranks.split()
 
     def _splits_of_workers(self, num_workers: int) -> list[Split]:
-        return splits_of_workers(num_workers)
+        return self._epochs.loader.ranks.splits_of_workers(num_workers)
 
     def _current_epoch(self) -> int:
         return self._epochs.current
@@ -216,6 +215,12 @@ class SeqRecordPipe(_Streaming, IterDataPipe[Clip]):
         frame_transform: called once for each frame, with a dict of arrays, before the arena;
             returns the arrays that clips are made of, of the same dtypes and shapes every time.
             Called from several threads, and once for the first frame when the pipe is made.
+        rank, world_size: which part of the epoch this process gets, of how many. By default they
+            are found each time an epoch begins: from `torch.distributed` where it is initialized,
+            else from `RANK` and `WORLD_SIZE` in the environment (torchrun), or `LOCAL_RANK`,
+            `NODE_RANK` and `WORLD_SIZE` (Lightning); workers take them from the process that
+            started them. `world_size=1` turns that off: every process gets the whole epoch.
+            Workers share what their process gets, in any case.
         device: where tensors go, such as "cuda". Frames then cross the bus once, and are held and
             gathered on the device by a stream of its own. What the stream does that is current in
             `next` waits for that: nothing needs to be synchronized. Not in a DataLoader's worker
@@ -268,8 +273,8 @@ class SeqRecordPipe(_Streaming, IterDataPipe[Clip]):
         return self
 
     def _split(self) -> Split:
-        sharding = find_caller(ShardingFilter)
-        return current_split() if sharding is None else split_beside(sharding.num_of_instances)
+        sharding, ranks = find_caller(ShardingFilter), self._epochs.loader.ranks
+        return ranks.split() if sharding is None else ranks.split_beside(sharding.num_of_instances)
 
     def _current_epoch(self) -> int:
         # In the process of a loader whose workers have copies, it has begun all of its epochs. It
@@ -283,7 +288,7 @@ class SeqRecordPipe(_Streaming, IterDataPipe[Clip]):
         # A filter gives to the workers together what it gives to a process that has none.
         if find_caller(ShardingFilter) is not None:
             return [self._split()]
-        return splits_of_workers(num_workers)
+        return super()._splits_of_workers(num_workers)
 
 
 class SeqRecordStream(_Streaming, IterableDataset[Clip]):

@@ -1,0 +1,62 @@
+"""Training scripts, each run as a job of several processes, that say which clips they were given.
+
+A script prints one line of JSON: for each loader that it ran, a list of the clips' names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Found", "check_once", "finish", "report", "start"]
+
+Found = dict[str, Any]
+"""What one rank was given: for each loader the clips of each item, [items][clips][key, start]."""
+
+
+def start(command: Sequence[str], **environment: str) -> subprocess.Popen[str]:
+    """Start `python …`, with this checkout's package and tests, and only loopback for gloo."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        assert name not in os.environ, "the tests themselves are a rank"
+    root = Path(__file__).parents[2]
+    more = {"PYTHONPATH": str(root), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **more, **environment},
+    )
+
+
+def finish(processes: Sequence[subprocess.Popen[str]], timeout: float = 100) -> list[Found]:
+    """What the processes print, one line of JSON for each rank; all must end well, and in time."""
+    outputs: list[tuple[str, str]] = []
+    try:
+        outputs += [process.communicate(timeout=timeout) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in processes] == [0] * len(processes), outputs
+    lines = [line for output, _ in outputs for line in output.splitlines()]
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def report(found: Found) -> None:
+    """Print what this rank was given, in one write, so that ranks can share a pipe."""
+    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.flush()
+
+
+def check_once(found: Sequence[Found], total: int) -> None:
+    """Assert that the ranks together were given every clip once, by each of their loaders."""
+    assert all(part.keys() == found[0].keys() for part in found)
+    for name in found[0]:
+        clips = [tuple(clip) for part in found for item in part[name] for clip in item]
+        assert len(clips) == len(set(clips)) == total, (name, len(clips), len(set(clips)), total)
