@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from os import PathLike
 from typing import Any
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from seqrecord.assemble import assemble
 from seqrecord.checksum import crc32c
-from seqrecord.errors import ChecksumError, FormatError, NotFoundError
+from seqrecord.errors import ChecksumError, DestinationError, FormatError, NotFoundError
 from seqrecord.format import RECORDS, Footer
 from seqrecord.index import Index
 from seqrecord.manifest import (
@@ -26,10 +26,10 @@ from seqrecord.manifest import (
 )
 from seqrecord.mapped import Mapped, map_file
 from seqrecord.record_reading import read_footer
-from seqrecord.storage import Storage, open_storage
+from seqrecord.storage import Storage, map_files, open_storage
 from seqrecord.version import CREATED_BY
 
-__all__ = ["INDEX", "commit", "load", "read_footers", "reindex"]
+__all__ = ["INDEX", "commit", "load", "read_footers", "record_paths", "reindex"]
 
 INDEX = "index"
 
@@ -75,12 +75,19 @@ def _load_index(storage: Storage, manifest: Manifest, *, verify: bool) -> Index:
 
 
 def commit(
-    storage: Storage, created_by: str, *, footers: Mapping[str, Footer] | None = None
+    storage: Storage,
+    created_by: str,
+    *,
+    footers: Mapping[str, Footer] | None = None,
+    keys: Collection[str] = (),
+    paths: Collection[str] = (),
 ) -> Manifest:
     """Make the record files in `storage` the dataset: build the index, then put the manifest last.
 
     Record files without any complete episode are left out. `footers`, by path, are those that the
-    caller has read already. Raises `FormatError` for a record file that cannot be read.
+    caller has read already. Raises `FormatError` for a record file that cannot be read, and
+    `DestinationError` if the dataset would lack an episode of `keys` or a record file of `paths`.
+    Then the dataset is as it was.
     """
     found = read_footers(storage, footers)
     try:
@@ -88,7 +95,9 @@ def commit(
     except FormatError as error:  # it names a path
         error.file = f"{storage.url}/{error.file or RECORDS}"
         raise
-    files = tuple(RecordFile(path, storage.size(path), found[path].file_id) for path in used)
+    _check_whole(storage, index, used, keys, paths)
+    sizes = map_files(storage, storage.size, used)
+    files = tuple(RecordFile(path, sizes[path], found[path].file_id) for path in used)
     previous = _previous_index(storage)
     generation = secrets.token_hex(6)
     tables = {}
@@ -139,12 +148,38 @@ def reindex(
 
 def read_footers(storage: Storage, known: Mapping[str, Footer] | None = None) -> dict[str, Footer]:
     """Footers of all finished record files, by path in order; those in `known` are not read."""
-    footers = {}
-    for path in storage.list_files(RECORDS):
-        if path.endswith(".seqrec"):
-            check_record_path(storage, path)
-            footers[path] = (known or {}).get(path) or read_footer(storage, path)
-    return footers
+    known = known or {}
+    paths = record_paths(storage)
+    for path in paths:
+        check_record_path(storage, path)
+    new = map_files(
+        storage, lambda path: read_footer(storage, path), [p for p in paths if p not in known]
+    )
+    return {path: known.get(path) or new[path] for path in paths}
+
+
+def record_paths(storage: Storage) -> list[str]:
+    """Paths of all finished record files, in order."""
+    return [path for path in storage.list_files(RECORDS) if path.endswith(".seqrec")]
+
+
+def _check_whole(
+    storage: Storage, index: Index, used: list[str], keys: Collection[str], paths: Collection[str]
+) -> None:
+    """`DestinationError` unless the index has all episodes of `keys` and uses all of `paths`."""
+    if lost := sorted(set(paths).difference(used)):
+        raise DestinationError(
+            "a record file of the dataset is gone since the writer began; nothing is committed",
+            file=f"{storage.url}/{lost[0]}",
+        )
+    if missing := [key for key in keys if key not in index.positions]:
+        raise DestinationError(
+            "the record files lack an episode that had ended (was a file removed?); nothing is "
+            "committed",
+            episode=missing[0],
+            expected=f"{len(keys)} episodes that had ended",
+            got=f"{len(keys) - len(missing)} of them",
+        )
 
 
 def _previous_index(storage: Storage) -> set[str]:

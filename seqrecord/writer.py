@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.codecs import EncodedImage
-from seqrecord.destination import WriteMode, claim
+from seqrecord.destination import WriteMode, check_mode, claim
 from seqrecord.errors import DestinationError, FrameError, SchemaError, SeqRecordError
 from seqrecord.format.text import check_key, encode_metadata
 from seqrecord.manifest import Manifest
@@ -62,8 +62,9 @@ class SeqRecordWriter:
             interrupted write of either kind.
         storage_options: for the filesystem that serves `destination`.
 
-    Raises `DestinationError` for a destination that `mode` does not fit, and for an episode key
-    that is there already.
+    Raises `DestinationError` for another mode, for a destination that `mode` does not fit, and for
+    a dataset of which a file is missing or is not the one that the manifest names; then nothing
+    was changed.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class SeqRecordWriter:
         mode: WriteMode = "create",
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
+        check_mode(mode)
         check_sizes(chunk_frames, record_bytes)
         self._codecs = codecs
         self._chunk_frames = chunk_frames
@@ -147,7 +149,7 @@ class SeqRecordWriter:
                 self._files.close()
             if not self._keys:
                 raise DestinationError("no episode was written", file=url)
-            return self._destination.commit(CREATED_BY)
+            return self._destination.commit(CREATED_BY, self._keys)
         finally:
             self._release()
 

@@ -223,6 +223,8 @@ def test_episodes_that_cannot_be_listed(tmp_path: Path, how: str) -> None:
         ({"chunk_frames": 0}, SchemaError),
         ({"record_bytes": 0}, DestinationError),
         ({"codecs": "nothing"}, SchemaError),
+        ({"mode": "w"}, DestinationError),
+        ({"mode": "overwrite"}, DestinationError),
     ],
 )
 def test_settings_that_cannot_be(

@@ -228,7 +228,7 @@ def test_a_commit_that_was_killed_leaves_no_index_behind(tmp_path: Path) -> None
     (tmp_path / "index" / "0123456789ab-gaps.arrow.partial").write_bytes(b"half")
     (tmp_path / "manifest.json.partial").write_bytes(b"{")
     target = claim(LocalStorage(tmp_path), "append")
-    target.commit(CREATED_BY)
+    target.commit(CREATED_BY, target.finished)
     target.release()
     assert not stray.exists()
     assert _leftovers(tmp_path) == []

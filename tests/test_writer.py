@@ -473,3 +473,15 @@ def test_pieces_of_an_episode_that_was_given_up_are_removed(tmp_path: Path) -> N
     assert len(list((tmp_path / "records").iterdir())) == 1
     write(tmp_path, {"b": 2}, mode="append")
     check(tmp_path, {"a": 1, "b": 2})
+
+
+@pytest.mark.parametrize("mode", ["w", "a", "x", "w+", "Append", "", None])
+def test_an_unknown_mode_names_those_that_there_are(tmp_path: Path, mode: Any) -> None:
+    before = write(tmp_path / "d", {"a": 2})
+    for folder in ("d", "new"):
+        with pytest.raises(DestinationError, match="create, append or resume") as caught:
+            SeqRecordWriter(tmp_path / folder, mode=mode)
+        assert caught.value.got == repr(mode)
+    assert not (tmp_path / "new").exists()
+    with seqrecord.open(tmp_path / "d") as dataset:
+        assert dataset.fingerprint == before

@@ -10,7 +10,7 @@ from typing import Any
 
 from seqrecord.conversion.groups import BadEpisode, Group, cut_in_groups
 from seqrecord.conversion.workers import Meter, Progress, run_groups
-from seqrecord.destination import Destination, WriteMode, claim
+from seqrecord.destination import Destination, WriteMode, check_mode, claim
 from seqrecord.errors import DestinationError, FormatError, SourceError
 from seqrecord.format.text import check_key, encode_metadata
 from seqrecord.manifest import Manifest
@@ -76,6 +76,7 @@ def convert(
     Raises `SourceError` for a broken original and `DestinationError` for a destination that `mode`
     does not fit.
     """
+    check_mode(mode)
     check_sizes(chunk_frames, record_bytes)
     if workers is not None and workers < 1:
         raise DestinationError("not a number of workers", expected="1 or more", got=workers)
@@ -153,7 +154,7 @@ def _report(
             file=target.storage.url,
         )
     return ConvertReport(
-        manifest=target.commit(CREATED_BY),
+        manifest=target.commit(CREATED_BY, {*target.finished, *written}),
         written=written,
         skipped=tuple(info.key for info in episodes if info.key not in order),
         bad=tuple(bad),

@@ -2,8 +2,10 @@
 
 from seqrecord.storage.base import CutUpload, Lock, Storage, Upload
 from seqrecord.storage.cache import CachedStorage, CacheInfo, cache_info, clear_cache
+from seqrecord.storage.keeping import KeepingStorage
 from seqrecord.storage.local import LocalStorage
 from seqrecord.storage.opening import StorageLike, open_storage
+from seqrecord.storage.parallel import map_files
 from seqrecord.storage.remote import FsspecStorage
 from seqrecord.storage.stopping import unwanted_if
 from seqrecord.storage.url import Location, local_path, parse_location
@@ -16,6 +18,7 @@ __all__ = [
     "CutUpload",
     "FaultyStorage",
     "FsspecStorage",
+    "KeepingStorage",
     "LocalStorage",
     "Location",
     "Lock",
@@ -26,6 +29,7 @@ __all__ = [
     "cache_info",
     "clear_cache",
     "local_path",
+    "map_files",
     "open_storage",
     "parse_location",
     "unwanted_if",

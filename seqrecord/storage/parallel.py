@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from seqrecord.errors import StorageError
 from seqrecord.ranges import ByteRange
@@ -16,11 +16,12 @@ from seqrecord.storage.requests import split
 from seqrecord.storage.stopping import check_wanted, unwanted_if
 from seqrecord.storage.wrappers import StorageWrapper
 
-__all__ = ["MAX_REQUESTS", "ParallelStorage"]
+__all__ = ["MAX_REQUESTS", "ParallelStorage", "map_files"]
 
 MAX_REQUESTS = 16
 
 _Part: TypeAlias = "tuple[list[ByteRange], list[memoryview]]"
+_Result = TypeVar("_Result")
 
 
 class ParallelStorage(StorageWrapper):
@@ -72,6 +73,20 @@ class ParallelStorage(StorageWrapper):
                     future.result()
             finally:
                 over.set()
+
+
+def map_files(
+    storage: Storage, function: Callable[[str], _Result], paths: Iterable[str]
+) -> dict[str, _Result]:
+    """`function(path)` for each path, in order; of a remote storage up to 16 at the same time.
+
+    Raises the error of the first path, in order, that fails; calls that have not begun are dropped.
+    """
+    paths = list(paths)
+    if len(paths) < 2 or storage.local_path(paths[0]) is not None:
+        return {path: function(path) for path in paths}
+    with ThreadPoolExecutor(min(len(paths), MAX_REQUESTS), "seqrecord-files") as pool:
+        return dict(zip(paths, pool.map(function, paths), strict=True))
 
 
 def _submit(

@@ -1,0 +1,254 @@
+"""Appends and resumes never lose what a manifest names."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord import SeqRecordWriter, convert
+from seqrecord.destination import claim
+from seqrecord.errors import DestinationError, NotFoundError
+from seqrecord.manifest import read_manifest
+from seqrecord.ranges import ByteRange
+from seqrecord.storage import KeepingStorage, LocalStorage, Storage, StorageWrapper
+from seqrecord.storage.local import claims
+from seqrecord.version import CREATED_BY
+from tests.made_source import MadeSource
+
+EPISODES = {"a": 9, "b": 2, "c": 30, "d": 5}
+
+
+@pytest.fixture(autouse=True)
+def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "GRACE_SECONDS", 0.2)
+
+
+def write(where: Any, episodes: dict[str, int], **options: Any) -> None:
+    with SeqRecordWriter(
+        where, codecs="raw", chunk_frames=2, record_bytes=500, **options
+    ) as writer:
+        for key, length in episodes.items():
+            with writer.episode(key) as episode:
+                for number in range(length):
+                    episode.append({"x": np.full(50, number, np.uint8)})
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def record_files(folder: Path) -> list[Path]:
+    return [folder / file.path for file in read_manifest(LocalStorage(folder)).record_files]
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def lengthen(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def exchange(path: Path) -> None:
+    """Another record file of the same length."""
+    path.write_bytes(path.with_name("other").read_bytes())
+
+
+def other_header(path: Path) -> None:
+    other = path.with_name("other").read_bytes()
+    path.write_bytes(other[:64] + path.read_bytes()[64:])
+
+
+@pytest.mark.parametrize("mode", ["append", "resume"])
+@pytest.mark.parametrize("harm", [Path.unlink, cut, lengthen, exchange, other_header])
+@pytest.mark.parametrize(("tool", "number"), [("writer", 0), ("writer", -1), ("convert", 2)])
+def test_a_record_file_that_is_not_the_manifests(
+    tmp_path: Path, mode: Any, harm: Callable[[Path], None], number: int, tool: str
+) -> None:
+
+    def run(folder: Path, *, more: bool = False, mode: Any = "create") -> None:
+        if tool == "writer":
+            write(folder, {"new": 3} if more else EPISODES, mode=mode)
+        else:
+            source = MadeSource((*MadeSource().lengths, 4)) if more else MadeSource()
+            convert(source, folder, mode=mode, workers=1, chunk_frames=4, record_bytes=20_000)
+
+    folder, again = tmp_path / "d", tmp_path / "again"
+    run(folder)
+    run(again)  # the same content, so the same lengths: only the ids differ
+    files = record_files(folder)
+    assert len(files) > 3
+    harmed = files[number]
+    other = harmed.with_name("other")
+    other.write_bytes(record_files(again)[number].read_bytes())
+    harm(harmed)
+    other.unlink()
+    before = contents(folder)
+    with pytest.raises(DestinationError) as caught:
+        run(folder, more=True, mode=mode)
+    assert caught.value.file == str(harmed)
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("mode", ["append", "resume"])
+@pytest.mark.parametrize("harm", [Path.unlink, cut, lengthen])
+@pytest.mark.parametrize("table", ["episodes", "chunks", "gaps"])
+def test_an_index_file_that_is_not_the_manifests(
+    tmp_path: Path, mode: Any, harm: Callable[[Path], None], table: str
+) -> None:
+    write(tmp_path, EPISODES)
+    harmed = tmp_path / read_manifest(LocalStorage(tmp_path)).index[table].path
+    harm(harmed)
+    before = contents(tmp_path)
+    with pytest.raises(DestinationError, match="reindex") as caught:
+        write(tmp_path, {"new": 3}, mode=mode)
+    assert caught.value.file == str(harmed)
+    assert contents(tmp_path) == before
+    seqrecord.reindex(tmp_path)
+    write(tmp_path, {"new": 3}, mode=mode)
+
+
+def test_a_resume_checks_before_it_touches_what_was_cut(tmp_path: Path) -> None:
+    write(tmp_path, EPISODES)
+    writer = SeqRecordWriter(tmp_path, mode="append", chunk_frames=2)
+    with writer.episode("e") as episode:
+        for _ in range(3):
+            episode.append({"x": np.zeros(50, np.uint8)})
+    writer._destination.release()  # as a kill does
+    gone = record_files(tmp_path)[1]
+    kept = gone.read_bytes()
+    gone.unlink()
+    before = contents(tmp_path)
+    assert any(name.endswith(".partial") for name in before)
+    with pytest.raises(DestinationError, match="missing"):
+        SeqRecordWriter(tmp_path, mode="resume")
+    assert contents(tmp_path) == before
+    gone.write_bytes(kept)
+    SeqRecordWriter(tmp_path, mode="resume").close()
+    with seqrecord.open(tmp_path) as dataset:
+        assert {key: len(e) for key, e in dataset.episodes.items()} == {**EPISODES, "e": 3}
+
+
+def test_a_manifest_that_counts_other_episodes_than_its_files_hold(tmp_path: Path) -> None:
+    write(tmp_path, {"a": 4})
+    manifest = (tmp_path / "manifest.json").read_bytes()
+    write(tmp_path, {"b": 4}, mode="append")
+    for path in record_files(tmp_path)[1:]:
+        path.unlink()
+    for path in (tmp_path / "index").iterdir():
+        path.rename(tmp_path / "index" / path.name)
+    (tmp_path / "manifest.json").write_bytes(manifest)
+    write(tmp_path, {"b": 5}, mode="append")  # an older manifest that is whole is a dataset
+    storage = LocalStorage(tmp_path)
+    found = read_manifest(storage)
+    wrong = seqrecord.manifest.Manifest(**{**vars(found), "num_episodes": 3})
+    seqrecord.manifest.commit_manifest(storage, wrong)
+    before = contents(tmp_path)
+    with pytest.raises(DestinationError, match=r"expected: 3 episodes.*got: 2 episodes"):
+        write(tmp_path, {"c": 1}, mode="append")
+    assert contents(tmp_path) == before
+
+
+class Together(StorageWrapper):
+    """As remote; each request waits until `count` are under way, or fails."""
+
+    def __init__(self, inner: Storage, count: int) -> None:
+        super().__init__(inner)
+        self._barrier = threading.Barrier(count)
+        self.met = 0
+
+    def size(self, path: str) -> int:
+        if path.startswith("records/"):
+            self._barrier.wait(timeout=60)
+            self.met += 1
+        return super().size(path)
+
+    def read_ranges(
+        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
+    ) -> None:
+        if path.startswith("records/"):
+            self._barrier.wait(timeout=60)
+        super().read_ranges(path, ranges, buffers)
+
+
+def test_the_files_of_a_remote_dataset_are_asked_for_together(tmp_path: Path) -> None:
+    write(tmp_path, EPISODES)
+    count = len(record_files(tmp_path))
+    assert 3 < count <= 16
+    storage = Together(LocalStorage(tmp_path), count)
+    claimed = claim(storage, "append")
+    assert claimed.finished.keys() == EPISODES.keys()
+    claimed.release()
+    assert storage.met >= count
+
+
+# Nothing that the manifest names is removed, and nothing finished is left out
+
+
+def test_what_is_kept_can_be_neither_removed_nor_replaced(tmp_path: Path) -> None:
+    inner = LocalStorage(tmp_path)
+    for name in ("records/a", "records/b"):
+        upload = inner.create(name)
+        upload.write(b"x")
+        upload.commit()
+    storage = KeepingStorage(inner, {"records/a"})
+    for action in (storage.remove, storage.create, storage.reopen):
+        with pytest.raises(DestinationError, match="records/a"):
+            action("records/a")
+    with pytest.raises(DestinationError, match="records/a"):
+        storage.create("records/a", replace=True)
+    storage.remove("records/b")
+    assert storage.list_files("records") == ["records/a"]
+    assert storage.local_path("records/a") == inner.local_path("records/a")
+
+
+@pytest.mark.parametrize("mode", ["create", "append"])
+def test_a_commit_without_a_finished_episode_fails(tmp_path: Path, mode: Any) -> None:
+    if mode == "append":
+        write(tmp_path, {"old": 3})
+    writer = SeqRecordWriter(tmp_path, mode=mode, codecs="raw", chunk_frames=2, record_bytes=100)
+    for key in ("a", "b"):
+        with writer.episode(key) as episode:
+            for _ in range(4):
+                episode.append({"x": np.zeros(50, np.uint8)})
+    committed = set(record_files(tmp_path)) if mode == "append" else set()
+    first = min({*(tmp_path / "records").glob("*.seqrec")} - committed)
+    first.unlink()  # somebody else tidies up
+    before = contents(tmp_path).get("manifest.json")
+    with pytest.raises(DestinationError, match="nothing is committed; episode: a"):
+        writer.close()
+    assert contents(tmp_path).get("manifest.json") == before
+
+
+def test_a_commit_that_would_drop_a_committed_file_fails(tmp_path: Path) -> None:
+    write(tmp_path, EPISODES)
+    claimed = claim(LocalStorage(tmp_path), "append")
+    record_files(tmp_path)[1].unlink()
+    before = contents(tmp_path)
+    with pytest.raises(DestinationError, match="nothing is committed"):
+        claimed.commit(CREATED_BY, claimed.finished)
+    claimed.release()
+    assert contents(tmp_path) == {k: v for k, v in before.items() if k != ".lock"}
+
+
+def test_convert_commits_all_that_it_reports_or_fails(tmp_path: Path) -> None:
+    class Tidied(MadeSource):
+        def frames(self, info: Any) -> Any:
+            yield from super().frames(info)
+            if info.key == "made/007":
+                min((tmp_path / "records").glob("*.seqrec")).unlink()
+
+    with pytest.raises(DestinationError, match="nothing is committed; episode: made/000"):
+        convert(Tidied(), tmp_path, workers=1, chunk_frames=4, record_bytes=60_000)
+    with pytest.raises(NotFoundError):
+        seqrecord.open(tmp_path)
