@@ -11,19 +11,21 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
 import sqlite3
 import threading
-import weakref
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from seqrecord.errors import LocationError
+from seqrecord.storage.cache import forks
 from seqrecord.storage.cache.index import CacheIndex
 
-__all__ = ["CacheFolder", "check_folder"]
+__all__ = ["CacheBusyError", "CacheFolder", "check_folder"]
 
 _TAG = "CACHEDIR.TAG"
 _TAG_TEXT = (
@@ -32,73 +34,67 @@ _TAG_TEXT = (
 )
 _LOCK, _INDEX, _ENTRIES = "lock", "index.sqlite", "entries"
 _JOURNAL = f"{_INDEX}-journal"
+_NO_WAIT = fcntl.LOCK_NB
 
-# One for all, so that a fork can wait until no thread holds it: no connection of SQLite, and no
-# lock of a file, may be carried into a child. Reentrant, since garbage that is collected while it
-# is held may close a folder.
-_lock = threading.RLock()
-_opened: weakref.WeakSet[CacheFolder] = weakref.WeakSet()
-
-
-def _before_fork() -> None:
-    _lock.acquire()
-    for folder in list(_opened):
-        folder.close()
+_PATIENCE_SECONDS = 2.0  # for a lock that another holds; all of them are held briefly
+_FIRST_WAIT, _LONGEST_WAIT = 0.0005, 0.02
+_READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 
-os.register_at_fork(
-    before=_before_fork, after_in_parent=_lock.release, after_in_child=_lock.release
-)
+class CacheBusyError(OSError):
+    """Somebody has held the cache for too long: it is passed by."""
 
 
 class CacheFolder:
     """The cache in folder `path`, which is made when it is first used.
 
+    Whoever wants the lock of the cache asks for it again and again, for `patience` seconds, and
+    holds nothing meanwhile: a process that was stopped while it had the lock stops nobody else.
+
+    Where the disk is read-only, so is the cache: what it holds can be read.
+
     Safe to use from many threads, processes, and after a fork. Methods raise `OSError` and
-    `sqlite3.Error` when the disk fails. An index that is damaged is replaced by an empty one.
+    `sqlite3.Error` when the disk fails, and `CacheBusyError`. An index that is damaged is replaced
+    by an empty one.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, patience: float | None = None) -> None:
         self.path = path
+        self._patience = _PATIENCE_SECONDS if patience is None else patience
         self._index: CacheIndex | None = None
         self._lock_fd = -1
         self._inodes = (0, 0)  # of the lock and the index that are open
+        self._is_clean = False
+        self.is_read_only = False
+        """Whether the cache, when it was opened last, could only be read."""
+        # Of the threads of this process. Held while something is done, never while somebody waits;
+        # reentrant, since garbage that is collected meanwhile may close the folder.
+        self._threads = threading.RLock()
+        forks.join(self)
 
     def __del__(self) -> None:
         self.close()
 
     @contextlib.contextmanager
-    def session(self, *, exclusive: bool) -> Iterator[CacheIndex]:
-        """The index, under the lock of the cache: shared for reading, exclusive for a change."""
-        with _lock:
-            index = self._locked(exclusive)
-            try:
-                yield index
-            except sqlite3.DatabaseError as error:
-                if _is_damage(error):
-                    self._replace_index()
-                else:  # it is full, or the disk fails
-                    self.close()
-                raise
-            finally:
-                if self._lock_fd >= 0:
-                    fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+    def session(self, *, exclusive: bool, patience: float | None = None) -> Iterator[CacheIndex]:
+        """The index, under the lock of the cache: shared for reading, exclusive for a change.
+
+        Raises `CacheBusyError` where the lock is not free for `patience` seconds, by itself the
+        folder's, and `OSError` for a change of a cache that can only be read.
+        """
+        index = self._entered(exclusive, self._patience if patience is None else patience)
+        with self._inside():
+            yield index
 
     @contextlib.contextmanager
     def try_session(self) -> Iterator[CacheIndex | None]:
         """As `session(exclusive=True)`, but `None` where the cache is not open or not free."""
-        with _lock:
-            index = self._index
-            if index is not None:
-                try:
-                    fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError:
-                    index = None
-            try:
-                yield index
-            finally:
-                if index is not None:
-                    fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+        index = None
+        if self._index is not None and not self.is_read_only:
+            with contextlib.suppress(CacheBusyError):
+                index = self._entered(exclusive=True, patience=0)
+        with self._inside() if index is not None else contextlib.nullcontext():
+            yield index
 
     def clear(self) -> None:
         """Remove everything that is held."""
@@ -150,7 +146,7 @@ class CacheFolder:
 
     def close(self) -> None:
         """Close the index; it is opened again when it is needed."""
-        with _lock:
+        with self._threads:
             index, self._index = self._index, None
             fd, self._lock_fd = self._lock_fd, -1
             if index is not None:
@@ -159,43 +155,136 @@ class CacheFolder:
             if fd >= 0:
                 os.close(fd)  # and with it the lock
 
-    def _locked(self, exclusive: bool) -> CacheIndex:
-        while True:
-            index = self._index or self._open()
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
-            if self._is_current():
-                return index
-            self.close()  # somebody has removed the cache, or made the index anew
+    # What a fork does with it; see `forks`.
 
-    def _open(self) -> CacheIndex:
-        check_folder(self.path)
-        for folder in (self.path, self.path / _ENTRIES):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._lock_fd = os.open(self.path / _LOCK, flags, 0o600)
-        _opened.add(self)
+    def hold(self, patience: float) -> bool:
+        """Close the index and let no thread use it until `release`; false if it is in use."""
+        if not self._threads.acquire(timeout=patience):
+            return False
+        self.close()
+        return True
+
+    def release(self) -> None:
+        self._threads.release()
+
+    def abandon(self) -> CacheIndex | None:
+        """In a forked child: forget what the parent has open, and return it, not to be closed."""
+        index, self._index = self._index, None
+        fd, self._lock_fd = self._lock_fd, -1
+        self._threads = threading.RLock()
+        if fd >= 0:
+            os.close(fd)  # the parent's lock stays
+        return index
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        """Ends what `_entered` has begun."""
         try:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
-            if not (self.path / _TAG).exists():
-                (self.path / _TAG).write_text(_TAG_TEXT, "ascii")
-            self._index = self._open_index()
-            self._clean(self._index)
-        except BaseException:
-            self.close()
+            yield
+        except sqlite3.DatabaseError as error:
+            if _is_damage(error):
+                self._replace_index()
+            else:  # it is full, or the disk fails
+                self.close()
             raise
+        finally:
+            try:
+                if self._lock_fd >= 0:
+                    fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+            finally:
+                self._threads.release()
+
+    def _entered(self, exclusive: bool, patience: float) -> CacheIndex:
+        """The index, with its lock and that of the threads; waits for both without either."""
+        end, wait = time.monotonic() + patience, _FIRST_WAIT
+        while True:
+            if self._threads.acquire(timeout=max(0.0, end - time.monotonic())):
+                try:
+                    index = self._try_locked(exclusive)
+                except BaseException:
+                    self._threads.release()
+                    raise
+                if index is not None:
+                    return index
+                self._threads.release()
+            if time.monotonic() >= end:
+                raise CacheBusyError(
+                    errno.EWOULDBLOCK, "another process or thread holds its lock", str(self.path)
+                )
+            time.sleep(wait)
+            wait = min(2 * wait, _LONGEST_WAIT)
+
+    def _try_locked(self, exclusive: bool) -> CacheIndex | None:
+        """The index with its lock, or `None` where another has it."""
+        index = self._index or self._try_open(exclusive)
+        if index is None:
+            return None
+        self._check_writable(exclusive)
+        if not self._try_lock(exclusive):
+            return None
+        if not self._is_current():
+            self.close()  # somebody has removed the cache, or made the index anew
+            return None
+        if exclusive and not self._is_clean:
+            self._clean(index)
+        return index
+
+    def _check_writable(self, exclusive: bool) -> None:
+        if exclusive and self.is_read_only:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self.path))
+
+    def _try_lock(self, exclusive: bool) -> bool:
+        try:
+            fcntl.flock(self._lock_fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | _NO_WAIT)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _try_open(self, exclusive: bool) -> CacheIndex | None:
+        """Open the index, if its lock is free: that of others' reading, where there is a cache."""
+        is_cache = check_folder(self.path)
+        try:
+            if not is_cache:
+                for folder in (self.path, self.path / _ENTRIES):
+                    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._lock_fd = os.open(self.path / _LOCK, flags, 0o600)
+            self.is_read_only = False
+        except OSError as error:
+            if not is_cache or error.errno not in _READ_ONLY:
+                raise
+            self._lock_fd = os.open(self.path / _LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            self.is_read_only = True
+        try:
+            self._check_writable(exclusive)
+            if not self.is_read_only and self._try_lock(exclusive=True):
+                if not (self.path / _TAG).exists():
+                    (self.path / _TAG).write_text(_TAG_TEXT, "ascii")
+                self._index = self._open_index()
+                self._clean(self._index)
+            elif is_cache and not exclusive and self._try_lock(exclusive=False):
+                self._is_clean = False
+                self._index = self._connected()
+        finally:
+            if self._index is None:
+                self.close()
         return self._index
 
     def _open_index(self) -> CacheIndex:
-        path = self.path / _INDEX
-        path.touch(mode=0o600)
+        """The index, or an empty one for one that is damaged. Under the exclusive lock."""
+        (self.path / _INDEX).touch(mode=0o600)
         try:
-            index = CacheIndex(path)
+            return self._connected()
         except sqlite3.DatabaseError as error:
             if not _is_damage(error):
                 raise
-            self._delete_all()
-            path.touch(mode=0o600)
-            index = CacheIndex(path)
+        self._delete_all()
+        (self.path / _INDEX).touch(mode=0o600)
+        return self._connected()
+
+    def _connected(self) -> CacheIndex:
+        path = self.path / _INDEX
+        index = CacheIndex(path, read_only=self.is_read_only)
         self._inodes = (os.fstat(self._lock_fd).st_ino, path.stat().st_ino)
         return index
 
@@ -209,11 +298,13 @@ class CacheFolder:
     def _replace_index(self) -> None:
         """Put an empty index in the place of a damaged one; failing that, close it."""
         try:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
-            if self._is_current():  # and not replaced by another process already
+            # If it is not replaced by another process already.
+            if not self.is_read_only and self._try_lock(exclusive=True) and self._is_current():
                 self._rebuild()
+                return
         except (OSError, sqlite3.Error):
-            self.close()
+            pass
+        self.close()
 
     def _rebuild(self) -> None:
         index, self._index = self._index, None
@@ -242,6 +333,7 @@ class CacheFolder:
         for name in there - known.keys():
             if self.is_abandoned(name):
                 self.unlink(name)
+        self._is_clean = True
 
     def _file(self, name: str) -> Path:
         return self.path / _ENTRIES / name

@@ -85,17 +85,22 @@ class CacheIndex:
     Raises `sqlite3.DatabaseError`, but not `sqlite3.OperationalError`, for one that is damaged.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
         # Autocommit: transactions are begun explicitly.
         self._db = sqlite3.connect(
-            path, timeout=10, isolation_level=None, check_same_thread=False, cached_statements=64
+            f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}",
+            uri=True,
+            timeout=1,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=64,
         )
         try:
             # After a crash of the machine it may be damaged, which is noticed and costs the cache.
             for pragma in ("journal_mode = TRUNCATE", "synchronous = OFF", "temp_store = MEMORY"):
                 self._db.execute(f"PRAGMA {pragma}")
             version = self._number("PRAGMA user_version")
-            if version == 0:
+            if version == 0 and not read_only:
                 self._db.executescript(_TABLES)
             elif version != _VERSION:
                 raise sqlite3.DatabaseError(f"a cache of version {version}")

@@ -20,6 +20,8 @@ from seqrecord.units import format_size
 
 __all__ = ["CacheInfo", "cache_info", "clear_cache"]
 
+_PATIENCE_SECONDS = 10.0  # a person would rather wait than start again
+
 
 @dataclass(frozen=True)
 class CacheInfo:
@@ -106,7 +108,7 @@ def _opened(cache_dir: str | os.PathLike[str]) -> Iterator[tuple[Path, CacheStor
     path = local_path(cache_dir, "the cache's folder").absolute()
     if not check_folder(path):
         raise NotFoundError("no cache here", file=str(path))
-    store = CacheStore(path, limit=0)
+    store = CacheStore(path, limit=0, patience=_PATIENCE_SECONDS)
     try:
         yield path, store
     except StorageError:

@@ -15,10 +15,11 @@ from seqrecord.errors import LocationError
 from seqrecord.ranges import ByteRange
 from seqrecord.storage.base import CutUpload, Storage, Upload, check_buffers
 from seqrecord.storage.cache.entry import CacheKey, DamagedError
-from seqrecord.storage.cache.folder import check_folder
+from seqrecord.storage.cache.folder import CacheBusyError, check_folder
 from seqrecord.storage.cache.index import Entry
 from seqrecord.storage.cache.store import MIN_LIMIT, CacheStore
 from seqrecord.storage.local import LocalStorage
+from seqrecord.storage.per_process import PerProcess
 from seqrecord.storage.url import local_path
 from seqrecord.storage.wrappers import StorageWrapper
 from seqrecord.units import format_size, parse_size
@@ -28,7 +29,8 @@ __all__ = ["CachedStorage", "with_cache"]
 # Files that never change under their name, since it holds a unique id. The manifest does.
 _KEPT = (".seqrec", ".arrow")
 
-_PAUSE_SECONDS = 10.0  # without the cache after its disk has failed
+_PAUSE_SECONDS = 10.0  # without the cache after its disk has failed, or somebody else had it
+_FAILURES = (OSError, sqlite3.Error, LocationError)
 
 _T = TypeVar("_T")
 _logger = logging.getLogger("seqrecord")
@@ -40,12 +42,14 @@ class CachedStorage(StorageWrapper):
     Ranges are kept as they are read, and any part of them is served from the cache later, by any
     process that uses the folder; what it lacks is read and kept too. Everything else, above all
     the manifest, passes. A cache that fails never fails the reading: it is passed by, and counted.
-    The cache knows files by the URL as it may be shown, so it holds no credential.
+    Nor does it hold it up: whoever has the cache for longer than two seconds, such as a process
+    that is stopped, is passed by too. A cache on a read-only disk is read. The cache knows files by
+    the URL as it may be shown, so it holds no credential.
 
     `counters` has, beside the inner storage's: `cache_hits` and `cache_misses`, ranges that came
     from the cache alone and those that did not; `cache_bytes` that it has served, `cache_evictions`
-    of entries that made room, `cache_damaged` entries found, which are read anew, and
-    `cache_failures` of its disk.
+    of entries that made room, `cache_damaged` entries found, which are read anew, `cache_failures`
+    of its disk, and `cache_busy`, how often another had it for too long.
 
     Raises `LocationError` for a folder that holds something else, and for a limit that is none or
     too small.
@@ -57,9 +61,10 @@ class CachedStorage(StorageWrapper):
         self._limit = _checked_limit(limit)
         check_folder(self._folder)
         self._store = CacheStore(self._folder, self._limit)
-        self._lock = threading.Lock()
+        self._lock = PerProcess(threading.Lock)
         self._counts: Counter[str] = Counter()
-        self._paused_until = 0.0
+        # On the monotonic clock: until when nothing is asked of the cache, and nothing is added.
+        self._paused_until = self._adding_paused_until = 0.0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CachedStorage, (self.inner, str(self._folder), self._limit)
@@ -80,8 +85,7 @@ class CachedStorage(StorageWrapper):
         missing = self._serve(key, wanted)
         if missing:
             self.inner.read_ranges(path, [gap for gap, _ in missing], [out for _, out in missing])
-            evicted = self._try(lambda: self._store.add(key, missing), 0)
-            self._count(cache_evictions=evicted)
+            self._add(key, missing)
 
     def create(self, path: str, *, replace: bool = False) -> Upload:
         self._forget(path)
@@ -103,7 +107,7 @@ class CachedStorage(StorageWrapper):
         return dropped > 0
 
     def counters(self) -> dict[str, int]:
-        with self._lock:
+        with self._lock.get():
             return {**self.inner.counters(), **{name: self._counts[name] for name in _COUNTERS}}
 
     def close(self) -> None:
@@ -149,21 +153,36 @@ class CachedStorage(StorageWrapper):
         if _is_kept(path) and self._folder.exists():
             self._try(lambda: self._store.forget(CacheKey(self.url, path)), 0)
 
+    def _add(self, key: CacheKey, parts: Sequence[tuple[ByteRange, memoryview]]) -> None:
+        """Keep ranges. After a failure what is held is still read."""
+        if time.monotonic() < max(self._paused_until, self._adding_paused_until):
+            return
+        try:
+            self._count(cache_evictions=self._store.add(key, parts))
+        except _FAILURES as error:
+            self._adding_paused_until = time.monotonic() + _PAUSE_SECONDS
+            self._note_failure(error)
+
     def _try(self, function: Callable[[], _T], otherwise: _T) -> _T:
         """The function's result, or what stands for it while the disk of the cache fails."""
         if time.monotonic() < self._paused_until:
             return otherwise
         try:
             return function()
-        except (OSError, sqlite3.Error, LocationError) as error:
+        except _FAILURES as error:
             self._paused_until = time.monotonic() + _PAUSE_SECONDS
-            self._count(cache_failures=1)
-            if self._counts["cache_failures"] == 1:
-                _logger.warning("%s: the cache fails and is passed by: %s", self._folder, error)
+            self._note_failure(error)
             return otherwise
 
+    def _note_failure(self, error: Exception) -> None:
+        name = "cache_busy" if isinstance(error, CacheBusyError) else "cache_failures"
+        self._count(**{name: 1})
+        if self._counts[name] == 1:
+            what = "is not free" if name == "cache_busy" else "fails"
+            _logger.warning("%s: the cache %s and is passed by: %s", self._folder, what, error)
+
     def _count(self, **numbers: int) -> None:
-        with self._lock:
+        with self._lock.get():
             self._counts.update(numbers)
 
 
@@ -191,7 +210,7 @@ def with_cache(
 
 _COUNTERS = (
     *("cache_hits", "cache_misses", "cache_bytes"),
-    *("cache_evictions", "cache_damaged", "cache_failures"),
+    *("cache_evictions", "cache_damaged", "cache_failures", "cache_busy"),
 )
 
 

@@ -8,6 +8,7 @@ space stays taken until the next process opens the cache, or needs the space.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sqlite3
 import time
@@ -18,7 +19,7 @@ from typing import TypeVar
 
 from seqrecord.ranges import ByteRange
 from seqrecord.storage.cache.entry import CacheKey, cut, read_entry, size_on_disk, write_entry
-from seqrecord.storage.cache.folder import CacheFolder
+from seqrecord.storage.cache.folder import CacheBusyError, CacheFolder
 from seqrecord.storage.cache.index import CacheIndex, Entry
 
 __all__ = ["MIN_LIMIT", "CacheStore"]
@@ -28,6 +29,7 @@ _SPARE_BYTES = 64 << 10  # for the tag, and for what one change adds to the inde
 _MAX_ENTRY_BYTES = 16 << 20
 _MIN_ENTRY_BYTES = 64 << 10
 _NOTE_NS = 10**9  # how long uses are remembered before they are written down
+_TRIM_SECONDS = 10.0  # from one attempt to trim the cache to the next
 
 _T = TypeVar("_T")
 
@@ -47,32 +49,42 @@ class CacheStore:
     """The entries of the cache in `folder`, which may fill it up to `limit` bytes on disk.
 
     Others may use the folder with another limit: each keeps to its own, from its first look on.
+    Where the folder is on a read-only disk, what it holds is found, and nothing changes.
+
     Safe to use from many threads, processes, and after a fork. Methods raise `OSError` and
-    `sqlite3.Error` when the disk fails; then nothing has changed but what may be missing.
+    `sqlite3.Error` when the disk fails, and `CacheBusyError`, an `OSError`, where another process
+    does not let go of the cache; then nothing has changed but what may be missing. `patience` is
+    how many seconds it is waited for.
     """
 
-    def __init__(self, folder: Path, limit: int) -> None:
+    def __init__(self, folder: Path, limit: int, *, patience: float | None = None) -> None:
         self.limit = limit
-        self._folder = CacheFolder(folder)
+        self._folder = CacheFolder(folder, patience=patience)
         self._used: dict[int, int] = {}  # of entries, not in the index yet
         self._noted = self._now = 0
-        self._trimmed = False
+        self._trim_due = 0.0  # seconds of the monotonic clock
+        self._ignored: set[str] = set()  # names of entries to be dropped, which could not be
         # Smaller ones in a small cache, so that it is not one entry that goes or stays.
         self._entry_bytes = min(_MAX_ENTRY_BYTES, max(_MIN_ENTRY_BYTES, limit // 8))
 
     def find(self, key: CacheKey, ranges: Sequence[ByteRange]) -> list[list[Entry]]:
         """For each range, the entries that hold some of it, in order. They count as used now."""
-        if not self._trimmed:  # the cache may be larger than this limit
-            with self._folder.session(exclusive=True) as index, index.transaction():
-                self._make_room(index, [])
-            self._trimmed = True
+        if time.monotonic() >= self._trim_due:
+            self._trim()
         with self._folder.session(exclusive=False) as index:
-            found = [index.overlapping(key, item) for item in ranges]
-            self._used.update((entry.id, self._clock()) for entries in found for entry in entries)
+            found = [
+                [entry for entry in index.overlapping(key, item) if entry.name not in self._ignored]
+                for item in ranges
+            ]
+            if not self._folder.is_read_only:
+                now = self._clock()
+                self._used.update((entry.id, now) for entries in found for entry in entries)
             due = bool(self._used) and self._now - self._noted > _NOTE_NS
-        if due:
-            with self._folder.session(exclusive=True) as index, index.transaction():
-                self._note(index)
+        if due:  # or later, if it is not free
+            with self._folder.try_session() as free:
+                if free is not None:
+                    with free.transaction():
+                        self._note(free)
         return found
 
     def read(self, key: CacheKey, entry: Entry, wanted: ByteRange, out: memoryview) -> bool:
@@ -95,6 +107,8 @@ class CacheStore:
 
         What is kept already, or is about to be by another thread or process, is left as it is.
         """
+        if self._folder.is_read_only:
+            return 0
         pieces = [
             _Piece(ByteRange(at, stop), cut(data, at - item.start, stop - item.start))
             for item, data in _joined(parts)
@@ -110,8 +124,8 @@ class CacheStore:
                 for piece in pieces:
                     if not index.finish(piece.id):
                         self._folder.unlink(piece.name)  # dropped while it was written
-        except BaseException:
-            self._give_up(pieces)
+        except BaseException as error:
+            self._give_up(pieces, patience=0 if isinstance(error, CacheBusyError) else None)
             raise
         finally:
             for piece in pieces:
@@ -120,18 +134,23 @@ class CacheStore:
         return evicted
 
     def drop(self, entries: Sequence[Entry]) -> None:
-        """Remove entries."""
+        """Remove entries. Those that cannot be removed are not found here any more."""
+        self._ignored.update(entry.name for entry in entries)
         with self._folder.session(exclusive=True) as index, index.transaction():
             self._remove(index, entries)
+        self._ignored.difference_update(entry.name for entry in entries)
 
     def forget(self, key: CacheKey, ranges: Sequence[ByteRange] | None = None) -> int:
-        """Remove what is held of a file, or of ranges of it; how many entries that were."""
-        with self._folder.session(exclusive=True) as index, index.transaction():
+        """Drop what is held of a file, or of ranges of it; how many entries that were."""
+        with self._folder.session(exclusive=False) as index:
             if ranges is None:
                 entries = index.of_file(key)
             else:
                 entries = [entry for item in ranges for entry in index.overlapping(key, item)]
-            self._remove(index, entries)
+        entries = [entry for entry in entries if entry.name not in self._ignored]
+        if entries:
+            with contextlib.suppress(OSError):
+                self.drop(entries)
         return len(entries)
 
     def clear(self, url: str | None = None) -> None:
@@ -163,6 +182,19 @@ class CacheStore:
                 with index.transaction():
                     self._note(index)
         self._folder.close()
+
+    def _trim(self) -> None:
+        """Make the cache as small as its limit, which another one may not have kept to."""
+        try:
+            with self._folder.session(exclusive=True) as index, index.transaction():
+                self._make_room(index, [])
+        except CacheBusyError:
+            self._trim_due = time.monotonic() + _TRIM_SECONDS
+            return
+        except OSError:
+            if not self._folder.is_read_only:
+                raise
+        self._trim_due = math.inf
 
     def _begin(
         self, index: CacheIndex, key: CacheKey, pieces: list[_Piece]
@@ -207,10 +239,10 @@ class CacheStore:
             self._used.pop(entry.id, None)
         index.remove(entry.id for entry in entries)
 
-    def _give_up(self, pieces: Sequence[_Piece]) -> None:
+    def _give_up(self, pieces: Sequence[_Piece], *, patience: float | None) -> None:
         with (
             contextlib.suppress(OSError, sqlite3.Error),  # the first error counts
-            self._folder.session(exclusive=True) as index,
+            self._folder.session(exclusive=True, patience=patience) as index,
             index.transaction(),
         ):
             for piece in pieces:
