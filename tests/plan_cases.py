@@ -115,7 +115,7 @@ def requests(draw: st.DrawFn) -> Request:
         seed=draw(st.integers(-3, 2**70)),
         batch_size=draw(st.none() | st.integers(1, 7)),
         drop_last=draw(st.booleans()),
-        repeat=draw(st.sampled_from([1, 1, 2, 3, 7])),
+        equal=draw(st.booleans()),
         open_episodes=draw(st.integers(1, 6)),
         block_frames=draw(st.integers(1, 40)),
         run_frames=draw(st.none() | st.integers(1, 50)),
@@ -125,9 +125,12 @@ def requests(draw: st.DrawFn) -> Request:
 
 def splits(request: Request) -> list[EpochPlan]:
     """The plans of all splits; none where the request is refused, as it must be."""
-    total, enough = request.case.table.num_clips, request.num_splits
-    if 0 < total < enough and not request.settings.drop_last:
-        with pytest.raises(ClipError, match="fewer clips than parts"):
+    total, size = request.case.table.num_clips, request.settings.batch_size or 1
+    most = (
+        total // request.num_splits if request.settings.equal else -(-total // request.num_splits)
+    )
+    if total and most < size and request.settings.drop_last:
+        with pytest.raises(ClipError, match="drop_last leaves no batch at all"):
             request.plan()
         return []
     return [request.plan(index) for index in range(request.num_splits)]

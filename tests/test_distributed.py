@@ -162,28 +162,73 @@ def _split_of(ranks: bytes, world_size: str) -> Split:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("batch_size", [None, 1, 4])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("rotate_phase", [False, True])
+def test_all_ranks_get_equally_many_items(
+    path: Path,
+    rank: Any,
+    num_workers: int,
+    batch_size: int | None,
+    drop_last: bool,
+    rotate_phase: bool,
+) -> None:
+    settings: dict[str, Any] = {"clip_len": 3, "batch_size": batch_size, "drop_last": drop_last}
+    if rotate_phase:
+        settings |= {"stride": 2, "rotate_phase": True}
+    clips: list[tuple[str, int]] = []
+    counts, repeated = [], 0
+    every = SeqRecordPipe(path, clip_len=3).clips.num_clips
+    for number in range(3):
+        rank(number, 3)
+        pipe = SeqRecordPipe(path, **settings)
+        loader = DataLoader(pipe, batch_size=None, num_workers=num_workers)
+        for _ in range(2 if rotate_phase else 1):
+            batches = [names(batch) for batch in loader]
+            counts.append(list(map(len, batches)))
+            clips += [name for batch in batches for name in batch]
+            repeated += pipe.stats()["clips_repeated"]
+    assert all(count == counts[i % (len(counts) // 3)] for i, count in enumerate(counts))
+    if drop_last:
+        assert len(clips) == len(set(clips)) <= every
+    else:
+        assert len(set(clips)) == every
+        assert num_workers or len(clips) == every + repeated
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("batch_size", [None, 4])
-def test_ranks_cover_the_epoch(
+def test_evaluation_has_every_clip_exactly_once(
     path: Path, rank: Any, num_workers: int, batch_size: int | None
 ) -> None:
-    clips, counts = [], []
+    clips = []
     total = SeqRecordPipe(path, clip_len=3).clips.num_clips
-    for number in range(2):
-        rank(number, 2)
-        pipe = SeqRecordPipe(path, clip_len=3, batch_size=batch_size)
+    for number in range(3):
+        rank(number, 3)
+        pipe = SeqRecordPipe(path, clip_len=3, batch_size=batch_size, equal=False)
         loader = DataLoader(pipe, batch_size=None, num_workers=num_workers)
         batches = [names(batch) for batch in loader]
         assert len(batches) == len(loader)
-        counts.append(len(batches))
         clips += [name for batch in batches for name in batch]
     assert len(clips) == len(set(clips)) == total
-    assert batch_size is None or counts[0] == counts[1]
 
 
 def test_more_ranks_than_clips(path: Path, rank: Any) -> None:
+    total = SeqRecordPipe(path, clip_len=3).clips.num_clips
+    clips, exact = [], []
+    for number in range(100):
+        rank(number, 100)
+        clips += [names(clip) for clip in SeqRecordPipe(path, clip_len=3)]
+        exact += [names(clip) for clip in SeqRecordPipe(path, clip_len=3, equal=False)]
+    assert len(clips) == 100
+    assert len({clip for [clip] in clips}) == len({clip for [clip] in exact}) == len(exact) == total
+
+
+def test_drop_last_that_leaves_nothing_is_an_error(path: Path, rank: Any) -> None:
     rank(1, 100)
-    with pytest.raises(ClipError, match="fewer clips than parts"):
-        list(SeqRecordPipe(path, clip_len=3))
+    pipe = SeqRecordPipe(path, clip_len=3, drop_last=True)
+    with pytest.raises(ClipError, match=r"drop_last leaves no batch at all.*at least 100 clips"):
+        list(pipe)
 
 
 def same(clip: dict[str, Any]) -> dict[str, Any]:
@@ -198,7 +243,7 @@ def test_ranks_of_the_environment_with_a_sharding_filter(
     total = SeqRecordPipe(path, clip_len=3, features=["id"]).clips.num_clips
     for number in range(2):
         rank(number, 2)
-        pipe = SeqRecordPipe(path, clip_len=3, features=["id"])
+        pipe = SeqRecordPipe(path, clip_len=3, features=["id"], equal=False)
         chain = pipe.shuffle(buffer_size=10).sharding_filter().map(same)
         loader = DataLoader(chain, batch_size=None, num_workers=num_workers)
         mine = [name for clip in loader for name in names(clip)]

@@ -28,49 +28,50 @@ def test_splits_are_disjoint_and_cover_the_epoch(request: Request) -> None:
     plans = splits(request)
     emitted = [request.run(plan).clips for plan in plans]
     together = Counter(clip for clips in emitted for clip in clips)
-    repeat = request.settings.repeat
-    assert max(together.values(), default=0) <= repeat
     assert [plan.num_clips for plan in plans] == [len(clips) for clips in emitted]
+    assert all(len(clips) == len(set(clips)) for clips in emitted)
     if not plans:
         return
-    every = request.case.clips()
-    if request.settings.drop_last:
+    every, chosen = request.case.clips(), request.settings
+    repeated = sum(plan.num_repeated for plan in plans)
+    assert together.total() + sum(plan.num_dropped for plan in plans) == len(every) + repeated
+    if chosen.drop_last:
         assert set(together) <= set(every)
-        dropped = sum(plan.num_dropped for plan in plans)
-        assert together.total() + dropped == len(every) * repeat
+        assert max(together.values(), default=0) <= 1
     else:
-        assert together == Counter(every * repeat)
-    if not request.settings.shuffle and not request.settings.drop_last and repeat == 1:
+        assert set(together) == set(every)
+    if not chosen.equal or chosen.drop_last:
+        assert repeated == 0
+    if not chosen.shuffle and not chosen.drop_last and not repeated:
         assert [clip for clips in emitted for clip in clips] == every
 
 
 @given(requests())
 @settings(max_examples=200, deadline=None)
-def test_batches_are_equally_many_and_full(request: Request) -> None:
+def test_splits_have_equally_many_clips_in_full_batches(request: Request) -> None:
     plans = splits(request)
-    size, repeat = request.settings.batch_size or 1, request.settings.repeat
+    size, total = request.settings.batch_size or 1, request.case.table.num_clips
     for plan in plans:
         places = request.run(plan).places
         sizes = Counter(batch for batch, _ in places)
         assert sorted(sizes) == list(range(plan.num_batches))
         assert places == [(b, slot) for b in sorted(sizes) for slot in range(sizes[b])]
+        assert all(sizes[b] == size for b in range(plan.num_batches - 1))
         assert all(1 <= sizes[b] <= size for b in sizes)
-        short = [b for b in sizes if sizes[b] < size]
-        assert len(short) <= 2 or (repeat > 1 and min(short) >= plan.num_batches - repeat - 1)
         starts = [plan.first_clip(b) for b in range(plan.num_batches + 1)]
         assert np.diff(starts).tolist() == [sizes[b] for b in sorted(sizes)]
         if request.settings.drop_last:
             assert all(sizes[b] == size for b in sizes)
-    counts = [plan.num_batches for plan in plans]
-    if size > 1 or request.settings.drop_last:
-        assert len(set(counts)) <= 1
-    else:
-        assert max(counts, default=0) - min(counts, default=0) <= repeat
-    if plans and request.settings.drop_last:
-        assert counts[0] == request.case.table.num_clips // request.num_splits * repeat // size
-    elif plans and size > 1:
-        largest = -(-request.case.table.num_clips // request.num_splits) * repeat
-        assert counts[0] == -(-largest // size)
+    counts = [plan.num_clips for plan in plans]
+    low, high = total // request.num_splits, -(-total // request.num_splits)
+    if not plans:
+        return
+    if request.settings.equal:
+        wanted = low // size * size if request.settings.drop_last else high
+        assert counts == [wanted] * len(plans)
+    elif not request.settings.drop_last:
+        assert set(counts) <= {low, high}
+        assert sum(counts) == total
 
 
 @given(requests())
@@ -111,7 +112,7 @@ def test_says_when_no_frame_is_used_twice_or_waits_for_a_later_round(
     if case.spec.stride < case.spec.span:  # such plans are many among the others
         spec = replace(case.spec, stride=case.spec.span, phase=0)
         case = replace(case, spec=spec)
-        settings = replace(request.settings, repeat=1, block_frames=spec.stride * blocks)
+        settings = replace(request.settings, block_frames=spec.stride * blocks)
         request = replace(request, case=case, settings=settings)
     for plan in splits(request):
         disjoint, most_batches = True, 0
@@ -136,7 +137,7 @@ def test_says_when_no_frame_is_used_twice_or_waits_for_a_later_round(
         assert plan.most_batches == most_batches
         if plan.is_disjoint and not plan.num_dropped:  # which leaves out clips of the last round
             assert disjoint
-        if disjoint and plan.settings.repeat == 1 and case.spec.length > 1:
+        if disjoint and case.spec.length > 1:
             assert plan.is_disjoint or not plan.num_clips or request.settings.drop_last
 
 
@@ -236,9 +237,12 @@ def test_cursors_finish_together() -> None:
 
 def test_fewer_clips_than_splits() -> None:
     case = Case((17,), (8,), ClipSpec(16), (0,), frozenset())
-    with pytest.raises(ClipError, match="at least 3 clips; got: 2"):
-        Request(case, PlanSettings(), 0, 3).plan()
-    assert Request(case, PlanSettings(drop_last=True), 0, 3).plan(2).num_batches == 0
+    plans = splits(Request(case, PlanSettings(), 0, 3))
+    assert [(plan.num_clips, plan.num_repeated) for plan in plans] == [(1, 1), (1, 0), (1, 0)]
+    exact = splits(Request(case, PlanSettings(equal=False), 0, 3))
+    assert sorted(plan.num_clips for plan in exact) == [0, 1, 1]
+    with pytest.raises(ClipError, match=r"no batch at all.*at least 3 clips.*got: 2 clips"):
+        Request(case, PlanSettings(drop_last=True), 0, 3).plan(2)
 
 
 def test_no_clip_at_all_is_an_empty_plan() -> None:
@@ -249,12 +253,19 @@ def test_no_clip_at_all_is_an_empty_plan() -> None:
     assert plan.locate(0) == (0, 0)
 
 
-def test_a_split_one_clip_short_shares_its_last_batches() -> None:
-    # 17 clips: splits of 8 and 9, batches of 4; the first would need only two.
-    case = Case((32,), (8,), ClipSpec(16), (0,), frozenset())
-    request = Request(case, PlanSettings(batch_size=4), 0, 2)
-    starts = [[plan.first_clip(b) for b in range(4)] for plan in splits(request)]
-    assert starts == [[0, 4, 6, 8], [0, 4, 8, 9]]
+@pytest.mark.parametrize("batch_size", [None, 1, 4])
+def test_a_split_one_clip_short_gives_one_that_another_gives_too(batch_size: int | None) -> None:
+    case = Case((32,), (8,), ClipSpec(16), (0,), frozenset())  # 17 clips
+    request = Request(case, PlanSettings(batch_size=batch_size), 0, 2)
+    plans = splits(request)
+    assert [(plan.num_clips, plan.num_repeated) for plan in plans] == [(9, 1), (9, 0)]
+    assert len({plan.num_batches for plan in plans}) == 1
+    emitted = Counter(clip for plan in plans for clip in request.run(plan).clips)
+    assert sorted(emitted.values()) == [1] * 16 + [2]
+    exact = replace(request, settings=replace(request.settings, equal=False))
+    assert [plan.num_clips for plan in splits(exact)] == [8, 9]
+    dropping = replace(request, settings=replace(request.settings, drop_last=True))
+    assert {plan.num_clips for plan in splits(dropping)} == {8}
 
 
 @pytest.mark.parametrize("batch", [-1, 2])
@@ -277,15 +288,14 @@ def test_refuses_a_split_out_of_range(index: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("spec", [ClipSpec(16), ClipSpec(16, stride=16, phase=5)])
-@pytest.mark.parametrize("repeat", [1, 5])
-def test_a_million_clips_are_planned_quickly_and_small(spec: ClipSpec, repeat: int) -> None:
+def test_a_million_clips_are_planned_quickly_and_small(spec: ClipSpec) -> None:
     lengths = [15 + 1000 * spec.stride] * 1000
     episodes = episode_table(lengths, [8] * 1000)
     tracemalloc.start()
     try:
         started = time.thread_time()  # however long it waits for a core
         table = enumerate_clips(spec, episodes, np.arange(1000))
-        plan = EpochPlan(table, episodes, replace(CHOSEN, repeat=repeat))
+        plan = EpochPlan(table, episodes, CHOSEN)
         planned = time.thread_time()
         index, _ = plan.locate(plan.num_batches // 2)
         plan.resident(index)

@@ -41,6 +41,7 @@ class Epochs:
         self._engine: Engine | None = None
         self._stats = EngineStats()
         self._dropped = 0  # clips of the split that `drop_last` leaves out
+        self._repeated = 0  # clips of the split that another one gives too
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_engine": None, "_iteration": None}
@@ -141,6 +142,7 @@ class Epochs:
             **self._stats.report(),
             "clips_incomplete": clips.num_incomplete,
             "clips_dropped": self._dropped,
+            "clips_repeated": self._repeated,
             "episodes_too_short": clips.num_short_episodes,
         }
 
@@ -150,7 +152,8 @@ class Epochs:
         self._begun = True
         plan = self.loader.plan(self._epoch, split)
         trace = self.loader.trace()
-        self._stats, self._dropped = EngineStats(trace=trace), plan.num_dropped
+        self._stats = EngineStats(trace=trace)
+        self._dropped, self._repeated = plan.num_dropped, plan.num_repeated
         engine = self.loader.start(plan, batch=self._batch, threads=threads, stats=self._stats)
         self._engine = engine
         try:

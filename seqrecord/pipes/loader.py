@@ -28,7 +28,7 @@ from seqrecord.frames import FrameTransform
 from seqrecord.pipes.distributed import Ranks
 from seqrecord.pipes.memory import Fit, FrameSizes, fit
 from seqrecord.pipes.selection import ClipSelection
-from seqrecord.plan import EpochPlan, PlanSettings, Split
+from seqrecord.plan import EpochPlan, PlanSettings, Split, check_drop_last
 from seqrecord.reader import Dataset, EpisodeFilter
 from seqrecord.storage import StorageLike, local_path
 from seqrecord.units import parse_size
@@ -66,7 +66,7 @@ class ClipLoader:
         seed: int = 0,
         batch_size: int | None = None,
         drop_last: bool = False,
-        repeat: int = 1,
+        equal: bool = True,
         memory_limit: int | str = "2GiB",
         frame_transform: FrameTransform | None = None,
         rank: int | None = None,
@@ -85,7 +85,7 @@ class ClipLoader:
             seed=_integer("seed", seed),
             batch_size=self.batch_size,
             drop_last=bool(drop_last),
-            repeat=_positive("repeat", repeat),
+            equal=bool(equal),
             rotate_phase=bool(rotate_phase) and stride != 1,
         )
         self._shuffle_buffer = _positive("shuffle_buffer", shuffle_buffer)
@@ -134,27 +134,17 @@ class ClipLoader:
         )
 
     def num_clips(self, epoch: int) -> int:
-        """How many clips an epoch emits, over all splits, without `drop_last`."""
-        return self.clips(epoch).num_clips * self._settings.repeat
+        """How many clips an epoch has, over all splits."""
+        return self.clips(epoch).num_clips
 
     def plan(self, epoch: int, split: Split) -> EpochPlan:
         """The plan of one split of one epoch.
 
-        Raises `ClipError` when this epoch or another has fewer clips than splits, unless
-        `drop_last` is set.
+        Raises `ClipError` when `drop_last` leaves no batch in this epoch, or in one of another
+        phase.
         """
-        phases = self.selection.phases
-        # Now, not at the epoch that has them.
-        if (
-            phases is not None
-            and not self._settings.drop_last
-            and phases.fewest_clips < split.count
-        ):
-            raise ClipError(
-                "fewer clips than parts to split them into, in epochs of some phase",
-                expected=f"at least {split.count} clips",
-                got=phases.fewest_clips,
-            )
+        if (phases := self.selection.phases) is not None:  # now, not at the epoch of that phase
+            check_drop_last(phases.fewest_clips, self._settings, split.count)
         return EpochPlan(
             self.clips(epoch),
             self.selection.dataset.episode_table,
@@ -234,9 +224,6 @@ class ClipLoader:
         the order is the same.
         """
         settings = asdict(self._fit(num_splits).settings)
-        for name, unused in (("repeat", 1), ("rotate_phase", False)):
-            if settings[name] == unused:  # so that states saved before there was such a setting do
-                del settings[name]
         if not self._settings.shuffle:
             for name in ("seed", "open_episodes", "block_frames", "run_frames"):
                 del settings[name]

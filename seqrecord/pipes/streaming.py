@@ -46,7 +46,7 @@ class _Streaming:
         seed: int = 0,
         batch_size: int | None = None,
         drop_last: bool = False,
-        repeat: int = 1,
+        equal: bool = True,
         memory_limit: int | str = "2GiB",
         frame_transform: FrameTransform | None = None,
         rank: int | None = None,
@@ -74,7 +74,7 @@ class _Streaming:
             seed=seed,
             batch_size=batch_size,
             drop_last=drop_last,
-            repeat=repeat,
+            equal=equal,
             memory_limit=memory_limit,
             frame_transform=frame_transform,
             rank=rank,
@@ -105,7 +105,7 @@ class _Streaming:
 
     @property
     def num_clips(self) -> int:
-        """Clips of an epoch over all ranks and workers, each counted `repeat` times."""
+        """Clips of an epoch over all ranks and workers, each counted once."""
         return self._epochs.loader.num_clips(self._current_epoch())
 
     def __len__(self) -> int:
@@ -147,8 +147,8 @@ class _Streaming:
         each stage, those of decoding by feature too; `loads` of chunks, and `loads_held_back` from
         running ahead for want of memory; `requests`, `retries` and the like of a storage that
         counts them; the `bottleneck` in words; and what was left out: `episodes_too_short`,
-        `clips_incomplete` for want of a feature, `clips_dropped` by `drop_last`. With `repeat`,
-        `clips` and `clips_dropped` count every copy.
+        `clips_incomplete` for want of a feature, `clips_dropped` by `drop_last`; and
+        `clips_repeated`, which another rank or worker gives too (see `equal`).
         """
         return self._epochs.stats()
 
@@ -180,11 +180,11 @@ class SeqRecordPipe(_Streaming, IterDataPipe[Clip]):
 
     The order is a function of the dataset, the arguments, the epoch and the split alone. Epochs
     advance with each iteration, and one iteration runs at a time. A `DataLoader` takes the pipe
-    with `batch_size=None`, with worker processes or without; ranks and workers get disjoint parts
-    of equally many batches, unless a `.sharding_filter()` follows, which then picks from the whole
-    epoch: every worker then reads and decodes all of it. A worker's batches are shared memory, on
-    Linux: the process that receives them reads them in place, and the worker fills them again when
-    they are dropped. Workers are not needed for speed: each has an arena of its own.
+    with `batch_size=None`, with worker processes or without; ranks and workers get parts of equally
+    many batches (see `equal`), unless a `.sharding_filter()` follows, which then picks from the
+    whole epoch: every worker then reads and decodes all of it. A worker's batches are shared
+    memory, on Linux: the process that receives them reads them in place, and the worker fills them
+    again when they are dropped. Workers are not needed for speed: each has an arena of its own.
 
     Args:
         location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
@@ -203,9 +203,10 @@ class SeqRecordPipe(_Streaming, IterDataPipe[Clip]):
         seed: of the order.
         batch_size: clips of a batch, or `None` for single clips.
         drop_last: leave out what does not fill a batch on every rank.
-        repeat: how often an epoch gives each clip. Frames are still read once: what is in memory
-            is dealt so many times, in a new order each time, before it makes room. For storage that
-            cannot keep up with training ("data echoing", Choi et al. 2019, arXiv:1907.05550).
+        equal: all ranks and workers get equally many clips and batches: where they do not come out
+            even, some give one clip that another gives too, or with `drop_last` leave one out. Off,
+            every clip is given exactly once, and ranks may get one batch more than others, or
+            none: for evaluation.
         memory_limit: bytes, or text such as "2GiB", for the frames held, for batches being filled
             and the two that the consumer has at a time, and for chunks being read. Per process.
             With a `device`, frames and batches are there, and the host needs pinned memory
@@ -236,7 +237,8 @@ class SeqRecordPipe(_Streaming, IterDataPipe[Clip]):
         trace: where to write a timeline of each iteration, in the Chrome trace format, when it
             ends; the last one stays. Ranks and workers write beside it: `epoch.worker0.json`.
 
-    Raises `ClipError` where there is no clip, `MemoryLimitError` for a limit that is too small.
+    Raises `ClipError` where there is no clip, and when an iteration begins of which `drop_last`
+    leaves no batch; `MemoryLimitError` for a limit that is too small.
     What is left out, because it is too short or lacks a feature, is logged to `seqrecord`, shown
     by `repr` and counted by `stats`.
     """

@@ -1,6 +1,6 @@
 """An epoch as integers: which chunks to load, which clips to emit, which frames to free."""
 
-from seqrecord.plan.epoch import EpochPlan, cursor_bound, resident_bound
+from seqrecord.plan.epoch import EpochPlan, check_drop_last, cursor_bound, resident_bound
 from seqrecord.plan.phases import Phases
 from seqrecord.plan.settings import PlanSettings, Split
 from seqrecord.plan.steps import Clips, Frees, Loads, Round
@@ -14,6 +14,7 @@ __all__ = [
     "PlanSettings",
     "Round",
     "Split",
+    "check_drop_last",
     "cursor_bound",
     "resident_bound",
 ]

@@ -8,21 +8,46 @@ import numpy as np
 
 from seqrecord.order import IntArray
 
-__all__ = ["Batches", "count_batches"]
+__all__ = ["Batches", "Share", "share_of"]
+
+
+@dataclass(frozen=True)
+class Share:
+    """The clips of one split, `[start, stop)` of a sequence that all splits share.
+
+    The last `num_repeated` of them belong to the next split too.
+    """
+
+    start: int
+    stop: int
+    num_repeated: int = 0
+
+
+def share_of(index: int, num_splits: int, total: int, *, fill: bool) -> Share:
+    """The part of split `index` of `total` clips; all parts cover the sequence.
+
+    Without `fill` they are disjoint and differ by at most one clip. With `fill` they are equally
+    long: a split that would have one clip less has the first one of the next split too::
+
+        8 clips, 3 splits    0 1 2 | 2 3 4 | 5 6 7
+        without `fill`       0 1   | 2 3 4 | 5 6 7
+        2 clips, 3 splits    0     | 0     | 1
+    """
+    start, stop = total * index // num_splits, total * (index + 1) // num_splits
+    repeated = -(-total // num_splits) - (stop - start) if fill else 0
+    return Share(start, stop + repeated, repeated)
 
 
 @dataclass(frozen=True)
 class Batches:
-    """`count` batches of a stream of clips: full ones of `size`, up to the last `num_shared`.
-
-    These share evenly what is left. `num_dropped` clips behind the last belong to no batch.
-    """
+    """`num_clips` clips in consecutive batches of `size`, the last of which may have fewer."""
 
     size: int
-    count: int
     num_clips: int
-    num_dropped: int
-    num_shared: int
+
+    @property
+    def count(self) -> int:
+        return -(-self.num_clips // self.size)
 
     def first_clip(self, batch: int) -> int:
         """How many clips come before this batch; `num_clips` for batch `count`.
@@ -31,48 +56,9 @@ class Batches:
         """
         if not 0 <= batch <= self.count:
             raise IndexError(f"a batch's number is not in [0, {self.count}]: {batch}")
-        return int(self.begins(np.array([batch]))[0])
-
-    def begins(self, batches: IntArray) -> IntArray:
-        """`first_clip` of many; int64[n]. Nothing is checked."""
-        full, left = self._shared()
-        share = -(-(batches - full) * left // max(1, self.num_shared))
-        return np.where(batches > full, full * self.size + share, batches * self.size)
+        return min(batch * self.size, self.num_clips)
 
     def places(self, clips: IntArray) -> tuple[IntArray, IntArray]:
-        """Batch, and place in the batch, of clips in `[0, num_clips)` of the stream; int64[n]."""
-        full, left = self._shared()
-        shared = full + (clips - full * self.size) * self.num_shared // max(1, left)
-        batch = np.where(clips < full * self.size, clips // self.size, shared)
-        return batch, clips - self.begins(batch)
-
-    def _shared(self) -> tuple[int, int]:
-        """How many batches are full, and how many clips are left for the others."""
-        full = self.count - self.num_shared
-        return full, self.num_clips - full * self.size
-
-
-def count_batches(
-    available: int, total: int, num_splits: int, *, size: int, drop_last: bool, repeat: int = 1
-) -> Batches:
-    """Equally many batches for every split of `total` clips, for the one that has `available`.
-
-    That is `total // num_splits` clips or one more. Every clip is counted `repeat` times. Without
-    `drop_last` a split that has one clip less, and none left for its last batches, shares its last
-    clips out to them::
-
-        9 clips, batches of 4    0 1 2 3 | 4 5 6 7 | 8
-        8 clips                  0 1 2 3 | 4 5 | 6 7
-
-    Only with a `size` of 1 the number of batches then is that of the split's own clips.
-    """
-    clips = available * repeat
-    if drop_last:
-        count = total // num_splits * repeat // size
-        return Batches(size, count, count * size, clips - count * size, min(1, count))
-    if size == 1:
-        return Batches(1, clips, clips, 0, min(1, clips))
-    count = -(-(-(-total // num_splits) * repeat) // size)
-    # The fewest that get at least one clip each.
-    shared = max(1, -(-(count * size - clips) // (size - 1)))
-    return Batches(size, count, clips, 0, min(shared, count))
+        """Batch, and place in the batch, of clips in `[0, num_clips)`; int64[n]."""
+        batch, slot = np.divmod(clips, self.size)
+        return batch, slot

@@ -25,7 +25,7 @@ import numpy as np
 from seqrecord.clips import ClipTable, EpisodeTable
 from seqrecord.errors import ClipError
 from seqrecord.order import IntArray, hash64, key_of
-from seqrecord.plan.batches import count_batches
+from seqrecord.plan.batches import Batches, share_of
 from seqrecord.plan.blocks import Pieces, cut_pieces, resident_window, window_frames
 from seqrecord.plan.dealing import deal
 from seqrecord.plan.lanes import Lanes, Walk
@@ -33,7 +33,7 @@ from seqrecord.plan.runs import shuffle_runs
 from seqrecord.plan.settings import PlanSettings, Split
 from seqrecord.plan.steps import Clips, Frees, Loads, Round
 
-__all__ = ["EpochPlan", "cursor_bound", "resident_bound"]
+__all__ = ["EpochPlan", "check_drop_last", "cursor_bound", "resident_bound"]
 
 _RUNS, _CURSORS, _CLIPS = range(3)  # what a random number is for: no two uses share a stream
 _WHOLE = Split()
@@ -43,21 +43,21 @@ _CLIPS_AT_ONCE = 1 << 15  # rounds are computed in groups of about so many clips
 class EpochPlan:
     """The plan of one split of one epoch.
 
-    Splits are disjoint, cover the epoch and have equally many batches: full ones but for the
-    last; in a split one clip short of a last batch of its own, the last two share what is left.
-    With `drop_last` every batch is full, and `num_dropped` clips are left out. With a `batch_size`
-    of 1 or `None`, without `drop_last`, the splits' counts may differ by one.
+    Splits cover the epoch, and all have equally many clips in equally many batches, full ones but
+    for the last: where they do not come out even, a split gives one clip that another gives too,
+    and `num_repeated` is 1. With `drop_last` every batch is full, no clip is given twice, and
+    `num_dropped` clips of the split are left out.
 
-    With `repeat`, clips are counted as often as they are emitted: `num_clips`, `num_dropped`,
-    batches and positions in them. The splits' clips may then differ by `repeat`, and as many
-    batches at a split's end as it takes share what is left.
+    With `settings.equal` off every clip is in exactly one split; counts may differ by one clip,
+    and a split may be empty.
 
-    Raises `ClipError` when there are fewer clips than splits, unless `drop_last` is set. An epoch
-    without any clip has no batches.
+    Raises `ClipError` when `drop_last` leaves no batch in any split. An epoch without any clip has
+    no batches.
     """
 
     num_clips: int  # that this split emits
     num_dropped: int  # that it would emit without `drop_last`
+    num_repeated: int  # of `num_clips`, that another split emits too
     num_batches: int
     num_rounds: int
     num_cursors: int
@@ -74,28 +74,24 @@ class EpochPlan:
         split: Split = _WHOLE,
     ) -> None:
         total = table.num_clips
-        if 0 < total < split.count and not settings.drop_last:
-            raise ClipError(
-                "fewer clips than parts to split them into",
-                expected=f"at least {split.count} clips",
-                got=total,
-            )
         self.settings, self.epoch, self.split = settings, epoch, split
         self._spec, self._episodes = table.spec, episodes
         self._key = key_of(settings.seed, epoch)
 
-        bounds = [total * (split.index + i) // split.count for i in (0, 1)]
+        share = share_of(
+            split.index, split.count, total, fill=settings.equal and not settings.drop_last
+        )
+        bounds = [share.start, share.stop]
         pieces = cut_pieces(_sequence(table, episodes, settings, self._key), np.array(bounds))
         pieces = pieces.take(slice(*np.searchsorted(pieces.first_clip, bounds).tolist()))
-        self._batches = count_batches(
-            pieces.num_clips,
-            total,
-            split.count,
-            size=settings.batch_size or 1,
-            drop_last=settings.drop_last,
-            repeat=settings.repeat,
-        )
-        self.num_clips, self.num_dropped = self._batches.num_clips, self._batches.num_dropped
+        size, self.num_clips = settings.batch_size or 1, pieces.num_clips
+        if settings.drop_last:
+            check_drop_last(total, settings, split.count)
+            kept = total // split.count if settings.equal else pieces.num_clips
+            self.num_clips = kept // size * size
+        self.num_dropped = pieces.num_clips - self.num_clips
+        self.num_repeated = share.num_repeated
+        self._batches = Batches(size, self.num_clips)
         self.num_batches = self._batches.count
         self._lanes = Lanes(
             pieces,
@@ -103,7 +99,7 @@ class EpochPlan:
             chunk_frames=episodes.chunk_frames,
             span=table.spec.span,
         )
-        before = self._lanes.clips_before_rounds() * settings.repeat
+        before = self._lanes.clips_before_rounds()
         self._before = np.minimum(before, self.num_clips)
         self.num_cursors = self._lanes.num_cursors
         self.num_rounds = int(np.searchsorted(self._before, self.num_clips))
@@ -128,8 +124,7 @@ class EpochPlan:
         """Whether every frame that a round loads is of one clip only, which that round emits."""
         spec = self._spec
         return (
-            self.settings.repeat == 1
-            and spec.stride >= spec.span
+            spec.stride >= spec.span
             and (spec.frame_step == spec.dilation or spec.length == 1)
             and not self._lanes.share_chunks()
         )
@@ -239,13 +234,24 @@ class EpochPlan:
             stride=self._spec.stride,
             num_cursors=self.num_cursors,
             key=key_of(self._key, _CLIPS) if self.settings.shuffle else None,
-            repeat=self.settings.repeat,
-            first=first,
-            batches=self._batches,
         )
         clip = np.arange(first, min(first + len(block), self.num_clips))
         block, start = block[: len(clip)], start[: len(clip)]
         return Clips(walk.cursor[block], walk.episode[block], start, *self._batches.places(clip))
+
+
+def check_drop_last(total: int, settings: PlanSettings, num_splits: int) -> None:
+    """Raise `ClipError` when `drop_last` leaves no batch of `total` clips in any split."""
+    size = settings.batch_size or 1
+    least = num_splits * size if settings.equal else num_splits * (size - 1) + 1
+    if settings.drop_last and 0 < total < least:
+        raise ClipError(
+            "drop_last leaves no batch at all",
+            expected=f"at least {least} clips: a batch of {size} in each of {num_splits} parts"
+            if settings.equal
+            else f"at least {least} clips: a batch of {size} in one of {num_splits} parts",
+            got=f"{total} clips; smaller batches, fewer workers, or no drop_last",
+        )
 
 
 def resident_bound(

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 from seqrecord.errors import ClipError
 
-__all__ = ["MAX_REPEAT", "PlanSettings", "Split"]
-
-MAX_REPEAT = 1000  # a round, which is held at once, lists its clips so many times
+__all__ = ["PlanSettings", "Split"]
 
 
 @dataclass(frozen=True)
@@ -35,26 +33,23 @@ class PlanSettings:
     `blocks.window_frames`), in runs of about `run_frames` frames (`None`: as long as can be).
     Without `shuffle` there is one cursor, nothing is cut and clips come in canonical order.
 
-    The clips of a round are emitted `repeat` times before its frames are freed. `rotate_phase`
-    says that the clip tables of other epochs have other phases (see `phases.Phases`).
+    With `equal` all splits have equally many clips; without it every clip is in exactly one.
+    `rotate_phase` says that the clip tables of other epochs have other phases (see
+    `phases.Phases`).
     """
 
     shuffle: bool = True
     seed: int = 0
     batch_size: int | None = None
     drop_last: bool = False
-    repeat: int = 1
+    equal: bool = True
     rotate_phase: bool = False
     open_episodes: int = 32
     block_frames: int = 8
     run_frames: int | None = 512
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "repeat", "open_episodes", "block_frames", "run_frames"):
+        for name in ("batch_size", "open_episodes", "block_frames", "run_frames"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ClipError(f"{name} is too small", expected="at least 1", got=value)
-        if self.repeat > MAX_REPEAT:
-            raise ClipError(
-                "repeat is too large", expected=f"at most {MAX_REPEAT}", got=self.repeat
-            )

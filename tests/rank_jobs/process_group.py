@@ -21,7 +21,7 @@ def same(clip: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(path: str, store: str, method: str, rank: int, world_size: int) -> None:
-    settings: dict[str, Any] = {"clip_len": 3, "features": ["id"]}
+    settings: dict[str, Any] = {"clip_len": 3, "features": ["id"], "equal": False}
     early = SeqRecordPipe(path, **settings, batch_size=4)  # made before there is a group
     dist.init_process_group(
         "gloo", init_method=Path(store).as_uri(), rank=rank, world_size=world_size
