@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +21,7 @@ import pyarrow.compute as pc
 
 from seqrecord.errors import FormatError
 from seqrecord.format import MAX_EPISODE_FRAMES
+from seqrecord.format.arrow import read_batch
 from seqrecord.format.pages import ALIGNMENT, chunk_bytes
 from seqrecord.format.rows import (
     GAP_ROW,
@@ -41,8 +41,6 @@ MAX_INDEX_TEXT = 2**31 - 1  # bytes of all keys, and of all metadata: Arrow's of
 _BLOCK_PAGES = 1 << 18  # that are checked at a time
 
 _Integer = TypeVar("_Integer", np.int64, np.uint8)
-
-_ARROW_MAGIC = b"ARROW1\0\0"
 
 _EPISODES = pa.schema(
     [
@@ -186,24 +184,20 @@ class Index:
         """
         episodes = _decode("episodes", tables["episodes"], _EPISODES)
         chunks = _decode("chunks", tables["chunks"], _chunks_schema(schema))
-        gap_columns = _decode("gaps", tables["gaps"], _GAPS)
-        gaps = np.empty(gap_columns.num_rows, GAP_ROW)
-        for name in GAP_ROW.names or ():
-            gaps[name] = gap_columns.column(name).to_numpy()
+        gaps = _decode("gaps", tables["gaps"], _GAPS)
+        count = len(chunks["file"])
         index = cls(
             schema=schema,
-            keys=episodes.column("key"),
-            metadata=episodes.column("metadata"),
-            num_frames=episodes.column("num_frames").to_numpy().astype(np.int64),
-            chunk_frames=episodes.column("chunk_frames").to_numpy().astype(np.int64),
-            file=chunks.column("file").to_numpy(),
-            offset=chunks.column("offset").to_numpy(),
-            page_length=_matrix(chunks.column("page_length"), len(schema)),
-            page_crc32c=_matrix(chunks.column("page_crc32c"), len(schema)),
-            largest_frame=_matrix(chunks.column("largest_frame"), len(schema.variable))
-            if schema.variable
-            else np.empty((chunks.num_rows, 0), np.uint32),
-            gaps=gaps,
+            keys=episodes["key"],
+            metadata=episodes["metadata"],
+            num_frames=episodes["num_frames"].astype(np.int64),
+            chunk_frames=episodes["chunk_frames"].astype(np.int64),
+            file=chunks["file"],
+            offset=chunks["offset"],
+            page_length=chunks["page_length"],
+            page_crc32c=chunks["page_crc32c"],
+            largest_frame=chunks.get("largest_frame", np.empty((count, 0), np.uint32)),
+            gaps=_gap_rows(gaps, count * len(schema)),
         )
         index._check(np.asarray(file_sizes, np.int64), release or (lambda: None))
         return index
@@ -303,64 +297,22 @@ def _array(column: Any, dtype: pa.DataType) -> pa.Array:
     return pa.array(np.ascontiguousarray(column), dtype)
 
 
-def _decode(table: str, data: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
-    """The one record batch of an Arrow IPC file, as a view of `data`.
-
-    What follows the magic of such a file is a stream of messages. It is read as that, so that the
-    batch can be looked at before Arrow does what it says.
-    """
-    try:
-        if bytes(data[:8]) != _ARROW_MAGIC:
-            raise FormatError("not an Arrow IPC file", expected=_ARROW_MAGIC, got=bytes(data[:8]))
-        head, *batches = pa.ipc.MessageReader.open_stream(data.slice(8))
-        found = pa.ipc.read_schema(head)
-        if not found.equals(schema):
-            raise FormatError(
-                "a table of other columns than it should have",
-                expected=str(schema).replace("\n", ", "),
-                got=str(found).replace("\n", ", ")[:500],
-            )
-        if [message.type for message in batches] != ["record batch"]:
-            raise FormatError("a table of more or less than one batch", got=len(batches))
-        if _is_compressed(bytes(batches[0].metadata)):
-            raise FormatError("a table that is compressed")
-        batch = pa.ipc.read_record_batch(batches[0], schema)
-        batch.validate(full=True)
-        if any(column.null_count for column in batch.columns):
-            raise FormatError("a table that holds nulls")
-    except FormatError as error:
-        raise error.located(file=table) from error.__cause__
-    except (pa.ArrowException, OSError, EOFError, ValueError, MemoryError, struct.error) as error:
-        text = (str(error).splitlines() or ["it ends early"])[0]
-        raise FormatError(f"not an Arrow IPC file: {text[:200]}", file=table) from error
-    return batch
+def _decode(table: str, data: pa.Buffer, schema: pa.Schema) -> dict[str, Any]:
+    """The columns of a table by name, as views of `data`."""
+    with _located(table):
+        return read_batch(memoryview(data), schema)
 
 
-def _is_compressed(metadata: bytes) -> bool:
-    """Whether the metadata of a record batch message says that its buffers are compressed.
-
-    A compressed buffer declares what it decompresses to, and Arrow would allocate that. Arrow has
-    checked that the flatbuffers are sound; it does not show this field of theirs
-    (`Message.header` and `RecordBatch.compression` in Arrow's Message.fbs).
-    """
-
-    def number(layout: str, at: int) -> int:
-        return int(struct.unpack_from(layout, metadata, at)[0])
-
-    def field(at: int, slot: int) -> int:
-        """Position of a field of the flatbuffers table at `at`, relative to it; 0 if left out."""
-        vtable = at - number("<i", at)
-        entry = 4 + 2 * slot
-        return number("<H", vtable + entry) if entry < number("<H", vtable) else 0
-
-    message = number("<I", 0)
-    header = message + field(message, 2)
-    return field(header + number("<I", header), 3) != 0
-
-
-def _matrix(column: pa.FixedSizeListArray, width: int) -> npt.NDArray[np.uint32]:
-    values = column.flatten()
-    if values.null_count:
-        raise FormatError("a table that holds nulls", file="chunks")
-    matrix: npt.NDArray[np.uint32] = values.to_numpy().reshape(-1, width)
-    return matrix
+def _gap_rows(columns: Mapping[str, npt.NDArray[Any]], num_pages: int) -> npt.NDArray[Any]:
+    """The gap table as `GAP_ROW`: a copy, so it is counted first."""
+    if (count := len(columns["chunk"])) > num_pages:
+        raise FormatError(
+            "more validity bitmaps than pages",
+            file="gaps",
+            expected=f"at most {num_pages} rows",
+            got=count,
+        )
+    gaps = np.empty(count, GAP_ROW)
+    for name, column in columns.items():
+        gaps[name] = column
+    return gaps

@@ -208,6 +208,11 @@ def _column(table: str, name: str, values: list[Any]) -> Change:
     return _table(table, change)
 
 
+def _columns(table: str, **columns: list[Any]) -> Change:
+    """All columns of an index table replaced."""
+    return _table(table, lambda old: pa.table(columns, old.schema))
+
+
 def _arrow(table: pa.Table, batches: int = 1, **options: Any) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
@@ -222,6 +227,13 @@ def _bomb(table: pa.Table) -> bytes:
     at = data.index(b"\x28\xb5\x2f\xfd") - 8  # the declared size is in front of each
     data[at : at + 8] = (1 << 60).to_bytes(8, "little")
     return bytes(data)
+
+
+def _without_schema(table: pa.Table) -> bytes:
+    """A file whose first message is the record batch."""
+    data = _arrow(table)
+    (size,) = struct.unpack_from("<i", data, 12)
+    return data[:8] + data[16 + size :]
 
 
 def _second_file(change: Callable[[RecordParts], object], name: str = "x.seqrec") -> Change:
@@ -625,6 +637,7 @@ _INDEX = [
     Case("no Arrow file", _table("gaps", lambda t: b"x" * 100), FormatError, "Arrow"),
     Case("empty table file", _table("gaps", lambda t: b""), FormatError, "Arrow"),
     Case("only magic", _table("gaps", lambda t: b"ARROW1\0\0"), FormatError, "Arrow"),
+    Case("a batch before the schema", _table("gaps", _without_schema), FormatError, "no schema"),
     Case("two batches", _table("gaps", lambda t: _arrow(t, 2)), FormatError, "batch"),
     Case("no batch", _table("gaps", lambda t: _arrow(t, 0)), FormatError, "batch"),
     Case(
@@ -650,6 +663,12 @@ _INDEX = [
         ),
         FormatError,
         "other columns",
+    ),
+    Case(
+        "more gaps than pages",
+        _columns("gaps", chunk=[0] * 7, feature=[1] * 7, present=[1] * 7),
+        FormatError,
+        "more validity bitmaps",
     ),
     Case("a null", _column("gaps", "present", [None]), FormatError, "nulls"),
     Case("a null page", _column("chunks", "page_length", [[1, None]] * 3), FormatError, "nulls"),

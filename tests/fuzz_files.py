@@ -1,0 +1,335 @@
+"""Change several bytes of an index, a footer or a manifest at a time, mend every checksum, read.
+
+`python -m tests.fuzz_files index|footer|manifest --seed 1 --seconds 600` prints how many cases
+ended how. Each case is opened, read and verified in a child process, which is replaced when it dies
+or hangs, so a crash of a C library is one outcome among others. A case depends on nothing but its
+kind, the seed and its number: `--first N --cases 1` runs case N again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import random
+import resource
+import select
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from seqrecord.catalog import reindex
+from seqrecord.errors import SeqRecordError
+from seqrecord.verification import verify
+from tests.tiny import (
+    Frames,
+    change_manifest,
+    copy_dataset,
+    read_all,
+    replace_table,
+    same_frames,
+    sign_manifest,
+    split_record,
+    write_tiny,
+)
+
+__all__ = ["KINDS", "Outcomes", "fuzz"]
+
+KINDS = ("index", "footer", "manifest")
+ALLOWED = ("refused", "as before", "other values")
+
+_GOLDEN = Path(__file__).parent / "golden" / "v1"
+_HANG_SECONDS = 60.0
+_MEMORY = 1 << 30  # bytes that a case may take beyond what the child has at its start
+_NUMBERS = (
+    *(0, 1, 2, 3, 7, 8, 63, 64, 65, 127, 128, 255, 256, 0x7FFF, 0x8000, 0xFFFF),
+    *(0x7FFFFFFF, 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF, 1 << 53, (1 << 63) - 1, 1 << 63),
+    *((1 << 64) - 1, (1 << 64) - 64),
+)
+_VALUES: tuple[Any, ...] = (
+    *_NUMBERS,
+    *(-1, 1.5, 1e300, True, False, None, "", "x", "../x", "records/x.seqrec", "{}", "[]"),
+    *([], {}, [[]], [{}], {"id": "zstd"}, [None, None], [1, 2, 3]),
+)
+
+
+@dataclass
+class Outcomes:
+    """How many cases ended how, and what went wrong: the number of the case and a text."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    failures: list[tuple[int, str]] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{count} {name}" for name, count in sorted(self.counts.items()))
+        failures = "".join(f"\ncase {number}: {text}" for number, text in self.failures[:20])
+        return f"{self.counts.total()} cases: {counts}{failures}"
+
+
+def fuzz(
+    kind: str,
+    seed: int,
+    *,
+    first: int = 0,
+    cases: int | None = None,
+    seconds: float | None = None,
+) -> Outcomes:
+    """Run cases from `first` on: so many, or for so long."""
+    outcomes, number = Outcomes(), first
+    end = time.monotonic() + (seconds if seconds is not None else 1e9)
+    stop = first + cases if cases is not None else 1 << 60
+    with tempfile.TemporaryDirectory(prefix="seqrecord-fuzz-") as folder:
+        while number < stop and time.monotonic() < end:
+            with _child(kind, seed, number, stop, Path(folder)) as child:
+                number = _follow(child, outcomes, end)
+    return outcomes
+
+
+def _child(kind: str, seed: int, first: int, stop: int, folder: Path) -> subprocess.Popen[str]:
+    arguments = [kind, "--seed", str(seed), "--first", str(first), "--cases", str(stop - first)]
+    command = [sys.executable, "-m", "tests.fuzz_files", *arguments, "--child", str(folder)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def _follow(child: subprocess.Popen[str], outcomes: Outcomes, end: float) -> int:
+    """Count what a child reports until it ends or time is up; the next case's number."""
+    assert child.stdout is not None
+    number, said = -1, ""
+    while True:
+        readable, _, _ = select.select([child.stdout], [], [], _HANG_SECONDS)
+        line = child.stdout.readline() if readable else ""
+        if line.startswith("begin "):
+            number, said = int(line.split()[1]), ""
+            if time.monotonic() > end:
+                child.kill()
+                child.wait()
+                return number
+            continue
+        if line.startswith("end "):
+            outcome, text = json.loads(line[4:])
+            outcomes.counts[outcome] += 1
+            if outcome not in ALLOWED:
+                outcomes.failures.append((number, text))
+            continue
+        if line:
+            said += line
+            continue
+        if readable and child.wait() == 0:
+            return number + 1
+        child.kill()
+        outcome = f"died with {child.wait()}" if readable else "hung"
+        outcomes.counts[outcome] += 1
+        outcomes.failures.append((number, f"{outcome}: {said[-2000:]}"))
+        return number + 1
+
+
+def _run_child(kind: str, seed: int, first: int, stop: int, folder: Path) -> None:
+    seeds = _datasets(folder)
+    right = [read_all(root) for root in seeds]
+    for root in seeds:  # whatever is imported late is imported now
+        assert verify(root, deep=True, num_threads=1).ok, root
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + _MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    change = {"index": _change_index, "footer": _change_footer, "manifest": _change_manifest}[kind]
+    for number in range(first, stop):
+        print(f"begin {number}", flush=True)  # noqa: T201
+        rng = random.Random(f"{kind}/{seed}/{number}")
+        which = rng.randrange(len(seeds))
+        root = folder / "case"
+        shutil.rmtree(root, ignore_errors=True)
+        copy_dataset(seeds[which], root)
+        try:
+            outcome = _outcome(partial(change, root, rng), root, right[which])
+        except BaseException:
+            outcome = ("another exception", traceback.format_exc()[-3000:])
+        print("end " + json.dumps(outcome), flush=True)  # noqa: T201
+
+
+def _datasets(folder: Path) -> list[Path]:
+    """Those that are changed, which the first child of a run makes."""
+    tiny = folder / "tiny"
+    if not tiny.exists():
+        write_tiny(tiny)
+    return [tiny, *(_GOLDEN / name for name in ("variable", "spanning", "fast"))]
+
+
+def _outcome(change: Callable[[], object], root: Path, right: Frames) -> tuple[str, str]:
+    refused, same = None, False
+    try:
+        change()
+        same = same_frames(read_all(root), right)
+    except SeqRecordError as error:
+        refused = error
+    try:
+        report = verify(root, deep=True, num_threads=1)
+    except SeqRecordError as error:
+        return "refused", str(error)
+    if refused is None:
+        return ("as before" if same else "other values"), ""
+    if report.ok and (root / "manifest.json").exists():
+        return "verify has missed it", str(refused)
+    return "refused", str(refused)
+
+
+def _change_index(root: Path, rng: random.Random) -> None:
+    table = rng.choice(["episodes", "chunks", "gaps"])
+    manifest = json.loads((root / "manifest.json").read_bytes())
+    data = bytearray((root / manifest["index"][table]["path"]).read_bytes())
+    # Magic, schema message, metadata of the batch message; its body; end, footer, magic.
+    schema = 8 + 8 + struct.unpack_from("<i", data, 12)[0]
+    batch = schema + 8 + struct.unpack_from("<i", data, schema + 4)[0]
+    if rng.random() < 0.15:
+        pieces = [data[:8], data[8:schema], data[schema:batch], data[batch:]]
+        data = bytearray().join(rng.choices(pieces, k=rng.randrange(1, 6)))
+        if rng.random() < 0.5:
+            data[:0] = pieces[0]
+    spans = [(8, schema), (schema, batch), (batch, len(data)), (0, len(data))]
+    changed = bytes(data) if rng.random() < 0.05 else _changed(data, rng, spans)
+    replace_table(root, table, changed)
+
+
+def _change_footer(root: Path, rng: random.Random) -> None:
+    path = rng.choice(sorted((root / "records").glob("*.seqrec")))
+    parts = split_record(path.read_bytes())
+    if rng.random() < 0.3:
+        parts.head = _changed_json(parts.head, rng)
+    else:
+        text = json.dumps(parts.head, separators=(",", ":")).encode()
+        rows = parts.chunks.tobytes() + parts.gaps.tobytes()
+        where = rng.random()
+        if where < 0.3:
+            parts.text = _changed(bytearray(text), rng, [(0, len(text))], same_length=True)
+        else:
+            changed = _changed(bytearray(rows), rng, [(0, len(rows))], same_length=True)
+            size = parts.chunks.nbytes
+            parts.chunks = _like(parts.chunks, changed[:size])
+            parts.gaps = _like(parts.gaps, changed[size:])
+        if rng.random() < 0.1:
+            parts.length = rng.choice(_NUMBERS)
+        if rng.random() < 0.1:
+            parts.json_length = rng.choice(_NUMBERS) & 0xFFFFFFFF
+    path.write_bytes(parts.joined())
+    change_manifest(root, lambda value: _set_size(value, path))
+    if rng.random() < 0.7:  # else only `verify` sees it
+        reindex(root, created_by="test")
+
+
+def _set_size(manifest: dict[str, Any], path: Path) -> None:
+    for file in manifest["record_files"]:
+        if file["path"] == f"records/{path.name}":
+            file["size"] = path.stat().st_size
+
+
+def _like(array: Any, data: bytes) -> Any:
+    return type(array)(array.shape, array.dtype, data) if array.size else array
+
+
+def _change_manifest(root: Path, rng: random.Random) -> None:
+    path = root / "manifest.json"
+    text = path.read_bytes()[:-26]
+    if rng.random() < 0.5:
+        value = _changed_json(json.loads(text + b"}"), rng)
+        text = json.dumps(value, indent=1).encode().removesuffix(b"\n}")
+    else:
+        text = _changed(bytearray(text), rng, [(0, len(text))])
+    path.write_bytes(sign_manifest(text))
+
+
+def _changed(
+    data: bytearray, rng: random.Random, spans: list[tuple[int, int]], *, same_length: bool = False
+) -> bytes:
+    """Some of the bytes changed: several of them, near to each other or not."""
+    length = len(data)
+    for _ in range(rng.choice([1, 2, 2, 3, 3, 4, 6, 10])):
+        start, stop = rng.choice(spans)
+        stop = min(stop, len(data))
+        if stop - start < 9:
+            start, stop = 0, len(data)
+        if stop - start < 9:
+            return bytes(data)
+        at = rng.randrange(start, stop - 8)
+        kind = rng.randrange(8)
+        if kind <= 1:
+            data[at] = rng.randrange(256)
+        elif kind == 2:
+            data[at] ^= 1 << rng.randrange(8)
+        elif kind == 3:
+            data[at] = (data[at] + rng.choice([-8, -4, -2, -1, 1, 2, 4, 8])) % 256
+        elif kind <= 5:
+            width = rng.choice([1, 2, 4, 8])
+            number = rng.choice(_NUMBERS) & ((1 << 8 * width) - 1)
+            at -= at % width
+            data[at : at + width] = number.to_bytes(width, "little")
+        elif kind == 6:
+            source, count = rng.randrange(start, stop - 8), rng.choice([1, 2, 4, 8])
+            data[at : at + count] = data[source : source + count]
+        elif not same_length and rng.random() < 0.5:
+            if rng.random() < 0.5:
+                data[at:at] = rng.randbytes(rng.choice([1, 4, 8, 64]))
+            else:
+                del data[at : at + rng.choice([1, 4, 8, 64])]
+    return bytes(data[:length] if same_length else data)
+
+
+def _changed_json(value: Any, rng: random.Random) -> Any:
+    """A JSON value with several of the values in it changed, left out, added or exchanged."""
+    value = copy.deepcopy(value)
+    for _ in range(rng.choice([1, 2, 2, 3, 5])):
+        places = list(_places(value))
+        parent, key = rng.choice(places)
+        kind = rng.randrange(6)
+        if kind <= 2:
+            parent[key] = copy.deepcopy(rng.choice(_VALUES))
+        elif kind == 3:
+            other, theirs = rng.choice(places)
+            parent[key] = copy.deepcopy(other[theirs])
+        elif kind == 4 and isinstance(parent[key], int):
+            parent[key] += rng.choice([-64, -8, -1, 1, 8, 64])
+        elif isinstance(parent, list) and rng.random() < 0.5:
+            parent.append(copy.deepcopy(parent[key]))
+        else:
+            del parent[key]
+    return value
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every parent and key or position inside a value."""
+    keys = value.keys() if isinstance(value, dict) else range(len(value))
+    for key in list(keys):
+        yield value, key
+        if isinstance(value[key], (dict, list)):
+            yield from _places(value[key])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--cases", type=int)
+    parser.add_argument("--seconds", type=float)
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.child is not None:
+        _run_child(asked.kind, asked.seed, asked.first, asked.first + asked.cases, asked.child)
+        return
+    outcomes = fuzz(
+        asked.kind, asked.seed, first=asked.first, cases=asked.cases, seconds=asked.seconds
+    )
+    print(asked.kind, outcomes)  # noqa: T201
+    sys.exit(1 if outcomes.failures else 0)
+
+
+if __name__ == "__main__":
+    main()
