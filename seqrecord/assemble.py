@@ -34,7 +34,10 @@ def assemble(footers: Mapping[str, Footer]) -> tuple[Index, list[str]]:
         _complete(list(footers.values())).values(), key=lambda rows: rows.episode.ordinal
     )
     if schema is None or not complete:
-        raise FormatError("no complete episode in any record file")
+        raise FormatError(
+            "no complete episode in any record file; an interrupted `seqrecord write` goes on with "
+            "--resume"
+        )
     _check_unique(complete, paths)
     _check_text(complete)
     chunks = np.concatenate([rows.chunks for rows in complete])

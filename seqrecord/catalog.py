@@ -139,7 +139,9 @@ def reindex(
     lock = storage.lock()
     try:
         if not storage.list_files(RECORDS):
-            raise NotFoundError("no record files", file=f"{storage.url}/{RECORDS}")
+            cut = storage.interrupted(RECORDS)
+            goes_on = "; an interrupted `seqrecord write` goes on with --resume" if cut else ""
+            raise NotFoundError(f"no record files{goes_on}", file=f"{storage.url}/{RECORDS}")
         return commit(storage, created_by)
     finally:
         lock.release()

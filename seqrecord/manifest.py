@@ -9,9 +9,18 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from seqrecord.checksum import crc32c
-from seqrecord.errors import ChecksumError, FormatError, NotFoundError, SchemaError, VersionError
+from seqrecord.errors import (
+    ChecksumError,
+    FormatError,
+    NotFoundError,
+    SchemaError,
+    StorageError,
+    VersionError,
+)
+from seqrecord.format import RECORDS
 from seqrecord.format.text import parse_json
 from seqrecord.ranges import ByteRange
 from seqrecord.schema import Schema
@@ -159,13 +168,9 @@ def read_manifest(storage: Storage) -> Manifest:
     try:
         size = storage.size(MANIFEST)
     except NotFoundError as error:
-        why = (
-            "it has no manifest (an interrupted `seqrecord write` goes on with --resume; "
-            "`seqrecord reindex` makes one from record files)"
-        )
-        if error.message != "no such file":  # but more than that is missing
-            why = error.message
-        raise NotFoundError(f"no dataset here: {why}", file=file) from error
+        # More than the manifest may be missing: the container, for example.
+        why = _what_is_there(storage) if error.message == "no such file" else error.message
+        raise NotFoundError(f"no dataset here: {why}", file=storage.url) from error
     if size > MAX_MANIFEST_BYTES:
         raise FormatError(
             "the manifest is too large",
@@ -179,6 +184,27 @@ def read_manifest(storage: Storage) -> Manifest:
         return Manifest.parse(bytes(data))
     except FormatError as error:
         raise error.located(file=file) from error.__cause__
+
+
+def _what_is_there(storage: Storage) -> str:
+    """What lies where no manifest is, and what makes a dataset of it."""
+    if "://" not in storage.url and not Path(storage.url).exists():
+        return "no such folder"
+    try:
+        if storage.interrupted(RECORDS):
+            return (
+                "an interrupted write left record files; the same `seqrecord write` with --resume "
+                "goes on"
+            )
+        found = any(path.endswith(".seqrec") for path in storage.list_files(RECORDS))
+    except StorageError:
+        return "it has no manifest"
+    if not found:
+        return "it has neither a manifest nor record files"
+    return (
+        "it has record files but no manifest; an interrupted `seqrecord write` goes on with "
+        "--resume, a lost manifest is made again by `seqrecord reindex`"
+    )
 
 
 def commit_manifest(storage: Storage, manifest: Manifest) -> None:

@@ -199,6 +199,77 @@ def test_info(dataset: Path) -> None:
     assert value["num_frames"] == 17
 
 
+def test_info_lists_episodes(dataset: Path) -> None:
+    lines = run("info", dataset, "--episodes", "--clip-len", 3, "--features", "pose").stdout
+    assert lines.splitlines() == [
+        "episode          frames  clips  metadata",
+        'alpha/Easy/P000      11      9  {"difficulty": "Easy", "number": 0, "place": "Ürümqi"}',
+        'alpha/Easy/P001       5      3  {"difficulty": "Easy", "number": 1, "place": "Ürümqi"}',
+        'beta/Hard/P000        1      0  {"difficulty": "Hard", "number": 2, "place": "Ürümqi"}',
+        "3 episodes, 17 frames, 12 clips",
+    ]
+    lines = run("info", dataset, "*/P000").stdout
+    assert [line.split()[:2] for line in lines.splitlines()[1:]] == [
+        ["alpha/Easy/P000", "11"],
+        ["beta/Hard/P000", "1"],
+        ["2", "episodes,"],
+    ]
+    assert run("info", dataset, "*/P000", "--episodes").stdout == lines
+    rows = json.loads(run("info", dataset, "--episodes", "--json", "alpha/*").stdout)
+    assert rows == [
+        {
+            "key": f"alpha/Easy/P00{number}",
+            "num_frames": frames,
+            "num_clips": None,
+            "metadata": {"difficulty": "Easy", "number": number, "place": "Ürümqi"},
+        }
+        for number, frames in enumerate((11, 5))
+    ]
+    assert "no episode is selected" in fail("info", dataset, "gamma/*")
+
+
+def test_info_shows_an_episode(dataset: Path) -> None:
+    text = run("info", dataset, "alpha/Easy/P000", "--clip-len", 4).stdout
+    lines = text.splitlines()
+    assert lines[0] == "alpha/Easy/P000"
+    assert "  frames        11 in 3 chunks of 4 frames" in lines
+    [note] = [line for line in lines if line.startswith("  note ")]
+    assert note.split()[1:3] == ["uint8", "?"]
+    assert note.endswith("  2: 4, 9")
+    assert '   "place": "Ürümqi"' in lines
+    value = json.loads(run("info", dataset, "alpha/Easy/P000", "--json").stdout)
+    assert (value["key"], value["num_frames"], value["chunk_frames"]) == (lines[0], 11, 4)
+    assert value["metadata"] == {"difficulty": "Easy", "number": 0, "place": "Ürümqi"}
+    missing = {feature["name"]: feature["missing"] for feature in value["features"]}
+    assert (missing["flow"], missing["note"], missing["pose"]) == (
+        [[10, 11]],
+        [[4, 5], [9, 10]],
+        [],
+    )
+    assert "no such episode" in fail("info", dataset, "alpha/Easy")
+
+
+def test_what_lies_where_no_dataset_is(dataset: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert fail("info", tmp_path / "none").startswith("no dataset here: no such folder; file: ")
+    assert "neither a manifest nor record files" in fail("info", tmp_path / "empty")
+    (dataset / "manifest.json").unlink()
+    line = fail("verify", dataset)
+    assert "--resume" in line
+    assert "`seqrecord reindex`" in line
+    [first, *_] = sorted((dataset / "records").iterdir())
+    first.rename(first.with_name(f"{first.name}.partial"))  # as a kill leaves it
+    line = fail("info", dataset)
+    assert "with --resume goes on" in line
+    assert "reindex" not in line
+    for file in (dataset / "records").glob("*.seqrec"):
+        file.unlink()
+    assert fail("info", dataset) == line
+    assert "no record files; an interrupted `seqrecord write` goes on with" in fail(
+        "reindex", dataset
+    )
+
+
 def test_verify(dataset: Path) -> None:
     result = run("verify", dataset, "--deep", "--threads", 2)
     assert "no problem found" in result.stdout
@@ -414,7 +485,7 @@ def test_ctrl_c_keeps_what_is_finished(tree: Path, blocked: Path, tmp_path: Path
         "seqrecord: error: interrupted; the same command with --resume goes on after the finished "
         "episodes"
     )
-    assert "no dataset here" in fail("info", destination)
+    assert "an interrupted `seqrecord write` goes on with --resume" in fail("info", destination)
     blocked.unlink()
     blocked.with_suffix(".original").rename(blocked)
     result = run("write", "--src", tree, "--dst", destination, "--workers", 1, "--resume")

@@ -338,9 +338,15 @@ def test_notes_that_a_kill_left_behind_the_rename_are_tidied(tmp_path: Path) -> 
     storage = LocalStorage(tmp_path)
     put(storage, PATH, DATA)
     (tmp_path / f"{PATH}.notes").write_text('{"size": 1, "note": ""}\n')
-    assert storage.interrupted("records") == []
-    assert [path.name for path in (tmp_path / "records").iterdir()] == [Path(PATH).name]
+    cut = storage.create("records/cut")
+    cut.checkpoint(b"note")
+    assert storage.interrupted("records") == ["records/cut"]
+    assert (tmp_path / f"{PATH}.notes").exists()  # who reads changes nothing
+    storage.lock().release()
+    names = ["cut.notes", "cut.partial", Path(PATH).name]
+    assert sorted(path.name for path in (tmp_path / "records").iterdir()) == sorted(names)
     assert get(storage, PATH) == DATA
+    cut.abort()
 
 
 @pytest.mark.parametrize(

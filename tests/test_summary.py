@@ -5,13 +5,24 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from seqrecord.clips import ClipSpec
+from seqrecord.index import Index
 from seqrecord.reader import open_dataset
-from seqrecord.summary import ClipSummary, Summary, codec_text, summarize
+from seqrecord.summary import (
+    ClipSummary,
+    Summary,
+    codec_text,
+    list_episodes,
+    listing_lines,
+    summarize,
+    summarize_episode,
+)
+from seqrecord.writer import SeqRecordWriter
 from tests.datasets import SmallFrame, write_small
 
 
@@ -142,3 +153,57 @@ def test_no_gap_at_all(tmp_path: Path) -> None:
     assert np.all([feature.num_missing == 0 for feature in summary.features])
     assert summary.clips is not None
     assert summary.clips.num_incomplete == 0
+
+
+def test_an_episode_against_its_frames(tmp_path: Path) -> None:
+    written = write_small(tmp_path)
+    dataset = open_dataset(tmp_path)
+    spec = ClipSpec(3)
+    for key, frames in written.items():
+        summary = summarize_episode(dataset, key, clip=spec)
+        assert (summary.num_frames, summary.chunk_frames) == (len(frames), 4)
+        assert summary.num_chunks == -(-len(frames) // 4)
+        assert summary.num_clips == dataset.clips(spec, [key]).num_clips
+        assert summary.metadata == dataset.episodes[key].metadata
+        for feature in summary.features:
+            lacking = [i for i, frame in enumerate(frames) if feature.spec.name not in frame]
+            assert [i for run in feature.missing for i in range(*run)] == lacking
+            assert feature.num_frames == len(frames) - len(lacking)
+    summaries = [summarize_episode(dataset, key) for key in written]
+    whole = summarize(dataset)
+    assert sum(s.stored_bytes for s in summaries) == whole.stored_bytes
+    files = {path for summary in summaries for path in summary.record_files}
+    assert files == {file.path for file in dataset.manifest.record_files}
+    assert len(summaries[0].record_files) > 1
+
+
+def test_a_list_is_made_one_row_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_small(tmp_path)
+    dataset = open_dataset(tmp_path)
+    asked: list[int] = []
+    metadata = Index.episode_metadata
+
+    def ask(index: Index, number: int) -> dict[str, Any]:
+        asked.append(number)
+        return metadata(index, number)
+
+    monkeypatch.setattr(Index, "episode_metadata", ask)
+    rows = list_episodes(dataset)
+    assert next(rows).key == "alpha/Easy/P000"
+    assert asked == [0]
+    assert [row.num_frames for row in rows] == [5, 1]
+
+
+def test_text_of_an_episode_moves_no_cursor(tmp_path: Path) -> None:
+    nasty = "\x1b[2J\x9b\u202e\n"
+    with (
+        SeqRecordWriter(tmp_path) as writer,
+        writer.episode("a\u202eb", metadata={nasty: nasty * 30}) as episode,
+    ):
+        episode.append({"x": np.zeros(3)})
+    dataset = open_dataset(tmp_path)
+    [key] = dataset.episodes
+    lines = [*listing_lines(dataset), *str(summarize_episode(dataset, key)).split("\n")]
+    assert all(line.isprintable() for line in lines)
+    assert all(len(line) < 130 for line in lines[:3])
+    assert lines[1].startswith("a\\u202eb")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,17 @@ from seqrecord.drawing.sheet import DEFAULT_CLIP_LEN
 from seqrecord.exporting import export as export_episode
 from seqrecord.format import MAX_CHUNK_FRAMES
 from seqrecord.manifest import Manifest
-from seqrecord.reader import open_dataset
+from seqrecord.reader import Dataset, open_dataset
 from seqrecord.sources import CAMERAS, open_source
 from seqrecord.storage import parse_location
-from seqrecord.summary import summarize
+from seqrecord.summary import (
+    EpisodeSummary,
+    Summary,
+    list_episodes,
+    listing_lines,
+    summarize,
+    summarize_episode,
+)
 from seqrecord.units import format_size
 from seqrecord.verification import VerifyProgress
 from seqrecord.verification import verify as verify_dataset
@@ -197,6 +205,8 @@ def _contents(manifest: Manifest) -> str:
 
 @main.command()
 @click.argument("path")
+@click.argument("key", required=False)
+@click.option("--episodes", is_flag=True, help="List the episodes, a line each; of KEY's glob.")
 @click.option("--clip-len", type=AT_LEAST_1, help="Count clips of so many frames.")
 @click.option("--stride", type=AT_LEAST_1, help="Frames from one clip's start to the next. [1]")
 @click.option("--dilation", type=AT_LEAST_1, help="Frames from one to the next in a clip. [1]")
@@ -205,6 +215,8 @@ def _contents(manifest: Manifest) -> str:
 @common
 def info(
     path: str,
+    key: str | None,
+    episodes: bool,
     clip_len: int | None,
     stride: int | None,
     dilation: int | None,
@@ -212,15 +224,38 @@ def info(
     as_json: bool,
     storage_options: dict[str, Any] | None,
 ) -> None:
-    """Print what a dataset holds: features, codecs, sizes, episodes, frames, clips."""
+    """Print what a dataset holds: features, codecs, sizes, episodes, frames, clips.
+
+    With KEY, what this episode holds: its frames, features, missing frames and metadata. With a
+    glob for KEY (`'*/Easy/*'`), or with --episodes, a list of episodes and their metadata.
+    """
     if clip_len is None and (stride or dilation):
         raise click.UsageError("--stride and --dilation need --clip-len")
     clip = None
     if clip_len is not None:
         clip = ClipSpec(clip_len, stride=stride or 1, dilation=dilation or 1)
     with open_dataset(path, features=features, storage_options=storage_options) as dataset:
-        summary = summarize(dataset, clip=clip)
+        is_glob = key is not None and key not in dataset.index.positions and set(key) & set("*?[")
+        if episodes or is_glob:
+            make_lines = _json_lines if as_json else listing_lines
+            for line in make_lines(dataset, key, clip=clip):
+                click.echo(line)
+            return
+        summary: Summary | EpisodeSummary
+        if key is None:
+            summary = summarize(dataset, clip=clip)
+        else:
+            summary = summarize_episode(dataset, key, clip=clip)
     click.echo(json.dumps(summary.to_json(), indent=1) if as_json else str(summary))
+
+
+def _json_lines(dataset: Dataset, key: str | None, *, clip: ClipSpec | None) -> Iterator[str]:
+    """A JSON array, made while it is printed: there may be many episodes."""
+    before = "["
+    for row in list_episodes(dataset, key, clip=clip):
+        yield before + json.dumps(row.to_json())
+        before = ","
+    yield "]"
 
 
 @main.command()

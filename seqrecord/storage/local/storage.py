@@ -111,14 +111,8 @@ class LocalStorage:
                 name.unlink(missing_ok=True)
 
     def interrupted(self, folder: str) -> list[str]:
-        names = set(self._names(folder))
-        cut = {path.removesuffix(PARTIAL) for path in names if path.endswith(PARTIAL)}
-        for path in names:
-            # Of an upload that a kill has hit between the rename and the removal of its notes.
-            if path.endswith(NOTES) and path.removesuffix(NOTES) not in cut:
-                with local_errors(self._shown(path)):
-                    self._target(path).unlink(missing_ok=True)
-        return sorted(cut)
+        names = self._names(folder)
+        return sorted(path.removesuffix(PARTIAL) for path in names if path.endswith(PARTIAL))
 
     def reopen(self, path: str) -> CutUpload:
         target = self._target(path)
@@ -129,7 +123,19 @@ class LocalStorage:
 
     def lock(self) -> Lock:
         with local_errors(self.url):
-            return LocalLock(self.root)
+            lock = LocalLock(self.root)
+            try:
+                self._tidy()
+            except BaseException:
+                lock.release()
+                raise
+            return lock
+
+    def _tidy(self) -> None:
+        """Remove what a kill leaves that hits between a rename and the removal of its notes."""
+        for notes in self.root.glob(f"*/*{NOTES}"):
+            if not with_suffix(notes.with_suffix(""), PARTIAL).exists():
+                notes.unlink(missing_ok=True)
 
     def local_path(self, path: str) -> str | None:
         self._check_inside(self._target(path))

@@ -1,4 +1,4 @@
-"""What a dataset holds, counted from its manifest and index: no record file is read."""
+"""What a whole dataset holds."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from seqrecord.clips import ClipSpec
 from seqrecord.format.pages import table_bytes
 from seqrecord.index import Index
 from seqrecord.reader import Dataset
-from seqrecord.schema import CodecConfig, FeatureSpec
+from seqrecord.schema import FeatureSpec
+from seqrecord.summary.text import codec_text, shape_text, table_lines
 from seqrecord.units import format_size
 from seqrecord.wording import counted
 
-__all__ = ["ClipSummary", "FeatureSummary", "Summary", "codec_text", "summarize"]
+__all__ = ["ClipSummary", "FeatureSummary", "Summary", "summarize"]
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class Summary:
             ("written by", self.created_by),
         ]
         lines = [self.url, *(f"  {name:<13} {value}" for name, value in facts)]
-        lines += ["", *(f"  {line}".rstrip() for line in _table(self._rows()))]
+        lines += ["", *(f"  {line}" for line in table_lines(self._rows(), left=4))]
         if self.clips is not None:
             lines += ["", *_clip_lines(self.clips, self.num_episodes)]
         return "\n".join(lines)
@@ -131,7 +132,7 @@ class Summary:
                 (
                     spec.name,
                     spec.dtype.name,
-                    " x ".join("?" if n is None else str(n) for n in spec.shape) or "scalar",
+                    shape_text(spec),
                     codec_text(spec.codec),
                     "?" if feature.raw_bytes is None else format_size(feature.raw_bytes),
                     format_size(feature.stored_bytes),
@@ -173,18 +174,6 @@ def summarize(dataset: Dataset, *, clip: ClipSpec | None = None) -> Summary:
         ),
         clips=None if clip is None else _count_clips(dataset, clip),
     )
-
-
-def codec_text(codec: Sequence[CodecConfig]) -> str:
-    """A chain for people: `delta(-1) + zigzag + blosc(zstd, 2)`."""
-    return " + ".join(map(_step_text, codec)) or "raw"
-
-
-def _step_text(config: CodecConfig) -> str:
-    hidden = ("id", "width", "shuffle", "blocksize")  # of little meaning beside the others
-    values = [str(value) for key, value in config.items() if key not in hidden]
-    name = config["id"].removeprefix("seqrecord.")
-    return f"{name}({', '.join(values)})" if values else name
 
 
 def _feature(index: Index, spec: FeatureSpec, num_missing: int) -> FeatureSummary:
@@ -242,15 +231,3 @@ def _ratio(raw: int | None, stored: int) -> float | None:
 
 def _times(ratio: float | None) -> str:
     return "?" if ratio is None else f"{ratio:.2f}x"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Aligned columns: the first four to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if column < 4 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
