@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from os import PathLike
 from typing import Any
@@ -12,7 +13,13 @@ import pyarrow as pa
 
 from seqrecord.assemble import assemble
 from seqrecord.checksum import crc32c
-from seqrecord.errors import ChecksumError, DestinationError, FormatError, NotFoundError
+from seqrecord.errors import (
+    ChecksumError,
+    DestinationError,
+    FormatError,
+    NotFoundError,
+    StorageError,
+)
 from seqrecord.format import RECORDS, Footer
 from seqrecord.index import Index
 from seqrecord.manifest import (
@@ -29,9 +36,11 @@ from seqrecord.record_reading import read_footer
 from seqrecord.storage import Storage, map_files, open_storage
 from seqrecord.version import CREATED_BY
 
-__all__ = ["INDEX", "commit", "load", "read_footers", "record_paths", "reindex"]
+__all__ = ["INDEX", "commit", "load", "read_footers", "record_paths", "reindex", "tidy"]
 
 INDEX = "index"
+
+_logger = logging.getLogger("seqrecord")
 
 
 def load(storage: Storage, *, verify: bool = True) -> tuple[Manifest, Index]:
@@ -123,9 +132,19 @@ def commit(
     commit_manifest(storage, manifest)
     # The index before this one stays for readers that have just read the manifest before.
     keep = {file.path for file in tables.values()} | previous
-    for path in {*storage.list_files(INDEX), *storage.interrupted(INDEX)} - keep:
-        storage.remove(path)
+    tidy(storage, {*storage.list_files(INDEX), *storage.interrupted(INDEX)} - keep)
     return manifest
+
+
+def tidy(storage: Storage, paths: Iterable[str]) -> None:
+    """Remove files that nothing needs. One that cannot be removed is logged: the commit stands."""
+    for path in paths:
+        try:
+            storage.remove(path)
+        except StorageError as error:
+            _logger.warning(
+                "%s/%s is not needed but cannot be removed: %s", storage.url, path, error
+            )
 
 
 def reindex(

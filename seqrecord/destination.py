@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from seqrecord.assemble import complete_episodes
-from seqrecord.catalog import INDEX, commit, read_footers, record_paths
+from seqrecord.catalog import INDEX, commit, read_footers, record_paths, tidy
 from seqrecord.errors import DestinationError, FormatError, NotFoundError
 from seqrecord.format import EpisodePart, Footer
 from seqrecord.manifest import Manifest, read_manifest
@@ -55,9 +55,7 @@ class Destination:
         )
         # Record files that hold nothing but pieces of episodes that were given up.
         used = {file.path for file in manifest.record_files}
-        for path in record_paths(self.storage):
-            if path not in used:
-                self._guarded.remove(path)
+        tidy(self._guarded, [path for path in record_paths(self.storage) if path not in used])
         return manifest
 
     def release(self) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from seqrecord.checksum import crc32c
 from seqrecord.codecs import EncodedImage
-from seqrecord.errors import ChecksumError, CodecError, FormatError, FrameError, StorageError
+from seqrecord.errors import ChecksumError, CodecError, DestinationError, FormatError, FrameError
 from seqrecord.format import (
     HEADER_BYTES,
     MAX_EPISODE_FRAMES,
@@ -42,6 +43,10 @@ class RecordFileWriter:
     Holds one file open. A file is finished (footer, sync, rename) when it is full and on `close`;
     an episode that does not fit goes on in the next. After each episode the file is worth keeping:
     `seal` makes a record file of what a kill leaves behind.
+
+    A failure to store anything breaks the writer, since what was stored before may be lost with it:
+    the call raises the failure, every later one `DestinationError`. What is on the storage stays
+    for `seal`.
     """
 
     def __init__(self, storage: Storage, schema: Schema, *, record_bytes: int) -> None:
@@ -53,9 +58,29 @@ class RecordFileWriter:
         self._episode: EpisodePart | None = None
         self._num_frames = 0  # of the episode, those in finished chunks
         self._chunk = _Chunk(schema)
+        self._failure: BaseException | None = None
+
+    @property
+    def doubtful(self) -> frozenset[str]:
+        """Keys of the ended episodes that a failure may have lost; none while nothing failed."""
+        if self._failure is None or self._file is None:
+            return frozenset()
+        return self._file.ended
+
+    def check(self) -> None:
+        """`DestinationError` if the writer is broken."""
+        if (failure := self._failure) is None:
+            return
+        raise DestinationError(
+            "this writer failed before, and writes and commits nothing more "
+            f"({getattr(failure, 'message', None) or repr(failure)}); what was whole is kept: go "
+            "on with resume (--resume)",
+            file=getattr(failure, "file", None) or self._storage.url,
+        ) from failure
 
     def begin(self, key: str, *, ordinal: int, chunk_frames: int, metadata: str) -> None:
         """Start an episode."""
+        self.check()
         assert self._episode is None, "the episode before has not ended"
         uid = secrets.token_hex(16)
         self._episode = EpisodePart(key, uid, ordinal, chunk_frames, None, metadata)
@@ -66,6 +91,7 @@ class RecordFileWriter:
 
         Raises `FrameError`, which names episode and frame, for one that does not fit the schema.
         """
+        self.check()
         episode = self._episode
         assert episode is not None, "no episode has begun"
         number = self._num_frames + self._chunk.num_frames
@@ -92,48 +118,61 @@ class RecordFileWriter:
 
     def end(self) -> None:
         """Finish the episode: from here on a kill does not lose it."""
+        self.check()
         episode = self._episode
         assert episode is not None, "no episode has begun"
         if self._chunk.num_frames:
             self._write_chunk(episode)
         if self._file is None or not self._num_frames:
             raise FrameError("an episode without frames", episode=episode.key)
-        self._file.complete(replace(episode, num_frames=self._num_frames))
+        with self._storing(BaseException):
+            self._file.complete(replace(episode, num_frames=self._num_frames))
         self._episode = None
 
     def drop(self) -> None:
         """Forget the episode that has begun. What earlier files hold of it is never referenced."""
-        if self._episode is not None and self._file is not None:
-            self._file.forget(self._episode)
-        self._episode = None
-        self._chunk = _Chunk(self.schema)
+        episode, self._episode, self._chunk = self._episode, None, _Chunk(self.schema)
+        if episode is not None and self._file is not None and self._failure is None:
+            with self._storing(BaseException):
+                self._file.forget(episode)
 
     def close(self) -> None:
         """Finish the open file; an episode that has not ended is dropped."""
         self.drop()
-        if self._file is not None:
-            self._finish_file()
+        self.check()
+        self._finish_file()
 
-    def abort(self) -> None:
-        """Give up the open file."""
-        file, self._file, self._episode = self._file, None, None
-        if file is not None:
-            file.upload.abort()
+    def leave(self) -> None:
+        """`close` after an error, which may be the failure that broke the writer."""
+        if self._failure is None:
+            self.close()
 
     def _write_chunk(self, episode: EpisodePart) -> None:
-        if self._file is not None and self._file.upload.tell() >= self._record_bytes:
-            self._finish_file()
-        if self._file is None:
-            self._file = _OpenFile(self._storage, self.schema, episode.ordinal)
         chunk, self._chunk = self._chunk, _Chunk(self.schema)
         pages = [self._codecs[name].join(blobs) for name, blobs in chunk.blobs.items()]
-        self._file.add(episode, self._num_frames, chunk, pages)
+        if self._file is not None and self._file.upload.tell() >= self._record_bytes:
+            self._finish_file()
+        # An interrupt breaks nothing here: `drop` takes back what was written.
+        with self._storing(Exception):
+            if self._file is None:
+                self._file = _OpenFile(self._storage, self.schema, episode.ordinal)
+            self._file.add(episode, self._num_frames, chunk, pages)
         self._num_frames += chunk.num_frames
 
     def _finish_file(self) -> None:
-        file, self._file = self._file, None
-        assert file is not None
-        file.finish()
+        if self._file is not None:
+            with self._storing(BaseException):
+                self._file.finish()
+            self._file = None
+
+    @contextmanager
+    def _storing(self, failures: type[BaseException]) -> Iterator[None]:
+        """Remember the first of these failures."""
+        try:
+            yield
+        except failures as error:
+            self._failure = self._failure or error
+            raise
 
 
 class _Chunk:
@@ -170,6 +209,12 @@ class _OpenFile:
         self._chunks: list[npt.NDArray[Any]] = []
         self._gaps: list[tuple[int, int, int]] = []
         self._first = (0, 0)  # where the last episode's chunks and gaps start
+        self._start = 0  # and its bytes
+
+    @property
+    def ended(self) -> frozenset[str]:
+        """Keys of the episodes that have their end in this file."""
+        return frozenset(part.key for part in self._episodes if part.num_frames is not None)
 
     def add(
         self,
@@ -180,8 +225,10 @@ class _OpenFile:
     ) -> None:
         _align(self.upload)  # on a storage that cannot rewind, a failed write leaves a stray end
         if not self._episodes or self._episodes[-1].uid != episode.uid:
-            self._episodes.append(episode)
+            # In this order, since an interrupt may come between any two of them.
             self._first = (len(self._chunks), len(self._gaps))
+            self._start = self.upload.tell()
+            self._episodes.append(episode)
         full = (1 << chunk.num_frames) - 1
         self._gaps += [
             (len(self._chunks), feature, bits)
@@ -214,7 +261,7 @@ class _OpenFile:
         if not self._episodes or self._episodes[-1].uid != episode.uid:
             return
         first, first_gap = self._first
-        self.upload.rewind(int(self._chunks[first]["offset"][0]))
+        self.upload.rewind(self._start)
         del self._episodes[-1], self._chunks[first:], self._gaps[first_gap:]
 
     def finish(self) -> None:
@@ -234,21 +281,26 @@ def seal(storage: Storage, path: str) -> Footer | None:
 
     Header, notes and every page of those episodes are read and checked first, since nothing tells
     what of a file a machine had on disk when it went down. Returns `None`, and removes what is
-    there, if no episode had ended.
+    there, if no episode had ended. Raises `StorageError`, and leaves it, where it cannot be read:
+    that may pass.
     """
     cut = storage.reopen(path)
+    written = cut.upload.tell()
     kept: list[Footer] = []
     size = HEADER_BYTES
     try:
-        file_id = parse_header(_read(storage, cut.readable, ByteRange(0, HEADER_BYTES)))
+        header = ByteRange(0, min(HEADER_BYTES, written))
+        file_id = parse_header(_read(storage, cut.readable, header))
         for stop, note in cut.checkpoints:
+            if stop > written:
+                break
             footer = parse_footer(note, aligned(stop))
             if not _goes_on(kept, footer, file_id, size):
                 break
             _check_pages(storage, cut.readable, footer)
             kept.append(footer)
             size = stop
-    except (FormatError, StorageError):
+    except FormatError:
         pass  # what is kept is what was whole
     if not kept:
         cut.upload.abort()

@@ -46,7 +46,9 @@ class SeqRecordWriter:
 
     The dataset exists from the moment that the `with` block ends without an error: record files
     are finished one by one, the manifest comes last. After an error or a kill the episodes that
-    had ended are kept, and a writer with `mode="resume"` goes on after them.
+    had ended are kept, and a writer with `mode="resume"` goes on after them. So it is after a
+    failure to write, of a full disk say: it is raised where it happens, and from then on this
+    writer raises `DestinationError` and commits nothing.
 
     Args:
         destination: local path or URL of the dataset.
@@ -107,8 +109,12 @@ class SeqRecordWriter:
 
     @property
     def finished_keys(self) -> frozenset[str]:
-        """Keys of the episodes that are there: found at the start, or written since."""
-        return frozenset(self._keys)
+        """Keys of the episodes that are there: found at the start, or written since.
+
+        After a failure to write, those whose record files are finished; of the others
+        `mode="resume"` finds those that are whole.
+        """
+        return frozenset(self._keys - self._files.doubtful if self._files else self._keys)
 
     def episode(self, key: str, *, metadata: Mapping[str, Any] | None = None) -> EpisodeWriter:
         """Start an episode; use it as a context manager and `append` its frames in order.
@@ -118,6 +124,8 @@ class SeqRecordWriter:
         """
         if self._closed:
             raise DestinationError("the writer is closed", episode=key)
+        if self._files is not None:
+            self._files.check()
         if self._episode is not None:
             raise DestinationError(f"episode {self._episode.key} has not ended", episode=key)
         check_key(key)
@@ -131,8 +139,8 @@ class SeqRecordWriter:
     def close(self) -> Manifest:
         """Finish the last record file and commit the dataset.
 
-        Raises `DestinationError`, and commits nothing, if an episode has not ended or none was
-        written.
+        Raises `DestinationError`, and commits nothing, if an episode has not ended, none was
+        written, or a failure to write came before.
         """
         url = self._destination.storage.url
         if self._closed:
@@ -159,7 +167,7 @@ class SeqRecordWriter:
             return
         try:
             if self._files is not None:
-                self._files.close()
+                self._files.leave()
         finally:
             self._release()
 

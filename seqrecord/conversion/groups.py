@@ -82,9 +82,11 @@ def write_group(group: Group, advance: Callable[[int], None] | None = None) -> l
                 bad.append(BadEpisode(info.key, str(error)))
             else:
                 files.end()
-    finally:
+    except BaseException:
         # Also after an error or an interrupt: episodes that have ended are kept for a resume.
-        files.close()
+        files.leave()
+        raise
+    files.close()
     return bad
 
 

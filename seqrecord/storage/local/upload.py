@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -34,7 +35,12 @@ class LocalUpload:
             held="another writer is still at work on this file",
             grace=GRACE_SECONDS if reopen else 0,
         )
-        if not reopen:
+        if reopen:
+            # After a sync that failed, memory may still hold what the disk has not: who reads it
+            # again is to see the disk.
+            os.fsync(self._file.fd)
+            os.posix_fadvise(self._file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        else:
             self._notes.unlink(missing_ok=True)
             os.ftruncate(self._file.fd, 0)
         self._size = os.lseek(self._file.fd, 0, os.SEEK_END)
@@ -140,8 +146,10 @@ def _read_notes(path: Path) -> Iterator[tuple[int, bytes]]:
 def _sync_folder(folder: Path) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        os.fsync(fd)
+    except OSError as error:
         # Some mounts cannot sync a folder; they make renames durable on their own.
-        with contextlib.suppress(OSError):
-            os.fsync(fd)
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EBADF):
+            raise
     finally:
         os.close(fd)

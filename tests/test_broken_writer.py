@@ -1,0 +1,312 @@
+"""A failure to write is remembered: nothing is committed, and a resume finds what was whole."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord import SeqRecordWriter, convert
+from seqrecord.errors import DestinationError, NotFoundError, SeqRecordError, StorageError
+from seqrecord.storage import FaultyStorage, LocalStorage, open_storage
+from seqrecord.storage.local import claims
+from seqrecord.storage.wrappers import FailAt
+from tests.made_source import MadeSource
+
+KEYS = [f"e{number}" for number in range(6)]
+FULL = StorageError("No space left on device", file="some.seqrec")
+
+
+@pytest.fixture(autouse=True)
+def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "GRACE_SECONDS", 0.2)
+
+
+@pytest.fixture
+def memory() -> Iterable[str]:
+    yield "memory://broken/d"
+    fs = fsspec.filesystem("memory")
+    fs.store.clear()
+    fs.pseudo_dirs[:] = [""]
+
+
+def skipping(storage: Any, **options: Any) -> tuple[SeqRecordWriter, list[str]]:
+    """A script that skips episodes that fail; the writer, not closed, and the keys that ended."""
+    options = {"codecs": "raw", "chunk_frames": 2, "record_bytes": 500, **options}
+    writer = SeqRecordWriter(storage, **options)
+    ended = []
+    for key in KEYS:
+        try:
+            with writer.episode(key) as episode:
+                for number in range(5):
+                    episode.append({"x": np.full(50, number, np.uint8)})
+        except SeqRecordError:
+            continue
+        ended.append(key)
+    return writer, ended
+
+
+def check_resumes(storage: Any, ended: Iterable[str], *, all_of_them: bool = True) -> None:
+    with SeqRecordWriter(
+        storage, mode="resume", codecs="raw", chunk_frames=2, record_bytes=500
+    ) as writer:
+        assert writer.finished_keys >= set(ended) or not all_of_them
+        for key in KEYS:
+            if key not in writer.finished_keys:
+                with writer.episode(key) as episode:
+                    for number in range(5):
+                        episode.append({"x": np.full(50, number, np.uint8)})
+    with seqrecord.open(storage) as dataset:
+        assert sorted(dataset.episodes) == KEYS
+        for episode_read in dataset.episodes.values():
+            assert episode_read[:]["x"][:, 0].tolist() == list(range(5))  # type: ignore[call-overload]
+
+
+# Record files
+
+
+@pytest.mark.parametrize("operation", ["write", "commit", "create"])
+@pytest.mark.parametrize("number", [0, 1, 9, 17])
+@pytest.mark.parametrize("onwards", [True, False])
+def test_a_script_that_skips_episodes_does_not_commit_without_them(
+    tmp_path: Path, operation: Any, number: int, onwards: bool
+) -> None:
+    fault = FailAt(operation, number, path="records/", error=FULL, onwards=onwards)
+    storage = FaultyStorage(LocalStorage(tmp_path), fault)
+    writer, ended = skipping(storage)
+    if number > 5 and operation != "write":  # so many files there are not
+        writer.close()
+        assert ended == KEYS
+        return
+    assert ended == KEYS[: len(ended)], "nothing ends after the failure"
+    assert set(ended) >= writer.finished_keys
+    with pytest.raises(DestinationError, match=r"No space left.*--resume") as caught:
+        writer.episode("more")
+    assert caught.value.__cause__ is FULL
+    assert caught.value.file == FULL.file
+    with pytest.raises(DestinationError, match=r"No space left.*--resume"):
+        writer.close()
+    with pytest.raises(NotFoundError):
+        seqrecord.open(tmp_path)
+    check_resumes(tmp_path, ended)
+
+
+def test_finished_keys_are_those_that_a_resume_finds(memory: str) -> None:
+    """A storage that keeps nothing of an unfinished file."""
+    storage = FaultyStorage(open_storage(memory), FailAt("commit", 1, path="records/"))
+    writer, ended = skipping(storage)
+    keys = writer.finished_keys
+    assert ended == KEYS[: len(ended)]
+    assert set() < keys < set(ended)
+    with pytest.raises(DestinationError):
+        writer.close()
+    assert writer.finished_keys == keys
+    with SeqRecordWriter(memory, mode="resume") as resumed:
+        assert resumed.finished_keys == keys
+    check_resumes(memory, keys)
+
+
+def test_a_failure_ends_with_statements_as_it_came(tmp_path: Path) -> None:
+    def run() -> None:
+        storage = FaultyStorage(LocalStorage(tmp_path), FailAt("commit", error=FULL))
+        with SeqRecordWriter(storage, codecs="raw", chunk_frames=2, record_bytes=500) as writer:
+            for key in KEYS:
+                with writer.episode(key) as episode:
+                    for number in range(5):
+                        episode.append({"x": np.full(50, number, np.uint8)})
+
+    with pytest.raises(StorageError) as caught:
+        run()
+    assert caught.value is FULL
+    check_resumes(tmp_path, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "code"), [("write", errno.ENOSPC), ("fsync", errno.EIO), ("replace", errno.EIO)]
+)
+def test_a_system_call_that_fails_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: int
+) -> None:
+    owner: Any = Path if name == "replace" else os
+    real = getattr(owner, name)
+    failed: list[str] = []
+
+    def fail(*args: Any, **options: Any) -> Any:
+        target = args[1] if name == "replace" else Path(f"/proc/self/fd/{args[0]}").readlink()
+        if (
+            ".seqrec" in str(target)
+            and not failed
+            and list((tmp_path / "records").glob("*.seqrec"))
+        ):
+            failed.append(name)
+            raise OSError(code, os.strerror(code))
+        return real(*args, **options)
+
+    monkeypatch.setattr(owner, name, fail)
+    writer, ended = skipping(tmp_path)
+    assert failed
+    with pytest.raises(DestinationError, match=os.strerror(code)):
+        writer.close()
+    with pytest.raises(NotFoundError):
+        seqrecord.open(tmp_path)
+    check_resumes(tmp_path, ended)
+
+
+def test_an_interrupt_amid_finishing_breaks_the_writer_too(tmp_path: Path) -> None:
+    class Interrupt:
+        seen = 0
+
+        def __call__(self, operation: Any, path: str, number: int) -> None:
+            if operation == "commit" and "records/" in path:
+                self.seen += 1
+                if self.seen == 2:
+                    raise KeyboardInterrupt
+
+    writer = SeqRecordWriter(
+        FaultyStorage(LocalStorage(tmp_path), Interrupt()),
+        codecs="raw",
+        chunk_frames=2,
+        record_bytes=500,
+    )
+    ended: list[str] = []
+
+    def run() -> None:
+        for key in KEYS:
+            with writer.episode(key) as episode:
+                for number in range(5):
+                    episode.append({"x": np.full(50, number, np.uint8)})
+            ended.append(key)
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    with pytest.raises(DestinationError, match="--resume"):
+        writer.close()
+    check_resumes(tmp_path, ended)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3])
+def test_a_resume_that_cannot_read_loses_nothing(tmp_path: Path, number: int) -> None:
+    writer, ended = skipping(tmp_path, record_bytes=10_000)
+    writer._destination.release()  # as a kill does
+    (partial,) = (tmp_path / "records").glob("*.partial")
+    before = partial.read_bytes()
+    fault = FailAt("read", number, path=".partial")
+    with pytest.raises(StorageError, match="fails as asked"):
+        SeqRecordWriter(FaultyStorage(LocalStorage(tmp_path), fault), mode="resume")
+    assert partial.read_bytes() == before
+    check_resumes(tmp_path, ended)
+
+
+# The commit
+
+
+@pytest.mark.parametrize("operation", ["create", "write", "commit"])
+@pytest.mark.parametrize("path", ["-episodes", "-chunks", "-gaps", "manifest"])
+@pytest.mark.parametrize("append", [False, True])
+def test_a_commit_that_fails_leaves_what_was_there(
+    tmp_path: Path, operation: Any, path: str, append: bool
+) -> None:
+    if append:
+        with SeqRecordWriter(tmp_path, codecs="raw") as old, old.episode("old") as episode:
+            episode.append({"x": np.zeros(50, np.uint8)})
+    storage = FaultyStorage(LocalStorage(tmp_path), FailAt(operation, path=path, error=FULL))
+    writer, ended = skipping(storage, mode="append" if append else "create")
+    assert ended == KEYS
+    with pytest.raises(StorageError, match="No space left"):
+        writer.close()
+    assert writer.finished_keys >= set(KEYS)
+    if append:
+        with seqrecord.open(tmp_path) as dataset:
+            assert list(dataset.episodes) == ["old"]
+    else:
+        with pytest.raises(NotFoundError):
+            seqrecord.open(tmp_path)
+    with SeqRecordWriter(tmp_path, mode="resume") as writer:
+        assert writer.finished_keys >= set(KEYS)
+    with seqrecord.open(tmp_path) as dataset:
+        assert set(dataset.episodes) >= set(KEYS)
+
+
+@pytest.mark.parametrize("folder", ["records", "index", ""])
+def test_a_folder_that_cannot_be_synced_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    real = os.fsync
+
+    def fail(fd: int) -> None:
+        if Path(f"/proc/self/fd/{fd}").readlink() == (tmp_path / folder).resolve():
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(StorageError, match=os.strerror(errno.EIO)):
+        skipping(tmp_path)[0].close()
+    monkeypatch.undo()
+    check_resumes(tmp_path, [])
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP, errno.ENOSYS])
+def test_a_filesystem_that_cannot_sync_folders_is_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    real = os.fsync
+
+    def refuse(fd: int) -> None:
+        if Path(f"/proc/self/fd/{fd}").is_dir():
+            raise OSError(code, os.strerror(code))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    writer, _ = skipping(tmp_path)
+    assert writer.close().num_episodes == len(KEYS)
+
+
+def test_what_cannot_be_removed_after_a_commit_does_not_undo_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = FaultyStorage(LocalStorage(tmp_path), FailAt("remove", onwards=True))
+    with SeqRecordWriter(storage, codecs="raw", chunk_frames=1, record_bytes=1) as writer:
+        given_up = writer.episode("given up")
+        for _ in range(40):
+            given_up.append({"x": np.zeros(50, np.uint8)})
+        given_up.abort()
+        with writer.episode("a") as episode:
+            episode.append({"x": np.zeros(50, np.uint8)})
+    assert "fails as asked" in caplog.text
+    with seqrecord.open(tmp_path) as dataset:
+        assert len(dataset.episodes) == 1
+    SeqRecordWriter(tmp_path, mode="resume").close()
+    assert len(list((tmp_path / "records").iterdir())) == 1
+
+
+# Conversions
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("operation", ["write", "commit", "create"])
+def test_a_conversion_that_skips_bad_episodes_skips_no_full_disk(
+    tmp_path: Path, workers: int, operation: Any
+) -> None:
+    small: dict[str, Any] = {"chunk_frames": 4, "record_bytes": 60_000}
+    expected = convert(MadeSource(), tmp_path / "whole", workers=1, **small).manifest.fingerprint
+    folder = tmp_path / "d"
+    fault = FailAt(operation, 2 if operation == "write" else 0, path="records/", error=FULL)
+    with pytest.raises(StorageError, match="No space left"):
+        convert(
+            MadeSource(),
+            FaultyStorage(LocalStorage(folder), fault),
+            workers=workers,
+            skip_bad_episodes=True,
+            **small,
+        )
+    with pytest.raises(NotFoundError):
+        seqrecord.open(folder)
+    report = convert(MadeSource(), folder, mode="resume", workers=1, **small)
+    assert report.manifest.fingerprint == expected
