@@ -18,7 +18,7 @@ from seqrecord.index import Index
 from seqrecord.manifest import MANIFEST, Manifest
 from seqrecord.ranges import ByteRange, coalesce
 from seqrecord.schema import Schema
-from seqrecord.storage import CachedStorage, Storage
+from seqrecord.storage import Storage, forget_cached
 
 __all__ = ["Chunk", "ChunkReader", "Page"]
 
@@ -284,13 +284,9 @@ class ChunkReader:
             raise self._located(page, error)
 
     def _read_again(self, page: Page, data: Sequence[memoryview]) -> bool:
-        """Whether a cache held the page, maybe as it was damaged on its way; then it is read anew.
-
-        Otherwise the damage would stay for as long as the cache does.
-        """
+        """Whether a cache may hold the page as it was damaged on its way; then it is read anew."""
         storage, path = self._storage, page.chunk.path
-        item = ByteRange(page.start, page.stop)
-        if not isinstance(storage, CachedStorage) or not storage.forget(path, [item]):
+        if not forget_cached(storage, path, [ByteRange(page.start, page.stop)]):
             return False
         ends = list(accumulate(map(len, data), initial=page.start))
         storage.read_ranges(path, list(map(ByteRange, ends, ends[1:])), data)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from seqrecord.errors import FormatError
 from seqrecord.format import (
     HEADER_BYTES,
@@ -12,7 +14,7 @@ from seqrecord.format import (
     parse_tail,
 )
 from seqrecord.ranges import ByteRange
-from seqrecord.storage import Storage
+from seqrecord.storage import Storage, forget_cached
 
 __all__ = ["read_footer"]
 
@@ -22,26 +24,35 @@ def read_footer(storage: Storage, path: str) -> Footer:
 
     Three reads, none of a page. Raises `FormatError` that names file, offset, expected and got.
     """
-    file = f"{storage.url}/{path}"
+    done: list[ByteRange] = []
+
+    def read(start: int, stop: int) -> bytes:
+        data, item = bytearray(stop - start), ByteRange(start, stop)
+        storage.read_ranges(path, [item], [memoryview(data)])
+        done.append(item)
+        return bytes(data)
+
     size = storage.size(path)
     try:
-        tail = _read(storage, path, max(0, size - TAIL_BYTES), size)
-        start, _ = parse_tail(tail, size)
-        file_id = parse_header(_read(storage, path, 0, HEADER_BYTES))
-        footer = parse_footer(_read(storage, path, start, size), start)
-        if footer.file_id != file_id:
-            raise FormatError(
-                "header and footer are of different files",
-                offset=start,
-                expected=file_id,
-                got=footer.file_id,
-            )
+        try:
+            return _footer(read, size)
+        except FormatError:
+            if not forget_cached(storage, path, done):
+                raise
+        return _footer(read, size)
     except FormatError as error:
-        raise error.located(file=file) from error.__cause__
+        raise error.located(file=f"{storage.url}/{path}") from error.__cause__
+
+
+def _footer(read: Callable[[int, int], bytes], size: int) -> Footer:
+    start, _ = parse_tail(read(max(0, size - TAIL_BYTES), size), size)
+    file_id = parse_header(read(0, HEADER_BYTES))
+    footer = parse_footer(read(start, size), start)
+    if footer.file_id != file_id:
+        raise FormatError(
+            "header and footer are of different files",
+            offset=start,
+            expected=file_id,
+            got=footer.file_id,
+        )
     return footer
-
-
-def _read(storage: Storage, path: str, start: int, stop: int) -> bytes:
-    data = bytearray(stop - start)
-    storage.read_ranges(path, [ByteRange(start, stop)], [memoryview(data)])
-    return bytes(data)

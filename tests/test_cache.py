@@ -30,6 +30,7 @@ from hypothesis import strategies as st
 import seqrecord
 from seqrecord.errors import ChecksumError, LocationError, StorageError
 from seqrecord.ranges import ByteRange
+from seqrecord.record_reading import read_footer
 from seqrecord.storage import CountingStorage, FaultyStorage, LocalStorage, Storage, open_storage
 from seqrecord.storage.cache import CachedStorage
 from seqrecord.storage.cache import store as store_module
@@ -228,15 +229,18 @@ def _epoch(location: Any) -> list[tuple[str, int, bytes]]:
 
 
 class _DamagesOnce(StorageWrapper):
-    """Flips a bit of the first record file's bytes that are read."""
+    """Flips a bit of the bytes of the first file with this ending that is read."""
 
-    done = False
+    def __init__(self, inner: Storage, ending: str = ".seqrec") -> None:
+        super().__init__(inner)
+        self.ending = ending
+        self.done = False
 
     def read_ranges(
         self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
     ) -> None:
         super().read_ranges(path, ranges, buffers)
-        if path.endswith(".seqrec") and not self.done:
+        if path.endswith(self.ending) and not self.done:
             self.done = True
             buffers[0].cast("B")[5] ^= 1
 
@@ -265,7 +269,83 @@ def test_bytes_damaged_on_their_way_do_not_stay(straight: bool, tmp_path: Path) 
     remote.reset()
     assert read(storage) == right
     assert set(remote.ranges) == {"manifest.json"}
+    assert read(CountingStorage(storage)) == right
     storage.close()
+
+
+@pytest.mark.parametrize("table", ["episodes", "chunks", "gaps"])
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_an_index_damaged_on_its_way_does_not_stay(
+    table: str, is_wrapped: bool, tmp_path: Path
+) -> None:
+    write_small(tmp_path / "remote")
+    local = LocalStorage(tmp_path / "remote")
+    with pytest.raises(ChecksumError, match=f"{table}.arrow"):
+        seqrecord.open(_DamagesOnce(local, f"{table}.arrow"))
+    remote = CountingStorage(_DamagesOnce(local, f"{table}.arrow"))
+    storage = CachedStorage(remote, tmp_path / "cache", "16MiB")
+    outer: Storage = CountingStorage(storage) if is_wrapped else storage
+    seqrecord.open(outer)
+    assert storage.counters()["cache_damaged"] == 1
+    remote.reset()
+    seqrecord.open(outer).close()
+    assert set(remote.ranges) == {"manifest.json"}
+    storage.close()
+
+
+def test_an_index_that_is_damaged_is_read_twice_and_refused(tmp_path: Path) -> None:
+    write_small(tmp_path / "remote")
+    (path,) = (tmp_path / "remote" / "index").glob("*chunks.arrow")
+    _flip(path, 100)
+    remote = CountingStorage(LocalStorage(tmp_path / "remote"))
+    storage = CachedStorage(remote, tmp_path / "cache", "16MiB")
+    with pytest.raises(ChecksumError, match=r"chunks\.arrow"):
+        seqrecord.open(storage)
+    assert len(remote.ranges[f"index/{path.name}"]) == 2
+    storage.close()
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_footer_damaged_on_its_way_does_not_stay(at: int, tmp_path: Path) -> None:
+    """`at` is the read that is damaged: of the tail, the header, the footer."""
+    write_small(tmp_path / "remote")
+    manifest = seqrecord.open(tmp_path / "remote").manifest
+    path = manifest.record_files[0].path
+
+    class DamagesOne(StorageWrapper):
+        reads = 0
+
+        def read_ranges(
+            self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
+        ) -> None:
+            super().read_ranges(path, ranges, buffers)
+            if self.reads == at:
+                buffers[0][-1] ^= 1
+            self.reads += 1
+
+    right = read_footer(LocalStorage(tmp_path / "remote"), path)
+    storage = CachedStorage(DamagesOne(LocalStorage(tmp_path / "remote")), tmp_path / "c", "16MiB")
+    for _ in range(2):
+        assert read_footer(storage, path).file_id == right.file_id
+    storage.close()
+
+
+def test_threads_that_see_the_same_damage_all_read_anew(tmp_path: Path) -> None:
+    """The first to notice drops it; what the others have read is as wrong."""
+    write_small(tmp_path / "remote", codecs="raw")
+    local = LocalStorage(tmp_path / "remote")
+    storage = CachedStorage(_DamagesOnce(local), tmp_path / "cache", "16MiB")
+    with seqrecord.open(storage, features=["image_left"]) as dataset:
+        reader = dataset.chunk_reader()
+        pages = reader.pages(reader.chunk(0, 0))
+        drop = storage.forget
+
+        def drop_twice(path: str, ranges: Sequence[ByteRange]) -> bool:
+            drop(path, ranges)  # by another thread, just before
+            return drop(path, ranges)
+
+        storage.forget = drop_twice  # type: ignore[method-assign]
+        assert reader.read(pages)
 
 
 def test_the_second_epoch_reads_nothing_remote(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Storages: local disk, mounts, Azure, any fsspec filesystem, and what goes around them."""
 
 from seqrecord.storage.base import CutUpload, Lock, Storage, Upload
-from seqrecord.storage.cache import CachedStorage, CacheInfo, cache_info, clear_cache
+from seqrecord.storage.cache import CachedStorage, CacheInfo, cache_info, clear_cache, forget_cached
 from seqrecord.storage.keeping import KeepingStorage
 from seqrecord.storage.local import LocalStorage
 from seqrecord.storage.opening import StorageLike, open_storage
@@ -28,6 +28,7 @@ __all__ = [
     "Upload",
     "cache_info",
     "clear_cache",
+    "forget_cached",
     "local_path",
     "map_files",
     "open_storage",

@@ -24,7 +24,7 @@ from seqrecord.storage.url import local_path
 from seqrecord.storage.wrappers import StorageWrapper
 from seqrecord.units import format_size, parse_size
 
-__all__ = ["CachedStorage", "with_cache"]
+__all__ = ["CachedStorage", "forget_cached", "with_cache"]
 
 # Files that never change under their name, since it holds a unique id. The manifest does.
 _KEPT = (".seqrec", ".arrow")
@@ -184,6 +184,22 @@ class CachedStorage(StorageWrapper):
     def _count(self, **numbers: int) -> None:
         with self._lock.get():
             self._counts.update(numbers)
+
+
+def forget_cached(storage: Storage, path: str, ranges: Sequence[ByteRange]) -> bool:
+    """Drop what a cache holds of ranges of a file; whether there is a cache.
+
+    For bytes that do not match their checksum: a cache may have kept them as they were damaged on
+    their way, and would serve them for as long as it exists. So they are worth one more read, even
+    if another thread has dropped them already.
+    """
+    found = False
+    while isinstance(storage, StorageWrapper):
+        if isinstance(storage, CachedStorage):
+            storage.forget(path, ranges)
+            found = True
+        storage = storage.inner
+    return found
 
 
 def with_cache(
