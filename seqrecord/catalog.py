@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from os import PathLike
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from seqrecord.assemble import assemble
@@ -18,6 +21,7 @@ from seqrecord.errors import (
     DestinationError,
     FormatError,
     NotFoundError,
+    StateError,
     StorageError,
 )
 from seqrecord.format import RECORDS, Footer
@@ -37,7 +41,17 @@ from seqrecord.record_reading import read_footer
 from seqrecord.storage import Storage, forget_cached, map_files, open_storage
 from seqrecord.version import CREATED_BY
 
-__all__ = ["INDEX", "commit", "load", "read_footers", "record_paths", "reindex", "tidy"]
+__all__ = [
+    "INDEX",
+    "commit",
+    "index_of",
+    "load",
+    "load_version",
+    "read_footers",
+    "record_paths",
+    "reindex",
+    "tidy",
+]
 
 INDEX = "index"
 
@@ -57,6 +71,51 @@ def load(storage: Storage, *, verify: bool = True) -> tuple[Manifest, Index]:
         # A writer may have committed, and dropped the old index, since the manifest was read.
         manifest = read_manifest(storage)
         return manifest, _load_index(storage, manifest, verify=verify)
+
+
+def load_version(storage: Storage, manifest: Manifest) -> tuple[Manifest, Index]:
+    """The index of a dataset as it was when `manifest` was its manifest, and was verified.
+
+    Writers keep record files, but drop an index that is old: then it is built anew from the footers
+    of the record files. Raises `StateError` where these, too, are not what they were.
+    """
+    try:
+        return manifest, _load_index(storage, manifest, verify=False)
+    except NotFoundError:
+        pass
+    with contextlib.suppress(NotFoundError, FormatError):
+        current, index = load(storage)
+        if current.fingerprint == manifest.fingerprint:
+            return current, index
+    try:
+        _logger.info("%s: the index is gone; reading that of the record files", storage.url)
+        paths = [file.path for file in manifest.record_files]
+        index = index_of(map_files(storage, lambda path: read_footer(storage, path), paths), paths)
+        got = index.fingerprint()
+    except (NotFoundError, FormatError) as error:
+        raise _changed(storage, manifest, str(error)) from error
+    if got != manifest.fingerprint:
+        raise _changed(storage, manifest, got)
+    return manifest, index
+
+
+def index_of(footers: Mapping[str, Footer], paths: Sequence[str]) -> Index:
+    """The index of all complete episodes in these footers, with files numbered as in `paths`.
+
+    Raises `FormatError` as `assemble` does; it names a path.
+    """
+    index, used = assemble(footers)
+    number = {path: position for position, path in enumerate(paths)}
+    return replace(index, file=np.array([number[path] for path in used], np.uint32)[index.file])
+
+
+def _changed(storage: Storage, manifest: Manifest, got: str) -> StateError:
+    return StateError(
+        "the dataset has changed since it was opened; open it anew",
+        file=storage.url,
+        expected=f"the record files of fingerprint {manifest.fingerprint}",
+        got=got,
+    )
 
 
 def _load_index(storage: Storage, manifest: Manifest, *, verify: bool) -> Index:

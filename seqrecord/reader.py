@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.catalog import load
+from seqrecord.catalog import load, load_version
 from seqrecord.chunks import ChunkReader
 from seqrecord.clips import (
     ClipSpec,
@@ -21,7 +21,7 @@ from seqrecord.clips import (
     missing_from_bitmaps,
 )
 from seqrecord.episode import Episode, FrameArray
-from seqrecord.errors import ClipError, StateError
+from seqrecord.errors import ClipError
 from seqrecord.index import Index
 from seqrecord.manifest import Manifest
 from seqrecord.schema import Schema
@@ -72,8 +72,10 @@ def open_dataset(
 class Dataset:
     """A dataset opened for reading. Safe to use from many threads; cheap to pickle.
 
-    A copy in another process, spawned or forked, maps the same index. Closing it, or leaving its
-    `with` block, closes its files; it opens them again when it is used again.
+    It goes on with what it has opened, whatever a writer appends. A copy in another process,
+    spawned or forked, is of the same episodes and maps the same index; where that is gone, it is
+    built anew from the record files. Closing the dataset, or leaving its `with` block, closes its
+    files; it opens them again when it is used again.
     """
 
     def __init__(
@@ -182,8 +184,7 @@ class Dataset:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = (self._storage, list(self.features), self._verify, self.fingerprint)
-        return _reopen, state
+        return _reopen, (self._storage, self._manifest, list(self.features), self._verify)
 
     def __repr__(self) -> str:
         features = "".join(f"\n  {spec}" for spec in self.features.values())
@@ -213,14 +214,7 @@ class Episodes(Mapping[str, "Episode"]):
         return f"Episodes({len(self)} of {self._dataset.url!r})"
 
 
-def _reopen(storage: Storage, features: list[str], verify: bool, fingerprint: str) -> Dataset:
+def _reopen(storage: Storage, manifest: Manifest, features: list[str], verify: bool) -> Dataset:
     """A dataset in another process; its index has been verified in the first."""
-    manifest, index = load(storage, verify=False)
-    if manifest.fingerprint != fingerprint:
-        raise StateError(
-            "the dataset has changed since it was opened",
-            file=storage.url,
-            expected=fingerprint,
-            got=manifest.fingerprint,
-        )
+    manifest, index = load_version(storage, manifest)
     return Dataset(storage, manifest, index, features=features, verify=verify)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import numpy as np
-
-from seqrecord.assemble import assemble
-from seqrecord.catalog import load
+from seqrecord.catalog import index_of, load
 from seqrecord.checksum import crc32c
 from seqrecord.errors import ChecksumError, FormatError, SeqRecordError
 from seqrecord.format import RECORDS, Footer
@@ -78,13 +75,10 @@ def _rebuilt(storage: Storage, files: Files) -> tuple[Index | None, list[SeqReco
         except SeqRecordError:  # reported when the file is checked
             continue
     try:
-        index, used = assemble(footers)
+        return index_of(footers, [file.path for file in files.record_files]), []
     except FormatError as error:
         error.file = f"{storage.url}/{error.file or RECORDS}"
         return None, [error]
-    number = {file.path: position for position, file in enumerate(files.record_files)}
-    numbers = np.array([number[path] for path in used], np.uint32)
-    return replace(index, file=numbers[index.file]), []
 
 
 def _check_tables(storage: Storage, tables: Iterable[IndexFile]) -> list[SeqRecordError]:

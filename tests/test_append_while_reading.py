@@ -1,0 +1,119 @@
+"""A reader that has opened goes on with what it has opened, in other processes too."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+import seqrecord
+from seqrecord.errors import StateError
+from seqrecord.writer import SeqRecordWriter
+from tests.tiny import KEY, read_all, tiny_frames, write_tiny
+
+
+def _append(root: Path, key: str) -> None:
+    with SeqRecordWriter(root, mode="append") as writer, writer.episode(key) as episode:
+        for frame in tiny_frames():
+            episode.append(frame)
+
+
+def _pipe(root: Path) -> Any:
+    return seqrecord.SeqRecordPipe(root, clip_len=2, features=["raw"])
+
+
+def _clips(root: Path) -> Any:
+    return seqrecord.SeqRecordDataset(root, clip_len=2, features=["raw"])
+
+
+def _frames(opened: Any) -> list[Any]:
+    """All that it gives, in the order of episodes and frames."""
+    if isinstance(opened, seqrecord.Dataset):
+        return [
+            (key, i, frame["raw"].tolist())
+            for key, episode in opened.episodes.items()
+            for i, frame in enumerate(episode[i] for i in range(len(episode)))
+        ]
+    numbers = range(len(opened)) if isinstance(opened, seqrecord.SeqRecordDataset) else None
+    clips = opened if numbers is None else [opened[i] for i in numbers]
+    return sorted((clip["episode"], clip["start"], clip["raw"].tolist()) for clip in clips)
+
+
+@pytest.mark.parametrize("opening", [seqrecord.open, _pipe, _clips])
+@pytest.mark.parametrize("appends", [1, 3])
+@pytest.mark.parametrize("record_bytes", [1, 1 << 20], ids=["a file a chunk", "one file"])
+def test_a_copy_is_of_what_was_opened(
+    opening: Callable[[Path], Any], appends: int, record_bytes: int, tmp_path: Path
+) -> None:
+    root = write_tiny(tmp_path / "dataset", record_bytes=record_bytes)
+    opened = opening(root)
+    right = _frames(opened)
+    for number in range(appends):
+        _append(root, f"env/P{number + 1}")
+    copy = pickle.loads(pickle.dumps(opened))
+    assert _frames(copy) == right
+    assert _frames(opened) == right
+    assert len(read_all(root)) == 1 + appends
+
+
+def test_without_its_index_it_is_read_from_the_record_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = write_tiny(tmp_path / "dataset", record_bytes=1)
+    dataset = seqrecord.open(root)
+    for key in ("env/A", "env/B"):
+        _append(root, key)
+    assert not any((root / file.path).exists() for file in dataset.manifest.index.values())
+    with caplog.at_level(logging.INFO, "seqrecord"):
+        copy = pickle.loads(pickle.dumps(dataset))
+    assert "record files" in caplog.text
+    for name, table in dataset.index.encode().items():
+        assert bytes(table) == bytes(copy.index.encode()[name]), name
+
+
+def test_a_dataset_that_is_another_one_is_refused(tmp_path: Path) -> None:
+    root = write_tiny(tmp_path / "dataset")
+    dataset = seqrecord.open(root)
+    for path in (*root.glob("index/*"), *root.glob("records/*"), root / "manifest.json"):
+        path.unlink()
+    write_tiny(root)  # equal content in other files
+    assert _frames(pickle.loads(pickle.dumps(dataset))) == _frames(seqrecord.open(root))
+    _append(root, "env/P1")
+    with pytest.raises(StateError, match="has changed") as caught:
+        pickle.loads(pickle.dumps(dataset))
+    assert str(root) in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "map"])
+def test_spawned_workers_in_the_middle_of_a_training(kind: str, tmp_path: Path) -> None:
+    root = write_tiny(tmp_path / "dataset", record_bytes=1)
+    loaded: Any = _pipe(root) if kind == "pipe" else _clips(root)
+    right = _frames(loaded)
+    loader: DataLoader[Any] = DataLoader(
+        loaded, batch_size=None, num_workers=1, multiprocessing_context="spawn"
+    )
+    for appends in (0, 1, 2):  # an epoch each, whose worker is a new process
+        for number in range(appends):
+            _append(root, f"env/{appends}{number}")
+        clips = list(loader)
+        found = sorted(
+            (clip["episode"], int(clip["start"]), clip["raw"].tolist()) for clip in clips
+        )
+        assert found == right
+    assert len(read_all(root)) == 4
+
+
+def test_the_copy_knows_its_features_and_verifies(tmp_path: Path) -> None:
+    root = write_tiny(tmp_path / "dataset")
+    dataset = seqrecord.open(root, features=["raw"], verify=False)
+    _append(root, "env/P1")
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert list(copy.features) == ["raw"]
+    assert copy.manifest == dataset.manifest
+    assert np.array_equal(copy.episodes[KEY][1]["raw"], dataset.episodes[KEY][1]["raw"])
