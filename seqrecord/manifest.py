@@ -54,6 +54,7 @@ _CRC = re.compile(r"[0-9a-f]{8}")
 _CREATED_BY = re.compile(rf"[\x20-\x7e]{{0,{MAX_CREATED_BY_LENGTH}}}")
 _END = re.compile(rb',\n "crc32c": "([0-9a-f]{8})"\n}\n')
 _END_BYTES = 26
+_TRIES = 5
 _KEYS = {
     *("format", "version", "created_by", "num_episodes", "num_frames", "fingerprint"),
     *("schema", "index", "record_files", "crc32c"),
@@ -162,8 +163,30 @@ def check_record_path(storage: Storage, path: str) -> None:
 def read_manifest(storage: Storage) -> Manifest:
     """The manifest of the dataset in `storage`.
 
+    Its length and its bytes are two requests, between which a writer may commit another one: bytes
+    that are no manifest are asked for again, as long as they are others than before.
+
     Raises `NotFoundError` where there is none: then there is no dataset, whatever else is there.
     """
+    before: object = None
+    for tries_left in reversed(range(_TRIES)):
+        data: bytes | None = None
+        try:
+            data = _read(storage)
+            return Manifest.parse(data)
+        except NotFoundError:
+            raise
+        except (FormatError, StorageError) as error:
+            if isinstance(error, FormatError):
+                error.located(file=f"{storage.url}/{MANIFEST}")
+            found = (type(error), data)
+            if found == before or not tries_left:
+                raise
+            before = found
+    raise AssertionError("the last try returns or raises")
+
+
+def _read(storage: Storage) -> bytes:
     file = f"{storage.url}/{MANIFEST}"
     try:
         size = storage.size(MANIFEST)
@@ -180,10 +203,7 @@ def read_manifest(storage: Storage) -> Manifest:
         )
     data = bytearray(size)
     storage.read_ranges(MANIFEST, [ByteRange(0, size)], [memoryview(data)])
-    try:
-        return Manifest.parse(bytes(data))
-    except FormatError as error:
-        raise error.located(file=file) from error.__cause__
+    return bytes(data)
 
 
 def _what_is_there(storage: Storage) -> str:

@@ -21,7 +21,7 @@ from seqrecord.manifest import (
     read_manifest,
 )
 from seqrecord.schema import FeatureSpec, Schema
-from seqrecord.storage import LocalStorage
+from seqrecord.storage import CountingStorage, LocalStorage
 
 _MANIFEST = Manifest(
     schema=Schema([FeatureSpec("a", np.dtype("<f4"), (None, 2), ({"id": "zstd", "level": 1},))]),
@@ -132,6 +132,46 @@ def test_failed_commit_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.Mo
         commit_manifest(storage, replace(_MANIFEST, num_frames=3))
     assert read_manifest(storage) == _MANIFEST
     assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
+
+
+class _Committing(LocalStorage):
+    """Commits another manifest after each look at the size of the one that is there.
+
+    Size and bytes are two requests, as they are where no file stays open.
+    """
+
+    def __init__(self, root: Path, manifests: list[Manifest]) -> None:
+        super().__init__(root)
+        self._manifests = manifests
+
+    def size(self, path: str) -> int:
+        size = super().size(path)
+        if self._manifests:
+            commit_manifest(LocalStorage(self.root), self._manifests.pop(0))
+            self.close()
+        return size
+
+
+@pytest.mark.parametrize("commits", [1, 2])
+@pytest.mark.parametrize("names", [("ab", "b" * 90), ("b" * 90, "ab")], ids=["longer", "shorter"])
+def test_a_commit_between_size_and_bytes(
+    names: tuple[str, str], commits: int, tmp_path: Path
+) -> None:
+    old, new = (
+        replace(_MANIFEST, record_files=(RecordFile(f"records/{name}.seqrec", 1, "0" * 32),))
+        for name in names
+    )
+    commit_manifest(LocalStorage(tmp_path), old)
+    found = read_manifest(_Committing(tmp_path, [new, old][:commits]))
+    assert found == (new if commits == 1 else old)
+
+
+def test_a_broken_manifest_is_read_twice_and_refused(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_bytes(_MANIFEST.encode()[:-30])
+    storage = CountingStorage(LocalStorage(tmp_path))
+    with pytest.raises(FormatError, match="not valid JSON"):
+        read_manifest(storage)
+    assert storage.sizes["manifest.json"] == 2
 
 
 def test_a_huge_manifest_is_not_read(tmp_path: Path) -> None:
