@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import os
 import pickle
@@ -158,6 +159,7 @@ def test_a_rank_goes_to_processes_that_this_one_starts_and_no_further(rank: Any)
 def _split_of(ranks: bytes, world_size: str) -> Split:
     os.environ.update(RANK="0", WORLD_SIZE=world_size)
     found: Ranks = pickle.loads(ranks)
+    assert copy.deepcopy(found).split() == found.split()
     return found.split()
 
 

@@ -42,15 +42,16 @@ class Ranks:
 
     def __init__(self, rank: int | None = None, world_size: int | None = None) -> None:
         self._given = None if rank is world_size is None else _check(rank, world_size)
-        self._sent: tuple[int, Rank] | None = None  # the process that pickled this, and its rank
+        self._sent: Rank | None = None  # found by the process that pickled this
+        self._senders: frozenset[int] = frozenset()  # it, and its own sender
 
     def __getstate__(self) -> dict[str, Any]:
         try:
-            found = self._find()
+            sent = self._find()
         except ClipError:  # not now: who iterates there will find the same
-            found = None
-        sent = None if found is None else (os.getpid(), found)
-        return {**self.__dict__, "_sent": sent}
+            sent = None
+        senders = self._senders if self._is_sent() else frozenset()
+        return {**self.__dict__, "_sent": sent, "_senders": senders | {os.getpid()}}
 
     def current(self) -> Rank:
         """This process's rank. Raises `ClipError` if the environment makes no sense."""
@@ -93,10 +94,12 @@ class Ranks:
     def _find(self) -> Rank | None:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return Rank(torch.distributed.get_rank(), torch.distributed.get_world_size())
+        return self._sent if self._is_sent() else _of_environment(os.environ)
+
+    def _is_sent(self) -> bool:
+        """Whether a process that has started this one has sent its rank."""
         parent = multiprocessing.parent_process()
-        if self._sent is not None and parent is not None and parent.pid == self._sent[0]:
-            return self._sent[1]
-        return _of_environment(os.environ)
+        return self._sent is not None and parent is not None and parent.pid in self._senders
 
 
 def worker_threads() -> int:

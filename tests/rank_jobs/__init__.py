@@ -13,7 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Found", "check_once", "finish", "report", "start"]
+__all__ = ["CLIPS", "Found", "check_equal", "check_once", "finish", "report", "start"]
+
+CLIPS: dict[str, Any] = {"clip_len": 3, "features": ["id"], "batch_size": 4}
+"""Of the data set of `tests.clip_data`: 67 clips, odd for two and for three ranks."""
 
 Found = dict[str, Any]
 """What one rank was given: for each loader the clips of each item, [items][clips][key, start]."""
@@ -34,7 +37,7 @@ def start(command: Sequence[str], **environment: str) -> subprocess.Popen[str]:
     )
 
 
-def finish(processes: Sequence[subprocess.Popen[str]], timeout: float = 100) -> list[Found]:
+def finish(processes: Sequence[subprocess.Popen[str]], timeout: float = 110) -> list[Found]:
     """What the processes print, one line of JSON for each rank; all must end well, and in time."""
     outputs: list[tuple[str, str]] = []
     try:
@@ -58,5 +61,18 @@ def check_once(found: Sequence[Found], total: int) -> None:
     """Assert that the ranks together were given every clip once, by each of their loaders."""
     assert all(part.keys() == found[0].keys() for part in found)
     for name in found[0]:
-        clips = [tuple(clip) for part in found for item in part[name] for clip in item]
+        clips = _clips(found, name)
         assert len(clips) == len(set(clips)) == total, (name, len(clips), len(set(clips)), total)
+
+
+def check_equal(found: Sequence[Found], name: str, total: int, splits: int) -> None:
+    """Assert that ranks had equally many steps, and clips once, but for those that even it out."""
+    sizes = [sorted(map(len, part[name])) for part in found]
+    assert all(size == sizes[0] for size in sizes), sizes
+    clips = _clips(found, name)
+    assert len(set(clips)) == total
+    assert len(clips) == -(-total // splits) * splits
+
+
+def _clips(found: Sequence[Found], name: str) -> list[tuple[str, int]]:
+    return [tuple(clip) for part in found for item in part[name] for clip in item]

@@ -1,0 +1,41 @@
+"""Training with DistributedDataParallel, started by torchrun; first without a process group."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from seqrecord import SeqRecordPipe
+from tests.clip_data import names
+from tests.rank_jobs import CLIPS, Found, report
+
+
+def main(path: str) -> None:
+    found: Found = {"environment": [names(batch) for batch in SeqRecordPipe(path, **CLIPS)]}
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(torch.nn.Linear(2, 1))
+    for workers in (0, 2):
+        loader = DataLoader(SeqRecordPipe(path, **CLIPS), batch_size=None, num_workers=workers)
+        seen = found[f"{workers} workers"] = []
+        for batch in loader:  # ranks that took unequal numbers of steps would wait forever
+            model(batch["id"].float()).sum().backward()
+            seen.append(names(batch))
+        assert len(loader) == len(seen)
+    # As ranks 0 and 1 that hold one model together, and rank 2 that holds another.
+    together = SeqRecordPipe(path, **CLIPS, rank=dist.get_rank() // 2, world_size=2)
+    found["together"] = [names(batch) for batch in together]
+    found["alone"] = (
+        []
+        if dist.get_rank()
+        else [names(batch) for batch in SeqRecordPipe(path, **CLIPS, world_size=1)]
+    )
+    report(found)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

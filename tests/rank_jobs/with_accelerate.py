@@ -1,0 +1,53 @@
+"""Training with Accelerate, in the ways that docs/order.md has for it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration
+from torch.utils.data import DataLoader, default_collate
+
+from seqrecord import SeqRecordPipe
+from tests.rank_jobs import CLIPS, report
+
+
+# `dispatch_batches` sends nothing but tensors, so no keys of episodes.
+def tensors(clips: list[dict[str, Any]]) -> Any:
+    return default_collate([{"id": clip["id"], "start": clip["start"]} for clip in clips])
+
+
+def main(path: str, way: str, workers: int) -> None:
+    dispatch = {"found": None, "sharded": False, "dispatched": True}[way]
+    accelerator = Accelerator(
+        cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=dispatch)
+    )
+    model = accelerator.prepare(torch.nn.Linear(2, 1))
+    if way == "found":  # the loader is not prepared
+        pipe = SeqRecordPipe(path, **CLIPS)
+        loader: Any = DataLoader(pipe, batch_size=None, num_workers=workers)
+    else:
+        # Accelerate deals out the whole epoch. Where it does not share evenly, it begins again; so
+        # these are 24 clips, 2 in a batch.
+        pipe = SeqRecordPipe(
+            path, clip_len=5, features=["id"], episodes=["set/0", "set/1"], world_size=1
+        )
+        loader = accelerator.prepare(
+            DataLoader(pipe, batch_size=2, num_workers=workers, collate_fn=tensors)
+        )
+    seen = []
+    for batch in loader:
+        accelerator.backward(model(batch["id"].float()).sum())
+        episodes, starts = batch["id"][:, 0, 0].tolist(), batch["start"].tolist()
+        seen.append(
+            [(f"set/{number}", start) for number, start in zip(episodes, starts, strict=True)]
+        )
+    assert len(loader) == len(seen)
+    report({way: seen})
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
