@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from seqrecord.errors import DestinationError
+from seqrecord.storage.local.folders import make_folder
 
 __all__ = ["GRACE_SECONDS", "ClaimedFile", "LocalLock"]
 
@@ -76,7 +77,7 @@ class LocalLock:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._made = not folder.exists()
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self._claim = ClaimedFile(
             folder / _LOCK,
             create=True,

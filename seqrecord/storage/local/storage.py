@@ -16,6 +16,7 @@ from seqrecord.ranges import ByteRange
 from seqrecord.storage.base import CutUpload, Lock, Upload, check_buffers, check_path, short_read
 from seqrecord.storage.local.claims import LocalLock
 from seqrecord.storage.local.direct import half_of_memory, open_direct, read_direct
+from seqrecord.storage.local.folders import make_folder
 from seqrecord.storage.local.upload import NOTES, PARTIAL, LocalUpload, local_errors, with_suffix
 
 __all__ = ["LocalStorage"]
@@ -95,7 +96,7 @@ class LocalStorage:
         target = self._target(path)
         with local_errors(str(target)):
             self._check_inside(target)
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(target.parent)
             return self._started(LocalUpload(path, target, replace=replace))
 
     def list_files(self, folder: str) -> list[str]:

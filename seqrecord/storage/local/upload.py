@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from seqrecord.checksum import Buffer
 from seqrecord.errors import DestinationError, NotFoundError, StorageError
 from seqrecord.storage.local.claims import GRACE_SECONDS, ClaimedFile
+from seqrecord.storage.local.folders import sync_folder
 
 __all__ = ["NOTES", "PARTIAL", "LocalUpload", "local_errors", "with_suffix"]
 
@@ -59,14 +59,17 @@ class LocalUpload:
 
     def checkpoint(self, note: bytes) -> None:
         line = json.dumps({"size": self._size, "note": note.hex()}).encode() + b"\n"
-        with local_errors(str(self._notes)), self._notes.open("ab", buffering=0) as file:
-            before = file.tell()
+        with local_errors(str(self._notes)):
+            fd = os.open(self._notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            before = os.fstat(fd).st_size
             try:
-                if file.write(line) < len(line):
+                if os.write(fd, line) < len(line):
                     raise StorageError("the disk is full", file=str(self._notes))
             except BaseException:
-                file.truncate(before)  # or what follows would be lost with the half line
+                os.ftruncate(fd, before)  # or what follows would be lost with the half line
                 raise
+            finally:
+                os.close(fd)
 
     def checkpoints(self) -> list[tuple[int, bytes]]:
         """Bytes written at each checkpoint, with its note, as far as they can be true."""
@@ -90,7 +93,7 @@ class LocalUpload:
                     raise DestinationError("the file exists already", file=str(self._target))
                 self._file.path.replace(self._target)
                 self._committed = True
-                _sync_folder(self._target.parent)
+                sync_folder(self._target.parent)
                 self._notes.unlink(missing_ok=True)
         finally:
             self._file.close()
@@ -141,15 +144,3 @@ def _read_notes(path: Path) -> Iterator[tuple[int, bytes]]:
                 yield int(entry["size"]), bytes.fromhex(entry["note"])
             except (ValueError, KeyError, TypeError):
                 return
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        # Some mounts cannot sync a folder; they make renames durable on their own.
-        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EBADF):
-            raise
-    finally:
-        os.close(fd)

@@ -1,0 +1,247 @@
+"""Records what a writer does to a disk, and says what a loss of power may leave of it.
+
+Calls are recorded where they reach the system: `os.open`, `os.write`, … and `Path.replace`, … below
+one folder. The disk that is modelled promises what POSIX does, and no more: a file's bytes are safe
+after a sync of the file, its name after a sync of its folder. Of everything else any part may be
+there after a loss of power, in any order.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+from unittest import mock
+
+__all__ = ["Call", "Choice", "Disk", "Record", "State", "write_state"]
+
+State: TypeAlias = "dict[str, bytes | None]"
+"""Contents of files, and `None` for folders, by path."""
+
+Choice: TypeAlias = Literal["none", "all", "some"]
+"""What of the calls that are not safe yet is there."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that changes the disk, or makes a change safe; or a `mark` of a test."""
+
+    kind: Literal[
+        "create", "write", "cut", "sync", "rename", "remove", "folder", "sync folder", "mark"
+    ]
+    path: str
+    target: str = ""
+    offset: int = 0
+    data: bytes = b""
+
+
+@dataclass
+class Record:
+    """The calls on paths below `top`, in order."""
+
+    top: Path
+    calls: list[Call] = field(default_factory=list)
+
+    def mark(self, text: str) -> None:
+        """Note that something is promised from here on."""
+        self.calls.append(Call("mark", text))
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record calls of this process."""
+        real_open, real_write, real_fsync = os.open, os.write, os.fsync
+        real_cut, real_replace, real_unlink = os.ftruncate, Path.replace, Path.unlink
+        real_mkdir, real_rmdir = Path.mkdir, Path.rmdir
+
+        def opening(path: Any, flags: int, *args: Any, **options: Any) -> int:
+            new = bool(flags & os.O_CREAT) and not os.path.lexists(path)
+            fd = real_open(path, flags, *args, **options)
+            if new:
+                self._add("create", path)
+            return fd
+
+        def writing(fd: int, data: Any) -> int:
+            count = real_write(fd, data)
+            if path := self._path_of(fd):
+                offset = os.lseek(fd, 0, os.SEEK_CUR) - count
+                self.calls.append(
+                    Call("write", path, offset=offset, data=bytes(memoryview(data)[:count]))
+                )
+            return count
+
+        def syncing(fd: int) -> None:
+            real_fsync(fd)
+            folder = Path(f"/proc/self/fd/{fd}").is_dir()
+            if (path := self._path_of(fd)) is not None:
+                self.calls.append(Call("sync folder" if folder else "sync", path))
+
+        def cutting(fd: int, size: int) -> None:
+            real_cut(fd, size)
+            if path := self._path_of(fd):
+                self.calls.append(Call("cut", path, offset=size))
+
+        def renaming(path: Path, target: Any) -> Any:
+            result = real_replace(path, target)
+            self._add("rename", path, target)
+            return result
+
+        def removing(path: Path, missing_ok: bool = False) -> None:
+            there = os.path.lexists(path)
+            real_unlink(path, missing_ok=missing_ok)
+            if there:
+                self._add("remove", path)
+
+        def folder(path: Path, *args: Any, **options: Any) -> None:
+            new = not path.exists()
+            real_mkdir(path, *args, **options)
+            if new:
+                self._add("folder", path)
+
+        def without_folder(path: Path) -> None:
+            real_rmdir(path)
+            self._add("remove", path)
+
+        with (
+            mock.patch.multiple(os, open=opening, write=writing, fsync=syncing, ftruncate=cutting),
+            mock.patch.object(Path, "replace", renaming),
+            mock.patch.object(Path, "unlink", removing),
+            mock.patch.object(Path, "mkdir", folder),
+            mock.patch.object(Path, "rmdir", without_folder),
+        ):
+            yield
+
+    def _add(self, kind: Any, path: Any, target: Any = None) -> None:
+        inside = self._inside(Path(path))
+        if inside is not None:
+            other = "" if target is None else self._inside(Path(target))
+            assert other is not None
+            self.calls.append(Call(kind, inside, other))
+
+    def _path_of(self, fd: int) -> str | None:
+        return self._inside(Path(f"/proc/self/fd/{fd}").readlink())
+
+    def _inside(self, path: Path) -> str | None:
+        if path != self.top and self.top not in path.parents:
+            return None
+        return path.relative_to(self.top).as_posix()
+
+
+@dataclass(eq=False)
+class _File:
+    safe: bytearray = field(default_factory=bytearray)
+    pending: list[Call] = field(default_factory=list)
+
+    def after(self, chosen: list[Call]) -> bytes:
+        data = bytearray(self.safe)
+        for call in chosen:
+            if call.kind == "cut":
+                data = data[: call.offset] + bytes(max(0, call.offset - len(data)))
+            else:
+                data += bytes(max(0, call.offset - len(data)))  # a hole
+                data[call.offset : call.offset + len(call.data)] = call.data
+        return bytes(data)
+
+
+@dataclass(eq=False)
+class _Folder:
+    """Names that are safe, and changes to them that are not: (name, what has it from now on)."""
+
+    safe: dict[str, _File | _Folder] = field(default_factory=dict)
+    pending: list[list[tuple[str, _File | _Folder | None]]] = field(default_factory=list)
+
+    def after(self, chosen: list[Any]) -> dict[str, _File | _Folder]:
+        names = dict(self.safe)
+        for changes in chosen:
+            for name, entry in changes:
+                if entry is None:
+                    names.pop(name, None)
+                else:
+                    names[name] = entry
+        return names
+
+
+class Disk:
+    """A disk after some calls. `top` is an empty folder that is safe."""
+
+    def __init__(self) -> None:
+        self._top = _Folder()
+
+    def apply(self, call: Call) -> None:
+        """The next call."""
+        if call.kind == "mark":
+            return
+        if call.kind in ("create", "folder"):
+            new = _File() if call.kind == "create" else _Folder()
+            self._parent(call.path).pending.append([(_name(call.path), new)])
+        elif call.kind == "remove":
+            self._parent(call.path).pending.append([(_name(call.path), None)])
+        elif call.kind == "rename":
+            parent = self._parent(call.path)
+            assert parent is self._parent(call.target), "renames stay in their folder"
+            entry = self._find(call.path)
+            # One change: a file never has both names, or none.
+            parent.pending.append([(_name(call.path), None), (_name(call.target), entry)])
+        elif call.kind == "sync folder":
+            folder = self._find(call.path)
+            assert isinstance(folder, _Folder)
+            folder.safe, folder.pending = folder.after(folder.pending), []
+        else:
+            file = self._find(call.path)
+            assert isinstance(file, _File)
+            if call.kind == "sync":
+                file.safe, file.pending = bytearray(file.after(file.pending)), []
+            else:
+                file.pending.append(call)
+
+    def after_loss(self, contents: Choice, names: Choice, rng: random.Random) -> State:
+        """What is there when the power comes back."""
+        pick = {"none": lambda _: [], "all": list, "some": lambda calls: _some(calls, rng)}
+        return _state(self._top, "", pick[contents], pick[names])
+
+    def _find(self, path: str) -> _File | _Folder:
+        found: _File | _Folder = self._top
+        for name in Path(path).parts:
+            assert isinstance(found, _Folder)
+            found = found.after(found.pending)[name]
+        return found
+
+    def _parent(self, path: str) -> _Folder:
+        parent = self._find(Path(path).parent.as_posix())
+        assert isinstance(parent, _Folder)
+        return parent
+
+
+def _name(path: str) -> str:
+    return Path(path).name
+
+
+def _some(calls: list[Any], rng: random.Random) -> list[Any]:
+    return [call for call in calls if rng.random() < 0.5]
+
+
+def _state(
+    folder: _Folder, prefix: str, contents: Callable[[Any], Any], names: Callable[[Any], Any]
+) -> State:
+    state: State = {}
+    for name, entry in sorted(folder.after(names(folder.pending)).items()):
+        path = f"{prefix}{name}"
+        if isinstance(entry, _File):
+            state[path] = entry.after(contents(entry.pending))
+        else:
+            state[path] = None
+            state |= _state(entry, f"{path}/", contents, names)
+    return state
+
+
+def write_state(state: State, folder: Path) -> None:
+    """Make `folder` hold this and nothing else."""
+    folder.mkdir()
+    for path, data in state.items():
+        if data is None:
+            (folder / path).mkdir()
+        else:
+            (folder / path).write_bytes(data)

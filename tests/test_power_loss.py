@@ -1,0 +1,310 @@
+"""The order of what a writer does to a disk; and after a loss of power at any moment of it."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord import SeqRecordWriter
+from seqrecord.errors import NotFoundError
+from tests.power_loss import Call, Choice, Disk, Record, State, write_state
+
+EPISODES = {"a": 5, "b": 1, "c": 7, "d": 4, "e": 3, "f": 6}
+PATH = "new/set"
+
+
+def frame(key: str, number: int) -> dict[str, Any]:
+    return {"x": np.full(50, ord(key) + number, np.uint8)}
+
+
+def writer(folder: Path, mode: Any) -> SeqRecordWriter:
+    return SeqRecordWriter(folder, mode=mode, codecs="raw", chunk_frames=2, record_bytes=500)
+
+
+def add(writer: SeqRecordWriter, keys: Iterable[str]) -> None:
+    for key in keys:
+        with writer.episode(key) as episode:
+            for number in range(EPISODES[key]):
+                episode.append(frame(key, number))
+
+
+def keys_of(folder: Path) -> str:
+    """Keys of the dataset's episodes, every frame of which is read; none where there is none."""
+    try:
+        with seqrecord.open(folder) as dataset:
+            for key, episode in dataset.episodes.items():
+                frames: Any = episode[:]
+                want = [frame(key, number)["x"] for number in range(EPISODES[key])]
+                np.testing.assert_array_equal(frames["x"], want)
+            return "".join(dataset.episodes)
+    except NotFoundError:
+        return ""
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    """A write, an append that is killed after an episode, and a resume of it; with its commits."""
+    top = tmp_path_factory.mktemp("recorded")
+    record, folder = Record(top), top / PATH
+    with record.recording():
+        first = writer(folder, "create")
+        add(first, "a")
+        given_up = first.episode("given up")
+        for number in range(3):
+            given_up.append(frame("g", number))
+        given_up.abort()
+        add(first, "bc")
+        first.close()
+        record.mark("abc")
+        killed = writer(folder, "append")
+        add(killed, "de")
+        killed._destination.release()  # as a kill does
+        resumed = writer(folder, "resume")
+        assert resumed.finished_keys == set("abcde")
+        add(resumed, "f")
+        resumed.close()
+        record.mark("abcdef")
+        more = writer(folder, "append")
+        more.close()
+        record.mark("abcdef")
+    assert keys_of(folder) == "abcdef"
+    # All of it has been seen: what was recorded makes the same files.
+    disk = Disk()
+    for call in record.calls:
+        disk.apply(call)
+    state = disk.after_loss("all", "all", random.Random(0))
+    there = {path.relative_to(top).as_posix(): path for path in top.rglob("*")}
+    assert state == {path: p.read_bytes() if p.is_file() else None for path, p in there.items()}
+    return record
+
+
+def told(calls: Iterable[Call]) -> list[str]:
+    """Calls for people, without random names; repeated ones once."""
+    lines: list[str] = []
+    numbers: dict[str, int] = {}
+
+    def short(path: str) -> str:
+        path = path.removeprefix("new/set").removeprefix("/") or "."
+        path = re.sub(
+            r"records/\d+-\w+",
+            lambda found: f"records/{numbers.setdefault(found[0], len(numbers))}",
+            path,
+        )
+        return re.sub(r"index/\w+-", "index/", path)
+
+    for call in calls:
+        line = f"{call.kind} {short(call.path)} {short(call.target)}".rstrip(" .")
+        if ".lock" not in line and lines[-1:] != [line]:
+            lines.append(line)
+    return lines
+
+
+def _upload(path: str, notes: int = 0) -> list[str]:
+    """A file that is finished, after so many checkpoints."""
+    folder = path.rpartition("/")[0]
+    return [
+        f"sync {path}.partial",
+        f"rename {path}.partial {path}",
+        f"sync folder {folder}".rstrip(),
+        *([f"remove {path}.notes"] if notes else []),
+    ]
+
+
+def test_the_order_of_a_write(tmp_path: Path) -> None:
+    record = Record(tmp_path)
+    with record.recording():
+        first = writer(tmp_path / PATH, "create")
+        add(first, "ab")
+        first.close()
+    tables = ("episodes", "chunks", "gaps")
+    assert told(record.calls) == [
+        "folder new",
+        "sync folder",
+        "folder",
+        "sync folder new",
+        "folder records",
+        "sync folder",
+        "create records/0.seqrec.partial",
+        "cut records/0.seqrec.partial",
+        "write records/0.seqrec.partial",
+        "create records/0.seqrec.notes",
+        "write records/0.seqrec.notes",
+        "write records/0.seqrec.partial",
+        "write records/0.seqrec.notes",
+        "write records/0.seqrec.partial",
+        *_upload("records/0.seqrec", notes=2),
+        "folder index",
+        "sync folder",
+        *(
+            line
+            for table in tables
+            for line in (
+                f"create index/{table}.arrow.partial",
+                f"cut index/{table}.arrow.partial",
+                f"write index/{table}.arrow.partial",
+                *_upload(f"index/{table}.arrow"),
+            )
+        ),
+        "create manifest.json.partial",
+        "cut manifest.json.partial",
+        "write manifest.json.partial",
+        *_upload("manifest.json"),
+    ]
+
+
+@pytest.mark.parametrize("mode", ["append", "resume"])
+def test_the_order_of_an_append_and_of_a_resume(tmp_path: Path, mode: Any) -> None:
+    for number in range(2):
+        first = writer(tmp_path / PATH, "append" if number else "create")
+        add(first, "ab"[number])
+        first.close()
+    if mode == "resume":
+        killed = writer(tmp_path / PATH, "append")
+        add(killed, "c")
+        killed._destination.release()
+    record = Record(tmp_path)
+    with record.recording():
+        second = writer(tmp_path / PATH, mode)
+        if mode == "append":
+            add(second, "c")
+        second.close()
+    lines = told(record.calls)
+    start = {
+        "append": [
+            "create records/0.seqrec.partial",
+            "cut records/0.seqrec.partial",
+            "write records/0.seqrec.partial",
+            "create records/0.seqrec.notes",
+            "write records/0.seqrec.notes",
+        ],
+        "resume": ["sync records/0.seqrec.partial", "cut records/0.seqrec.partial"],
+    }[mode]
+    tables = ("episodes", "chunks", "gaps")
+    expected = [
+        *start,
+        "write records/0.seqrec.partial",
+        *_upload("records/0.seqrec", notes=1),
+        *(
+            line
+            for table in tables
+            for line in (
+                f"create index/{table}.arrow.partial",
+                f"cut index/{table}.arrow.partial",
+                f"write index/{table}.arrow.partial",
+                *_upload(f"index/{table}.arrow"),
+            )
+        ),
+        "create manifest.json.partial",
+        "cut manifest.json.partial",
+        "write manifest.json.partial",
+        *_upload("manifest.json"),
+    ]
+    assert lines[: len(expected)] == expected
+    # The index of the manifest before stays, the one before that goes, and nothing else.
+    assert sorted(lines[len(expected) :]) == sorted(f"remove index/{t}.arrow" for t in tables)
+
+
+# Losses of power
+
+
+def losses(calls: list[Call]) -> Iterator[tuple[int, State, str, str]]:
+    """Every cut of the record, with what a loss of power there may leave, each once.
+
+    With the keys of the dataset that was committed last, and of the one that comes next.
+    """
+    marks = [(number, call.path) for number, call in enumerate(calls) if call.kind == "mark"]
+    disk, seen = Disk(), set[Any]()
+    for number in range(len(calls) + 1):
+        before = [keys for at, keys in marks if at < number]
+        after = [keys for at, keys in marks if at >= number]
+        last, following = (before or [""])[-1], (after or before)[0 if after else -1]
+        rng = random.Random(number)
+        choices: tuple[Choice, ...] = ("none", "all", "some")
+        for contents in choices:
+            for names in choices:
+                state = disk.after_loss(contents, names, rng)
+                key = (last, following, *sorted(state.items(), key=lambda item: item[0]))
+                if key not in seen:
+                    seen.add(key)
+                    yield number, state, last, following
+        if number < len(calls):
+            disk.apply(calls[number])
+
+
+def wrong(calls: list[Call], scratch: Path, each: Callable[[Path, str], None]) -> str:
+    """The first loss after which the dataset is not one of the two; `each` looks at the others."""
+    folder, count = scratch / "top", 0
+    for number, state, last, following in losses(calls):
+        write_state(state, folder)
+        try:
+            keys = keys_of(folder / PATH)
+        except Exception as error:
+            keys = repr(error)
+        if keys not in (last, following):
+            shutil.rmtree(folder)
+            return f"cut {number} of {len(calls)}: {keys!r}, not {last!r} or {following!r}"
+        each(folder / PATH, keys)
+        shutil.rmtree(folder)
+        count += 1
+    assert count > 200
+    return ""
+
+
+@pytest.fixture
+def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Resumes of what a loss has left go on without it; syncs take most of the time."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+def test_what_is_committed_is_whole_after_any_loss_of_power(
+    tmp_path: Path, record: Record, no_sync: None
+) -> None:
+    resumes = 0
+
+    def resume(folder: Path, keys: str) -> None:
+        nonlocal resumes
+        resumes += 1
+        if resumes % 4:
+            return
+        with writer(folder, "resume") as resumed:
+            assert resumed.finished_keys >= set(keys)
+            add(resumed, sorted(EPISODES.keys() - resumed.finished_keys))
+        assert sorted(keys_of(folder)) == sorted(EPISODES)
+        assert not [p for p in folder.rglob("*") if p.name.endswith((".partial", ".notes"))]
+
+    assert wrong(record.calls, tmp_path, resume) == ""
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        r"sync .*seqrec\.partial",
+        r"sync .*arrow\.partial",
+        r"sync .*manifest\.json\.partial",
+        "sync folder",
+        "sync folder new",
+        "sync folder new/set",
+        "sync folder new/set/records",
+        "sync folder new/set/index",
+    ],
+)
+def test_without_one_kind_of_sync_something_is_lost(
+    tmp_path: Path, record: Record, missing: str
+) -> None:
+    """So the test above would notice."""
+
+    def is_missing(call: Call) -> bool:
+        return re.fullmatch(missing, f"{call.kind} {call.path}".removesuffix(" .")) is not None
+
+    calls = [call for call in record.calls if not is_missing(call)]
+    assert len(calls) < len(record.calls)
+    assert wrong(calls, tmp_path, lambda folder, keys: None) != ""
