@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,7 @@ from seqrecord.errors import SourceError
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.sources import EpisodeInfo
 
-__all__ = ["MadeSource", "made_frame"]
+__all__ = ["EndlessSource", "MadeSource", "made_frame"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,36 @@ class MadeSource:
             if number == info.num_frames - 1:
                 del frame["flow"]
             yield frame
+
+
+@dataclass(frozen=True)
+class EndlessSource(MadeSource):
+    """`MadeSource`, but its last episode never ends, however slow who wants to stop it may be.
+
+    Two frames into that episode, the process that nobody started waits for an interrupt, and a
+    worker goes on. Tells in `folder` how far it is, by empty files: an episode's number when its
+    frames are asked for, and `endless` at that place.
+    """
+
+    folder: str = ""
+
+    def episodes(self) -> list[EpisodeInfo]:
+        *others, last = super().episodes()
+        return [*others, replace(last, num_frames=1_000_000)]
+
+    def frames(self, info: EpisodeInfo) -> Iterator[dict[str, npt.NDArray[Any]]]:
+        (Path(self.folder) / str(info.metadata["number"])).touch()
+        for number, frame in enumerate(super().frames(info)):
+            if number == 2 and info.num_frames == 1_000_000:
+                (Path(self.folder) / "endless").touch()
+                if multiprocessing.parent_process() is None:
+                    threading.Event().wait()
+            yield frame
+
+    def is_endless(self) -> bool:
+        """Whether all other episodes have been asked for, and the last goes on and on."""
+        told = {path.name for path in Path(self.folder).iterdir()}
+        return told == {"endless", *map(str, range(len(self.lengths)))}
 
 
 def made_frame(key: str, number: int) -> dict[str, npt.NDArray[Any]]:

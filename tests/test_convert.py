@@ -24,7 +24,7 @@ from seqrecord.sources import EpisodeInfo
 from seqrecord.storage import FaultyStorage, LocalStorage
 from seqrecord.storage.local import claims
 from seqrecord.storage.wrappers import FailAt
-from tests.made_source import MadeSource, made_frame
+from tests.made_source import EndlessSource, MadeSource, made_frame
 
 # Forking with threads is what some of these tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -342,16 +342,23 @@ def test_a_worker_that_is_killed_is_a_clear_error(tmp_path: Path, expected: str)
 _SCRIPT = """
 import sys
 from seqrecord import convert
-from tests.made_source import MadeSource
+from tests.made_source import EndlessSource
 
 if __name__ == "__main__":
     print("ready", flush=True)
     convert(
-        MadeSource(delay=0.02), sys.argv[1], workers=int(sys.argv[2]),
+        EndlessSource(delay=0.001, folder=sys.argv[3]), sys.argv[1], workers=int(sys.argv[2]),
         chunk_frames=4, record_bytes=60_000,
     )
     print("done", flush=True)
 """
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> EndlessSource:
+    """The source of `_SCRIPT`, which tells in this folder how far it is."""
+    (tmp_path / "told").mkdir()
+    return EndlessSource(folder=str(tmp_path / "told"))
 
 
 def _stat(pid: int) -> tuple[str, int]:
@@ -383,17 +390,18 @@ def _wait(condition: Any, seconds: float = 60) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_ctrl_c_leaves_no_process_and_a_resume_goes_on(
-    tmp_path: Path, expected: str, workers: int
+    tmp_path: Path, expected: str, endless: EndlessSource, workers: int
 ) -> None:
+    folder = tmp_path / "d"
     process = subprocess.Popen(
-        [sys.executable, "-c", _SCRIPT, str(tmp_path), str(workers)],
+        [sys.executable, "-c", _SCRIPT, str(folder), str(workers), endless.folder],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
         cwd=Path(__file__).parent.parent,
     )
-    _wait(lambda: list(tmp_path.glob("records/*.seqrec")))
+    _wait(endless.is_endless)
     children = _children(process.pid)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     out, err = process.communicate(timeout=60)
@@ -401,29 +409,30 @@ def test_ctrl_c_leaves_no_process_and_a_resume_goes_on(
     assert process.returncode == -signal.SIGINT or "KeyboardInterrupt" in err
     assert err.count("Traceback") <= 2  # the parent's, no worker's
     _wait(lambda: not [pid for pid in children if _alive(pid)])
-    assert not list(tmp_path.glob("records/*.partial"))
-    report = convert(MadeSource(), tmp_path, mode="resume", workers=1, **SMALL)
+    assert list(folder.glob("records/*.seqrec"))
+    assert not list(folder.glob("records/*.partial"))
+    report = convert(MadeSource(), folder, mode="resume", workers=1, **SMALL)
     assert report.skipped
     assert report.manifest.fingerprint == expected
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.3])
+@pytest.mark.parametrize("late", [False, True])
 def test_a_killed_parent_takes_its_workers_along(
-    tmp_path: Path, expected: str, delay: float
+    tmp_path: Path, expected: str, endless: EndlessSource, late: bool
 ) -> None:
+    folder = tmp_path / "d"
     process = subprocess.Popen(
-        [sys.executable, "-c", _SCRIPT, str(tmp_path), "2"],
+        [sys.executable, "-c", _SCRIPT, str(folder), "2", endless.folder],
         stdout=subprocess.DEVNULL,
         cwd=Path(__file__).parent.parent,
     )
-    _wait(lambda: list(tmp_path.glob("records/*.partial")))
-    time.sleep(delay)
+    _wait(endless.is_endless if late else lambda: list(folder.glob("records/*.partial")))
     children = _children(process.pid)
     assert len(children) >= 2
     process.kill()
     process.wait()
-    claims.GRACE_SECONDS = 10.0  # right away, while the workers still end
-    report = convert(MadeSource(), tmp_path, mode="resume", workers=1, **SMALL)
+    claims.GRACE_SECONDS = 60.0  # right away, while the workers still end
+    report = convert(MadeSource(), folder, mode="resume", workers=1, **SMALL)
     assert report.manifest.fingerprint == expected
     _wait(lambda: not [pid for pid in children if _alive(pid)])
 
