@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 
 import seqrecord
 from seqrecord.errors import ClipError, SchemaError
-from seqrecord.pipes import SeqRecordDataset, SeqRecordPipe
+from seqrecord.pipes import SeqRecordDataset, SeqRecordPipe, SeqRecordStream, notices
 from seqrecord.reader import Dataset
 from seqrecord.storage.wrappers import CountingStorage
 from seqrecord.writer import SeqRecordWriter
@@ -165,21 +165,56 @@ def test_drop_last(path: Path) -> None:
     assert pipe.stats()["clips"] == total - total % 7
 
 
-def test_what_is_left_out_is_reported(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "seqrecord"):
-        pipe = SeqRecordPipe(path, clip_len=4)
-    left_out = "1 episodes are too short, 7 clips lack a feature in some frame"
-    assert caplog.messages == [f"{path}: {pipe.clips.num_clips} clips; {left_out}"]
+def test_what_is_left_out_is_said_once(
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices, "_said", set())
+    left_out = (
+        "1 of 4 episodes, too short for a clip of 4 frames; "
+        "7 of 63 clips, for frames that lack flow"
+    )
+    pipe = SeqRecordPipe(path, clip_len=4)
+    assert caplog.messages == [f"{path}: 56 clips; left out: {left_out}"]
+    SeqRecordStream(path, clip_len=4, batch_size=2)
+    assert len(caplog.messages) == 1
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert len(pipe) == 56
     assert left_out in repr(pipe)
     assert left_out in repr(SeqRecordDataset(path, clip_len=4))
     assert pipe.stats()["episodes_too_short"] == pipe.clips.num_short_episodes == 1
     assert pipe.stats()["clips_incomplete"] == pipe.clips.num_incomplete == 7
-    with pytest.raises(ClipError, match="4 episodes are too short, 0 clips lack"):
+    with pytest.raises(ClipError, match="4 of 4 episodes, too short for a clip of 41 frames"):
         SeqRecordPipe(path, clip_len=41)
     caplog.clear()
-    with caplog.at_level(logging.INFO, "seqrecord"):
-        SeqRecordPipe(path, clip_len=3, features=["id"])
+    SeqRecordPipe(path, clip_len=3, features=["id"])
+    SeqRecordPipe(path, clip_len=4, episodes=["set/0"], features=["note"])
     assert caplog.messages == []
+    SeqRecordPipe(path, clip_len=2, episodes=["set/0"], dilation=2)  # another one is said as well
+    assert caplog.messages == [
+        f"{path}: 20 clips; left out: 1 of 21 clips, for frames that lack flow"
+    ]
+
+
+@pytest.mark.parametrize("who", ["rank", "worker"])
+def test_what_is_left_out_is_said_by_the_first_only(
+    path: Path, who: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices, "_said", set())
+
+    def be(number: int) -> None:
+        if who == "rank":  # as torchrun and Lightning's launcher say it before there is a group
+            monkeypatch.setenv("LOCAL_RANK", str(number))
+            monkeypatch.setenv("WORLD_SIZE", "2")
+        else:
+            info = SimpleNamespace(id=number, num_workers=2)
+            monkeypatch.setattr(notices, "get_worker_info", lambda: info)
+
+    be(1)
+    SeqRecordPipe(path, clip_len=4, world_size=1)
+    assert caplog.messages == []
+    be(0)
+    SeqRecordPipe(path, clip_len=4, world_size=1)
+    assert len(caplog.messages) == 1
 
 
 def counted(path: Path) -> tuple[CountingStorage, Callable[[list[str]], Dataset]]:

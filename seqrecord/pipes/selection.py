@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from seqrecord.clips import (
@@ -18,15 +18,15 @@ from seqrecord.clips import (
 )
 from seqrecord.errors import ClipError
 from seqrecord.frames import ArraySpec, FrameTransform, add_place, apply_transform
+from seqrecord.pipes.notices import say_once
 from seqrecord.plan import Phases
 from seqrecord.reader import Dataset, EpisodeFilter, open_dataset
 from seqrecord.storage import StorageLike
+from seqrecord.wording import counted
 
 __all__ = ["ClipSelection"]
 
 _RESERVED = ("episode", "start")  # what a clip tells of itself
-
-_logger = logging.getLogger("seqrecord")
 
 
 class ClipSelection:
@@ -34,7 +34,8 @@ class ClipSelection:
 
     With `rotate_phase`, `clips` are those of all phases and `clips_of` gives those of one.
 
-    See `SeqRecordPipe` for the arguments. What is left out is logged, and counted in `clips`.
+    See `SeqRecordPipe` for the arguments. What is left out is said in a warning, logged to
+    `seqrecord` once, and counted in `clips`.
 
     Raises `ClipError` where there is no clip at all, and for a feature that no tensor can hold.
     """
@@ -43,6 +44,7 @@ class ClipSelection:
     spec: ClipSpec
     clips: ClipTable
     phases: Phases | None = None  # those that epochs have in turn
+    left_out: str  # what would be clips, or has none, in words; empty if nothing is
     arrays: dict[str, ArraySpec]  # of each feature of a frame, after `frame_transform`
 
     def __init__(
@@ -80,29 +82,23 @@ class ClipSelection:
         selected = self.dataset.find_episodes(episodes)
         every = replace(self.spec, stride=1) if rotate_phase else self.spec
         self.clips = enumerate_clips(every, table, selected, missing)
+        self.left_out = self._left_out(selected)
         if every != self.spec:
             self.phases = Phases.of(self.clips, self.spec.stride)
             self._selected, self._missing = selected, missing
             self._last: ClipTable | None = None  # that `clips_of` has made
         if not self.clips.num_clips:
             raise ClipError(
-                f"no clip has all of its frames and features; {self.left_out()}",
+                f"no clip has all of its frames and features; left out: {self.left_out}",
                 file=self.dataset.url,
                 expected=f"{self.spec.span} frames with {', '.join(self.dataset.features)}",
             )
         self.arrays = self._look()
         self._check_arrays()
-        if self.clips.num_short_episodes or self.clips.num_incomplete:
-            _logger.info(
-                "%s: %d clips; %s", self.dataset.url, self.clips.num_clips, self.left_out()
+        if self.left_out:
+            say_once(
+                f"{self.dataset.url}: {self.clips.num_clips:,} clips; left out: {self.left_out}"
             )
-
-    def left_out(self) -> str:
-        """What the selection lacks, in words."""
-        return (
-            f"{self.clips.num_short_episodes} episodes are too short, "
-            f"{self.clips.num_incomplete} clips lack a feature in some frame"
-        )
 
     def clips_of(self, phase: int) -> ClipTable:
         """The clips of one phase of those that epochs have in turn."""
@@ -128,11 +124,31 @@ class ClipSelection:
         """A line for people, and one for each feature with its dtype and shape in a clip."""
         turns = f" in turns of {len(self.phases)} epochs" if self.phases is not None else ""
         lines = [f"{self.dataset.url!r}, {self.clips.num_clips} clips{turns}"]
-        if self.clips.num_short_episodes or self.clips.num_incomplete:
-            lines[0] += f"; {self.left_out()}"
+        if self.left_out:
+            lines[0] += f"; left out: {self.left_out}"
         for name, spec in self.arrays.items():
             lines.append(f"{name}: {ArraySpec(spec.dtype, (self.spec.length, *spec.shape))}")
         return "\n  ".join(lines)
+
+    def _left_out(self, selected: npt.NDArray[np.int64]) -> str:
+        clips, said = self.clips, []
+        if clips.num_short_episodes:
+            said.append(
+                f"{clips.num_short_episodes:,} of {counted(len(selected), 'episode')}, too short "
+                f"for a clip of {counted(self.spec.span, 'frame')}"
+            )
+        if clips.num_incomplete:
+            lacking = [
+                name
+                for name in self.dataset.features
+                if np.isin(self.dataset.select([name]).missing_frames().episode, selected).any()
+            ]
+            every = clips.num_clips + clips.num_incomplete
+            said.append(
+                f"{clips.num_incomplete:,} of {counted(every, 'clip')}, for frames that lack "
+                f"{', '.join(lacking)}"
+            )
+        return "; ".join(said)
 
     def _look(self) -> dict[str, ArraySpec]:
         if self.frame_transform is None:

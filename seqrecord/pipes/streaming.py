@@ -239,8 +239,8 @@ class SeqRecordPipe(_Streaming, IterDataPipe[Clip]):
 
     Raises `ClipError` where there is no clip, and when an iteration begins of which `drop_last`
     leaves no batch; `MemoryLimitError` for a limit that is too small.
-    What is left out, because it is too short or lacks a feature, is logged to `seqrecord`, shown
-    by `repr` and counted by `stats`.
+    Episodes too short for a clip and clips that lack a feature are left out: a warning of the
+    logger `seqrecord` says how many, once, and `repr` and `stats` do.
     """
 
     _loader_seed: int | None = None  # that a DataLoader has set last
