@@ -6,17 +6,18 @@
     DESTINATION/KEY/FEATURE/000000.npy    anything else; the number is the frame's in the episode
     DESTINATION/KEY/FEATURE.npy           scalars and vectors, all frames in one array [T, …]
     DESTINATION/KEY/metadata.json
+    DESTINATION/KEY/seqrecord.json        the features, see `seqrecord.sources.exported`
 
-This is the layout that `seqrecord.sources.Folders` packs. A vector goes to one file a frame where
-a frame lacks it, and where its name has a number of its own (`joint_1`), which would make its one
-file look like a frame's.
+`seqrecord.sources.Folders` packs it again to the same episode. A vector goes to one file a frame
+where a frame lacks it. A feature whose name is another file's gets a number behind it: `FEATURE~1`.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -27,18 +28,27 @@ from numpy.lib.format import open_memmap
 from PIL import Image
 
 from seqrecord.chunks import ChunkReader, Page
-from seqrecord.errors import ClipError, DestinationError
+from seqrecord.errors import ClipError, DestinationError, SeqRecordError
 from seqrecord.format.pages import PageCodec
 from seqrecord.format.text import check_key
 from seqrecord.reader import Dataset
 from seqrecord.schema import FeatureSpec
+from seqrecord.sources.exported import (
+    DESCRIPTION,
+    ExportedEpisode,
+    ExportedFeature,
+    encode_description,
+    frame_stem,
+)
+from seqrecord.sources.files import JUNK, is_junk
+from seqrecord.sources.folders_tree import MAX_DEPTH, MAX_METADATA_BYTES, METADATA
 from seqrecord.storage import local_path
 
 __all__ = ["export"]
 
 _IMAGE = "seqrecord.image"
 _ENDINGS = {"png": "png", "jpeg": "jpg"}
-_NUMBERED = re.compile(r"(.*[_.\-])?\d+([_.\-].*)?")
+_MAX_PIXELS = 1 << 26  # Pillow warns of larger images
 
 
 def export(
@@ -52,7 +62,8 @@ def export(
     """Write an episode's frames as files; returns their paths, sorted.
 
     PNG is lossless, and images that were kept encoded are written as they are stored. A feature
-    that a frame lacks is left out. Holds one chunk of frames in memory.
+    that a frame lacks is left out, and so is a frame that lacks all. `seqrecord write`, or
+    `convert`, packs the files again to the same episode. Holds one chunk of frames in memory.
 
     Args:
         dataset: an open dataset.
@@ -61,46 +72,73 @@ def export(
         features: names of the features, all by default.
         frames: numbers of the frames in ascending order, all by default.
 
-    Raises `ClipError` for an episode or frame that is not there, and `DestinationError` if the
-    episode's folder holds anything.
+    Raises `ClipError` for an episode or frame that is not there, or for no frame at all, and
+    `DestinationError` if the episode's folder holds anything, or cannot be written.
     """
     dataset.find_episodes([key])
     dataset = dataset.select(features)
     length = len(dataset.episodes[key])
     chosen = range(length) if frames is None else frames
-    if any(not 0 <= frame < length for frame in chosen) or list(chosen) != sorted(set(chosen)):
+    is_inside = all(0 <= frame < length for frame in chosen)
+    if not len(chosen) or not is_inside or list(chosen) != sorted(set(chosen)):
         raise ClipError(
             "frames that cannot be exported",
             episode=key,
             expected=f"ascending numbers of 0 to {length - 1}",
             got=str(chosen)[:100],
         )
-    folder = _make_folder(local_path(destination, "destination"), key)
-    exporter = _Exporter(dataset, key, folder, chosen)
-    return sorted([*exporter.run(), _write_metadata(folder, dataset.episodes[key].metadata)])
+    described = _describe(dataset, key, chosen)
+    root = local_path(destination, "destination")
+    with _disk_errors(root, key):
+        folder = _make_folder(root, key)
+        # First of all: files that are missing after an error are noticed.
+        (folder / DESCRIPTION).write_text(encode_description(described), encoding="utf-8")
+        exporter = _Exporter(dataset, key, folder, described)
+        metadata = _write_metadata(folder, dataset.episodes[key].metadata)
+        return sorted([folder / DESCRIPTION, metadata, *exporter.run()])
+
+
+def _describe(dataset: Dataset, key: str, frames: Sequence[int] | range) -> ExportedEpisode:
+    """What goes where. No two places are the same, even where case does not count."""
+    taken = {name.casefold() for name in (*JUNK, METADATA, DESCRIPTION)}
+    numbers = np.array(frames, np.int64)
+    episode = dataset.episodes[key]
+    numbers = numbers[np.any([episode.present(name)[numbers] for name in dataset.features], axis=0)]
+    if not len(numbers):
+        raise ClipError("none of the frames has any of the features", episode=key)
+    features = []
+    for name, spec in dataset.features.items():
+        present = episode.present(name)[numbers]
+        is_array = spec.is_fixed and len(spec.shape) <= 1 and bool(present.all())
+        ending = ".npy" if is_array else ""
+        path, number = f"{name}{ending}", 0
+        while path.casefold() in taken:
+            number += 1
+            path = f"{name}~{number}{ending}"
+        taken.add(path.casefold())
+        plain = replace(spec, codec=())
+        features.append(ExportedFeature(plain, path, is_array, int(present.sum())))
+    return ExportedEpisode(tuple(numbers.tolist()), tuple(features))
 
 
 class _Exporter:
     """Walks the chunks of one episode and writes each of their pages' frames."""
 
     def __init__(
-        self, dataset: Dataset, key: str, folder: Path, frames: Sequence[int] | range
+        self, dataset: Dataset, key: str, folder: Path, described: ExportedEpisode
     ) -> None:
         self._reader: ChunkReader = dataset.chunk_reader()
         self._number = dataset.index.positions[key]
         self._chunk_frames = int(dataset.index.chunk_frames[self._number])
-        self._folder = folder
-        self._frames = frames
-        episode = dataset.episodes[key]
+        self._frames = described.frames
+        self._paths = {f.spec.name: folder / f.path for f in described.features}
         self._arrays = {
-            name: self._open_array(spec)
-            for name, spec in dataset.features.items()
-            if _fits_one_file(spec) and len(frames) and episode.present(name)[list(frames)].all()
+            f.spec.name: self._open_array(f.spec) for f in described.features if f.is_array
         }
 
     def run(self) -> Iterator[Path]:
         for name in self._arrays:
-            yield self._folder / f"{name}.npy"
+            yield self._paths[name]
         wanted: dict[int, list[int]] = {}
         for place, frame in enumerate(self._frames):
             wanted.setdefault(frame // self._chunk_frames, []).append(place)
@@ -119,7 +157,7 @@ class _Exporter:
             if position is None:
                 continue
             spec = self._reader.features[page.feature]
-            stem = self._folder / page.feature / f"{frame:06d}"
+            stem = self._paths[page.feature] / frame_stem(frame)
             if spec.codec and spec.codec[0]["id"] == _IMAGE:
                 start, stop = PageCodec(spec).blob_range(page.num_present, position, data)
                 path = stem.with_suffix(f".{_ENDINGS[spec.codec[0]['format']]}")
@@ -136,21 +174,13 @@ class _Exporter:
 
     def _open_array(self, spec: FeatureSpec) -> npt.NDArray[Any]:
         shape = (len(self._frames), *(n or 0 for n in spec.shape))
-        path = self._folder / f"{spec.name}.npy"
-        array: npt.NDArray[Any] = open_memmap(path, "w+", spec.dtype, shape)
+        array: npt.NDArray[Any] = open_memmap(self._paths[spec.name], "w+", spec.dtype, shape)
         return array
-
-
-def _fits_one_file(spec: FeatureSpec) -> bool:
-    return spec.is_fixed and len(spec.shape) <= 1 and not _NUMBERED.fullmatch(spec.name)
 
 
 def _write_frame(stem: Path, array: npt.NDArray[Any]) -> Path:
     stem.parent.mkdir(exist_ok=True)
-    channels = array.shape[2:] if array.ndim == 3 else None
-    if (array.dtype == np.uint8 and (array.ndim == 2 or channels in ((3,), (4,)))) or (
-        array.dtype == np.uint16 and array.ndim == 2
-    ):
+    if _is_image(array):
         path = stem.with_suffix(".png")
         # Level 1 of 9: twice as fast as Pillow's default, a few percent larger.
         Image.fromarray(array).save(path, compress_level=1)
@@ -160,17 +190,52 @@ def _write_frame(stem: Path, array: npt.NDArray[Any]) -> Path:
     return path
 
 
+def _is_image(array: npt.NDArray[Any]) -> bool:
+    """Whether a PNG holds it, and `Folders` reads that: nothing empty, nothing enormous."""
+    if array.ndim not in (2, 3) or not 0 < array.shape[0] * array.shape[1] <= _MAX_PIXELS:
+        return False
+    if array.dtype == np.uint16:
+        return array.ndim == 2
+    return array.dtype == np.uint8 and array.shape[2:] in ((), (3,), (4,))
+
+
 def _write_metadata(folder: Path, metadata: dict[str, Any]) -> Path:
-    path = folder / "metadata.json"
+    path = folder / METADATA
     text = json.dumps(metadata, indent=1, ensure_ascii=False, sort_keys=True)
+    if len(text.encode()) >= MAX_METADATA_BYTES:
+        text = json.dumps(metadata, separators=(",", ":"), ensure_ascii=False, sort_keys=True)
     path.write_text(f"{text}\n", encoding="utf-8")
     return path
+
+
+@contextmanager
+def _disk_errors(root: Path, key: str) -> Iterator[None]:
+    """The system's errors as `DestinationError`."""
+    try:
+        yield
+    except SeqRecordError:
+        raise
+    except OSError as error:
+        raise DestinationError(
+            f"the episode's files cannot be written: {error.strerror or error}",
+            file=str(error.filename or root),
+            episode=key,
+        ) from error
 
 
 def _make_folder(destination: Path, key: str) -> Path:
     """The episode's folder, empty; a key, or a link in its place, can't lead out of the root."""
     root = destination.resolve()
-    folder = root.joinpath(*check_key(key).split("/"))
+    names = check_key(key).split("/")
+    if len(names) >= MAX_DEPTH or any(is_junk(name) for name in names):
+        raise DestinationError(
+            "an episode whose folder would not be found again: names that begin with a dot are "
+            "hidden",
+            file=str(root),
+            episode=key,
+            expected=f"fewer than {MAX_DEPTH} names, none hidden, none of {', '.join(JUNK)}",
+        )
+    folder = root.joinpath(*names)
     if not folder.resolve().is_relative_to(root) or folder.resolve() == root:
         raise DestinationError(
             "the episode's folder is not inside the destination",

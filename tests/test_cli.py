@@ -301,7 +301,7 @@ def test_export(dataset: Path, tmp_path: Path) -> None:
     command = ["export", dataset, "alpha/Easy/P000", tmp_path, "--features", "step,mask"]
     result = run(*command, "--frames", "-4::2")
     folder = tmp_path / "alpha" / "Easy" / "P000"
-    assert result.stdout == f"{folder}: 4 files\n"
+    assert result.stdout == f"{folder}: 5 files\n"
     assert np.load(folder / "step.npy").tolist() == [7, 9]
     assert sorted(path.name for path in (folder / "mask").iterdir()) == ["000007.png", "000009.png"]
     assert "not empty" in fail(*command)

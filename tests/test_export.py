@@ -37,7 +37,7 @@ def test_files_and_their_content(dataset: Dataset, tmp_path: Path) -> None:
     files = export(dataset, KEY, tmp_path / "out")
     folder = tmp_path / "out" / "alpha" / "Easy" / "P000"
     assert files == sorted(path for path in folder.rglob("*") if path.is_file())
-    expected = {"metadata.json", "pose.npy", "step.npy"}
+    expected = {"metadata.json", "seqrecord.json", "pose.npy", "step.npy"}
     for i, frame in enumerate(frames):
         for name in frame.keys() - {"pose", "step"}:
             ending = "png" if name in ("image_left", "mask", "range", "photo") else "npy"
@@ -112,12 +112,13 @@ def test_some_frames_of_some_features(dataset: Dataset, tmp_path: Path) -> None:
         "depth_left/000006.npy",
         "depth_left/000010.npy",
         "metadata.json",
+        "seqrecord.json",
         "step.npy",
     ]
     assert np.load(folder / "step.npy").tolist() == [2, 6, 10]
 
 
-def test_vectors_that_cannot_be_one_file(tmp_path: Path) -> None:
+def test_a_vector_that_a_frame_lacks_is_a_file_a_frame(tmp_path: Path) -> None:
     with SeqRecordWriter(tmp_path / "records") as writer, writer.episode("a") as episode:
         episode.append({"joint_1": np.zeros(2), "action": np.ones(3)})
         episode.append({"joint_1": np.zeros(2)})
@@ -125,9 +126,9 @@ def test_vectors_that_cannot_be_one_file(tmp_path: Path) -> None:
         files = export(dataset, "a", tmp_path / "out")
     assert [str(path.relative_to(tmp_path / "out" / "a")) for path in files] == [
         "action/000000.npy",
-        "joint_1/000000.npy",
-        "joint_1/000001.npy",
+        "joint_1.npy",
         "metadata.json",
+        "seqrecord.json",
     ]
 
 
@@ -149,7 +150,7 @@ def test_a_link_that_leads_out(dataset: Dataset, tmp_path: Path) -> None:
     assert not any((tmp_path / "elsewhere").iterdir())
 
 
-@pytest.mark.parametrize("frames", [[11], [-1], [3, 2], [2, 2]])
+@pytest.mark.parametrize("frames", [[11], [-1], [3, 2], [2, 2], []])
 def test_frames_that_are_not_there(dataset: Dataset, tmp_path: Path, frames: list[int]) -> None:
     with pytest.raises(ClipError, match="frames that cannot be exported"):
         export(dataset, KEY, tmp_path / "out", frames=frames)

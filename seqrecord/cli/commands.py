@@ -318,7 +318,7 @@ def export(
     frames: slice | None,
     storage_options: dict[str, Any] | None,
 ) -> None:
-    """Write an episode as PNG and npy files to DEST/KEY."""
+    """Write an episode as files to DEST/KEY: images, npy, JSON. `write` packs them again."""
     with open_dataset(path, storage_options=storage_options) as dataset:
         dataset.find_episodes([key])
         chosen = None if frames is None else range(len(dataset.episodes[key]))[frames]

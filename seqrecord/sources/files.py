@@ -13,7 +13,18 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError
 from seqrecord.storage import local_path
 
-__all__ = ["check_array", "list_folder", "local_root", "read_bytes"]
+__all__ = [
+    "JUNK",
+    "check_array",
+    "is_junk",
+    "list_folder",
+    "local_root",
+    "read_bytes",
+    "unreadable",
+]
+
+JUNK = ("__MACOSX",)
+"""Names that file managers leave behind, beside hidden ones."""
 
 
 def local_root(root: str | os.PathLike[str]) -> Path:
@@ -31,6 +42,11 @@ def local_root(root: str | os.PathLike[str]) -> Path:
     return path
 
 
+def is_junk(name: str) -> bool:
+    """Whether a file or folder of this name is never looked at."""
+    return name.startswith(".") or name in JUNK
+
+
 def list_folder(folder: Path) -> Iterator[tuple[str, bool]]:
     """Name and whether it is a folder, for all entries but the junk that real copies hold.
 
@@ -40,7 +56,7 @@ def list_folder(folder: Path) -> Iterator[tuple[str, bool]]:
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                if not entry.name.startswith(".") and entry.name != "__MACOSX":
+                if not is_junk(entry.name):
                     yield entry.name, entry.is_dir()
     except OSError as error:
         raise SourceError(

@@ -9,16 +9,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from seqrecord.errors import SchemaError, SourceError
-from seqrecord.schema import CodecConfig, FeatureSpec, Schema
+from seqrecord.errors import SourceError
+from seqrecord.schema import Schema
 from seqrecord.sources.arrays import npy_header
 from seqrecord.sources.base import EpisodeInfo, SourceFrame
+from seqrecord.sources.exported import read_description
 from seqrecord.sources.files import local_root
 from seqrecord.sources.folders_frames import check_time_axis, read_frames
+from seqrecord.sources.folders_schema import find_schema
 from seqrecord.sources.folders_tree import METADATA, EpisodeFolder, find_episodes, read_metadata
-from seqrecord.sources.images import image_header, load_imagecodecs
 
 __all__ = ["Folders"]
 
@@ -41,6 +40,9 @@ class Folders:
     [H, W, 4] RGBA. dtype comes from the first episode that has the feature; a dimension in which
     the first frames of two episodes differ is variable. `features` are the names to read, in that
     order, by default all. With `keep_encoded` RGB images stay PNG or JPEG.
+
+    An episode that `seqrecord.export` has written says what it holds in `seqrecord.json`: its
+    features may vary from frame to frame, and frames may lack some.
 
     A source is a snapshot: its schema is worked out once and travels with it when it is pickled.
     """
@@ -90,58 +92,8 @@ class Folders:
 
     @cached_property
     def _schema(self) -> Schema:
-        specs: dict[str, FeatureSpec] = {}
-        errors: dict[str, SourceError] = {}
-        for episode in self._episodes:
-            for name in sorted({*episode.folders, *episode.arrays}):
-                if self.features is None or name in self.features:
-                    try:
-                        spec = self._probe(episode, name)
-                    except SourceError as error:
-                        error.located(episode=self._key(episode.path), feature=name)
-                        errors.setdefault(name, error)
-                    else:
-                        specs[name] = _widened(specs.get(name, spec), spec)
-        for name in errors.keys() - specs.keys():  # no episode has a sound first file
-            raise errors[name]
-        names = sorted(specs) if self.features is None else self.features
-        unknown = [name for name in names if name not in specs]
-        if unknown or not names:
-            offered = {n for episode in self._episodes for n in (*episode.folders, *episode.arrays)}
-            raise SourceError(
-                "no such feature in this tree",
-                file=str(self.root),
-                expected=f"some of {', '.join(sorted(offered))}",
-                got=", ".join(unknown) or None,
-            )
-        return Schema([specs[name] for name in names])
-
-    def _probe(self, episode: EpisodeFolder, name: str) -> FeatureSpec:
-        """The feature as the header of this episode's first file declares it."""
-        codec: tuple[CodecConfig, ...] = ()
-        if name in episode.folders:
-            path = episode.path / name / episode.folders[name].first
-        else:
-            path = episode.path / episode.arrays[name]
-        if path.suffix.lower() == ".npy":
-            npy = npy_header(path)
-            dtype, shape = npy.dtype, npy.shape
-            if name in episode.arrays:
-                check_time_axis(shape, path)
-                shape = shape[1:]
-        else:
-            image = image_header(path)
-            dtype, shape = image.dtype, image.shape
-            if image.mode == "RGB" and dtype == np.uint8 and self.keep_encoded:
-                codec = ({"id": "seqrecord.image", "format": image.format},)
-            if dtype == np.uint16 and len(shape) == 3:
-                load_imagecodecs(path)
-        try:
-            return FeatureSpec(name, dtype, shape, codec)
-        except SchemaError as error:
-            raise SourceError(
-                error.message, file=str(path), expected=error.expected, got=error.got
-            ) from error
+        episodes = {self._key(episode.path): episode for episode in self._episodes}
+        return find_schema(Path(self.root), episodes, self.features, keep_encoded=self.keep_encoded)
 
     def _key(self, path: Path) -> str:
         relative = path.relative_to(self.root).as_posix()
@@ -169,22 +121,11 @@ class Folders:
 
 def _num_frames(episode: EpisodeFolder) -> int:
     """From the first feature: `frames` checks that the others have as many."""
+    if episode.is_exported:
+        return len(read_description(episode.path).frames)
     for folder in episode.folders.values():
         return folder.num_frames
     path = episode.path / next(iter(episode.arrays.values()))
     shape = npy_header(path).shape
     check_time_axis(shape, path)
     return shape[0]
-
-
-def _widened(known: FeatureSpec, other: FeatureSpec) -> FeatureSpec:
-    """`known` with the dimensions in which `other` differs made variable.
-
-    Another dtype, number of dimensions or codec stays unseen here: that episode's frames say so.
-    """
-    if known.dtype != other.dtype or len(known.shape) != len(other.shape):
-        return known
-    shape = tuple(
-        one if one == two else None for one, two in zip(known.shape, other.shape, strict=True)
-    )
-    return FeatureSpec(known.name, known.dtype, shape, known.codec)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,12 @@ from seqrecord.errors import SourceError
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.sources.arrays import map_npy, npy_header, read_npy
 from seqrecord.sources.base import SourceFrame
+from seqrecord.sources.exported import (
+    DESCRIPTION,
+    ExportedEpisode,
+    frame_stem,
+    read_description,
+)
 from seqrecord.sources.files import list_folder
 from seqrecord.sources.folders_tree import METADATA, list_stems, read_metadata
 from seqrecord.sources.images import IMAGE_FORMATS, decode_image, read_image_file
@@ -29,23 +36,80 @@ def read_frames(path: Path, schema: Schema) -> Iterator[SourceFrame]:
     entries = sorted(list_folder(path))
     if (METADATA, False) in entries:
         read_metadata(path / METADATA)
-    arrays = _open_arrays(path, [name for name, is_folder in entries if not is_folder], schema)
-    stems = _list_features(path, [name for name, folder in entries if folder], schema)
-    num_frames = _check_lengths(path, arrays, stems)
-    order = list(next(iter(stems.values()))) if stems else []
-    for index in range(num_frames):
+    if (DESCRIPTION, False) in entries:
+        found = _find_exported(path, schema, read_description(path))
+    else:
+        files = [name for name, is_folder in entries if not is_folder]
+        folders = [name for name, is_folder in entries if is_folder]
+        found = _find(path, files, folders, schema)
+    for index, stem in enumerate(found.order):
         frame: dict[str, npt.NDArray[Any] | EncodedImage] = {}
         for name, spec in schema.items():
-            if name in arrays:
-                frame[name] = np.array(arrays[name][index], spec.dtype, order="C")
-            elif name in stems:
-                file = path / name / stems[name][order[index]]
+            if name in found.arrays:
+                frame[name] = np.array(found.arrays[name][index], spec.dtype, order="C")
+            elif stem in found.names.get(name, {}):
                 try:
-                    frame[name] = _read_frame(file, spec)
+                    frame[name] = _read_frame(found.folders[name] / found.names[name][stem], spec)
                 except SourceError as error:
                     error.located(feature=name, frame=index)
                     raise
         yield frame
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Where an episode's frames are: `order` holds the frames' names, without ending.
+
+    By feature: the arrays of all frames, or the folder and in it the file by the frame's name.
+    """
+
+    order: Sequence[str]
+    arrays: Mapping[str, npt.NDArray[Any]]
+    folders: Mapping[str, Path]
+    names: Mapping[str, Mapping[str, str]]
+
+
+def _find(path: Path, files: Sequence[str], folders: Sequence[str], schema: Schema) -> _Found:
+    """The features of an episode that are called as their files and folders."""
+    arrays = _open_arrays(path, files, schema)
+    names = {name: list_stems(path / name) for name in folders if name in schema}
+    num_frames = _check_lengths(path, arrays, names)
+    order = list(next(iter(names.values()))) if names else [""] * num_frames
+    return _Found(order, arrays, {name: path / name for name in names}, names)
+
+
+def _find_exported(path: Path, schema: Schema, episode: ExportedEpisode) -> _Found:
+    """The features of an episode that says what it holds."""
+    order = list(map(frame_stem, episode.frames))
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    folders: dict[str, Path] = {}
+    names: dict[str, dict[str, str]] = {}
+    chosen = [feature for feature in episode.features if feature.spec.name in schema]
+    if not chosen:
+        raise SourceError("an episode without frames of the features", file=str(path))
+    for feature in chosen:
+        name, place = feature.spec.name, path / feature.path
+        if feature.is_array:
+            arrays[name] = _open_array(place, schema[name])
+            if len(arrays[name]) != len(order):
+                raise SourceError(
+                    "a frame list that disagrees with the others",
+                    file=str(place),
+                    feature=name,
+                    expected=f"{len(order)} frames, as in {DESCRIPTION}",
+                    got=f"{len(arrays[name])} frames",
+                )
+        elif feature.num_frames:
+            folders[name], names[name] = place, list_stems(place)
+            if len(names[name]) != feature.num_frames or not names[name].keys() <= set(order):
+                raise SourceError(
+                    "files of frames that are missing, or that were not exported",
+                    file=str(place),
+                    feature=name,
+                    expected=f"{feature.num_frames} of the frames in {DESCRIPTION}",
+                    got=f"{len(names[name])} files",
+                )
+    return _Found(order, arrays, folders, names)
 
 
 def check_time_axis(shape: tuple[int, ...], path: Path) -> None:
@@ -62,16 +126,15 @@ def _open_arrays(path: Path, files: Sequence[str], schema: Schema) -> dict[str, 
     for file in files:
         name = Path(file).stem
         if Path(file).suffix.lower() == ".npy" and name in schema:
-            array = map_npy(path / file)
-            check_time_axis(array.shape, path / file)
-            _check_spec(array.dtype, array.shape[1:], schema[name], path / file)
-            arrays[name] = array
+            arrays[name] = _open_array(path / file, schema[name])
     return arrays
 
 
-def _list_features(path: Path, folders: Sequence[str], schema: Schema) -> dict[str, dict[str, str]]:
-    """File name by stem for each feature folder."""
-    return {name: list_stems(path / name) for name in folders if name in schema}
+def _open_array(path: Path, spec: FeatureSpec) -> npt.NDArray[Any]:
+    array = map_npy(path)
+    check_time_axis(array.shape, path)
+    _check_spec(array.dtype, array.shape[1:], spec, path)
+    return array
 
 
 def _check_lengths(

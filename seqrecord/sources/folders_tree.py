@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from seqrecord.errors import SourceError
+from seqrecord.sources.exported import DESCRIPTION
 from seqrecord.sources.files import list_folder, read_bytes
 from seqrecord.sources.images import IMAGE_FORMATS
 
 __all__ = [
+    "MAX_DEPTH",
+    "MAX_METADATA_BYTES",
     "METADATA",
     "EpisodeFolder",
     "FeatureFolder",
@@ -24,8 +27,8 @@ __all__ = [
 
 METADATA = "metadata.json"
 
-_MAX_DEPTH = 32  # a link that leads back up would go on for ever
-_MAX_METADATA_BYTES = 1 << 20
+MAX_DEPTH = 32  # a link that leads back up would go on for ever
+MAX_METADATA_BYTES = 1 << 22
 _NUMBERED = re.compile(r"(.*[_.\- ])?\d+([_.\- ].*)?", re.DOTALL)
 _DIGITS = re.compile(r"(\d+)", re.ASCII)
 
@@ -36,16 +39,21 @@ class FeatureFolder:
 
     num_frames: int
     first: str
+    all_images: bool
 
 
 @dataclass(frozen=True)
 class EpisodeFolder:
-    """An episode: feature folders and per-episode arrays by feature name."""
+    """An episode: feature folders and per-episode arrays by the names of their places.
+
+    These are the features' names, unless the episode is exported: then its description tells.
+    """
 
     path: Path
     folders: dict[str, FeatureFolder] = field(default_factory=dict)
     arrays: dict[str, str] = field(default_factory=dict)
     has_metadata: bool = False
+    is_exported: bool = False
 
 
 def find_episodes(root: Path) -> list[EpisodeFolder]:
@@ -70,7 +78,7 @@ def list_stems(folder: Path) -> dict[str, str]:
 def read_metadata(path: Path) -> dict[str, Any]:
     """The episode's metadata; raises `SourceError` unless it is a JSON object."""
     try:
-        value = json.loads(read_bytes(path, _MAX_METADATA_BYTES), parse_constant=_no_constant)
+        value = json.loads(read_bytes(path, MAX_METADATA_BYTES), parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise SourceError(
             "metadata that is not JSON", file=str(path), got=str(error)[:200]
@@ -95,30 +103,35 @@ class _Walk:
 
     def _visit(self, path: Path, depth: int, found: list[EpisodeFolder]) -> FeatureFolder | None:
         """What `path` is to the folder above it, if it is a feature; episodes go to `found`."""
-        if depth > _MAX_DEPTH:
+        if depth > MAX_DEPTH:
             raise SourceError(
-                "folders nested too deeply", file=str(path), expected=f"at most {_MAX_DEPTH} levels"
+                "folders nested too deeply", file=str(path), expected=f"at most {MAX_DEPTH} levels"
             )
         count, first = 0, ""
         subfolders: list[str] = []
         arrays: dict[str, str] = {}
-        has_metadata = False
+        files: set[str] = set()
+        all_images = True
         for name, is_folder in list_folder(path):
             if is_folder:
                 subfolders.append(name)
             elif _is_frame(name):
                 count += 1
                 first = name if count == 1 else min(first, name, key=_natural)
+                all_images &= Path(name).suffix.lower() in IMAGE_FORMATS
             elif name.lower().endswith(".npy"):
                 arrays[Path(name).stem] = name
-            has_metadata |= name == METADATA
+            elif name in (METADATA, DESCRIPTION):
+                files.add(name)
         children = {name: self._visit(path / name, depth + 1, found) for name in sorted(subfolders)}
         folders = {name: feature for name, feature in children.items() if feature}
-        if folders or arrays:
+        if folders or arrays or DESCRIPTION in files:
             arrays = dict(sorted(arrays.items()))
-            found.append(EpisodeFolder(path, folders, arrays, has_metadata))
+            found.append(
+                EpisodeFolder(path, folders, arrays, METADATA in files, DESCRIPTION in files)
+            )
             return None
-        return FeatureFolder(count, first) if count else None
+        return FeatureFolder(count, first, all_images) if count else None
 
 
 def _is_frame(name: str) -> bool:

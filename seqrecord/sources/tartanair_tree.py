@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from seqrecord.errors import SourceError
+from seqrecord.sources.exported import DESCRIPTION
 from seqrecord.sources.files import list_folder
 from seqrecord.sources.tartanair_layout import LAYOUTS, Layout, PixelFiles
 
@@ -122,6 +123,8 @@ def _folders(path: Path) -> list[str]:
 def _open(path: Path) -> Trajectory:
     entries = frozenset(name for name, _ in list_folder(path))
     fits = [layout for layout in LAYOUTS if not entries.isdisjoint(layout.names)]
+    if DESCRIPTION in entries:  # an exported episode, whatever its features are called
+        fits = []
     return Trajectory(path, fits[0] if fits else None, entries)
 
 

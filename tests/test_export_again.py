@@ -1,0 +1,347 @@
+"""What `export` writes, `write` reads: the same episodes, bit for bit, whatever they hold."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from seqrecord.codecs import EncodedImage
+from seqrecord.conversion import convert
+from seqrecord.errors import ClipError, DestinationError, SourceError
+from seqrecord.exporting import export
+from seqrecord.reader import Dataset, open_dataset
+from seqrecord.schema import FeatureSpec, Schema
+from seqrecord.sources import Folders, open_source
+from seqrecord.writer import SeqRecordWriter
+from tests.datasets import write_small
+
+DTYPES = [*("|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8"), "<f2", "<f4", "<f8"]
+NAMES = [
+    *("image", "Image", "depth.left", "a", "a.npy", "metadata.json", "Metadata.JSON"),
+    *("seqrecord.json", "__MACOSX", "joint_1", "000000", "x.png", "pose_left.txt"),
+]
+KEYS = ["k", "k/other", "env/Easy/P000", "a b/ü", "env/Data_easy/P001"]
+IMAGES = [("|u1", (5, 4)), ("|u1", (5, 4, 3)), ("|u1", (5, 4, 4)), ("<u2", (5, 4))]
+SIZES = st.one_of(st.none(), st.integers(1, 3))
+SPECS = st.one_of(
+    st.tuples(st.sampled_from([*DTYPES, "<c8", "<c16"]), st.lists(SIZES, max_size=3).map(tuple)),
+    st.sampled_from(IMAGES),
+    st.sampled_from([("|u1", (None, None, 3)), ("<u2", (None, 4)), ("|u1", (5, 4, 3))]),
+)
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=5))
+    | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+
+
+@st.composite
+def datasets(draw: st.DrawFn) -> tuple[Schema, dict[str, Any]]:
+    """A schema, and for each key its metadata and frames, in which anything may be missing."""
+    names = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=5, unique=True))
+    specs = [
+        FeatureSpec(name, np.dtype(dtype), shape)
+        for name, (dtype, shape) in zip(
+            names, draw(st.lists(SPECS, min_size=len(names), max_size=len(names))), strict=True
+        )
+    ]
+    kept = draw(st.sampled_from([None, "png", "jpeg"]))
+    specs = [_kept(spec, kept) for spec in specs]
+    rng = np.random.default_rng(draw(st.integers(0, 1 << 30)))
+    episodes = {}
+    for key in draw(st.lists(st.sampled_from(KEYS), min_size=1, max_size=2, unique=True)):
+        present = draw(st.sampled_from([1.0, 0.7]))
+        frames = [
+            {
+                spec.name: _item(rng, spec)
+                for place, spec in enumerate(specs)
+                if rng.random() < present or place == number % len(specs)
+            }
+            for number in range(draw(st.integers(1, 5)))
+        ]
+        episodes[key] = (draw(st.dictionaries(st.text(max_size=5), JSON, max_size=3)), frames)
+    return Schema(specs), episodes
+
+
+def _kept(spec: FeatureSpec, name: str | None) -> FeatureSpec:
+    if name is None or spec.dtype != np.uint8 or len(spec.shape) != 3 or spec.shape[2] != 3:
+        return spec
+    return FeatureSpec(
+        spec.name, spec.dtype, spec.shape, ({"id": "seqrecord.image", "format": name},)
+    )
+
+
+def _item(rng: np.random.Generator, spec: FeatureSpec) -> npt.NDArray[Any] | EncodedImage:
+    least = 1 if spec.codec else 0
+    shape = tuple(int(rng.integers(least, 4)) if n is None else n for n in spec.shape)
+    if spec.codec:
+        file = io.BytesIO()
+        Image.fromarray(rng.integers(0, 256, shape, np.uint8)).save(file, spec.codec[0]["format"])
+        return EncodedImage(file.getvalue())
+    if spec.dtype == np.bool_:
+        return rng.integers(0, 2, shape).astype(np.bool_)
+    raw = rng.bytes(spec.dtype.itemsize * int(np.prod(shape)))  # every bit pattern, NaNs among them
+    return np.frombuffer(raw, spec.dtype).reshape(shape)
+
+
+def _write(root: Path, schema: Schema, episodes: dict[str, Any]) -> None:
+    with SeqRecordWriter(root, schema=schema, chunk_frames=2) as writer:
+        for key, (metadata, frames) in episodes.items():
+            with writer.episode(key, metadata=metadata) as episode:
+                for frame in frames:
+                    episode.append(frame)
+
+
+def _assert_same(dataset: Dataset, again: Dataset) -> None:
+    assert sorted(again.episodes) == sorted(dataset.episodes)
+    assert list(map(str, again.features.values())) == list(map(str, dataset.features.values()))
+    for key, episode in dataset.episodes.items():
+        other = again.episodes[key]
+        assert other.metadata == episode.metadata
+        assert len(other) == len(episode)
+        for index in range(len(episode)):
+            frame, read = episode[index], other[index]
+            assert read.keys() == frame.keys()
+            for name, array in frame.items():
+                assert (read[name].dtype, read[name].shape) == (array.dtype, array.shape)
+                assert read[name].tobytes() == array.tobytes(), name
+
+
+@settings(max_examples=60, deadline=None)
+@given(made=datasets(), keep_encoded=st.booleans(), codec=st.sampled_from(["balanced", "raw"]))
+def test_any_episode(made: tuple[Schema, dict[str, Any]], keep_encoded: bool, codec: str) -> None:
+    schema, episodes = made
+    with TemporaryDirectory() as folder:
+        root = Path(folder)
+        _write(root / "records", schema, episodes)
+        with open_dataset(root / "records") as dataset:
+            for key in sorted(episodes):
+                files = export(dataset, key, root / "tree")
+                assert files == sorted({path.resolve() for path in files})
+            source = open_source(root / "tree", keep_encoded=keep_encoded)
+            convert(source, root / "again", codecs=codec, workers=1)
+            with open_dataset(root / "again") as again:
+                _assert_same(dataset, again)
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    write_small(tmp_path / "records")
+    return open_dataset(tmp_path / "records")
+
+
+def test_a_dataset_of_every_kind(dataset: Dataset, tmp_path: Path) -> None:
+    for key in dataset.episodes:
+        export(dataset, key, tmp_path / "tree")
+    convert(open_source(tmp_path / "tree"), tmp_path / "again", workers=2)
+    _assert_same(dataset, open_dataset(tmp_path / "again"))
+
+
+def test_some_frames_of_some_features(dataset: Dataset, tmp_path: Path) -> None:
+    key, chosen = "alpha/Easy/P000", range(1, 11, 3)
+    export(dataset, key, tmp_path / "tree", features=["note", "step", "mask"], frames=chosen)
+    convert(Folders(tmp_path / "tree"), tmp_path / "again", workers=1)
+    read, episode = open_dataset(tmp_path / "again").episodes[key], dataset.episodes[key]
+    assert len(read) == len(chosen)
+    for place, number in enumerate(chosen):
+        frame = {name: a for name, a in episode[number].items() if name in ("note", "step", "mask")}
+        assert read[place].keys() == frame.keys()
+        assert all((read[place][name] == frame[name]).all() for name in frame)
+
+
+def test_frames_with_none_of_the_features_are_left_out(dataset: Dataset, tmp_path: Path) -> None:
+    key = "alpha/Easy/P000"
+    export(dataset, key, tmp_path / "tree", features=["flow", "mask"], frames=range(8, 11))
+    convert(Folders(tmp_path / "tree"), tmp_path / "again", workers=1)
+    assert len(open_dataset(tmp_path / "again").episodes[key]) == 2
+    with pytest.raises(ClipError, match="none of the frames has any of the features"):
+        export(dataset, key, tmp_path / "none", features=["flow", "mask"], frames=[10])
+    assert not (tmp_path / "none").exists()
+
+
+def test_metadata_that_indents_to_more_than_is_read(tmp_path: Path) -> None:
+    deep: Any = list(range(3000))
+    for _ in range(60):
+        deep = [deep]
+    metadata = {"deep": deep, "long": "ü" * 150_000, "many": [0] * 50_000}
+    _write(
+        tmp_path / "records",
+        Schema([FeatureSpec("x", np.dtype("<i8"), ())]),
+        {"a": (metadata, [{"x": np.int64(1)}])},
+    )
+    export(open_dataset(tmp_path / "records"), "a", tmp_path / "tree")
+    assert Folders(tmp_path / "tree").episodes()[0].metadata == metadata
+
+
+# --- where an episode cannot go, and files that are not as they were written -------------------
+
+
+def test_features_whose_files_would_collide(tmp_path: Path) -> None:
+    names = ["metadata.json", "seqrecord.json", "a", "a.npy", "A"]
+    frame: dict[str, npt.NDArray[Any]]
+    frame = {name: np.full((2, 2), i, np.int16) for i, name in enumerate(names)}
+    frame["a"] = frame["A"] = np.arange(2)
+    _write(
+        tmp_path / "records",
+        Schema([FeatureSpec(name, a.dtype, a.shape) for name, a in frame.items()]),
+        {"k": ({"m": 1}, [frame])},
+    )
+    files = export(open_dataset(tmp_path / "records"), "k", tmp_path / "tree")
+    assert [str(path.relative_to(tmp_path / "tree" / "k")) for path in files] == [
+        "A~1.npy",
+        "a.npy",
+        "a.npy~1/000000.npy",
+        "metadata.json",
+        "metadata.json~1/000000.npy",
+        "seqrecord.json",
+        "seqrecord.json~1/000000.npy",
+    ]
+
+
+@pytest.mark.parametrize("key", [".hidden/a", "a/.b", "__MACOSX/a", "/".join("a" * 40), "a" * 300])
+def test_keys_that_would_not_be_found_again(tmp_path: Path, key: str) -> None:
+    spec = FeatureSpec("x", np.dtype("<i8"), ())
+    _write(tmp_path / "records", Schema([spec]), {key: ({}, [{"x": np.int64(1)}])})
+    with pytest.raises(DestinationError) as caught:
+        export(open_dataset(tmp_path / "records"), key, tmp_path / "tree")
+    assert caught.value.episode == key
+    assert not list(tmp_path.glob("tree/**/*.npy"))
+
+
+def test_a_key_below_another_episodes_file(tmp_path: Path) -> None:
+    spec = FeatureSpec("x", np.dtype("<i8"), ())
+    frames = [{"x": np.int64(1)}]
+    keys = ("a", "a/x.npy/b", "a/metadata.json")
+    _write(tmp_path / "records", Schema([spec]), {key: ({}, frames) for key in keys})
+    dataset = open_dataset(tmp_path / "records")
+    before = export(dataset, "a", tmp_path / "tree")
+    for key in keys[1:]:
+        with pytest.raises(DestinationError, match="cannot be written") as caught:
+            export(dataset, key, tmp_path / "tree")
+        assert caught.value.episode == key
+    assert sorted(p for p in (tmp_path / "tree").rglob("*") if p.is_file()) == before
+
+
+def _json(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        value = json.loads((folder / "seqrecord.json").read_text())
+        change(value)
+        (folder / "seqrecord.json").write_text(json.dumps(value))
+
+    return damage
+
+
+def _feature(name: str, **facts: Any) -> Callable[[Path], None]:
+    def change(value: dict[str, Any]) -> None:
+        next(f for f in value["features"] if f["name"] == name).update(facts)
+
+    return _json(change)
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "a frame lost": (
+        lambda folder: (folder / "note" / "000003.npy").unlink(),
+        "files of frames that are missing",
+        "note",
+    ),
+    "a frame of another number": (
+        lambda folder: (folder / "note" / "000003.npy").rename(folder / "note" / "000099.npy"),
+        "files of frames that are missing",
+        "note",
+    ),
+    "a feature lost": (
+        lambda folder: shutil.rmtree(folder / "mask"),
+        "a folder that cannot be listed",
+        "mask",
+    ),
+    "an array lost": (lambda folder: (folder / "step.npy").unlink(), "a file that cannot", "step"),
+    "an array too short": (
+        lambda folder: np.save(folder / "step.npy", np.arange(3)),
+        "a frame list that disagrees",
+        "step",
+    ),
+    "an array of another dtype": (
+        lambda folder: np.save(folder / "step.npy", np.arange(11.0)),
+        "wrong dtype",
+        "step",
+    ),
+    "a shape that does not fit": (
+        lambda folder: np.save(folder / "note" / "000003.npy", np.zeros((2, 2), np.uint8)),
+        "wrong shape",
+        "note",
+    ),
+    "no JSON": (
+        lambda folder: (folder / "seqrecord.json").write_bytes(b"{"),
+        "not the description",
+        "seqrecord.json",
+    ),
+    "no UTF-8": (
+        lambda folder: (folder / "seqrecord.json").write_bytes(b"\xff"),
+        "not the description",
+        "seqrecord.json",
+    ),
+    "too deep": (
+        lambda folder: (folder / "seqrecord.json").write_bytes(b"[" * 200_000),
+        "not the description",
+        "seqrecord.json",
+    ),
+    "a list": (
+        lambda folder: (folder / "seqrecord.json").write_bytes(b"[]"),
+        "not the description",
+        "seqrecord.json",
+    ),
+    "a later version": (_json(lambda v: v.update(version=2)), "not the description", "json"),
+    "no frames": (_json(lambda v: v.pop("frames")), "not the description", "json"),
+    "frames out of order": (
+        _json(lambda v: v.update(frames=[1, 0])),
+        "not the description",
+        "json",
+    ),
+    "frames that are no numbers": (
+        _json(lambda v: v.update(frames=[0, True])),
+        "not the description",
+        "json",
+    ),
+    "a negative frame": (_json(lambda v: v.update(frames=[-1])), "not the description", "json"),
+    "a feature twice": (
+        _json(lambda v: v["features"].append(v["features"][0])),
+        "not the description",
+        "json",
+    ),
+    "a path that leads out": (_feature("note", path="../x"), "not the description", "json"),
+    "a path of dots": (_feature("note", path=".."), "not the description", "json"),
+    "a path that is no text": (_feature("note", path=3), "not the description", "json"),
+    "a dtype of objects": (_feature("note", dtype="|O"), "not the description", "json"),
+    "a shape that is none": (_feature("note", shape=[0]), "not the description", "json"),
+    "more frames than there are": (_feature("note", num_frames=99), "not the description", "json"),
+    "a kind that is none": (_feature("note", kind="file"), "not the description", "json"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken(dataset: Dataset, tmp_path: Path, name: str) -> None:
+    damage, message, file = BROKEN[name]
+    for key in list(dataset.episodes)[:2]:
+        export(dataset, key, tmp_path / "tree")
+    damage(tmp_path / "tree" / "alpha" / "Easy" / "P000")
+    source = open_source(tmp_path / "tree")
+    bad, good = source.episodes()
+    assert (bad.key, good.key) == tuple(list(dataset.episodes)[:2])
+    assert len(list(source.frames(good))) == 5
+    with pytest.raises(SourceError, match=f"^{message}") as caught:
+        list(source.frames(bad))
+    assert caught.value.episode == bad.key
+    assert file in str(caught.value.file)
