@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tqdm import tqdm
 
 import seqrecord
 from seqrecord.errors import ClipError, SchemaError
@@ -215,6 +217,19 @@ def test_what_is_left_out_is_said_by_the_first_only(
     be(0)
     SeqRecordPipe(path, clip_len=4, world_size=1)
     assert len(caplog.messages) == 1
+
+
+def test_a_progress_bar_of_an_epoch_that_is_resumed(path: Path) -> None:
+    pipe = SeqRecordPipe(path, clip_len=3, batch_size=4)
+    iterator = iter(pipe)
+    for _ in range(5):
+        next(iterator)
+    state = pipe.state_dict()
+    pipe.load_state_dict(state)
+    bar = tqdm(pipe, initial=state["batch"], file=io.StringIO())
+    assert (bar.n, bar.total) == (5, 15)
+    assert len(list(bar)) == 10
+    assert (bar.n, bar.total) == (15, 15)
 
 
 def counted(path: Path) -> tuple[CountingStorage, Callable[[list[str]], Dataset]]:
