@@ -25,7 +25,7 @@ from seqrecord.errors import (
     StorageError,
 )
 from seqrecord.format import RECORDS, Footer
-from seqrecord.index import Index
+from seqrecord.index import Index, most_table_bytes
 from seqrecord.manifest import (
     INDEX_TABLES,
     IndexFile,
@@ -47,6 +47,7 @@ __all__ = [
     "index_of",
     "load",
     "load_version",
+    "map_table",
     "read_footers",
     "record_paths",
     "reindex",
@@ -274,7 +275,7 @@ def _tables(storage: Storage, manifest: Manifest, verify: bool) -> dict[str, Map
     """The bytes of the index's tables, by name; of a remote storage all are read at once."""
 
     def table(name: str) -> Mapped:
-        return _table(storage, manifest.index[name], verify)
+        return map_table(storage, manifest, name, verify=verify)
 
     if storage.local_path(manifest.index[INDEX_TABLES[0]].path) is not None:
         return {name: table(name) for name in INDEX_TABLES}
@@ -282,11 +283,22 @@ def _tables(storage: Storage, manifest: Manifest, verify: bool) -> dict[str, Map
         return dict(zip(INDEX_TABLES, pool.map(table, INDEX_TABLES), strict=True))
 
 
-def _table(storage: Storage, file: IndexFile, verify: bool) -> Mapped:
+def map_table(storage: Storage, manifest: Manifest, name: str, *, verify: bool = True) -> Mapped:
+    """The bytes of a file of the index, whose length and checksum are those of the manifest."""
+    file = manifest.index[name]
     shown = f"{storage.url}/{file.path}"
     if (size := storage.size(file.path)) != file.size:
         raise FormatError(
             "an index file of the wrong length", file=shown, expected=file.size, got=size
+        )
+    record_bytes = sum(record_file.size for record_file in manifest.record_files)
+    counts = (manifest.num_episodes, manifest.num_frames, record_bytes)
+    if size > (most := most_table_bytes(manifest.schema, *counts)[name]):
+        raise FormatError(
+            "an index file larger than the rows of this dataset can be",
+            file=shown,
+            expected=f"at most {most} bytes",
+            got=size,
         )
     mapped = map_file(storage, file.path, size, checksum=verify)
     if not verify:

@@ -23,6 +23,7 @@ from seqrecord.storage import Storage, forget_cached
 __all__ = ["Chunk", "ChunkReader", "Page"]
 
 _NOTHING = memoryview(b"")
+_UNCHECKED_BYTES = 64 << 20  # of a chunk: more is not asked for before the file is seen to hold it
 _BLOCK_BYTES = 2 << 20  # read, then summed while the cache has it; less would be many calls
 _MAX_READ_BYTES = 16 << 20  # one range of one request; a chunk's pages are merged up to it
 
@@ -83,6 +84,7 @@ class ChunkReader:
         self.is_local = storage.local_path(MANIFEST) is not None  # or else requests are slow
         self._paths = [file.path for file in manifest.record_files]
         self._index = index
+        self._lengths: dict[str, int] = {}  # of record files, where it was looked at
         self._columns = {name: index.schema.position(name) for name in features}
         self._variable = {spec.name: column for column, spec in enumerate(index.schema.variable)}
         self._codecs = {name: PageCodec(spec) for name, spec in features.items()}
@@ -109,6 +111,8 @@ class ChunkReader:
         """The pages of the chosen features, in their order."""
         lengths = self._index.page_length[chunk.row]
         offsets = page_offsets(lengths)
+        if offsets[-1] > _UNCHECKED_BYTES:
+            self._check_length(chunk, chunk.offset + int(offsets[-1]))
         return [
             Page(
                 feature=name,
@@ -121,6 +125,19 @@ class ChunkReader:
             )
             for name, column in self._columns.items()
         ]
+
+    def _check_length(self, chunk: Chunk, stop: int) -> None:
+        """Raise `FormatError` for a chunk outside its file, before memory for it is asked for."""
+        if self._lengths.get(chunk.path, 0) < stop:
+            self._lengths[chunk.path] = self._storage.size(chunk.path)
+        if (length := self._lengths[chunk.path]) < stop:
+            raise FormatError(
+                "a chunk outside its record file",
+                file=self.path_of(chunk),
+                offset=chunk.offset,
+                expected=f"at least {stop} bytes",
+                got=f"{length} bytes",
+            )
 
     def _largest(self, chunk: Chunk, feature: str) -> int | None:
         column = self._variable.get(feature)

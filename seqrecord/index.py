@@ -30,13 +30,17 @@ from seqrecord.format.rows import (
     check_gaps,
     check_pages,
     check_rows,
+    chunk_row,
 )
 from seqrecord.format.text import FORBIDDEN_IN_KEY, MAX_KEY_LENGTH, parse_metadata
 from seqrecord.schema import Schema
 
-__all__ = ["MAX_INDEX_TEXT", "Index"]
+__all__ = ["MAX_INDEX_TEXT", "MAX_TABLE_BYTES", "Index", "most_table_bytes"]
 
 MAX_INDEX_TEXT = 2**31 - 1  # bytes of all keys, and of all metadata: Arrow's offsets are int32
+
+MAX_TABLE_BYTES = 1 << 36  # a hundred times what 100 million frames take
+_MOST_AROUND = 4 << 20  # bytes around the rows of a table: messages, padding, Arrow's footer
 
 _BLOCK_PAGES = 1 << 18  # that are checked at a time
 
@@ -72,6 +76,24 @@ def _chunks_schema(schema: Schema) -> pa.Schema:
     if variable := len(schema.variable):
         fields.append(pa.field("largest_frame", numbers(variable), nullable=False))
     return pa.schema(fields)
+
+
+def most_table_bytes(
+    schema: Schema, num_episodes: int, num_frames: int, record_bytes: int
+) -> dict[str, int]:
+    """The most bytes that the files of an index can take, by table.
+
+    For so many episodes and frames, in record files of so many bytes in all: each chunk has a row
+    in the footer of one of them.
+    """
+    row = chunk_row(len(schema), len(schema.variable))
+    chunks = min(num_frames, record_bytes // row.itemsize)
+    rows = {
+        "episodes": 14 * min(num_episodes, chunks) + 2 * MAX_INDEX_TEXT,
+        "chunks": chunks * (12 + 8 * len(schema) + 4 * len(schema.variable)),
+        "gaps": chunks * len(schema) * GAP_ROW.itemsize,
+    }
+    return {name: min(MAX_TABLE_BYTES, _MOST_AROUND + size) for name, size in rows.items()}
 
 
 @dataclass(frozen=True, eq=False)

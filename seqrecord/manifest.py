@@ -41,7 +41,7 @@ __all__ = [
 
 MANIFEST = "manifest.json"
 MANIFEST_VERSION = 1
-MAX_MANIFEST_BYTES = 1 << 26
+MAX_MANIFEST_BYTES = 1 << 25
 MAX_RECORD_FILES = 200_000
 MAX_CREATED_BY_LENGTH = 200
 INDEX_TABLES = ("episodes", "chunks", "gaps")
@@ -168,26 +168,26 @@ def read_manifest(storage: Storage) -> Manifest:
 
     Raises `NotFoundError` where there is none: then there is no dataset, whatever else is there.
     """
-    before: object = None
-    for tries_left in reversed(range(_TRIES)):
-        data: bytes | None = None
+    file, before = f"{storage.url}/{MANIFEST}", b""
+    for is_last in (False,) * (_TRIES - 1) + (True,):
+        size = _size(storage)
+        data = bytearray(size)
         try:
-            data = _read(storage)
-            return Manifest.parse(data)
-        except NotFoundError:
-            raise
-        except (FormatError, StorageError) as error:
-            if isinstance(error, FormatError):
-                error.located(file=f"{storage.url}/{MANIFEST}")
-            found = (type(error), data)
-            if found == before or not tries_left:
+            storage.read_ranges(MANIFEST, [ByteRange(0, size)], [memoryview(data)])
+        except StorageError:
+            if is_last or _size(storage) == size:
                 raise
-            before = found
+            continue
+        try:
+            return Manifest.parse(bytes(data))
+        except FormatError as error:
+            if is_last or data == before:
+                raise error.located(file=file) from error.__cause__
+            before = bytes(data)
     raise AssertionError("the last try returns or raises")
 
 
-def _read(storage: Storage) -> bytes:
-    file = f"{storage.url}/{MANIFEST}"
+def _size(storage: Storage) -> int:
     try:
         size = storage.size(MANIFEST)
     except NotFoundError as error:
@@ -197,13 +197,11 @@ def _read(storage: Storage) -> bytes:
     if size > MAX_MANIFEST_BYTES:
         raise FormatError(
             "the manifest is too large",
-            file=file,
+            file=f"{storage.url}/{MANIFEST}",
             expected=f"at most {MAX_MANIFEST_BYTES} bytes",
             got=size,
         )
-    data = bytearray(size)
-    storage.read_ranges(MANIFEST, [ByteRange(0, size)], [memoryview(data)])
-    return bytes(data)
+    return size
 
 
 def _what_is_there(storage: Storage) -> str:

@@ -48,7 +48,14 @@ def map_file(storage: Storage, path: str, size: int, *, checksum: bool) -> Mappe
         return _map_local(local, size, checksum)
     file = _temporary(size) if size > _SMALL_BYTES else None
     if file is None:
-        data = bytearray(size)
+        try:
+            data = bytearray(size)
+        except MemoryError as error:
+            raise StorageError(
+                "no room for a copy of the file; set TMPDIR to a folder that has it",
+                file=f"{storage.url}/{path}",
+                expected=f"{size} bytes",
+            ) from error
         storage.read_ranges(path, [ByteRange(0, size)], [memoryview(data)])
         return Mapped(data, crc32c(data) if checksum else None)
     with file:

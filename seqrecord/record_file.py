@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from seqrecord.errors import ChecksumError, CodecError, DestinationError, Format
 from seqrecord.format import (
     HEADER_BYTES,
     MAX_EPISODE_FRAMES,
+    MAX_FOOTER_BYTES,
     RECORDS,
     EpisodePart,
     Footer,
@@ -33,6 +35,9 @@ from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.storage import Storage, Upload
 
 __all__ = ["RECORDS", "RecordFileWriter", "seal"]
+
+FULL_FOOTER_BYTES = MAX_FOOTER_BYTES // 2  # no chunk and no episode adds as much
+FULL_FOOTER_EPISODES = 100_000  # whose JSON has as many values as a reader takes
 
 StoredFrame: TypeAlias = "Mapping[str, npt.ArrayLike | EncodedImage]"
 
@@ -150,7 +155,7 @@ class RecordFileWriter:
     def _write_chunk(self, episode: EpisodePart) -> None:
         chunk, self._chunk = self._chunk, _Chunk(self.schema)
         pages = [self._codecs[name].join(blobs) for name, blobs in chunk.blobs.items()]
-        if self._file is not None and self._file.upload.tell() >= self._record_bytes:
+        if self._file is not None and self._file.is_full(self._record_bytes):
             self._finish_file()
         # An interrupt breaks nothing here: `drop` takes back what was written.
         with self._storing(Exception):
@@ -210,6 +215,7 @@ class _OpenFile:
         self._gaps: list[tuple[int, int, int]] = []
         self._first = (0, 0)  # where the last episode's chunks and gaps start
         self._start = 0  # and its bytes
+        self._text_bytes = 0  # of the episodes in the footer
 
     @property
     def ended(self) -> frozenset[str]:
@@ -228,6 +234,7 @@ class _OpenFile:
             # In this order, since an interrupt may come between any two of them.
             self._first = (len(self._chunks), len(self._gaps))
             self._start = self.upload.tell()
+            self._text_bytes += _text_bytes(episode)
             self._episodes.append(episode)
         full = (1 << chunk.num_frames) - 1
         self._gaps += [
@@ -247,6 +254,16 @@ class _OpenFile:
             self.upload.write(page)
             _align(self.upload)
 
+    def is_full(self, record_bytes: int) -> bool:
+        """Whether the next chunk belongs in another file: of so many bytes, or for its footer."""
+        row = chunk_row(len(self._schema), len(self._schema.variable)).itemsize
+        footer = self._text_bytes + len(self._chunks) * row + len(self._gaps) * GAP_ROW.itemsize
+        return (
+            self.upload.tell() >= record_bytes
+            or footer >= FULL_FOOTER_BYTES
+            or len(self._episodes) >= FULL_FOOTER_EPISODES
+        )
+
     def complete(self, episode: EpisodePart) -> None:
         self._episodes[-1] = episode
         first, first_gap = self._first
@@ -262,6 +279,7 @@ class _OpenFile:
             return
         first, first_gap = self._first
         self.upload.rewind(self._start)
+        self._text_bytes -= _text_bytes(episode)
         del self._episodes[-1], self._chunks[first:], self._gaps[first_gap:]
 
     def finish(self) -> None:
@@ -336,6 +354,11 @@ def _read(storage: Storage, path: str, part: ByteRange) -> memoryview:
     data = memoryview(bytearray(part.length))
     storage.read_ranges(path, [part], [data])
     return data
+
+
+def _text_bytes(episode: EpisodePart) -> int:
+    """The most bytes of an episode in a footer's JSON, in which metadata is a string."""
+    return 300 + len(json.dumps(episode.key)) + 2 * len(episode.metadata)
 
 
 def _align(upload: Upload) -> None:

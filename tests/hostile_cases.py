@@ -331,8 +331,8 @@ _SCHEMA = [
     Case("schema is no list", _head(schema={}), FormatError, "not a list"),
     Case("no feature", _head(schema=[]), FormatError, "number of features"),
     Case(
-        "10**5 features",
-        _head(schema=[{"name": f"f{i}", **_FEATURE} for i in range(10**5)]),
+        "1025 features",
+        _head(schema=[{"name": f"f{i}", **_FEATURE} for i in range(1025)]),
         FormatError,
         "number of features",
     ),
@@ -577,7 +577,7 @@ _MANIFEST = [
         "10**6 record files",
         _manifest(lambda v: v.update(record_files=[1] * 10**6)),
         FormatError,
-        "length",
+        "too many values",
     ),
     Case(
         "frames miscounted",

@@ -22,7 +22,7 @@ from seqrecord.index import Index
 from seqrecord.manifest import INDEX_TABLES, Manifest
 from seqrecord.record_reading import read_footer
 from seqrecord.storage import LocalStorage
-from tests import test_pages
+from tests import test_claimed_sizes, test_pages
 from tests.hostile_cases import CASES, Case, run
 from tests.tiny import (
     KEY,
@@ -227,7 +227,7 @@ def test_the_format_lists_what_is_refused() -> None:
     rows = re.findall(r"^\| (\d+) \| .* \| (\w+Error) \| (.*) \|$", text, re.M)
     assert [int(number) for number, _, _ in rows] == list(range(1, len(rows) + 1))
     errors = {case.name: case.error.__name__ for case in CASES}
-    functions = {*globals(), *vars(test_pages)}
+    functions = {*globals(), *vars(test_pages), *vars(test_claimed_sizes)}
     for _, error, names in rows:
         for name in names.split("; "):
             assert name in functions or errors[name] == error, name

@@ -23,7 +23,6 @@ from seqrecord.errors import (
     ClipError,
     NotFoundError,
     SchemaError,
-    StateError,
     StorageError,
 )
 from seqrecord.format.rows import GAP_ROW
@@ -213,8 +212,7 @@ def test_an_append_is_seen_by_the_next_open(tmp_path: Path) -> None:
     assert seqrecord.open(storage).num_frames == 20
     assert before.num_frames == 17
     assert len(before.select(["pose"]).episodes["alpha/Easy/P000"][0:10]["pose"]) == 10
-    with pytest.raises(StateError, match="has changed"):
-        pickle.loads(again)
+    assert pickle.loads(again).num_frames == 17
 
 
 # What is read
@@ -432,7 +430,8 @@ def _send_mapped(connection: Any, dataset: Dataset) -> None:
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_share_the_mapped_index(big: Path, method: str) -> None:
     with seqrecord.open(big) as dataset:
-        assert len(pickle.dumps(dataset)) < 10_000
+        # The manifest travels with it, for it may be replaced; the index does not.
+        assert len(pickle.dumps(dataset)) < 10_000 + 100 * FILES
         context: Any = multiprocessing.get_context(method)
         receiver, sender = context.Pipe(duplex=False)
         process = context.Process(target=_send_mapped, args=(sender, dataset))

@@ -55,7 +55,7 @@ TAIL_BYTES = 24
 
 MAX_EPISODE_FRAMES = 2**32 - 1
 MAX_ORDINAL = 2**53 - 1  # so that every JSON parser holds it exactly
-MAX_FOOTER_BYTES = 1 << 30
+MAX_FOOTER_BYTES = 1 << 25
 
 _MAGIC = b"\x89SQREC\r\n"
 _HEADER = struct.Struct("<8sI16s32s")  # magic, version, file id, reserved; then CRC32C
@@ -138,7 +138,7 @@ def encode_footer(footer: Footer) -> bytes:
     body = b"".join((_U32.pack(len(text)), text, footer.chunks.tobytes(), footer.gaps.tobytes()))
     if len(body) > MAX_FOOTER_BYTES:
         raise FormatError(
-            "a record file's footer is too large; write smaller record files or larger chunks",
+            "a record file's footer is too large",
             expected=f"at most {MAX_FOOTER_BYTES} bytes",
             got=len(body),
         )
@@ -146,7 +146,7 @@ def encode_footer(footer: Footer) -> bytes:
     return body + _TAIL.pack(len(body), crc32c(body, length), FORMAT_VERSION, _MAGIC)
 
 
-def parse_tail(data: bytes, file_size: int) -> tuple[int, int]:
+def parse_tail(data: Buffer, file_size: int) -> tuple[int, int]:
     """Offset and length of the footer's body, from a file's last `TAIL_BYTES` bytes."""
     at = file_size - TAIL_BYTES
     if len(data) != TAIL_BYTES or file_size < HEADER_BYTES + TAIL_BYTES:

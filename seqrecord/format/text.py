@@ -7,12 +7,15 @@ import math
 import re
 from typing import Any
 
+import numpy as np
+
 from seqrecord.errors import FormatError
 
 __all__ = [
     "FORBIDDEN_IN_KEY",
     "MAX_INTEGER_DIGITS",
     "MAX_JSON_DEPTH",
+    "MAX_JSON_VALUES",
     "MAX_KEY_LENGTH",
     "MAX_METADATA_LENGTH",
     "check_key",
@@ -25,6 +28,11 @@ MAX_KEY_LENGTH = 1024  # bytes of UTF-8
 MAX_METADATA_LENGTH = 1 << 20  # characters, all of them ASCII, per episode
 MAX_INTEGER_DIGITS = 1000  # reading one takes time that grows with their square
 MAX_JSON_DEPTH = 64  # so that nothing which walks a value runs out of stack
+
+MAX_JSON_VALUES = 1 << 20  # in all of a manifest, or of a footer
+_FREE_VALUES = 1 << 16  # which a schema may need, whatever the length of its names
+_BYTES_PER_VALUE = 16  # of what there may be many of: record files and episodes
+_BLOCK_BYTES = 1 << 20  # looked at at a time
 
 FORBIDDEN_IN_KEY = r"[\x00-\x1f\x7f-\x9f\\]|(^|/)\.{0,2}(/|$)"
 """What a key may not hold anywhere: a pattern that means the same to `re` and to RE2."""
@@ -81,7 +89,10 @@ def parse_json(text: str | bytes) -> Any:
 
     Strict is what every reader understands alike: UTF-8, no NaN or Infinity and no number that
     overflows to one, no key twice in an object, no half of a surrogate pair, nothing absurdly deep.
+    Values in bytes are counted before they are made: `{}` takes two bytes there and 64 in memory.
     """
+    if isinstance(text, bytes):
+        _check_count(text)
     try:
         decoded = text if isinstance(text, str) else text.decode()
         value = json.loads(
@@ -97,6 +108,28 @@ def parse_json(text: str | bytes) -> Any:
         raise FormatError(f"not valid JSON: {str(error)[:200]}") from error
     _check_depth(value)
     return value
+
+
+def _check_count(text: bytes) -> None:
+    """Raise `FormatError` for text of more values than what takes its room would have.
+
+    Each value but one comes after a comma or an opening bracket that is in no string.
+    """
+    limit = min(MAX_JSON_VALUES, _FREE_VALUES + len(text) // _BYTES_PER_VALUE)
+    plain = text.replace(b"\\\\", b"").replace(
+        b'\\"', b""
+    )  # so that a quote begins or ends a string
+    count, inside = 1, 0
+    for at in range(0, len(plain), _BLOCK_BYTES):
+        block = np.frombuffer(plain, np.uint8, min(_BLOCK_BYTES, len(plain) - at), at)
+        strings = np.cumsum(block == ord('"'), dtype=np.uint8) + np.uint8(inside)
+        opens = (block == ord(",")) | (block == ord("[")) | (block == ord("{"))
+        count += int(np.count_nonzero(opens & (strings % 2 == 0)))
+        inside = int(strings[-1]) % 2
+    if count > limit:
+        raise FormatError(
+            "JSON of too many values for its length", expected=f"at most {limit}", got=count
+        )
 
 
 def _refuse(value: str) -> float:

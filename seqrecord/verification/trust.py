@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from seqrecord.catalog import index_of, load
-from seqrecord.checksum import crc32c
-from seqrecord.errors import ChecksumError, FormatError, SeqRecordError
+from seqrecord.catalog import index_of, load, map_table
+from seqrecord.errors import FormatError, SeqRecordError
 from seqrecord.format import RECORDS, Footer
 from seqrecord.index import Index
-from seqrecord.manifest import MANIFEST, IndexFile, Manifest, RecordFile, read_manifest
-from seqrecord.ranges import ByteRange
+from seqrecord.manifest import INDEX_TABLES, MANIFEST, Manifest, RecordFile, read_manifest
 from seqrecord.record_reading import read_footer
 from seqrecord.storage import Storage
 
@@ -46,7 +43,7 @@ def trusted_index(storage: Storage) -> tuple[Files, Index | None, list[SeqRecord
         rebuilt, errors = _rebuilt(storage, files)
         return files, rebuilt, [error, *errors]
     files = Files(manifest.record_files)
-    problems = _check_tables(storage, manifest.index.values())
+    problems = _check_tables(storage, manifest)
     if not problems:
         try:
             _, index = load(storage)
@@ -81,29 +78,12 @@ def _rebuilt(storage: Storage, files: Files) -> tuple[Index | None, list[SeqReco
         return None, [error]
 
 
-def _check_tables(storage: Storage, tables: Iterable[IndexFile]) -> list[SeqRecordError]:
+def _check_tables(storage: Storage, manifest: Manifest) -> list[SeqRecordError]:
     """Length and checksum of every file of the index."""
     problems: list[SeqRecordError] = []
-    for table in tables:
-        shown = f"{storage.url}/{table.path}"
+    for name in INDEX_TABLES:
         try:
-            data = bytearray(storage.size(table.path))
-            if len(data) != table.size:
-                raise FormatError(
-                    "an index file of the wrong length",
-                    file=shown,
-                    expected=table.size,
-                    got=len(data),
-                )
-            storage.read_ranges(table.path, [ByteRange(0, len(data))], [memoryview(data)])
-            if (actual := f"{crc32c(data):08x}") != table.crc32c:
-                raise ChecksumError(
-                    "an index file does not match its checksum",
-                    file=shown,
-                    offset=0,
-                    expected=f"CRC32C {table.crc32c}",
-                    got=actual,
-                )
+            map_table(storage, manifest, name)
         except SeqRecordError as error:
             problems.append(error)
     return problems

@@ -1,0 +1,206 @@
+"""Sizes that a file only claims: what is there is compared with them before memory is taken."""
+
+from __future__ import annotations
+
+import json
+import os
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord import mapped
+from seqrecord.catalog import load, reindex
+from seqrecord.errors import FormatError, StorageError
+from seqrecord.format import MAX_FOOTER_BYTES, parse_footer
+from seqrecord.format.text import MAX_JSON_VALUES, parse_json
+from seqrecord.manifest import (
+    MAX_MANIFEST_BYTES,
+    MAX_RECORD_FILES,
+    Manifest,
+    RecordFile,
+    read_manifest,
+)
+from seqrecord.storage import LocalStorage
+from seqrecord.storage.wrappers import StorageWrapper
+from seqrecord.verification import verify
+from seqrecord.writer import SeqRecordWriter
+from tests.tiny import change_manifest, sign_manifest, split_record, write_tiny
+
+_HUGE = 1 << 43  # 8 TiB
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return write_tiny(tmp_path / "dataset")
+
+
+def _peak(call: Callable[[], object]) -> int:
+    """The most memory that was taken meanwhile, in bytes."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def _refused(call: Callable[[], object]) -> int:
+    def refused() -> None:
+        with pytest.raises(FormatError):
+            call()
+
+    return _peak(refused)
+
+
+def _stretch(path: Path, size: int) -> None:
+    """Make a file as long as that, without bytes on the disk."""
+    try:
+        os.truncate(path, size)
+    except OSError as error:
+        pytest.skip(f"no sparse files of {size} bytes here: {error}")
+
+
+@pytest.mark.parametrize("table", ["episodes", "chunks", "gaps"])
+@pytest.mark.parametrize("told", [False, True], ids=["manifest as before", "manifest says so"])
+def test_an_index_of_8_tib(table: str, told: bool, root: Path) -> None:
+    path = json.loads((root / "manifest.json").read_bytes())["index"][table]["path"]
+    _stretch(root / path, _HUGE)
+    if told:
+        change_manifest(root, lambda value: value["index"][table].update(size=_HUGE))
+    assert _refused(lambda: load(LocalStorage(root))) < 10 << 20
+    problems: list[Any] = []
+    assert _peak(lambda: problems.extend(verify(root).problems)) < 20 << 20
+    [problem] = problems
+    assert problem.file == f"{root}/{path}"
+    assert str(problem.got) == str(_HUGE)
+
+
+def test_an_index_may_be_as_long_as_its_rows_need(root: Path) -> None:
+    """Not for that reason is a whole dataset refused whose manifest says more frames."""
+    path = json.loads((root / "manifest.json").read_bytes())["index"]["chunks"]["path"]
+    _stretch(root / path, 100 << 30)
+
+    def change(value: dict[str, Any]) -> None:
+        value["index"]["chunks"].update(size=100 << 30)
+        value["num_frames"] = 1 << 62
+        value["record_files"][0]["size"] = 1 << 62
+
+    change_manifest(root, change)
+    with pytest.raises(FormatError, match="larger than"):
+        load(LocalStorage(root))
+
+
+def test_no_room_for_a_copy_of_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a remote dataset, where the folder of temporary files is full."""
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / "a").write_bytes(b"")
+    _stretch(tmp_path / "records" / "a", _HUGE)
+    monkeypatch.setattr(mapped, "_temporary", lambda size: None)
+    storage = StorageWrapper(LocalStorage(tmp_path))
+    with pytest.raises(StorageError, match="no room") as caught:
+        mapped.map_file(storage, "records/a", 1 << 62, checksum=True)
+    assert "TMPDIR" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "item", [b"{}", b"[]", b'{"a":0}', b'{"a":{"b":{}}}', b"1.5", b"-9", b'"\\\\"'], ids=repr
+)
+def test_a_manifest_of_nothing_but_small_values(item: bytes, root: Path) -> None:
+    count = (MAX_MANIFEST_BYTES - 1000) // (len(item) + 1)
+    text = b'{\n "record_files": [' + b",".join([item] * count) + b"]"
+    data = sign_manifest(text)
+    assert len(data) <= MAX_MANIFEST_BYTES
+    (root / "manifest.json").write_bytes(data)
+    assert _refused(lambda: read_manifest(LocalStorage(root))) < 5 * len(data)
+
+
+def test_the_largest_manifest_is_read() -> None:
+    good = Path(__file__).parent / "golden" / "v1" / "raw"
+    manifest = load(LocalStorage(good))[0]
+    files = tuple(
+        RecordFile(f"records/{i:05d}-{i:012x}.seqrec", (1 << 30) + i, f"{i:032x}")
+        for i in range(MAX_RECORD_FILES)
+    )
+    large = Manifest(**{**manifest.__dict__, "record_files": files})
+    data = large.encode()
+    assert len(data) <= MAX_MANIFEST_BYTES
+    assert Manifest.parse(data) == large
+
+
+def test_values_in_strings_are_not_counted() -> None:
+    text = json.dumps({"a": '[{",' * 300_000, "b\\": '\\"[\\'}).encode()
+    assert parse_json(text)["b\\"] == '\\"[\\'
+
+
+@pytest.mark.parametrize("item", [b"[]", b"{}", b"0", b'"\\""'])
+def test_values_are_counted_before_they_are_made(item: bytes) -> None:
+    text = b"[" + b",".join([item] * (MAX_JSON_VALUES + 1)) + b"]"
+    with pytest.raises(FormatError, match="too many values"):
+        parse_json(text)
+
+
+def test_a_footer_of_nothing_but_small_values(root: Path) -> None:
+    [path] = (root / "records").iterdir()
+    parts = split_record(path.read_bytes())
+    start = 64 + len(parts.pages)
+    parts.text = b'{"episodes":[' + b",".join([b"{}"] * 5_000_000) + b"]}"
+    data = parts.joined()[start:]
+    assert _refused(lambda: parse_footer(data, start)) < 5 * len(data)
+
+
+def test_a_footer_that_claims_more_than_any_has(root: Path) -> None:
+    [path] = (root / "records").iterdir()
+    parts = split_record(path.read_bytes())
+    parts.length = MAX_FOOTER_BYTES + 64
+    tail = parts.joined()[-24:]
+    path.write_bytes(b"")
+    _stretch(path, 64 + MAX_FOOTER_BYTES + 64)
+    with path.open("ab") as file:
+        file.write(tail)
+    assert _refused(lambda: reindex(root)) < 10 << 20
+
+
+def test_a_record_file_is_full_before_its_footer_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long metadata of many short episodes: no file gets a footer that no reader takes."""
+    monkeypatch.setattr("seqrecord.record_file.FULL_FOOTER_BYTES", 200_000)
+    with SeqRecordWriter(tmp_path / "x") as writer:
+        for number in range(20):
+            metadata = {"text": '"' * 30_000}
+            with writer.episode(f"e{number}", metadata=metadata) as episode:
+                episode.append({"a": np.array(number)})
+    files = list((tmp_path / "x" / "records").iterdir())
+    assert len(files) > 3
+    assert all(file.stat().st_size < 400_000 for file in files)
+    with seqrecord.open(tmp_path / "x") as dataset:
+        assert [int(e[0]["a"]) for e in dataset.episodes.values()] == list(range(20))
+        assert dataset.episodes["e7"].metadata == {"text": '"' * 30_000}
+
+
+def test_pages_that_no_file_can_hold(root: Path) -> None:
+    """The index and the manifest say that a page of 4 GiB is there; the record file is short."""
+    from tests.tiny import change_table
+
+    def change(table: Any) -> Any:
+        import pyarrow as pa
+
+        lengths = table.column("page_length").to_pylist()
+        lengths[0][1] = 2**32 - 1
+        field = table.schema.field("page_length")
+        at = table.schema.get_field_index("page_length")
+        return table.set_column(at, field, pa.array(lengths, field.type))
+
+    change_table(root, "chunks", change)
+    change_manifest(root, lambda value: value["record_files"][0].update(size=1 << 40))
+
+    def read() -> None:
+        with seqrecord.open(root) as dataset:
+            dataset.episodes["env/P0"][0]
+
+    assert _refused(read) < 10 << 20
