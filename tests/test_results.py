@@ -27,7 +27,7 @@ from benchmarks.tartanair.compare.published import (
     table_text,
 )
 from benchmarks.tartanair.compare.report import describe, write_all
-from benchmarks.tartanair.compare.results import write
+from benchmarks.tartanair.compare.results import write, write_published
 from benchmarks.tartanair.compare.timeline import (
     Lane,
     SteppedDataset,
@@ -41,6 +41,7 @@ from benchmarks.tartanair.generate import generate
 from benchmarks.tartanair.loaders.base import Settings
 from benchmarks.tartanair.loaders.raw_files import RawFilesDataset
 from benchmarks.tartanair.loaders.registry import all_loaders
+from seqrecord.recipe import DEFAULT_CODEC
 from tests import compare_rows
 
 BASE = Settings()
@@ -120,10 +121,30 @@ def test_a_table_has_ours_beside_the_published_row() -> None:
         row(Cell("original", replace(settings, storage="cold")), 15_488 / 60 / 40),
     )
     text = table_text(TABLES[0], rows, BASE)
-    assert "| **original loader** | **50** |  |  |  | 32 | 4 | full | 1 |" in text
+    assert "| **original loader** | **50** |  |  |  |  | 32 | 4 | full | 1 |" in text
     in_order, shuffled = lines_of(text, "original")
     assert in_order[2:5] == ["not run"] * 3
-    assert shuffled[2:] == ["30", "40", "not run", "4", "4", "full", "1"]
+    assert shuffled[2:] == ["30", "40", "not run", "its own", "4", "4", "full", "1"]
+
+
+def test_ours_have_the_packages_defaults_and_say_so() -> None:
+    ours = [
+        (part, cell)
+        for table in TABLES
+        for published in table.rows
+        for part in published.beside
+        for storage in table.storages
+        for cell in part.cells(BASE, storage)
+        if part.loader.startswith("seqrecord")
+    ]
+    assert {cell.settings.codec for _, cell in ours} == {DEFAULT_CODEC}
+    meant = [cell.settings for part, cell in ours if "meant" in part.note]
+    assert {(cell.shuffle_buffer, cell.workers) for cell in meant} == {(None, 0)}
+    rows = by_key(*[row(cell) for _, cell in ours])
+    for table in TABLES:
+        lines = lines_of(table_text(table, rows, BASE), "seqrecord")
+        assert {line[-5] for line in lines} == {DEFAULT_CODEC}
+        assert {line[-2] for line in lines if "meant" in line[0]} <= {"default"}
 
 
 def test_the_largest_batch_that_ran_is_shown() -> None:
@@ -162,7 +183,7 @@ def test_the_document(tmp_path: Path) -> None:
     assert f"`{rows[0]['commit']}`" in text
     assert "220 rendered frames" in text
     assert "2 episodes of 100 to 120 frames, 1.1 GB" in text
-    assert "`seqrecord` gives 123 clips a second, 90% of what the machine can copy" in text
+    assert "`seqrecord` gives 123 clips a second of raw records, 90% of what the machine" in text
     assert "`webdataset` with 45, the data set's own loader gives 6.7" in text
     main, rest = text.split("## All loaders")[1].split("### RGB only")
     assert "| seqrecord | shuffle=buffer | 123.0 |" in main
@@ -174,6 +195,21 @@ def test_the_document(tmp_path: Path) -> None:
     assert "| dali-files | no package nvidia | 1 |" in rest
     assert "$" not in text
     assert "(plots/timeline.png)" not in text
+
+
+@needs_matplotlib
+def test_the_published_tables_alone(tmp_path: Path) -> None:
+    rows = [row(Cell("seqrecord", replace(BASE, shuffle="buffer")), 123.0)]
+    before = write(run_of(tmp_path / "run", rows), tmp_path).read_text()
+    [cell, *_] = TABLES[0].rows[0].beside[-1].cells(BASE, "mount")
+    again = run_of(tmp_path / "again", [row(cell, 15_488 / 60 / 17)])
+    text = write_published(again, tmp_path).read_text()
+    assert lines_of(text, "seqrecord")[1][2:6] == ["not run", "not run", "17", DEFAULT_CODEC]
+    heading, next_heading = "## The published tables", "## All loaders"
+    assert text.split(heading)[0] == before.split(heading)[0]
+    assert text.split(next_heading)[1] == before.split(next_heading)[1]
+    assert write_published(again, tmp_path).read_text() == text
+    assert "$" not in text
 
 
 @needs_matplotlib

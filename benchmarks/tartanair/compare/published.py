@@ -13,10 +13,12 @@ from typing import Any
 from benchmarks.tartanair.compare.cell import Cell
 from benchmarks.tartanair.loaders.base import Loader, Settings
 from benchmarks.tartanair.timing import markdown
+from seqrecord.recipe import DEFAULT_CODEC
 
 __all__ = [
     "BATCH_SIZE",
     "CLIPS",
+    "LARGE_MEMORY",
     "TABLES",
     "Counterpart",
     "Published",
@@ -33,7 +35,7 @@ BATCH_SIZE = 32
 Row = Mapping[str, Any]
 
 _FRAMES = 128  # of a batch that our usual memory limit has room for
-_LARGE_MEMORY = "10GiB"  # for batches of 32 clips: 2.7 GB each
+LARGE_MEMORY = "10GiB"  # for batches of 32 clips: 2.7 GB each
 
 
 @dataclass(frozen=True)
@@ -101,10 +103,16 @@ def table_text(table: Table, rows: Mapping[str, Row], base: Settings) -> str:
     Ours are in minutes of the published epoch, with the largest batch that ran.
     """
     columns = ["method", "published, min", *(f"here: {name}" for name in table.storages.values())]
-    columns += ["batch size", "workers", "shuffle", "prefetch"]
+    columns += ["codec", "batch size", "workers", "shuffle", "prefetch"]
     lines = []
     for published in table.rows:
-        settings = [str(BATCH_SIZE), str(published.workers), published.shuffle, published.prefetch]
+        settings = [
+            "",
+            str(BATCH_SIZE),
+            str(published.workers),
+            published.shuffle,
+            published.prefetch,
+        ]
         lines.append(
             [
                 f"**{published.method}**",
@@ -139,11 +147,12 @@ def _beside(part: Counterpart, table: Table, rows: Mapping[str, Row], base: Sett
     ]
     settings = replace(base, **part.settings)
     sizes = {cell.settings.batch_size: None for cell in found if cell is not None}
-    shuffle = {"off": "no", "full": "full", "buffer": str(settings.shuffle_buffer)}
+    shuffle = {"off": "no", "full": "full", "buffer": str(settings.shuffle_buffer or "default")}
     return [
         f"`{part.loader}`{part.note and ', '}{part.note}",
         "",
         *minutes,
+        settings.codec if "codec" in part.settings else "its own",
         ", ".join(map(str, sizes)) or "-",
         str(settings.workers),
         shuffle[settings.shuffle],
@@ -158,7 +167,7 @@ def _ran(cells: Sequence[Cell], rows: Mapping[str, Row]) -> Cell | None:
 def _with_batches(loader: str, settings: Settings, size: int) -> Settings:
     settings = replace(settings, batch_size=size)
     if loader == "seqrecord" and size * settings.clip_len > _FRAMES:
-        return replace(settings, memory_limit=_LARGE_MEMORY)
+        return replace(settings, memory_limit=LARGE_MEMORY)
     return settings
 
 
@@ -167,11 +176,17 @@ def _digits(minutes: float) -> str:
 
 
 _FOUR = {"workers": 4}
+_RECORDS = {"codec": DEFAULT_CODEC}
 _MEANT = "as it is meant to be used"
+_DEFAULTS = {**_RECORDS, "shuffle": "buffer", "shuffle_buffer": None}
 _OURS = (
-    Counterpart("seqrecord", "with the same settings", {**_FOUR, "shuffle": "buffer"}),
-    Counterpart("seqrecord", _MEANT, {"shuffle": "buffer"}),
+    Counterpart("seqrecord", "with the same settings", {**_RECORDS, **_FOUR, "shuffle": "buffer"}),
+    Counterpart("seqrecord", _MEANT, _DEFAULTS),
 )
+_MAP = {
+    shuffle: (Counterpart("seqrecord-map", "", {**_RECORDS, **_FOUR, "shuffle": shuffle}),)
+    for shuffle in ("off", "full")
+}
 _ITER = Counterpart(
     "microsoft-seqrecord", "the published code's last version", {**_FOUR, "shuffle": "buffer"}
 )
@@ -181,7 +196,7 @@ _ORIGINAL = {
 }
 _SINGLE = (
     Counterpart("ffcv", "", {**_FOUR, "clip_len": 1, "shuffle": "full"}),
-    Counterpart("seqrecord", _MEANT, {"clip_len": 1, "shuffle": "buffer"}),
+    Counterpart("seqrecord", _MEANT, {**_DEFAULTS, "clip_len": 1}),
 )
 _CLIPS_OF_FFCV = (Counterpart("ffcv", "clips as indices of frames", {**_FOUR, "shuffle": "full"}),)
 
@@ -200,17 +215,8 @@ TABLES: tuple[Table, ...] = (
                 "2",
                 (replace(_ITER, settings={"workers": 6, "shuffle": "buffer"}),),
             ),
-            Published(
-                "SeqRecord (map)", 32, 4, "no", "2", (Counterpart("seqrecord-map", "", _FOUR),)
-            ),
-            Published(
-                "SeqRecord (map)",
-                600,
-                4,
-                "full",
-                "2",
-                (Counterpart("seqrecord-map", "", {**_FOUR, "shuffle": "full"}),),
-            ),
+            Published("SeqRecord (map)", 32, 4, "no", "2", _MAP["off"]),
+            Published("SeqRecord (map)", 600, 4, "full", "2", _MAP["full"]),
             Published("original loader", 44, 4, "no", "1", _ORIGINAL["off"]),
             Published("original loader", 50, 4, "full", "1", _ORIGINAL["full"]),
             Published("ffcv, single frames", 15, 4, "full", "unknown", _SINGLE),

@@ -1,10 +1,11 @@
 """Writes RESULTS.md and its plots from a run of the comparison.
 
-    python -m benchmarks.tartanair.compare.results FOLDER [--to FOLDER]
+    python -m benchmarks.tartanair.compare.results FOLDER [--to FOLDER] [--only-published]
 
 FOLDER is one of `python -m benchmarks.tartanair.compare`; every figure comes from its results.json,
 and from those of the other workloads, such as FOLDER/audio/results.json. What is always the same is
-in results_template.md.
+in results_template.md and published_template.md. After a run of `--grid published` alone,
+`--only-published` writes the published tables anew and leaves the rest of RESULTS.md.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from typing import Any
 from benchmarks.tartanair.compare.picking import Row, is_plain, rate
 from benchmarks.tartanair.compare.plot_style import number
 from benchmarks.tartanair.compare.plots import CAPTIONS, draw_all
-from benchmarks.tartanair.compare.published import BATCH_SIZE, TABLES, batch_sizes, table_text
+from benchmarks.tartanair.compare.published import (
+    BATCH_SIZE,
+    LARGE_MEMORY,
+    TABLES,
+    batch_sizes,
+    published_grid,
+    table_text,
+)
 from benchmarks.tartanair.compare.report import limits_table
 from benchmarks.tartanair.compare.results_parts import (
     best_other,
@@ -37,11 +45,14 @@ from benchmarks.tartanair.compare.results_workload import workload_part
 from benchmarks.tartanair.compare.workloads import TARTANAIR, WORKLOADS
 from benchmarks.tartanair.loaders.base import USUAL, Settings
 from benchmarks.tartanair.loaders.registry import all_loaders
+from seqrecord.recipe import DEFAULT_CODEC
 
-__all__ = ["document", "write"]
+__all__ = ["document", "published_part", "write", "write_published"]
 
 TO = Path(__file__).parents[1]
 _TEMPLATE = Path(__file__).with_name("results_template.md")
+_PUBLISHED = "## The published tables, and ours beside them"
+_ALL_LOADERS = "## All loaders"
 _TIMELINE = "What each thread does: the baseline with two workers, and ours"
 
 
@@ -49,8 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--to", type=Path, default=TO, help="of RESULTS.md and plots/")
+    parser.add_argument("--only-published", action="store_true", help="leave the rest as it is")
     options = parser.parse_args(arguments)
-    print(write(options.folder, options.to))
+    print((write_published if options.only_published else write)(options.folder, options.to))
 
 
 def write(folder: Path, to: Path) -> Path:
@@ -71,23 +83,46 @@ def write(folder: Path, to: Path) -> Path:
     return path
 
 
-def document(results: Mapping[str, Any], plots: Mapping[str, str], others: Sequence[str]) -> str:
-    """The text: `results` of TartanAir, captions by plots' names, other workloads' parts."""
-    rows: list[Row] = results["rows"]
-    base, by_key = Settings(), {row["key"]: row for row in rows}
-    groups = grouped(rows, {"main": is_main, "rgb": _is_rgb})
-    return Template(_TEMPLATE.read_text()).substitute(
-        **facts(results),
+def write_published(folder: Path, to: Path) -> Path:
+    """RESULTS.md in `to` with its published tables from the run in `folder`; all else stays."""
+    path = to / "RESULTS.md"
+    before, rest = path.read_text().split(f"{_PUBLISHED}\n", 1)
+    after = rest[rest.index(_ALL_LOADERS) :]
+    path.write_text(f"{before}{published_part(_load(folder / 'results.json'))}\n{after}")
+    return path
+
+
+def published_part(results: Mapping[str, Any]) -> str:
+    """The published tables with ours beside them, and what can be compared."""
+    base, by_key = Settings(), {row["key"]: row for row in results["rows"]}
+    keys = {cell.key for cell in published_grid(all_loaders(), base)}
+    rows = [row for row in results["rows"] if row["key"] in keys]
+    text = Template(_TEMPLATE.with_name("published_template.md").read_text()).substitute(
+        **facts({**results, "rows": rows}),
         cores=counted(results["cores"], "core"),
-        features=", ".join(results["features"]),
         cut=f"{results['max_seconds']:g}",
-        summary=_summary(rows),
-        published="\n\n".join(
+        codec=DEFAULT_CODEC,
+        memory=LARGE_MEMORY,
+        tables="\n\n".join(
             f"### {part.title}\n\nPublished: {part.where}.\n\n{table_text(part, by_key, base)}"
             for part in TABLES
         ),
         batches=_batches(by_key, base),
         lossy=", ".join(f"`{n}`" for n, loader in all_loaders().items() if not loader.lossless),
+    )
+    assert text.startswith(f"{_PUBLISHED}\n")
+    return text
+
+
+def document(results: Mapping[str, Any], plots: Mapping[str, str], others: Sequence[str]) -> str:
+    """The text: `results` of TartanAir, captions by plots' names, other workloads' parts."""
+    rows: list[Row] = results["rows"]
+    groups = grouped(rows, {"main": is_main, "rgb": _is_rgb})
+    return Template(_TEMPLATE.read_text()).substitute(
+        **facts(results),
+        features=", ".join(results["features"]),
+        summary=_summary(rows),
+        published=published_part(results).rstrip(),
         limits=limits_table(results["limits"]),
         main=shown_table(groups["main"]),
         rgb=shown_table(groups["rgb"]),
@@ -116,7 +151,8 @@ def _summary(rows: Sequence[Row]) -> str:
         return "Too few loaders ran to compare them."
     words = (
         f"Shuffled, from a warm disk, each with its best number of workers: `seqrecord` gives "
-        f"{number(rate(best['seqrecord']))} clips a second, {best['seqrecord']['share']:.0%} of "
+        f"{number(rate(best['seqrecord']))} clips a second of "
+        f"{best['seqrecord']['settings']['codec']} records, {best['seqrecord']['share']:.0%} of "
         f"what the machine can copy. The best of other loaders is `{other}` with "
         f"{number(rate(best[other]))}"
     )

@@ -35,7 +35,7 @@ class Settings:
     stride: int = 1
     batch_size: int = 4
     shuffle: str = "off"
-    shuffle_buffer: int = 100  # clips, where a loader shuffles in a buffer
+    shuffle_buffer: int | None = 100  # clips, where a loader shuffles in a buffer; its own default
     memory_limit: str = "2GiB"  # where a loader takes one
     workers: int = 0
     prefetch: int = 2  # batches ahead, of each worker

@@ -64,11 +64,14 @@ def open_stream(
 ) -> Batches:
     import seqrecord
 
+    buffer: dict[str, Any] = {}
+    if settings.shuffle_buffer is not None:
+        buffer["shuffle_buffer"] = settings.shuffle_buffer
     pipe = seqrecord.SeqRecordPipe(
         **arguments(place, settings),
+        **buffer,
         batch_size=settings.batch_size,
         shuffle=settings.shuffle != "off",
-        shuffle_buffer=settings.shuffle_buffer,
         memory_limit=settings.memory_limit,
         seed=settings.seed,
         frame_transform=frame_transform,
