@@ -6,15 +6,16 @@ import json
 import pickle
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from seqrecord.errors import ClipError, StateError
+from seqrecord.errors import ClipError, MemoryLimitError, StateError
 from seqrecord.pipes import SeqRecordPipe
-from seqrecord.plan import Split
-from tests.clip_data import digest, names, write_numbered
+from seqrecord.writer import SeqRecordWriter
+from tests.clip_data import digest, expected_frame, names, write_numbered
 from tests.resume_contract import check_resume
 
 
@@ -85,19 +86,36 @@ def test_resuming_in_a_new_process(path: Path) -> None:
     ]
 
 
-def test_state_is_a_few_integers_and_a_fingerprint(path: Path) -> None:
+def test_state_is_json(path: Path) -> None:
     pipe = make(path)
     iterator = iter(pipe)
     next(iterator)
     state = pipe.state_dict()
     assert json.loads(json.dumps(state)) == state
     assert state == {
-        "version": 1,
+        "version": 2,
         "epoch": 0,
         "batch": 1,
-        "split": [0, 1],
-        "fingerprint": state["fingerprint"],
+        "ranks": 1,
+        "workers": 1,
+        "worker": 0,
+        "settings": asdict(pipe._epochs.loader.settings(1)),
+        "request": {
+            "clip_len": 3,
+            "stride": 1,
+            "dilation": 1,
+            "features": ["flow", "id", "image", "note"],
+            "frame_transform": state["request"]["frame_transform"],
+            "shuffle_buffer": 16,
+        },
+        "episodes": {
+            "count": 4,
+            "frames": 75,
+            "digest": state["episodes"]["digest"],
+            "dataset": pipe.dataset.fingerprint,
+        },
     }
+    assert len(json.dumps(state)) < 2000
     list(iterator)
     assert (pipe.state_dict()["epoch"], pipe.state_dict()["batch"]) == (1, 0)
 
@@ -152,29 +170,126 @@ def test_a_second_iteration_ends_the_first(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "said"),
     [
-        {"seed": 6},
-        {"batch_size": 3},
-        {"batch_size": None},
-        {"drop_last": True},
-        {"shuffle": False},
-        {"shuffle_buffer": 1},
-        {"open_episodes": 1},
-        {"clip_len": 2},
-        {"stride": 2},
-        {"equal": False},
-        {"dilation": 2},
-        {"features": ["image"]},
-        {"episodes": "set/[0123]*", "features": ["id"]},
-        {"memory_limit": 10_500},
-        {"frame_transform": lambda frame: {"image": frame["image"]}},
+        ({"seed": 6}, "settings: seed; .*expected: seed=6; got: seed=5"),
+        ({"batch_size": 3}, "settings: batch_size; .*expected: batch_size=3; got: batch_size=4"),
+        ({"batch_size": None}, "expected: batch_size=None; got: batch_size=4"),
+        ({"drop_last": True}, "settings: drop_last;"),
+        ({"shuffle": False}, "settings: shuffle;"),
+        ({"shuffle_buffer": 1}, "expected: shuffle_buffer=1; got: shuffle_buffer=16"),
+        ({"open_episodes": 1}, "expected: open_episodes=1; got: open_episodes="),
+        ({"clip_len": 2}, "expected: clip_len=2; got: clip_len=3"),
+        ({"stride": 2, "seed": 6}, "settings: stride, seed; .*expected: stride=2, seed=6; got: "),
+        ({"stride": 2, "rotate_phase": True}, "settings: stride, rotate_phase;"),
+        ({"dilation": 2}, "settings: dilation;"),
+        ({"equal": False}, "expected: equal=False; got: equal=True"),
+        ({"features": ["image"]}, r"expected: features=\['image'\]; got: features=\['flow', "),
+        (
+            {"episodes": "set/[012]*"},
+            "other episodes of this dataset; .*expected: 3 episodes of 35",
+        ),
+        (
+            {"features": ["image"], "frame_transform": lambda f: {"image": f["image"][:1]}},
+            "settings: features;",
+        ),
     ],
 )
-def test_a_state_of_other_settings_is_refused(path: Path, changes: dict[str, Any]) -> None:
-    pipe = make(path)
-    with pytest.raises(StateError, match="another dataset or of other settings"):
-        pipe.load_state_dict(make(path, **changes).state_dict())
+def test_a_state_of_other_settings_is_refused_and_says_which(
+    path: Path, changes: dict[str, Any], said: str
+) -> None:
+    state = make(path).state_dict()
+    pipe = make(path, **changes)
+    before = pipe.state_dict()
+    with pytest.raises(StateError, match=said):
+        pipe.load_state_dict(state)
+    assert pipe.state_dict() == before
+
+
+def test_a_state_of_another_frame_transform_is_refused(path: Path) -> None:
+    state = make(path, features=["id"]).state_dict()
+    pipe = make(path, features=["id"], frame_transform=lambda frame: {"id": frame["id"][:1]})
+    with pytest.raises(StateError, match=r"settings: frame_transform; .*int64 \[1\].*int64 \[2\]"):
+        pipe.load_state_dict(state)
+
+
+# ---- settings that memory and defaults choose
+
+
+LIMIT = 12_000  # for fewer cursors than the default has
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded"),
+    [
+        ({}, {"memory_limit": "3GiB"}),
+        ({"memory_limit": LIMIT}, {}),
+        ({"open_episodes": 2}, {}),
+        ({"open_episodes": 2}, {"open_episodes": 2, "memory_limit": 20_000}),
+    ],
+)
+def test_a_state_brings_the_settings_that_were_chosen(
+    path: Path, saved: dict[str, Any], loaded: dict[str, Any]
+) -> None:
+    one, other = make(path, **saved), make(path, **loaded)
+    iterator = iter(one)
+    next(iterator)
+    chosen = one.state_dict()["settings"]
+    other.load_state_dict(one.state_dict())
+    expected = [names(batch) for batch in iterator] + [names(b) for _ in range(2) for b in one]
+    assert [names(b) for _ in range(3) for b in other] == expected
+    assert other.state_dict()["settings"] == chosen
+    copy = pickle.loads(pickle.dumps(other))
+    assert [names(b) for b in copy] == [names(b) for b in one]
+    other.set_epoch(0)
+    one.set_epoch(0)
+    assert [names(b) for b in other] == [names(b) for b in one]
+
+
+def test_settings_that_do_not_fit_say_what_would(path: Path) -> None:
+    state = make(path).state_dict()
+    pipe = make(path, memory_limit=LIMIT)
+    before = pipe.state_dict()
+    with pytest.raises(
+        MemoryLimitError, match=r"order of the saved state.*at least \d+ bytes"
+    ) as e:
+        pipe.load_state_dict(state)
+    assert pipe.state_dict() == before
+    least = int(str(e.value.expected).split()[2])
+    with pytest.raises(MemoryLimitError):
+        make(path, memory_limit=least - 1).load_state_dict(state)
+    pipe = make(path, memory_limit=least)
+    pipe.load_state_dict(state)
+    assert [digest(batch) for batch in pipe] == [digest(batch) for batch in make(path)]
+
+
+# ---- datasets that change
+
+
+def appended(path: Path) -> None:
+    with SeqRecordWriter(path, mode="append") as writer, writer.episode("more/0") as episode:
+        for frame in range(50):
+            episode.append(expected_frame(3, frame % 30))
+
+
+@pytest.mark.parametrize(
+    "episodes", [["set/3", "set/0"], "set/*", lambda m: m.get("number", -1) > 0]
+)
+def test_a_state_survives_an_append(tmp_path: Path, episodes: Any) -> None:
+    path = write_numbered(tmp_path / "records")
+    pipe = make(path, episodes=episodes)
+    iterator = iter(pipe)
+    next(iterator)
+    state = pipe.state_dict()
+    expected = [digest(batch) for batch in iterator] + [digest(batch) for batch in pipe]
+    whole = make(path).state_dict()
+    appended(path)
+    pipe = make(path, episodes=episodes)
+    pipe.load_state_dict(state)
+    assert [digest(batch) for _ in range(2) for batch in pipe] == expected
+    with pytest.raises(StateError, match=r"has changed: select.*expected: 5 episodes.*got: 4 ep"):
+        make(path).load_state_dict(whole)
+    make(path, episodes="set/*").load_state_dict(whole)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +300,6 @@ def test_a_state_of_other_settings_is_refused(path: Path, changes: dict[str, Any
         {"rotate_phase": True},  # the stride is 1
         {"device": "cpu"},
         {"verify": False},
-        {"memory_limit": "3GiB"},
         {"episodes": "set/*"},
         {"features": ["image", "flow", "note", "id"]},
         {"frame_transform": dict},
@@ -226,45 +340,53 @@ def test_a_state_of_another_dataset_is_refused(path: Path, tmp_path: Path) -> No
         make(path).load_state_dict(make(other).state_dict())
 
 
+NO_DICTS: list[Any] = [None, [], {}, 1]
 JUNK: list[Any] = [
     None,
     [],
     {},
     "state",
-    {"epoch": 0},
-    {"version": 2},
+    {"version": 1},
     {"version": True},
-    {"version": "1"},
+    {"version": "2"},
     {"more": 1},
-    {"epoch": -1},
-    {"epoch": 1.0},
-    {"epoch": "0"},
-    {"epoch": None},
-    {"epoch": True},
-    {"epoch": 1 << 63},
-    {"epoch": 10**5000},
-    {"batch": -1},
-    {"batch": 0.5},
-    {"batch": None},
-    {"batch": 10**5000},
+    *(
+        {name: value}
+        for name in ("epoch", "batch", "ranks", "workers", "worker")
+        for value in (-1, 1.0, "1", None, True, 1 << 63, 10**5000)
+    ),
     {"batch": 1 << 40},
     {"batch": 16},
-    {"split": None},
-    {"split": 0},
-    {"split": [0]},
-    {"split": [0, 1, 2]},
-    {"split": ["0", "1"]},
-    {"split": [0, 0]},
-    {"split": [1, 1]},
-    {"split": [-1, 1]},
-    {"split": [0, 10**30]},
-    {"split": {"index": 0, "count": 1}},
-    {"split": [True, 2]},
-    {"fingerprint": None},
-    {"fingerprint": 3},
-    {"fingerprint": ""},
-    {"fingerprint": "0" * 64},
+    {"ranks": 0},
+    {"ranks": 1 << 31},
+    {"workers": 0},
+    {"worker": 1},
+    *({name: junk} for name in ("settings", "request", "episodes") for junk in NO_DICTS),
+    *(
+        {"settings": {"open_episodes": value}}
+        for value in (0, -1, None, 1 << 20, (1 << 31) - 1, 1 << 31, "1", True, 10**5000)
+    ),
+    *({"settings": {"block_frames": value}} for value in (0, 1 << 31, 1.5, None)),
+    *({"settings": {"run_frames": value}} for value in (0, 1 << 31, [1])),
+    {"settings": {"shuffle": 1}},
+    {"settings": {"more": 1}},
+    {"settings": {"seed": "0"}},
+    {"settings": {"seed": 10**5000}},
+    {"request": {"clip_len": "3"}},
+    {"request": {"features": 10**5000}},
+    {"episodes": {"digest": "0" * 64}},
+    {"episodes": {"digest": "", "count": 10**5000}},
+    {"episodes": {"digest": None}},
 ]
+
+
+def changed(state: dict[str, Any], change: Any) -> Any:
+    if not isinstance(change, dict) or not change:
+        return change
+    ((name, value),) = change.items()
+    if isinstance(value, dict) and value:
+        value = {**state[name], **value}
+    return {**state, name: value}
 
 
 @pytest.mark.parametrize("change", JUNK, ids=range(len(JUNK)))
@@ -273,12 +395,10 @@ def test_junk_is_refused_and_changes_nothing(path: Path, change: Any) -> None:
     iterator = iter(pipe)
     next(iterator)
     before = pipe.state_dict()
-    state = {**before, **change} if isinstance(change, dict) and len(change) == 1 else change
-    if change == {"epoch": 0}:
-        state = change
-    with pytest.raises(StateError):
-        pipe.load_state_dict(state)
+    with pytest.raises((StateError, MemoryLimitError)):
+        pipe.load_state_dict(changed(before, change))
     assert pipe.state_dict() == before
+    assert len(list(iterator)) == len(pipe) - 1
 
 
 def test_other_splits_in_the_middle_of_an_epoch(
@@ -294,18 +414,15 @@ def test_other_splits_in_the_middle_of_an_epoch(
     monkeypatch.setenv("WORLD_SIZE", "2")
     pipe = make(path)
     pipe.load_state_dict(middle)
-    with pytest.raises(StateError, match=r"expected: part 1 of 2; got: part 0 of 1"):
+    with pytest.raises(
+        StateError,
+        match=r"expected: worker 0 of 1 worker in 2 ranks; got: worker 0 of 1 worker in 1 rank$",
+    ):
         iter(pipe)
     pipe.load_state_dict(start)  # between two epochs the number of ranks may change
     expected = make(path)
     expected.set_epoch(1)
     assert [digest(batch) for batch in pipe] == [digest(batch) for batch in expected]
-
-
-def test_splits_have_fingerprints_of_their_own(path: Path) -> None:
-    loader = make(path)._epochs.loader
-    assert loader.plan(0, Split(0, 2)).num_batches > 0
-    assert len(loader.fingerprint(2)) == len(loader.fingerprint(1)) == 64
 
 
 def test_a_copy_goes_on_where_the_original_is(path: Path) -> None:

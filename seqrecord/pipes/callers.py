@@ -1,25 +1,57 @@
-"""Who is asking: a pipe knows those that it pulls from, not those that pull from it."""
+"""Who has asked a pipe for an iterator or a length, where torch offers no other sign."""
 
 from __future__ import annotations
 
+import inspect
 import sys
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
 
-__all__ = ["find_caller"]
+from torch.utils.data import DataLoader
+from torch.utils.data.datapipes.iter import ShardingFilter
 
-_T = TypeVar("_T")
+__all__ = ["find_filter", "find_loader", "is_running"]
 
 
-def find_caller(kind: type[_T]) -> _T | None:
-    """The nearest object of a type, one of whose methods is running up the stack.
+def find_loader() -> DataLoader[Any] | None:
+    """The DataLoader whose length is being asked for.
 
-    torch offers no other sign of who has asked for an iterator or a length.
+    The length of its epoch depends on how many workers it has, and it tells its dataset in no
+    other way: `apply_sharding` is called in the workers, and `__len__` has no arguments.
     """
-    frame = sys._getframe()
-    while (back := frame.f_back) is not None:
-        frame = back
-        if "self" in frame.f_code.co_varnames[: frame.f_code.co_argcount] and isinstance(
-            owner := frame.f_locals.get("self"), kind
-        ):
-            return owner
-    return None
+    loader: DataLoader[Any] | None = _owner(DataLoader.__len__)
+    return loader
+
+
+def find_filter() -> ShardingFilter | None:
+    """The `.sharding_filter()` further down the chain that is asking.
+
+    A pipe knows those that it pulls from, not those that pull from it. `apply_sharding` is for one
+    pipe of a chain only, and the filter is that.
+    """
+    found: ShardingFilter | None = _owner(ShardingFilter.__iter__, ShardingFilter.__len__)
+    return found
+
+
+def is_running(module: str) -> bool:
+    """Whether code of a module, or of one in it, is running up the stack."""
+    names = (str(frame.f_globals.get("__name__")) for frame in _frames())
+    return any(name == module or name.startswith(f"{module}.") for name in names)
+
+
+def _owner(*methods: Callable[..., Any]) -> Any:
+    """The object that the nearest of these methods, as torch defines them, is running on.
+
+    Only that frame's local variables are looked at. Before Python 3.13 looking at them refers to
+    all that they hold until the frame ends or is looked at again: in a training loop, to a batch.
+    """
+    codes = {inspect.unwrap(method).__code__ for method in methods}
+    return next((f.f_locals["self"] for f in _frames() if f.f_code in codes), None)
+
+
+def _frames() -> Iterator[FrameType]:
+    frame = sys._getframe().f_back
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

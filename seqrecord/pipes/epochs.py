@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import operator
+import os
+import weakref
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from multiprocessing.context import get_spawning_popen
 from typing import Any
+
+from torch.utils.data import get_worker_info
 
 from seqrecord.engine import Engine
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError, StateError
+from seqrecord.pipes.counter import EpochCounter
 from seqrecord.pipes.loader import Clip, ClipLoader
+from seqrecord.pipes.states import Part, State, parse_settings
 from seqrecord.plan import Split
 
 __all__ = ["Epochs"]
 
-_STATE_VERSION = 1
-_STATE_KEYS = {"version", "epoch", "batch", "split", "fingerprint"}
-_MAX_INTEGER = 1 << 63  # exclusive
-_MAX_SPLITS = 1 << 31  # exclusive
+_MAX_EPOCH = (1 << 63) - 1
 
 
 class Epochs:
@@ -27,28 +33,48 @@ class Epochs:
     iteration is of the epoch after the one that was begun before, whether that was left early or
     not; only after `load` one goes on inside an epoch. One iteration runs at a time: a new one
     ends the engine of the one before.
+
+    Copies in a DataLoader's worker processes and the object that they are copies of know by a
+    counter which epoch was begun last. In the worker processes an epoch begins when an iteration
+    is made. All other copies go their own way.
     """
 
     def __init__(self, loader: ClipLoader) -> None:
         self.loader = loader
         self._epoch = 0
         self._batch = 0  # delivered; more than 0 only in an epoch that was begun, or loaded
-        self._split: Split | None = None  # of the batches counted
+        self._part: Part | None = None  # of the batches counted
         self._begun = False  # batches of this epoch were asked for
         self._ended = False  # … and there are no more
         self._offered = False  # an iteration of this epoch was made, and maybe not begun
+        self._loaded: int | None = None  # the process that loaded this position, until it is begun
+        self._in_workers = False  # it is they who have begun this epoch
         self._iteration: object = None  # the one that moves the position
         self._engine: Engine | None = None
         self._stats = EngineStats()
         self._dropped = 0  # clips of the split that `drop_last` leaves out
         self._repeated = 0  # clips of the split that another one gives too
+        self._counter: EpochCounter | None = None
+        self._note = b""  # the settings of the state that was loaded, for workers to come
+        _alive.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_engine": None, "_iteration": None}
+        self._follow_workers()
+        # Who is sent to a process that is being started counts with it; other copies do not.
+        counter = self._share() if get_spawning_popen() is not None else None
+        return {**self.__dict__, "_engine": None, "_iteration": None, "_counter": counter}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        _alive.add(self)
 
     @property
     def current(self) -> int:
-        """The epoch that runs, or if none does the next one."""
+        """The epoch that runs, or if none does the next one; that too while worker processes run.
+
+        For them it is the one after that which they have begun last.
+        """
+        self._follow_workers()
         return self._epoch + (self._begun and self._engine is None)
 
     def iterate(self, split: Split, threads: int | None = None) -> Iterator[Clip]:
@@ -61,79 +87,88 @@ class Epochs:
             self._engine.close()  # its memory must be free before the next one's is taken
             self._engine = None
             self._stats.trace.close()
-        if self._begun or self._is_over(split):
-            self.set_epoch(self._epoch + 1)
-        if self._batch and self._split != split:
-            assert self._split is not None, "batches were counted of some split"
+        part = _part_of(split)
+        self._follow_workers()
+        if (worker := get_worker_info()) is not None and self._counter is not None:
+            self._begin_with_others(self._counter, worker.id, worker.seed - worker.id)
+        elif self._begun or self._is_over(part):
+            self._go_to(self._epoch + 1)
+        if self._batch and self._part != part:
             raise StateError(
                 "the saved state is in the middle of an epoch that was split otherwise",
-                expected=f"part {split.index} of {split.count}",
-                got=f"part {self._split.index} of {self._split.count}",
+                expected=part,
+                got=self._part,
             )
-        self._split, self._offered = split, True
+        self._part, self._offered = part, True
         self._iteration = iteration = object()
         return self._run(iteration, split, threads)
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is of this epoch, from its start; one that runs goes on as it is."""
+        """The next iteration is of this epoch, from its start; one that runs goes on as it is.
+
+        If a position in this epoch was loaded, and not yet begun, it stays.
+        """
         try:
             epoch = operator.index(epoch)
         except TypeError:
             epoch = -1
-        if not 0 <= epoch < _MAX_INTEGER:
-            raise ClipError("not an epoch", expected=f"an integer of 0 to {_MAX_INTEGER - 1}")
-        self._epoch, self._batch, self._split = epoch, 0, None
-        self._begun = self._ended = self._offered = False
-        self._iteration = None
+        _check_epoch(epoch)
+        self._follow_workers()
+        if epoch != self._epoch or self._begun or self._loaded is None:
+            self._go_to(epoch)
+            if get_worker_info() is not None:
+                self._loaded = os.getpid()  # it holds for this worker's next iteration
+        self._publish()
 
-    def skip_epochs(self, count: int) -> None:
-        """So many epochs were run elsewhere."""
-        if count:
-            self.set_epoch(self._epoch + count + self._begun)
-
-    def state(self, split: Split, *, in_worker: bool = False) -> dict[str, Any]:
+    def state(self, split: Split, *, at_end: bool = False) -> dict[str, Any]:
         """The position, as JSON; `split` names the part where no iteration has.
 
-        After an epoch's end that is the start of the next one. But a DataLoader's worker may have
-        come to the end of its part while others have not: there it is the end.
-        """
-        part = self._split or split
-        over = self._ended and not in_worker
-        return {
-            "version": _STATE_VERSION,
-            "epoch": self._epoch + over,
-            "batch": 0 if over else self._batch,
-            "split": [part.index, part.count],
-            "fingerprint": self.loader.fingerprint(part.count),
-        }
+        After an epoch's end that is the start of the next one, unless `at_end` keeps it at the
+        end. A DataLoader's worker stays there, for others may not have come to their end.
 
-    def load(self, state: Mapping[str, Any]) -> None:
+        Raises `StateError` where worker processes have the position.
+        """
+        self._follow_workers()
+        if self._in_workers:
+            raise StateError(
+                "the position is in a DataLoader's worker processes, which this process cannot see",
+                expected="torchdata's StatefulDataLoader(SeqRecordStream(…), batch_size=None, …), "
+                "whose state_dict() has it; or num_workers=0, for this loader has threads of its "
+                "own",
+                got=f"a state_dict() asked for while workers run, or have run, epoch {self._epoch}",
+            )
+        part = self._part or _part_of(split)
+        over = self._ended and not at_end and get_worker_info() is None
+        return State(
+            epoch=self._epoch + over,
+            batch=0 if over else self._batch,
+            part=part,
+            settings=self.loader.settings(part.split.count),
+            request=self.loader.request(),
+            episodes=self.loader.selection.identity,
+        ).to_json()
+
+    def load(self, state: Mapping[str, Any], split: Split) -> None:
         """Take up a position: the next iteration goes on right after the batches delivered.
 
-        Raises `StateError` for a state of another dataset, of other settings, or of no loader;
-        the position is then as it was.
+        This epoch and those after it have the settings that the state says, where memory and
+        defaults would have chosen others. `split` is the one that an iteration would have.
+
+        Raises `StateError` for a state of another dataset, of other settings, or of no loader, and
+        `MemoryLimitError` for one whose settings do not fit; the position is then as it was.
         """
-        epoch, batch, split = _parse(state)
-        try:
-            fingerprint = self.loader.fingerprint(split.count)
-            if state["fingerprint"] != fingerprint:
-                raise StateError(
-                    "the saved state is of another dataset or of other settings",
-                    file=self.loader.selection.dataset.url,
-                    expected=fingerprint,
-                    got=state["fingerprint"][:64],
-                )
-            num_batches = self.loader.plan(epoch, split).num_batches
-        except ClipError as error:
-            raise StateError(f"the saved state is of no epoch: {error}") from error
-        if batch > num_batches:
-            raise StateError(
-                "the saved state is beyond the end of its epoch",
-                expected=f"at most {num_batches} batches",
-                got=batch,
-            )
-        self.set_epoch(epoch)
-        self._batch, self._split = batch, split
+        saved = State.parse(state)
+        self.loader.check_state(saved)
+        part, batch, note = saved.part, saved.batch, b""
+        if batch or part.split.count == split.count:
+            with self.loader.adopting(saved.settings, part.split.count):
+                self._check_batch(saved)
+            said = {"num_splits": part.split.count, "settings": asdict(saved.settings)}
+            note = json.dumps(said).encode()
+        self._go_to(saved.epoch)
+        self._batch, self._part, self._note = batch, part if batch else None, note
+        self._loaded = os.getpid()
+        self._publish()
 
     def stats(self) -> dict[str, Any]:
         """What the last iteration has done so far, and what holds it up, in words."""
@@ -149,8 +184,11 @@ class Epochs:
     def _run(self, iteration: object, split: Split, threads: int | None) -> Iterator[Clip]:
         if self._iteration is not iteration:
             raise ClipError("this iteration was ended: another one has begun")
-        self._begun = True
+        self._begun, self._loaded = True, None
+        self._publish()
         plan = self.loader.plan(self._epoch, split)
+        # Without `equal`, another rank may have had a batch more than this one has.
+        self._batch = min(self._batch, plan.num_batches)
         trace = self.loader.trace()
         self._stats = EngineStats(trace=trace)
         self._dropped, self._repeated = plan.num_dropped, plan.num_repeated
@@ -174,54 +212,105 @@ class Epochs:
             if self._engine is engine:
                 self._engine = None
 
-    def _is_over(self, split: Split) -> bool:
+    def _go_to(self, epoch: int) -> None:
+        """To the start of an epoch."""
+        _check_epoch(epoch)
+        self._epoch, self._batch, self._part = epoch, 0, None
+        self._begun = self._ended = self._offered = self._in_workers = False
+        self._iteration = self._loaded = None
+
+    def _is_over(self, part: Part) -> bool:
         """Whether a position was loaded where no batch is left, and an iteration offered since.
 
-        A DataLoader makes one iteration when it takes up a state and, if that was of an epoch that
-        had ended, another one for the next epoch.
+        A loader makes one iteration when it takes up a state and, if that was of an epoch that had
+        ended, another one for the next epoch.
         """
-        if not (self._offered and self._batch and self._split == split):
+        if not (self._offered and self._batch and self._part == part):
             return False
-        return self._batch == self.loader.plan(self._epoch, split).num_batches
+        return self._batch == self.loader.plan(self._epoch, part.split).num_batches
+
+    def _check_batch(self, state: State) -> None:
+        try:
+            num_batches = self.loader.plan(state.epoch, state.part.split).num_batches
+        except ClipError as error:
+            raise StateError(f"the saved state is of no epoch: {error}") from error
+        if state.batch > num_batches:
+            raise StateError(
+                "the saved state is beyond the end of its epoch",
+                expected=f"at most {num_batches} batches",
+                got=state.batch,
+            )
+
+    # ---- with worker processes
+
+    def _share(self) -> EpochCounter | None:
+        """The counter that goes to processes which this one starts."""
+        if get_worker_info() is None and not self._owns_counter():
+            self._counter = EpochCounter(self._epoch + self._begun)
+        return self._counter
+
+    def _owns_counter(self) -> bool:
+        """Whether this process is the one whose workers count there.
+
+        A process that was itself started with the counter, as ranks are by a launcher, but is no
+        worker, gets one of its own.
+        """
+        return self._counter is not None and self._counter.owner == os.getpid()
+
+    def _publish(self) -> None:
+        """Let workers of later turns know where this process is."""
+        if self._counter is not None and self._owns_counter():
+            self._counter.set_next(self._epoch + self._begun)
+
+    def _follow_workers(self) -> None:
+        """Take note of the epoch that workers have begun since this process has last published."""
+        if self._counter is None or not self._owns_counter():
+            return
+        if (epoch := self._counter.begun()) is not None:
+            self._go_to(epoch)
+            self._begun = self._in_workers = True
+            self._adopt(self._counter.note())
+
+    def _begin_with_others(self, counter: EpochCounter, worker: int, seed: int) -> None:
+        """Begin an epoch in a worker process: the one that was loaded here, else the next one."""
+        loaded = self._loaded == os.getpid()
+        if loaded:
+            epoch = counter.begin(worker, seed, self._epoch, self._note)
+        else:
+            epoch = counter.begin(worker, seed)
+            self._adopt(counter.note())
+        if self._begun or epoch != self._epoch:
+            self._go_to(epoch)
+        self._loaded = None
+
+    def _adopt(self, note: bytes) -> None:
+        """Keep the settings of a state that workers have loaded, and that they have left a note of.
+
+        A StatefulDataLoader hands a state to one epoch's workers; those of the next one start as
+        copies of an object that has not seen it.
+        """
+        if note and note != self._note:
+            said = json.loads(note)
+            self.loader.adopt(parse_settings(said["settings"]), said["num_splits"])
+            self._note = note
 
 
-def _parse(state: object) -> tuple[int, int, Split]:
-    """Epoch, batch and split of a state; `StateError` for what no loader has saved."""
-    if not isinstance(state, Mapping) or set(state) != _STATE_KEYS:
-        raise StateError(
-            "not a state of a seqrecord loader",
-            expected=f"a dict of {', '.join(sorted(_STATE_KEYS))}",
-            got=_shown(state),
-        )
-    if state["version"] != _STATE_VERSION or isinstance(state["version"], bool):
-        raise StateError(
-            "a state of another version", expected=_STATE_VERSION, got=_shown(state["version"])
-        )
-    if not isinstance(state["fingerprint"], str):
-        raise StateError("a state's fingerprint is not text", got=_shown(state["fingerprint"]))
-    split = state["split"]
-    if not isinstance(split, (list, tuple)) or len(split) != 2:
-        raise StateError("a state's split is not two integers", got=_shown(split))
-    index, count = _integer("split", split[0]), _integer("split", split[1])
-    if not index < count < _MAX_SPLITS:
-        raise StateError(
-            "a state's split makes no sense", expected="index < count", got=_shown(split)
-        )
-    return _integer("epoch", state["epoch"]), _integer("batch", state["batch"]), Split(index, count)
+def _part_of(split: Split) -> Part:
+    worker = get_worker_info()
+    return Part.of(split, worker.id, worker.num_workers) if worker else Part.of(split, 0, 1)
 
 
-def _integer(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MAX_INTEGER:
-        raise StateError(
-            f"a state's {name} is out of range",
-            expected=f"an integer of 0 to {_MAX_INTEGER - 1}",
-            got=_shown(value),
-        )
-    return value
+def _check_epoch(epoch: int) -> None:
+    if not 0 <= epoch <= _MAX_EPOCH:
+        raise ClipError("not an epoch", expected=f"an integer of 0 to {_MAX_EPOCH}")
 
 
-def _shown(value: object) -> str:
-    try:
-        return repr(value)[:200]
-    except ValueError:  # an integer of more digits than Python likes to print
-        return f"a {type(value).__name__} too long to show"
+_alive: weakref.WeakSet[Epochs] = weakref.WeakSet()
+
+
+def _share_all() -> None:
+    for epochs in list(_alive):
+        epochs._share()
+
+
+os.register_at_fork(before=_share_all)

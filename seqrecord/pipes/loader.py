@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import operator
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cached_property
 from os import PathLike
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
@@ -23,11 +21,12 @@ from seqrecord.engine.filling import Batch
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.trace import Trace, trace_path
 from seqrecord.engine.workspace import Workspaces
-from seqrecord.errors import ClipError
+from seqrecord.errors import ClipError, StateError
 from seqrecord.frames import FrameTransform
 from seqrecord.pipes.distributed import Ranks
-from seqrecord.pipes.memory import Fit, FrameSizes, fit
+from seqrecord.pipes.memory import Fit, FrameSizes, fit, fit_given
 from seqrecord.pipes.selection import ClipSelection
+from seqrecord.pipes.states import State, shown
 from seqrecord.plan import EpochPlan, PlanSettings, Split, check_drop_last
 from seqrecord.reader import Dataset, EpisodeFilter
 from seqrecord.storage import StorageLike, local_path
@@ -80,14 +79,16 @@ class ClipLoader:
         trace: str | PathLike[str] | None = None,
     ) -> None:
         self.batch_size = None if batch_size is None else _positive("batch_size", batch_size)
-        self._settings = PlanSettings(
-            shuffle=bool(shuffle),
-            seed=_integer("seed", seed),
-            batch_size=self.batch_size,
-            drop_last=bool(drop_last),
-            equal=bool(equal),
-            rotate_phase=bool(rotate_phase) and stride != 1,
-        )
+        asked: dict[str, Any] = {
+            "shuffle": bool(shuffle),
+            "seed": _integer("seed", seed),
+            "batch_size": self.batch_size,
+            "drop_last": bool(drop_last),
+            "equal": bool(equal),
+            "rotate_phase": bool(rotate_phase) and stride != 1,
+        }
+        self._asked = tuple(asked)  # the other settings are chosen
+        self._settings = PlanSettings(**asked)
         self._shuffle_buffer = _positive("shuffle_buffer", shuffle_buffer)
         self._open_episodes = (
             None if open_episodes is None else _positive("open_episodes", open_episodes)
@@ -216,37 +217,81 @@ class ClipLoader:
         first = {name: item[0] for name, item in features.items()}
         return {**first, "episode": keys[0], "start": int(batch.start[0])}
 
-    def fingerprint(self, num_splits: int) -> str:
-        """SHA-256 of all that decides on the clips and their order in so many splits.
+    def settings(self, num_splits: int) -> PlanSettings:
+        """The settings of an epoch in so many splits, all of them chosen."""
+        return self._fit(num_splits).settings
 
-        That is what the dataset holds, which of it is selected, and how it is walked; not where
-        it lies, nor how fast, with how many threads or in how much memory it is read, as long as
-        the order is the same.
+    def adopt(self, settings: PlanSettings, num_splits: int) -> None:
+        """Keep these settings for epochs in so many splits, instead of those that memory suggests.
+
+        Raises `MemoryLimitError`, which says the least that would do, where they do not fit.
         """
-        settings = asdict(self._fit(num_splits).settings)
-        if not self._settings.shuffle:
-            for name in ("seed", "open_episodes", "block_frames", "run_frames"):
-                del settings[name]
-        said = json.dumps([self._selected, settings], sort_keys=True)
-        return hashlib.sha256(said.encode()).hexdigest()
+        self._fits[num_splits] = fit_given(
+            self.selection, settings, self._sizes, memory_limit=self._memory_limit
+        )
 
-    @cached_property
-    def _selected(self) -> list[Any]:
-        selection, digest = self.selection, hashlib.sha256()
-        for column in (
-            selection.clips.episode,
-            selection.clips.first_start,
-            selection.clips.count,
-        ):
-            digest.update(np.ascontiguousarray(column, "<i8").tobytes())
-        arrays = {name: str(spec) for name, spec in selection.arrays.items()}
-        return [
-            selection.dataset.fingerprint,
-            sorted(selection.dataset.features),
-            asdict(selection.spec),
-            sorted(arrays.items()),
-            digest.hexdigest(),
-        ]
+    @contextmanager
+    def adopting(self, settings: PlanSettings, num_splits: int) -> Iterator[None]:
+        """`adopt`, unless the block raises."""
+        before = dict(self._fits)
+        self.adopt(settings, num_splits)
+        try:
+            yield
+        except BaseException:
+            self._fits = before
+            raise
+
+    def request(self) -> dict[str, Any]:
+        """What was asked for beside the settings that plans have, as JSON."""
+        spec = self.selection.spec
+        return {
+            "clip_len": spec.length,
+            "stride": spec.stride,
+            "dilation": spec.dilation,
+            "features": sorted(self.selection.dataset.features),
+            "frame_transform": {name: str(a) for name, a in sorted(self.selection.arrays.items())},
+            "shuffle_buffer": self._shuffle_buffer,
+        }
+
+    def check_state(self, state: State) -> None:
+        """Raise `StateError` for a state of other clips or another order, and say what differs.
+
+        What memory and defaults have chosen may differ, and where the dataset lies, how fast, with
+        how many threads or in how much memory it is read; what was asked for may not.
+        """
+        saved, asked = asdict(state.settings), asdict(self._settings)
+        now = {name: asked[name] for name in self._asked}
+        if self._open_episodes is not None:
+            now["open_episodes"] = self._open_episodes
+        request = self.request()
+        if request["shuffle_buffer"] is None:
+            del request["shuffle_buffer"]
+        saved, now = {**state.request, **saved}, {**request, **now}
+        if not self._settings.shuffle and saved["shuffle"] is False:
+            for name in ("seed", "open_episodes", "shuffle_buffer"):
+                now.pop(name, None)
+        differ = [name for name in now if name not in saved or saved[name] != now[name]]
+        if "features" in differ and "frame_transform" in differ:
+            differ.remove("frame_transform")  # its arrays are the features
+        url, identity = self.selection.dataset.url, self.selection.identity
+        if differ:
+            raise StateError(
+                f"the saved state is of other settings: {', '.join(differ)}",
+                file=url,
+                expected=", ".join(f"{name}={now[name]!r}" for name in differ),
+                got=", ".join(f"{name}={shown(saved.get(name))}" for name in differ),
+            )
+        if state.episodes["digest"] != identity["digest"]:
+            same = state.episodes["dataset"] == identity["dataset"]
+            raise StateError(
+                "the saved state is of other episodes of this dataset"
+                if same
+                else "the saved state is of another dataset, or this one has changed: select the "
+                "state's episodes, if they are still the same",
+                file=url,
+                expected=_describe(identity),
+                got=_describe(state.episodes),
+            )
 
     def _find_device(self) -> torch.device | None:
         if self.device is None:
@@ -276,6 +321,11 @@ class ClipLoader:
     @cached_property
     def _sizes(self) -> FrameSizes:
         return FrameSizes.of(self.selection, self.batch_size)
+
+
+def _describe(episodes: Mapping[str, Any]) -> str:
+    count, frames, digest = (shown(episodes[name]) for name in ("count", "frames", "digest"))
+    return f"{count} episodes of {frames} frames, digest {digest}"
 
 
 def _integer(name: str, value: Any) -> int:

@@ -17,7 +17,7 @@ from seqrecord.plan.budget import default_settings, least_resident_frames
 from seqrecord.plan.phases import typical_table
 from seqrecord.units import format_size
 
-__all__ = ["Fit", "FrameSizes", "fit"]
+__all__ = ["Fit", "FrameSizes", "fit", "fit_given"]
 
 _PREFETCH = 2  # batches that are filled or wait, where memory allows
 _CONSUMER = 2  # batches that the consumer has: the one in its hands and the one it drops for it
@@ -118,9 +118,42 @@ def fit(
         return Fit(fitted, sizes, rows, prefetch, loads, resident)
     cursors = open_episodes if settings.shuffle else None
     least_rows = least_resident_frames(table, episodes, cursors, any_phase=settings.rotate_phase)
+    raise _too_small(
+        "memory_limit is too small for these clips", selection, sizes, least_rows, memory_limit
+    )
+
+
+def fit_given(
+    selection: ClipSelection, settings: PlanSettings, sizes: FrameSizes, *, memory_limit: int
+) -> Fit:
+    """Memory for settings that are given, those of a saved state: they are the order's.
+
+    Raises `MemoryLimitError`, which says the least that would do, where they do not fit.
+    """
+    table, episodes = selection.clips, selection.dataset.episode_table
+    if selection.phases is not None:
+        table = typical_table(table, selection.spec.stride)
+    resident, _ = resident_bound(table, episodes, settings)
+    for prefetch, loads, share in _preferences(sizes, memory_limit):
+        rows = (memory_limit - sizes.beside_arena(prefetch, loads)) // sizes.frame
+        if int(rows / share) >= resident:
+            most = resident if settings.rotate_phase else None
+            return Fit(settings, sizes, rows, prefetch, loads, most)
+    raise _too_small(
+        "memory_limit is too small for the order of the saved state",
+        selection,
+        sizes,
+        resident,
+        memory_limit,
+    )
+
+
+def _too_small(
+    message: str, selection: ClipSelection, sizes: FrameSizes, least_rows: int, memory_limit: int
+) -> MemoryLimitError:
     least = least_rows * sizes.frame + sizes.beside_arena(1, 1)
-    raise MemoryLimitError(
-        "memory_limit is too small for these clips",
+    return MemoryLimitError(
+        message,
         file=selection.dataset.url,
         expected=(
             f"at least {least} bytes ({format_size(least)}): {least_rows} frames, "

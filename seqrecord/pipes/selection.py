@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from os import PathLike
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from seqrecord.clips import (
@@ -18,6 +20,7 @@ from seqrecord.clips import (
 )
 from seqrecord.errors import ClipError
 from seqrecord.frames import ArraySpec, FrameTransform, add_place, apply_transform
+from seqrecord.order import IntArray
 from seqrecord.pipes.notices import say_once
 from seqrecord.plan import Phases
 from seqrecord.reader import Dataset, EpisodeFilter, open_dataset
@@ -27,6 +30,8 @@ from seqrecord.wording import counted
 __all__ = ["ClipSelection"]
 
 _RESERVED = ("episode", "start")  # what a clip tells of itself
+
+_CHUNKS_AT_ONCE = 1 << 16
 
 
 class ClipSelection:
@@ -42,6 +47,7 @@ class ClipSelection:
 
     dataset: Dataset  # with the requested features only
     spec: ClipSpec
+    selected: IntArray  # rows of the selected episodes
     clips: ClipTable
     phases: Phases | None = None  # those that epochs have in turn
     left_out: str  # what would be clips, or has none, in words; empty if nothing is
@@ -79,13 +85,13 @@ class ClipSelection:
             )
         self.frame_transform = frame_transform
         table, missing = self.dataset.episode_table, self.dataset.missing_frames()
-        selected = self.dataset.find_episodes(episodes)
+        self.selected = self.dataset.find_episodes(episodes)
         every = replace(self.spec, stride=1) if rotate_phase else self.spec
-        self.clips = enumerate_clips(every, table, selected, missing)
-        self.left_out = self._left_out(selected)
+        self.clips = enumerate_clips(every, table, self.selected, missing)
+        self.left_out = self._left_out()
         if every != self.spec:
             self.phases = Phases.of(self.clips, self.spec.stride)
-            self._selected, self._missing = selected, missing
+            self._missing = missing
             self._last: ClipTable | None = None  # that `clips_of` has made
         if not self.clips.num_clips:
             raise ClipError(
@@ -106,7 +112,7 @@ class ClipSelection:
             self._last = enumerate_clips(
                 replace(self.spec, phase=phase),
                 self.dataset.episode_table,
-                self._selected,
+                self.selected,
                 self._missing,
             )
         return self._last
@@ -120,6 +126,35 @@ class ClipSelection:
         """The key of an episode, by its row."""
         return str(self.dataset.index.keys[episode].as_py())
 
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What tells the selected episodes from others, as JSON, whatever else the dataset holds.
+
+        The digest is of their rows, keys, lengths, and pages of the requested features.
+        """
+        index, rows = self.dataset.index, self.selected
+        columns = [index.schema.position(name) for name in sorted(self.dataset.features)]
+        keys = index.keys.take(rows).to_pylist()
+        digest = hashlib.sha256(json.dumps(keys, separators=(",", ":")).encode())
+        counts = index.num_chunks[rows]
+        for numbers in (rows, index.num_frames[rows], index.chunk_frames[rows], counts):
+            digest.update(np.ascontiguousarray(numbers, "<i8").data)
+        blocks = np.cumsum(counts) // _CHUNKS_AT_ONCE
+        for block in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(blocks)) + 1):
+            count = counts[block]
+            first = index.first_chunk[rows[block]] - (np.cumsum(count) - count)
+            chunk = np.repeat(first, count) + np.arange(int(count.sum()))
+            for table in (index.page_length, index.page_crc32c):
+                digest.update(np.ascontiguousarray(table[chunk[:, None], columns], "<u4").data)
+        for numbers in self._gaps(columns):
+            digest.update(np.ascontiguousarray(numbers, "<u8").data)
+        return {
+            "count": len(rows),
+            "frames": int(index.num_frames[rows].sum()),
+            "digest": digest.hexdigest(),
+            "dataset": self.dataset.fingerprint,
+        }
+
     def describe(self) -> str:
         """A line for people, and one for each feature with its dtype and shape in a clip."""
         turns = f" in turns of {len(self.phases)} epochs" if self.phases is not None else ""
@@ -130,8 +165,9 @@ class ClipSelection:
             lines.append(f"{name}: {ArraySpec(spec.dtype, (self.spec.length, *spec.shape))}")
         return "\n  ".join(lines)
 
-    def _left_out(self, selected: npt.NDArray[np.int64]) -> str:
-        clips, said = self.clips, []
+    def _left_out(self) -> str:
+        clips, selected = self.clips, self.selected
+        said = []
         if clips.num_short_episodes:
             said.append(
                 f"{clips.num_short_episodes:,} of {counted(len(selected), 'episode')}, too short "
@@ -149,6 +185,17 @@ class ClipSelection:
                 f"{', '.join(lacking)}"
             )
         return "; ".join(said)
+
+    def _gaps(self, columns: list[int]) -> list[IntArray]:
+        """Of each gap of the selected episodes: episode, chunk in it, feature, what is present."""
+        index = self.dataset.index
+        gaps = index.gaps[np.isin(index.gaps["feature"], columns)]
+        chunk = gaps["chunk"].astype(np.int64)
+        episode = np.searchsorted(index.first_chunk, chunk, side="right") - 1
+        some = np.isin(episode, self.selected)
+        chunk -= index.first_chunk[episode]
+        feature = np.searchsorted(np.sort(columns), gaps["feature"])
+        return [numbers[some] for numbers in (episode, chunk, feature, gaps["present"])]
 
     def _look(self) -> dict[str, ArraySpec]:
         if self.frame_transform is None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_worker_info
-from torch.utils.data.datapipes.iter import ShardingFilter
+from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
 from torchdata.nodes import BaseNode
 
 from seqrecord.clips import ClipTable
 from seqrecord.frames import FrameTransform
-from seqrecord.pipes.callers import find_caller
+from seqrecord.pipes.callers import find_filter, find_loader, is_running
 from seqrecord.pipes.clip_dataset import SeqRecordDataset
 from seqrecord.pipes.distributed import worker_threads
 from seqrecord.pipes.epochs import Epochs
@@ -101,12 +101,12 @@ class _Streaming:
         With `rotate_phase`, here and in `num_clips` and `len`, of the epoch that runs, or if none
         does of the next one.
         """
-        return self._epochs.loader.clips(self._current_epoch())
+        return self._epochs.loader.clips(self._epochs.current)
 
     @property
     def num_clips(self) -> int:
         """Clips of an epoch over all ranks and workers, each counted once."""
-        return self._epochs.loader.num_clips(self._current_epoch())
+        return self._epochs.loader.num_clips(self._epochs.current)
 
     def __len__(self) -> int:
         """Batches of an epoch that this rank delivers; clips without a `batch_size`.
@@ -114,12 +114,12 @@ class _Streaming:
         In a DataLoader's worker, those of the worker. Asked by a DataLoader, those of all of its
         workers.
         """
-        loader = find_caller(DataLoader)
+        loader = find_loader()
         if get_worker_info() is None and loader is not None and loader.num_workers > 1:
             splits = self._splits_of_workers(loader.num_workers)
         else:
             splits = [self._split()]
-        epoch = self._current_epoch()
+        epoch = self._epochs.current
         return sum(self._epochs.loader.plan(epoch, split).num_batches for split in splits)
 
     def set_epoch(self, epoch: int) -> None:
@@ -128,7 +128,7 @@ class _Streaming:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the iteration is: a few integers, and a fingerprint of dataset and settings."""
-        return self._epochs.state(self._split(), in_worker=get_worker_info() is not None)
+        return self._epochs.state(self._split())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on there with the next iteration: re-reads what was resident, replays nothing.
@@ -137,7 +137,7 @@ class _Streaming:
         an epoch the number of ranks and workers counts as a setting, and the next iteration raises
         the error.
         """
-        self._epochs.load(state_dict)
+        self._epochs.load(state_dict, self._split())
 
     def stats(self) -> dict[str, Any]:
         """What the last iteration of this process has done.
@@ -162,9 +162,6 @@ class _Streaming:
 
     def _splits_of_workers(self, num_workers: int) -> list[Split]:
         return self._epochs.loader.ranks.splits_of_workers(num_workers)
-
-    def _current_epoch(self) -> int:
-        return self._epochs.current
 
     def _iterate(self) -> Iterator[Clip]:
         return self._epochs.iterate(self._split(), worker_threads())
@@ -243,30 +240,20 @@ class SeqRecordPipe(_Streaming, IterDataPipe[Clip]):
     logger `seqrecord` says how many, once, and `repr` and `stats` do.
     """
 
-    _loader_seed: int | None = None  # that a DataLoader has set last
-    _loader_seeds = 0  # how many different ones since the last iteration
+    _warned = False
 
     def __iter__(self) -> Iterator[Clip]:
-        # A DataLoader without persistent workers iterates over copies of this pipe. They know of
-        # the epochs before by the seeds that it has set: two an epoch, the second the workers' too.
-        self._epochs.skip_epochs(max(0, self._loader_seeds - 1) // 2)
-        self._loader_seeds = 0
         return self._iterate()
 
-    def set_epoch(self, epoch: int) -> None:
-        """The next iteration is of this epoch, from its start. Epochs advance by themselves too."""
-        super().set_epoch(epoch)
-        self._loader_seeds = 0
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on there with the next iteration; see `SeqRecordStream`."""
-        super().load_state_dict(state_dict)
-        self._loader_seeds = 0
-
-    def set_seed(self, seed: int) -> SeqRecordPipe:
+    def set_seed(self, seed: int) -> SeqRecordPipe:  # noqa: ARG002
         """Called by a `DataLoader` when an epoch begins. The order is that of the pipe's seed."""
-        self._loader_seeds += seed != self._loader_seed
-        self._loader_seed = seed
+        if not self._warned and is_running("torchdata.stateful_dataloader"):
+            self._warned = True
+            warnings.warn(
+                "StatefulDataLoader cannot save where a DataPipe is, nor which epoch it is in: "
+                "what it resumes is another order. It resumes SeqRecordStream exactly.",
+                stacklevel=2,
+            )
         return self
 
     def set_shuffle(self, shuffle: bool = True) -> SeqRecordPipe:
@@ -275,20 +262,12 @@ class SeqRecordPipe(_Streaming, IterDataPipe[Clip]):
         return self
 
     def _split(self) -> Split:
-        sharding, ranks = find_caller(ShardingFilter), self._epochs.loader.ranks
+        sharding, ranks = find_filter(), self._epochs.loader.ranks
         return ranks.split() if sharding is None else ranks.split_beside(sharding.num_of_instances)
-
-    def _current_epoch(self) -> int:
-        # In the process of a loader whose workers have copies, it has begun all of its epochs. It
-        # sets two seeds an epoch, and one where workers persist, but for the first.
-        loader = find_caller(DataLoader)
-        if loader is not None and loader.persistent_workers:
-            return self._epochs.current + max(0, self._loader_seeds - 1)
-        return self._epochs.current + self._loader_seeds // 2
 
     def _splits_of_workers(self, num_workers: int) -> list[Split]:
         # A filter gives to the workers together what it gives to a process that has none.
-        if find_caller(ShardingFilter) is not None:
+        if find_filter() is not None:
             return [self._split()]
         return super()._splits_of_workers(num_workers)
 
@@ -317,7 +296,7 @@ class SeqRecordNode(_Streaming, BaseNode[Clip]):  # type: ignore[misc]
         super().reset(initial_state)
         self._iterator = None  # ends the threads of an iteration that was left early
         if initial_state is not None:
-            self._epochs.load(initial_state)
+            self._epochs.load(initial_state, self._split())
         self._iterator = self._iterate()
 
     def next(self) -> Clip:
@@ -326,6 +305,11 @@ class SeqRecordNode(_Streaming, BaseNode[Clip]):  # type: ignore[misc]
             self._iterator = self._iterate()
         return next(self._iterator)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Where the iteration is; at an epoch's end the end: `reset` with it gives nothing."""
+        state: dict[str, Any] = BaseNode.state_dict(self)
+        return state
+
     def get_state(self) -> dict[str, Any]:
         """As `state_dict`."""
-        return self._epochs.state(self._split())
+        return self._epochs.state(self._split(), at_end=True)
