@@ -245,6 +245,7 @@ class Epochs:
 
     def _share(self) -> EpochCounter | None:
         """The counter that goes to processes which this one starts."""
+        self._follow_workers()
         if get_worker_info() is None and not self._owns_counter():
             self._counter = EpochCounter(self._epoch + self._begun)
         return self._counter

@@ -1,0 +1,295 @@
+"""Epochs in a DataLoader's worker processes: which one it is, and who knows of it."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import multiprocessing
+import os
+import pickle
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from seqrecord.errors import StateError
+from seqrecord.pipes import SeqRecordPipe, SeqRecordStream
+from seqrecord.pipes.counter import EpochCounter
+from seqrecord.plan import Split
+from tests.clip_data import digest, leaves_nothing, names, write_numbered
+from tests.resume_contract import check_resume
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+]
+SETTINGS: dict[str, Any] = {"clip_len": 3, "shuffle_buffer": 16, "seed": 2, "batch_size": 4}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_numbered(tmp_path_factory.mktemp("workers") / "records")
+
+
+def stream(path: Path, **changes: Any) -> SeqRecordStream:
+    return SeqRecordStream(path, **{**SETTINGS, "features": ["id"], **changes})
+
+
+def planned(path: Path, epoch: int, workers: int, **changes: Any) -> list[Any]:
+    """The batches of an epoch as a DataLoader gives them, each of its workers in turn."""
+    parts = []
+    for worker in range(workers):
+        alone = stream(path, **changes)
+        alone.set_epoch(epoch)
+        parts.append([names(b) for b in alone._epochs.iterate(Split(worker, workers))])
+    return [batch for turn in zip_longest(*parts) for batch in turn if batch]
+
+
+def run(loader: Any) -> list[Any]:
+    return [names(batch) for batch in loader]
+
+
+STARTS = [
+    ("fork", False, 3),
+    ("fork", True, 3),
+    ("forkserver", False, 2),
+    pytest.param("forkserver", True, 2, marks=pytest.mark.slow),
+    pytest.param("spawn", False, 2, marks=pytest.mark.slow),
+    pytest.param("spawn", True, 2, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("start", "persistent", "num_epochs"), STARTS)
+@pytest.mark.parametrize("loader_of", [DataLoader, StatefulDataLoader])
+def test_epochs_of_workers_are_those_of_the_plan(
+    path: Path, loader_of: Any, start: str, persistent: bool, num_epochs: int
+) -> None:
+    expected = [planned(path, epoch, 2) for epoch in range(num_epochs)]
+    gc.collect()
+    with leaves_nothing() if start == "fork" else _nothing():
+        loader = loader_of(
+            stream(path),
+            batch_size=None,
+            num_workers=2,
+            persistent_workers=persistent,
+            multiprocessing_context=start,
+        )
+        assert [run(loader) for _ in range(num_epochs)] == expected
+        del loader
+    assert expected[0] != expected[1]
+
+
+class _nothing:  # noqa: N801
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize("reseed", [True, False])
+def test_equal_seeds_are_not_taken_for_one_epoch(path: Path, reseed: bool) -> None:
+    data = stream(path)
+    for epoch in range(3):
+        if reseed:
+            torch.manual_seed(0)
+        generator = None if reseed else torch.Generator().manual_seed(7)
+        loader = DataLoader(data, batch_size=None, num_workers=2, generator=generator)
+        assert run(loader) == planned(path, epoch, 2)
+
+
+def test_an_epoch_left_early_in_workers_is_over(path: Path) -> None:
+    loader = StatefulDataLoader(stream(path), batch_size=None, num_workers=2)
+    for batch in loader:
+        assert names(batch) == planned(path, 0, 2)[0]
+        break
+    assert run(loader) == planned(path, 1, 2)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_set_epoch_reaches_workers(path: Path, persistent: bool) -> None:
+    data = stream(path)
+    loader = DataLoader(data, batch_size=None, num_workers=2, persistent_workers=persistent)
+    for epoch in (4, 5, 1, 1):
+        data.set_epoch(epoch)
+        assert run(loader) == planned(path, epoch, 2)
+    assert run(loader) == planned(path, 2, 2)
+    assert run(data) == planned(path, 3, 1)  # … and without workers
+    assert run(loader) == planned(path, 4, 2)
+
+
+def test_a_new_number_of_workers_goes_on_with_the_next_epoch(path: Path) -> None:
+    data = stream(path)
+    for epoch, workers in enumerate((2, 3, 1, 2)):
+        loader = DataLoader(data, batch_size=None, num_workers=workers)
+        assert run(loader) == planned(path, epoch, workers)
+
+
+class Wrapped(IterableDataset[Any]):
+    """What users write."""
+
+    def __init__(self, data: SeqRecordStream) -> None:
+        self.data = data
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.data
+
+
+def test_a_stream_inside_another_dataset(path: Path) -> None:
+    loader = DataLoader(Wrapped(stream(path)), batch_size=None, num_workers=2)
+    assert [run(loader) for _ in range(2)] == [planned(path, epoch, 2) for epoch in range(2)]
+
+
+def test_copies_go_their_own_way(path: Path) -> None:
+    data = stream(path)
+    loader = DataLoader(data, batch_size=None, num_workers=1)
+    run(loader)
+    for other in (copy.deepcopy(data), pickle.loads(pickle.dumps(data))):
+        assert run(other) == planned(path, 1, 1)
+        assert run(DataLoader(other, batch_size=None, num_workers=2)) == planned(path, 2, 2)
+    assert run(loader) == planned(path, 1, 1)
+
+
+def _rank(data: SeqRecordStream, rank: int, queue: Any) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2")
+    loader = DataLoader(data, batch_size=None, num_workers=1 + rank)
+    queue.put((rank, [run(loader) for _ in range(2 + rank)]))
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_ranks_that_were_sent_one_stream_count_alone(path: Path, method: str) -> None:
+    data = stream(path)
+    assert run(DataLoader(data, batch_size=None, num_workers=1)) == planned(path, 0, 1)
+    context: Any = multiprocessing.get_context(method)
+    queue = context.Queue()
+    ranks = [context.Process(target=_rank, args=(data, rank, queue)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    found = dict(queue.get(timeout=120) for _ in ranks)
+    for process in ranks:
+        process.join(60)
+    for rank, epochs in found.items():
+        for number, epoch in enumerate(epochs):
+            parts = []
+            for worker in range(1 + rank):
+                alone = stream(path)
+                alone.set_epoch(1 + number)
+                split = Split(rank * (1 + rank) + worker, 2 * (1 + rank))
+                parts.append([names(b) for b in alone._epochs.iterate(split)])
+            assert epoch == [b for turn in zip_longest(*parts) for b in turn if b]
+
+
+# ---- resuming
+
+
+@pytest.mark.parametrize(
+    ("start", "persistent"),
+    [
+        ("fork", False),
+        ("fork", True),
+        pytest.param("forkserver", False, marks=pytest.mark.slow),
+        pytest.param("spawn", True, marks=pytest.mark.slow),
+    ],
+)
+def test_resuming_with_workers(path: Path, start: str, persistent: bool) -> None:
+    check_resume(
+        lambda: StatefulDataLoader(
+            stream(path),
+            batch_size=None,
+            num_workers=2,
+            persistent_workers=persistent,
+            multiprocessing_context=start,
+        ),
+        num_epochs=3 if start == "fork" else 2,
+        positions=lambda n: [n // 2],
+    )
+
+
+def test_resuming_with_set_epoch(path: Path) -> None:
+    check_resume(
+        lambda: StatefulDataLoader(stream(path), batch_size=None, num_workers=2),
+        positions=lambda n: [n // 2],
+        set_epoch=lambda loader, epoch: loader.dataset.set_epoch(epoch),  # type: ignore[attr-defined]
+    )
+
+
+def test_the_settings_of_a_state_reach_the_workers_of_later_epochs(path: Path) -> None:
+    def loader(**changes: Any) -> Any:
+        return StatefulDataLoader(stream(path, **changes), batch_size=None, num_workers=2)
+
+    few = {"open_episodes": 3}
+    one = loader(**few)
+    iterator = iter(one)
+    next(iterator)
+    state = one.state_dict()
+    expected = run(iterator) + run(one) + run(one)
+    other = loader()
+    other.load_state_dict(state)
+    assert [batch for _ in range(3) for batch in run(other)] == expected
+    assert planned(path, 2, 2) != planned(path, 2, 2, **few)
+
+
+# ---- the state of the process that has the workers
+
+
+@pytest.mark.parametrize("kind", [SeqRecordPipe, SeqRecordStream])
+def test_a_state_asked_beside_workers_is_an_error(path: Path, kind: type[Any]) -> None:
+    data = kind(path, **SETTINGS)
+    loader = DataLoader(data, batch_size=None, num_workers=2)
+    start = data.state_dict()
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+        for asked in (data, copy.deepcopy(data)):
+            with pytest.raises(StateError, match=r"StatefulDataLoader\(SeqRecordStream.*epoch 0"):
+                asked.state_dict()
+    list(iterator)
+    with pytest.raises(StateError, match="worker processes"):
+        data.state_dict()
+    data.set_epoch(1)
+    assert data.state_dict() == {**start, "epoch": 1}
+    data.load_state_dict(start)
+    assert data.state_dict() == start
+    first = next(iter(data))  # without workers
+    assert names(first) == planned(path, 0, 1, features=None)[0]
+    assert data.state_dict() == {**start, "batch": 1}
+
+
+def test_a_loader_without_workers_has_a_state(path: Path) -> None:
+    pipe = SeqRecordPipe(path, **SETTINGS)
+    loader = DataLoader(pipe, batch_size=None)
+    iterator = iter(loader)
+    next(iterator)
+    again = SeqRecordPipe(path, **SETTINGS)
+    again.load_state_dict(pipe.state_dict())
+    assert [digest(b) for b in again] == [digest(b) for b in iterator]
+
+
+def test_stateful_loader_over_a_pipe_warns(path: Path) -> None:
+    for pipe in (SeqRecordPipe(path, **SETTINGS), SeqRecordPipe(path, **SETTINGS).map(len)):
+        loader = StatefulDataLoader(pipe, batch_size=None)
+        with pytest.warns(UserWarning, match="resumes SeqRecordStream exactly"):
+            next(iter(loader))
+
+
+# ---- the counter
+
+
+def test_workers_of_a_turn_are_told_the_same_epoch() -> None:
+    counter = EpochCounter(5)
+    assert counter.begun() is None
+    assert [counter.begin(worker, 7) for worker in (1, 0, 2)] == [5, 5, 5]
+    assert counter.begun() == 5
+    assert [counter.begin(worker, 7) for worker in (0, 1, 2)] == [6, 6, 6]
+    assert [counter.begin(worker, 8) for worker in (0, 1)] == [7, 7]
+    counter.set_next(3)
+    assert counter.begun() is None
+    assert counter.begin(2, 8) == 7  # a late one
+    assert [counter.begin(worker, 9, 1, b"note") for worker in (0, 1)] == [1, 1]
+    assert (counter.begun(), counter.note()) == (1, b"note")
+    assert [counter.begin(worker, 10) for worker in (0, 1)] == [2, 2]
+    counter.set_next(3)
+    assert (counter.begun(), counter.note()) == (None, b"")
+    assert counter.begin(0, 11) == 3
