@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from seqrecord.pipes.epochs import share_all
 from seqrecord.writer import Codecs, SeqRecordWriter
 
 __all__ = [
@@ -122,6 +123,7 @@ def leaves_nothing() -> Iterator[None]:
     """
     ensure_running()  # multiprocessing's resource tracker stays, once it is needed
     gc.collect()
+    share_all()  # what loaders have that live on, once a process is forked
     before = _held()
     yield
     gc.collect()

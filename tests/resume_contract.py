@@ -1,14 +1,23 @@
-"""One test of resuming for everything that has a state: it must not matter that it was saved."""
+"""Tests of resuming for everything that has a state: it must not matter that it was saved.
+
+`check_resume` is ours. `check_node` and `check_stateful_loader` ask what torchdata's own tests ask
+(test/nodes/utils.py and test/stateful_dataloader/test_state_dict.py of its version 0.11).
+"""
 
 from __future__ import annotations
 
 import copy
+import itertools
+import json
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Protocol
 
+from torchdata.nodes import BaseNode, Loader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
 from tests.clip_data import digest
 
-__all__ = ["Resumable", "check_resume"]
+__all__ = ["Resumable", "check_node", "check_resume", "check_stateful_loader"]
 
 
 class Resumable(Protocol):
@@ -89,3 +98,91 @@ def _check_from(
         epoch += 1
         assert epoch < number + 10, "epochs are empty"
     assert got == expected
+
+
+def check_node(node: BaseNode[Any], middle: int) -> None:
+    """That states of a node do what `torchdata.nodes.Loader` promises, over one node throughout.
+
+    From the start and the middle of an epoch, the rest of it and then the next one. From its end
+    nothing, or with `restart_on_stop_iteration` the next epoch.
+    """
+    loader = Loader(node)
+    states = [copy.deepcopy(loader.state_dict())]
+    iterator = iter(loader)
+    first = _take(iterator, middle)
+    states.append(copy.deepcopy(loader.state_dict()))
+    first += _all(iterator)
+    states.append(copy.deepcopy(loader.state_dict()))
+    second = _all(loader)
+    assert len(first) > middle > 0
+    assert first != second
+
+    for place, state in zip((0, middle), states, strict=False):
+        for _ in range(2):  # what was loaded before must not matter
+            loader.load_state_dict(state)
+            iterator = iter(loader)
+            assert loader.state_dict() == state
+            assert _all(iterator) == first[place:]
+            assert _all(loader) == second
+    once = Loader(node, restart_on_stop_iteration=False)
+    once.load_state_dict(states[-1])
+    assert _all(once) == []
+    assert _all(once) == second
+    again = Loader(node)
+    again.load_state_dict(states[-1])
+    assert _all(again) == second
+
+
+def check_stateful_loader(make: Callable[..., StatefulDataLoader[Any]]) -> None:
+    """That a StatefulDataLoader resumes as torchdata's own tests ask.
+
+    `make` is called with `snapshot_every_n_steps`.
+    """
+    loader = make()
+    iterator = iter(loader)
+    states = {0: _saved(loader)}
+    first = []
+    for item in iterator:
+        first.append(digest(item))
+        states[len(first)] = _saved(loader)
+    end = _saved(loader)
+    second, third = _all(loader), _all(loader)
+    assert len({repr(epoch) for epoch in (first, second, third)}) == 3
+
+    for place in (0, 1, len(first) // 2, len(first) - 1):
+        other = make()
+        _take(iter(other), 2)  # a state may be loaded in the middle of anything
+        other.load_state_dict(states[place])
+        assert _all(other) == first[place:]
+        assert _all(other) == second
+    other = make()
+    other.load_state_dict(states[0])
+    assert _all(other) == first
+    other.load_state_dict(end)
+    assert _all(other) == second
+    assert _all(other) == third
+
+    for every, place in itertools.product((2, 5), (1, 4)):
+        loader = make(snapshot_every_n_steps=every)
+        _take(iter(loader), place)
+        state = _saved(loader)
+        other = make(snapshot_every_n_steps=every)
+        other.load_state_dict(state)
+        # … and a state that is asked for before every worker has given something again
+        iterator = iter(other)
+        assert _take(iterator, 1) == first[place : place + 1]
+        last = make()
+        last.load_state_dict(_saved(other))
+        assert _all(last) == first[place + 1 :] == _all(iterator)
+
+
+def _saved(loader: Any) -> Any:
+    return json.loads(json.dumps(loader.state_dict()))
+
+
+def _all(items: Iterable[Any]) -> list[Any]:
+    return [digest(item) if isinstance(item, dict) else [*map(digest, item)] for item in items]
+
+
+def _take(iterator: Iterator[Any], count: int) -> list[Any]:
+    return _all(next(iterator) for _ in range(count))

@@ -149,6 +149,37 @@ def test_set_epoch(path: Path) -> None:
     assert [names(batch) for batch in pipe] == epochs[2]
 
 
+def test_set_epoch_of_the_epoch_that_was_loaded_keeps_the_place(path: Path) -> None:
+    pipe = make(path)
+    epochs = [[names(batch) for batch in pipe] for _ in range(3)]
+    pipe.set_epoch(1)
+    iterator = iter(pipe)
+    for _ in range(4):
+        next(iterator)
+    state = pipe.state_dict()
+
+    def loaded() -> SeqRecordPipe:
+        other = make(path)
+        other.load_state_dict(state)
+        return other
+
+    pipe = loaded()
+    for epoch in (1, 2):  # as Accelerate does, each time
+        pipe.set_epoch(epoch)
+        assert [names(batch) for batch in pipe] == epochs[epoch][4 if epoch == 1 else 0 :]
+    pipe = loaded()
+    pipe.set_epoch(2)
+    assert [names(batch) for batch in pipe] == epochs[2]
+    pipe = loaded()
+    next(iter(pipe))
+    pipe.set_epoch(1)  # begun: now it is asked for anew
+    assert [names(batch) for batch in pipe] == epochs[1]
+    pipe = pickle.loads(pickle.dumps(loaded()))
+    pipe.set_epoch(1)
+    assert pipe.state_dict() == state
+    assert [names(batch) for batch in pipe] == epochs[1][4:]
+
+
 @pytest.mark.parametrize("epoch", [-1, 1 << 63, 0.5, "1", None])
 def test_not_an_epoch(path: Path, epoch: Any) -> None:
     with pytest.raises(ClipError, match="not an epoch"):
@@ -423,6 +454,58 @@ def test_other_splits_in_the_middle_of_an_epoch(
     expected = make(path)
     expected.set_epoch(1)
     assert [digest(batch) for batch in pipe] == [digest(batch) for batch in expected]
+
+
+@pytest.mark.parametrize("settings", [{}, {"batch_size": None}, {"equal": False}])
+def test_the_state_of_any_rank_is_everyones(
+    path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+
+    def of_rank(rank: int) -> SeqRecordPipe:
+        monkeypatch.setenv("RANK", str(rank))
+        return make(path, **settings)
+
+    states, rests = [], []
+    for rank in range(3):
+        pipe = of_rank(rank)
+        iterator = iter(pipe)
+        for _ in range(3):
+            next(iterator)
+        states.append(pipe.state_dict())
+        rests.append([digest(b) for b in iterator] + [digest(b) for b in pipe])
+    assert states[0] == states[1] == states[2]
+    assert len({repr(rest) for rest in rests}) == 3
+    for rank in range(3):
+        pipe = of_rank(rank)
+        pipe.load_state_dict(states[(rank + 1) % 3])
+        assert [digest(b) for _ in range(2) for b in pipe] == rests[rank]
+
+
+def test_a_rank_that_has_one_batch_fewer(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only without `equal` there is one."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    pipes = []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        pipes.append(make(path, batch_size=None, equal=False, features=["id"]))
+        list(pipes[-1])
+        pipes[-1].set_epoch(0)
+    lengths = []
+    for rank, pipe in enumerate(pipes):
+        monkeypatch.setenv("RANK", str(rank))
+        lengths.append(len(pipe))
+    assert abs(lengths[0] - lengths[1]) == 1
+    longer = lengths.index(max(lengths))
+    monkeypatch.setenv("RANK", str(longer))
+    iterator = iter(pipes[longer])
+    for _ in range(max(lengths)):
+        next(iterator)
+    state = pipes[longer].state_dict()
+    monkeypatch.setenv("RANK", str(1 - longer))
+    pipes[1 - longer].load_state_dict(state)
+    assert list(pipes[1 - longer]) == []
+    assert len(list(pipes[1 - longer])) == min(lengths)
 
 
 def test_a_copy_goes_on_where_the_original_is(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import weakref
 from collections.abc import Callable
 from itertools import zip_longest
 from pathlib import Path
@@ -178,6 +179,37 @@ def test_length(path: Path, kind: type[Any], workers: int, settings: dict[str, A
         expected = len(list(data))
         assert len(data) == expected
     assert len(loader) == expected
+
+
+class Trainer:
+    """A loop with a batch in its local variables, and a `self` as find_loader looks for it."""
+
+    def fit(self, loader: Any, ask: Callable[[], object]) -> int:
+        dropped: list[Any] = []
+        for batch in loader:
+            assert all(tensor() is None for tensor in dropped), "asking keeps a batch"
+            ask()
+            dropped.append(weakref.ref(batch["image"]))
+            del batch
+        return len(dropped)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_asking_does_not_keep_a_batch(path: Path, workers: int) -> None:
+    # Before Python 3.13, who looks at the local variables of a running frame keeps what they hold.
+    pipe: Any = SeqRecordPipe(path, **BATCH)
+    other: Any = SeqRecordPipe(path, **BATCH, features=["id"])
+    chain = other.sharding_filter()
+    loader = DataLoader(pipe, batch_size=None, num_workers=workers)
+
+    def ask() -> None:
+        len(loader), len(pipe), len(chain), pipe.num_clips, repr(pipe)
+        next(iter(chain))
+        next(iter(DataLoader(other, batch_size=None)))
+        if not workers:
+            pipe.state_dict()
+
+    assert Trainer().fit(loader, ask) == len(loader)
 
 
 def test_repr(path: Path) -> None:

@@ -21,7 +21,7 @@ from seqrecord.pipes.loader import Clip, ClipLoader
 from seqrecord.pipes.states import Part, State, parse_settings
 from seqrecord.plan import Split
 
-__all__ = ["Epochs"]
+__all__ = ["Epochs", "share_all"]
 
 _MAX_EPOCH = (1 << 63) - 1
 
@@ -91,7 +91,7 @@ class Epochs:
         self._follow_workers()
         if (worker := get_worker_info()) is not None and self._counter is not None:
             self._begin_with_others(self._counter, worker.id, worker.seed - worker.id)
-        elif self._begun or self._is_over(part):
+        elif self._begun or self._is_over(part, split):
             self._go_to(self._epoch + 1)
         if self._batch and self._part != part:
             raise StateError(
@@ -143,7 +143,7 @@ class Epochs:
             epoch=self._epoch + over,
             batch=0 if over else self._batch,
             part=part,
-            settings=self.loader.settings(part.split.count),
+            settings=self.loader.settings(part.num_splits),
             request=self.loader.request(),
             episodes=self.loader.selection.identity,
         ).to_json()
@@ -160,10 +160,10 @@ class Epochs:
         saved = State.parse(state)
         self.loader.check_state(saved)
         part, batch, note = saved.part, saved.batch, b""
-        if batch or part.split.count == split.count:
-            with self.loader.adopting(saved.settings, part.split.count):
+        if batch or part.num_splits == split.count:
+            with self.loader.adopting(saved.settings, part.num_splits):
                 self._check_batch(saved)
-            said = {"num_splits": part.split.count, "settings": asdict(saved.settings)}
+            said = {"num_splits": part.num_splits, "settings": asdict(saved.settings)}
             note = json.dumps(said).encode()
         self._go_to(saved.epoch)
         self._batch, self._part, self._note = batch, part if batch else None, note
@@ -219,7 +219,7 @@ class Epochs:
         self._begun = self._ended = self._offered = self._in_workers = False
         self._iteration = self._loaded = None
 
-    def _is_over(self, part: Part) -> bool:
+    def _is_over(self, part: Part, split: Split) -> bool:
         """Whether a position was loaded where no batch is left, and an iteration offered since.
 
         A loader makes one iteration when it takes up a state and, if that was of an epoch that had
@@ -227,11 +227,12 @@ class Epochs:
         """
         if not (self._offered and self._batch and self._part == part):
             return False
-        return self._batch == self.loader.plan(self._epoch, part.split).num_batches
+        return self._batch >= self.loader.plan(self._epoch, split).num_batches
 
     def _check_batch(self, state: State) -> None:
-        try:
-            num_batches = self.loader.plan(state.epoch, state.part.split).num_batches
+        count = state.part.num_splits
+        try:  # no split has more batches than the last one
+            num_batches = self.loader.plan(state.epoch, Split(count - 1, count)).num_batches
         except ClipError as error:
             raise StateError(f"the saved state is of no epoch: {error}") from error
         if state.batch > num_batches:
@@ -309,9 +310,10 @@ def _check_epoch(epoch: int) -> None:
 _alive: weakref.WeakSet[Epochs] = weakref.WeakSet()
 
 
-def _share_all() -> None:
+def share_all() -> None:
+    """Give all loaders of this process the counter that a fork of it goes on with."""
     for epochs in list(_alive):
         epochs._share()
 
 
-os.register_at_fork(before=_share_all)
+os.register_at_fork(before=share_all)

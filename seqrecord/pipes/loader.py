@@ -249,9 +249,13 @@ class ClipLoader:
             "stride": spec.stride,
             "dilation": spec.dilation,
             "features": sorted(self.selection.dataset.features),
-            "frame_transform": {name: str(a) for name, a in sorted(self.selection.arrays.items())},
+            "frame_transform": dict(self._array_texts),
             "shuffle_buffer": self._shuffle_buffer,
         }
+
+    @cached_property
+    def _array_texts(self) -> dict[str, str]:
+        return {name: str(spec) for name, spec in sorted(self.selection.arrays.items())}
 
     def check_state(self, state: State) -> None:
         """Raise `StateError` for a state of other clips or another order, and say what differs.

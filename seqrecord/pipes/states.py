@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, get_args, get_type_hints
 
 from seqrecord.errors import ClipError, StateError
@@ -45,9 +45,9 @@ class Part:
         return cls(split.count // workers, workers, worker)
 
     @property
-    def split(self) -> Split:
-        """The first rank's."""
-        return Split(self.worker, self.ranks * self.workers)
+    def num_splits(self) -> int:
+        """Of the epoch, in all."""
+        return self.ranks * self.workers
 
     def __str__(self) -> str:
         ranks, workers = _counted(self.ranks, "rank"), _counted(self.workers, "worker")
@@ -75,7 +75,7 @@ class State:
             "ranks": self.part.ranks,
             "workers": self.part.workers,
             "worker": self.part.worker,
-            "settings": asdict(self.settings),
+            "settings": dict(vars(self.settings)),
             "request": dict(self.request),
             "episodes": dict(self.episodes),
         }
@@ -96,7 +96,7 @@ class State:
         _check_keys("a state", state, _KEYS)
         numbers = {name: _integer(name, state[name]) for name in _KEYS[1:6]}
         part = Part(numbers["ranks"], numbers["workers"], numbers["worker"])
-        if not part.worker < part.workers or not 0 < part.ranks * part.workers < _MAX_SPLITS:
+        if not part.worker < part.workers or not 0 < part.num_splits < _MAX_SPLITS:
             raise StateError(
                 "a state's ranks and workers make no sense",
                 expected=f"worker < workers, and fewer than {_MAX_SPLITS} in all ranks",

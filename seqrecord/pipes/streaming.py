@@ -262,8 +262,8 @@ class SeqRecordPipe(_Streaming, IterDataPipe[Clip]):
         if not self._warned and is_running("torchdata.stateful_dataloader"):
             self._warned = True
             warnings.warn(
-                "StatefulDataLoader saves neither the place nor the epoch of a DataPipe, and resumes "
-                "it by skipping items of another epoch. It resumes SeqRecordStream exactly.",
+                "StatefulDataLoader saves neither place nor epoch of a DataPipe: it resumes by "
+                "skipping items, maybe of another epoch. It resumes SeqRecordStream exactly.",
                 stacklevel=2,
             )
         return self

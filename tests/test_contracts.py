@@ -1,0 +1,109 @@
+"""What torchdata asks of those that have a state, asked of each of our loaders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torchdata.nodes import BaseNode, Batcher, Mapper, ParallelMapper, Prefetcher, Unbatcher
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from seqrecord.pipes import SeqRecordNode, SeqRecordPipe, SeqRecordStream
+from tests.clip_data import write_numbered
+from tests.resume_contract import Resumable, check_node, check_resume, check_stateful_loader
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+]
+SETTINGS: dict[str, Any] = {"clip_len": 3, "stride": 2, "seed": 2, "features": ["id"]}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_numbered(tmp_path_factory.mktemp("contracts") / "records")
+
+
+def started(clip: dict[str, Any]) -> dict[str, Any]:
+    return {"id": clip["id"], "start": clip["start"]}
+
+
+NODES: dict[str, Callable[[SeqRecordNode], BaseNode[Any]]] = {
+    "alone": lambda node: node,
+    "Batcher": lambda node: Batcher(node, 3, drop_last=False),
+    "Batcher that drops": lambda node: Batcher(node, 4),
+    "Unbatcher": lambda node: Unbatcher(Batcher(node, 3, drop_last=False)),
+    "Mapper": lambda node: Mapper(node, started),
+    "Prefetcher": lambda node: Prefetcher(node, 2),
+    "Prefetcher that saves now and then": lambda node: Prefetcher(node, 4, snapshot_frequency=3),
+    "ParallelMapper": lambda node: ParallelMapper(node, started, 2, method="thread"),
+    "all": lambda node: Prefetcher(
+        ParallelMapper(Mapper(node, started), started, 2, method="thread"), 2
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NODES)
+@pytest.mark.parametrize("middle", [1, 5])
+def test_nodes(path: Path, name: str, middle: int) -> None:
+    check_node(NODES[name](SeqRecordNode(path, **SETTINGS)), middle)
+
+
+def test_a_node_of_batches(path: Path) -> None:
+    check_node(SeqRecordNode(path, **SETTINGS, batch_size=4), 3)
+
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_stateful_loader(path: Path, workers: int, persistent: bool) -> None:
+    def make(snapshot_every_n_steps: int = 1) -> StatefulDataLoader[Any]:
+        return StatefulDataLoader(
+            SeqRecordStream(path, **SETTINGS, batch_size=4),
+            batch_size=None,
+            num_workers=workers,
+            persistent_workers=persistent,
+            snapshot_every_n_steps=snapshot_every_n_steps,
+        )
+
+    check_stateful_loader(make)
+
+
+@pytest.mark.parametrize("kind", [SeqRecordPipe, SeqRecordStream])
+def test_loaders_themselves(path: Path, kind: type[Any]) -> None:
+    def make() -> Resumable:
+        loader: Resumable = kind(path, **SETTINGS, batch_size=4)
+        return loader
+
+    check_resume(make)
+    loader: Any = make()
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    rest = len(list(iterator))
+    loader.load_state_dict(state)
+    assert loader.state_dict() == state  # also before an iteration
+    assert len(list(loader)) == rest
+
+
+class Direct:
+    """A node that is used without a Loader."""
+
+    def __init__(self, node: SeqRecordNode) -> None:
+        self.node = node
+        self.saved: dict[str, Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        self.node.reset(self.saved)
+        self.saved = None
+        yield from self.node
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.node.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        self.saved = state_dict
+
+
+def test_a_node_without_a_loader(path: Path) -> None:
+    check_resume(lambda: Direct(SeqRecordNode(path, **SETTINGS, batch_size=4)))
