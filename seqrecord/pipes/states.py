@@ -8,6 +8,7 @@ from typing import Any, get_args, get_type_hints
 
 from seqrecord.errors import ClipError, StateError
 from seqrecord.plan import PlanSettings, Split
+from seqrecord.wording import counted
 
 __all__ = ["Part", "State", "parse_settings", "shown"]
 
@@ -50,7 +51,7 @@ class Part:
         return self.ranks * self.workers
 
     def __str__(self) -> str:
-        ranks, workers = _counted(self.ranks, "rank"), _counted(self.workers, "worker")
+        ranks, workers = counted(self.ranks, "rank"), counted(self.workers, "worker")
         return f"worker {self.worker} of {workers} in {ranks}"
 
 
@@ -151,10 +152,6 @@ def _integer(name: str, value: object) -> int:
             got=shown(value),
         )
     return value
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def shown(value: object) -> str:
