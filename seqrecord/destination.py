@@ -11,9 +11,10 @@ from seqrecord.catalog import INDEX, commit, read_footers, record_paths, tidy
 from seqrecord.errors import DestinationError, FormatError, NotFoundError
 from seqrecord.format import EpisodePart, Footer
 from seqrecord.manifest import Manifest, read_manifest
-from seqrecord.record_file import RECORDS, seal
+from seqrecord.record_file import RECORDS
 from seqrecord.record_reading import read_footer
 from seqrecord.schema import Schema
+from seqrecord.sealing import seal
 from seqrecord.storage import KeepingStorage, Lock, Storage, map_files
 
 __all__ = ["Destination", "WriteMode", "check_mode", "claim"]

@@ -1,4 +1,4 @@
-"""How frames are to be stored: features with their codecs, and frames a chunk."""
+"""How frames are to be stored: features with their codecs, and sizes that can be asked for."""
 
 from __future__ import annotations
 
@@ -15,25 +15,18 @@ from seqrecord.format.rows import MAX_CHUNK_FRAMES
 from seqrecord.schema import CodecConfig, FeatureSpec, Schema
 
 __all__ = [
-    "CHUNK_BYTES",
-    "CHUNK_FRAMES",
     "DEFAULT_CODEC",
     "DEFAULT_RECORD_BYTES",
     "Codecs",
     "InputFrame",
     "apply_codecs",
     "check_sizes",
-    "default_chunk_frames",
     "infer_schema",
     "stored_schema",
 ]
 
 DEFAULT_CODEC = "balanced"
 DEFAULT_RECORD_BYTES = 1 << 30
-
-CHUNK_BYTES = 48 << 20  # decoded; a chunk is the unit of reading, so it bounds readers' memory
-CHUNK_FRAMES = 32  # at most, however small the frames
-_UNKNOWN_FRAME_BYTES = 6 << 20  # assumed of a feature with a variable dimension
 
 Codecs: TypeAlias = "str | Mapping[str, str | Sequence[CodecConfig]]"
 """A codec's name for all features, or by feature name one or a chain of codec configurations."""
@@ -77,16 +70,6 @@ def stored_schema(schema: Schema, codecs: Codecs | None, stored: Schema | None) 
     if codecs is not None and apply_codecs(schema, codecs).to_json() != stored.to_json():
         raise SchemaError("the dataset has other codecs; leave them out to keep its own")
     return stored
-
-
-def default_chunk_frames(schema: Schema) -> int:
-    """Frames a chunk: the largest power of two up to 32 whose frames decode to 48 MiB or less."""
-    nbytes = sum(
-        spec.nbytes if spec.is_fixed else max(spec.nbytes, _UNKNOWN_FRAME_BYTES)
-        for spec in schema.values()
-    )
-    fitting = max(1, min(CHUNK_FRAMES, CHUNK_BYTES // nbytes))
-    return 1 << (fitting.bit_length() - 1)
 
 
 def check_sizes(chunk_frames: int | None, record_bytes: int) -> None:

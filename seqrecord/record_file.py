@@ -1,4 +1,4 @@
-"""Writes record files: episodes in, chunks out, a footer at the end. Seals those a kill cut."""
+"""Writes record files: episodes in, chunks out, a footer at the end."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.checksum import crc32c
+from seqrecord.chunk_length import ChunkLength
 from seqrecord.codecs import EncodedImage
-from seqrecord.errors import ChecksumError, CodecError, DestinationError, FormatError, FrameError
+from seqrecord.errors import CodecError, DestinationError, FrameError
 from seqrecord.format import (
-    HEADER_BYTES,
     MAX_EPISODE_FRAMES,
     MAX_FOOTER_BYTES,
     RECORDS,
@@ -25,16 +25,13 @@ from seqrecord.format import (
     Footer,
     encode_footer,
     encode_header,
-    parse_footer,
-    parse_header,
 )
-from seqrecord.format.pages import Blob, PageCodec, aligned, page_offsets
+from seqrecord.format.pages import Blob, PageCodec, aligned
 from seqrecord.format.rows import GAP_ROW, chunk_row
-from seqrecord.ranges import ByteRange
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.storage import Storage, Upload
 
-__all__ = ["RECORDS", "RecordFileWriter", "seal"]
+__all__ = ["RECORDS", "RecordFileWriter", "finish_upload"]
 
 FULL_FOOTER_BYTES = MAX_FOOTER_BYTES // 2  # no chunk and no episode adds as much
 FULL_FOOTER_EPISODES = 100_000  # whose JSON has as many values as a reader takes
@@ -62,7 +59,8 @@ class RecordFileWriter:
         self._file: _OpenFile | None = None
         self._episode: EpisodePart | None = None
         self._num_frames = 0  # of the episode, those in finished chunks
-        self._chunk = _Chunk(schema)
+        self._frames: list[Mapping[str, Blob]] = []  # and those after them, encoded
+        self._length = ChunkLength(schema)
         self._failure: BaseException | None = None
 
     @property
@@ -83,12 +81,13 @@ class RecordFileWriter:
             file=getattr(failure, "file", None) or self._storage.url,
         ) from failure
 
-    def begin(self, key: str, *, ordinal: int, chunk_frames: int, metadata: str) -> None:
-        """Start an episode."""
+    def begin(self, key: str, *, ordinal: int, chunk_frames: int | None, metadata: str) -> None:
+        """Start an episode; see `ChunkLength` for how `None` chooses its `chunk_frames`."""
         self.check()
         assert self._episode is None, "the episode before has not ended"
         uid = secrets.token_hex(16)
-        self._episode = EpisodePart(key, uid, ordinal, chunk_frames, None, metadata)
+        self._length = ChunkLength(self.schema, chunk_frames)
+        self._episode = EpisodePart(key, uid, ordinal, 0, None, metadata)
         self._num_frames = 0
 
     def append(self, frame: StoredFrame) -> int:
@@ -99,7 +98,7 @@ class RecordFileWriter:
         self.check()
         episode = self._episode
         assert episode is not None, "no episode has begun"
-        number = self._num_frames + self._chunk.num_frames
+        number = self._num_frames + len(self._frames)
         if number == MAX_EPISODE_FRAMES:
             raise FrameError("an episode of too many frames", episode=episode.key)
         if unknown := [name for name in frame if name not in self.schema]:
@@ -116,9 +115,9 @@ class RecordFileWriter:
             blobs = {name: self._codecs[name].encode_frame(item) for name, item in frame.items()}
         except (FrameError, CodecError) as error:
             raise error.located(episode=episode.key, frame=number) from error.__cause__
-        self._chunk.add(blobs)
-        if self._chunk.num_frames == episode.chunk_frames:
-            self._write_chunk(episode)
+        self._frames.append(blobs)
+        self._length.add({name: blob.shape for name, blob in blobs.items()})
+        self._write_full_chunks()
         return sum(len(blob.data) for blob in blobs.values())
 
     def end(self) -> None:
@@ -126,17 +125,19 @@ class RecordFileWriter:
         self.check()
         episode = self._episode
         assert episode is not None, "no episode has begun"
-        if self._chunk.num_frames:
-            self._write_chunk(episode)
+        self._length.settle()
+        self._write_full_chunks()
+        if self._frames:
+            self._write_chunk(len(self._frames))
         if self._file is None or not self._num_frames:
             raise FrameError("an episode without frames", episode=episode.key)
         with self._storing(BaseException):
-            self._file.complete(replace(episode, num_frames=self._num_frames))
+            self._file.complete(self._num_frames)
         self._episode = None
 
     def drop(self) -> None:
         """Forget the episode that has begun. What earlier files hold of it is never referenced."""
-        episode, self._episode, self._chunk = self._episode, None, _Chunk(self.schema)
+        episode, self._episode, self._frames = self._episode, None, []
         if episode is not None and self._file is not None and self._failure is None:
             with self._storing(BaseException):
                 self._file.forget(episode)
@@ -152,8 +153,15 @@ class RecordFileWriter:
         if self._failure is None:
             self.close()
 
-    def _write_chunk(self, episode: EpisodePart) -> None:
-        chunk, self._chunk = self._chunk, _Chunk(self.schema)
+    def _write_full_chunks(self) -> None:
+        while self._length.frames is not None and len(self._frames) >= self._length.frames:
+            self._write_chunk(self._length.frames)
+
+    def _write_chunk(self, num_frames: int) -> None:
+        assert self._episode is not None
+        episode = replace(self._episode, chunk_frames=self._length.settle())
+        chunk = _Chunk(self.schema, self._frames[:num_frames])
+        del self._frames[:num_frames]
         pages = [self._codecs[name].join(blobs) for name, blobs in chunk.blobs.items()]
         if self._file is not None and self._file.is_full(self._record_bytes):
             self._finish_file()
@@ -181,19 +189,15 @@ class RecordFileWriter:
 
 
 class _Chunk:
-    """Encoded frames of the chunk being filled; `present[i]` is feature i's validity bitmap."""
+    """Encoded frames by feature; `present[i]` is feature i's validity bitmap."""
 
-    def __init__(self, schema: Schema) -> None:
-        self.num_frames = 0
-        self.blobs: dict[str, list[Blob]] = {name: [] for name in schema}
-        self.present = [0] * len(schema)
-
-    def add(self, frame: Mapping[str, Blob]) -> None:
-        for column, (name, blobs) in enumerate(self.blobs.items()):
-            if name in frame:
-                blobs.append(frame[name])
-                self.present[column] |= 1 << self.num_frames
-        self.num_frames += 1
+    def __init__(self, schema: Schema, frames: Sequence[Mapping[str, Blob]]) -> None:
+        self.num_frames = len(frames)
+        self.blobs = {name: [f[name] for f in frames if name in f] for name in schema}
+        self.present = [
+            sum(1 << number for number, frame in enumerate(frames) if name in frame)
+            for name in schema
+        ]
 
     def largest(self, spec: FeatureSpec) -> int:
         """Bytes of the feature's largest frame."""
@@ -264,8 +268,8 @@ class _OpenFile:
             or len(self._episodes) >= FULL_FOOTER_EPISODES
         )
 
-    def complete(self, episode: EpisodePart) -> None:
-        self._episodes[-1] = episode
+    def complete(self, num_frames: int) -> None:
+        episode = self._episodes[-1] = replace(self._episodes[-1], num_frames=num_frames)
         first, first_gap = self._first
         rows = np.concatenate(self._chunks[first:])
         rows["episode"] = 0
@@ -288,72 +292,10 @@ class _OpenFile:
             return
         gaps = np.array(self._gaps, GAP_ROW)
         chunks = np.concatenate(self._chunks)
-        _finish(
+        finish_upload(
             self.upload,
             Footer(self._schema, self._file_id.hex(), tuple(self._episodes), chunks, gaps),
         )
-
-
-def seal(storage: Storage, path: str) -> Footer | None:
-    """Finish a record file that a kill has cut, with the episodes that had ended in it.
-
-    Header, notes and every page of those episodes are read and checked first, since nothing tells
-    what of a file a machine had on disk when it went down. Returns `None`, and removes what is
-    there, if no episode had ended. Raises `StorageError`, and leaves it, where it cannot be read:
-    that may pass.
-    """
-    cut = storage.reopen(path)
-    written = cut.upload.tell()
-    kept: list[Footer] = []
-    size = HEADER_BYTES
-    try:
-        header = ByteRange(0, min(HEADER_BYTES, written))
-        file_id = parse_header(_read(storage, cut.readable, header))
-        for stop, note in cut.checkpoints:
-            if stop > written:
-                break
-            footer = parse_footer(note, aligned(stop))
-            if not _goes_on(kept, footer, file_id, size):
-                break
-            _check_pages(storage, cut.readable, footer)
-            kept.append(footer)
-            size = stop
-    except FormatError:
-        pass  # what is kept is what was whole
-    if not kept:
-        cut.upload.abort()
-        return None
-    merged = _merged(kept)
-    cut.upload.rewind(size)
-    _finish(cut.upload, merged)
-    return merged
-
-
-def _goes_on(kept: Sequence[Footer], footer: Footer, file_id: str, size: int) -> bool:
-    """Whether a note is of one more episode of the same file, after the first `size` bytes."""
-    return (
-        footer.file_id == file_id
-        and len(footer.episodes) == 1
-        and int(footer.chunks["offset"][0]) >= size
-        and all(footer.schema == before.schema for before in kept[:1])
-        and all(footer.episodes[0].uid != before.episodes[0].uid for before in kept[-1:])
-    )
-
-
-def _check_pages(storage: Storage, path: str, footer: Footer) -> None:
-    """Read every page of a record file. Raises `ChecksumError` for one that is not as written."""
-    for row in footer.chunks:
-        offsets = int(row["offset"]) + page_offsets(row["pages"]["length"])
-        data = _read(storage, path, ByteRange(int(offsets[0]), int(offsets[-1])))
-        for start, page in zip(offsets - offsets[0], row["pages"], strict=False):
-            if crc32c(data[start : start + int(page["length"])]) != page["crc32c"]:
-                raise ChecksumError("a page does not match its checksum", offset=int(start))
-
-
-def _read(storage: Storage, path: str, part: ByteRange) -> memoryview:
-    data = memoryview(bytearray(part.length))
-    storage.read_ranges(path, [part], [data])
-    return data
 
 
 def _text_bytes(episode: EpisodePart) -> int:
@@ -366,26 +308,8 @@ def _align(upload: Upload) -> None:
         upload.write(bytes(padding))
 
 
-def _finish(upload: Upload, footer: Footer) -> None:
+def finish_upload(upload: Upload, footer: Footer) -> None:
+    """Make a record file of an upload that holds its chunks."""
     _align(upload)
     upload.write(encode_footer(footer))
     upload.commit()
-
-
-def _merged(footers: Sequence[Footer]) -> Footer:
-    """One footer of all the episodes of consecutive ones of the same file."""
-    chunks, gaps, count = [], [], 0
-    for number, footer in enumerate(footers):
-        rows, holes = footer.chunks.copy(), footer.gaps.copy()
-        rows["episode"] = number
-        holes["chunk"] += np.uint32(count)
-        chunks.append(rows)
-        gaps.append(holes)
-        count += len(rows)
-    return Footer(
-        footers[0].schema,
-        footers[0].file_id,
-        tuple(footer.episodes[0] for footer in footers),
-        np.concatenate(chunks),
-        np.concatenate(gaps),
-    )

@@ -10,20 +10,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.chunk_length import CHUNK_BYTES, CHUNK_FRAMES
 from seqrecord.codecs import EncodedImage
 from seqrecord.destination import WriteMode, check_mode, claim
 from seqrecord.errors import DestinationError, FrameError, SchemaError, SeqRecordError
 from seqrecord.format.text import check_key, encode_metadata
 from seqrecord.manifest import Manifest
 from seqrecord.recipe import (
-    CHUNK_BYTES,
-    CHUNK_FRAMES,
     DEFAULT_CODEC,
     DEFAULT_RECORD_BYTES,
     Codecs,
     InputFrame,
     check_sizes,
-    default_chunk_frames,
     infer_schema,
     stored_schema,
 )
@@ -58,7 +56,8 @@ class SeqRecordWriter:
             presets `raw`, `fast`, `balanced` and `small`, and for images `png`, `jpeg` and
             `jpeg:quality=90`, of which JPEG loses data. Overrides the codecs in `schema`. A
             dataset that is added to keeps its own.
-        chunk_frames: frames a chunk, 1 to 64; by default as many as fit 48 MiB, 32 at most.
+        chunk_frames: frames a chunk, 1 to 64; by default as many as fit 48 MiB decoded, 32 at most.
+            Where the shape of a feature varies, an episode's first frames decide for the episode.
         record_bytes: size at which a record file is full.
         mode: `create` a dataset where nothing is, `append` episodes to one, or `resume` an
             interrupted write of either kind.
@@ -198,8 +197,9 @@ class SeqRecordWriter:
                 raise error.located(episode=key) from error.__cause__
         assert self._files is not None
         assert self._schema is not None
-        chunk_frames = self._chunk_frames or default_chunk_frames(self._schema)
-        self._files.begin(key, ordinal=self._ordinal, chunk_frames=chunk_frames, metadata=metadata)
+        self._files.begin(
+            key, ordinal=self._ordinal, chunk_frames=self._chunk_frames, metadata=metadata
+        )
         self._ordinal += 1
         return self._files
 

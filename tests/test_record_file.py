@@ -10,8 +10,9 @@ import pytest
 
 from seqrecord.errors import FormatError
 from seqrecord.format import Footer, encode_footer
-from seqrecord.record_file import RecordFileWriter, seal
+from seqrecord.record_file import RecordFileWriter
 from seqrecord.record_reading import read_footer
+from seqrecord.sealing import seal
 from seqrecord.storage import LocalStorage
 from tests.tiny import TINY, tiny_frames
 

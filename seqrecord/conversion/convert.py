@@ -18,7 +18,6 @@ from seqrecord.recipe import (
     DEFAULT_RECORD_BYTES,
     Codecs,
     check_sizes,
-    default_chunk_frames,
     stored_schema,
 )
 from seqrecord.sources import EpisodeInfo, Source
@@ -97,7 +96,7 @@ def convert(
                 storage=target.storage,
                 schema=schema,
                 episodes=part,
-                chunk_frames=chunk_frames or default_chunk_frames(schema),
+                chunk_frames=chunk_frames,
                 record_bytes=record_bytes,
                 skip_bad_episodes=skip_bad_episodes,
             )

@@ -32,7 +32,7 @@ class Group:
     storage: Storage
     schema: Schema
     episodes: tuple[tuple[int, EpisodeInfo], ...]  # with their ordinals
-    chunk_frames: int
+    chunk_frames: int | None
     record_bytes: int
     skip_bad_episodes: bool
 

@@ -72,6 +72,8 @@ class Summary:
     median_episode: float
     longest_episode: int
     num_chunks: int
+    min_chunk_frames: int  # chunks of an episode are of one length, but the last
+    max_chunk_frames: int
     num_record_files: int
     record_bytes: int
     index_bytes: int
@@ -109,9 +111,13 @@ class Summary:
         lengths = f"{self.shortest_episode:,} to {self.longest_episode:,} frames"
         if self.shortest_episode == self.longest_episode:
             lengths = counted(self.longest_episode, "frame")
+        chunks = counted(self.max_chunk_frames, "frame")
+        if self.min_chunk_frames != self.max_chunk_frames:
+            chunks = f"{self.min_chunk_frames} to {chunks}"
+        chunks = f"{counted(self.num_chunks, 'chunk')} of {chunks}"
         facts = [
             ("episodes", f"{self.num_episodes:,} of {lengths}, median {self.median_episode:,.10g}"),
-            ("frames", f"{self.num_frames:,} in {counted(self.num_chunks, 'chunk')}"),
+            ("frames", f"{self.num_frames:,} in {chunks}"),
             ("record files", f"{self.num_record_files:,}, {format_size(self.record_bytes)}"),
             ("index", format_size(self.index_bytes)),
             ("fingerprint", self.fingerprint),
@@ -165,6 +171,8 @@ def summarize(dataset: Dataset, *, clip: ClipSpec | None = None) -> Summary:
         median_episode=float(np.median(index.num_frames)),
         longest_episode=int(index.num_frames.max()),
         num_chunks=len(index.file),
+        min_chunk_frames=int(index.chunk_frames.min()),
+        max_chunk_frames=int(index.chunk_frames.max()),
         num_record_files=len(manifest.record_files),
         record_bytes=sum(file.size for file in manifest.record_files),
         index_bytes=sum(file.size for file in manifest.index.values()),
