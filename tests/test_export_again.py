@@ -323,6 +323,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, str]] = {
     ),
     "a path that leads out": (_feature("note", path="../x"), "not the description", "json"),
     "a path of dots": (_feature("note", path=".."), "not the description", "json"),
+    "half a surrogate pair": (_feature("note", path="\ud800"), "not the description", "json"),
     "a path that is no text": (_feature("note", path=3), "not the description", "json"),
     "a dtype of objects": (_feature("note", dtype="|O"), "not the description", "json"),
     "a shape that is none": (_feature("note", shape=[0]), "not the description", "json"),

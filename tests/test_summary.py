@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from seqrecord.cli import main
 from seqrecord.clips import ClipSpec
 from seqrecord.index import Index
 from seqrecord.reader import open_dataset
@@ -192,6 +194,17 @@ def test_a_list_is_made_one_row_at_a_time(tmp_path: Path, monkeypatch: pytest.Mo
     assert next(rows).key == "alpha/Easy/P000"
     assert asked == [0]
     assert [row.num_frames for row in rows] == [5, 1]
+
+
+def test_a_key_that_looks_like_a_glob(tmp_path: Path) -> None:
+    with SeqRecordWriter(tmp_path) as writer:
+        for key in ("a[1]", "a1"):
+            with writer.episode(key) as episode:
+                episode.append({"x": np.zeros(3)})
+    for options in ([], ["--episodes"], ["--episodes", "--json"]):
+        text = CliRunner().invoke(main, ["info", str(tmp_path), "a[1]", *options]).stdout
+        assert "a[1]" in text
+        assert "a1" not in text
 
 
 def test_text_of_an_episode_moves_no_cursor(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from seqrecord.drawing.sheet import DEFAULT_CLIP_LEN
 from seqrecord.exporting import export as export_episode
 from seqrecord.format import MAX_CHUNK_FRAMES
 from seqrecord.manifest import Manifest
-from seqrecord.reader import Dataset, open_dataset
+from seqrecord.reader import Dataset, EpisodeFilter, open_dataset
 from seqrecord.sources import CAMERAS, open_source
 from seqrecord.storage import parse_location
 from seqrecord.summary import (
@@ -235,10 +235,10 @@ def info(
     if clip_len is not None:
         clip = ClipSpec(clip_len, stride=stride or 1, dilation=dilation or 1)
     with open_dataset(path, features=features, storage_options=storage_options) as dataset:
-        is_glob = key is not None and key not in dataset.index.positions and set(key) & set("*?[")
-        if episodes or is_glob:
+        is_key = key in dataset.index.positions
+        if episodes or (key is not None and not is_key and set(key) & set("*?[")):
             make_lines = _json_lines if as_json else listing_lines
-            for line in make_lines(dataset, key, clip=clip):
+            for line in make_lines(dataset, [key] if key and is_key else key, clip=clip):
                 click.echo(line)
             return
         summary: Summary | EpisodeSummary
@@ -249,10 +249,12 @@ def info(
     click.echo(json.dumps(summary.to_json(), indent=1) if as_json else str(summary))
 
 
-def _json_lines(dataset: Dataset, key: str | None, *, clip: ClipSpec | None) -> Iterator[str]:
+def _json_lines(
+    dataset: Dataset, episodes: EpisodeFilter, *, clip: ClipSpec | None
+) -> Iterator[str]:
     """A JSON array, made while it is printed: there may be many episodes."""
     before = "["
-    for row in list_episodes(dataset, key, clip=clip):
+    for row in list_episodes(dataset, episodes, clip=clip):
         yield before + json.dumps(row.to_json())
         before = ","
     yield "]"

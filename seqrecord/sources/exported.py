@@ -120,6 +120,7 @@ def _feature(value: Any, num_frames: int) -> ExportedFeature:
         raise ValueError("a feature's kind is neither array nor frames")
     if not isinstance(path, str) or path in ("", ".", "..") or {"/", "\0"} & set(path):
         raise ValueError("a feature's path is not the name of a file or folder")
+    path.encode()  # half a surrogate pair names no file
     if not _is_count(count) or count > num_frames or (kind == "array" and count != num_frames):
         raise ValueError("a feature's number of frames is not one that it can have")
     return ExportedFeature(spec, path, kind == "array", count)
