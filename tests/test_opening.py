@@ -108,8 +108,7 @@ def test_blobfiles_urls() -> None:
         (AZURE, {"requests_per_second": "many"}, "requests_per_second.*above 0"),
         ("memory://box", {"backend": "obstore"}, "no such backend"),
         ("memory://box", {"mount": True}, "local paths alone"),
-        ("memory://box", {"direct": True}, "local paths alone"),
-        ("records", {"direct": "perhaps"}, "direct.*true or false"),
+        ("records", {"direct": True}, "of no use to a local path.*direct"),
         ("records", {"account_key": SECRET}, "of no use to a local path.*account_key"),
         ("records", {"deadline": 5}, "of no use to a local path.*deadline"),
         ("records", {"mount": True, "account_key": SECRET}, "of no use to a mount.*account_key"),
@@ -149,10 +148,3 @@ def test_nothing_of_azure_is_imported_before_it_is_needed() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("direct", [None, True, False])
-def test_a_local_path_is_read_directly_if_asked(tmp_path: Path, direct: bool | None) -> None:
-    storage = open_storage(tmp_path, {"direct": direct})
-    assert isinstance(storage, LocalStorage)
-    assert storage.direct is direct

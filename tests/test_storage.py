@@ -15,8 +15,6 @@ from typing import Any
 
 import fsspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from seqrecord.errors import DestinationError, LocationError, NotFoundError, StorageError
 from seqrecord.ranges import ByteRange
@@ -29,7 +27,7 @@ from seqrecord.storage import (
     StorageWrapper,
     open_storage,
 )
-from seqrecord.storage.local import claims, direct
+from seqrecord.storage.local import claims
 from seqrecord.storage.local import storage as local_module
 from seqrecord.storage.wrappers import FailAt, FailOften, Slow
 from tests.storage_contract import DATA, PATH, StorageContract, get, put
@@ -52,82 +50,6 @@ def memory() -> Iterator[FsspecStorage]:
 def _open_fds() -> int:
     gc.collect()
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-class TestDirectStorage(StorageContract):
-    @pytest.fixture
-    def storage(self, tmp_path: Path) -> Iterator[Storage]:
-        storage = LocalStorage(tmp_path / "dataset", direct=True)
-        yield storage
-        storage.close()
-
-
-@settings(deadline=None)
-@given(
-    size=st.integers(1, 3 * direct.ALIGNMENT),
-    cuts=st.lists(st.tuples(st.integers(0, 1 << 14), st.integers(0, 1 << 14)), max_size=5),
-    block=st.sampled_from([direct.ALIGNMENT, 2 * direct.ALIGNMENT, 1 << 20]),
-    shift=st.integers(0, 9),
-)
-def test_direct_reads_of_any_alignment(
-    tmp_path_factory: pytest.TempPathFactory,
-    size: int,
-    cuts: list[tuple[int, int]],
-    block: int,
-    shift: int,
-) -> None:
-    file = tmp_path_factory.mktemp("direct") / "file"
-    file.write_bytes(DATA[:size])
-    fd = direct.open_direct(file)
-    if fd < 0:
-        pytest.skip("this filesystem has no direct reads")
-    try:
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            monkeypatch.setattr(direct, "BLOCK_BYTES", block)
-            monkeypatch.setattr(direct, "_blocks", threading.local())
-            for pair in cuts:
-                start, stop = sorted(pair)
-                out = memoryview(bytearray(shift + stop - start))[shift:]
-                if stop <= size:
-                    direct.read_direct(fd, "file", ByteRange(start, stop), out)
-                    assert bytes(out) == DATA[start:stop]
-                elif stop > start:
-                    with pytest.raises(StorageError, match="ended early"):
-                        direct.read_direct(fd, "file", ByteRange(start, stop), out)
-    finally:
-        os.close(fd)
-
-
-def test_files_are_read_directly_once_many_were_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[str] = []
-
-    def spy(fd: int, shown: str, item: ByteRange, buffer: memoryview) -> None:
-        read.append(Path(shown).name)
-        direct.read_direct(fd, shown, item, buffer)
-
-    monkeypatch.setattr(local_module, "read_direct", spy)
-    monkeypatch.setattr(local_module, "half_of_memory", lambda: 2 * len(DATA))
-    for wanted, expected in ((None, ["d", "d"]), (False, []), (True, list("abcdabcd"))):
-        read.clear()
-        storage = LocalStorage(tmp_path / str(wanted), direct=wanted)
-        for name in "abcd":
-            put(storage, f"records/{name}", DATA)
-        for name in "abcdabcd":
-            assert get(storage, f"records/{name}", 5, 70_000) == DATA[5:70_000]
-        assert read == expected
-        storage.close()
-
-
-def test_where_there_are_no_direct_reads_files_are_read_as_usual(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(os, "O_DIRECT")
-    storage = LocalStorage(tmp_path, direct=True)
-    put(storage, PATH, DATA)
-    assert get(storage, PATH) == DATA
-    storage.close()
 
 
 class TestLocalStorage(StorageContract):

@@ -197,14 +197,12 @@ def copying(threads: int, stride: int = 1) -> Callable[[Path], Callable[[], Batc
     return make
 
 
-def streaming(
-    records: str, *, direct: bool | None = None, **settings: Any
-) -> Callable[[Path], Callable[[], Batches]]:
+def streaming(records: str, **settings: Any) -> Callable[[Path], Callable[[], Batches]]:
     """`SeqRecordPipe` over one of the packed datasets."""
 
     def make(folder: Path) -> Callable[[], Batches]:
         arguments = {"clip_len": CLIP_LEN, "batch_size": BATCH_SIZE, "memory_limit": MEMORY_LIMIT}
-        storage = LocalStorage(folder / records, direct=direct)
+        storage = LocalStorage(folder / records)
         return Streaming(
             seqrecord.SeqRecordPipe(seqrecord.open(storage), **{**arguments, **settings})
         )
@@ -280,9 +278,7 @@ ROWS = {
     "raw-spinning": Row(streaming("raw"), spin=True),
     "raw-unshuffled": Row(streaming("raw", shuffle=False)),
     "raw-cold": Row(streaming("raw"), cold=True),
-    "raw-cold-direct": Row(streaming("raw", direct=True), cold=True),
     "balanced-cold": Row(streaming("balanced"), cold=True),
-    "balanced-cold-direct": Row(streaming("balanced", direct=True), cold=True),
     "one-feature": Row(streaming("balanced", features=["depth_left"])),
     "copy-2-stride-16": Row(copying(2, stride=16)),
     "stride-16": Row(streaming("raw", stride=16)),

@@ -67,7 +67,7 @@ def _local(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) 
     is_mount = settings.mount
     if is_mount is None:
         is_mount = find_remote_mount(where.root) is not None
-    useful = {"mount", "deadline"} if is_mount else {"mount", "direct"}
+    useful = {"mount", "deadline"} if is_mount else {"mount"}
     if useless := sorted({*rest, *settings.given()} - useful):
         raise LocationError(
             f"storage_options are of no use to a {'mount' if is_mount else 'local path'}",
@@ -75,7 +75,7 @@ def _local(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) 
             got=", ".join(useless),
         )
     if not is_mount:
-        return LocalStorage(where.root, direct=settings.direct)
+        return LocalStorage(where.root)
     # Not in parallel pieces, since a mount's handles want to be read front to back; and how many
     # requests it makes of its service is its own affair.
     return RetryingStorage(
@@ -84,9 +84,8 @@ def _local(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) 
 
 
 def _remote(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) -> Storage:
-    for name in ("mount", "direct"):
-        if getattr(settings, name):
-            raise LocationError(f"storage option {name} is of local paths alone", file=where.shown)
+    if settings.mount:
+        raise LocationError("storage option mount is of local paths alone", file=where.shown)
     if where.protocol == "az":
         return _layered(open_azure(where, settings, rest), settings)
     storage = _fsspec(where, settings, rest)

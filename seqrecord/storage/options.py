@@ -19,15 +19,13 @@ class StorageSettings:
 
     `backend` names the client that reads: of Azure `obstore`, `urllib3`, `adlfs` or `blobfile`, and
     of any other URL `fsspec`. `mount` says that a local path is a mount of remote storage, or that
-    it is none; by itself it is looked up. `direct` reads local files past the page cache, or never
-    does; by itself that is done for datasets of more than half the memory. Of a URL or a mount,
-    `deadline` is how many seconds a request may fail and be tried again, `max_requests` how many
-    are under way at once, and `requests_per_second` how many may start for one file.
+    it is none; by itself it is looked up. Of a URL or a mount, `deadline` is how many seconds a
+    request may fail and be tried again, `max_requests` how many are under way at once, and
+    `requests_per_second` how many may start for one file.
     """
 
     backend: str | None = None
     mount: bool | None = None
-    direct: bool | None = None
     deadline: float = DEADLINE_SECONDS
     max_requests: int = MAX_REQUESTS
     requests_per_second: float = REQUESTS_PER_SECOND
@@ -47,7 +45,6 @@ def split_options(options: Mapping[str, Any], shown: str) -> tuple[StorageSettin
     read = {
         "backend": _text,
         "mount": _flag,
-        "direct": _flag,
         "deadline": _positive,
         "max_requests": _count,
         "requests_per_second": _positive,

@@ -15,7 +15,6 @@ from seqrecord.errors import LocationError, StorageError
 from seqrecord.ranges import ByteRange
 from seqrecord.storage.base import CutUpload, Lock, Upload, check_buffers, check_path, short_read
 from seqrecord.storage.local.claims import LocalLock
-from seqrecord.storage.local.direct import half_of_memory, open_direct, read_direct
 from seqrecord.storage.local.folders import make_folder
 from seqrecord.storage.local.upload import NOTES, PARTIAL, LocalUpload, local_errors, with_suffix
 
@@ -40,25 +39,19 @@ class LocalStorage:
 
     Args:
         root: the folder.
-        direct: read files without the page cache. By default those are that are opened after
-            others of half the machine's memory together: an epoch over so much would find none of
-            it in the page cache again. Filesystems that cannot do it are read as usual.
     """
 
-    def __init__(self, root: str | os.PathLike[str], *, direct: bool | None = None) -> None:
+    def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root).absolute()
         try:
             self._real_root = os.path.realpath(self.root)
         except ValueError as error:
             raise LocationError(f"not a path: {error}", got=repr(str(root))[:200]) from error
-        self.direct = direct
-        self._sizes: dict[str, int] = {}  # of the files that were opened
-        self._total_size = 0
         self._handles: OrderedDict[str, _Handle] = OrderedDict()
         self._uploads: weakref.WeakSet[LocalUpload] = weakref.WeakSet()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (str(self.root), self.direct)
+        return LocalStorage, (str(self.root),)
 
     def __repr__(self) -> str:
         return f"LocalStorage({str(self.root)!r})"
@@ -87,10 +80,7 @@ class LocalStorage:
                 handle = self._open(path)
                 self._keep(path, handle)
             for item, buffer in zip(ranges, buffers, strict=True):
-                if handle.direct >= 0:
-                    read_direct(handle.direct, shown, item, buffer.cast("B"))
-                else:
-                    _read_exactly(handle.fd, shown, item, buffer.cast("B"))
+                _read_exactly(handle.fd, shown, item, buffer.cast("B"))
 
     def create(self, path: str, *, replace: bool = False) -> Upload:
         target = self._target(path)
@@ -178,15 +168,7 @@ class LocalStorage:
     def _open(self, path: str) -> _Handle:
         target = self._target(path)
         self._check_inside(target)
-        handle = _Handle(target)
-        size = os.fstat(handle.fd).st_size
-        with _lock:
-            before = self._total_size
-            self._total_size += size - self._sizes.get(path, 0)
-            self._sizes[path] = size
-        if self.direct or (self.direct is None and before > half_of_memory()):
-            handle.direct = open_direct(target)
-        return handle
+        return _Handle(target)
 
     def _keep(self, path: str, handle: _Handle) -> None:
         # A reader that still uses a dropped handle keeps it open until it is done.
@@ -209,23 +191,18 @@ class LocalStorage:
 
 
 class _Handle:
-    """An open file, with a second descriptor if it is read directly; closes with its last use."""
+    """An open file; closes with its last use."""
 
     def __init__(self, path: Path) -> None:
-        self.fd = self.direct = -1
+        self.fd = -1
         # Opening a pipe would otherwise wait for its other end.
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         if not stat.S_ISREG(os.fstat(self.fd).st_mode):
             raise StorageError("not a regular file", file=str(path))
 
     def __del__(self) -> None:
-        for fd in (self.fd, self.direct):
-            if fd >= 0:
-                os.close(fd)
-
-
-def _rebuild(root: str, direct: bool | None) -> LocalStorage:
-    return LocalStorage(root, direct=direct)
+        if self.fd >= 0:
+            os.close(self.fd)
 
 
 def _read_exactly(fd: int, shown: str, item: ByteRange, buffer: memoryview) -> None:
