@@ -5,19 +5,22 @@
 FOLDER is one of `python -m benchmarks.tartanair.compare`; every figure comes from its results.json,
 and from those of the other workloads, such as FOLDER/audio/results.json. What is always the same is
 in results_template.md and published_template.md. After a run of `--grid published` alone,
-`--only-published` writes the published tables anew and leaves the rest of RESULTS.md.
+`--only-published` writes the published tables anew and leaves the rest of RESULTS.md; their rows
+that did not run stay as they were, and are marked.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from string import Template
 from typing import Any
 
+from benchmarks.tartanair.compare.kept_rows import keep_rows
 from benchmarks.tartanair.compare.picking import Row, is_plain, rate
 from benchmarks.tartanair.compare.plot_style import number
 from benchmarks.tartanair.compare.plots import CAPTIONS, draw_all
@@ -53,6 +56,7 @@ TO = Path(__file__).parents[1]
 _TEMPLATE = Path(__file__).with_name("results_template.md")
 _PUBLISHED = "## The published tables, and ours beside them"
 _ALL_LOADERS = "## All loaders"
+_COMMITS = re.compile(r"Commit: (`[^.]*`)\.")
 _TIMELINE = "What each thread does: the baseline with two workers, and ours"
 
 
@@ -87,8 +91,11 @@ def write_published(folder: Path, to: Path) -> Path:
     """RESULTS.md in `to` with its published tables from the run in `folder`; all else stays."""
     path = to / "RESULTS.md"
     before, rest = path.read_text().split(f"{_PUBLISHED}\n", 1)
-    after = rest[rest.index(_ALL_LOADERS) :]
-    path.write_text(f"{before}{published_part(_load(folder / 'results.json'))}\n{after}")
+    old, after = rest[: (at := rest.index(_ALL_LOADERS))], rest[at:]
+    said = _COMMITS.search(old) or _COMMITS.search(before)
+    commits = said[1].split(", ") if said else []
+    part = keep_rows(published_part(_load(folder / "results.json")), old, commits)
+    path.write_text(f"{before}{part}\n{after}")
     return path
 
 
