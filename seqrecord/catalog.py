@@ -40,6 +40,7 @@ from seqrecord.ranges import ByteRange
 from seqrecord.record_reading import read_footer
 from seqrecord.storage import Storage, forget_cached, map_files, open_storage
 from seqrecord.version import CREATED_BY
+from seqrecord.wording import counted
 
 __all__ = [
     "INDEX",
@@ -168,7 +169,7 @@ def commit(
     _check_whole(storage, index, used, keys, paths)
     sizes = map_files(storage, storage.size, used)
     files = tuple(RecordFile(path, sizes[path], found[path].file_id) for path in used)
-    previous = _previous_index(storage)
+    previous = _previous(storage)
     generation = secrets.token_hex(6)
     tables = {}
     for name, data in index.encode().items():
@@ -192,7 +193,8 @@ def commit(
     )
     commit_manifest(storage, manifest)
     # The index before this one stays for readers that have just read the manifest before.
-    keep = {file.path for file in tables.values()} | previous
+    kept = [*tables.values(), *(previous.index.values() if previous else ())]
+    keep = {file.path for file in kept}
     tidy(storage, {*storage.list_files(INDEX), *storage.interrupted(INDEX)} - keep)
     return manifest
 
@@ -214,7 +216,11 @@ def reindex(
     created_by: str = CREATED_BY,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Manifest:
-    """Rebuild index and manifest of a dataset from its record files alone."""
+    """Rebuild index and manifest of a dataset from its record files alone.
+
+    Logs a warning if a record file of the manifest before, where that can be read, is not there:
+    the dataset is made without it.
+    """
     storage = open_storage(location, storage_options)
     lock = storage.lock()
     try:
@@ -222,6 +228,14 @@ def reindex(
             cut = storage.interrupted(RECORDS)
             goes_on = "; an interrupted `seqrecord write` goes on with --resume" if cut else ""
             raise NotFoundError(f"no record files{goes_on}", file=f"{storage.url}/{RECORDS}")
+        previous = _previous(storage)
+        named = {file.path for file in previous.record_files} if previous else set()
+        if gone := sorted(named.difference(record_paths(storage))):
+            _logger.warning(
+                "the dataset is made without %s that the manifest before named: %s",
+                counted(len(gone), "record file"),
+                ", ".join(f"{storage.url}/{path}" for path in gone[:3]),
+            )
         return commit(storage, created_by)
     finally:
         lock.release()
@@ -264,11 +278,12 @@ def _check_whole(
         )
 
 
-def _previous_index(storage: Storage) -> set[str]:
+def _previous(storage: Storage) -> Manifest | None:
+    """The manifest before this commit, where one can be read."""
     try:
-        return {file.path for file in read_manifest(storage).index.values()}
+        return read_manifest(storage)
     except (NotFoundError, FormatError):
-        return set()
+        return None
 
 
 def _tables(storage: Storage, manifest: Manifest, verify: bool) -> dict[str, Mapped]:

@@ -162,7 +162,7 @@ def _checked_files(storage: Storage, manifest: Manifest) -> dict[str, Footer]:
         if path not in ids:
             return None
         try:
-            footer = read_footer(storage, path)
+            footer = read_footer(storage, path, size)
         except FormatError as error:
             raise DestinationError(
                 f"a record file of the dataset is damaged ({error.message}); {_HELP}", file=shown

@@ -19,10 +19,11 @@ from seqrecord.storage import Storage, forget_cached
 __all__ = ["read_footer"]
 
 
-def read_footer(storage: Storage, path: str) -> Footer:
+def read_footer(storage: Storage, path: str, size: int | None = None) -> Footer:
     """The footer of a finished record file, whose header must belong to it.
 
-    Three reads, none of a page. Raises `FormatError` that names file, offset, expected and got.
+    Three reads, none of a page; the file's `size` is asked for unless it is given. Raises
+    `FormatError` that names file, offset, expected and got.
     """
     done: list[ByteRange] = []
 
@@ -32,7 +33,7 @@ def read_footer(storage: Storage, path: str) -> Footer:
         done.append(item)
         return bytes(data)
 
-    size = storage.size(path)
+    size = storage.size(path) if size is None else size
     try:
         try:
             return _footer(read, size)

@@ -189,7 +189,21 @@ def test_the_files_of_a_remote_dataset_are_asked_for_together(tmp_path: Path) ->
     claimed = claim(storage, "append")
     assert claimed.finished.keys() == EPISODES.keys()
     claimed.release()
-    assert storage.met >= count
+    assert storage.met == count  # each length is asked for once
+
+
+def test_a_reindex_says_what_it_leaves_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, EPISODES)
+    seqrecord.reindex(tmp_path)
+    assert not caplog.records
+    gone = record_files(tmp_path)[0]
+    gone.unlink()
+    assert seqrecord.reindex(tmp_path).num_episodes < len(EPISODES)
+    (said,) = caplog.records
+    assert said.levelname == "WARNING"
+    assert f"without 1 record file that the manifest before named: {gone}" in said.getMessage()
 
 
 # Nothing that the manifest names is removed, and nothing finished is left out
