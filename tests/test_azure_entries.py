@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import seqrecord
-from seqrecord.errors import DestinationError, NotFoundError, SourceError
+from seqrecord.errors import DestinationError, LocationError, NotFoundError
 from seqrecord.sources import open_source
 from tests.datasets import SmallFrame, small_frames, small_schema, write_small
 from tests.made_source import MadeSource
@@ -203,7 +203,7 @@ def test_the_write_command(empty: Place, tmp_path: Path) -> None:
     run("reindex", empty.url, *empty.words)
     with seqrecord.open(empty.url, storage_options=empty.options) as dataset:
         assert list(dataset.episodes) == ["cave/Easy/P000", "cave/Easy/P001"]
-    with pytest.raises(SourceError):
+    with pytest.raises(LocationError, match="originals: a URL"):
         open_source(empty.url)
 
 
