@@ -180,6 +180,18 @@ def test_set_epoch_of_the_epoch_that_was_loaded_keeps_the_place(path: Path) -> N
     assert [names(batch) for batch in pipe] == epochs[1][4:]
 
 
+def test_set_epoch_between_making_and_beginning_an_iteration(path: Path) -> None:
+    # Accelerate asks a StatefulDataLoader for its state first, which makes one.
+    pipe = make(path)
+    epochs = [[names(batch) for batch in pipe] for _ in range(3)]
+    for epoch in (0, 2):
+        pipe = make(path)
+        iterator = iter(pipe)
+        pipe.set_epoch(epoch)
+        assert [names(batch) for batch in iterator] == epochs[epoch]
+        assert pipe.state_dict()["epoch"] == epoch + 1
+
+
 @pytest.mark.parametrize("epoch", [-1, 1 << 63, 0.5, "1", None])
 def test_not_an_epoch(path: Path, epoch: Any) -> None:
     with pytest.raises(ClipError, match="not an epoch"):

@@ -101,12 +101,13 @@ class Epochs:
             )
         self._part, self._offered = part, True
         self._iteration = iteration = object()
-        return self._run(iteration, split, threads)
+        return self._run(iteration, split, part, threads)
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is of this epoch, from its start; one that runs goes on as it is.
 
-        If a position in this epoch was loaded, and not yet begun, it stays.
+        If a position in this epoch was loaded, and not yet begun, it stays. An iteration that was
+        made and not yet begun is of this epoch too.
         """
         try:
             epoch = operator.index(epoch)
@@ -114,10 +115,12 @@ class Epochs:
             epoch = -1
         _check_epoch(epoch)
         self._follow_workers()
-        if epoch != self._epoch or self._begun or self._loaded is None:
+        if epoch != self._epoch or self._begun:
+            iteration = None if self._begun else self._iteration
             self._go_to(epoch)
-            if get_worker_info() is not None:
-                self._loaded = os.getpid()  # it holds for this worker's next iteration
+            self._iteration = iteration
+        if get_worker_info() is not None:
+            self._loaded = os.getpid()  # it holds for this worker's next iteration
         self._publish()
 
     def state(self, split: Split, *, at_end: bool = False) -> dict[str, Any]:
@@ -181,10 +184,12 @@ class Epochs:
             "episodes_too_short": clips.num_short_episodes,
         }
 
-    def _run(self, iteration: object, split: Split, threads: int | None) -> Iterator[Clip]:
+    def _run(
+        self, iteration: object, split: Split, part: Part, threads: int | None
+    ) -> Iterator[Clip]:
         if self._iteration is not iteration:
             raise ClipError("this iteration was ended: another one has begun")
-        self._begun, self._loaded = True, None
+        self._begun, self._loaded, self._part = True, None, part
         self._publish()
         plan = self.loader.plan(self._epoch, split)
         # Without `equal`, another rank may have had a batch more than this one has.

@@ -1,0 +1,281 @@
+"""README's table of loaders: each row is a test here, and each test is a row there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from torchdata.nodes import Batcher, Loader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from seqrecord import SeqRecordNode, SeqRecordPipe, SeqRecordStream
+from seqrecord.errors import StateError
+from tests.clip_data import names, write_numbered
+
+README = Path(__file__).parents[1] / "README.md"
+SETTINGS: dict[str, Any] = {"clip_len": 3, "seed": 2, "features": ["id"]}
+BATCHES: dict[str, Any] = {**SETTINGS, "batch_size": 4}
+ROWS: dict[str, Callable[..., None]] = {}
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_numbered(tmp_path_factory.mktemp("readme") / "records")
+
+
+def row(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The test of a row, by its first cell as README shows it, without marks."""
+
+    def add(test: Callable[..., None]) -> Callable[..., None]:
+        assert name not in ROWS
+        ROWS[name] = test
+        return test
+
+    return add
+
+
+def test_every_row_has_a_test() -> None:
+    text = README.read_text()
+    table = text[text.index("| your loader |") :].split("\n\n")[0]
+    cells = [re.sub("[`*]", "", line.split("|")[1]).strip() for line in table.splitlines()[2:]]
+    assert cells == list(ROWS)
+
+
+def shapes(batch: Any) -> list[int]:
+    return list(batch["id"].shape)
+
+
+def run(loader: Any) -> list[Any]:
+    return [names(batch) for batch in loader]
+
+
+def check_reshuffles(loader: Any) -> list[list[Any]]:
+    """Three epochs, each with every clip and in another order."""
+    epochs = [run(loader) for _ in range(3)]
+    clips = [sorted(name for batch in epoch for name in batch) for epoch in epochs]
+    assert len(set(clips[0])) == 67
+    assert all(set(epoch) == set(clips[0]) for epoch in clips)
+    assert len({repr(epoch) for epoch in epochs}) == 3
+    return epochs
+
+
+def check_resumes(
+    make: Callable[[], Any],
+    state_of: Callable[[Any], Any],
+    load: Callable[[Any, Any], None],
+) -> None:
+    """In the middle of the second epoch: the rest of it, and the third."""
+    epochs = check_reshuffles(make())
+    loader = make()
+    run(loader)
+    iterator = iter(loader)
+    for _ in range(5):
+        next(iterator)
+    state = state_of(loader)
+    again = make()
+    load(again, state)
+    assert run(again) == epochs[1][5:]
+    assert run(again) == epochs[2]
+
+
+@row("for batch in pipe")
+def test_plain_loop(path: Path) -> None:
+    assert shapes(next(iter(SeqRecordPipe(path, **BATCHES)))) == [4, 3, 2]
+    check_resumes(
+        lambda: SeqRecordPipe(path, **BATCHES),
+        lambda pipe: pipe.state_dict(),
+        lambda pipe, state: pipe.load_state_dict(state),
+    )
+
+
+@row("DataLoader without workers")
+def test_loader_without_workers(path: Path) -> None:
+    def make() -> Any:
+        return DataLoader(SeqRecordPipe(path, **BATCHES), batch_size=None)
+
+    def pipe(loader: Any) -> Any:
+        return loader.dataset._datapipe  # what the user has made the loader of
+
+    assert shapes(next(iter(make()))) == [4, 3, 2]
+    check_resumes(
+        make,
+        lambda loader: pipe(loader).state_dict(),
+        lambda loader, state: pipe(loader).load_state_dict(state),
+    )
+
+
+@row("DataLoader with workers")
+def test_loader_with_workers(path: Path) -> None:
+    for kind in (SeqRecordPipe, SeqRecordStream):
+        data: Any = kind(path, **BATCHES)
+        loader = DataLoader(data, batch_size=None, num_workers=2)
+        assert shapes(next(iter(loader))) == [4, 3, 2]
+        check_reshuffles(loader)
+        with pytest.raises(StateError, match="StatefulDataLoader"):
+            data.state_dict()
+
+
+@row("StatefulDataLoader")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_stateful_loader(path: Path, workers: int) -> None:
+    def make() -> Any:
+        stream = SeqRecordStream(path, **BATCHES)
+        return StatefulDataLoader(stream, batch_size=None, num_workers=workers)
+
+    assert shapes(next(iter(make()))) == [4, 3, 2]
+    check_resumes(
+        make,
+        lambda loader: loader.state_dict(),
+        lambda loader, state: loader.load_state_dict(state),
+    )
+    pipe = StatefulDataLoader(SeqRecordPipe(path, **BATCHES), batch_size=None, num_workers=workers)
+    with pytest.warns(UserWarning, match="resumes SeqRecordStream exactly"):
+        iter(pipe)
+
+
+@row("torchdata.nodes.Loader")
+@pytest.mark.parametrize("batcher", [False, True])
+def test_nodes(path: Path, batcher: bool) -> None:
+    def make() -> Any:
+        if batcher:
+            return Each(Loader(Batcher(SeqRecordNode(path, **SETTINGS), 4, drop_last=False)))
+        return Loader(SeqRecordNode(path, **BATCHES))
+
+    check_resumes(
+        make,
+        lambda loader: loader.state_dict(),
+        lambda loader, state: loader.load_state_dict(state),
+    )
+
+
+class Each:
+    """Batches of a Batcher, which are lists of clips, as dicts with lists."""
+
+    def __init__(self, loader: Loader[Any]) -> None:
+        self.loader = loader
+        self.state_dict, self.load_state_dict = loader.state_dict, loader.load_state_dict
+
+    def __iter__(self) -> Any:
+        for clips in self.loader:
+            starts = torch.tensor([clip["start"] for clip in clips])
+            yield {"episode": [clip["episode"] for clip in clips], "start": starts}
+
+
+def mapped(clip: dict[str, Any]) -> dict[str, Any]:
+    return {**clip, "id": clip["id"] + 1}
+
+
+@row("pipe.map(…)")
+def test_chains(path: Path) -> None:
+    whole: Any = SeqRecordPipe(path, **SETTINGS)
+    chain = whole.shuffle(buffer_size=20).sharding_filter().map(mapped).batch(4).collate()
+    assert shapes(next(iter(chain))) == [4, 3, 2]
+    check_reshuffles(chain)
+
+    pipe: Any = SeqRecordPipe(path, **BATCHES)
+    epochs = check_reshuffles(pipe.map(mapped))
+    pipe.set_epoch(1)
+    iterator = iter(pipe.map(mapped))
+    for _ in range(5):
+        next(iterator)
+    again: Any = SeqRecordPipe(path, **BATCHES)
+    again.load_state_dict(pipe.state_dict())
+    assert run(again.map(mapped)) == epochs[1][5:]
+
+    with pytest.raises(AttributeError, match="state_dict"):
+        pipe.map(mapped).state_dict()
+    with pytest.warns(UserWarning, match="resumes SeqRecordStream exactly"):
+        iter(StatefulDataLoader(pipe.map(mapped), batch_size=None))
+
+
+@row("Lightning's Trainer")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_lightning(path: Path, tmp_path: Path, workers: int) -> None:
+    lightning = pytest.importorskip("pytorch_lightning")
+
+    class Model(lightning.LightningModule):  # type: ignore[misc,name-defined]
+        def __init__(self, save_at: int = -1) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 1)
+            self.seen: list[Any] = []
+            self.save_at = save_at
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=1e-9)
+
+        def training_step(self, batch: dict[str, Any]) -> torch.Tensor:
+            self.seen.append(names(batch))
+            loss: torch.Tensor = self.layer(batch["id"].float()).sum()
+            return loss
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            if len(self.seen) == self.save_at:
+                self.trainer.save_checkpoint(tmp_path / "saved.ckpt")
+
+    def fit(model: Model, **options: Any) -> list[Any]:
+        stream = SeqRecordStream(path, **BATCHES)
+        loader = StatefulDataLoader(stream, batch_size=None, num_workers=workers)
+        trainer = lightning.Trainer(
+            accelerator="cpu",
+            max_epochs=3,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(model, loader, **options)
+        return model.seen
+
+    stream = SeqRecordStream(path, **BATCHES)
+    epochs = check_reshuffles(StatefulDataLoader(stream, batch_size=None, num_workers=workers))
+    count = len(epochs[0])
+    assert fit(Model(save_at=count + 5)) == epochs[0] + epochs[1] + epochs[2]
+    resumed = fit(Model(), ckpt_path=tmp_path / "saved.ckpt", weights_only=False)
+    assert resumed == epochs[1][5:] + epochs[2]
+
+
+@row("Accelerate")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_accelerate(path: Path, tmp_path: Path, workers: int) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    from accelerate.utils import DataLoaderConfiguration
+
+    def prepared() -> tuple[Any, Any]:
+        accelerator = accelerate.Accelerator(
+            cpu=True,
+            dataloader_config=DataLoaderConfiguration(
+                use_stateful_dataloader=True, dispatch_batches=False
+            ),
+        )
+        stream = SeqRecordStream(path, **BATCHES, world_size=1)
+        loader = DataLoader(stream, batch_size=None, num_workers=workers)
+        return accelerator, accelerator.prepare(loader)
+
+    accelerator, loader = prepared()
+    epochs = check_reshuffles(loader)
+    accelerator.free_memory()
+    accelerator, loader = prepared()
+    run(loader)
+    for number, batch in enumerate(loader):
+        assert names(batch) == epochs[1][number]
+        if number == 4:
+            accelerator.save_state(str(tmp_path / "state"))
+            break
+    accelerator.free_memory()
+    accelerator, loader = prepared()
+    accelerator.load_state(str(tmp_path / "state"))
+    for epoch in (1, 2):
+        loader.set_epoch(epoch)
+        assert run(loader) == epochs[epoch][5 if epoch == 1 else 0 :]
