@@ -57,7 +57,7 @@ def run(loader: Any) -> list[Any]:
 STARTS = [
     ("fork", False, 3),
     ("fork", True, 3),
-    ("forkserver", False, 2),
+    pytest.param("forkserver", False, 2, marks=pytest.mark.slow),
     pytest.param("forkserver", True, 2, marks=pytest.mark.slow),
     pytest.param("spawn", False, 2, marks=pytest.mark.slow),
     pytest.param("spawn", True, 2, marks=pytest.mark.slow),
@@ -82,6 +82,14 @@ def test_epochs_of_workers_are_those_of_the_plan(
         assert [run(loader) for _ in range(num_epochs)] == expected
         del loader
     assert expected[0] != expected[1]
+
+
+def test_epochs_of_workers_of_a_forkserver(path: Path) -> None:
+    """As Python 3.14 starts them; the other ways are slow tests, for each start imports torch."""
+    loader = StatefulDataLoader(
+        stream(path), batch_size=None, num_workers=1, multiprocessing_context="forkserver"
+    )
+    assert [run(loader) for _ in range(2)] == [planned(path, epoch, 1) for epoch in range(2)]
 
 
 class _nothing:  # noqa: N801
@@ -184,27 +192,32 @@ def test_ranks_that_were_sent_one_stream_count_alone(path: Path, method: str) ->
 # ---- resuming
 
 
-@pytest.mark.parametrize(
-    ("start", "persistent"),
-    [
-        ("fork", False),
-        ("fork", True),
-        pytest.param("forkserver", False, marks=pytest.mark.slow),
-        pytest.param("spawn", True, marks=pytest.mark.slow),
-    ],
-)
-def test_resuming_with_workers(path: Path, start: str, persistent: bool) -> None:
+@pytest.mark.parametrize("persistent", [False, True])
+def test_resuming_with_workers(path: Path, persistent: bool) -> None:
     check_resume(
         lambda: StatefulDataLoader(
-            stream(path),
-            batch_size=None,
-            num_workers=2,
-            persistent_workers=persistent,
-            multiprocessing_context=start,
+            stream(path), batch_size=None, num_workers=2, persistent_workers=persistent
         ),
-        num_epochs=3 if start == "fork" else 2,
         positions=lambda n: [n // 2],
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["forkserver", "spawn"])
+def test_resuming_with_workers_that_are_not_forked(path: Path, start: str) -> None:
+    def make() -> StatefulDataLoader[Any]:
+        return StatefulDataLoader(
+            stream(path), batch_size=None, num_workers=2, multiprocessing_context=start
+        )
+
+    loader = make()
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    again = make()
+    again.load_state_dict(loader.state_dict())
+    assert run(again) == planned(path, 0, 2)[3:]
+    assert run(again) == planned(path, 1, 2)
 
 
 def test_resuming_with_set_epoch(path: Path) -> None:
