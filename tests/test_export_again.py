@@ -120,7 +120,7 @@ def _assert_same(dataset: Dataset, again: Dataset) -> None:
                 assert read[name].tobytes() == array.tobytes(), name
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(made=datasets(), keep_encoded=st.booleans(), codec=st.sampled_from(["balanced", "raw"]))
 def test_any_episode(made: tuple[Schema, dict[str, Any]], keep_encoded: bool, codec: str) -> None:
     schema, episodes = made

@@ -235,7 +235,7 @@ def info(
     if clip_len is not None:
         clip = ClipSpec(clip_len, stride=stride or 1, dilation=dilation or 1)
     with open_dataset(path, features=features, storage_options=storage_options) as dataset:
-        is_key = key in dataset.index.positions
+        is_key = key is not None and key in dataset.index.positions
         if episodes or (key is not None and not is_key and set(key) & set("*?[")):
             make_lines = _json_lines if as_json else listing_lines
             for line in make_lines(dataset, [key] if key and is_key else key, clip=clip):
