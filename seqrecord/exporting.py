@@ -15,6 +15,7 @@ where a frame lacks it. A feature whose name is another file's gets a number beh
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -174,7 +175,10 @@ class _Exporter:
 
     def _open_array(self, spec: FeatureSpec) -> npt.NDArray[Any]:
         shape = (len(self._frames), *(n or 0 for n in spec.shape))
-        array: npt.NDArray[Any] = open_memmap(self._paths[spec.name], "w+", spec.dtype, shape)
+        path = self._paths[spec.name]
+        array: npt.NDArray[Any] = open_memmap(path, "w+", spec.dtype, shape)
+        with path.open("r+b") as file:  # or a full disk would be a signal, not an error
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
         return array
 
 

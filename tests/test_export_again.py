@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -233,6 +235,20 @@ def test_a_key_below_another_episodes_file(tmp_path: Path) -> None:
             export(dataset, key, tmp_path / "tree")
         assert caught.value.episode == key
     assert sorted(p for p in (tmp_path / "tree").rglob("*") if p.is_file()) == before
+
+
+def test_a_full_disk(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, offset: int, length: int) -> None:
+        assert length > 11 * 7 * 8  # the pose of all frames
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(DestinationError, match="cannot be written: No space left") as caught:
+        export(dataset, "alpha/Easy/P000", tmp_path / "tree", features=["pose", "flow"])
+    assert caught.value.episode == "alpha/Easy/P000"
+    source = Folders(tmp_path / "tree")  # half an episode is not packed
+    with pytest.raises(SourceError):
+        list(source.frames(source.episodes()[0]))
 
 
 def _json(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
