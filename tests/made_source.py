@@ -65,12 +65,13 @@ class MadeSource:
 class EndlessSource(MadeSource):
     """`MadeSource`, but its last episode never ends, however slow who wants to stop it may be.
 
-    Two frames into that episode, the process that nobody started waits for an interrupt, and a
-    worker goes on. Tells in `folder` how far it is, by empty files: an episode's number when its
-    frames are asked for, and `endless` at that place.
+    Two frames into that episode, the process that nobody started waits for an interrupt; a worker
+    goes on, or waits as well if it `stops`. Tells in `folder` how far it is, by empty files: an
+    episode's number when its frames are asked for, and `endless` at that place.
     """
 
     folder: str = ""
+    stops: bool = False
 
     def episodes(self) -> list[EpisodeInfo]:
         *others, last = super().episodes()
@@ -81,7 +82,7 @@ class EndlessSource(MadeSource):
         for number, frame in enumerate(super().frames(info)):
             if number == 2 and info.num_frames == 1_000_000:
                 (Path(self.folder) / "endless").touch()
-                if multiprocessing.parent_process() is None:
+                if self.stops or multiprocessing.parent_process() is None:
                     threading.Event().wait()
             yield frame
 

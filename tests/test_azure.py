@@ -565,13 +565,13 @@ _SCRIPT = """
 import sys
 from seqrecord import convert
 from seqrecord.storage.azure import upload as upload_module
-from tests.made_source import MadeSource
+from tests.made_source import EndlessSource
 
 upload_module.SAVE_SECONDS = 0.0
 
 if __name__ == "__main__":
     convert(
-        MadeSource(delay=0.02), sys.argv[1], workers=int(sys.argv[3]),
+        EndlessSource(folder=sys.argv[4], stops=True), sys.argv[1], workers=int(sys.argv[3]),
         chunk_frames=4, record_bytes=30_000, storage_options={"connection_string": sys.argv[2]},
     )
 """
@@ -605,7 +605,9 @@ def test_killed_and_resumed(azurite: Azurite, container: str, tmp_path: Path, wo
     url, options = f"az://{container}/data/set", {"connection_string": azurite.connection_string}
     script = tmp_path / "script.py"
     script.write_text(_SCRIPT)
-    command = [sys.executable, str(script), url, azurite.connection_string, str(workers)]
+    (tmp_path / "told").mkdir()
+    text, told = azurite.connection_string, str(tmp_path / "told")
+    command = [sys.executable, str(script), url, text, str(workers), told]
     _kill_at_work(storage, command)
     with pytest.raises(NotFoundError, match="no dataset here"):
         seqrecord.open(url, storage_options=options)
