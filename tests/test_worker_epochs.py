@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pickle
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def test_epochs_of_workers_are_those_of_the_plan(
 ) -> None:
     expected = [planned(path, epoch, 2) for epoch in range(num_epochs)]
     gc.collect()
-    with leaves_nothing() if start == "fork" else _nothing():
+    with leaves_nothing() if start == "fork" else nullcontext():
         loader = loader_of(
             stream(path),
             batch_size=None,
@@ -90,11 +91,6 @@ def test_epochs_of_workers_of_a_forkserver(path: Path) -> None:
         stream(path), batch_size=None, num_workers=1, multiprocessing_context="forkserver"
     )
     assert [run(loader) for _ in range(2)] == [planned(path, epoch, 1) for epoch in range(2)]
-
-
-class _nothing:  # noqa: N801
-    def __enter__(self) -> None: ...
-    def __exit__(self, *_: object) -> None: ...
 
 
 @pytest.mark.parametrize("reseed", [True, False])
@@ -126,6 +122,21 @@ def test_set_epoch_reaches_workers(path: Path, persistent: bool) -> None:
     assert run(loader) == planned(path, 2, 2)
     assert run(data) == planned(path, 3, 1)  # … and without workers
     assert run(loader) == planned(path, 4, 2)
+
+
+def _set_epoch(worker: int) -> None:
+    info = torch.utils.data.get_worker_info()
+    assert info is not None
+    assert info.id == worker
+    assert isinstance(info.dataset, SeqRecordStream)
+    info.dataset.set_epoch(5)
+
+
+def test_workers_may_set_the_epoch(path: Path) -> None:
+    data = stream(path)
+    loader = DataLoader(data, batch_size=None, num_workers=2, worker_init_fn=_set_epoch)
+    assert run(loader) == planned(path, 5, 2) == run(loader)
+    assert run(DataLoader(data, batch_size=None, num_workers=2)) == planned(path, 6, 2)
 
 
 def test_a_new_number_of_workers_goes_on_with_the_next_epoch(path: Path) -> None:
@@ -226,6 +237,28 @@ def test_resuming_with_set_epoch(path: Path) -> None:
         positions=lambda n: [n // 2],
         set_epoch=lambda loader, epoch: loader.dataset.set_epoch(epoch),  # type: ignore[attr-defined]
     )
+
+
+def test_a_rank_takes_up_the_state_of_another(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning saves the first rank's for all."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    rests, states = [], []
+    for rank in "01":
+        monkeypatch.setenv("RANK", rank)
+        loader = StatefulDataLoader(stream(path), batch_size=None, num_workers=2)
+        iterator = iter(loader)
+        for _ in range(3):
+            next(iterator)
+        states.append(loader.state_dict())
+        rests.append(run(iterator) + run(loader))
+    assert rests[0] != rests[1]
+    loader = StatefulDataLoader(stream(path), batch_size=None, num_workers=2)
+    loader.load_state_dict(states[0])
+    assert run(loader) + run(loader) == rests[1]
+    alone = stream(path)
+    alone.load_state_dict(states[0]["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"])
+    with pytest.raises(StateError, match="worker 0 of 1 worker in 2 ranks; got: worker 0 of 2 w"):
+        iter(alone)
 
 
 def test_the_settings_of_a_state_reach_the_workers_of_later_epochs(path: Path) -> None:

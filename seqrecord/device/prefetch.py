@@ -119,7 +119,12 @@ class DevicePrefetcher(Generic[_Item]):
 
     def _stateful(self, method: str) -> Any:
         if not hasattr(self.loader, method):
-            raise StateError(f"the loader has no {method}", got=type(self.loader).__name__)
+            raise StateError(
+                f"the loader has no {method}",
+                expected="SeqRecordPipe, torchdata's StatefulDataLoader(SeqRecordStream(…), …) or "
+                "Loader(SeqRecordNode(…))",
+                got=type(self.loader).__name__,
+            )
         return getattr(self.loader, method)
 
     def _move(self, item: _Item) -> _Moved:
