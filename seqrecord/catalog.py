@@ -6,7 +6,6 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from os import PathLike
 from typing import Any
@@ -38,7 +37,7 @@ from seqrecord.manifest import (
 from seqrecord.mapped import Mapped, map_file
 from seqrecord.ranges import ByteRange
 from seqrecord.record_reading import read_footer
-from seqrecord.storage import Storage, forget_cached, map_files, open_storage
+from seqrecord.storage import Storage, forget_cached, map_files, open_storage, request_threads
 from seqrecord.version import CREATED_BY
 from seqrecord.wording import counted
 
@@ -294,8 +293,9 @@ def _tables(storage: Storage, manifest: Manifest, verify: bool) -> dict[str, Map
 
     if storage.local_path(manifest.index[INDEX_TABLES[0]].path) is not None:
         return {name: table(name) for name in INDEX_TABLES}
-    with ThreadPoolExecutor(len(INDEX_TABLES)) as pool:
-        return dict(zip(INDEX_TABLES, pool.map(table, INDEX_TABLES), strict=True))
+    with request_threads(len(INDEX_TABLES), "index") as threads:
+        found = {name: threads.submit(storage.url, table, name) for name in INDEX_TABLES}
+        return {name: future.result() for name, future in found.items()}
 
 
 def map_table(storage: Storage, manifest: Manifest, name: str, *, verify: bool = True) -> Mapped:

@@ -17,6 +17,7 @@ from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.requests import fill, hurried, merge, missing_bytes, split
 from seqrecord.storage.retrying import RetryingStorage
 from seqrecord.storage.wrappers import FailAt, FailTransiently
+from seqrecord.threads import ThreadPool
 from tests.storage_contract import DATA, PATH, StorageContract, get, put
 
 MIB = 1 << 20
@@ -259,13 +260,13 @@ def test_an_absent_file_is_not_found_whatever_is_asked(tmp_path: Path) -> None:
 def test_a_leaving_interpreter_is_an_error_of_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_requests: None
 ) -> None:
-    class Leaving(ThreadPoolExecutor):
+    class Leaving(ThreadPool):
         def submit(self, *_: object) -> object:  # type: ignore[override]
             raise RuntimeError("cannot schedule new futures after interpreter shutdown")
 
     storage = ParallelStorage(LocalStorage(tmp_path))
     put(storage, PATH, DATA)
-    monkeypatch.setattr(parallel_module, "ThreadPoolExecutor", Leaving)
+    monkeypatch.setattr(parallel_module, "ThreadPool", Leaving)
     with pytest.raises(StorageError, match="interpreter leaves"):
         get(storage, PATH)
 

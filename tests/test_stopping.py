@@ -178,9 +178,44 @@ for _ in seqrecord.SeqRecordPipe(seqrecord.open(storage), **PIPE):
 """
 
 
-def test_ctrl_c_while_a_storage_is_gone(path: Path) -> None:
+CTRL_C_AT_THE_START = """
+import os, signal, sys, threading, time
+from pathlib import Path
+import seqrecord
+from tests.test_stopping import Gone, failing, wait_for_retries
+
+gone = Gone()
+gone.left = 1  # the manifest, and then no table of the index
+storage = failing(Path(sys.argv[1]), gone)
+
+def interrupt():
+    wait_for_retries(storage, 3)
+    print(time.monotonic(), flush=True)
+    os.kill(os.getpid(), signal.SIGINT)
+
+threading.Thread(target=interrupt, daemon=True).start()
+seqrecord.open(storage)
+"""
+
+LEAVES = """
+import sys, time
+from pathlib import Path
+import seqrecord
+from seqrecord.storage import requests
+from tests.test_stopping import PIPE, Gone, failing, go_on_until_it_fails
+
+requests.MAX_REQUEST_BYTES = 1000  # so each load is several
+gone = Gone()
+storage = failing(Path(sys.argv[1]), gone)
+iterator = iter(seqrecord.SeqRecordPipe(seqrecord.open(storage), **PIPE))
+go_on_until_it_fails(iterator, storage, gone)
+print(time.monotonic(), flush=True)
+"""
+
+
+def _ends_soon(code: str, path: Path) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, "-c", CTRL_C, str(path)],
+        [sys.executable, "-c", code, str(path)],
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[1],
@@ -188,8 +223,19 @@ def test_ctrl_c_while_a_storage_is_gone(path: Path) -> None:
         check=False,
     )
     assert time.monotonic() - float(done.stdout) < SOON  # one clock for all processes
+    return done
+
+
+@pytest.mark.parametrize("code", [CTRL_C, CTRL_C_AT_THE_START], ids=["epoch", "open"])
+def test_ctrl_c_while_a_storage_is_gone(path: Path, code: str) -> None:
+    done = _ends_soon(code, path)
     assert done.returncode == -signal.SIGINT
     assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
+
+
+def test_leaving_the_interpreter_while_a_storage_is_gone(path: Path) -> None:
+    done = _ends_soon(LEAVES, path)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 # Several requests of one call

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from seqrecord.engine.filling import Batch
 from seqrecord.engine.loading import ChunkLoader, Fetched, Load, Place
 from seqrecord.engine.stats import EngineStats
 from seqrecord.storage import unwanted_if
+from seqrecord.threads import ThreadPool
 
 __all__ = ["THREAD_NAME", "Crew"]
 
@@ -49,8 +50,8 @@ class Crew:
         self._fetching: dict[Load, Future[Fetched]] = {}
         self._ahead = threading.BoundedSemaphore(num_ahead) if num_ahead else None
         stats.num_threads, stats.num_loaders = num_copiers, num_loaders
-        self._loaders = ThreadPoolExecutor(num_loaders, f"{THREAD_NAME}-load")
-        self.copiers = ThreadPoolExecutor(num_copiers, f"{THREAD_NAME}-copy")
+        self._loaders = ThreadPool(num_loaders, f"{THREAD_NAME}-load")
+        self.copiers = ThreadPool(num_copiers, f"{THREAD_NAME}-copy")
 
     def __enter__(self) -> Crew:
         return self
@@ -94,8 +95,6 @@ class Crew:
 
     def _run(self, do: Callable[..., _Result], *arguments: Any) -> _Result:
         self._channel.check_open()
-        if not threading.main_thread().is_alive():
-            raise RuntimeError("the interpreter is leaving")  # before it waits for all loads
         with unwanted_if(lambda: self._left or self._channel.is_closed):
             return do(*arguments)
 

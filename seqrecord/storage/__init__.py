@@ -5,7 +5,7 @@ from seqrecord.storage.cache import CachedStorage, CacheInfo, cache_info, clear_
 from seqrecord.storage.keeping import KeepingStorage
 from seqrecord.storage.local import LocalStorage
 from seqrecord.storage.opening import StorageLike, open_storage
-from seqrecord.storage.parallel import map_files
+from seqrecord.storage.parallel import RequestThreads, map_files, request_threads
 from seqrecord.storage.remote import FsspecStorage
 from seqrecord.storage.stopping import unwanted_if
 from seqrecord.storage.url import Location, local_path, parse_location
@@ -22,6 +22,7 @@ __all__ = [
     "LocalStorage",
     "Location",
     "Lock",
+    "RequestThreads",
     "Storage",
     "StorageLike",
     "StorageWrapper",
@@ -33,5 +34,6 @@ __all__ = [
     "map_files",
     "open_storage",
     "parse_location",
+    "request_threads",
     "unwanted_if",
 ]

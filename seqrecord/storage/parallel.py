@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Any, TypeAlias, TypeVar
 
@@ -15,12 +16,14 @@ from seqrecord.storage.per_process import PerProcess
 from seqrecord.storage.requests import split
 from seqrecord.storage.stopping import check_wanted, unwanted_if
 from seqrecord.storage.wrappers import StorageWrapper
+from seqrecord.threads import ThreadPool
 
-__all__ = ["MAX_REQUESTS", "ParallelStorage", "map_files"]
+__all__ = ["MAX_REQUESTS", "ParallelStorage", "RequestThreads", "map_files", "request_threads"]
 
 MAX_REQUESTS = 16
 
 _Part: TypeAlias = "tuple[list[ByteRange], list[memoryview]]"
+_Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
@@ -61,18 +64,42 @@ class ParallelStorage(StorageWrapper):
         if len(parts) == 1:
             read(parts[0])
             return
-        over = threading.Event()
-        with (
-            unwanted_if(over.is_set),
-            ThreadPoolExecutor(min(len(parts), self._max_requests), "seqrecord-read") as pool,
-        ):
-            try:
-                futures = [_submit(pool, read, part, file) for part in parts]
-                done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-                for future in done:
-                    future.result()
-            finally:
-                over.set()
+        with request_threads(min(len(parts), self._max_requests), "read") as threads:
+            futures = [threads.submit(file, read, part) for part in parts]
+            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+
+
+class RequestThreads:
+    """Threads for requests; see `request_threads`."""
+
+    def __init__(self, pool: ThreadPool) -> None:
+        self._pool = pool
+
+    def submit(
+        self, file: str, function: Callable[[_Item], _Result], item: _Item
+    ) -> Future[_Result]:
+        """Have `function(item)` called. `file` is for the error where there is no thread for it."""
+        try:
+            return self._pool.submit(copy_context().run, function, item)
+        except RuntimeError:
+            pass
+        raise StorageError("the interpreter leaves: no thread to read with", file=file)
+
+
+@contextmanager
+def request_threads(count: int, name: str) -> Iterator[RequestThreads]:
+    """At most `count` threads. None outlives the block, however it ends.
+
+    Requests that have not begun then are dropped, and those that wait to be tried again give up.
+    """
+    over = threading.Event()
+    with unwanted_if(over.is_set), ThreadPool(count, f"seqrecord-{name}") as pool:
+        try:
+            yield RequestThreads(pool)
+        finally:
+            over.set()
 
 
 def map_files(
@@ -85,18 +112,9 @@ def map_files(
     paths = list(paths)
     if len(paths) < 2 or storage.local_path(paths[0]) is not None:
         return {path: function(path) for path in paths}
-    with ThreadPoolExecutor(min(len(paths), MAX_REQUESTS), "seqrecord-files") as pool:
-        return dict(zip(paths, pool.map(function, paths), strict=True))
-
-
-def _submit(
-    pool: ThreadPoolExecutor, read: Callable[[_Part], None], part: _Part, file: str
-) -> Future[None]:
-    try:
-        return pool.submit(copy_context().run, read, part)
-    except RuntimeError:
-        pass
-    raise StorageError("the interpreter leaves: no thread to read with", file=file)
+    with request_threads(min(len(paths), MAX_REQUESTS), "files") as threads:
+        futures = [threads.submit(f"{storage.url}/{path}", function, path) for path in paths]
+        return {path: future.result() for path, future in zip(paths, futures, strict=True)}
 
 
 def _rebuild(inner: Storage, max_requests: int) -> ParallelStorage:

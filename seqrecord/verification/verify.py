@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any, TypeVar
@@ -18,7 +17,7 @@ from seqrecord.errors import ChecksumError, FormatError, SeqRecordError
 from seqrecord.format import RECORDS
 from seqrecord.index import Index
 from seqrecord.record_reading import read_footer
-from seqrecord.storage import Storage, open_storage
+from seqrecord.storage import RequestThreads, Storage, open_storage, request_threads
 from seqrecord.units import format_size
 from seqrecord.verification.agreement import Unlisted, compare_footer
 from seqrecord.verification.trust import Files, trusted_index
@@ -94,8 +93,9 @@ def verify(
     """
     storage = open_storage(location, storage_options)
     try:
-        with _pool(num_threads or len(os.sched_getaffinity(0))) as pool:
-            return _verify(storage, deep, pool, progress)
+        num_threads = num_threads or len(os.sched_getaffinity(0))
+        with request_threads(num_threads, "verify") as threads:
+            return _verify(storage, deep, _Pool(threads, num_threads, storage.url), progress)
     finally:
         storage.close()
 
@@ -276,28 +276,20 @@ class _State:
 class _Pool:
     """Runs tasks on threads with a bounded number of them under way."""
 
-    def __init__(self, pool: ThreadPoolExecutor, num_threads: int) -> None:
-        self._pool = pool
+    def __init__(self, threads: RequestThreads, num_threads: int, url: str) -> None:
+        self._threads = threads
+        self._url = url
         self._window = 2 * num_threads + 1
 
     def map(self, task: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
         """Results in the order of the items, which are taken as they are needed."""
         pending: deque[Future[_Result]] = deque()
         for item in items:
-            pending.append(self._pool.submit(task, item))
+            pending.append(self._threads.submit(self._url, task, item))
             if len(pending) == self._window:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
-
-
-@contextmanager
-def _pool(num_threads: int) -> Iterator[_Pool]:
-    executor = ThreadPoolExecutor(num_threads, thread_name_prefix="seqrecord-verify")
-    try:
-        yield _Pool(executor, num_threads)
-    finally:
-        executor.shutdown(cancel_futures=True)
 
 
 def _notes(storage: Storage, files: Files) -> list[str]:

@@ -1,0 +1,201 @@
+"""Leaving the interpreter waits for the loads under way, and for none that is queued."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from concurrent.futures import CancelledError
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seqrecord.threads import ThreadPool
+from seqrecord.writer import SeqRecordWriter
+
+PATIENCE = 60  # seconds; what hangs fails
+
+# Iterates over clips until every loading thread is inside a load, with more of them queued, and
+# leaves. Loads last until the engine has been told to end: none can end before, none should begin
+# after that.
+_LEAVES = """
+import atexit, json, os, signal, sys, threading
+
+path, way, out = sys.argv[1:]
+lock, begun, inside = threading.Lock(), [], []
+all_busy, ending = threading.Event(), threading.Event()
+FREE, NUM_THREADS = 6, 3
+
+@atexit.register  # before the engine's, so it runs after that
+def report():
+    with open(out, "w") as file:
+        names = [thread.name for thread in threading.enumerate()]
+        json.dump({"begun": len(begun), "at the end": names}, file)
+
+import torch
+import seqrecord
+from seqrecord.engine.channel import Channel
+from seqrecord.pipes import SeqRecordPipe
+from seqrecord.storage import LocalStorage
+
+class Slow(LocalStorage):
+    def read_ranges(self, path, ranges, buffers):
+        if path.endswith(".seqrec"):
+            waits = ranges[0].start >= held_from
+            with lock:
+                begun.append(path)
+                inside.extend([path] * waits)
+                if len(inside) == NUM_THREADS:
+                    all_busy.set()
+            if waits:
+                ending.wait()
+        super().read_ranges(path, ranges, buffers)
+
+close = Channel.close
+def close_and_tell(self):
+    close(self)
+    ending.set()
+Channel.close = close_and_tell
+
+dataset = seqrecord.open(Slow(path))
+held_from = int(dataset.index.offset[FREE])  # there is one record file
+pipe = SeqRecordPipe(dataset, clip_len=2, shuffle=False, num_threads=NUM_THREADS)
+
+def leave(iterator):
+    next(iterator)
+    assert all_busy.wait(60)
+    if way == "sys.exit":
+        sys.exit(5)
+    if way == "error":
+        raise KeyError("mine")
+    if way == "Ctrl-C":
+        threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGINT]).start()
+        for _ in iterator:
+            pass
+
+iterator = iter(pipe)
+leave(iterator)
+"""
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of 60 chunks of 4 frames."""
+    path = tmp_path_factory.mktemp("leaving") / "records"
+    with (
+        SeqRecordWriter(path, codecs="raw", chunk_frames=4) as writer,
+        writer.episode("walk") as episode,
+    ):
+        for _ in range(240):
+            episode.append({"image": np.zeros((16, 16), np.uint8)})
+    return path
+
+
+def _run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("way", "code"), [("the end", 0), ("sys.exit", 5), ("error", 1), ("Ctrl-C", -2)]
+)
+def test_leaving_waits_for_the_loads_under_way_alone(
+    way: str, code: int, path: Path, tmp_path: Path
+) -> None:
+    done = _run(_LEAVES, path, way, tmp_path / "report.json")
+    assert done.returncode == code, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report == {"begun": 6 + 3, "at the end": ["MainThread"]}
+    last = done.stderr.splitlines()[-1:]
+    assert last == {"error": ["KeyError: 'mine'"], "Ctrl-C": ["KeyboardInterrupt"]}.get(way, [])
+
+
+_USER_THREAD = """
+import sys, threading
+import seqrecord
+from seqrecord.pipes import SeqRecordPipe
+
+def train():
+    threading.main_thread().join()
+    for number in range(2):
+        print(sum(1 for _ in pipe), flush=True)
+
+pipe = SeqRecordPipe(sys.argv[1], clip_len=2, stride=2)
+threading.Thread(target=train).start()
+"""
+
+
+def test_a_thread_that_outlives_the_main_thread_goes_on(path: Path) -> None:
+    done = _run(_USER_THREAD, path)
+    assert (done.returncode, done.stdout.split()) == (0, ["120", "120"]), done.stderr
+
+
+# The pool
+
+
+def test_a_pool_drops_what_is_queued_and_waits_for_what_has_begun() -> None:
+    begun, go_on, done = threading.Event(), threading.Event(), []
+
+    def work(number: int) -> int:
+        begun.set()
+        assert go_on.wait(PATIENCE)
+        done.append(number)
+        return number
+
+    with ThreadPool(1, "some") as pool:
+        futures = [pool.submit(work, number) for number in range(5)]
+        assert begun.wait(PATIENCE)
+        threading.Timer(0.05, go_on.set).start()
+    assert done == [0]
+    assert futures[0].result() == 0
+    for future in futures[1:]:
+        with pytest.raises(CancelledError):
+            future.result()
+    with pytest.raises(RuntimeError):
+        pool.submit(work, 9)
+    assert not any(thread.name.startswith("some") for thread in threading.enumerate())
+
+
+def test_a_pool_does_all_in_few_threads() -> None:
+    seen: set[str] = set()
+
+    def work(number: int) -> int:
+        seen.add(threading.current_thread().name)
+        return number * number
+
+    with ThreadPool(4, "some") as pool:
+        assert pool.submit(work, 2).result() == 4
+        futures = [pool.submit(work, number) for number in range(1000)]
+        assert [future.result() for future in futures] == [n * n for n in range(1000)]
+    assert seen <= {f"some_{i}" for i in range(4)}
+
+
+def test_a_pool_has_as_many_threads_as_there_are_tasks() -> None:
+    all_are_inside = threading.Barrier(4)
+    with ThreadPool(4, "some") as pool:
+        for _ in range(20):
+            futures = [pool.submit(all_are_inside.wait, PATIENCE) for _ in range(4)]
+            assert sorted(future.result() for future in futures) == [0, 1, 2, 3]
+
+
+def test_a_pool_hands_errors_over() -> None:
+    def work(error: Any) -> None:
+        raise error
+
+    with ThreadPool(2, "some") as pool:
+        for error in (ZeroDivisionError("mine"), KeyboardInterrupt()):
+            with pytest.raises(type(error)):
+                pool.submit(work, error).result()
+        assert pool.submit(len, "after").result() == 5
+    pool = ThreadPool(2, "some")
+    futures = [pool.submit(len, "ab") for _ in range(50)]
+    pool.shutdown()
+    assert [future.result() for future in futures] == [2] * 50
