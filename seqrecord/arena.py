@@ -13,16 +13,17 @@ import math
 import mmap
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from seqrecord.frames import ArraySpec
+from seqrecord.format.pages import aligned
+from seqrecord.frames import SHAPE_DTYPE, ArraySpec
 
-__all__ = ["Arena", "BufferPool", "Ring", "page_aligned"]
+__all__ = ["Arena", "BufferPool", "Ring", "VariableRows", "page_aligned"]
 
 
 class Ring:
@@ -65,8 +66,34 @@ class Ring:
         return self._first_row + positions % self._num_rows
 
 
+class VariableRows:
+    """Rows of a feature with a variable shape: each is long enough for the largest frame."""
+
+    def __init__(self, num_rows: int, spec: ArraySpec) -> None:
+        assert spec.largest is not None, "the largest frame is known"
+        self._dtype = spec.dtype
+        self._memory = page_aligned((num_rows, aligned(spec.largest)), np.dtype(np.uint8))
+        self._shapes = np.zeros((num_rows, len(spec.shape)), SHAPE_DTYPE)
+
+    @property
+    def nbytes(self) -> int:
+        return self._memory.nbytes + self._shapes.nbytes
+
+    def make(self, first: int, shapes: Sequence[tuple[int, ...]]) -> list[npt.NDArray[Any]]:
+        """Arrays of these shapes in the rows from `first` on, to be written to."""
+        self._shapes[first : first + len(shapes)] = shapes
+        return [self[first + i] for i in range(len(shapes))]
+
+    def __getitem__(self, row: int) -> npt.NDArray[Any]:
+        """The frame in a row."""
+        shape = tuple(self._shapes[row].tolist())
+        nbytes = math.prod(shape) * self._dtype.itemsize
+        assert nbytes <= self._memory.shape[1], "a frame larger than the largest"
+        return self._memory[row, :nbytes].view(self._dtype).reshape(shape)
+
+
 class Arena:
-    """Rows of frames, a feature an array [rows, …]; a feature with a variable shape is a list."""
+    """Rows of frames, a feature an array [rows, …]; `VariableRows` where the shape varies."""
 
     def __init__(self, specs: Mapping[str, ArraySpec], num_rows: int) -> None:
         self.specs = dict(specs)
@@ -74,7 +101,7 @@ class Arena:
         self._arrays: dict[str, Any] = {
             name: page_aligned((num_rows, *spec.shape), spec.dtype)  # type: ignore[arg-type]
             if spec.is_fixed
-            else [None] * num_rows
+            else VariableRows(num_rows, spec)
             for name, spec in specs.items()
         }
 
@@ -84,8 +111,8 @@ class Arena:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows of features with a fixed shape."""
-        return sum(a.nbytes for a in self._arrays.values() if isinstance(a, np.ndarray))
+        """Bytes of all rows."""
+        return sum(array.nbytes for array in self._arrays.values())
 
     def load(self, rows: npt.NDArray[np.int64]) -> tuple[Arena, npt.NDArray[np.int64]]:
         """Where to write the frames of a load that gets these rows, and at which rows of that."""
@@ -96,9 +123,10 @@ class Arena:
         # With "raise", NumPy would check by copying through a temporary of the whole batch.
         np.take(self._arrays[feature], rows, axis=0, out=out, mode="clip")
 
-    def gather_list(self, feature: str, rows: npt.NDArray[np.int64]) -> list[torch.Tensor]:
-        """Copies of the frames in these rows, for a feature with a variable shape."""
-        return [torch.from_numpy(self._arrays[feature][row].copy()) for row in rows]
+    def find_list(self, feature: str, rows: npt.NDArray[np.int64]) -> list[npt.NDArray[np.generic]]:
+        """The frames in these rows, for a variable shape: views, until the rows are loaded anew."""
+        frames: VariableRows = self._arrays[feature]
+        return [frames[row] for row in rows.tolist()]
 
 
 def page_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -10,20 +10,35 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError, SeqRecordError
+from seqrecord.format.pages import aligned
 
-__all__ = ["ArraySpec", "FrameTransform", "add_place", "apply_transform", "check_arrays"]
+__all__ = [
+    "SHAPE_DTYPE",
+    "ArraySpec",
+    "FrameTransform",
+    "add_place",
+    "apply_transform",
+    "check_arrays",
+]
 
 FrameTransform: TypeAlias = "Callable[[dict[str, npt.NDArray[Any]]], Mapping[str, npt.ArrayLike]]"
 """From the arrays of a frame to those that clips are made of, of the same dtypes and shapes for
 every frame."""
 
 
+SHAPE_DTYPE = np.dtype(np.uint32)  # of a shape that varies, beside the frame that has it
+
+
 @dataclass(frozen=True)
 class ArraySpec:
-    """Dtype and shape of one feature of one frame as clips hold it; `None` in a shape varies."""
+    """Dtype and shape of one feature of one frame as clips hold it; `None` in a shape varies.
+
+    `largest` is the number of bytes of the largest frame, of a shape that varies.
+    """
 
     dtype: np.dtype[Any]
     shape: tuple[int | None, ...]
+    largest: int | None = None
 
     @property
     def is_fixed(self) -> bool:
@@ -31,7 +46,9 @@ class ArraySpec:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one frame; a variable dimension counts as one."""
+        """Bytes of memory for one frame: of the largest, and for its shape, where that varies."""
+        if self.largest is not None:
+            return aligned(self.largest) + len(self.shape) * SHAPE_DTYPE.itemsize
         return self.dtype.itemsize * int(np.prod([1 if n is None else n for n in self.shape]))
 
     def __str__(self) -> str:

@@ -135,6 +135,12 @@ class Index:
         """Episode number by key."""
         return {key: number for number, key in enumerate(self.keys.to_pylist())}
 
+    def largest_frames(self, feature: str, episodes: npt.NDArray[np.int64]) -> int:
+        """Bytes of the largest frame of a feature with a variable dimension, in these episodes."""
+        column = [spec.name for spec in self.schema.variable].index(feature)
+        by_episode = np.maximum.reduceat(self.largest_frame[:, column], self.first_chunk)
+        return int(by_episode[episodes].max(initial=0))
+
     def frames_per_chunk(self) -> npt.NDArray[np.int64]:
         """Frames of every chunk, [C]."""
         return self._frames_per_chunk(np.int64)

@@ -58,17 +58,20 @@ def test_a_ring_holds_no_more_than_it_has() -> None:
 
 def test_gather() -> None:
     arena = Arena(
-        {"a": ArraySpec(np.dtype("u1"), (2,)), "b": ArraySpec(np.dtype("f4"), (None,))}, 3
+        {"a": ArraySpec(np.dtype("u1"), (2,)), "b": ArraySpec(np.dtype("f4"), (None,), 12)}, 3
     )
     arena["a"][:] = [[1, 2], [3, 4], [5, 6]]
-    arena["b"][:] = [np.full(n, n, "f4") for n in (1, 2, 3)]
+    for n, array in zip((1, 2, 3), arena["b"].make(0, [(1,), (2,), (3,)]), strict=True):
+        array[:] = n
     out = np.zeros((3, 2), np.uint8)
     arena.gather("a", np.array([2, 0, 2]), out)
     assert out.tolist() == [[5, 6], [1, 2], [5, 6]]
-    listed = arena.gather_list("b", np.array([1, 1]))
-    arena["b"][1][:] = 9
-    assert [frame.tolist() for frame in listed] == [[2, 2], [2, 2]]
-    assert arena.nbytes == 6
+    found = arena.find_list("b", np.array([1, 2]))
+    assert [frame.tolist() for frame in found] == [[2, 2], [3, 3, 3]]
+    assert arena["b"].make(1, [(0,)])[0].shape == (0,)
+    assert arena.nbytes == 6 + 3 * (64 + 4), "a row holds the largest frame, and a shape"
+    with pytest.raises(AssertionError, match="larger than the largest"):
+        arena["b"].make(0, [(17,)])
     rows = np.array([2, 0])
     target, at = arena.load(rows)
     assert target is arena

@@ -43,7 +43,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
         {"batch_size": None, "features": FIXED},
         {"clip_len": 2, "stride": 3, "dilation": 2, "batch_size": 7},
         {"stride": 3, "features": FIXED},  # clips that do not overlap
-        {"memory_limit": 20_000, "num_threads": 3},
+        {"memory_limit": 60_000, "num_threads": 3},
         {"batch_size": 64},
         {"features": ["note"]},
         {"frame_transform": lambda frame: {"id": frame["id"], "tail": frame["image"][1:, 0]}},

@@ -31,6 +31,7 @@ from tests.clip_data import check, digest, leaves_nothing, names, possible_clips
 
 FEATURES = ["image", "flow", "note", "id"]
 BATCH: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "shuffle_buffer": 16}
+FIXED = ["image", "flow", "id"]  # features of a fixed shape
 
 
 @pytest.fixture(scope="module")
@@ -374,7 +375,7 @@ def test_workers_while_an_iteration_runs(path: Path) -> None:
 
 def test_chunks_are_read_before_there_is_room_for_their_frames(path: Path) -> None:
     storage = CountingStorage(LocalStorage(path))  # no local files, as far as anyone knows
-    pipe = SeqRecordPipe(storage, **BATCH, memory_limit=30_000)
+    pipe = SeqRecordPipe(storage, **BATCH, memory_limit=70_000)
     storage.reset()
 
     def reads() -> int:
@@ -393,7 +394,8 @@ def test_chunks_are_read_before_there_is_room_for_their_frames(path: Path) -> No
 
 def test_the_engine_stays_behind_a_slow_consumer(path: Path) -> None:
     reads: list[int] = []
-    pipe = SeqRecordPipe(wrapped(path, reads.append), **BATCH, memory_limit=12_000)
+    storage = wrapped(path, reads.append)
+    pipe = SeqRecordPipe(storage, **BATCH, features=FIXED, memory_limit=12_000)
     iterator = iter(pipe)
     next(iterator)
     early = -1

@@ -15,7 +15,7 @@ from seqrecord.frames import ArraySpec
 SPECS = {
     "image": ArraySpec(np.dtype("u1"), (3, 5)),
     "step": ArraySpec(np.dtype("<i8"), ()),
-    "note": ArraySpec(np.dtype("u1"), (None,)),
+    "note": ArraySpec(np.dtype("u1"), (None,), 3),
     "empty": ArraySpec(np.dtype("<f4"), (0, 2)),
 }
 
@@ -25,7 +25,7 @@ def filled_arena(num_rows: int) -> Arena:
     for row in range(num_rows):
         arena["image"][row] = row
         arena["step"][row] = 1000 + row
-        arena["note"][row] = np.full(1 + row % 3, row, np.uint8)
+        arena["note"].make(row, [(1 + row % 3,)])[0][:] = row
     return arena
 
 
@@ -35,7 +35,7 @@ def test_a_batch_in_parts(monkeypatch: pytest.MonkeyPatch, copy_bytes: int, thre
     monkeypatch.setattr(filling, "_COPY_BYTES", copy_bytes)
     arena = filled_arena(9)
     pools = batch_pools(SPECS, 5, 2, keep=1)
-    assert set(pools) == {"image", "step", "empty"}
+    assert set(pools) == set(SPECS)
     rows = np.array([[0, 1], [8, 0], [4, 4], [3, 2]])
     with ThreadPoolExecutor(2) as executor:
         batch = Gathering(4, arena, pools)  # fewer clips than the buffers hold

@@ -32,7 +32,9 @@ requests = st.fixed_dictionaries(
         "stride": st.integers(1, 9),
         "rotate_phase": st.booleans(),
         "dilation": st.integers(1, 3),
-        "features": st.lists(st.sampled_from(["image", "flow", "id"]), min_size=1, unique=True),
+        "features": st.lists(
+            st.sampled_from(["image", "flow", "id", "note"]), min_size=1, unique=True
+        ),
         "batch_size": st.none() | st.integers(1, 9),
         "shuffle": st.booleans(),
         "shuffle_buffer": st.sampled_from([1, 16, 1000]),

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -146,6 +146,20 @@ class DeviceArena:
         return host.to(self.stream.device, non_blocking=is_late)
 
 
+class _Fresh(list[Any]):
+    """Rows of a feature with a variable shape: fresh arrays, which the device's copies refer to."""
+
+    def __init__(self, rows: list[Any], dtype: np.dtype[Any]) -> None:
+        super().__init__(rows)
+        self._dtype = dtype
+
+    def make(self, first: int, shapes: Sequence[tuple[int, ...]]) -> list[npt.NDArray[Any]]:
+        """Arrays of these shapes in the rows from `first` on, to be written to."""
+        arrays = [np.empty(shape, self._dtype) for shape in shapes]
+        self[first : first + len(arrays)] = arrays
+        return arrays
+
+
 class StagedLoad:
     """Memory of the host for the frames of one load, one after the other, inside a `with` block."""
 
@@ -165,7 +179,7 @@ class StagedLoad:
                 if memory.numel():
                     self._staged[name] = memory.view(count, -1)
             else:
-                self._staged[name] = self._arrays[name] = [None] * count
+                self._staged[name] = self._arrays[name] = _Fresh([None] * count, spec.dtype)
         return self
 
     def __exit__(self, *exception: object) -> None:

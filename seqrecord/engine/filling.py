@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ import torch
 
 from seqrecord.arena import Arena, BufferPool
 from seqrecord.engine.trace import NO_TRACE, Trace
+from seqrecord.engine.variable import VariableFrames, variable_pool
 from seqrecord.frames import ArraySpec
 from seqrecord.handover import SharedBufferPool, can_share
 
@@ -43,15 +44,16 @@ class Batch:
 def batch_pools(
     specs: Mapping[str, ArraySpec], size: int, length: int, keep: int, *, shared: bool = False
 ) -> dict[str, BufferPool]:
-    """A pool for each feature of fixed shape, of buffers for `size` clips of `length` frames.
+    """A pool for each feature, of memory for `size` clips of `length` frames.
 
     With `shared`, batches can be sent to another process without being copied.
     """
     pool = SharedBufferPool if shared and can_share() else BufferPool
     return {
         name: pool((size, length, *spec.shape), spec.dtype, keep)  # type: ignore[arg-type]
-        for name, spec in specs.items()
         if spec.is_fixed
+        else variable_pool(spec, size * length, keep, shared=shared)
+        for name, spec in specs.items()
     }
 
 
@@ -91,10 +93,7 @@ class Filling:
         self.size = size
         self._specs = specs
         self._pools = pools
-        self._buffers = {name: pool.take() for name, pool in pools.items()}
-        self._lists: dict[str, list[list[torch.Tensor]]] = {
-            name: [] for name in specs if name not in pools
-        }
+        self._buffers = {name: pools[name].take() for name, spec in specs.items() if spec.is_fixed}
         self.names = ClipNames(size)
 
     @property
@@ -112,10 +111,8 @@ class Filling:
     def finish(self) -> Batch:
         """The batch, whose clips are all there, in memory that comes back when it is dropped."""
         features: dict[str, Any] = {
-            name: self._pools[name].lend(self._buffers[name], self.size)
-            if name in self._pools
-            else self._lists[name]
-            for name in self._specs
+            name: self._pools[name].lend(buffer, self.size)
+            for name, buffer in self._buffers.items()
         }
         return Batch(features, self.names.episode, self.names.start)
 
@@ -126,6 +123,11 @@ class Gathering(Filling):
     def __init__(self, size: int, arena: Arena, pools: Mapping[str, BufferPool]) -> None:
         super().__init__(size, arena.specs, pools)
         self._arena = arena
+        self._variable = {
+            name: VariableFrames(spec, pools[name])
+            for name, spec in arena.specs.items()
+            if not spec.is_fixed
+        }
 
     @property
     def is_full(self) -> bool:
@@ -146,10 +148,17 @@ class Gathering(Filling):
         their rows may be written to again. Returns how many bytes that brings to a device.
         """
         _share(self._copies(rows.reshape(-1), len(rows), threads), executor, threads, trace)
-        for name, clips in self._lists.items():
-            clips += [self._arena.gather_list(name, clip) for clip in rows]
+        for name, frames in self._variable.items():
+            for frame in self._arena.find_list(name, rows.reshape(-1)):
+                frames.append(frame)
         self.names.append(episode, start)
         return 0
+
+    def finish(self) -> Batch:
+        batch = super().finish()
+        found = {name: item.finish(self.size) for name, item in self._variable.items()}
+        features = {name: {**batch.features, **found}[name] for name in self._specs}
+        return replace(batch, features=features)
 
     def _copies(self, rows: npt.NDArray[np.int64], num_clips: int, threads: int) -> Iterator[_Copy]:
         """Copies that together append clips to all buffers: large ones first, then smaller.

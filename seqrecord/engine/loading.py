@@ -47,7 +47,7 @@ def each_load(loads: Loads) -> list[Load]:
 
 
 class Rows(Protocol):
-    """Rows of frames by feature: an array [rows, …], or a list where shapes vary."""
+    """Rows of frames by feature: an array [rows, …], or what can `make` arrays in its rows."""
 
     def __getitem__(self, feature: str) -> Any: ...
 
@@ -210,12 +210,10 @@ class ChunkLoader:
         for run in runs:
             target = run.target[page.feature]
             frames = inside[run.first : run.first + run.length].tolist()
-            if isinstance(target, list):
+            if page.largest is not None:
                 shapes = self._reader.shapes(page, data)
-                dtype = self._reader.features[page.feature].dtype
-                arrays = [np.empty(shapes[page.position(i) or 0], dtype) for i in frames]
+                arrays = target.make(run.row, [shapes[page.position(i) or 0] for i in frames])
                 self._reader.decode(page, data, frames, arrays)
-                target[run.row : run.row + run.length] = arrays
             else:
                 out = target[run.row : run.row + run.length]
                 self._reader.decode(page, data, _as_range(frames), out)

@@ -22,6 +22,7 @@ __all__ = ["Fit", "FrameSizes", "fit", "fit_given"]
 _PREFETCH = 2  # batches that are filled or wait, where memory allows
 _CONSUMER = 2  # batches that the consumer has: the one in its hands and the one it drops for it
 _MAX_LOADS = 16  # chunks read and decoded at a time, where they take no more than
+_TENSOR_BYTES = 1 << 10  # of a tensor beside what it holds: one for each frame of a variable shape
 _LOADS_SHARE = 8  # one part in eight of the limit
 _AHEAD_SHARE = 1.5  # rows for what the plan holds, and for loads of the next round
 _MOST_AHEAD = 2.0  # where memory is left: then all of the next round's loads may begin
@@ -37,21 +38,21 @@ class FrameSizes:
 
     @classmethod
     def of(cls, selection: ClipSelection, batch_size: int | None) -> FrameSizes:
-        """A variable shape counts as its largest stored frame."""
+        """A variable shape counts as its largest frame of the selected episodes, decoded."""
         index, features = selection.dataset.index, selection.dataset.features
-        frame = 0
-        for name, spec in selection.arrays.items():
-            frame += spec.nbytes
-            if not spec.is_fixed:
-                lengths = index.page_length[:, index.schema.position(name)]
-                frame += int((lengths // index.frames_per_chunk()).max())
+        frame = sum(spec.nbytes for spec in selection.arrays.values())
+        variable = sum(not spec.is_fixed for spec in selection.arrays.values())
+        stored = selection.stored_arrays().values()
         columns = [index.schema.position(name) for name in features]
         padded = index.page_length[:, columns].astype("i8") + (ALIGNMENT - 1)
         chunk = int((padded // ALIGNMENT * ALIGNMENT).sum(axis=1).max())
         if selection.frame_transform is not None:
-            chunk += features.frame_nbytes + frame
+            chunk += sum(spec.nbytes for spec in stored) + frame
+        else:  # codecs may need room for a frame that is in no row yet
+            chunk += sum(spec.nbytes for spec in stored if not spec.is_fixed)
         frame = max(1, frame)
-        return cls(frame, chunk, (batch_size or 1) * selection.spec.length * frame)
+        frames = (batch_size or 1) * selection.spec.length
+        return cls(frame, chunk, frames * (frame + variable * _TENSOR_BYTES))
 
     def beside_arena(self, prefetch: int, loads: int) -> int:
         """Bytes of all batches in use, and of chunks being read."""

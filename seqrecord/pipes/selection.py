@@ -197,12 +197,22 @@ class ClipSelection:
         feature = np.searchsorted(np.sort(columns), gaps["feature"])
         return [numbers[some] for numbers in (episode, chunk, feature, gaps["present"])]
 
+    def stored_arrays(self) -> dict[str, ArraySpec]:
+        """Each feature of a frame as it is decoded."""
+        episodes = np.unique(self.clips.episode)
+        index = self.dataset.index
+        return {
+            name: ArraySpec(
+                spec.dtype,
+                spec.shape,
+                None if spec.is_fixed else index.largest_frames(name, episodes),
+            )
+            for name, spec in self.dataset.features.items()
+        }
+
     def _look(self) -> dict[str, ArraySpec]:
         if self.frame_transform is None:
-            return {
-                name: ArraySpec(spec.dtype, spec.shape)
-                for name, spec in self.dataset.features.items()
-            }
+            return self.stored_arrays()
         episode, start = self.locate(0)
         frame = dict(self.dataset.episodes[self.key(episode)][start])
         try:
