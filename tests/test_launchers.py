@@ -55,3 +55,9 @@ def test_accelerate(path: str, way: str, workers: int) -> None:
         check_equal(found, way, TOTAL, 2 * max(1, workers))
     else:
         check_once(found, 24)
+
+
+def test_accelerate_deals_out_no_part_of_a_part(path: str) -> None:
+    script = ["-m", "tests.rank_jobs.with_accelerate", path, "refused", "0"]
+    found = finish([start([*TORCHRUN, "2", *script])], PATIENCE)
+    assert [part["refused"] for part in found] == [11, 11] == [part["ways"] for part in found]

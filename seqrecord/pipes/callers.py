@@ -10,8 +10,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import ShardingFilter
+from torchdata.stateful_dataloader import StatefulDataLoader
 
-__all__ = ["find_filter", "find_loader", "is_running"]
+__all__ = ["find_filter", "find_iterating", "find_loader", "is_dealt_by_accelerate", "is_running"]
 
 
 def find_loader() -> DataLoader[Any] | None:
@@ -22,6 +23,21 @@ def find_loader() -> DataLoader[Any] | None:
     """
     loader: DataLoader[Any] | None = _owner(DataLoader.__len__)
     return loader
+
+
+def find_iterating() -> DataLoader[Any] | None:
+    """The DataLoader that makes an iterator, in this process or in the one that has forked it."""
+    loader: DataLoader[Any] | None = _owner(DataLoader.__iter__, StatefulDataLoader.__iter__)
+    return loader
+
+
+def is_dealt_by_accelerate() -> bool:
+    """Whether Accelerate deals out to ranks what is being asked for, as what it prepares does."""
+    accelerate = sys.modules.get("accelerate.data_loader")
+    if accelerate is None:
+        return False
+    dealers = (accelerate.IterableDatasetShard, accelerate.DataLoaderDispatcher)
+    return _owner(*(dealer.__iter__ for dealer in dealers)) is not None
 
 
 def find_filter() -> ShardingFilter | None:
@@ -41,7 +57,7 @@ def is_running(module: str) -> bool:
 
 
 def _owner(*methods: Callable[..., Any]) -> Any:
-    """The object that the nearest of these methods, as torch defines them, is running on.
+    """The object that the nearest of these methods is running on.
 
     Only that frame's local variables are looked at. Before Python 3.13 looking at them refers to
     all that they hold until the frame ends or is looked at again: in a training loop, to a batch.

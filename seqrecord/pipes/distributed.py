@@ -13,6 +13,7 @@ import torch.distributed
 from torch.utils.data import get_worker_info
 
 from seqrecord.errors import ClipError
+from seqrecord.pipes.callers import is_dealt_by_accelerate
 from seqrecord.plan import Split
 
 __all__ = ["Rank", "Ranks", "worker_threads"]
@@ -50,12 +51,22 @@ class Ranks:
             sent = self._find()
         except ClipError:  # not now: who iterates there will find the same
             sent = None
+        if self._given is None:
+            _refuse_dealt(sent)
         senders = self._senders if self._is_sent() else frozenset()
         return {**self.__dict__, "_sent": sent, "_senders": senders | {os.getpid()}}
 
     def current(self) -> Rank:
-        """This process's rank. Raises `ClipError` if the environment makes no sense."""
-        return self._given or self._find() or Rank()
+        """This process's rank.
+
+        Raises `ClipError` if the environment makes no sense, and for a rank that was found where
+        Accelerate deals out to the ranks what each is given.
+        """
+        if self._given is not None:
+            return self._given
+        found = self._find()
+        _refuse_dealt(found)
+        return found or Rank()
 
     def split(self) -> Split:
         """The part of this rank and worker: parts are numbered rank by rank, worker by worker."""
@@ -128,6 +139,16 @@ def _check(rank: int | None, world_size: int | None) -> Rank:
             got=f"rank={rank!r} world_size={world_size!r}",
         )
     return Rank(number, count)
+
+
+def _refuse_dealt(found: Rank | None) -> None:
+    """An error where only a part of a part would arrive."""
+    if found is not None and found.count > 1 and is_dealt_by_accelerate():
+        raise ClipError(
+            "Accelerate deals out to its ranks what is already this rank's part",
+            expected="world_size=1, or a loader that is not given to accelerator.prepare",
+            got=f"rank {found.number} of {found.count}, which was found",
+        )
 
 
 def _of_environment(environment: Mapping[str, str]) -> Rank | None:

@@ -16,8 +16,10 @@ from torch.utils.data import get_worker_info
 from seqrecord.engine import Engine
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError, StateError
+from seqrecord.pipes.callers import find_iterating
 from seqrecord.pipes.counter import EpochCounter
 from seqrecord.pipes.loader import Clip, ClipLoader
+from seqrecord.pipes.notices import tell_of_collating
 from seqrecord.pipes.states import Part, State, parse_settings
 from seqrecord.plan import Split
 
@@ -88,6 +90,7 @@ class Epochs:
             self._engine = None
             self._stats.trace.close()
         part = _part_of(split)
+        self._look_at_consumer()
         self._follow_workers()
         if (worker := get_worker_info()) is not None and self._counter is not None:
             self._begin_with_others(self._counter, worker.id, worker.seed - worker.id)
@@ -251,10 +254,22 @@ class Epochs:
 
     def _share(self) -> EpochCounter | None:
         """The counter that goes to processes which this one starts."""
+        self._look_at_consumer()
         self._follow_workers()
         if get_worker_info() is None and not self._owns_counter():
             self._counter = EpochCounter(self._epoch + self._begun)
         return self._counter
+
+    def _look_at_consumer(self) -> None:
+        """Tell of a DataLoader that collates batches; from where it is, not from its workers."""
+        loader = None if get_worker_info() is not None else find_iterating()
+        if loader is None:
+            return
+        # A DataLoader wraps DataPipes once. One that follows the pipe in a chain may undo batches.
+        around = (loader.dataset, *vars(loader.dataset).values())
+        if any(getattr(data, "_epochs", None) is self for data in around):
+            clip_len = self.loader.selection.spec.length
+            tell_of_collating(loader, batch_size=self.loader.batch_size, clip_len=clip_len)
 
     def _owns_counter(self) -> bool:
         """Whether this process is the one whose workers count there.

@@ -259,6 +259,7 @@ class SeqRecordPipe(_Streaming, IterDataPipe[Clip]):
 
     def set_seed(self, seed: int) -> SeqRecordPipe:  # noqa: ARG002
         """Called by a `DataLoader` when an epoch begins. The order is that of the pipe's seed."""
+        self._epochs.loader.ranks.current()  # an error is better here than in a worker
         if not self._warned and is_running("torchdata.stateful_dataloader"):
             self._warned = True
             warnings.warn(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from seqrecord import SeqRecordPipe
+from seqrecord import SeqRecordPipe, SeqRecordStream
 from tests.clip_data import names
 from tests.rank_jobs import CLIPS, Found, report
 
@@ -19,7 +20,8 @@ def main(path: str) -> None:
     dist.init_process_group("gloo")
     model = DistributedDataParallel(torch.nn.Linear(2, 1))
     for workers in (0, 2):
-        loader = DataLoader(SeqRecordPipe(path, **CLIPS), batch_size=None, num_workers=workers)
+        pipe = SeqRecordPipe(path, **CLIPS)
+        loader: Any = DataLoader(pipe, batch_size=None, num_workers=workers)
         seen = found[f"{workers} workers"] = []
         for batch in loader:  # ranks that took unequal numbers of steps would wait forever
             model(batch["id"].float()).sum().backward()
@@ -28,11 +30,10 @@ def main(path: str) -> None:
     # As ranks 0 and 1 that hold one model together, and rank 2 that holds another.
     together = SeqRecordPipe(path, **CLIPS, rank=dist.get_rank() // 2, world_size=2)
     found["together"] = [names(batch) for batch in together]
-    found["alone"] = (
-        []
-        if dist.get_rank()
-        else [names(batch) for batch in SeqRecordPipe(path, **CLIPS, world_size=1)]
-    )
+    # Rank 0 evaluates, and the others do not.
+    stream = SeqRecordStream(path, **CLIPS, world_size=1)
+    loader = DataLoader(stream, batch_size=None, num_workers=1)
+    found["alone"] = [] if dist.get_rank() else [names(batch) for batch in loader]
     report(found)
     dist.destroy_process_group()
 

@@ -7,11 +7,14 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.data_loader import prepare_data_loader
 from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader, default_collate
 
-from seqrecord import SeqRecordPipe
+from seqrecord import ClipError, SeqRecordPipe, SeqRecordStream
 from tests.rank_jobs import CLIPS, report
+
+KINDS: list[Any] = [SeqRecordPipe, SeqRecordStream]
 
 
 # `dispatch_batches` sends nothing but tensors, so no keys of episodes.
@@ -49,5 +52,33 @@ def main(path: str, way: str, workers: int) -> None:
     accelerator.end_training()
 
 
+def refused(path: str) -> None:
+    """Ranks that are found get parts of the epoch, which Accelerate must not deal out again."""
+    accelerator = Accelerator(cpu=True)
+    ways = [(d, w, k) for d in (False, True) for w in (None, "fork", "spawn") for k in KINDS]
+    ways.remove((True, "fork", SeqRecordStream))  # rank 0's worker notices, and ranks 1, … wait
+    count = 0
+    for dispatch, method, kind in ways:
+        loader: Any = DataLoader(
+            kind(path, clip_len=5, features=["id"]),
+            batch_size=2,
+            num_workers=0 if method is None else 1,
+            multiprocessing_context=method,
+            collate_fn=tensors,
+        )
+        loader = prepare_data_loader(
+            loader, accelerator.device, put_on_device=True, dispatch_batches=dispatch
+        )
+        try:
+            next(iter(loader))
+        except ClipError as error:
+            count += "world_size=1, or a loader that is not given" in str(error)
+    report({"refused": count, "ways": len(ways)})
+    accelerator.end_training()
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    if sys.argv[2] == "refused":
+        refused(sys.argv[1])
+    else:
+        main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
