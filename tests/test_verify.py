@@ -22,8 +22,9 @@ from seqrecord.record_reading import read_footer
 from seqrecord.storage import LocalStorage
 from seqrecord.verification import VerifyProgress, verify
 from seqrecord.verification.agreement import Unlisted, compare_footer
+from seqrecord.writer import SeqRecordWriter
 from tests.datasets import write_small
-from tests.tiny import RecordParts, change_record, write_tiny
+from tests.tiny import RecordParts, change_manifest, change_record, write_tiny
 
 
 @pytest.fixture
@@ -336,3 +337,44 @@ def test_index_and_footer_must_agree_on_the_largest_frame(tmp_path: Path) -> Non
     changed = dataclasses.replace(index, **_changed("largest_frame", (0, 0), 4)(index))
     [error] = compare_footer(footer, changed, rows)[0]
     assert "different largest frames" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("ordinal", 7), ("num_frames", 5), ("metadata", "{}"), ("key", "env/P1")]
+)
+def test_parts_of_an_episode_that_contradict_each_other(
+    tmp_path: Path, name: str, value: Any
+) -> None:
+    """The index is right, but `reindex` would refuse the record files."""
+    write_tiny(tmp_path, record_bytes=1)
+    assert verify(tmp_path).ok
+    [first, *_] = sorted((tmp_path / "records").iterdir())
+
+    def change(parts: RecordParts) -> None:
+        parts.head["episodes"][0][name] = value
+
+    change_record(tmp_path, change)
+    size = first.stat().st_size
+    change_manifest(
+        tmp_path,
+        lambda manifest: [
+            file.update(size=size)
+            for file in manifest["record_files"]
+            if file["path"].endswith(first.name)
+        ][0],
+    )
+    problems = verify(tmp_path).problems
+    assert any("contradict" in str(problem) for problem in problems), problems
+    with pytest.raises(FormatError, match="contradict"):
+        reindex(tmp_path, created_by="test")
+
+
+def test_two_episodes_of_one_ordinal(tmp_path: Path) -> None:
+    write_tiny(tmp_path)
+    with SeqRecordWriter(tmp_path, mode="append") as writer, writer.episode("z") as episode:
+        episode.append({"raw": np.zeros((2, 3), "<u2")})
+    change_record(tmp_path, lambda parts: parts.head["episodes"][0].update(ordinal=1))
+    [problem] = verify(tmp_path).problems
+    assert "ordinal" in str(problem)
+    with pytest.raises(FormatError, match="ordinal"):
+        reindex(tmp_path, created_by="test")

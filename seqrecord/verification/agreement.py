@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +14,7 @@ from seqrecord.errors import FormatError, SeqRecordError
 from seqrecord.format import EpisodePart, Footer
 from seqrecord.index import Index
 
-__all__ = ["Unlisted", "compare_footer"]
+__all__ = ["Parts", "Unlisted", "compare_footer"]
 
 
 class Unlisted:
@@ -49,6 +51,41 @@ class Unlisted:
             for uid, (path, part) in self._episodes.items()
             if part.num_frames and self._num_chunks[uid] == -(-part.num_frames // part.chunk_frames)
         ]
+
+
+class Parts:
+    """What record files say of episodes, file by file; `reindex` puts together what agrees."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, tuple[EpisodePart, bool]] = {}  # by uid, without its metadata
+        self._uids: dict[int, str] = {}  # of the episodes of the dataset, by ordinal
+
+    def add(self, episodes: Iterable[EpisodePart], unlisted: set[str]) -> list[FormatError]:
+        """Parts of episodes in one record file, and where they contradict what was added before.
+
+        `unlisted` are the uids of those that are not in the index, since a piece of them is lost.
+        """
+        return [error for part in episodes for error in self._add(part, part.uid in unlisted)]
+
+    def _add(self, part: EpisodePart, is_lost: bool) -> Iterator[FormatError]:
+        digest = hashlib.sha256(part.metadata.encode()).hexdigest()
+        said = replace(part, num_frames=None, metadata=digest)
+        ends = part.num_frames is not None
+        before, ended = self._said.get(part.uid, (said, False))
+        if before != said or (ended and ends):
+            yield FormatError(
+                "record files contradict each other about an episode; is one of them a copy?",
+                episode=part.key,
+                expected="parts of one uid that agree, and one that has its number of frames",
+                got=f"uid {part.uid}",
+            )
+        self._said[part.uid] = before, ended or ends
+        if not is_lost and self._uids.setdefault(part.ordinal, part.uid) != part.uid:
+            yield FormatError(
+                "two episodes of one ordinal in the record files",
+                episode=part.key,
+                got=f"ordinal {part.ordinal}",
+            )
 
 
 def compare_footer(

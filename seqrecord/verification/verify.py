@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from os import PathLike
@@ -14,12 +14,12 @@ import numpy as np
 
 from seqrecord.chunks import ChunkReader, Page
 from seqrecord.errors import ChecksumError, FormatError, SeqRecordError
-from seqrecord.format import RECORDS
+from seqrecord.format import RECORDS, EpisodePart
 from seqrecord.index import Index
 from seqrecord.record_reading import read_footer
 from seqrecord.storage import RequestThreads, Storage, open_storage, request_threads
 from seqrecord.units import format_size
-from seqrecord.verification.agreement import Unlisted, compare_footer
+from seqrecord.verification.agreement import Parts, Unlisted, compare_footer
 from seqrecord.verification.trust import Files, trusted_index
 from seqrecord.wording import counted
 
@@ -109,10 +109,14 @@ def _verify(
     files, index, problems = trusted_index(storage)
     notes = _notes(storage, files)
     state = _State(storage, files, index)
-    unlisted = Unlisted()
+    unlisted, parts = Unlisted(), Parts()
     for number, result in enumerate(pool.map(state.check_file, range(len(files.record_files)))):
         problems += result.problems
-        unlisted.add(files.record_files[number].path, result.unlisted)
+        path = files.record_files[number].path
+        unlisted.add(path, result.unlisted)
+        problems += [
+            error.located(file=f"{storage.url}/{path}") for error in parts.add(result.parts)
+        ]
         if not result.readable:
             state.unreadable.add(number)
     problems += unlisted.problems(storage.url)
@@ -144,6 +148,7 @@ def _verify(
 class _FileResult:
     problems: list[SeqRecordError] = field(default_factory=list)
     unlisted: list[Unlisted.Part] = field(default_factory=list)
+    parts: Sequence[EpisodePart] = ()
     readable: bool = True
 
 
@@ -193,6 +198,7 @@ class _State:
         except SeqRecordError as error:
             result.problems.append(error)
             return result
+        result.parts = footer.episodes
         if footer.file_id != file.file_id:
             other = FormatError(
                 "another record file than the manifest names",
