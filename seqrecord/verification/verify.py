@@ -114,9 +114,9 @@ def _verify(
         problems += result.problems
         path = files.record_files[number].path
         unlisted.add(path, result.unlisted)
-        problems += [
-            error.located(file=f"{storage.url}/{path}") for error in parts.add(result.parts)
-        ]
+        lost = {part.episode.uid for part in result.unlisted}
+        clashes = parts.add(result.parts, lost)
+        problems += [error.located(file=f"{storage.url}/{path}") for error in clashes]
         if not result.readable:
             state.unreadable.add(number)
     problems += unlisted.problems(storage.url)
