@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
+from seqrecord.cores import usable_cores
 from seqrecord.errors import ClipError
 from seqrecord.pipes import SeqRecordPipe, distributed
 from seqrecord.pipes.distributed import Ranks
@@ -42,7 +43,7 @@ def worker(monkeypatch: pytest.MonkeyPatch, number: int, count: int) -> None:
 
 def test_alone() -> None:
     assert Ranks().split() == Split(0, 1)
-    assert distributed.worker_threads() == len(os.sched_getaffinity(0))
+    assert distributed.worker_threads() == usable_cores()
 
 
 def test_rank_by_rank_and_worker_by_worker(rank: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +53,7 @@ def test_rank_by_rank_and_worker_by_worker(rank: Any, monkeypatch: pytest.Monkey
     assert ranks.splits_of_workers(2) == [Split(4, 6), Split(5, 6)]
     worker(monkeypatch, 1, 4)
     assert ranks.split() == Split(9, 12)
-    assert distributed.worker_threads() == max(1, len(os.sched_getaffinity(0)) // 4)
+    assert distributed.worker_threads() == max(1, usable_cores() // 4)
     assert ranks.split_beside(12) == Split()  # the filter deals out to all of them
     assert ranks.split_beside(4) == Split(2, 3)  # … to the workers only
     assert ranks.split_beside(1) == Split(9, 12)  # … to nobody

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from seqrecord.benching.advice import advise
 from seqrecord.benching.report import BenchReport, StepTimes
+from seqrecord.cores import usable_cores
 from seqrecord.errors import ClipError
 from seqrecord.reader import EpisodeFilter
 
@@ -142,7 +142,7 @@ class _Steps:
 def _report(
     stream: SeqRecordStream, steps: _Steps, settings: Mapping[str, Any], open_seconds: float
 ) -> BenchReport:
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     steady = slice(1 if len(steps.clips) > 1 else 0, None)
     parts = (steps.waiting[steady], steps.copying[steady], steps.consuming[steady])
     waiting, copying, consuming = map(StepTimes.of, parts)

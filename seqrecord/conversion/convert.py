@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 from seqrecord.conversion.groups import BadEpisode, Group, cut_in_groups
 from seqrecord.conversion.workers import Meter, Progress, run_groups
+from seqrecord.cores import usable_cores
 from seqrecord.destination import Destination, WriteMode, check_mode, claim
 from seqrecord.errors import DestinationError, FormatError, SourceError
 from seqrecord.format.text import check_key, encode_metadata
@@ -79,7 +79,7 @@ def convert(
     check_sizes(chunk_frames, record_bytes)
     if workers is not None and workers < 1:
         raise DestinationError("not a number of workers", expected="1 or more", got=workers)
-    workers = workers or len(os.sched_getaffinity(0))
+    workers = workers or usable_cores()
     schema = source.schema()
     episodes = source.episodes()
     _check_episodes(episodes)

@@ -12,6 +12,7 @@ from typing import Any
 import torch.distributed
 from torch.utils.data import get_worker_info
 
+from seqrecord.cores import usable_cores
 from seqrecord.errors import ClipError
 from seqrecord.pipes.callers import is_dealt_by_accelerate
 from seqrecord.plan import Split
@@ -115,7 +116,7 @@ class Ranks:
 
 def worker_threads() -> int:
     """This process's share of the cores."""
-    return max(1, len(os.sched_getaffinity(0)) // _worker()[1])
+    return max(1, usable_cores() // _worker()[1])
 
 
 def _worker() -> tuple[int, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -15,6 +14,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from seqrecord.clips import ClipTable
+from seqrecord.cores import usable_cores
 from seqrecord.device.streams import check_device, find_device
 from seqrecord.engine import Engine
 from seqrecord.engine.filling import Batch
@@ -184,7 +184,7 @@ class ClipLoader:
             self.selection.spec,
             batch=batch,
             num_rows=rows,
-            num_threads=self._num_threads or threads or len(os.sched_getaffinity(0)),
+            num_threads=self._num_threads or threads or usable_cores(),
             max_loads=fitted.max_loads,
             max_ahead=max_ahead,
             prefetch=prefetch,

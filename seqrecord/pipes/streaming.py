@@ -236,7 +236,10 @@ class SeqRecordPipe(_Streaming, IterDataPipe[Clip]):
             `next` waits for that: nothing needs to be synchronized. Not in a DataLoader's worker
             processes. By default tensors stay on the host; "cpu" gives the same tensors by the
             steps that a device takes.
-        num_threads: for reading, decoding and copying; by default the cores, shared by workers.
+        num_threads: for reading, decoding and copying; by default this process's share of the
+            cores: those that it may run on, by its affinity and the container's CPU quota, divided
+            by the ranks on this machine (torchrun's `LOCAL_WORLD_SIZE`, or what MPI or Slurm say)
+            and by the workers.
         verify: check what is read against its checksums.
         storage_options: for the filesystem that serves `location`.
         cache_dir: a folder of a local disk in which what is read of a remote dataset is kept, so

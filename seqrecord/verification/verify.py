@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from seqrecord.chunks import ChunkReader, Page
+from seqrecord.cores import usable_cores
 from seqrecord.errors import ChecksumError, FormatError, SeqRecordError
 from seqrecord.format import RECORDS, EpisodePart
 from seqrecord.index import Index
@@ -93,7 +93,7 @@ def verify(
     """
     storage = open_storage(location, storage_options)
     try:
-        num_threads = num_threads or len(os.sched_getaffinity(0))
+        num_threads = num_threads or usable_cores()
         with request_threads(num_threads, "verify") as threads:
             return _verify(storage, deep, _Pool(threads, num_threads, storage.url), progress)
     finally:

@@ -1,0 +1,184 @@
+"""How many cores a process should use. The system's files are written to a folder here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import seqrecord
+from seqrecord.cores import usable_cores
+from seqrecord.pipes import distributed
+
+CGROUP = "sys/fs/cgroup"
+
+
+@pytest.fixture(autouse=True)
+def a_machine_of_96_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    be(monkeypatch, machine=96)
+    for name in list(os.environ):
+        if name.startswith(("SLURM_", "OMPI_", "MPI_", "MV2_")) or name == "LOCAL_WORLD_SIZE":
+            monkeypatch.delenv(name)
+
+
+def be(monkeypatch: pytest.MonkeyPatch, *, machine: int = 96, allowed: int | None = None) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: machine)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(allowed or machine)))
+    monkeypatch.delattr(os, "process_cpu_count", raising=False)
+
+
+def write(root: Path, files: Mapping[str, str]) -> None:
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("environ", "allowed", "expected"),
+    [
+        ({}, 96, 96),
+        ({}, 12, 12),
+        ({"LOCAL_WORLD_SIZE": "8"}, 96, 12),
+        ({"LOCAL_WORLD_SIZE": "8"}, 12, 12),  # each rank is bound to its own
+        ({"LOCAL_WORLD_SIZE": "8"}, 24, 12),  # two share theirs
+        ({"LOCAL_WORLD_SIZE": "1"}, 96, 96),
+        ({"LOCAL_WORLD_SIZE": "200"}, 96, 1),
+        ({"LOCAL_WORLD_SIZE": "0"}, 96, 96),
+        ({"LOCAL_WORLD_SIZE": "many"}, 96, 96),
+        ({"WORLD_SIZE": "8", "RANK": "1"}, 96, 96),  # it says nothing of this machine
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, 96, 24),
+        ({"MPI_LOCALNRANKS": "4"}, 96, 24),
+        ({"LOCAL_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, 96, 48),
+    ],
+)
+def test_ranks_share_the_machine(
+    environ: dict[str, str],
+    allowed: int,
+    expected: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    be(monkeypatch, allowed=allowed)
+    assert usable_cores(environ=environ, root=tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "allowed", "expected"),
+    [
+        ({"SLURM_STEP_TASKS_PER_NODE": "3,8", "SLURM_CPUS_ON_NODE": "64"}, 96, 8),
+        ({"SLURM_STEP_TASKS_PER_NODE": "3,8", "SLURM_CPUS_ON_NODE": "64"}, 8, 8),  # bound by Slurm
+        ({"SLURM_STEP_TASKS_PER_NODE": "8(x2)", "SLURM_CPUS_ON_NODE": "64"}, 96, 8),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2,4(x3)", "SLURM_CPUS_ON_NODE": "64"}, 96, 16),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_CPUS_ON_NODE": "64"}, 96, 96),  # no such node
+        ({"SLURM_STEP_TASKS_PER_NODE": "few", "SLURM_CPUS_ON_NODE": "64"}, 96, 96),
+        ({"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_CPUS_ON_NODE": "64"}, 64, 64),
+        (  # torchrun in the one task of a node
+            {
+                "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+                "SLURM_CPUS_ON_NODE": "64",
+                "LOCAL_WORLD_SIZE": "4",
+            },
+            64,
+            24,
+        ),
+        (  # told by hand, and the same
+            {
+                "SLURM_STEP_TASKS_PER_NODE": "8(x2)",
+                "SLURM_CPUS_ON_NODE": "64",
+                "LOCAL_WORLD_SIZE": "8",
+            },
+            96,
+            8,
+        ),
+    ],
+)
+def test_tasks_of_slurm_share_what_the_step_has(
+    environ: dict[str, str],
+    allowed: int,
+    expected: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    be(monkeypatch, allowed=allowed)
+    environ = {"SLURM_NODEID": "1", "SLURM_LOCALID": "0", **environ}
+    assert usable_cores(environ=environ, root=tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"cpu.max": "400000 100000\n"}, 4),  # its own namespace: the group is the root
+        ({"cpu.max": "max 100000\n"}, 96),
+        ({"cpu.max": "150000 100000\n"}, 1),
+        ({"cpu.max": "20000 100000\n"}, 1),
+        ({"cpu.max": "nonsense\n"}, 96),
+        ({"cpu.max": "400000 0\n"}, 96),
+        ({"job/cpu.max": "800000 100000\n", "job/step/cpu.max": "max 100000\n"}, 8),
+        ({"job/cpu.max": "800000 100000\n", "job/step/cpu.max": "200000 100000\n"}, 2),
+        ({"other/cpu.max": "100000 100000\n"}, 96),
+        ({"job/cpuset.cpus.effective": "0-15,64-71\n"}, 24),
+        ({"cpuset.cpus.effective": "\n"}, 96),
+        ({"job/cpuset.cpus.effective": "3\n"}, 1),
+        ({"unified/job/cpu.max": "300000 100000\n"}, 3),
+    ],
+)
+def test_quotas_and_sets_of_a_group(files: dict[str, str], expected: int, tmp_path: Path) -> None:
+    write(tmp_path, {"proc/self/cgroup": "0::/job/step\n"})
+    write(tmp_path, {f"{CGROUP}/{path}": text for path, text in files.items()})
+    assert usable_cores(environ={}, root=tmp_path) == expected
+    shared = {"LOCAL_WORLD_SIZE": "2"}
+    assert usable_cores(environ=shared, root=tmp_path) == max(1, expected // 2)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"cpu,cpuacct/docker/ab/cpu.cfs_quota_us": "600000\n"}, 6),
+        ({"cpu,cpuacct/cpu.cfs_quota_us": "600000\n"}, 6),  # its host's path is not there
+        ({"cpu/docker/ab/cpu.cfs_quota_us": "600000\n"}, 6),  # a link, as a rule
+        ({"cpu,cpuacct/cpu.cfs_quota_us": "-1\n"}, 96),
+        ({"cpuset/docker/ab/cpuset.cpus": "0-3\n"}, 4),
+    ],
+)
+def test_quotas_and_sets_of_version_1(files: dict[str, str], expected: int, tmp_path: Path) -> None:
+    lines = "5:cpuset:/docker/ab\n4:cpu,cpuacct:/docker/ab\n0::/\n"
+    write(tmp_path, {"proc/self/cgroup": lines})
+    for path, text in files.items():
+        write(tmp_path, {f"{CGROUP}/{path}": text})
+        if "quota" in path:
+            write(tmp_path, {f"{CGROUP}/{path.replace('quota', 'period')}": "100000\n"})
+    assert usable_cores(environ={}, root=tmp_path) == expected
+
+
+def test_python_may_know_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "process_cpu_count", lambda: 5, raising=False)  # PYTHON_CPU_COUNT=5
+    assert usable_cores(environ={}, root=tmp_path) == 5
+    monkeypatch.setattr(os, "process_cpu_count", lambda: None, raising=False)
+    assert usable_cores(environ={}, root=tmp_path) == 1
+
+
+def test_this_machine_has_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert 1 <= usable_cores() <= len(os.sched_getaffinity(0))
+
+
+def test_workers_share_what_a_rank_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    alone = distributed.worker_threads()
+    assert alone == usable_cores() <= 12
+    info = SimpleNamespace(id=1, num_workers=3)
+    monkeypatch.setattr(distributed, "get_worker_info", lambda: info)
+    assert distributed.worker_threads() == max(1, alone // 3)
+
+
+def test_nothing_else_counts_cores() -> None:
+    package = Path(seqrecord.__file__).parent
+    found = {
+        path.name
+        for path in package.rglob("*.py")
+        if "sched_getaffinity" in path.read_text() or "cpu_count" in path.read_text()
+    }
+    assert found == {"cores.py"}
