@@ -17,7 +17,7 @@ from seqrecord.errors import ClipError
 from seqrecord.pipes.callers import is_dealt_by_accelerate
 from seqrecord.plan import Split
 
-__all__ = ["Rank", "Ranks", "worker_threads"]
+__all__ = ["Rank", "Ranks", "items_beside", "worker_threads"]
 
 
 @dataclass(frozen=True)
@@ -104,14 +104,27 @@ class Ranks:
         return Split()
 
     def _find(self) -> Rank | None:
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return Rank(torch.distributed.get_rank(), torch.distributed.get_world_size())
+        if (rank := _of_process_group()) is not None:
+            return rank
         return self._sent if self._is_sent() else _of_environment(os.environ)
 
     def _is_sent(self) -> bool:
         """Whether a process that has started this one has sent its rank."""
         parent = multiprocessing.parent_process()
         return self._sent is not None and parent is not None and parent.pid in self._senders
+
+
+def items_beside(num_items: int, num_workers: int) -> int | None:
+    """How many of the whole epoch's items a `.sharding_filter()` leaves to this rank's workers.
+
+    `None` where it deals out to workers only, for `torch.distributed` is not initialized. A
+    DataLoader numbers the workers of all ranks in turn: the first one of each rank, the second …
+    """
+    if (rank := _of_process_group()) is None:
+        return None
+    numbers = [worker * rank.count + rank.number for worker in range(max(1, num_workers))]
+    step = rank.count * len(numbers)
+    return sum(len(range(number, num_items, step)) for number in numbers)
 
 
 def worker_threads() -> int:
@@ -150,6 +163,12 @@ def _refuse_dealt(found: Rank | None) -> None:
             expected="world_size=1, or a loader that is not given to accelerator.prepare",
             got=f"rank {found.number} of {found.count}, which was found",
         )
+
+
+def _of_process_group() -> Rank | None:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return Rank(torch.distributed.get_rank(), torch.distributed.get_world_size())
+    return None
 
 
 def _of_environment(environment: Mapping[str, str]) -> Rank | None:

@@ -15,7 +15,7 @@ from seqrecord.clips import ClipTable
 from seqrecord.frames import FrameTransform
 from seqrecord.pipes.callers import find_filter, find_loader, is_running
 from seqrecord.pipes.clip_dataset import SeqRecordDataset
-from seqrecord.pipes.distributed import worker_threads
+from seqrecord.pipes.distributed import items_beside, worker_threads
 from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.loader import Clip, ClipLoader
 from seqrecord.plan import Split
@@ -259,6 +259,17 @@ class SeqRecordPipe(_Streaming, IterDataPipe[Clip]):
 
     def __iter__(self) -> Iterator[Clip]:
         return self._iterate()
+
+    def __len__(self) -> int:
+        """As `SeqRecordStream`'s, also where a `.sharding_filter()` follows."""
+        sharding, loader = find_filter(), find_loader()
+        if sharding is not None and sharding.num_of_instances == 1 and loader is not None:
+            # It has not been told of ranks and workers, or only in the workers.
+            whole = self._epochs.loader.plan(self._epochs.current, Split()).num_batches
+            dealt = items_beside(whole, loader.num_workers)
+            if dealt is not None:
+                return dealt
+        return super().__len__()
 
     def set_seed(self, seed: int) -> SeqRecordPipe:  # noqa: ARG002
         """Called by a `DataLoader` when an epoch begins. The order is that of the pipe's seed."""

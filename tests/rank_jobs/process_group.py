@@ -36,8 +36,9 @@ def main(path: str, store: str, method: str, rank: int, world_size: int) -> None
         # One kind of loader for each data set: with spawned workers each start takes seconds.
         kind: Any = StatefulDataLoader if name == "stream" else DataLoader
         loader = kind(dataset, batch_size=None, num_workers=2, multiprocessing_context=method)
+        length = len(loader)
         found[name] = [names(item) for item in loader]
-        assert name == "chain" or len(loader) == len(found[name])
+        assert len(loader) == length == len(found[name]), name
     node = SeqRecordNode(path, **settings)
     with mp.get_context(method).Pool(1) as pool:
         found["node"] = pool.apply(run_node, (node,))
@@ -52,6 +53,6 @@ def run_node(node: SeqRecordNode) -> list[list[tuple[str, int]]]:
 
 
 if __name__ == "__main__":
-    mp.set_forkserver_preload(["tests.rank_jobs.process_group"])  # torch only once
+    mp.set_forkserver_preload(["seqrecord.pipes", "tests.clip_data"])  # torch only once
     path, store, method, rank, world_size = sys.argv[1:]
     main(path, store, method, int(rank), int(world_size))
