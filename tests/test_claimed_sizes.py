@@ -204,3 +204,26 @@ def test_pages_that_no_file_can_hold(root: Path) -> None:
             dataset.episodes["env/P0"][0]
 
     assert _refused(read) < 10 << 20
+
+
+def test_notes_of_8_tib(tmp_path: Path) -> None:
+    """What a killed writer has left beside its record file: it is read up to what is no note."""
+    writer = SeqRecordWriter(tmp_path / "x")
+    with writer.episode("a") as episode:
+        episode.append({"a": np.arange(3)})
+    [notes] = (tmp_path / "x" / "records").glob("*.notes")
+    kept = notes.read_bytes()
+    copy = tmp_path / "y" / "records"
+    copy.mkdir(parents=True)
+    for file in notes.parent.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    writer.abort()
+    (copy / notes.name).write_bytes(kept)
+    _stretch(copy / notes.name, _HUGE)
+
+    def resume() -> None:
+        with SeqRecordWriter(tmp_path / "y", mode="resume") as again:
+            assert again.finished_keys == {"a"}
+
+    assert _peak(resume) < 300 << 20
+    assert len(seqrecord.open(tmp_path / "y").episodes) == 1

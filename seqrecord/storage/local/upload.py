@@ -17,6 +17,7 @@ __all__ = ["NOTES", "PARTIAL", "LocalUpload", "local_errors", "with_suffix"]
 
 PARTIAL = ".partial"
 NOTES = ".notes"
+_MAX_LINE = (1 << 26) + 1000  # characters: the largest footer, 2^25 bytes, in hexadecimal
 
 
 class LocalUpload:
@@ -138,9 +139,9 @@ def _read_notes(path: Path) -> Iterator[tuple[int, bytes]]:
     if not path.exists():
         return
     with path.open(encoding="ascii", errors="replace") as file:
-        for line in file:
+        while line := file.readline(_MAX_LINE):
             try:
                 entry = json.loads(line)
                 yield int(entry["size"]), bytes.fromhex(entry["note"])
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 return
