@@ -5,8 +5,10 @@ Tests run on every kind of stream that there is here, see `side_streams`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import nullcontext
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -106,6 +108,9 @@ class FakeCuda:
         self.calls.append(f"in {stream}:")
         return nullcontext()
 
+    def set_device(self, device: Any) -> None:
+        self.calls.append(f"thread has {device}")
+
     def device(self, device: Any) -> Any:
         assert str(device) == "cuda:1"
         return nullcontext()
@@ -160,6 +165,86 @@ def test_what_cuda_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert end.is_reached
     assert end.seconds_since(begin) == 1
     assert end.time - begin.time == pytest.approx(1)
+
+
+class ContextCuda:
+    """Enough of `torch.cuda` to know on which devices it makes a context.
+
+    As CUDA 12 does it: a thread begins with device 0, and a call makes a context on the device
+    that is current. `device` puts back the one before without touching it, `stream` touches it.
+    """
+
+    def __init__(self) -> None:
+        self.contexts: set[int] = set()
+        self._thread = threading.local()
+
+    @property
+    def now(self) -> int:
+        return getattr(self._thread, "device", 0)
+
+    def touch(self, *_: Any) -> Any:
+        self.contexts.add(self.now)
+        return self
+
+    def set_device(self, device: torch.device) -> None:
+        self._thread.device = device.index
+        self.touch()
+
+    @contextmanager
+    def device(self, device: torch.device) -> Iterator[None]:
+        before, self._thread.device = self.now, device.index
+        yield
+        self._thread.device = before
+
+    @contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        before = self.now
+        self.set_device(torch.device("cuda", 1))
+        yield
+        self.set_device(torch.device("cuda", before))
+
+    def Stream(self, device: torch.device) -> Any:  # noqa: N802 - torch's name
+        with self.device(device):
+            return self.touch()
+
+    def Event(self, **_: Any) -> Any:  # noqa: N802 - torch's name
+        return self.touch()
+
+    def current_stream(self, device: torch.device) -> Any:
+        return self
+
+    def elapsed_time(self, other: Any) -> float:
+        self.touch()
+        return 1.0
+
+    record = synchronize = query = wait_event = record_stream = touch
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_no_context_is_made_on_another_gpu(is_ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a thread of ours, and in one of the user's, whose current device stays what it was."""
+    cuda = ContextCuda()
+    monkeypatch.setattr(streams, "_cuda", cuda)
+
+    def work() -> int:
+        stream = streams.CudaStream(torch.device("cuda:1"))
+        if is_ours:
+            stream.bind_thread()
+        stream.set_clock()
+        first = stream.mark()
+        with stream.use():
+            cuda.touch()  # an allocation
+        last = stream.mark()
+        before = stream.hand_over(last, [cuda])  # type: ignore[list-item]
+        before.wait()
+        assert last.is_reached
+        assert last.time
+        assert last.seconds_since(first)
+        return cuda.now
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(work).result() == (1 if is_ours else 0)
+    assert cuda.contexts == {1}
 
 
 # ---- staging

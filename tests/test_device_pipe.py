@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
+from seqrecord.device import prefetch_to_device
 from seqrecord.engine import workspace
 from seqrecord.errors import ClipError
-from seqrecord.pipes import SeqRecordPipe, SeqRecordStream, loader
+from seqrecord.pipes import SeqRecordDataset, SeqRecordPipe, SeqRecordStream, loader
 from tests.clip_data import check, digest, leaves_nothing, possible_clips, write_numbered
 from tests.resume_contract import check_resume
 from tests.side_streams import NO_GPU, STREAMS, LateStream, on_host
@@ -64,6 +66,65 @@ def test_the_same_clips(path: Path, device: str, settings: dict[str, Any]) -> No
                 assert tensor.device.type == device
         assert [digest(on_host(batch)) for batch in held] == expected
         assert moved.stats()["frames_decoded"] == plain.stats()["frames_decoded"]
+
+
+def test_every_thread_that_uses_the_device_is_bound_to_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that is not makes a context on the first GPU, for every rank of a machine."""
+    bound, used = set[int](), set[str]()
+
+    class Bound(LateStream):
+        def bind_thread(self) -> None:
+            bound.add(threading.get_ident())
+
+        def use(self) -> Any:
+            self._check()
+            return super().use()
+
+        def mark(self) -> Any:
+            self._check()
+            return super().mark()
+
+        def _check(self) -> None:
+            thread = threading.current_thread()
+            used.add(thread.name.partition("_")[0])
+            if thread.name.startswith("seqrecord"):
+                assert thread.ident in bound, thread.name
+
+    monkeypatch.setattr(workspace, "side_stream", lambda _: Bound())
+    pipe = SeqRecordPipe(path, **BATCH, device="cpu")
+    for _ in range(2):
+        assert len(list(pipe)) == len(pipe)
+        bound.clear()  # threads of the next epoch may have the same numbers
+    assert {"seqrecord-engine-conductor", "seqrecord-engine-load"} <= used
+    assert threading.get_ident() not in bound, "the user's thread keeps its device"
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+@pytest.mark.parametrize("shape", [{}, {"stride": 3}, {"batch_size": None}])
+def test_torchs_default_device_changes_nothing(
+    path: Path, device: str | None, shape: dict[str, Any]
+) -> None:
+    """`torch.set_default_device("cuda")` is common; here "meta" stands for it."""
+    settings = {**BATCH, **shape, "device": device}
+    expected = [digest(batch) for batch in SeqRecordPipe(path, **settings)]
+    with torch.device("meta"):
+        found = list(SeqRecordPipe(path, **settings))
+    assert [digest(batch) for batch in found] == expected
+
+
+def test_torchs_default_device_changes_nothing_elsewhere(path: Path) -> None:
+    expected = [digest(batch) for batch in SeqRecordPipe(path, **BATCH)]
+    from_workers = iter(DataLoader(SeqRecordPipe(path, **BATCH), batch_size=None, num_workers=1))
+    clip = SeqRecordDataset(path, clip_len=3)[0]
+    with torch.device("meta"):
+        moved = list(prefetch_to_device(SeqRecordPipe(path, **BATCH), "cpu"))
+        handed_over = list(from_workers)
+        same = SeqRecordDataset(path, clip_len=3)[0]
+    assert [digest(batch) for batch in moved] == expected
+    assert [digest(batch) for batch in handed_over] == expected
+    assert digest(same) == digest(clip)
 
 
 def test_each_frame_crosses_once(path: Path, device: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import seqrecord
 from seqrecord.device.prefetch import DevicePrefetcher, prefetch_to_device
-from seqrecord.device.streams import SideStream
+from seqrecord.device.streams import Mark, SideStream
 from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes import SeqRecordStream
 from tests.clip_data import leaves_nothing, write_numbered
@@ -138,6 +138,38 @@ def test_all_tensors_are_handed_over_before_their_batch() -> None:
     for number, batch in enumerate(DevicePrefetcher(Counting(4), stream, 2), start=1):
         assert len(stream.handed_over) == number
         assert [id(t) for t in stream.handed_over[-1]] == [id(batch["x"]), id(batch["y"][0])]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_a_loop_does_not_outrun_its_device(depth: int) -> None:
+    """A batch is moved only when the device has come to the last but two that were taken."""
+    waited: list[int] = []
+
+    class Taken(Mark):
+        is_reached, time = False, 0.0
+
+        def __init__(self, number: int) -> None:
+            self._number = number
+
+        def wait(self) -> None:
+            waited.append(self._number)
+
+        def seconds_since(self, earlier: Mark) -> float:
+            raise NotImplementedError
+
+    class Stream(LateStream):
+        def hand_over(self, mark: Mark, tensors: Iterable[torch.Tensor]) -> Mark:
+            super().hand_over(mark, tensors)
+            return Taken(len(self.handed_over) - 1)
+
+    prefetcher = DevicePrefetcher(Counting(12), Stream(), depth)
+    moved = []
+    for number, _ in enumerate(prefetcher):
+        most = max(0, number - 2) if number + depth <= 12 else len(waited)
+        assert waited == list(range(most))
+        moved.append(number)
+    assert len(moved) == 12
+    assert len(waited) == 12 - depth - 2
 
 
 def test_an_error_comes_after_the_batches_before_it(stream: SideStream) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,9 @@ import torch
 
 from seqrecord.device.arena import DeviceArena, as_words, torch_dtype
 from seqrecord.device.nested import find_tensors
-from seqrecord.device.streams import Mark
+from seqrecord.device.streams import RunAhead
 
 __all__ = ["DeviceBatch", "DeviceBatches"]
-
-_RUN_AHEAD = 2  # batches that a consumer may have taken before its device comes to them
 
 
 class DeviceBatches:
@@ -24,29 +21,25 @@ class DeviceBatches:
     Their memory is the allocator's of torch, which knows when a tensor's last view is gone, in
     Python or in the graph of a backward pass. It is allocated for the arena's stream, so what was
     dropped is used again without waiting; but that of a batch which another stream had is so only
-    once that stream is done with it (see `streams`). A consumer that queues steps far faster than
-    its device does them would so take more and more of it. Therefore a batch is begun only when the
+    once that stream is done with it (see `streams`). Therefore a batch is begun only when the
     device has come to the last but two that were taken.
     """
 
     def __init__(self, arena: DeviceArena, clip_len: int) -> None:
         self._arena = arena
         self._clip_len = clip_len
-        self._taken: deque[Mark] = deque()
+        self._taken = RunAhead()
 
     def begin(self, num_clips: int) -> DeviceBatch:
         """Memory for a batch of so many clips."""
-        while len(self._taken) > _RUN_AHEAD:
-            self._taken.popleft().wait()
+        self._taken.wait()
         return DeviceBatch(self._arena, num_clips, self._clip_len, self._taken)
 
 
 class DeviceBatch:
     """A batch while the device fills it, and while it waits for its consumer."""
 
-    def __init__(
-        self, arena: DeviceArena, num_clips: int, clip_len: int, taken: deque[Mark]
-    ) -> None:
+    def __init__(self, arena: DeviceArena, num_clips: int, clip_len: int, taken: RunAhead) -> None:
         self._arena = arena
         self._taken = taken
         self._count = 0  # frames
@@ -89,4 +82,4 @@ class DeviceBatch:
     def hand_over(self) -> None:
         """Called by the consumer, whose current stream may use `features` from here on."""
         tensors = find_tensors(self.features)
-        self._taken.append(self._arena.stream.hand_over(self._mark, tensors))
+        self._taken.add(self._arena.stream.hand_over(self._mark, tensors))

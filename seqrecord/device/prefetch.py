@@ -11,7 +11,7 @@ import torch
 
 from seqrecord.device.nested import find_tensors, map_tensors
 from seqrecord.device.staging import Block, Staging
-from seqrecord.device.streams import Mark, SideStream, find_device, side_stream
+from seqrecord.device.streams import Mark, RunAhead, SideStream, find_device, side_stream
 from seqrecord.errors import ClipError, StateError
 
 __all__ = ["DevicePrefetcher", "prefetch_to_device"]
@@ -52,7 +52,9 @@ def prefetch_to_device(
         loader: gives batches each time that it is iterated over.
         device: where to.
         depth: batches on the device beside those that the user holds, the one being handed over
-            included. With 1 nothing is copied ahead.
+            included. With 1 nothing is copied ahead. A loop that queues its steps faster than the
+            device does them is held back: it takes a batch when the step of the last but three
+            is done, so a few batches more are on the device until then.
 
     Raises `ClipError` for a device that is not there.
     """
@@ -73,13 +75,14 @@ class DevicePrefetcher(Generic[_Item]):
 
     def __iter__(self) -> Iterator[_Item]:
         ahead: deque[_Moved] = deque()
+        taken = RunAhead()
         batches = iter(self.loader)
         error: BaseException | None = None
         try:
             while True:
                 while error is None and len(ahead) < self._depth:
                     try:
-                        ahead.append(self._move(next(batches)))
+                        ahead.append(self._move(next(batches), taken))
                     except StopIteration as end:
                         error = end
                     except Exception as failed:  # it belongs behind the batches that are there
@@ -87,7 +90,7 @@ class DevicePrefetcher(Generic[_Item]):
                 if not ahead:
                     break
                 moved = ahead.popleft()
-                self._stream.hand_over(moved.mark, moved.tensors)
+                taken.add(self._stream.hand_over(moved.mark, moved.tensors))
                 self._state, item = moved.state, moved.item
                 del moved  # what the user drops must be gone
                 yield item
@@ -127,12 +130,13 @@ class DevicePrefetcher(Generic[_Item]):
             )
         return getattr(self.loader, method)
 
-    def _move(self, item: _Item) -> _Moved:
-        """Queue the copies of a batch."""
+    def _move(self, item: _Item, taken: RunAhead) -> _Moved:
+        """Queue the copies of a batch, when the device has come near to what was taken."""
         # Before anything else is read. A copy: the loader may go on to change what it gave.
         state = copy.deepcopy(self._read_state()) if hasattr(self.loader, "state_dict") else None
         staged = [t.nbytes for t in find_tensors(item) if _is_copied(t) and not t.is_pinned()]
         made: list[torch.Tensor] = []
+        taken.wait()
         with self._staging.take(staged) as block:
             moved = map_tensors(item, lambda tensor: self._copy(tensor, block, made))
         return _Moved(moved, made, self._stream.mark(), state)

@@ -27,7 +27,7 @@ class Block:
         # Torch knows of copies from memory that it has pinned: were the block dropped meanwhile,
         # its memory would not be used for anything else before they are done. That is why pieces
         # are made of this tensor, and not of an array's memory.
-        self._memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pin)
+        self._memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=pin)
         self._used = 0
         self._kept: list[torch.Tensor] = []
 

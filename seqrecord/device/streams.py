@@ -11,6 +11,11 @@ queues work doesn't wait for it. So there are three things to get right, and all
   which may then write to it while the user's stream still reads: `hand_over` calls
   `record_stream`, so that the allocator first waits for what the user had queued by then.
 
+And one more: a thread begins with GPU 0 as its current device, and most calls to CUDA make a
+context on the current device, hundreds of megabytes, whatever device they are about. So threads of
+this package's own call `bind_thread` before anything else, and in the user's threads every call is
+made with the device of the stream as the current one, which is put back afterwards.
+
 A device without streams does its work before the call returns: then nothing needs to wait, and
 the same code runs.
 """
@@ -18,8 +23,9 @@ the same code runs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -31,6 +37,7 @@ __all__ = [
     "CudaStream",
     "DirectStream",
     "Mark",
+    "RunAhead",
     "SideStream",
     "check_device",
     "find_device",
@@ -62,6 +69,27 @@ class Mark(ABC):
         """Between two marks of a stream. Only once they are reached."""
 
 
+class RunAhead:
+    """Lets a consumer run ahead of its device by `limit` things that it has taken, and no more.
+
+    Memory that a consumer has dropped is used again only when its device has come to that. A
+    consumer that queues steps far faster than its device does them would so take more and more.
+    """
+
+    def __init__(self, limit: int = 2) -> None:
+        self._limit = limit
+        self._taken: deque[Mark] = deque()
+
+    def add(self, taken: Mark) -> None:
+        """Something was taken, at this mark of the consumer's stream."""
+        self._taken.append(taken)
+
+    def wait(self) -> None:
+        """Wait, before memory is taken for more, until the device has come near enough."""
+        while len(self._taken) > self._limit:
+            self._taken.popleft().wait()
+
+
 class SideStream(ABC):
     """A queue of work for a device, for any number of threads."""
 
@@ -70,6 +98,9 @@ class SideStream(ABC):
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+
+    def bind_thread(self) -> None:  # noqa: B027 - there may be nothing to do
+        """Make the device the current one of this thread, which is not the user's."""
 
     @abstractmethod
     def use(self) -> AbstractContextManager[object]:
@@ -117,31 +148,37 @@ class CudaStream(SideStream):
         self._stream = _cuda.Stream(device)
         self.set_clock()
 
-    def use(self) -> AbstractContextManager[object]:
-        # Sets the device as well: in a new thread it is the first one.
-        context: AbstractContextManager[object] = _cuda.stream(self._stream)
-        return context
+    def bind_thread(self) -> None:
+        _cuda.set_device(self.device)
+
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        # The device first: `stream` alone would set the one before it again, and so touch it.
+        with _cuda.device(self.device), _cuda.stream(self._stream):
+            yield
 
     def mark(self) -> Mark:
         return self._mark(self._stream)
 
     def set_clock(self) -> None:
         # Events know only the time between each other: this one's is known on the host too.
-        origin = self._event(self._stream)
-        origin.synchronize()
+        with _cuda.device(self.device):
+            origin = self._event(self._stream)
+            origin.synchronize()
         self._origin = (origin, perf_counter())
 
     def hand_over(self, mark: Mark, tensors: Iterable[torch.Tensor]) -> Mark:
         assert isinstance(mark, _CudaMark), "a mark of another stream"
-        current = _cuda.current_stream(self.device)
-        before = self._mark(current)
-        current.wait_event(mark.event)
-        for tensor in tensors:
-            tensor.record_stream(current)
+        with _cuda.device(self.device):
+            current = _cuda.current_stream(self.device)
+            before = self._mark(current)
+            current.wait_event(mark.event)
+            for tensor in tensors:
+                tensor.record_stream(current)
         return before
 
     def _mark(self, stream: Any) -> _CudaMark:
-        return _CudaMark(self._event(stream), self._origin)
+        return _CudaMark(self._event(stream), self._origin, self.device)
 
     def _event(self, stream: Any) -> Any:
         with _cuda.device(self.device):
@@ -211,22 +248,29 @@ class _Now(Mark):
 
 
 class _CudaMark(Mark):
-    def __init__(self, event: Any, origin: tuple[Any, float]) -> None:
+    def __init__(self, event: Any, origin: tuple[Any, float], device: torch.device) -> None:
         self.event = event
         self._origin = origin
+        self._device = device
 
     def wait(self) -> None:
-        self.event.synchronize()
+        with _cuda.device(self._device):
+            self.event.synchronize()
 
     @property
     def is_reached(self) -> bool:
-        return bool(self.event.query())
+        with _cuda.device(self._device):
+            return bool(self.event.query())
 
     @property
     def time(self) -> float:
         event, time = self._origin
-        return time + float(event.elapsed_time(self.event)) / 1e3
+        return time + self._seconds_from(event)
 
     def seconds_since(self, earlier: Mark) -> float:
         assert isinstance(earlier, _CudaMark), "a mark of another stream"
-        return float(earlier.event.elapsed_time(self.event)) / 1e3
+        return self._seconds_from(earlier.event)
+
+    def _seconds_from(self, event: Any) -> float:
+        with _cuda.device(self._device):
+            return float(event.elapsed_time(self.event)) / 1e3

@@ -85,6 +85,7 @@ class Conductor:
         """
         failed: BaseException | None = None
         try:
+            self._bind_thread()
             if batch < self._plan.num_batches:
                 self._walk(batch)
         except ClosedError:
@@ -96,6 +97,10 @@ class Conductor:
         del self._make_crew
         end, failed = partial(self._channel.end, failed), None
         return end
+
+    def _bind_thread(self) -> None:
+        if self._workspace is not None and isinstance(self._workspace.arena, DeviceArena):
+            self._workspace.arena.stream.bind_thread()
 
     def _walk(self, batch: int) -> None:
         assert self._workspace is not None, "a conductor runs once"

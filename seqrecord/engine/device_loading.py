@@ -27,6 +27,7 @@ class DeviceLoader:
 
     def __call__(self, load: Load, places: Sequence[Place], fetched: Fetched | None = None) -> None:
         """See `ChunkLoader`; when it returns, the copies are queued."""
+        self._arena.stream.bind_thread()
         (place,) = places
         assert isinstance(place.target, StagedLoad), "the arena has made the place"
         with place.target as staged:

@@ -138,7 +138,8 @@ def _map(loan: Loan) -> npt.NDArray[np.uint8]:
             raise FileNotFoundError
         # Unlike Python's mmap, torch keeps no descriptor open for each of its mappings.
         size = _FLAGS + loan.nbytes
-        return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8).numpy()
+        memory = torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8, device="cpu")
+        return memory.numpy()
     except (OSError, RuntimeError) as error:
         raise SeqRecordError(
             "the worker process that filled a batch has ended before it was received",
