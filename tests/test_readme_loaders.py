@@ -192,6 +192,17 @@ def test_chains(path: Path) -> None:
     again.load_state_dict(pipe.state_dict())
     assert run(again.map(mapped)) == epochs[1][5:]
 
+    half = again.sharding_filter()
+    half.apply_sharding(2, 0)
+    for holding in (again.shuffle(), half, again.shuffle(buffer_size=2).map(mapped)):
+        next(iter(holding))
+        with pytest.raises(StateError, match=r"(Shuffler|ShardingFilter).*\.map\(\)"):
+            again.state_dict()
+    again.set_epoch(2)
+    assert again.state_dict()["epoch"] == 2
+    next(iter(again.sharding_filter().map(mapped).batch(1)))
+    assert again.state_dict()["batch"] == 1
+
     with pytest.raises(AttributeError, match="state_dict"):
         pipe.map(mapped).state_dict()
     with pytest.warns(UserWarning, match="resumes SeqRecordStream exactly"):

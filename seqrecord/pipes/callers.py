@@ -9,10 +9,19 @@ from types import FrameType
 from typing import Any
 
 from torch.utils.data import DataLoader
-from torch.utils.data.datapipes.iter import ShardingFilter
+from torch.utils.data.datapipes.iter import Batcher, Filter, Mapper, ShardingFilter
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-__all__ = ["find_filter", "find_iterating", "find_loader", "is_dealt_by_accelerate", "is_running"]
+__all__ = [
+    "find_filter",
+    "find_holder",
+    "find_iterating",
+    "find_loader",
+    "is_dealt_by_accelerate",
+    "is_running",
+]
+
+_ITER_PIPES = "torch.utils.data.datapipes.iter"
 
 
 def find_loader() -> DataLoader[Any] | None:
@@ -48,6 +57,22 @@ def find_filter() -> ShardingFilter | None:
     """
     found: ShardingFilter | None = _owner(ShardingFilter.__iter__, ShardingFilter.__len__)
     return found
+
+
+def find_holder() -> str | None:
+    """The class of a pipe of torch's further down the chain that may hold items, or skip some.
+
+    What a consumer was given is then not what was taken from here. `.map()`, `.collate()`,
+    `.batch()` and `.filter()` hold none between two of their items.
+    """
+    passing = {inspect.unwrap(pipe.__iter__).__code__ for pipe in (Mapper, Batcher, Filter)}
+    if (sharding := find_filter()) is not None and sharding.num_of_instances == 1:
+        passing.add(inspect.unwrap(ShardingFilter.__iter__).__code__)
+    for frame in _frames():
+        name = str(frame.f_globals.get("__name__"))
+        if name.startswith(f"{_ITER_PIPES}.") and frame.f_code not in passing:
+            return type(frame.f_locals.get("self")).__name__  # it has just begun and holds nothing
+    return None
 
 
 def is_running(module: str) -> bool:

@@ -79,6 +79,11 @@ class Epochs:
         self._follow_workers()
         return self._epoch + (self._begun and self._engine is None)
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether this process has begun the epoch that the position is in, or has ended it."""
+        return self._begun
+
     def iterate(self, split: Split, threads: int | None = None) -> Iterator[Clip]:
         """The batches of one epoch, or those that are left of the one that was loaded.
 

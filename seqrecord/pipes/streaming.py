@@ -12,8 +12,9 @@ from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
 from torchdata.nodes import BaseNode
 
 from seqrecord.clips import ClipTable
+from seqrecord.errors import StateError
 from seqrecord.frames import FrameTransform
-from seqrecord.pipes.callers import find_filter, find_loader, is_running
+from seqrecord.pipes.callers import find_filter, find_holder, find_loader, is_running
 from seqrecord.pipes.clip_dataset import SeqRecordDataset
 from seqrecord.pipes.distributed import items_beside, worker_threads
 from seqrecord.pipes.epochs import Epochs
@@ -256,8 +257,10 @@ class SeqRecordPipe(_Streaming, IterDataPipe[Clip]):
     """
 
     _warned = False
+    _holder: str | None = None  # of items of this iteration, behind this pipe
 
     def __iter__(self) -> Iterator[Clip]:
+        self._holder = find_holder()
         return self._iterate()
 
     def __len__(self) -> int:
@@ -270,6 +273,22 @@ class SeqRecordPipe(_Streaming, IterDataPipe[Clip]):
             if dealt is not None:
                 return dealt
         return super().__len__()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of `SeqRecordStream`; `StateError` too where a pipe behind this one holds items.
+
+        That is any but `.map()`, `.collate()`, `.batch()` and `.filter()`: what this pipe has given
+        is not what the end of the chain has. `set_epoch` ends that.
+        """
+        if self._holder is not None and self._epochs.is_begun:
+            raise StateError(
+                f"the {self._holder} behind this pipe holds items, or skips some, so that the "
+                "place of this pipe is not the chain's",
+                expected="a state of a pipe with nothing but .map(), .collate(), .batch() and "
+                ".filter() behind it: the pipe shuffles by itself, and shares an epoch among ranks "
+                "and workers by itself; or one between two epochs, after set_epoch()",
+            )
+        return super().state_dict()
 
     def set_seed(self, seed: int) -> SeqRecordPipe:  # noqa: ARG002
         """Called by a `DataLoader` when an epoch begins. The order is that of the pipe's seed."""
