@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -46,7 +46,8 @@ def is_dealt_by_accelerate() -> bool:
     if accelerate is None:
         return False
     dealers = (accelerate.IterableDatasetShard, accelerate.DataLoaderDispatcher)
-    return _owner(*(dealer.__iter__ for dealer in dealers)) is not None
+    codes = _codes(*(dealer.__iter__ for dealer in dealers))
+    return any(frame.f_code in codes for frame in _frames())
 
 
 def find_filter() -> ShardingFilter | None:
@@ -65,9 +66,9 @@ def find_holder() -> str | None:
     What a consumer was given is then not what was taken from here. `.map()`, `.collate()`,
     `.batch()` and `.filter()` hold none between two of their items.
     """
-    passing = {inspect.unwrap(pipe.__iter__).__code__ for pipe in (Mapper, Batcher, Filter)}
+    passing = _codes(Mapper.__iter__, Batcher.__iter__, Filter.__iter__)
     if (sharding := find_filter()) is not None and sharding.num_of_instances == 1:
-        passing.add(inspect.unwrap(ShardingFilter.__iter__).__code__)
+        passing |= _codes(ShardingFilter.__iter__)
     for frame in _frames():
         name = str(frame.f_globals.get("__name__"))
         if name.startswith(f"{_ITER_PIPES}.") and frame.f_code not in passing:
@@ -87,8 +88,12 @@ def _owner(*methods: Callable[..., Any]) -> Any:
     Only that frame's local variables are looked at. Before Python 3.13 looking at them refers to
     all that they hold until the frame ends or is looked at again: in a training loop, to a batch.
     """
-    codes = {inspect.unwrap(method).__code__ for method in methods}
+    codes = _codes(*methods)
     return next((f.f_locals["self"] for f in _frames() if f.f_code in codes), None)
+
+
+def _codes(*methods: Callable[..., Any]) -> set[CodeType]:
+    return {inspect.unwrap(method).__code__ for method in methods}
 
 
 def _frames() -> Iterator[FrameType]:

@@ -133,7 +133,7 @@ class ClipSelection:
         The digest is of their rows, keys, lengths, and pages of the requested features.
         """
         index, rows = self.dataset.index, self.selected
-        columns = [index.schema.position(name) for name in sorted(self.dataset.features)]
+        columns = sorted(index.schema.position(name) for name in self.dataset.features)
         keys = index.keys.take(rows).to_pylist()
         digest = hashlib.sha256(json.dumps(keys, separators=(",", ":")).encode())
         counts = index.num_chunks[rows]
@@ -141,11 +141,11 @@ class ClipSelection:
             digest.update(np.ascontiguousarray(numbers, "<i8").data)
         blocks = np.cumsum(counts) // _CHUNKS_AT_ONCE
         for block in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(blocks)) + 1):
-            count = counts[block]
-            first = index.first_chunk[rows[block]] - (np.cumsum(count) - count)
-            chunk = np.repeat(first, count) + np.arange(int(count.sum()))
             for table in (index.page_length, index.page_crc32c):
-                digest.update(np.ascontiguousarray(table[chunk[:, None], columns], "<u4").data)
+                pages = table[self._chunks(rows[block])]
+                if len(columns) < pages.shape[1]:
+                    pages = pages[:, columns]
+                digest.update(np.ascontiguousarray(pages, "<u4").data)
         for numbers in self._gaps(columns):
             digest.update(np.ascontiguousarray(numbers, "<u8").data)
         return {
@@ -186,6 +186,15 @@ class ClipSelection:
             )
         return "; ".join(said)
 
+    def _chunks(self, rows: IntArray) -> slice | IntArray:
+        """The rows of the chunk table that some episodes have."""
+        index = self.dataset.index
+        first, count = index.first_chunk[rows], index.num_chunks[rows]
+        if rows[-1] - rows[0] == len(rows) - 1:
+            return slice(int(first[0]), int(first[-1] + count[-1]))  # a view, of the mapped file
+        chunks: IntArray = np.repeat(first - (np.cumsum(count) - count), count)
+        return chunks + np.arange(len(chunks))
+
     def _gaps(self, columns: list[int]) -> list[IntArray]:
         """Of each gap of the selected episodes: episode, chunk in it, feature, what is present."""
         index = self.dataset.index
@@ -194,7 +203,7 @@ class ClipSelection:
         episode = np.searchsorted(index.first_chunk, chunk, side="right") - 1
         some = np.isin(episode, self.selected)
         chunk -= index.first_chunk[episode]
-        feature = np.searchsorted(np.sort(columns), gaps["feature"])
+        feature = np.searchsorted(columns, gaps["feature"])
         return [numbers[some] for numbers in (episode, chunk, feature, gaps["present"])]
 
     def stored_arrays(self) -> dict[str, ArraySpec]:
