@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -415,3 +416,32 @@ def test_metadata_is_json(tmp_path: Path) -> None:
     metadata = {"nested": {"list": [1, 2.5, None, "ü"]}}
     (tmp_path / "run" / "metadata.json").write_text(json.dumps(metadata))
     assert Folders(tmp_path).episodes()[0].metadata == metadata
+
+
+_CUT = """
+import os, sys
+from pathlib import Path
+from seqrecord import SourceError
+from seqrecord.sources import Folders
+
+source = Folders(sys.argv[1])
+frames = source.frames(source.episodes()[0])
+for _ in range(3):
+    next(frames)
+os.truncate(Path(sys.argv[1], "run", "actions.npy"), 4096)
+try:
+    print(len(list(frames)))
+except SourceError as error:
+    print(error)
+"""
+
+
+def test_an_array_that_is_cut_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    np.save(tmp_path / "run" / "actions.npy", np.zeros((100, 1024)))
+    command = [sys.executable, "-c", _CUT, str(tmp_path)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert ran.returncode == 0, ran.stderr  # -7 is SIGBUS
+    assert ran.stdout.startswith("an npy file was cut while it was read; file: ")
+    assert "actions.npy; " in ran.stdout
+    assert "frame: 3; " in ran.stdout

@@ -20,7 +20,7 @@ from seqrecord.errors import SourceError
 from seqrecord.schema import MAX_FRAME_BYTES
 from seqrecord.sources.files import check_array, unreadable
 
-__all__ = ["NpyHeader", "map_npy", "npy_header", "read_npy"]
+__all__ = ["NpyFile", "NpyHeader", "npy_header", "read_npy"]
 
 _HEADERS = {
     (1, 0): npy_format.read_array_header_1_0,
@@ -81,24 +81,56 @@ def read_npy(
     return np.ascontiguousarray(array, header.dtype.newbyteorder("<")).reshape(header.shape)
 
 
-def map_npy(path: Path) -> npt.NDArray[Any]:
-    """The array mapped read-only into memory, as stored; for one that is read piece by piece."""
-    header = npy_header(path)
-    if math.prod(header.shape) * header.dtype.itemsize == 0:
-        return np.zeros(header.shape, header.dtype)  # nothing can be mapped
-    try:
-        return np.memmap(
-            path,
-            header.dtype,
-            "r",
-            header.offset,
-            header.shape,
-            "F" if header.fortran_order else "C",
-        )
-    except (OSError, ValueError) as error:
-        raise SourceError(
-            "an npy file that cannot be mapped", file=str(path), got=str(error)
-        ) from error
+class NpyFile:
+    """An npy file of an array [T, …], of which `file[t]` reads item t, as stored.
+
+    Nothing is mapped: a mapped file that is cut meanwhile ends the process with SIGBUS, and this
+    one is a `SourceError`. Of an array in Fortran order, whose items are scattered over the file,
+    all is read, so it may have at most `MAX_FRAME_BYTES`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        header = npy_header(path)
+        self.dtype, self.shape = header.dtype, header.shape
+        self._path, self._offset, self._fd = path, header.offset, -1
+        self._whole = read_npy(path) if header.fortran_order and len(self.shape) > 1 else None
+        if self._whole is not None:
+            self.dtype = self._whole.dtype
+            return
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise unreadable(path, error) from error
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:
+            os.close(self._fd)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: int) -> npt.NDArray[Any]:
+        if self._whole is not None:
+            item: npt.NDArray[Any] = self._whole[index]
+            return item
+        item = np.empty(self.shape[1:], self.dtype)
+        data = item.reshape(-1).view(np.uint8).data if item.nbytes else memoryview(b"")
+        begin, done = self._offset + index * item.nbytes, 0
+        while done < item.nbytes:
+            try:
+                count = os.preadv(self._fd, [data[done:]], begin + done)
+            except OSError as error:
+                raise unreadable(self._path, error) from error
+            if count == 0:
+                raise SourceError(
+                    "an npy file was cut while it was read",
+                    file=str(self._path),
+                    frame=index,
+                    expected=f"{item.nbytes} bytes at {begin}",
+                    got=f"{done} bytes",
+                )
+            done += count
+        return item
 
 
 def _header(stream: BinaryIO, path: Path) -> NpyHeader:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from seqrecord.codecs import EncodedImage
 from seqrecord.errors import SourceError
 from seqrecord.schema import FeatureSpec, Schema
-from seqrecord.sources.arrays import map_npy, npy_header, read_npy
+from seqrecord.sources.arrays import NpyFile, npy_header, read_npy
 from seqrecord.sources.base import SourceFrame
 from seqrecord.sources.exported import (
     DESCRIPTION,
@@ -64,7 +64,7 @@ class _Found:
     """
 
     order: Sequence[str]
-    arrays: Mapping[str, npt.NDArray[Any]]
+    arrays: Mapping[str, NpyFile]
     folders: Mapping[str, Path]
     names: Mapping[str, Mapping[str, str]]
 
@@ -81,7 +81,7 @@ def _find(path: Path, files: Sequence[str], folders: Sequence[str], schema: Sche
 def _find_exported(path: Path, schema: Schema, episode: ExportedEpisode) -> _Found:
     """The features of an episode that says what it holds."""
     order = list(map(frame_stem, episode.frames))
-    arrays: dict[str, npt.NDArray[Any]] = {}
+    arrays: dict[str, NpyFile] = {}
     folders: dict[str, Path] = {}
     names: dict[str, dict[str, str]] = {}
     chosen = [feature for feature in episode.features if feature.spec.name in schema]
@@ -120,9 +120,9 @@ def check_time_axis(shape: tuple[int, ...], path: Path) -> None:
         )
 
 
-def _open_arrays(path: Path, files: Sequence[str], schema: Schema) -> dict[str, npt.NDArray[Any]]:
-    """The per-episode arrays, mapped and checked."""
-    arrays: dict[str, npt.NDArray[Any]] = {}
+def _open_arrays(path: Path, files: Sequence[str], schema: Schema) -> dict[str, NpyFile]:
+    """The per-episode arrays, checked."""
+    arrays: dict[str, NpyFile] = {}
     for file in files:
         name = Path(file).stem
         if Path(file).suffix.lower() == ".npy" and name in schema:
@@ -130,15 +130,15 @@ def _open_arrays(path: Path, files: Sequence[str], schema: Schema) -> dict[str, 
     return arrays
 
 
-def _open_array(path: Path, spec: FeatureSpec) -> npt.NDArray[Any]:
-    array = map_npy(path)
+def _open_array(path: Path, spec: FeatureSpec) -> NpyFile:
+    array = NpyFile(path)
     check_time_axis(array.shape, path)
     _check_spec(array.dtype, array.shape[1:], spec, path)
     return array
 
 
 def _check_lengths(
-    path: Path, arrays: Mapping[str, npt.NDArray[Any]], stems: Mapping[str, dict[str, str]]
+    path: Path, arrays: Mapping[str, NpyFile], stems: Mapping[str, dict[str, str]]
 ) -> int:
     """The number of frames, which all features must have; and the same names in all folders."""
     both = arrays.keys() & stems.keys()
