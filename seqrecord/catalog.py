@@ -62,7 +62,7 @@ _logger = logging.getLogger("seqrecord")
 def load(storage: Storage, *, verify: bool = True) -> tuple[Manifest, Index]:
     """The manifest and the index of a dataset; no record file is touched.
 
-    The index is memory-mapped: see `map_file`. `verify` checks its checksums. Raises
+    A large index is memory-mapped: see `map_file`. `verify` checks its checksums. Raises
     `NotFoundError` where there is no dataset and `FormatError` for one that is not as it should.
     """
     manifest = read_manifest(storage)

@@ -44,7 +44,7 @@ def open_dataset(
 ) -> Dataset:
     """Open a dataset for reading; `seqrecord.open` is this function.
 
-    Reads the manifest and maps the index; record files are opened when their frames are read.
+    Reads the manifest and opens the index; record files are opened when their frames are read.
 
     Args:
         location: local path or URL.
@@ -73,7 +73,7 @@ class Dataset:
     """A dataset opened for reading. Safe to use from many threads; cheap to pickle.
 
     It goes on with what it has opened, whatever a writer appends. A copy in another process,
-    spawned or forked, is of the same episodes and maps the same index; where that is gone, it is
+    spawned or forked, is of the same episodes and opens the same index; where that is gone, it is
     built anew from the record files. Closing the dataset, or leaving its `with` block, closes its
     files; it opens them again when it is used again.
     """
