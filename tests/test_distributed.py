@@ -19,7 +19,7 @@ from seqrecord.pipes import SeqRecordPipe, distributed
 from seqrecord.pipes.distributed import Ranks
 from seqrecord.plan import Split
 from tests.clip_data import names, write_numbered
-from tests.rank_jobs import check_once, finish, start
+from tests.rank_jobs import PATIENCE, check_once, finish, start
 
 
 @pytest.fixture(scope="module")
@@ -258,6 +258,7 @@ def test_ranks_of_the_environment_with_a_sharding_filter(
 @pytest.mark.parametrize(
     "method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)]
 )
+@pytest.mark.timeout(PATIENCE + 50)
 def test_a_process_group(path: Path, tmp_path: Path, method: str) -> None:
     script = ["-m", "tests.rank_jobs.process_group", str(path), str(tmp_path / "store"), method]
     found = finish([start([*script, str(rank), "2"]) for rank in range(2)])

@@ -6,13 +6,12 @@ import pytest
 
 from seqrecord.pipes import SeqRecordPipe
 from tests.clip_data import write_numbered
-from tests.rank_jobs import CLIPS, check_equal, check_once, finish, start
+from tests.rank_jobs import CLIPS, PATIENCE, check_equal, check_once, finish, start
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(PATIENCE + 50)]
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 TOTAL = 67
-PATIENCE = 350  # seconds; a rank that waits for another does so for 1800
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +22,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_torchrun(path: str) -> None:
-    found = finish([start([*TORCHRUN, "3", "-m", "tests.rank_jobs.torchrun", path])], PATIENCE)
+    found = finish([start([*TORCHRUN, "3", "-m", "tests.rank_jobs.torchrun", path])])
     assert len(found) == 3
     for name, splits in [("environment", 3), ("0 workers", 3), ("2 workers", 6)]:
         check_equal(found, name, TOTAL, splits)
@@ -40,7 +39,7 @@ def test_torchrun(path: str) -> None:
 @pytest.mark.parametrize(("strategy", "workers"), [("ddp", 0), ("ddp", 2), ("ddp_spawn", 2)])
 def test_lightning(path: str, strategy: str, workers: int) -> None:
     script = ["-m", "tests.rank_jobs.with_lightning", path, strategy, str(workers)]
-    found = finish([start(script)], PATIENCE)
+    found = finish([start(script)])
     assert len(found) == 2
     check_equal(found, "fit", TOTAL, 2 * max(1, workers))
 
@@ -49,7 +48,7 @@ def test_lightning(path: str, strategy: str, workers: int) -> None:
 @pytest.mark.parametrize("way", ["found", "sharded", "dispatched"])
 def test_accelerate(path: str, way: str, workers: int) -> None:
     script = ["-m", "tests.rank_jobs.with_accelerate", path, way, str(workers)]
-    found = finish([start([*TORCHRUN, "2", *script])], PATIENCE)
+    found = finish([start([*TORCHRUN, "2", *script])])
     assert len(found) == 2
     if way == "found":
         check_equal(found, way, TOTAL, 2 * max(1, workers))
@@ -59,5 +58,5 @@ def test_accelerate(path: str, way: str, workers: int) -> None:
 
 def test_accelerate_deals_out_no_part_of_a_part(path: str) -> None:
     script = ["-m", "tests.rank_jobs.with_accelerate", path, "refused", "0"]
-    found = finish([start([*TORCHRUN, "2", *script])], PATIENCE)
+    found = finish([start([*TORCHRUN, "2", *script])])
     assert [part["refused"] for part in found] == [11, 11] == [part["ways"] for part in found]

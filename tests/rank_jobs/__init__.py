@@ -13,7 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CLIPS", "Found", "check_equal", "check_once", "finish", "report", "start"]
+__all__ = ["CLIPS", "PATIENCE", "Found", "check_equal", "check_once", "finish", "report", "start"]
+
+PATIENCE = 350.0
+"""Seconds: torch is imported often, and ranks that wait for each other would do so for 1800."""
 
 CLIPS: dict[str, Any] = {"clip_len": 3, "features": ["id"], "batch_size": 4}
 """Of the data set of `tests.clip_data`: 67 clips, odd for two and for three ranks."""
@@ -37,7 +40,7 @@ def start(command: Sequence[str], **environment: str) -> subprocess.Popen[str]:
     )
 
 
-def finish(processes: Sequence[subprocess.Popen[str]], timeout: float = 110) -> list[Found]:
+def finish(processes: Sequence[subprocess.Popen[str]], timeout: float = PATIENCE) -> list[Found]:
     """What the processes print, one line of JSON for each rank; all must end well, and in time."""
     outputs: list[tuple[str, str]] = []
     try:
@@ -46,6 +49,9 @@ def finish(processes: Sequence[subprocess.Popen[str]], timeout: float = 110) -> 
         for process in processes:
             process.kill()
             process.wait()
+            for stream in (process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()
     assert [process.returncode for process in processes] == [0] * len(processes), outputs
     lines = [line for output, _ in outputs for line in output.splitlines()]
     return [json.loads(line) for line in lines if line.startswith("{")]
