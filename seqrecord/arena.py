@@ -13,8 +13,8 @@ import math
 import mmap
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,47 +23,85 @@ import torch
 from seqrecord.format.pages import aligned
 from seqrecord.frames import SHAPE_DTYPE, ArraySpec
 
-__all__ = ["Arena", "BufferPool", "Ring", "VariableRows", "page_aligned"]
+__all__ = ["Arena", "BufferPool", "Ring", "VariableRows", "find_rows", "page_aligned"]
+
+_FRAMES = 1 << 40  # more than an episode has
 
 
 class Ring:
     """Which rows of the arena hold which frames of one cursor. Counts only, in a plan's order."""
 
     def __init__(self, first_row: int, num_rows: int) -> None:
-        self._first_row = first_row
-        self._num_rows = num_rows
+        self.first_row = first_row
+        self.num_rows = num_rows
         self._loaded = 0
         self._freed = 0
-        self._next = (-1, -1)  # episode and frame that would continue the run
-        self._origin = 0  # of the run: rows count from here, in frame steps
+        self._next = (-1, -1)  # run and frame that would continue the last stretch
+        self._stretches: deque[Stretch] = deque()
 
     def has_room(self, count: int) -> bool:
-        return self._loaded + count - self._freed <= self._num_rows
+        return self._loaded + count - self._freed <= self.num_rows
 
     @property
     def resident(self) -> int:
         """Frames held."""
         return self._loaded - self._freed
 
-    def load(self, episode: int, first: int, count: int, step: int) -> npt.NDArray[np.int64]:
-        """Rows for frames `first`, `first + step`, …; they follow the run, or begin another."""
-        assert self.has_room(count), "the plan holds more frames than it said"
-        if (episode, first) != self._next:
-            self._origin = self._loaded - first // step
-        self._next = (episode, first + count * step)
-        self._loaded += count
-        return self._rows(np.arange(self._loaded - count, self._loaded))
+    @property
+    def stretches(self) -> Iterable[Stretch]:
+        """The stretches of consecutive frames that are held, in the order of their loads."""
+        return self._stretches
 
-    def find(self, frames: npt.NDArray[np.int64], step: int) -> npt.NDArray[np.int64]:
-        """Rows of frames of the run that was loaded last."""
-        return self._rows(self._origin + frames // step)
+    def load(self, run: int, first: int, count: int, step: int) -> npt.NDArray[np.int64]:
+        """Rows for frames `first`, `first + step`, …; they follow the stretch, or begin another."""
+        assert self.has_room(count), "the plan holds more frames than it said"
+        if (run, first) == self._next:
+            self._stretches[-1] = self._stretches[-1]._replace(stop=self._loaded + count)
+        else:
+            origin = self._loaded - first // step
+            self._stretches.append(Stretch(run, first, origin, self._loaded + count))
+        self._next = (run, first + count * step)
+        self._loaded += count
+        positions = np.arange(self._loaded - count, self._loaded)
+        rows: npt.NDArray[np.int64] = self.first_row + positions % self.num_rows
+        return rows
 
     def free(self, count: int) -> None:
         """Forget the `count` frames that were loaded first."""
         self._freed += count
+        while self._stretches and self._stretches[0].stop <= self._freed:
+            self._stretches.popleft()
+        if not self._stretches:
+            self._next = (-1, -1)
 
-    def _rows(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        return self._first_row + positions % self._num_rows
+
+class Stretch(NamedTuple):
+    """Frames of a run from `first` on, which a ring holds one after the other.
+
+    Frame `f` is at place `(origin + f // step) % num_rows` of the ring, up to place `stop`.
+    """
+
+    run: int
+    first: int
+    origin: int
+    stop: int
+
+
+def find_rows(
+    rings: Sequence[Ring],
+    run: npt.NDArray[np.int64],
+    start: npt.NDArray[np.int64],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Where clips' frames are: origin, ring's first row and number of rows; int64[n] each.
+
+    Clip `i` starts at frame `start[i]` of run `run[i]`; all of its frames are held. Runs ascend
+    over the rings, and within each. Frame `f` is in row `first + (origin + f // step) % number`.
+    """
+    held = [(s.run, s.first, s.origin, r.first_row, r.num_rows) for r in rings for s in r.stretches]
+    table = np.array(held, np.int64).reshape(-1, 5)
+    sought = run * _FRAMES + start
+    at = np.searchsorted(table[:, 0] * _FRAMES + table[:, 1], sought, side="right") - 1
+    return table[at, 2], table[at, 3], table[at, 4]
 
 
 class VariableRows:

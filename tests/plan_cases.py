@@ -18,33 +18,33 @@ __all__ = ["Engine", "Request", "chunks_of", "requests", "splits"]
 
 
 class Engine:
-    """Does what a plan says and checks each step: a set of (cursor, frame) stands for the arena."""
+    """Does what a plan says and checks each step: a set of (run, frame) stands for the arena."""
 
     def __init__(
         self, plan: EpochPlan, episodes: EpisodeTable, spec: ClipSpec, *, tight: bool
     ) -> None:
         self.plan, self.episodes, self.spec = plan, episodes, spec
-        self.held: dict[int, dict[int, tuple[int, int]]] = {}  # cursor: frame: (episode, chunk)
-        self.seen: dict[int, set[int]] = {}  # cursor: chunks loaded since it last held nothing
+        self.held: dict[int, dict[int, tuple[int, int]]] = {}  # run: frame: (episode, chunk)
+        self.order: dict[int, list[tuple[int, int]]] = {}  # cursor: (run, frame) as they came
+        self.cursor: dict[int, int] = {}  # run: cursor
+        self.seen: dict[int, set[int]] = {}  # run: chunks loaded
         self.chunks: Counter[int] = Counter()  # how often each was loaded
         self.frames: Counter[tuple[int, int]] = Counter()  # how often each was decoded
         # Whether a run's clips leave no gap, of which the rest of a loaded chunk may be a part.
         self.tight = tight and spec.stride <= spec.span and not plan.num_dropped
-        self.past: dict[int, tuple[int, int]] = {}  # cursor: last frame it loaded, last it used
+        self.past: dict[int, tuple[int, int]] = {}  # run: last frame it loaded, last it used
         self.clips: list[tuple[int, int]] = []
         self.places: list[tuple[int, int]] = []  # (batch, slot)
-        self.most_frames = self.most_chunks = 0
+        self.most_frames = 0
 
     def load(self, loads: Loads) -> None:
-        columns = (loads.cursor, loads.episode, loads.chunk, loads.first, loads.count)
-        for cursor, episode, chunk, first, count in zip(
+        columns = (loads.cursor, loads.run, loads.episode, loads.chunk, loads.first, loads.count)
+        for cursor, run, episode, chunk, first, count in zip(
             *(column.tolist() for column in columns), strict=True
         ):
-            held = self.held.setdefault(cursor, {})
-            seen = self.seen.setdefault(cursor, set())
-            if not held:
-                seen.clear()
-                self.past[cursor] = (-1, -1)
+            assert self.cursor.setdefault(run, cursor) == cursor
+            held, order = self.held.setdefault(run, {}), self.order.setdefault(cursor, [])
+            seen = self.seen.setdefault(run, set())
             assert chunk not in seen, "a chunk is loaded twice in a run"
             seen.add(chunk)
             self.chunks[chunk] += 1
@@ -56,35 +56,42 @@ class Engine:
                 assert frame // size == row, "a frame of another chunk"
                 assert frame not in held, "a frame is loaded twice"
                 held[frame] = (episode, chunk)
+                order.append((run, frame))
                 self.frames[episode, frame] += 1
-                self.past[cursor] = (frame, self.past[cursor][1])
+                self.past[run] = (frame, self.past.get(run, (0, -1))[1])
         self.most_frames = max(self.most_frames, sum(map(len, self.held.values())))
-        self.most_chunks = max(
-            self.most_chunks, sum(len({c for _, c in h.values()}) for h in self.held.values())
-        )
+        rows = self.plan.max_resident_frames // max(1, self.plan.num_cursors)
+        assert all(len(order) <= rows for order in self.order.values())
 
     def run(self, work: Round) -> None:
         self.load(work.loads)
         clips = work.clips
-        columns = (clips.cursor, clips.episode, clips.start, clips.batch, clips.slot)
-        for cursor, episode, start, batch, slot in zip(
+        columns = (clips.cursor, clips.run, clips.episode, clips.start, clips.batch, clips.slot)
+        for cursor, run, episode, start, batch, slot in zip(
             *(column.tolist() for column in columns), strict=True
         ):
+            assert self.cursor[run] == cursor
             for i in range(self.spec.length):
-                assert self.held[cursor][start + i * self.spec.dilation][0] == episode
-            loaded, used = self.past[cursor]
-            self.past[cursor] = (loaded, max(used, start + self.spec.span - 1))
+                assert self.held[run][start + i * self.spec.dilation][0] == episode
+            loaded, used = self.past[run]
+            self.past[run] = (loaded, max(used, start + self.spec.span - 1))
             self.clips.append((episode, start))
             self.places.append((batch, slot))
         frees = work.frees
-        for cursor, first, count in zip(
-            frees.cursor.tolist(), frees.first.tolist(), frees.count.tolist(), strict=True
+        for cursor, run, first, count in zip(
+            frees.cursor.tolist(),
+            frees.run.tolist(),
+            frees.first.tolist(),
+            frees.count.tolist(),
+            strict=True,
         ):
             assert count > 0
             for i in range(count):
-                del self.held[cursor][first + i * self.plan.frame_step]
-            if not self.held[cursor] and self.tight:
-                assert self.past[cursor][0] <= self.past[cursor][1], "loaded past the last clip"
+                frame = first + i * self.plan.frame_step
+                assert self.order[cursor].pop(0) == (run, frame), "not in the order of the loads"
+                del self.held[run][frame]
+            if not self.held[run] and self.tight:
+                assert self.past[run][0] <= self.past[run][1], "loaded past the last clip"
 
 
 @dataclass(frozen=True)
@@ -119,6 +126,7 @@ def requests(draw: st.DrawFn) -> Request:
         open_episodes=draw(st.integers(1, 6)),
         block_frames=draw(st.integers(1, 40)),
         run_frames=draw(st.none() | st.integers(1, 50)),
+        first_block_frames=draw(st.integers(1, 40)),
     )
     return Request(draw(cases()), chosen, draw(st.integers(0, 3)), draw(st.integers(1, 4)))
 

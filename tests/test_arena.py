@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqrecord.arena import Arena, BufferPool, Ring, page_aligned
+from seqrecord.arena import Arena, BufferPool, Ring, find_rows, page_aligned
 from seqrecord.frames import ArraySpec
 
 
@@ -27,20 +27,20 @@ def test_a_ring_finds_what_it_holds(
 ) -> None:
     ring = Ring(100, num_rows)
     held: list[tuple[int, int, int]] = []  # run, frame, row, as they were loaded
-    run, episode, frame = 0, 0, 0
+    run, frame = 0, 0
     for goes_on, count, leave in todo:
         if not goes_on:
-            run, episode, frame = run + 1, episode + 1, 7 * count
+            run, frame = run + 1, 7 * count
         count = min(count, num_rows)
         while not ring.has_room(count):
             ring.free(1)
             held.pop(0)
-        rows = ring.load(episode, frame, count, step).tolist()
+        rows = ring.load(run, frame, count, step).tolist()
         held += [(run, frame + i * step, row) for i, row in enumerate(rows)]
         frame += count * step
-        current = [(f, row) for r, f, row in held if r == run]
-        found = ring.find(np.array([f for f, _ in current]), step).tolist()
-        assert found == [row for _, row in current]
+        runs, frames, rows = (np.array(column) for column in zip(*held, strict=True))
+        origin, first, number = find_rows([ring], runs, frames)
+        assert (first + (origin + frames // step) % number).tolist() == rows.tolist()
         assert len({row for _, _, row in held}) == len(held) == ring.resident
         assert all(100 <= row < 100 + num_rows for _, _, row in held)
         leave = min(leave, len(held))

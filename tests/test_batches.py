@@ -5,24 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqrecord.plan.batches import Batches, share_of
-
-
-@given(st.integers(0, 60), st.integers(1, 9), st.booleans())
-def test_shares_cover_the_clips_and_are_as_equal_as_asked_for(
-    total: int, num_splits: int, fill: bool
-) -> None:
-    shares = [share_of(i, num_splits, total, fill=fill) for i in range(num_splits)]
-    lengths = [share.stop - share.start for share in shares]
-    own = [clip for s in shares for clip in range(s.start, s.stop - s.num_repeated)]
-    assert own == list(range(total))
-    assert all(0 <= share.start <= share.stop <= total for share in shares)
-    if fill:
-        assert set(lengths) == {-(-total // num_splits)}
-        assert all(share.num_repeated in (0, 1) for share in shares)
-    else:
-        assert set(lengths) <= {total // num_splits, -(-total // num_splits)}
-        assert not any(share.num_repeated for share in shares)
+from seqrecord.plan.batches import Batches
 
 
 @given(st.integers(0, 60), st.integers(1, 9))

@@ -1,15 +1,14 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seqrecord.plan.blocks import Pieces, cut_pieces, resident_window, window_frames
+from seqrecord.plan.blocks import Pieces, cut_pieces, slice_pieces
 
 
-def pieces_of(stride: int, *rows: tuple[int, int, int, int, int]) -> Pieces:
-    """From (episode, first start, count, run, window)."""
+def pieces_of(stride: int, *rows: tuple[int, int, int, int]) -> Pieces:
+    """From (episode, first start, count, run)."""
     return Pieces(stride, *np.array(rows, np.int64).T)
 
 
@@ -23,28 +22,10 @@ def starts_of(pieces: Pieces) -> list[tuple[int, int]]:
 
 @st.composite
 def some_pieces(draw: st.DrawFn) -> Pieces:
-    row = st.tuples(
-        st.integers(0, 3), st.integers(0, 50), st.integers(1, 30), st.just(0), st.integers(1, 20)
-    )
+    row = st.tuples(st.integers(0, 3), st.integers(0, 50), st.integers(1, 30))
     rows = draw(st.lists(row, min_size=1, max_size=5))
-    numbered = [(e, start, count, i, window) for i, (e, start, count, _, window) in enumerate(rows)]
+    numbered = [(*row, i) for i, row in enumerate(rows)]
     return pieces_of(draw(st.integers(1, 25)), *numbered)
-
-
-@given(some_pieces())
-@settings(deadline=None)
-def test_blocks_are_the_clips_of_one_window(pieces: Pieces) -> None:
-    piece, first, stop = pieces.find_blocks(np.arange(pieces.num_blocks))
-    found = [
-        [(i, int(pieces.first_start[i]) + k * pieces.stride) for k in range(a, b)]
-        for i, a, b in zip(piece.tolist(), first.tolist(), stop.tolist(), strict=True)
-    ]
-    expected: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for i in range(len(pieces)):
-        for k in range(int(pieces.count[i])):
-            start = int(pieces.first_start[i]) + k * pieces.stride
-            expected.setdefault((i, start // int(pieces.window[i])), []).append((i, start))
-    assert found == list(expected.values())
 
 
 @given(some_pieces(), st.sets(st.integers(-3, 160)))
@@ -59,32 +40,26 @@ def test_cuts_keep_the_clips_and_begin_new_runs(pieces: Pieces, at: set[int]) ->
     assert begins == {i for i in range(1, clips) if i in at or old[i] != old[i - 1]}
 
 
-@pytest.mark.parametrize(
-    ("block", "chunk", "window"),
-    [(8, 8, 8), (20, 8, 16), (8, 64, 8), (5, 64, 8), (9, 10, 10), (4, 31, 31), (1, 5, 1)],
-)
-def test_windows_nest_with_chunks(block: int, chunk: int, window: int) -> None:
-    assert window_frames(block, np.array([chunk]), stride=1, span=4).tolist() == [window]
-
-
-def test_windows_hold_a_single_clip_where_frames_lie_unused() -> None:
-    assert window_frames(64, np.array([8]), stride=5, span=4).tolist() == [1]
-
-
-def test_a_short_episode_needs_no_more_than_its_frames() -> None:
-    window, chunk, frames = np.array([8, 8]), np.array([8, 8]), np.array([10, 12])
-    assert resident_window(window, chunk, frames, stride=1, phase=0, span=6, frame_step=1) == (
-        12,
-        2,
-    )
-
-
-def test_frames_before_the_phase_still_count_as_part_of_their_chunk() -> None:
-    # Clips of frames 7, 8 and 15, 16: the second lies in two chunks, though only 10 frames follow
-    # the phase.
-    assert resident_window(
-        np.array([1]), np.array([16]), np.array([17]), stride=8, phase=7, span=2, frame_step=1
-    ) == (10, 2)
+@given(some_pieces(), st.lists(st.tuples(st.integers(0, 150), st.integers(0, 60)), max_size=5))
+@settings(deadline=None)
+def test_slices_are_stretches_of_the_clips_in_runs_of_their_own(
+    pieces: Pieces, stretches: list[tuple[int, int]]
+) -> None:
+    begins = [min(begin, pieces.num_clips - 1) for begin, _ in stretches]
+    ends = [
+        min(begin + length, pieces.num_clips)
+        for begin, (_, length) in zip(begins, stretches, strict=True)
+    ]
+    made, stretch = slice_pieces(pieces, np.array(begins, np.int64), np.array(ends, np.int64))
+    every, old = starts_of(pieces), np.repeat(pieces.run, pieces.count)
+    assert starts_of(made) == [
+        clip for begin, end in zip(begins, ends, strict=True) for clip in every[begin:end]
+    ]
+    owner = np.repeat(stretch, made.count).tolist()
+    assert owner == [i for i, begin in enumerate(begins) for _ in range(begin, ends[i])]
+    runs = [(i, int(old[clip])) for i, begin in enumerate(begins) for clip in range(begin, ends[i])]
+    numbered = np.repeat(made.run, made.count).tolist()
+    assert numbered == [len({*runs[: place + 1]}) - 1 for place in range(len(runs))]
 
 
 @given(some_pieces(), st.data())

@@ -15,7 +15,7 @@ from seqrecord.engine.loading import Load, Place
 from seqrecord.engine.stats import EngineStats
 from tests.clip_data import leaves_nothing
 
-LOADS = [Load(0, 0, chunk, chunk * 4, 4) for chunk in range(12)]
+LOADS = [Load(0, 0, 0, chunk, chunk * 4, 4) for chunk in range(12)]
 PATIENCE = 30  # seconds
 
 

@@ -5,7 +5,7 @@ import time
 import tracemalloc
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,8 @@ from seqrecord.clips import ClipSpec, enumerate_clips
 from seqrecord.errors import ClipError
 from seqrecord.plan import EpochPlan, PlanSettings, Split, resident_bound
 from tests.clip_cases import Case, episode_table
+from tests.golden.make_plan_v1 import CASES, GOLDEN, plan_rounds
 from tests.plan_cases import Engine, Request, chunks_of, requests, splits
-
-GOLDEN = Path(__file__).parent / "golden" / "plan_v1.json"
 
 
 @given(requests())
@@ -89,8 +88,7 @@ def test_memory_and_reading_are_bounded(request: Request) -> None:
     bound = resident_bound(case.table, case.episodes, request.settings)
     for plan in splits(request):
         engine = request.run(plan)
-        assert engine.most_frames <= plan.max_resident_frames <= bound[0]
-        assert engine.most_chunks <= plan.max_resident_chunks <= bound[1]
+        assert engine.most_frames <= plan.max_resident_frames <= bound
         if not request.settings.shuffle and not request.settings.drop_last:
             assert set(engine.chunks.values()) <= {1}
         if request.settings.drop_last:  # which may cut the last round short
@@ -115,29 +113,33 @@ def test_says_when_no_frame_is_used_twice_or_waits_for_a_later_round(
         settings = replace(request.settings, block_frames=spec.stride * blocks)
         request = replace(request, case=case, settings=settings)
     for plan in splits(request):
-        disjoint, most_batches = True, 0
+        disjoint, exact, most_batches = True, True, 0
+        kept: set[tuple[int, int]] = set()  # loaded in a round that has no clip of them
         for work in plan.rounds():
             batches = set(work.clips.batch.tolist())
             most_batches = max(most_batches, len(batches))
             uses = Counter(
-                (cursor, frame)
-                for cursor, start in zip(
-                    work.clips.cursor.tolist(), work.clips.start.tolist(), strict=True
+                (run, frame)
+                for run, start in zip(
+                    work.clips.run.tolist(), work.clips.start.tolist(), strict=True
                 )
                 for frame in case.frames(start)
             )
             loads = work.loads
-            columns = (loads.cursor, loads.first, loads.count)
+            columns = (loads.run, loads.first, loads.count)
             loaded = {
-                (cursor, first + i * plan.frame_step)
-                for cursor, first, count in zip(*(c.tolist() for c in columns), strict=True)
+                (run, first + i * plan.frame_step)
+                for run, first, count in zip(*(c.tolist() for c in columns), strict=True)
                 for i in range(count)
             }
-            disjoint &= loaded == set(uses) and max(uses.values(), default=1) == 1
+            disjoint &= loaded >= set(uses) and max(uses.values(), default=1) == 1
+            kept |= loaded - set(uses)
+            disjoint &= not kept & set(uses)
+            exact &= disjoint and loaded == set(uses)
         assert plan.most_batches == most_batches
         if plan.is_disjoint and not plan.num_dropped:  # which leaves out clips of the last round
             assert disjoint
-        if disjoint and case.spec.length > 1:
+        if exact and case.spec.length > 1:
             assert plan.is_disjoint or not plan.num_clips or request.settings.drop_last
 
 
@@ -232,7 +234,26 @@ def test_frames_that_no_clip_uses_are_not_loaded() -> None:
 def test_cursors_finish_together() -> None:
     plan = abandonedfactory(ClipSpec(16), CHOSEN).plan()
     clips = [len(np.unique(work.clips.cursor)) for work in plan.rounds()]
-    assert set(clips[:-1]) == {38}
+    assert min(clips) >= 20  # of 38: some are between two runs
+    assert np.mean(clips) > 35
+
+
+def test_rounds_begin_small_and_at_most_double() -> None:
+    chosen = replace(CHOSEN, block_frames=400, first_block_frames=6, run_frames=None)
+    clips = [len(work.clips) for work in abandonedfactory(ClipSpec(16), chosen).plan().rounds()]
+    assert clips[0] <= 6 * 38
+    assert all(after <= 2.1 * before for before, after in pairwise(clips))
+    assert max(clips) > 20 * clips[0]
+
+
+def test_a_round_may_hold_many_short_episodes() -> None:
+    case = Case((20,) * 600, (8,) * 600, ClipSpec(16), tuple(range(600)), frozenset())
+    chosen = PlanSettings(batch_size=8, open_episodes=4, block_frames=2000, run_frames=None)
+    request = Request(case, chosen, 0, 1)
+    plan = request.plan()
+    assert max(len(np.unique(work.clips.episode)) for work in plan.rounds()) > 100
+    assert sorted(request.run(plan).clips) == case.clips()
+    assert len(list(plan.rounds())) < 12
 
 
 def test_fewer_clips_than_splits() -> None:
@@ -311,39 +332,18 @@ def test_a_million_clips_are_planned_quickly_and_small(spec: ClipSpec) -> None:
 
 
 def golden_cases() -> list[dict[str, Any]]:
-    """From the committed file. It was made once, by version 1, and is never made again: another
-    order for the same arguments breaks every run that is resumed across versions."""
+    """From the committed file, made by `python -m tests.golden.make_plan_v1`. After the first
+    release it is never made again: another order for the same arguments breaks every run that is
+    resumed across versions."""
     loaded: list[dict[str, Any]] = json.loads(GOLDEN.read_text())["plans"]
     return loaded
 
 
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(len(CASES)))
 def test_the_order_is_that_of_version_1(number: int) -> None:
     golden = golden_cases()[number]
-    episodes = episode_table(golden["num_frames"], golden["chunk_frames"])
-    table = enumerate_clips(ClipSpec(**golden["spec"]), episodes, np.arange(len(episodes)))
-    plan = EpochPlan(
-        table,
-        episodes,
-        PlanSettings(**golden["settings"]),
-        epoch=golden["epoch"],
-        split=Split(*golden["split"]),
-    )
-    rounds = [
-        {
-            "loads": [
-                r.loads.cursor.tolist(),
-                r.loads.chunk.tolist(),
-                r.loads.first.tolist(),
-                r.loads.count.tolist(),
-            ],
-            "clips": [r.clips.cursor.tolist(), r.clips.episode.tolist(), r.clips.start.tolist()],
-            "frees": [r.frees.cursor.tolist(), r.frees.first.tolist(), r.frees.count.tolist()],
-        }
-        for r in plan.rounds()
-    ]
-    assert rounds == golden["rounds"]
+    assert plan_rounds(golden) == golden["rounds"]
 
 
 def test_every_golden_plan_is_checked() -> None:
-    assert len(golden_cases()) == 5
+    assert len(golden_cases()) == len(CASES)

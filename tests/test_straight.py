@@ -63,7 +63,9 @@ def test_every_clip_is_right(
     assert not gathered
 
 
-@pytest.mark.parametrize("settings", [{"stride": 3}, {"stride": 5, "open_episodes": 1}])
+@pytest.mark.parametrize(
+    "settings", [{"stride": 3}, {"stride": 5, "open_episodes": 1, "shuffle_buffer": 2}]
+)
 def test_frames_of_several_clips_go_through_the_arena(
     path: Path, gathered: list[str], settings: dict[str, int]
 ) -> None:

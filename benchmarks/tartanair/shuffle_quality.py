@@ -1,8 +1,9 @@
 """How well a plan shuffles, as numbers: `python -m benchmarks.tartanair.shuffle_quality`.
 
-Prints a Markdown table for abandonedfactory's ten episodes: plans over a grid of cursors, blocks
-and run lengths, what `default_settings` chooses, and for comparison sequential reading, a 100-clip
-buffer over sequential reading, and a full permutation. Pure integers; nothing is read.
+Prints two Markdown tables. The first is of abandonedfactory's ten episodes: plans over a grid of
+cursors, blocks and run lengths, what `default_settings` chooses, and for comparison sequential
+reading, a 100-clip buffer over sequential reading, and a full permutation. The second is of what
+`default_settings` chooses for so many splits. Pure integers; nothing is read.
 """
 
 from __future__ import annotations
@@ -15,18 +16,32 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.clips import ClipSpec, ClipTable, EpisodeTable, enumerate_clips
-from seqrecord.plan import EpochPlan, PlanSettings
+from seqrecord.plan import EpochPlan, PlanSettings, Split
 from seqrecord.plan.budget import default_settings
 
-__all__ = ["ABANDONEDFACTORY", "Quality", "batch_quality", "buffered", "episode_table"]
+__all__ = [
+    "ABANDONEDFACTORY",
+    "Measured",
+    "Quality",
+    "batch_quality",
+    "buffered",
+    "episode_table",
+    "measure",
+]
 
 IntArray = npt.NDArray[np.int64]
 
 ABANDONEDFACTORY = (2176, 434, 927, 1357, 1077, 731, 1656, 339, 3717, 3084)
+COPIES = 20  # of abandonedfactory in the larger dataset: 309,960 frames
+ROOM = 600_000  # frames of 32x32 pixels that the default memory_limit has room for
 HEADER = """\
 | order | resident frames | read / distinct | episodes per batch \
 | overlapping neighbours per clip | overlap with the batch before |
 |---|---|---|---|---|---|"""
+SPLITS_HEADER = """\
+| frames | splits | room for frames | chosen | resident frames | read / distinct \
+| episodes per batch | overlapping neighbours per clip | overlap with the batch before |
+|---|---|---|---|---|---|---|---|---|"""
 
 
 @dataclass(frozen=True)
@@ -100,6 +115,7 @@ def main() -> None:
     parser.add_argument("--chunk-frames", type=int, default=8)
     parser.add_argument("--max-frames", type=int, default=1000)
     parser.add_argument("--epochs", type=int, default=5, help="epochs to average over")
+    parser.add_argument("--some", type=int, default=32, help="splits to average over, of many")
     args = parser.parse_args()
 
     episodes = episode_table(ABANDONEDFACTORY, args.chunk_frames)
@@ -117,17 +133,97 @@ def main() -> None:
     ):
         _print_row(name, [batch_quality(*table.locate(positions), sizes, table.spec.span)])
 
-    in_order = EpochPlan(table, episodes, PlanSettings(shuffle=False))  # loads every frame once
-    _, distinct = _measure(in_order, table, sizes)
     for name, settings in _grid(table, episodes, args.batch_size, args.max_frames):
-        figures, reread, resident = [], [], 0
-        for epoch in range(args.epochs):
-            plan = EpochPlan(table, episodes, settings, epoch=epoch)
-            figure, read = _measure(plan, table, sizes)
+        found = measure(table, episodes, settings, epochs=args.epochs)
+        _print_row(name, [found.quality], found.resident, found.reread)
+    _print_splits(args)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Figures of whole epochs: the mean quality of their splits' batches, the most frames held by
+    a split, and frames read over distinct frames that clips need."""
+
+    quality: Quality
+    resident: int
+    reread: float
+
+
+def measure(
+    table: ClipTable,
+    episodes: EpisodeTable,
+    settings: PlanSettings,
+    *,
+    num_splits: int = 1,
+    some: int | None = None,
+    epochs: int = 1,
+    skip_batches: int = 0,
+) -> Measured:
+    """The figures of `epochs` epochs, without the first `skip_batches` of each split.
+
+    With `some`, of so many of the splits, evenly spaced, for each epoch.
+    """
+    in_order = EpochPlan(table, episodes, PlanSettings(shuffle=False))  # loads every frame once
+    distinct = sum(int(work.loads.count.sum()) for work in in_order.rounds())
+    chosen = np.unique(np.linspace(0, num_splits - 1, some or num_splits).astype(int)).tolist()
+    figures, read, resident = [], 0, 0
+    for epoch in range(epochs):
+        for index in chosen:
+            split = Split(index, num_splits)
+            plan = EpochPlan(table, episodes, settings, epoch=epoch, split=split)
+            starts = [plan.first_clip(batch) for batch in range(plan.num_batches + 1)]
+            figure, loaded = _measure(plan, table, np.diff(starts), skip_batches)
             figures.append(figure)
-            reread.append(read / distinct)
+            read += loaded
             resident = max(resident, plan.max_resident_frames)
-        _print_row(name, figures, resident, float(np.mean(reread)))
+    share = epochs * len(chosen) / num_splits
+    return Measured(_mean(figures), resident, read / share / distinct)
+
+
+def _print_splits(args: argparse.Namespace) -> None:
+    """The second table: what the defaults are for so many splits."""
+    print(f"\n{SPLITS_HEADER}")
+    base = PlanSettings(seed=1, batch_size=args.batch_size)
+    for copies, num_splits, max_frames in (
+        (1, 1, args.max_frames),
+        (1, 1, ROOM),
+        (1, 8, args.max_frames),
+        (COPIES, 1, args.max_frames),
+        (COPIES, 8, args.max_frames),
+        (COPIES, 64, args.max_frames),
+        (COPIES, 256, args.max_frames),
+        (COPIES, 256, ROOM),
+    ):
+        episodes = episode_table(ABANDONEDFACTORY * copies, args.chunk_frames)
+        spec = ClipSpec(args.clip_len, args.stride)
+        table = enumerate_clips(spec, episodes, np.arange(len(episodes)))
+        chosen = default_settings(
+            table,
+            episodes,
+            base,
+            shuffle_buffer=None,
+            max_frames=max_frames,
+            num_splits=num_splits,
+        )
+        found = measure(
+            table,
+            episodes,
+            chosen,
+            num_splits=num_splits,
+            some=min(num_splits, args.some),
+            epochs=args.epochs if copies * num_splits < COPIES else 1,
+        )
+        quality = found.quality
+        print(
+            f"| {int(episodes.num_frames.sum()):,} | {num_splits} | {max_frames:,} "
+            f"| {_described(chosen)} | {found.resident:,} | {found.reread:.3f} "
+            f"| {quality.episodes:.1f} | {quality.neighbours:.2f} | {quality.carried:.2f} |"
+        )
+
+
+def _mean(figures: list[Quality]) -> Quality:
+    names = ("episodes", "neighbours", "carried")
+    return Quality(*(float(np.mean([getattr(f, name) for f in figures])) for name in names))
 
 
 def _grid(
@@ -152,11 +248,12 @@ def _grid(
     ):
         settings = replace(base, open_episodes=cursors, block_frames=block, run_frames=run)
         yield _described(settings), settings
-    for buffer in (64, 256, 1000):
+    for buffer in (64, 256, 1000, None):
         chosen = default_settings(
             table, episodes, base, shuffle_buffer=buffer, max_frames=max_frames
         )
-        name = f"default for shuffle_buffer {buffer}: {_described(chosen)}"
+        asked = "default" if buffer is None else f"default for shuffle_buffer {buffer}"
+        name = f"{asked}: {_described(chosen)}"
         yield name, chosen
 
 
@@ -167,25 +264,25 @@ def _described(settings: PlanSettings) -> str:
     )
 
 
-def _measure(plan: EpochPlan, table: ClipTable, sizes: IntArray) -> tuple[Quality, int]:
-    """The figures of one epoch, and how many frames it loads."""
+def _measure(
+    plan: EpochPlan, table: ClipTable, sizes: IntArray, skip_batches: int
+) -> tuple[Quality, int]:
+    """The figures of one split of an epoch, and how many frames it loads."""
     rounds = list(plan.rounds())
-    episode = np.concatenate([r.clips.episode for r in rounds])
-    start = np.concatenate([r.clips.start for r in rounds])
+    skipped = int(sizes[:skip_batches].sum())
+    episode = np.concatenate([r.clips.episode for r in rounds])[skipped:]
+    start = np.concatenate([r.clips.start for r in rounds])[skipped:]
     read = sum(int(r.loads.count.sum()) for r in rounds)
-    return batch_quality(episode, start, sizes, table.spec.span), read
+    return batch_quality(episode, start, sizes[skip_batches:], table.spec.span), read
 
 
 def _print_row(
     name: str, figures: list[Quality], resident: int | None = None, reread: float | None = None
 ) -> None:
-    means = [
-        float(np.mean([getattr(figure, what) for figure in figures]))
-        for what in ("episodes", "neighbours", "carried")
-    ]
+    mean = _mean(figures)
     print(
         f"| {name} | {resident or ''} | {f'{reread:.3f}' if reread else ''} "
-        f"| {means[0]:.1f} | {means[1]:.2f} | {means[2]:.2f} |"
+        f"| {mean.episodes:.1f} | {mean.neighbours:.2f} | {mean.carried:.2f} |"
     )
 
 

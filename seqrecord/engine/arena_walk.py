@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.arena import Ring
+from seqrecord.arena import Ring, find_rows
 from seqrecord.clips import ClipSpec
 from seqrecord.engine.crew import Crew
 from seqrecord.engine.device_filling import DeviceGathering
@@ -101,13 +101,13 @@ class ArenaWalk:
             current = planned.round
             loading += self._submit(planned.waiting)
             assert not planned.waiting, "the plan holds more frames than it said"
-            # Rows are found before loads of the next round begin other runs.
-            rows = self._find_rows(current)
+            clips = current.clips
+            places = find_rows(self._rings, clips.run, clips.start)
             following = self._rounds.peek(0)
             ahead = self._submit(following.waiting) if following else []
             self._crew.stats.add(loads_held_back=len(following.waiting) if following else 0)
             self._crew.hold(sum(ring.resident for ring in self._rings) * self._frame_nbytes)
-            self._emit(current, rows, skip, sorted(loading, key=_by_use))
+            self._emit(current, places, skip, sorted(loading, key=_by_use))
             for cursor, count in zip(current.frees.cursor, current.frees.count, strict=True):
                 self._rings[cursor].free(int(count))
             loading, skip = ahead, 0
@@ -134,7 +134,7 @@ class ArenaWalk:
                 late.append(item)
                 continue
             step = self._plan.frame_step
-            rows = self._rings[load.cursor].load(load.episode, load.first, load.count, step)
+            rows = self._rings[load.cursor].load(load.run, load.first, load.count, step)
             placed.append((item.first_use, load, rows))
         waiting[:] = late
         placed.sort(key=_by_use)
@@ -145,18 +145,10 @@ class ArenaWalk:
             loading.append(_Loading(first_use, done))
         return loading
 
-    def _find_rows(self, current: Round) -> npt.NDArray[np.int64]:
-        frames = current.clips.start[:, None] + self._steps
-        rows = np.empty_like(frames)
-        for cursor in np.unique(current.clips.cursor):
-            mine = current.clips.cursor == cursor
-            rows[mine] = self._rings[cursor].find(frames[mine], self._plan.frame_step)
-        return rows
-
     def _emit(
         self,
         current: Round,
-        rows: npt.NDArray[np.int64],
+        places: tuple[npt.NDArray[np.int64], ...],
         skip: int,
         loading: list[_Loading],
     ) -> None:
@@ -166,7 +158,7 @@ class ArenaWalk:
         """
         edges = (np.flatnonzero(np.diff(current.clips.batch)) + 1).tolist()
         uses, done = [load.first_use for load in loading], 0
-        for start, stop in pairwise([skip, *(e for e in edges if e > skip), len(rows)]):
+        for start, stop in pairwise([skip, *(e for e in edges if e > skip), len(current.clips)]):
             if start == stop:
                 continue
             self._crew.fetch(self._later())
@@ -175,7 +167,10 @@ class ArenaWalk:
             needed = bisect_left(uses, stop)
             self._crew.wait(load.done for load in loading[done:needed])
             done = needed
-            self._gather(self._filling, current, rows[start:stop], start)
+            origin, first, number = (column[start:stop, None] for column in places)
+            frames = current.clips.start[start:stop, None] + self._steps
+            place = (origin + frames // self._plan.frame_step) % number
+            self._gather(self._filling, current, np.add(first, place, dtype=np.int64), start)
             if self._filling.is_full:
                 self._crew.deliver(self._filling.finish())
                 self._filling = None

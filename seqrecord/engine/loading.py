@@ -34,6 +34,7 @@ class Load:
     """One row of a plan's `Loads`."""
 
     cursor: int
+    run: int
     episode: int
     chunk: int
     first: int
@@ -42,7 +43,7 @@ class Load:
 
 def each_load(loads: Loads) -> list[Load]:
     """The rows of `loads`."""
-    columns = (loads.cursor, loads.episode, loads.chunk, loads.first, loads.count)
+    columns = (loads.cursor, loads.run, loads.episode, loads.chunk, loads.first, loads.count)
     return [Load(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 

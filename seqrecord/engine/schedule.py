@@ -9,7 +9,7 @@ from seqrecord.plan import Clips, Loads
 
 __all__ = ["first_uses"]
 
-_PAIRS_AT_ONCE = 1 << 22
+_FRAMES = 1 << 40  # more than an episode has
 
 
 def first_uses(loads: Loads, clips: Clips, *, span: int, frame_step: int) -> IntArray:
@@ -17,18 +17,13 @@ def first_uses(loads: Loads, clips: Clips, *, span: int, frame_step: int) -> Int
 
     A load that no clip of the round needs gets `len(clips)`. A clip spans `span` frames.
     """
-    first = np.full(len(loads), len(clips), np.int64)
-    if not len(clips):
-        return first
-    last = loads.first + (loads.count - 1) * frame_step
-    rows = max(1, _PAIRS_AT_ONCE // max(1, len(clips)))
-    for at in range(0, len(loads), rows):
-        part = slice(at, at + rows)
-        uses = (
-            (loads.cursor[part, None] == clips.cursor)
-            & (clips.start <= last[part, None])
-            & (clips.start + span > loads.first[part, None])
-        )
-        some = uses.any(axis=1)
-        first[part][some] = uses.argmax(axis=1)[some]
-    return first
+    place = clips.run * _FRAMES + clips.start
+    order = np.argsort(place, kind="stable")
+    place = place[order]
+    first, last = loads.first, loads.first + (loads.count - 1) * frame_step
+    low = np.searchsorted(place, loads.run * _FRAMES + np.maximum(first - span + 1, 0))
+    high = np.searchsorted(place, loads.run * _FRAMES + last, side="right")
+    # The least number in each of the ranges [low, high): every second of these.
+    bounds = np.stack((low, high), axis=1).ravel()
+    least = np.minimum.reduceat(np.append(order, len(clips)), bounds)[::2]
+    return np.where(high > low, least, len(clips))

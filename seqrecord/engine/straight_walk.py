@@ -74,13 +74,13 @@ class StraightWalk:
         """
         clips, step = current.clips, self._plan.frame_step
         uses = first_uses(current.loads, clips, span=self._spec.span, frame_step=step)
-        places = clips.cursor * _FRAMES + clips.start
+        places = clips.run * _FRAMES + clips.start
         order = np.argsort(places)
         in_order = places[order]
         loads = each_load(current.loads)
         for i in np.argsort(uses, kind="stable").tolist():
             frames = loads[i].first + np.arange(loads[i].count) * step
-            sought = loads[i].cursor * _FRAMES + frames
+            sought = loads[i].run * _FRAMES + frames
             before = np.searchsorted(in_order, sought, side="right") - 1
             clip = order[before]
             inside = (before >= 0) & (sought < places[clip] + self._spec.span) & (clip >= skip)

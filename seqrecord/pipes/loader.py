@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,8 @@ from seqrecord.units import parse_size
 
 __all__ = ["Clip", "ClipLoader"]
 
+_logger = logging.getLogger("seqrecord")
+
 Clip: TypeAlias = dict[str, Any]
 """Feature name to tensor [frames, …], or list of tensors; `episode` a key, `start` an int.
 
@@ -60,7 +63,7 @@ class ClipLoader:
         features: Sequence[str] | None = None,
         episodes: EpisodeFilter = None,
         shuffle: bool = True,
-        shuffle_buffer: int = 256,
+        shuffle_buffer: int | None = None,
         open_episodes: int | None = None,
         seed: int = 0,
         batch_size: int | None = None,
@@ -89,7 +92,9 @@ class ClipLoader:
         }
         self._asked = tuple(asked)  # the other settings are chosen
         self._settings = PlanSettings(**asked)
-        self._shuffle_buffer = _positive("shuffle_buffer", shuffle_buffer)
+        self._shuffle_buffer = (
+            None if shuffle_buffer is None else _positive("shuffle_buffer", shuffle_buffer)
+        )
         self._open_episodes = (
             None if open_episodes is None else _positive("open_episodes", open_episodes)
         )
@@ -117,6 +122,7 @@ class ClipLoader:
         )
         self._workspaces = Workspaces()
         self._fits: dict[int, Fit] = {}
+        self._told: set[int] = set()  # numbers of splits whose limit was logged
         self._fit(1)  # so that a limit that is too small is an error here and now
 
     def set_shuffle(self, shuffle: bool) -> None:
@@ -146,6 +152,10 @@ class ClipLoader:
         """
         if (phases := self.selection.phases) is not None:  # now, not at the epoch of that phase
             check_drop_last(phases.fewest_clips, self._settings, split.count)
+        limited = self._fit(split.count).limited
+        if limited and split.index == 0 and split.count not in self._told:
+            self._told.add(split.count)
+            _logger.info("%s: %s", self.selection.dataset.url, limited)
         return EpochPlan(
             self.clips(epoch),
             self.selection.dataset.episode_table,

@@ -13,7 +13,7 @@ from seqrecord.errors import MemoryLimitError
 from seqrecord.format.pages import ALIGNMENT
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.plan import PlanSettings, resident_bound
-from seqrecord.plan.budget import default_settings, least_resident_frames
+from seqrecord.plan.budget import default_settings, least_resident_frames, mixing_limit
 from seqrecord.plan.phases import typical_table
 from seqrecord.units import format_size
 
@@ -25,7 +25,8 @@ _MAX_LOADS = 16  # chunks read and decoded at a time, where they take no more th
 _TENSOR_BYTES = 1 << 10  # of a tensor beside what it holds: one for each frame of a variable shape
 _LOADS_SHARE = 8  # one part in eight of the limit
 _AHEAD_SHARE = 1.5  # rows for what the plan holds, and for loads of the next round
-_MOST_AHEAD = 2.0  # where memory is left: then all of the next round's loads may begin
+_MOST_AHEAD = 2.0  # where memory is left: then all of the next round's loads may begin, which
+# `default_settings` leaves room for where it chooses larger blocks than the smallest
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class Fit:
     prefetch: int
     max_loads: int
     resident: int | None = None  # the most of any phase, so that all epochs have one arena's size
+    limited: str | None = None  # what keeps batches from being mixed well, in words
 
     def rows(self, resident_frames: int) -> int:
         """Rows for a plan that holds so many frames."""
@@ -86,7 +88,7 @@ def fit(
     sizes: FrameSizes,
     *,
     memory_limit: int,
-    shuffle_buffer: int,
+    shuffle_buffer: int | None,
     open_episodes: int | None,
     num_splits: int,
 ) -> Fit:
@@ -108,6 +110,7 @@ def fit(
                 settings,
                 shuffle_buffer=shuffle_buffer,
                 max_frames=int(rows / share),
+                max_rows=rows,
                 open_episodes=open_episodes,
                 num_splits=num_splits,
             )
@@ -115,10 +118,15 @@ def fit(
             continue
         resident = None
         if settings.rotate_phase:
-            resident, _ = resident_bound(table, episodes, fitted)
-        return Fit(fitted, sizes, rows, prefetch, loads, resident)
+            resident = resident_bound(table, episodes, fitted)
+        limited = None
+        if open_episodes is None:
+            limited = mixing_limit(
+                table, episodes, fitted, max_frames=int(rows / share), num_splits=num_splits
+            )
+        return Fit(fitted, sizes, rows, prefetch, loads, resident, limited)
     cursors = open_episodes if settings.shuffle else None
-    least_rows = least_resident_frames(table, episodes, cursors, any_phase=settings.rotate_phase)
+    least_rows = least_resident_frames(table, episodes, settings, cursors)
     raise _too_small(
         "memory_limit is too small for these clips", selection, sizes, least_rows, memory_limit
     )
@@ -134,7 +142,7 @@ def fit_given(
     table, episodes = selection.clips, selection.dataset.episode_table
     if selection.phases is not None:
         table = typical_table(table, selection.spec.stride)
-    resident, _ = resident_bound(table, episodes, settings)
+    resident = resident_bound(table, episodes, settings)
     for prefetch, loads, share in _preferences(sizes, memory_limit):
         rows = (memory_limit - sizes.beside_arena(prefetch, loads)) // sizes.frame
         if int(rows / share) >= resident:

@@ -42,7 +42,7 @@ class _Streaming:
         features: Sequence[str] | None = None,
         episodes: EpisodeFilter = None,
         shuffle: bool = True,
-        shuffle_buffer: int = 256,
+        shuffle_buffer: int | None = None,
         open_episodes: int | None = None,
         seed: int = 0,
         batch_size: int | None = None,
@@ -208,7 +208,10 @@ class SeqRecordPipe(_Streaming, IterDataPipe[Clip]):
             them are left out.
         episodes: keys, a glob on keys, or a predicate on an episode's metadata.
         shuffle: well-shuffled order; else episode by episode, front to back.
-        shuffle_buffer: clips to choose from at a time; it refers to frames and copies none.
+        shuffle_buffer: clips to choose from at a time, at most; it refers to frames and copies
+            none. By default as many as `memory_limit` allows, so that an epoch that fits is as good
+            as fully shuffled. An epoch begins with 256 clips, and their number at most doubles from
+            one round to the next, so that its first batch need not wait.
         open_episodes: cursors, the places from which clips are mixed; chosen by default.
         seed: of the order.
         batch_size: clips of a batch, or `None` for single clips.

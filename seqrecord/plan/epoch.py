@@ -1,13 +1,13 @@
 """An epoch as integers: which chunks to load, which clips to emit, which frames to free.
 
 The clips of an epoch, episode by episode, are cut into *runs* at places drawn from the seed; the
-runs are permuted, laid end to end, cut into the splits, and each split into one lane per cursor.
-All cursors then walk their lanes at the same pace, one block a round::
+runs are permuted and laid end to end, and that is cut into one lane for each cursor of each split.
+All cursors of a split then walk their lanes at the same pace, one block a round::
 
     runs, permuted      |----C----|--A--|-------D-------|---B---|----E----|
     lanes of 3 cursors  |--- cursor 0 ---|---- cursor 1 ----|-- cursor 2 --|
     round 0             block of C        block of D         block of B
-    round 1             the next of C     the next of D      the next of B
+    round 1             of C and A        the next of D      of B and E
     ...
     one round:  load chunks  ->  emit the blocks' clips, dealt over the cursors  ->  free frames
 
@@ -25,15 +25,17 @@ import numpy as np
 from seqrecord.clips import ClipTable, EpisodeTable
 from seqrecord.errors import ClipError
 from seqrecord.order import IntArray, hash64, key_of
-from seqrecord.plan.batches import Batches, share_of
-from seqrecord.plan.blocks import Pieces, cut_pieces, resident_window, window_frames
+from seqrecord.plan.batches import Batches
+from seqrecord.plan.blocks import Pieces, slice_pieces
 from seqrecord.plan.dealing import deal
 from seqrecord.plan.lanes import Lanes, Walk
 from seqrecord.plan.runs import shuffle_runs
 from seqrecord.plan.settings import PlanSettings, Split
+from seqrecord.plan.shares import share_of
 from seqrecord.plan.steps import Clips, Frees, Loads, Round
+from seqrecord.plan.widths import Widths, cursor_bound
 
-__all__ = ["EpochPlan", "check_drop_last", "cursor_bound", "resident_bound"]
+__all__ = ["EpochPlan", "check_drop_last", "resident_bound"]
 
 _RUNS, _CURSORS, _CLIPS = range(3)  # what a random number is for: no two uses share a stream
 _WHOLE = Split()
@@ -62,7 +64,6 @@ class EpochPlan:
     num_rounds: int
     num_cursors: int
     max_resident_frames: int  # the arena's rows: in no round are more frames held
-    max_resident_chunks: int
 
     def __init__(
         self,
@@ -78,34 +79,37 @@ class EpochPlan:
         self._spec, self._episodes = table.spec, episodes
         self._key = key_of(settings.seed, epoch)
 
+        sequence = _sequence(table, episodes, settings, self._key, split.count)
         share = share_of(
-            split.index, split.count, total, fill=settings.equal and not settings.drop_last
+            sequence,
+            episodes.chunk_frames[sequence.episode],
+            split,
+            settings.open_episodes if settings.shuffle else 1,
+            fill=settings.equal and not settings.drop_last,
         )
-        bounds = [share.start, share.stop]
-        pieces = cut_pieces(_sequence(table, episodes, settings, self._key), np.array(bounds))
-        pieces = pieces.take(slice(*np.searchsorted(pieces.first_clip, bounds).tolist()))
-        size, self.num_clips = settings.batch_size or 1, pieces.num_clips
+        size, self.num_clips = settings.batch_size or 1, share.num_clips
         if settings.drop_last:
             check_drop_last(total, settings, split.count)
-            kept = total // split.count if settings.equal else pieces.num_clips
+            kept = total // split.count if settings.equal else share.num_clips
             self.num_clips = kept // size * size
-        self.num_dropped = pieces.num_clips - self.num_clips
+        self.num_dropped = share.num_clips - self.num_clips
         self.num_repeated = share.num_repeated
         self._batches = Batches(size, self.num_clips)
         self.num_batches = self._batches.count
         self._lanes = Lanes(
-            pieces,
-            settings.open_episodes if settings.shuffle else 1,
+            *slice_pieces(sequence, share.start, share.stop),
+            Widths.of(table, episodes, settings),
             chunk_frames=episodes.chunk_frames,
             span=table.spec.span,
         )
-        before = self._lanes.clips_before_rounds()
-        self._before = np.minimum(before, self.num_clips)
+        self._before = np.minimum(self._lanes.clips_before_rounds(), self.num_clips)
         self.num_cursors = self._lanes.num_cursors
         self.num_rounds = int(np.searchsorted(self._before, self.num_clips))
-        frames, chunks = cursor_bound(table, episodes, settings.block_frames)
-        self.max_resident_frames = self.num_cursors * frames
-        self.max_resident_chunks = self.num_cursors * chunks
+        if self.num_rounds < self._lanes.num_rounds:
+            self._lanes.end_before(self.num_rounds)
+        self.max_resident_frames = self.num_cursors * cursor_bound(
+            table, episodes, settings, longest=self._lanes.longest
+        )
 
     def __repr__(self) -> str:
         return (
@@ -156,7 +160,7 @@ class EpochPlan:
 
     def resident(self, round_index: int) -> Loads:
         """Loads that bring exactly the frames held when a round begins, before its own loads."""
-        walk, _ = self._walk(round_index, round_index + 1)
+        walk = self._lanes.held(round_index)
         return self._loads(walk, walk.first, walk.loaded_before)[1]
 
     def rounds(self, first_round: int = 0) -> Iterator[Round]:
@@ -183,18 +187,19 @@ class EpochPlan:
             )
 
     def _walk(self, start: int, stop: int) -> tuple[Walk, IntArray]:
-        """The blocks of rounds `[start, stop)`, by round and turn, and each one's turn, int64[n].
+        """The parts of rounds `[start, stop)`, by round and turn, and each one's turn, int64[n].
 
         A cursor's turn is drawn in every round. What it loads comes in the order of the turns too,
         so that the first clips need not wait for all loads of their round.
         """
-        walk = self._lanes.walk(start, stop, self.num_rounds)
-        drawn = hash64(
-            key_of(self._key, _CURSORS), walk.round * max(1, self.num_cursors) + walk.cursor
-        )
-        order = np.lexsort((drawn, walk.round))
-        begun = np.searchsorted(walk.round, walk.round)
-        return walk.take(order), np.arange(len(walk)) - begun
+        walk = self._lanes.walk(start, stop)
+        number = walk.round * max(1, self.num_cursors) + walk.cursor
+        drawn = hash64(key_of(self._key, _CURSORS), number)
+        # Equal numbers for the parts of one block, which keep their order.
+        walk = walk.take(np.lexsort((drawn, walk.round)))
+        block = np.cumsum(np.diff(walk.round * max(1, self.num_cursors) + walk.cursor) != 0)
+        block = np.append(0, block) if len(walk) else block
+        return walk, block - block[np.searchsorted(walk.round, walk.round)]
 
     def _loads(self, walk: Walk, start: IntArray, stop: IntArray) -> tuple[IntArray, Loads]:
         """Round, int64[n], and row of each chunk that has wanted frames in `[start, stop)`."""
@@ -212,6 +217,7 @@ class EpochPlan:
         episode = walk.episode[row]
         return walk.round[row], Loads(
             walk.cursor[row],
+            walk.run[row],
             episode,
             self._episodes.first_chunk[episode] + chunk[some],
             first[some],
@@ -219,11 +225,11 @@ class EpochPlan:
         )
 
     def _frees(self, walk: Walk) -> tuple[IntArray, Frees]:
-        """Round, int64[n], and row of each cursor that frees something."""
+        """Round, int64[n], and row of each run that frees something."""
         some = walk.kept > walk.first
         first = walk.first[some]
         count = -(-(walk.kept[some] - first) // self.frame_step)
-        return walk.round[some], Frees(walk.cursor[some], first, count)
+        return walk.round[some], Frees(walk.cursor[some], walk.run[some], first, count)
 
     def _clips(self, walk: Walk, turn: IntArray) -> Clips:
         """The clips of whole rounds in the order in which they are emitted."""
@@ -232,12 +238,20 @@ class EpochPlan:
             walk,
             turn,
             stride=self._spec.stride,
+            span=self._spec.span,
             num_cursors=self.num_cursors,
+            spread=self.num_cursors < (self.settings.batch_size or 1),
             key=key_of(self._key, _CLIPS) if self.settings.shuffle else None,
         )
         clip = np.arange(first, min(first + len(block), self.num_clips))
         block, start = block[: len(clip)], start[: len(clip)]
-        return Clips(walk.cursor[block], walk.episode[block], start, *self._batches.places(clip))
+        return Clips(
+            walk.cursor[block],
+            walk.run[block],
+            walk.episode[block],
+            start,
+            *self._batches.places(clip),
+        )
 
 
 def check_drop_last(total: int, settings: PlanSettings, num_splits: int) -> None:
@@ -254,55 +268,32 @@ def check_drop_last(total: int, settings: PlanSettings, num_splits: int) -> None
         )
 
 
-def resident_bound(
-    table: ClipTable, episodes: EpisodeTable, settings: PlanSettings
-) -> tuple[int, int]:
-    """The most frames, and the most chunks, held at once in any split of any epoch.
+def resident_bound(table: ClipTable, episodes: EpisodeTable, settings: PlanSettings) -> int:
+    """The most frames held at once in any split of any epoch.
 
     With `rotate_phase`, of the epochs of every phase that has clips of the same episodes.
     """
     cursors = settings.open_episodes if settings.shuffle else 1
-    frames, chunks = cursor_bound(
-        table, episodes, settings.block_frames, any_phase=settings.rotate_phase
-    )
-    return cursors * frames, cursors * chunks
+    return cursors * cursor_bound(table, episodes, settings)
 
 
-def cursor_bound(
-    table: ClipTable, episodes: EpisodeTable, block_frames: int, *, any_phase: bool = False
-) -> tuple[int, int]:
-    """The most frames, and the most chunks, that one cursor can hold at once.
-
-    With `any_phase`, whatever the phase of the table's clips.
-    """
-    spec = table.spec
-    used = np.unique(table.episode)
-    chunk_frames = episodes.chunk_frames[used]
-    return resident_window(
-        window_frames(block_frames, chunk_frames, stride=spec.stride, span=spec.span),
-        chunk_frames,
-        episodes.num_frames[used],
-        stride=spec.stride,
-        phase=None if any_phase else spec.phase,
-        span=spec.span,
-        frame_step=spec.frame_step,
-    )
-
-
-def _sequence(table: ClipTable, episodes: EpisodeTable, settings: PlanSettings, key: int) -> Pieces:
+def _sequence(
+    table: ClipTable, episodes: EpisodeTable, settings: PlanSettings, key: int, num_splits: int
+) -> Pieces:
     """All clips of an epoch, in the order in which splits and lanes share them out."""
-    chunk_frames = episodes.chunk_frames[table.episode]
     pieces = Pieces(
         table.spec.stride,
         table.episode,
         table.first_start,
         table.count,
         np.cumsum(np.diff(table.episode, prepend=table.episode[:1]) != 0),
-        window_frames(
-            settings.block_frames, chunk_frames, stride=table.spec.stride, span=table.spec.span
-        ),
     )
     if not settings.shuffle:
         return pieces
-    grid = np.maximum(pieces.window, chunk_frames)
-    return shuffle_runs(pieces, settings.run_frames, grid, key_of(key, _RUNS))
+    return shuffle_runs(
+        pieces,
+        settings.run_frames,
+        episodes.chunk_frames[table.episode],
+        key_of(key, _RUNS),
+        num_lanes=num_splits * settings.open_episodes,
+    )

@@ -10,13 +10,16 @@ from seqrecord.plan.blocks import Pieces, cut_pieces, order_runs
 __all__ = ["shuffle_runs"]
 
 
-def shuffle_runs(pieces: Pieces, run_frames: int | None, grid: IntArray, key: int) -> Pieces:
+def shuffle_runs(
+    pieces: Pieces, run_frames: int | None, grid: IntArray, key: int, *, num_lanes: int = 0
+) -> Pieces:
     """The same clips in runs of about `run_frames` frames, in an order drawn from `key`.
 
     Runs are cut where the frame's number is a multiple of `grid`, int64[pieces], at places that
     `key` moves by up to a quarter of a run; those no longer than `run_frames` stay whole. The
     order begins in the middle of a run, so that whatever is cut from it later at fixed places is
-    cut elsewhere for another key; with `run_frames=None` that run is the only one cut.
+    cut elsewhere for another key; with `run_frames=None` that run is the only one cut. None is cut
+    there where `num_lanes` equal lanes cut none either.
     """
     total = pieces.num_clips
     if not total:
@@ -34,11 +37,15 @@ def shuffle_runs(pieces: Pieces, run_frames: int | None, grid: IntArray, key: in
     run_clips = np.zeros(int(pieces.run[-1]) + 1, np.int64)
     np.add.at(run_clips, pieces.run, pieces.count)
     wanted = run_clips[pieces.run[piece]] > length
-    wanted[0] = True
+    even = num_lanes == 1 or (
+        num_lanes > 1 and len(np.unique(run_clips)) == 1 and len(run_clips) % num_lanes == 0
+    )
+    wanted[0] = not even
     cuts = pieces.snap(places[wanted], grid)
     runs = cut_pieces(pieces, np.unique(cuts))
 
     rank = np.empty(int(runs.run[-1]) + 1, np.int64)
     rank[permutation(key_of(key, 1), len(rank))] = np.arange(len(rank))
-    rank[runs.run[np.searchsorted(runs.first_clip, cuts[0])]] = -1
+    if not even:
+        rank[runs.run[np.searchsorted(runs.first_clip, cuts[0])]] = -1
     return order_runs(runs, rank)

@@ -27,11 +27,12 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSettings:
-    """How an epoch is walked; `budget.default_settings` chooses the last three.
+    """How an epoch is walked; `budget.default_settings` chooses the last four.
 
-    `open_episodes` cursors advance by windows of about `block_frames` frames a round (see
-    `blocks.window_frames`), in runs of about `run_frames` frames (`None`: as long as can be).
-    Without `shuffle` there is one cursor, nothing is cut and clips come in canonical order.
+    `open_episodes` cursors advance by blocks of about `block_frames` frames a round (see
+    `widths.Widths`), in runs of about `run_frames` frames (`None`: as long as can be). A cursor's
+    blocks begin with `first_block_frames` and at most double from one to the next. Without
+    `shuffle` there is one cursor, nothing is cut and clips come in canonical order.
 
     With `equal` all splits have equally many clips; without it every clip is in exactly one.
     `rotate_phase` says that the clip tables of other epochs have other phases (see
@@ -47,9 +48,16 @@ class PlanSettings:
     open_episodes: int = 32
     block_frames: int = 8
     run_frames: int | None = 512
+    first_block_frames: int = 8
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "open_episodes", "block_frames", "run_frames"):
+        for name in (
+            "batch_size",
+            "open_episodes",
+            "block_frames",
+            "run_frames",
+            "first_block_frames",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ClipError(f"{name} is too small", expected="at least 1", got=value)

@@ -34,10 +34,13 @@ class Loads(_Columns):
     """Chunks to read, and which of their frames to decode, roughly in the order of their use.
 
     Row `i` brings `count[i]` frames, `first[i]`, `first[i] + frame_step`, … of `episode[i]`, all of
-    chunk row `chunk[i]`, to cursor `cursor[i]`. A frame among them that lacks a requested feature
-    is used by no clip: it keeps its place but nothing need be decoded for it.
+    chunk row `chunk[i]`, to cursor `cursor[i]`, for run `run[i]`. A cursor may hold frames of
+    several runs, even the same frames for two of them; runs are numbered over all cursors. A frame
+    that lacks a requested feature is used by no clip: it keeps its place but nothing need be
+    decoded for it.
     """
 
+    run: IntArray
     episode: IntArray
     chunk: IntArray
     first: IntArray
@@ -48,11 +51,12 @@ class Loads(_Columns):
 class Clips(_Columns):
     """Clips in the order in which they are emitted.
 
-    Clip `i` consists of the frames `start[i] + k * dilation` that cursor `cursor[i]` holds, and is
-    place `slot[i]` of batch `batch[i]` of the epoch. With `batch_size=None` every clip counts as a
-    batch of its own.
+    Clip `i` consists of the frames `start[i] + k * dilation` that cursor `cursor[i]` holds for run
+    `run[i]`, and is place `slot[i]` of batch `batch[i]` of the epoch. With `batch_size=None` every
+    clip counts as a batch of its own.
     """
 
+    run: IntArray
     episode: IntArray
     start: IntArray
     batch: IntArray
@@ -61,11 +65,12 @@ class Clips(_Columns):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Frees(_Columns):
-    """Frames that no later clip of the cursor needs, `first`, `first + frame_step`, …
+    """Frames that no later clip of the run needs, `first`, `first + frame_step`, …
 
-    At most one row for a cursor. After a run's last block that is all that the cursor holds.
+    They come in the order in which the cursor has loaded them.
     """
 
+    run: IntArray
     first: IntArray
     count: IntArray
 

@@ -1,0 +1,115 @@
+"""How the golden order of version 1 was made: `python -m tests.golden.make_plan_v1`.
+
+No test runs this. After the first release it must not be run again: it would write another order,
+and runs that are resumed across versions depend on this one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seqrecord.clips import ClipSpec, enumerate_clips
+from seqrecord.plan import EpochPlan, PlanSettings, Split
+from tests.clip_cases import episode_table
+
+__all__ = ["CASES", "GOLDEN", "plan_rounds"]
+
+GOLDEN = Path(__file__).parent / "plan_v1.json"
+
+_ABOUT = (
+    "Rounds of epoch plans as version 1 made them. loads: cursor, run, chunk, first, count; "
+    "clips: cursor, run, episode, start; frees: cursor, run, first, count."
+)
+
+
+def _case(
+    num_frames: list[int],
+    chunk_frames: list[int],
+    spec: dict[str, int],
+    settings: dict[str, Any],
+    epoch: int = 0,
+    split: tuple[int, int] = (0, 1),
+) -> dict[str, Any]:
+    usual = {
+        "shuffle": True,
+        "seed": 0,
+        "batch_size": 8,
+        "drop_last": False,
+        "equal": True,
+        "rotate_phase": False,
+        "open_episodes": 3,
+        "block_frames": 4,
+        "run_frames": 24,
+        "first_block_frames": 4,
+    }
+    return {
+        "num_frames": num_frames,
+        "chunk_frames": chunk_frames,
+        "spec": {"length": 4, "stride": 1, "dilation": 1, "phase": 0, **spec},
+        "settings": {**usual, **settings},
+        "epoch": epoch,
+        "split": list(split),
+    }
+
+
+_FOUR, _CHUNKS = [40, 9, 23, 57], [4, 4, 4, 4]
+
+CASES = [
+    _case(_FOUR, _CHUNKS, {}, {}),
+    _case(_FOUR, _CHUNKS, {}, {}, epoch=1, split=(1, 2)),
+    _case(_FOUR, _CHUNKS, {}, {"block_frames": 24, "run_frames": None, "batch_size": 16}),
+    _case(_FOUR, _CHUNKS, {}, {"open_episodes": 2, "equal": False}, split=(2, 4)),
+    _case(
+        [100, 61, 3, 80],
+        [8, 16, 8, 5],
+        {"length": 3, "stride": 2, "dilation": 2, "phase": 1},
+        {"seed": -1, "batch_size": None, "block_frames": 8, "run_frames": None},
+        epoch=7,
+    ),
+    _case(
+        [200, 150],
+        [64, 7],
+        {"stride": 9},
+        {"seed": 2**64 + 5, "drop_last": True, "open_episodes": 4},
+    ),
+    _case([20, 5, 12], [8, 8, 8], {}, {"shuffle": False}),
+]
+
+
+def plan_rounds(case: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rounds of a case's plan, as JSON."""
+    episodes = episode_table(case["num_frames"], case["chunk_frames"])
+    table = enumerate_clips(ClipSpec(**case["spec"]), episodes, np.arange(len(episodes)))
+    plan = EpochPlan(
+        table,
+        episodes,
+        PlanSettings(**case["settings"]),
+        epoch=case["epoch"],
+        split=Split(*case["split"]),
+    )
+    kept = {
+        "loads": ("cursor", "run", "chunk", "first", "count"),
+        "clips": ("cursor", "run", "episode", "start"),
+        "frees": ("cursor", "run", "first", "count"),
+    }
+    return [
+        {
+            what: [getattr(getattr(work, what), column).tolist() for column in columns]
+            for what, columns in kept.items()
+        }
+        for work in plan.rounds()
+    ]
+
+
+def main() -> None:
+    plans = [{**case, "rounds": plan_rounds(case)} for case in CASES]
+    GOLDEN.write_text(json.dumps({"about": _ABOUT, "plans": plans}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
