@@ -133,10 +133,12 @@ class ClipTable:
     Segment `i` holds `count[i]` clips of `episode[i]`, which start at `first_start[i]` and from
     there every `spec.stride` frames; int64[segments] each. `num_short_episodes` of the selected
     episodes are too short for a single clip; `num_incomplete` clips were left out because one of
-    their frames lacks a requested feature.
+    their frames lacks a requested feature. `selected`, int64[selected episodes], is what was asked
+    for, in ascending order.
     """
 
     spec: ClipSpec
+    selected: IntArray
     episode: IntArray
     first_start: IntArray
     count: IntArray
@@ -205,6 +207,7 @@ def enumerate_clips(
     owner = np.searchsorted(stops, first, side="right")
     return ClipTable(
         spec,
+        selected,
         selected[owner],
         spec.phase + (first - (stops - possible)[owner]) * spec.stride,
         count,

@@ -15,7 +15,7 @@ import pytest
 from seqrecord.errors import ClipError, MemoryLimitError, StateError
 from seqrecord.pipes import SeqRecordPipe
 from seqrecord.writer import SeqRecordWriter
-from tests.clip_data import digest, expected_frame, names, write_numbered
+from tests.clip_data import LENGTHS, digest, expected_frame, names, write_numbered
 from tests.resume_contract import check_resume
 
 
@@ -319,6 +319,20 @@ def appended(path: Path) -> None:
     with SeqRecordWriter(path, mode="append") as writer, writer.episode("more/0") as episode:
         for frame in range(50):
             episode.append(expected_frame(3, frame % 30))
+
+
+def test_a_state_is_of_episodes_wherever_they_are(path: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    with SeqRecordWriter(other, chunk_frames=4) as writer:
+        for key, number in (("more/0", 1), ("set/0", 0), ("more/1", 2), ("set/3", 3)):
+            with writer.episode(key) as episode:
+                for frame in range(LENGTHS[number]):
+                    episode.append(expected_frame(number, frame))
+    one, two = (make(where, episodes=["set/3", "set/0"]) for where in (path, other))
+    iterator = iter(one)
+    next(iterator)
+    two.load_state_dict(one.state_dict())
+    assert [digest(batch) for batch in two] == [digest(batch) for batch in iterator]
 
 
 @pytest.mark.parametrize(

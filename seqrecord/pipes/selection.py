@@ -130,14 +130,15 @@ class ClipSelection:
     def identity(self) -> dict[str, Any]:
         """What tells the selected episodes from others, as JSON, whatever else the dataset holds.
 
-        The digest is of their rows, keys, lengths, and pages of the requested features.
+        The digest is of their keys, lengths, and pages of the requested features. Where they are in
+        the dataset does not matter: the order is that of the selection.
         """
         index, rows = self.dataset.index, self.selected
         columns = sorted(index.schema.position(name) for name in self.dataset.features)
         keys = index.keys.take(rows).to_pylist()
         digest = hashlib.sha256(json.dumps(keys, separators=(",", ":")).encode())
         counts = index.num_chunks[rows]
-        for numbers in (rows, index.num_frames[rows], index.chunk_frames[rows], counts):
+        for numbers in (index.num_frames[rows], index.chunk_frames[rows]):
             digest.update(np.ascontiguousarray(numbers, "<i8").data)
         blocks = np.cumsum(counts) // _CHUNKS_AT_ONCE
         for block in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(blocks)) + 1):
@@ -196,7 +197,7 @@ class ClipSelection:
         return chunks + np.arange(len(chunks))
 
     def _gaps(self, columns: list[int]) -> list[IntArray]:
-        """Of each gap of the selected episodes: episode, chunk in it, feature, what is present."""
+        """Of each gap of the selected episodes: their place, its chunk, feature, what is present."""
         index = self.dataset.index
         gaps = index.gaps[np.isin(index.gaps["feature"], columns)]
         chunk = gaps["chunk"].astype(np.int64)
@@ -204,7 +205,8 @@ class ClipSelection:
         some = np.isin(episode, self.selected)
         chunk -= index.first_chunk[episode]
         feature = np.searchsorted(columns, gaps["feature"])
-        return [numbers[some] for numbers in (episode, chunk, feature, gaps["present"])]
+        place = np.searchsorted(self.selected, episode)
+        return [numbers[some] for numbers in (place, chunk, feature, gaps["present"])]
 
     def stored_arrays(self) -> dict[str, ArraySpec]:
         """Each feature of a frame as it is decoded."""

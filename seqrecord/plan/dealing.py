@@ -35,6 +35,7 @@ _NARROW = 4  # clips' spans
 def deal(
     walk: Walk,
     turn: IntArray,
+    ordinal: IntArray,
     *,
     stride: int,
     span: int,
@@ -44,9 +45,10 @@ def deal(
 ) -> tuple[IntArray, IntArray]:
     """Rows of `walk`, and starts, of the clips of whole rounds as they are emitted; int64[n] each.
 
-    `walk` holds the parts of the rounds' blocks by round, turn and place in the block; `turn` is
-    int64[parts]. Clips start every `stride` frames and span `span`. With `spread` a cursor's clips
-    in a row are far apart. Without a `key` clips come in the order of the parts.
+    `walk` holds the parts of the rounds' blocks by round, turn and place in the block; `turn` and
+    `ordinal`, which numbers the part's episode, are int64[parts]. Clips start every `stride` frames
+    and span `span`. With `spread` a cursor's clips in a row are far apart. Without a `key` clips
+    come in the order of the parts.
     """
     part = np.repeat(np.arange(len(walk)), walk.count)
     start = walk.first[part] + _counted(walk.count, part) * stride
@@ -58,7 +60,7 @@ def deal(
     sizes = np.bincount(block)
     size, place = sizes[block], _counted(sizes, block)
     first = np.flatnonzero(new)  # part of each block
-    name = hash64(key, walk.episode[first]).view(np.int64) + walk.first[first]
+    name = hash64(key, ordinal[first]).view(np.int64) + walk.first[first]
     apart = -(-span // stride) if spread else len(part) + 1
     order = np.lexsort((*_order(name, block, size, place, apart), block))
     rank = np.empty(len(order), np.int64)

@@ -11,8 +11,9 @@ All cursors of a split then walk their lanes at the same pace, one block a round
     ...
     one round:  load chunks  ->  emit the blocks' clips, dealt over the cursors  ->  free frames
 
-Everything is a pure function of the clip table and the settings, and any round can be computed
-alone. The clips that the rounds emit form one stream; batches are consecutive parts of it.
+Everything is a pure function of the selected clips and the settings, whatever else the dataset
+holds, and any round can be computed alone. The clips that the rounds emit form one stream; batches
+are consecutive parts of it.
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ class EpochPlan:
         self.settings, self.epoch, self.split = settings, epoch, split
         self._spec, self._episodes = table.spec, episodes
         self._key = key_of(settings.seed, epoch)
+        # Episodes count by their place in the selection: rows may differ between datasets.
+        self._selected = table.selected
 
         sequence = _sequence(table, episodes, settings, self._key, split.count)
         share = share_of(
@@ -237,6 +240,7 @@ class EpochPlan:
         block, start = deal(
             walk,
             turn,
+            np.searchsorted(self._selected, walk.episode),
             stride=self._spec.stride,
             span=self._spec.span,
             num_cursors=self.num_cursors,

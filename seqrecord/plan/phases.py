@@ -83,4 +83,6 @@ def typical_table(every: ClipTable, stride: int) -> ClipTable:
     It has each stretch of clips as often as the phase that has most of it; its starts mean nothing.
     """
     spec = replace(every.spec, stride=stride)
-    return ClipTable(spec, every.episode, every.first_start, -(-every.count // stride))
+    return ClipTable(
+        spec, every.selected, every.episode, every.first_start, -(-every.count // stride)
+    )
