@@ -26,6 +26,9 @@ from tests.clip_data import digest, leaves_nothing, names, write_numbered
 from tests.resume_contract import check_resume
 
 pytestmark = [
+    pytest.mark.timeout(
+        300
+    ),  # each spawned worker imports torch, which takes long on a busy machine
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
 ]
