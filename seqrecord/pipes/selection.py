@@ -197,7 +197,7 @@ class ClipSelection:
         return chunks + np.arange(len(chunks))
 
     def _gaps(self, columns: list[int]) -> list[IntArray]:
-        """Of each gap of the selected episodes: episode by place, chunk in it, feature, presence."""
+        """Of each gap of the selected episodes: its place, the chunk in it, feature, presence."""
         index = self.dataset.index
         gaps = index.gaps[np.isin(index.gaps["feature"], columns)]
         chunk = gaps["chunk"].astype(np.int64)
