@@ -13,7 +13,6 @@ Frame 4 missing leaves starts 0 and 2 whole: only start 1 uses it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -89,11 +88,6 @@ class EpisodeTable:
     num_frames: IntArray
     chunk_frames: IntArray
     first_chunk: IntArray
-
-    @cached_property
-    def chunk_sizes(self) -> IntArray:
-        """The different numbers of frames that chunks have, ascending."""
-        return np.unique(self.chunk_frames)
 
     def __len__(self) -> int:
         return len(self.num_frames)

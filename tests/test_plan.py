@@ -332,11 +332,12 @@ def test_a_million_clips_are_planned_quickly_and_small(spec: ClipSpec) -> None:
 
 
 def test_the_order_does_not_depend_on_episodes_that_are_not_selected() -> None:
-    spec, settings = ClipSpec(3, 1, 1), PlanSettings(seed=4, open_episodes=3, block_frames=4)
+    spec, settings = ClipSpec(3, 1, 1), PlanSettings(seed=4, open_episodes=3, block_frames=24)
     orders = []
     for others in ((), (17,), (17, 2, 90)):
         lengths, first = [*others, 40, 9, 23, *others], len(others)
-        episodes = episode_table(lengths, [4] * len(lengths))
+        chunks = [*(64 for _ in others), 4, 4, 4, *(16 for _ in others)]
+        episodes = episode_table(lengths, chunks)
         table = enumerate_clips(spec, episodes, np.arange(first, first + 3))
         rounds = list(EpochPlan(table, episodes, settings, epoch=1).rounds())
         orders.append([(r.clips.episode - first).tolist() for r in rounds])

@@ -53,7 +53,7 @@ class Widths:
     @classmethod
     def of(cls, table: ClipTable, episodes: EpisodeTable, settings: PlanSettings) -> Widths:
         """For blocks of about `settings.block_frames`."""
-        spec, sizes = table.spec, episodes.chunk_sizes
+        spec, sizes = table.spec, np.unique(episodes.chunk_frames[table.selected])
         chunk = int(sizes.max(initial=1))
         # What lies between clips that are far apart is not loaded, but for the rest of a chunk.
         clip = min(spec.stride, spec.span + 2 * chunk)
