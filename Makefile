@@ -15,7 +15,7 @@ install: $(INSTALLED) ## Install the package and its tools into .venv
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,azure]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,azure,blobfile,s3,gs]'
 	@touch $@
 
 services: $(SERVICES)/installed ## Install Azurite, the Azure Blob service of the tests; needs npm
@@ -25,7 +25,7 @@ $(SERVICES)/installed: tests/services/package.json tests/services/package-lock.j
 	@touch $@
 
 install-bench: $(INSTALLED) ## Install what the comparison of loaders measures against; 2 GB
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[azure,bench]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[azure,blobfile,bench]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/tartanair/no-deps.txt
 	rm -rf $(VENV)/microsoft-seqrecord # it imports as ours does, so it lies apart
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/microsoft-seqrecord seqrecord==0.1.8

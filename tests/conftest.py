@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.services import Azurite, Mount, need_azurite, need_mount
+from tests.services import Azurite, Moto, Mount, need_azurite, need_mount
 
 
 def pytest_configure() -> None:
@@ -32,6 +32,16 @@ def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
     """One Azurite for all tests; take a container of your own with `azurite.new_container()`."""
     need_azurite()
     service = Azurite(tmp_path_factory.mktemp("azurite"))
+    yield service
+    service.stop()
+
+
+@pytest.fixture(scope="session")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Moto]:
+    """One moto for all tests; take a bucket of your own with `moto.new_bucket()`."""
+    for package in ("moto", "flask", "boto3"):
+        pytest.importorskip(package, reason="pip install 'moto[server]'")
+    service = Moto(tmp_path_factory.mktemp("moto"))
     yield service
     service.stop()
 

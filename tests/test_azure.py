@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ from seqrecord.storage.azure import AzureStorage
 from seqrecord.storage.azure import lease as lease_module
 from seqrecord.storage.azure import upload as upload_module
 from seqrecord.storage.azure.account import AzureAccount
-from seqrecord.storage.azure.obstore_reader import ObstoreReader
+from seqrecord.storage.fsspec_reader import FsspecReader
+from seqrecord.storage.objects.azure import AzureContainer
+from seqrecord.storage.objects.reader import ObstoreReader
 from seqrecord.storage.retrying import Retrier
 from tests.fault_proxy import FaultProxy, Request, Scripted
 from tests.made_source import MadeSource
@@ -49,7 +52,10 @@ def azure_storage(
         azurite.account, endpoint or azurite.endpoint, container, root, account_key=azurite.key
     )
     shown = f"az://{container}/{root}"
-    return AzureStorage(account, ObstoreReader(account, shown), shown, retrier=retrier)
+    source = AzureContainer(account)
+    quiet = FsspecReader(partial(source.filesystem, 30.0), source.path, shown)
+    reader = ObstoreReader(source, shown, quiet=quiet)
+    return AzureStorage(account, reader, shown, retrier=retrier)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,13 +28,11 @@ from seqrecord.errors import (
     TransientError,
 )
 from seqrecord.ranges import ByteRange
-from seqrecord.storage.azure import obstore_reader
 from seqrecord.storage.azure.account import AzureAccount
-from seqrecord.storage.azure.adlfs_reader import AdlfsReader
-from seqrecord.storage.azure.blobfile_reader import BlobfileReader
-from seqrecord.storage.azure.http_reader import HttpReader
-from seqrecord.storage.azure.obstore_reader import ObstoreReader
 from seqrecord.storage.base import RangeReader
+from seqrecord.storage.fsspec_reader import FsspecReader
+from seqrecord.storage.objects.azure import AzureContainer
+from seqrecord.storage.objects.reader import ObstoreReader
 from tests.canned_server import Canned, CannedServer, answer
 from tests.services import Azurite
 
@@ -47,19 +46,29 @@ SHOWN = "az://container/set"
 KEY = "c2VjcmV0LWtleQ=="
 SECRET_SAS = "sv=2024-01-01&sp=r&sig=S3CRET"
 
-KINDS: dict[str, Callable[..., RangeReader]] = {
-    "obstore": ObstoreReader,
-    "adlfs": AdlfsReader,
-    "blobfile": BlobfileReader,
-    "urllib3": HttpReader,
-}
+
+def by_adlfs(account: AzureAccount, shown: str, *, timeout: float = 30.0) -> RangeReader:
+    container = AzureContainer(account)
+    return FsspecReader(partial(container.filesystem, timeout), container.path, shown)
+
+
+def by_obstore(account: AzureAccount, shown: str, *, timeout: float = 30.0) -> RangeReader:
+    """obstore from the first byte on, and adlfs only in a fork."""
+    quiet = by_adlfs(account, shown, timeout=timeout)
+    reader = ObstoreReader(AzureContainer(account), shown, quiet=quiet, timeout=timeout)
+    reader._looked = 1 << 20
+    return reader
+
+
+KINDS: dict[str, Callable[..., RangeReader]] = {"obstore": by_obstore, "adlfs": by_adlfs}
 
 
 @pytest.fixture(params=list(KINDS))
 def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Makes a reader of each kind; obstore's reads what is small, too."""
     pytest.importorskip(request.param, reason=f"pip install {request.param}")
-    monkeypatch.setattr(obstore_reader, "_SMALL_BYTES", 0)
+    if request.param == "obstore":
+        monkeypatch.setattr("seqrecord.storage.objects.reader._Runtime.used", True)
     made: list[RangeReader] = []
 
     def make(account: AzureAccount, **settings: Any) -> RangeReader:
@@ -123,7 +132,7 @@ def test_accidents_may_pass(make: Make, kind: str) -> None:
 
 
 def _skip_what_waits(reader: RangeReader, cut: bool) -> None:
-    if cut and isinstance(reader, AdlfsReader):
+    if cut and isinstance(reader, FsspecReader):
         pytest.skip("its client itself waits for seconds before it gives up")
 
 
@@ -170,7 +179,7 @@ def test_a_range_that_is_not_the_one_asked_for_is_not_taken(make: Make) -> None:
     size = answer(200, length=1000, x_ms_blob_content_length="1000")
     with CannedServer([Canned(body), Canned(size)]) as server:
         reader = make(account_at(server.endpoint), timeout=1)
-        if isinstance(reader, (AdlfsReader, BlobfileReader)):
+        if isinstance(reader, FsspecReader):
             pytest.skip("its client does not look at what the answer says it is")
         with pytest.raises(StorageError):
             get(reader, "records/0", 0, 100)
@@ -261,7 +270,7 @@ def test_a_token_is_asked_for_and_sent(make: Make, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(aio, "DefaultAzureCredential", AsyncCredential)
     with CannedServer([Canned(part(BODY))]) as server:
         reader = make(account_at(server.endpoint, account_key=None))
-        if isinstance(reader, AdlfsReader):
+        if isinstance(reader, FsspecReader):
             pytest.skip("its client sends tokens over https alone")
         assert get(reader, "records/0", 0, 100) == BODY
         reader.close()
@@ -290,12 +299,10 @@ def test_no_failure_shows_a_credential(
 
 def test_a_missing_package_is_named(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = make(account_at("http://127.0.0.1:1/account"))
-    if isinstance(reader, HttpReader):
-        return  # urllib3 comes with the rest
-    name: dict[type[RangeReader], str]
-    name = {ObstoreReader: "obstore.store", AdlfsReader: "adlfs", BlobfileReader: "blobfile"}
-    monkeypatch.setitem(sys.modules, name[type(reader)], None)
-    package = name[type(reader)].partition(".")[0]
+    package = "obstore" if isinstance(reader, ObstoreReader) else "adlfs"
+    monkeypatch.setitem(sys.modules, package, None)
+    if package == "obstore":
+        monkeypatch.setitem(sys.modules, "obstore.store", None)
     with pytest.raises(LocationError, match=f"pip install {package}") as caught:
         get(reader, "a", 0, 100)
     assert caught.value.__cause__ is None
@@ -418,7 +425,7 @@ def test_nobody_may_come_without_a_credential(make: Make, account: AzureAccount)
 def test_two_readers_with_two_credentials(
     make: Make, account: AzureAccount, azurite: Azurite
 ) -> None:
-    """Nothing of one is another's, though blobfile keeps its tokens in one table."""
+    """Nothing of one is another's."""
     sas = azurite.sas(account.container, minutes=-10)
     refused = AzureAccount(
         account.account, account.endpoint, account.container, "set", sas_token=sas
@@ -538,7 +545,9 @@ print("well")
 """
     done = subprocess.run(
         [sys.executable, "-c", program],
-        input=pickle.dumps(ObstoreReader(account, SHOWN)),
+        input=pickle.dumps(
+            ObstoreReader(AzureContainer(account), SHOWN, quiet=by_adlfs(account, SHOWN))
+        ),
         capture_output=True,
         timeout=100,
         check=False,

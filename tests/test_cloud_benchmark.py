@@ -25,7 +25,7 @@ ROWS_RUN += ["stream-narrow-local", "raw-narrow-local", "open-obstore"]
 
 
 def test_rows_are_named_after_places() -> None:
-    places = ("local", "mount", "obstore", "urllib3", "adlfs", "blobfile")
+    places = ("local", "mount", "obstore", "adlfs", "blobfile")
     assert {name.rpartition("-")[2] for name in ROWS} == set(places)
     assert set(places) < set(ROWS)
 

@@ -20,13 +20,13 @@ from seqrecord.errors import AccessError, DeadlineError, NotFoundError, StorageE
 from seqrecord.pipes import SeqRecordPipe
 from seqrecord.ranges import ByteRange
 from seqrecord.storage import Storage, open_storage
-from seqrecord.storage.azure import obstore_reader
+from seqrecord.storage.objects.reader import _Runtime
 from seqrecord.writer import SeqRecordWriter
 from tests.clip_data import digest, write_numbered
 from tests.fault_proxy import FaultProxy, Planned, Request, Scripted, Seeded
 from tests.services import Azurite
 
-BACKENDS = ["obstore", "urllib3", "adlfs", "blobfile"]
+BACKENDS = ["obstore", "adlfs"]
 PIPE: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "shuffle_buffer": 16, "seed": 2}
 
 
@@ -39,7 +39,7 @@ def collected() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def obstore_reads_what_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(obstore_reader, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(_Runtime, "used", True)
 
 
 @pytest.fixture(scope="module")
@@ -85,13 +85,12 @@ def opened(
     azurite: Azurite, container: str, endpoint: str | None = None, **options: Any
 ) -> Storage:
     text = azurite.connection_string_at(endpoint or azurite.endpoint)
-    where = url(azurite, container, options.get("backend"))
+    where = url(container)
     return open_storage(where, {"connection_string": text, **options})
 
 
-def url(azurite: Azurite, container: str, backend: str | None, folder: str = "set") -> str:
-    account = f"{azurite.account}/" if backend == "blobfile" else ""
-    return f"az://{account}{container}/{folder}"
+def url(container: str, folder: str = "set") -> str:
+    return f"az://{container}/{folder}"
 
 
 def epoch(storage: Storage, settings: dict[str, Any]) -> list[Any]:
@@ -170,7 +169,7 @@ def test_servers_that_hang_and_that_trickle(
     assert retries >= 2
 
 
-@pytest.mark.parametrize("backend", ["urllib3", "adlfs", "blobfile"])
+@pytest.mark.parametrize("backend", ["adlfs"])
 def test_a_server_that_says_when_is_left_alone_until_then(
     azurite: Azurite, stored: str, backend: str
 ) -> None:
@@ -188,11 +187,11 @@ def test_an_epoch_given_up_amid_faults_leaves_nothing(azurite: Azurite, stored: 
     with FaultProxy(azurite.host, Seeded(3, 0.3), retry_after=0) as proxy:
         endpoint = proxied(azurite, proxy)
         # What lasts as long as the process: obstore's threads, and the proxy's for its clients.
-        warm = opened(azurite, stored, endpoint, backend="urllib3")
+        warm = opened(azurite, stored, endpoint, backend="adlfs")
         epoch(warm, PIPE)
         warm.close()
         threads = {t.name for t in threading.enumerate() if "seqrecord" in t.name}
-        storage = opened(azurite, stored, endpoint, backend="urllib3")
+        storage = opened(azurite, stored, endpoint, backend="adlfs")
         with seqrecord.open(storage) as dataset:
             batches = iter(SeqRecordPipe(dataset, **PIPE))
             next(batches)
@@ -310,7 +309,7 @@ def _at_once(proxy: FaultProxy, storage: Storage, kind: type[StorageError], says
     with pytest.raises(kind, match=says) as caught:
         seqrecord.open(storage)
     assert time.monotonic() - start < 60  # of 120
-    assert proxy.requests <= 2  # adlfs and blobfile may ask before they ask
+    assert proxy.requests <= 3  # adlfs may ask before it asks, and whether the container is there
     assert storage.counters()["retries"] == 0
     storage.close()
     return str(caught.value)
@@ -328,19 +327,19 @@ def test_refusals_are_told_at_once(azurite: Azurite, stored: str, backend: str) 
                 "sas_token": sas,
                 "backend": backend,
             }
-            storage = open_storage(url(azurite, stored, backend), options)
+            storage = open_storage(url(stored), options)
             said = _at_once(proxy, storage, AccessError, "SAS")
             assert re.search(r"sig=([^&]+)", sas)[1] not in said  # type: ignore[index]
             proxy.reset()
         key = "c2VjcmV0LWtleQ=="
         text = azurite.connection_string_at(endpoint).replace(azurite.key, key)
         options = {"connection_string": text, "backend": backend}
-        storage = open_storage(url(azurite, stored, backend), options)
+        storage = open_storage(url(stored), options)
         assert key not in _at_once(proxy, storage, AccessError, "check the key")
         proxy.reset()
         nowhere = opened(azurite, "nowhere", endpoint, backend=backend)
         _at_once(proxy, nowhere, NotFoundError, "no such container")
         proxy.reset()
         options = {"connection_string": azurite.connection_string_at(endpoint), "backend": backend}
-        nothing = open_storage(url(azurite, stored, backend, "other"), options)
+        nothing = open_storage(url(stored, "other"), options)
         _at_once(proxy, nothing, NotFoundError, "other")

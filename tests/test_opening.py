@@ -11,6 +11,7 @@ from seqrecord.storage import FsspecStorage, LocalStorage, Storage, StorageWrapp
 from seqrecord.storage.azure import AzureStorage
 from seqrecord.storage.cache import CachedStorage
 from seqrecord.storage.mounts import MountStorage
+from seqrecord.storage.objects.web import WebStorage
 from seqrecord.storage.options import StorageSettings, split_options
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.retrying import RetryingStorage
@@ -46,7 +47,12 @@ def test_layers(tmp_path: Path) -> None:
     assert layers(open_storage(tmp_path, {"mount": False})) == [LocalStorage]
     assert layers(open_storage(tmp_path, {"mount": True})) == [RetryingStorage, MountStorage]
     assert layers(open_storage(AZURE)) == [*around, AzureStorage]
-    assert layers(open_storage("http://127.0.0.1:9/path")) == [*around, FsspecStorage]
+    assert layers(open_storage("http://127.0.0.1:9/path")) == [*around, WebStorage]
+    assert (
+        layers(open_storage("http://127.0.0.1:9/path", {"backend": "fsspec"}))[-1] is FsspecStorage
+    )
+    assert layers(open_storage("s3://bucket/path", {"anon": True})) == [*around, FsspecStorage]
+    assert layers(open_storage("gs://bucket/path", {"token": "anon"})) == [*around, FsspecStorage]
     assert layers(open_storage("memory://box/path")) == [FsspecStorage]
     cached = open_storage(AZURE, cache_dir=tmp_path / "cache", cache_limit="1GiB")
     assert layers(cached) == [CachedStorage, *around, AzureStorage]
@@ -58,21 +64,23 @@ def test_a_path_in_a_remote_mount_is_one(tmp_path: Path, monkeypatch: pytest.Mon
     assert layers(open_storage(tmp_path, {"mount": False})) == [LocalStorage]
 
 
-@pytest.mark.parametrize("backend", ["obstore", "urllib3", "adlfs", "blobfile"])
-def test_a_backend_by_name(backend: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    [("obstore", "ObstoreReader"), ("adlfs", "FsspecReader"), ("fsspec", "FsspecReader")],
+)
+def test_a_backend_by_name(backend: str, kind: str) -> None:
     storage = azure(open_storage(AZURE, {"backend": backend, "account_key": "a2V5"}))
-    reader = type(storage._reader).__name__.lower()
-    assert reader == ("httpreader" if backend == "urllib3" else f"{backend}reader")
+    assert type(storage._reader).__name__ == kind
     assert storage._account.account_key == "a2V5"
 
 
 def test_azure_is_read_by_the_fastest_that_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
-    for package in ("obstore", "urllib3", "adlfs", "blobfile"):
+    for package in ("obstore", "adlfs"):
         found.append(type(azure(open_storage(AZURE))._reader).__name__)
         monkeypatch.setitem(sys.modules, package, None)
-    assert found == ["ObstoreReader", "HttpReader", "AdlfsReader", "BlobfileReader"]
-    with pytest.raises(LocationError, match="for Azure: pip install obstore;"):
+    assert found == ["ObstoreReader", "FsspecReader"]
+    with pytest.raises(LocationError, match="for az://: pip install obstore;"):
         open_storage(AZURE)
 
 
@@ -100,7 +108,8 @@ def test_blobfiles_urls() -> None:
 @pytest.mark.parametrize(
     ("url", "options", "says"),
     [
-        (AZURE, {"backend": "fsspec"}, "one of obstore, urllib3, adlfs"),
+        (AZURE, {"backend": "urllib3"}, "one of obstore, adlfs, fsspec, blobfile"),
+        (AZURE, {"backend": "blobfile", "account_key": SECRET}, "its own environment"),
         (AZURE, {"mount": True}, "local paths alone"),
         (AZURE, {"acount_key": SECRET}, "unknown storage option.*acount_key"),
         (AZURE, {"deadline": 0}, "deadline.*above 0"),

@@ -34,7 +34,7 @@ from tests.services import Azurite, need_azurite
 
 MARK = "MARKEDS3CRET"
 KEY = base64.b64encode((MARK * 4).encode()).decode()  # MARK is in the bytes, KEY in what is written
-BACKENDS = ["obstore", "urllib3", "adlfs", "blobfile"]
+BACKENDS = ["obstore", "adlfs"]
 QUICK = {"deadline": 0.3}
 ENVIRONMENT = ("ACCOUNT", "ACCOUNT_NAME", "ACCOUNT_KEY", "KEY", "CONNECTION_STRING", "SAS_TOKEN")
 
@@ -89,8 +89,6 @@ def given(
     """A credential of a kind, right or wrong, for a service or another place that passes for it."""
     endpoint = endpoint or service.endpoint
     az, wrong_key = f"az://{container}/set", base64.b64encode((MARK * 5).encode()).decode()
-    if backend == "blobfile":
-        az = f"az://{service.account}/{container}/set"
     https = f"https://{service.account}.blob.core.windows.net/{container}/set"
     account = {"account_name": service.account, "endpoint": endpoint}
     if "SAS" in kind:
@@ -258,7 +256,7 @@ def test_a_service_that_fails(
 @pytest.mark.service
 @pytest.mark.parametrize(
     ("kind", "backend"),
-    [*((kind, "obstore") for kind in RIGHT), ("SAS in the URL", "adlfs"), ("SAS", "blobfile")],
+    [*((kind, "obstore") for kind in RIGHT), ("SAS in the URL", "adlfs")],
 )
 def test_a_dataset_that_works(
     service: Azurite,
@@ -426,7 +424,7 @@ def test_credentials_of_azure_identity_that_fail(
     options = {"account_name": "acme", "endpoint": "https://127.0.0.1:9", "backend": backend}
     if secret is not None:
         options |= {"tenant_id": "t", "client_id": "c", "client_secret": secret}
-    url = "az://acme/box/path" if backend == "blobfile" else "az://box/path"
+    url = "az://box/path"
     storage = open_storage(url, {**options, **QUICK})
     errors = list(failures(storage))
     assert sum(isinstance(error, AccessError) for error in errors) == len(errors) - 1

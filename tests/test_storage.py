@@ -540,12 +540,14 @@ def test_nothing_of_a_missing_package_is_hidden() -> None:
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "s3fs", None)
+    for package in ("s3fs", "huggingface_hub"):
+        monkeypatch.setitem(sys.modules, package, None)
     for table in ("_registry", "registry"):  # of classes that were imported before
         monkeypatch.setattr(sys.modules["fsspec.registry"], table, {})
-    with pytest.raises(LocationError, match="s3fs") as caught:
-        open_storage("s3://bucket/path").size("manifest.json")
-    assert caught.value.__cause__ is None
+    for url, package in (("s3://bucket/path", "s3fs"), ("hf://datasets/a/b", "huggingface_hub")):
+        with pytest.raises(LocationError, match=f"a package is missing.*{package}") as caught:
+            open_storage(url).list_files("records")
+        assert caught.value.__cause__ is None
 
 
 def test_a_client_is_made_anew_in_a_forked_child(memory: FsspecStorage) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import threading
 import time
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +27,7 @@ from seqrecord.storage import LocalStorage, Storage, StorageWrapper, open_storag
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.retrying import RetryingStorage
 from seqrecord.storage.wrappers import Throttled
+from tests.blobfile_pool import blobfile_options
 from tests.fault_proxy import FaultProxy
 from tests.services import Azurite, Mount
 
@@ -76,7 +79,7 @@ class Places:
 
     def location(
         self, place: str, what: str = RECORDS, *, counted: bool = False
-    ) -> tuple[str, dict[str, str] | None]:
+    ) -> tuple[str, dict[str, Any] | None]:
         """Location and storage options of a place: `local`, `mount`, or a client for Azure."""
         if place == "local":
             return (self.local if what == RECORDS else self.index), None
@@ -86,7 +89,11 @@ class Places:
         options = {"backend": place, "connection_string": string}
         path = f"{self.container}/{what}"
         if place == "blobfile":  # whose URLs begin with the account
-            return f"blobfile+az://{EMULATED}/{path}", options
+            host = re.search(r"BlobEndpoint=http://([^/;]+)", string)
+            key = re.search(r"AccountKey=([^;]+)", string)
+            assert host is not None
+            assert key is not None
+            return f"blobfile+az://{EMULATED}/{path}", blobfile_options(host[1], key[1])
         return f"az://{path}", options
 
     def forget(self, place: str) -> None:

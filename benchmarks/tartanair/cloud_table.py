@@ -9,9 +9,9 @@ from benchmarks.tartanair.timing import Results, markdown, median, share
 
 __all__ = ["AZURE", "NARROW", "PLACES", "Figure", "figures", "tables"]
 
-AZURE = ("obstore", "urllib3", "adlfs", "blobfile")
+AZURE = ("obstore", "adlfs", "blobfile")
 PLACES = ("local", "mount", *AZURE)
-NARROW = ("local", "obstore", "urllib3")  # places behind a line of 1 Gbit/s
+NARROW = ("local", "obstore")  # places behind a line of 1 Gbit/s
 
 _GIB = 1 << 30
 

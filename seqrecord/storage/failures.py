@@ -13,6 +13,7 @@ import errno
 import os
 import re
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -47,16 +48,39 @@ def classify(error: BaseException, shown: str) -> StorageError:
     """What an exception of any client means for `shown`, without anything that it says.
 
     `NotFoundError` for a missing file or container, `AccessError` for a refusal, `LocationError`
-    for a host that does not exist, `TransientError` for what may go well if tried again, and
-    `StorageError` for the rest.
+    for a host that does not exist and a missing package, `TransientError` for what may go well if
+    tried again, and `StorageError` for the rest.
     """
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        name = error.name if error.name.startswith("azure.") else error.name.partition(".")[0]
+        return LocationError(
+            f"a package is missing: pip install {name.replace('.', '-')}", file=shown
+        )
     chain = list(_chain(error))
     status = _first(_status, chain)
     code = _first(_code, chain)
     number = _first(_errno, chain)
     described = _describe(error, status, code, number)
+    if _is_untrusted(chain):
+        return StorageError(
+            "the server's certificate is not trusted: check the endpoint, or give its authority in "
+            "SSL_CERT_FILE (of S3 AWS_CA_BUNDLE too) or as storage option root_certificate",
+            file=shown,
+        )
+    if code in _BUSY_CODES or status in _BUSY:  # a token endpoint's too
+        return _transient(described, chain, shown)
     if code == "ContainerNotFound":
         return NotFoundError("no such container: check the account's and its name", file=shown)
+    if code == "NoSuchBucket":
+        return NotFoundError("no such bucket: check its name", file=shown)
+    if code in _ELSEWHERE or _says(chain, "incorrectly configured region") or status == 301:
+        return LocationError(
+            f"the bucket is in another region or place ({described}): check the endpoint, and the "
+            "storage option region or AWS_REGION",
+            file=shown,
+        )
+    if _says(chain, *_METADATA_SERVERS):
+        return AccessError(f"no credential was found ({described}): {_GIVE_ONE}", file=shown)
     if code in _REFUSALS or status in (401, 403) or _any(chain, _UNAUTHORIZED):
         check = _REFUSALS.get(code or "", _CHECK_ALL)
         return AccessError(f"access is refused ({described}): {check}", file=shown)
@@ -66,17 +90,19 @@ def classify(error: BaseException, shown: str) -> StorageError:
         return LocationError("no such host: check the account's name or the endpoint", file=shown)
     if number in (errno.EACCES, errno.EPERM) and status is None:
         return AccessError(f"access is refused ({described}): check the permissions", file=shown)
-    if (
-        status in _BUSY
-        or number in _PASSING
-        or (status is None and (_any(chain, _BROKEN) or _is_broken_obstore(chain)))
-    ):
-        failure = TransientError(f"the storage failed: {described}", file=shown)
-        failure.retry_after = _first(_retry_after, chain)
-        return failure
+    broken = _any(chain, _BROKEN) or _is_broken_obstore(chain)
+    if number in _PASSING or (status is None and broken):
+        return _transient(described, chain, shown)
     return StorageError(f"the storage failed: {described}", file=shown)
 
 
+def _transient(described: str, chain: list[BaseException], shown: str) -> TransientError:
+    failure = TransientError(f"the storage failed: {described}", file=shown)
+    failure.retry_after = _first(_retry_after, chain)
+    return failure
+
+
+_GIVE_ONE = "give a key or identity, or skip_signature for what is public"
 _CHECK_ALL = "check the key, SAS or identity and what it may do there"
 _REFUSALS = {
     "AuthenticationFailed": "the key or SAS is wrong or expired, or the clock here is; check them",
@@ -93,7 +119,39 @@ _REFUSALS = {
     "NoAuthenticationInformation": "no credential was given; give a key, SAS or identity",
     "PublicAccessNotPermitted": "no credential was given; give a key, SAS or identity",
 }
-_CODES = {*_REFUSALS, "ContainerNotFound", "BlobNotFound", "ServerBusy", "OperationTimedOut"}
+_REFUSALS |= {
+    "AccessDenied": "check what the key or identity may do there; of a file that is missing S3 and "
+    "GCS say so too, to whoever may not list",
+    "ExpiredToken": "the session token has expired; renew it",
+    "InvalidAccessKeyId": "there is no such access key; check it",
+    "InvalidToken": "the session token is wrong; check it",
+    "RequestTimeTooSkewed": "the clock here is wrong; check it",
+    "SignatureDoesNotMatch": "the secret access key is wrong, or the clock here is; check them",
+    "TokenRefreshRequired": "the session token has expired; renew it",
+}
+_BUSY_CODES = frozenset(
+    {
+        "InternalError",
+        "OperationTimedOut",
+        "RequestTimeout",
+        "ServerBusy",
+        "ServiceUnavailable",
+        "SlowDown",
+        "rateLimitExceeded",  # of GCS, with status 403 or 429
+        "userRateLimitExceeded",
+    }
+)
+_ELSEWHERE = frozenset(
+    {
+        "AuthorizationHeaderMalformed",
+        "IllegalLocationConstraintException",
+        "PermanentRedirect",
+        "TemporaryRedirect",
+    }
+)
+_CODES = {*_REFUSALS, *_BUSY_CODES, *_ELSEWHERE}
+_CODES |= {"BlobNotFound", "ContainerNotFound", "NoSuchBucket", "NoSuchKey"}
+_METADATA_SERVERS = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
 
 _BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
 _PASSING = frozenset(
@@ -122,6 +180,11 @@ _UNAUTHORIZED = frozenset(
     {
         "ClientAuthenticationError",
         "CredentialUnavailableError",
+        "DefaultCredentialsError",  # google-auth
+        "NoCredentialsError",  # botocore
+        "PartialCredentialsError",
+        "ProfileNotFound",
+        "RefreshError",  # google-auth
         "PermissionDeniedError",
         "UnauthenticatedError",
     }
@@ -133,11 +196,13 @@ _BROKEN = frozenset(
         "ChunkedEncodingError",  # requests
         "ConnectionError",
         "EOFError",
+        "HTTPClientError",  # botocore
         "HTTPException",  # http.client: what the server says is no HTTP
         "IncompleteReadError",  # azure-core
         "ProtocolError",  # urllib3
         "ServiceRequestError",
         "ServiceResponseError",
+        "SSLError",  # ssl, and those that wrap it; of a certificate it is known before this
         "TimeoutError",
         "TimeoutException",  # httpx
         "TransportError",
@@ -175,13 +240,32 @@ def _any(chain: list[BaseException], kinds: frozenset[str]) -> bool:
     return False
 
 
+def _is_of(error: BaseException, *packages: str) -> bool:
+    return type(error).__module__.partition(".")[0] in packages
+
+
 def _is_obstore(error: BaseException) -> bool:
-    return type(error).__module__.partition(".")[0] == "obstore"
+    return _is_of(error, "obstore")
+
+
+def _says(chain: list[BaseException], *texts: str) -> bool:
+    """Whether obstore says one of these: its errors have nothing but text."""
+    return any(_is_obstore(e) and any(text in str(e) for text in texts) for e in chain)
+
+
+def _is_untrusted(chain: list[BaseException]) -> bool:
+    return any(isinstance(e, ssl.SSLCertVerificationError) for e in chain) or _says(
+        chain, "InvalidCertificate", "invalid peer certificate", "certificate verify failed"
+    )
 
 
 def _status(error: BaseException) -> int | None:
     response = getattr(error, "response", None)
+    if isinstance(response, dict):  # botocore
+        value = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        return value if type(value) is int else None
     for value in (
+        getattr(error, "code", None) if _is_of(error, "urllib", "gcsfs") else None,
         getattr(error, "status", None),
         getattr(error, "status_code", None),
         getattr(error, "response_status", None),  # blobfile
@@ -197,15 +281,21 @@ def _status(error: BaseException) -> int | None:
 
 
 def _code(error: BaseException) -> str | None:
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):  # botocore
+        code = response.get("Error", {}).get("Code")
+        return code if code in _CODES else None
     code = getattr(error, "error_code", None) or getattr(error, "error", None)
     code = getattr(code, "value", code)  # azure-core has an enum
     if code is None:  # obstore's errors have nothing but text, and some of them are builtins
-        found = re.search(r"<Code>(\w+)</Code>", str(error))
-        code = found[1] if found else None
+        found = re.search(r"<Code>(\w+)</Code>|\b(\w*[rR]ateLimitExceeded)\b", str(error))
+        code = (found[1] or found[2]) if found else None
     return code if isinstance(code, str) and code in _CODES else None
 
 
 def _errno(error: BaseException) -> int | None:
+    if isinstance(error, ssl.SSLError):  # whose numbers are OpenSSL's
+        return None
     number = error.errno if isinstance(error, OSError) else None
     return number if type(number) is int and number > 0 else None
 
@@ -215,13 +305,13 @@ def _is_unknown_host(chain: list[BaseException]) -> bool:
         return True
     if any(getattr(e, "response_status", None) == 600 for e in chain):  # blobfile's own number
         return True
-    return any(_is_obstore(e) and "Name or service not known" in str(e) for e in chain)
+    return _says(chain, "Name or service not known")
 
 
 def _is_broken_obstore(chain: list[BaseException]) -> bool:
     """Whether obstore's text is that of a request that broke: it has no kinds for them."""
     marks = ("error sending request", "HTTP error", "error decoding response", "timed out", "dns")
-    return any(_is_obstore(e) and any(mark in str(e) for mark in marks) for e in chain)
+    return _says(chain, *marks)
 
 
 def _retry_after(error: BaseException) -> float | None:

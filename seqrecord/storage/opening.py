@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from seqrecord.errors import LocationError
-from seqrecord.storage.azure import open_azure
 from seqrecord.storage.base import Storage
 from seqrecord.storage.cache import with_cache
 from seqrecord.storage.local import LocalStorage
 from seqrecord.storage.mounts import MountStorage, find_remote_mount
+from seqrecord.storage.objects import open_objects
 from seqrecord.storage.options import StorageSettings, split_options
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.remote import FsspecStorage
@@ -21,6 +21,9 @@ from seqrecord.storage.retrying import RetryingStorage
 from seqrecord.storage.url import Location, parse_location
 
 __all__ = ["StorageLike", "open_storage"]
+
+_OBJECTS = ("az", "s3", "s3a", "gs", "gcs", "http", "https")
+_PLAIN = (("http", "fsspec"), ("https", "fsspec"))  # whatever fsspec makes of them
 
 StorageLike: TypeAlias = "str | os.PathLike[str] | Storage"
 """A local path, a URL, or a storage that is open already."""
@@ -86,8 +89,8 @@ def _local(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) 
 def _remote(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) -> Storage:
     if settings.mount:
         raise LocationError("storage option mount is of local paths alone", file=where.shown)
-    if where.protocol == "az":
-        return _layered(open_azure(where, settings, rest), settings)
+    if where.protocol in _OBJECTS and (where.protocol, settings.backend) not in _PLAIN:
+        return _layered(open_objects(where, settings, rest), settings)
     storage = _fsspec(where, settings, rest)
     return storage if where.protocol == "memory" else _layered(storage, settings)
 

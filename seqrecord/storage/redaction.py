@@ -13,8 +13,21 @@ _LOGGERS = (
     "asyncio",
     "azure.core.pipeline.policies.http_logging_policy",
     "azure.storage.blob._shared.policies",
+    "boto3",
+    "botocore",
+    "botocore.auth",
+    "botocore.endpoint",
+    "botocore.hooks",
+    "botocore.parsers",
+    "botocore.regions",
+    "aiobotocore",
+    "aiobotocore.endpoint",
     "fsspec",
     "fsspec.http",
+    "gcsfs",
+    "google.auth",
+    "google.auth.transport.requests",
+    "google.oauth2",
     "s3fs",
     "urllib3.connectionpool",
     "urllib3.poolmanager",
@@ -25,6 +38,21 @@ _SECRETS = (
     (re.compile(r"(sig|signature|token)(=|%3D)[^&\s'\"<>]+", re.IGNORECASE), r"\1\2…"),
     (re.compile(r"(//)[^/\s'\"<>@]+@"), r"\1…@"),
     (re.compile(r"(AccountKey|SharedAccessSignature)=[^;\s'\"]+", re.IGNORECASE), r"\1=…"),
+    # What S3's and GCS's clients send and log: headers, tokens in JSON, their own dicts.
+    (
+        re.compile(
+            r"(Bearer\s+|Signature=|Credential=|x-amz-security-token:\s*)[^\s,'\"]+", re.IGNORECASE
+        ),
+        r"\1…",
+    ),
+    (
+        re.compile(
+            r"((?:secret|token|private_key|assertion|authorization|access_key)[\w-]*"
+            r"['\"]?\s*[:=]\s*b?['\"])[^'\"]+",
+            re.IGNORECASE,
+        ),
+        r"\1…",
+    ),
 )
 
 

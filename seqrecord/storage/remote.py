@@ -1,9 +1,10 @@
-"""Files of any filesystem that fsspec knows: memory, http, s3, gs, …"""
+"""Files of any filesystem that fsspec knows: hf, memory, …; and the writing half of S3 and GCS."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import fsspec
@@ -12,11 +13,11 @@ from fsspec.registry import known_implementations
 from seqrecord.checksum import Buffer
 from seqrecord.errors import DestinationError, LocationError, NotFoundError, StorageError
 from seqrecord.ranges import ByteRange
-from seqrecord.storage.base import CutUpload, Lock, Upload, check_buffers, check_path
+from seqrecord.storage.base import CutUpload, Lock, RangeReader, Upload, check_path
 from seqrecord.storage.failures import call
+from seqrecord.storage.fsspec_reader import FsspecReader
 from seqrecord.storage.per_process import PerProcess
 from seqrecord.storage.redaction import redact_logs
-from seqrecord.storage.requests import fill, merge, missing_bytes
 
 __all__ = ["FsspecStorage"]
 
@@ -28,23 +29,38 @@ class FsspecStorage:
     """Storage below a path of an fsspec filesystem.
 
     The filesystem is made when it is first used, in each process anew: no client survives a fork.
+    `make` makes it where it is not fsspec's own of the protocol, with `options`; `reader` reads
+    where it is not the filesystem that does.
     An object store shows a file when its upload is closed; elsewhere a file gets another name while
     it is written. Nothing unfinished is kept, and there is no lock.
     """
 
     def __init__(
-        self, protocol: str, root: str, *, shown: str, options: Mapping[str, Any] | None = None
+        self,
+        protocol: str,
+        root: str,
+        *,
+        shown: str,
+        options: Mapping[str, Any] | None = None,
+        make: Callable[[], Any] | None = None,
+        reader: RangeReader | None = None,
     ) -> None:
         redact_logs()
         self._protocol = protocol
         self._root = root.rstrip("/")
         self._shown_root = shown.rstrip("/")
-        self._options = dict(options or {})
-        self._filesystems = PerProcess(self._make)
+        self._make = make or partial(_filesystem, protocol, self._shown_root, dict(options or {}))
+        self._reader = reader or FsspecReader(self._make, self._root, self._shown_root)
+        self._filesystems = (
+            self._reader.filesystems
+            if isinstance(self._reader, FsspecReader)
+            else PerProcess(partial(call, self._shown_root, self._make))
+        )
         self._uploads: set[_FsspecUpload] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self._protocol, self._root, self._shown_root, self._options)
+        given = (self._protocol, self._root, self._shown_root, self._make, self._reader)
+        return _rebuild, given
 
     def __repr__(self) -> str:
         return f"FsspecStorage({self._shown_root!r})"
@@ -54,39 +70,12 @@ class FsspecStorage:
         return self._shown_root
 
     def size(self, path: str) -> int:
-        fs, full, shown = self._filesystems.get(), self._full(path), self._shown(path)
-
-        def size() -> int | None:
-            fs.invalidate_cache(full.rpartition("/")[0])
-            length: int | None = fs.size(full)
-            return length
-
-        length = call(shown, size)
-        if length is None:
-            raise StorageError("the server does not tell the file's length", file=shown)
-        return int(length)
+        return self._reader.size(check_path(path))
 
     def read_ranges(
         self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
     ) -> None:
-        check_buffers(ranges, buffers)
-        requests = merge(ranges, buffers)
-        if not requests:
-            self.size(path)  # raises if it is not there
-            return
-        shown = self._shown(path)
-        parts = call(
-            shown,
-            self._filesystems.get().cat_ranges,
-            [self._full(path)] * len(requests),
-            [item.start for item, _ in requests],
-            [item.stop for item, _ in requests],
-            on_error="raise",
-        )
-        for (item, views), part in zip(requests, parts, strict=True):
-            if len(part) != item.length:
-                raise missing_bytes(self, path, shown, item, len(part))
-            fill(views, [part])
+        self._reader.read_ranges(path, ranges, buffers)
 
     def create(self, path: str, *, replace: bool = False) -> Upload:
         upload = _FsspecUpload(
@@ -144,20 +133,7 @@ class FsspecStorage:
         for upload in list(self._uploads):
             upload.abort()
         self._filesystems.take()
-
-    def _make(self) -> Any:
-        protocol, shown = self._protocol, self._shown_root
-        try:
-            kind = fsspec.get_filesystem_class(protocol)
-        except ValueError:
-            raise LocationError("no known kind of URL", file=shown, got=f"{protocol}://") from None
-        except ImportError:
-            needed = known_implementations.get(protocol, {}).get("err", "")
-            raise LocationError(
-                f"a package is missing for {protocol}://: {needed}", file=shown
-            ) from None
-        # Not the cached instance, which would be another one in every thread.
-        return call(shown, kind, skip_instance_cache=True, **self._options)
+        self._reader.close()
 
     def _full(self, path: str) -> str:
         return f"{self._root}/{check_path(path)}"
@@ -251,5 +227,21 @@ class _NoLock:
         pass
 
 
-def _rebuild(protocol: str, root: str, shown: str, options: dict[str, Any]) -> FsspecStorage:
-    return FsspecStorage(protocol, root, shown=shown, options=options)
+def _filesystem(protocol: str, shown: str, options: Mapping[str, Any]) -> Any:
+    try:
+        kind = fsspec.get_filesystem_class(protocol)
+    except ValueError:
+        raise LocationError("no known kind of URL", file=shown, got=f"{protocol}://") from None
+    except ImportError:
+        needed = known_implementations.get(protocol, {}).get("err", "")
+        raise LocationError(
+            f"a package is missing for {protocol}://: {needed}", file=shown
+        ) from None
+    # Not the cached instance, which would be another one in every thread.
+    return kind(skip_instance_cache=True, **options)
+
+
+def _rebuild(
+    protocol: str, root: str, shown: str, make: Callable[[], Any], reader: RangeReader
+) -> FsspecStorage:
+    return FsspecStorage(protocol, root, shown=shown, make=make, reader=reader)

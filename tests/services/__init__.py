@@ -1,4 +1,4 @@
-"""Real services for tests: Azurite, which is Azure Blob, and a FUSE mount of its containers.
+"""Services for tests: Azurite, which is Azure Blob, a FUSE mount of its containers, and moto (S3).
 
 The fixtures are in `tests/conftest.py`. Where a part is missing, tests that need it are skipped
 with the line that installs it; with `SEQRECORD_NEED_SERVICES=1`, as in CI, they fail instead.
@@ -7,7 +7,8 @@ with the line that installs it; with `SEQRECORD_NEED_SERVICES=1`, as in CI, they
 from __future__ import annotations
 
 from tests.services.azurite import Azurite
+from tests.services.moto import Moto
 from tests.services.mount import Mount
 from tests.services.needs import need_azurite, need_mount
 
-__all__ = ["Azurite", "Mount", "need_azurite", "need_mount"]
+__all__ = ["Azurite", "Moto", "Mount", "need_azurite", "need_mount"]

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.rgbd.frames import ONCE, PER_CLIP, frame_file, resize, resize_clip
 from benchmarks.tartanair.compare.recordings import Recordings
-from benchmarks.tartanair.loaders.base import STORAGES, Loader, Settings, one_format
+from benchmarks.tartanair.loaders.base import OURS, Loader, Settings, one_format
 from benchmarks.tartanair.loaders.records import (
     CODECS,
     format_name,
@@ -51,7 +51,7 @@ LOADERS = [
         prepare=prepare,
         open=partial(open_stream, frame_transform=resize),
         shuffles=("off", "buffer"),
-        storages=STORAGES,
+        storages=OURS,
         codecs=CODECS,
         kind=ONCE,
         note="decoded frames; frame_transform resizes",
@@ -62,7 +62,7 @@ LOADERS = [
         prepare=prepare_encoded,
         open=partial(open_stream, frame_transform=resize),
         shuffles=("off", "buffer"),
-        storages=STORAGES,
+        storages=OURS,
         kind=ONCE,
         note="JPEG and PNG kept as they are; frame_transform resizes",
     ),
@@ -72,7 +72,7 @@ LOADERS = [
         prepare=prepare,
         open=partial(open_chain, clip_transform=resize_tensors),
         shuffles=("off", "buffer"),
-        storages=STORAGES,
+        storages=OURS,
         codecs=CODECS,
         kind=PER_CLIP,
         note="decoded frames; a map() after the pipe resizes",

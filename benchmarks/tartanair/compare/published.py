@@ -237,7 +237,7 @@ TABLES: tuple[Table, ...] = (
     Table(
         "Straight from Azure",
         "the same virtual machine, blobs read through blobfile",
-        {"blobfile": "blobfile", "obstore": "obstore", "adlfs": "adlfs", "own": "our own client"},
+        {"blobfile": "blobfile", "obstore": "obstore", "adlfs": "adlfs"},
         (Published("SeqRecord (iter)", 45, 4, "100", "2", _OURS),),
     ),
 )

@@ -57,7 +57,12 @@ class Task:
             seconds = prepare(loader, recordings, work, self.settings)
             return {} if seconds is None else {"prepare_seconds": seconds}
         folder = folder_of(loader, recordings, work, self.settings)
-        place = Place(Path(self.mount) if self.mount else folder, self.location, self.options)
+        options = self.options
+        if "blobfile_host" in options:
+            from tests.blobfile_pool import blobfile_options
+
+            options = blobfile_options(options["blobfile_host"], options["blobfile_key"])
+        place = Place(Path(self.mount) if self.mount else folder, self.location, options)
         if self.do == "check":
             from benchmarks.tartanair.compare.check import check
 

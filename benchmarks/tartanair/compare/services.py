@@ -17,7 +17,7 @@ __all__ = ["Services"]
 _UPLOADS = 2
 _DIR_CACHE = 300.0  # seconds, rclone's default: nothing is written to a folder that is mounted
 AZURE = ("adlfs", "obstore", "blobfile", "own")
-"""Azurite through one of these; `own` is each loader's own client, of ours the one with urllib3."""
+"""Azurite through one of these; `own` is each loader's own client. Ours has none."""
 
 
 class Services:
@@ -50,13 +50,17 @@ class Services:
         self._upload(name, folder)
         if storage == "mount":
             return replace(task, mount=str(self._mount() / name))
-        backend = "urllib3" if storage == "own" else storage
+        options = {"connection_string": self._azurite.connection_string}
+        if storage == "blobfile":
+            options |= {"blobfile_host": self._azurite.host, "blobfile_key": self._azurite.key}
+        elif storage != "own":
+            options["backend"] = storage
         # blobfile's URLs begin with the account.
         account = f"{self._azurite.account}/" if storage == "blobfile" else ""
         return replace(
             task,
             location=f"az://{account}{self._container}/{name}",
-            options={"backend": backend, "connection_string": self._azurite.connection_string},
+            options=options,
         )
 
     def _upload(self, name: str, folder: Path) -> None:

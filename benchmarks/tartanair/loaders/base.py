@@ -24,6 +24,7 @@ Batches: TypeAlias = Iterable[Batch]
 
 SHUFFLES = ("off", "buffer", "full")
 STORAGES = ("local", "cold", "mount", "adlfs", "obstore", "blobfile", "own")
+OURS = STORAGES[:-1]  # there is no client of ours
 
 
 @dataclass(frozen=True)

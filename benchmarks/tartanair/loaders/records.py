@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from benchmarks.tartanair.compare.recordings import Clip, Recordings
-from benchmarks.tartanair.loaders.base import STORAGES, Batch, Batches, Loader, Place, Settings
+from benchmarks.tartanair.loaders.base import OURS, Batch, Batches, Loader, Place, Settings
 from benchmarks.tartanair.loaders.map_style import Order, loader_arguments
 
 CODECS = ("raw", "fast", "balanced", "small")
@@ -123,7 +123,7 @@ LOADERS = [
         prepare=prepare,
         open=open_stream,
         shuffles=("off", "buffer"),
-        storages=STORAGES,
+        storages=OURS,
         codecs=CODECS,
         note="SeqRecordPipe with batch_size",
     ),
@@ -132,7 +132,7 @@ LOADERS = [
         format=format_name,
         prepare=prepare,
         open=open_map,
-        storages=STORAGES,
+        storages=OURS,
         codecs=CODECS,
         note="clips by number",
     ),
@@ -142,7 +142,7 @@ LOADERS = [
         prepare=prepare,
         open=open_chain,
         shuffles=("off", "buffer"),
-        storages=STORAGES,
+        storages=OURS,
         codecs=CODECS,
         note="SeqRecordPipe().shuffle().sharding_filter().batch().collate()",
     ),

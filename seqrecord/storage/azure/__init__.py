@@ -1,9 +1,6 @@
-"""Files of an Azure Blob container: read by one of several clients, written by Azure's own."""
+"""Files of an Azure Blob container, written with Azure's own client."""
 
-from seqrecord.storage.azure.opening import open_azure
+from seqrecord.storage.azure.account import AzureAccount
 from seqrecord.storage.azure.storage import AzureStorage
 
-__all__ = [
-    "AzureStorage",
-    "open_azure",
-]
+__all__ = ["AzureAccount", "AzureStorage"]

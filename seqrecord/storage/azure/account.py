@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from seqrecord.errors import LocationError
 from seqrecord.storage.azure.settings import azure_settings, one_credential
+from seqrecord.storage.fsspec_reader import PARTIAL
+from seqrecord.storage.packages import check_token_endpoint, missing
 from seqrecord.storage.url import Location
 
-__all__ = ["PARTIAL", "AzureAccount", "CredentialKind", "is_installed", "missing"]
+__all__ = ["PARTIAL", "SCOPE", "AzureAccount", "CredentialKind"]
 
 CredentialKind: TypeAlias = Literal[
     "account key", "SAS", "client secret", "anonymous", "default chain"
 ]
 
-PARTIAL = "seqrecord_partial"  # metadata of a blob that is unfinished: to readers it is not there
-
-
-def is_installed(package: str) -> bool:
-    """Whether a package of the index (`azure-storage-blob`) can be imported."""
-    try:
-        return importlib.util.find_spec(package.replace("-", ".")) is not None
-    except (ImportError, ValueError):  # of a package whose parent is missing, or half gone
-        return False
-
-
-def missing(*packages: str) -> str:
-    """The line that installs those of these packages that are missing, or all if none is."""
-    return f"pip install {' '.join([p for p in packages if not is_installed(p)] or packages)}"
+SCOPE = "https://storage.azure.com/.default"
 
 
 @dataclass(frozen=True)
@@ -110,25 +99,31 @@ class AzureAccount:
         """The blob's name in the container, of a path below the root."""
         return f"{self.root}/{path}" if self.root else path
 
-    def token_credential(self) -> Any:
+    def token_credential(self, *, is_async: bool = False) -> Any:
         """A new azure-identity credential, for `client secret` and `default chain` alone.
 
         It fetches tokens when it is first asked and keeps them, so keep it for as long as the
-        client, and make another in another process. Raises `LocationError` without azure-identity.
+        client, and make another in another process. A `client_id` alone chooses among managed and
+        workload identities. Raises `LocationError` without azure-identity, and where a token would
+        go over plain http.
         """
         try:
-            from azure.identity import ClientSecretCredential, DefaultAzureCredential
+            identity = importlib.import_module("azure.identity" + (".aio" if is_async else ""))
         except ImportError:
             raise LocationError(
                 f"a package is missing: {missing('azure-identity')}", file=self.endpoint
             ) from None
+        check_token_endpoint(self.endpoint, self.endpoint)
         if self.client_secret is None:
-            return DefaultAzureCredential()
+            chosen = ("managed_identity_client_id", "workload_identity_client_id")
+            return identity.DefaultAzureCredential(
+                **(dict.fromkeys(chosen, self.client_id) if self.client_id else {})
+            )
         assert self.tenant_id is not None, "resolve wants all three"
         assert self.client_id is not None, "resolve wants all three"
-        return ClientSecretCredential(self.tenant_id, self.client_id, self.client_secret)
+        return identity.ClientSecretCredential(self.tenant_id, self.client_id, self.client_secret)
 
-    def client_credential(self) -> Any:
+    def client_credential(self, *, is_async: bool = False) -> Any:
         """What azure-storage-blob's clients take as their `credential`."""
         if self.account_key is not None:
             return {"account_name": self.account, "account_key": self.account_key}
@@ -136,7 +131,7 @@ class AzureAccount:
             from azure.core.credentials import AzureSasCredential
 
             return AzureSasCredential(self.sas_token)
-        return None if self.anonymous else self.token_credential()
+        return None if self.anonymous else self.token_credential(is_async=is_async)
 
     def container_client(self, **settings: Any) -> Any:
         """A new `azure.storage.blob.ContainerClient`, which retries nothing by itself.

@@ -13,14 +13,14 @@ __all__ = ["azure_settings", "one_credential"]
 # Names in storage_options, and in the environment: those of adlfs, obstore, blobfile and az CLI.
 _OPTIONS = {
     "account": ("account_name", "account"),
-    "endpoint": ("endpoint", "blob_endpoint"),
+    "endpoint": ("endpoint", "blob_endpoint", "azure_endpoint"),
     "connection_string": ("connection_string",),
-    "account_key": ("account_key", "access_key"),
+    "account_key": ("account_key", "access_key", "master_key"),
     "sas_token": ("sas_token", "sas_key"),
-    "tenant_id": ("tenant_id",),
+    "tenant_id": ("tenant_id", "authority_id"),
     "client_id": ("client_id",),
     "client_secret": ("client_secret",),
-    "anonymous": ("anonymous", "anon"),
+    "anonymous": ("anonymous", "anon", "skip_signature"),
 }
 _ENVIRONMENT = {
     "account": ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT"),
@@ -74,7 +74,8 @@ def one_credential(settings: Mapping[str, Any], shown: str) -> dict[str, Any]:
             "credentials of more than one kind", file=shown, expected="one", got=", ".join(kinds)
         )
     if kinds != ["client_secret"]:
-        return {name: settings[name] for name in kinds}
+        alone = ["client_id"] if not kinds and settings.get("client_id") else []
+        return {name: settings[name] for name in kinds + alone}
     if missing := [name for name in _TRIO if not settings.get(name)]:
         raise LocationError(
             "a client secret needs tenant_id and client_id",

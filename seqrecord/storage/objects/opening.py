@@ -1,0 +1,134 @@
+"""Opens a place in an object store or on a web server: with which client, and what credential."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, TypeAlias
+
+from seqrecord.errors import LocationError
+from seqrecord.storage.azure.account import AzureAccount
+from seqrecord.storage.azure.storage import AzureStorage
+from seqrecord.storage.base import RangeReader, Storage
+from seqrecord.storage.fsspec_reader import FsspecReader
+from seqrecord.storage.objects.azure import AzureContainer
+from seqrecord.storage.objects.blobfile import BlobfileReader, split_blobfile_options
+from seqrecord.storage.objects.gs import GcsBucket
+from seqrecord.storage.objects.reader import ObstoreReader
+from seqrecord.storage.objects.s3 import S3Bucket
+from seqrecord.storage.objects.source import split_client_options
+from seqrecord.storage.objects.web import WebReader, WebServer, WebStorage
+from seqrecord.storage.options import StorageSettings
+from seqrecord.storage.packages import is_installed, missing
+from seqrecord.storage.remote import FsspecStorage
+from seqrecord.storage.requests import TIMEOUT_SECONDS
+from seqrecord.storage.retrying import Retrier
+from seqrecord.storage.url import Location
+
+__all__ = ["open_objects"]
+
+_Bucket: TypeAlias = AzureContainer | S3Bucket | GcsBucket
+
+
+def open_objects(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) -> Storage:
+    """The storage of an Azure container, a bucket of S3 or GCS, or a web server.
+
+    `rest` are the client's options: the account and its credential. Raises `LocationError` for
+    what is unclear, and where a package is missing.
+    """
+    timeout = min(TIMEOUT_SECONDS, settings.deadline / 4)  # one that hangs leaves time for others
+    if where.protocol == "az":
+        return _azure(where, settings, rest, timeout)
+    if where.protocol in ("http", "https"):
+        return _web(where, settings, rest, timeout)
+    options = {**where.options, **rest}
+    bucket: _Bucket
+    if where.protocol in ("s3", "s3a"):
+        package, bucket = "s3fs", S3Bucket.resolve(where, options, os.environ)
+    else:
+        package, bucket = "gcsfs", GcsBucket.resolve(where, options, os.environ)
+    reader = _reader(bucket, package, where, settings, timeout)
+    make = partial(bucket.filesystem, timeout)
+    return FsspecStorage(where.protocol, bucket.path, shown=where.shown, make=make, reader=reader)
+
+
+def _azure(
+    where: Location, settings: StorageSettings, rest: Mapping[str, Any], timeout: float
+) -> Storage:
+    if settings.backend == "blobfile":
+        blobfiles, rest = split_blobfile_options(rest)
+        account = AzureAccount.resolve(where, rest, os.environ)
+        _need("blobfile", where, "blobfile", "azure-storage-blob")
+        reader: RangeReader = BlobfileReader(
+            account, where.shown, given=bool(set(rest) - {"account_name"}), options=blobfiles
+        )
+    else:
+        client_options, rest = split_client_options(rest, where.shown)
+        account = AzureAccount.resolve(where, rest, os.environ)
+        reader = _reader(
+            AzureContainer(account, client_options), "adlfs", where, settings, timeout, "blobfile"
+        )
+        _need(settings.backend or "Azure", where, "azure-storage-blob")
+    return AzureStorage(account, reader, where.shown, retrier=Retrier(deadline=settings.deadline))
+
+
+def _web(
+    where: Location, settings: StorageSettings, rest: Mapping[str, Any], timeout: float
+) -> Storage:
+    client_options, rest = split_client_options(rest, where.shown)
+    if rest:
+        raise LocationError(
+            "an unknown storage option of a web server", file=where.shown, got=", ".join(rest)
+        )
+    if settings.backend not in (None, "obstore"):
+        raise _no_backend(where, settings, "obstore", "fsspec")
+    _need("obstore", where, "obstore")
+    quiet = None if client_options else WebReader(where.root, where.shown, timeout=timeout)
+    server = WebServer(where.root.rstrip("/"), client_options)
+    return WebStorage(ObstoreReader(server, where.shown, quiet=quiet, timeout=timeout), where.shown)
+
+
+def _reader(
+    bucket: _Bucket,
+    package: str,
+    where: Location,
+    settings: StorageSettings,
+    timeout: float,
+    *others: str,
+) -> RangeReader:
+    backend = settings.backend or ("obstore" if is_installed("obstore") else package)
+    if backend not in ("obstore", package, "fsspec", *others):
+        raise _no_backend(where, settings, "obstore", package, "fsspec", *others)
+    plain = FsspecReader(partial(bucket.filesystem, timeout), bucket.path, where.shown)
+    if backend == "obstore":
+        _need("obstore", where, "obstore")
+        # What obstore's client_options ask for, a proxy say, fsspec's filesystems would not do.
+        quiet = plain if is_installed(package) and not bucket.client_options else None
+        return ObstoreReader(bucket, where.shown, quiet=quiet, timeout=timeout)
+    if bucket.client_options:
+        raise LocationError(
+            "storage options of obstore alone",
+            file=where.shown,
+            got=", ".join(bucket.client_options),
+        )
+    if settings.backend is None and not is_installed(package):
+        _need(f"{where.protocol}://", where, "obstore")
+    _need(package, where, package)
+    return plain
+
+
+def _need(what: str, where: Location, *packages: str) -> None:
+    if not all(map(is_installed, packages)):
+        raise LocationError(
+            f"a package is missing for {what}: {missing(*packages)}", file=where.shown
+        )
+
+
+def _no_backend(where: Location, settings: StorageSettings, *known: str) -> LocationError:
+    return LocationError(
+        f"no such backend for {where.protocol}://",
+        file=where.shown,
+        expected=f"one of {', '.join(known)}",
+        got=settings.backend,
+    )

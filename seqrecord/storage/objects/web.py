@@ -1,0 +1,200 @@
+"""Files of a web server that answers ranges: they are read and never written."""
+
+from __future__ import annotations
+
+import re
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+from urllib.parse import quote
+
+from seqrecord.errors import DestinationError, NotFoundError, StorageError
+from seqrecord.ranges import ByteRange
+from seqrecord.storage.base import (
+    CutUpload,
+    Lock,
+    RangeReader,
+    Upload,
+    check_buffers,
+    check_path,
+)
+from seqrecord.storage.failures import call
+from seqrecord.storage.objects.source import Client, client_settings
+from seqrecord.storage.redaction import redact_logs
+from seqrecord.storage.requests import Request, fill, hurried, merge, missing_bytes
+
+__all__ = ["WebReader", "WebServer", "WebStorage"]
+
+_READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class WebServer:
+    """A folder of a web server, `url` its address."""
+
+    url: str
+    client_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    without_obstore = "leave out client_options"
+
+    def key(self, path: str) -> str:
+        return path
+
+    def client(self, timeout: float) -> Client:
+        from obstore.store import HTTPStore
+
+        settings = client_settings(timeout, self.url, self.client_options)
+        return Client(HTTPStore(self.url, **settings))
+
+
+class WebReader:
+    """A `RangeReader` of a web server with Python's own client.
+
+    A length is that of a HEAD, or of a range's answer where HEAD does not tell. No more is read of
+    an answer than was asked for, and nothing of one that is of the whole file.
+    """
+
+    def __init__(self, url: str, shown: str, *, timeout: float) -> None:
+        self._url, self._shown, self._timeout = url.rstrip("/"), shown.rstrip("/"), timeout
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self._url, self._shown, self._timeout)
+
+    def size(self, path: str) -> int:
+        shown = f"{self._shown}/{check_path(path)}"
+
+        def size() -> int:
+            try:
+                with self._ask("HEAD", path, {"Accept-Encoding": "identity"}) as answer:
+                    length = answer.headers.get("Content-Length", "")
+            except urllib.error.HTTPError as error:
+                if error.code not in (405, 501):
+                    raise
+                length = ""
+            if not length.isdecimal():
+                with self._ask("GET", path, {"Range": "bytes=0-0"}) as answer:
+                    length = answer.headers.get("Content-Range", "").rpartition("/")[2]
+            if not length.isdecimal():
+                raise StorageError("the server does not tell the file's length", file=shown)
+            return int(length)
+
+        return call(shown, size)
+
+    def read_ranges(
+        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
+    ) -> None:
+        check_buffers(ranges, buffers)
+        shown = f"{self._shown}/{check_path(path)}"
+        requests = merge(ranges, buffers)
+        if not requests:
+            self.size(path)  # raises if it is not there
+        for request in requests:
+            got = call(shown, self._read, path, shown, request)
+            if got != request[0].length:
+                raise missing_bytes(self, path, shown, request[0], got)
+
+    def close(self) -> None:
+        pass
+
+    def _read(self, path: str, shown: str, request: Request) -> int:
+        item, views = request
+        try:
+            answer = self._ask("GET", path, {"Range": f"bytes={item.start}-{item.stop - 1}"})
+        except urllib.error.HTTPError as error:
+            if error.code == 416:
+                return 0
+            raise
+        with answer:
+            said = re.fullmatch(
+                r"bytes (\d+)-(\d+)/(?:\d+|\*)", answer.headers.get("Content-Range", "").strip()
+            )
+            if answer.status != 206 or said is None:
+                raise StorageError(
+                    "the server does not answer ranges (206 and Content-Range): "
+                    "it would send whole files",
+                    file=shown,
+                )
+            if int(said[1]) != item.start or int(said[2]) >= item.stop:
+                return 0
+            return fill(views, hurried(_chunks(answer), self._timeout, shown))
+
+    def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> Any:
+        request = urllib.request.Request(  # noqa: S310 - http or https, by `parse_location`
+            f"{self._url}/{quote(path)}", headers=dict(headers), method=method
+        )
+        return urllib.request.urlopen(  # noqa: S310
+            request, timeout=self._timeout, context=ssl.create_default_context()
+        )
+
+
+class WebStorage:
+    """A folder of a web server, that cannot be listed nor written."""
+
+    def __init__(self, reader: RangeReader, shown: str) -> None:
+        redact_logs()
+        self._reader, self._url = reader, shown.rstrip("/")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WebStorage, (self._reader, self._url)
+
+    def __repr__(self) -> str:
+        return f"WebStorage({self._url!r})"
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    def size(self, path: str) -> int:
+        return self._reader.size(path)
+
+    def read_ranges(
+        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
+    ) -> None:
+        self._reader.read_ranges(path, ranges, buffers)
+
+    def create(self, path: str, *, replace: bool = False) -> Upload:  # noqa: ARG002
+        self._refuse(path)
+
+    def list_files(self, folder: str) -> list[str]:
+        raise StorageError(
+            "a web server does not list its files", file=f"{self._url}/{check_path(folder)}"
+        )
+
+    def remove(self, path: str) -> None:
+        self._refuse(path)
+
+    def interrupted(self, folder: str) -> list[str]:
+        check_path(folder)
+        return []
+
+    def reopen(self, path: str) -> CutUpload:
+        raise NotFoundError("no interrupted upload", file=f"{self._url}/{check_path(path)}")
+
+    def lock(self) -> Lock:
+        self._refuse("manifest.json")
+
+    def local_path(self, path: str) -> str | None:
+        check_path(path)
+        return None
+
+    def counters(self) -> dict[str, int]:
+        return {}
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def _refuse(self, path: str) -> NoReturn:
+        raise DestinationError(
+            "a web server cannot be written to", file=f"{self._url}/{check_path(path)}"
+        )
+
+
+def _chunks(answer: Any) -> Iterator[bytes]:
+    return iter(lambda: answer.read1(_READ_BYTES), b"")
+
+
+def _rebuild(url: str, shown: str, timeout: float) -> WebReader:
+    return WebReader(url, shown, timeout=timeout)

@@ -1,0 +1,34 @@
+"""What clients of a storage need: packages that are installed, an endpoint that is safe."""
+
+from __future__ import annotations
+
+import importlib.util
+from urllib.parse import urlsplit
+
+from seqrecord.errors import LocationError
+
+__all__ = ["check_token_endpoint", "is_installed", "missing"]
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def check_token_endpoint(endpoint: str | None, shown: str) -> None:
+    """Raise `LocationError` where a bearer token would be sent unencrypted over a network."""
+    parts = urlsplit(endpoint or "")
+    if parts.scheme == "http" and parts.hostname not in _LOOPBACK:
+        raise LocationError(
+            "a token must not be sent over plain http", file=shown, expected="an https:// endpoint"
+        )
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package of the index (`azure-storage-blob`) can be imported."""
+    try:
+        return importlib.util.find_spec(package.replace("-", ".")) is not None
+    except (ImportError, ValueError):  # of a package whose parent is missing, or half gone
+        return False
+
+
+def missing(*packages: str) -> str:
+    """The line that installs those of these packages that are missing, or all if none is."""
+    return f"pip install {' '.join([p for p in packages if not is_installed(p)] or packages)}"

@@ -1,0 +1,38 @@
+"""Sends what blobfile asks of Azure to a service on this machine, by blobfile's public hook."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+import urllib3
+
+__all__ = ["blobfile_options", "pool_to"]
+
+
+class _Pool(urllib3.PoolManager):
+    def __init__(self, host: str) -> None:
+        super().__init__()
+        self._to = host
+
+    def urlopen(  # type: ignore[override]
+        self, method: str, url: str, redirect: bool = True, **kw: Any
+    ) -> Any:
+        parts = urlsplit(url)
+        # Azurite takes the account from the host's name, as Azure does.
+        kw["headers"] = {**(kw.get("headers") or {}), "Host": parts.netloc}
+        url = parts._replace(scheme="http", netloc=self._to).geturl()
+        return super().urlopen(method, url, redirect=redirect, **kw)
+
+
+def pool_to(host: str) -> urllib3.PoolManager:
+    """For the storage option `get_http_pool`: `partial(pool_to, "127.0.0.1:PORT")`."""
+    return _Pool(host)
+
+
+def blobfile_options(host: str, key: str) -> dict[str, Any]:
+    """Storage options for blobfile, with a service at `host`; the environment has the `key`."""
+    os.environ["AZURE_STORAGE_ACCOUNT_KEY"] = key
+    return {"backend": "blobfile", "get_http_pool": partial(pool_to, host)}

@@ -1,0 +1,74 @@
+"""moto's server: S3 on this machine."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.services.process import Program
+
+__all__ = ["Moto"]
+
+
+class Moto:
+    """A running server on a free port of 127.0.0.1, which takes any key. It keeps all in memory."""
+
+    key, secret, region = "AKIDEXAMPLE", "s3cr3t-of-nobody", "us-east-1"
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._numbers = itertools.count()
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+        self._program = Program(command, folder / "moto.log", os.environ)
+        try:
+            self._program.wait_until(lambda: self._listening() is not None)
+        except BaseException:
+            self._program.stop()
+            raise
+        self.host = f"127.0.0.1:{self._listening()}"
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://{self.host}"
+
+    def options(self, endpoint: str | None = None) -> dict[str, Any]:
+        """Storage options of it, or of a proxy before it."""
+        return {
+            "access_key_id": self.key,
+            "secret_access_key": self.secret,
+            "region": self.region,
+            "endpoint": endpoint or self.endpoint,
+        }
+
+    def new_bucket(self) -> str:
+        """Make an empty bucket and give its name."""
+        name = f"bucket-{os.getpid()}-{next(self._numbers)}"
+        self.client().create_bucket(Bucket=name)
+        return name
+
+    def put(self, bucket: str, name: str, data: bytes) -> None:
+        """Store an object."""
+        self.client().put_object(Bucket=bucket, Key=name, Body=data)
+
+    def client(self) -> Any:
+        """A client of boto3."""
+        import boto3
+
+        return boto3.client(
+            "s3",
+            endpoint_url=self.endpoint,
+            aws_access_key_id=self.key,
+            aws_secret_access_key=self.secret,
+            region_name=self.region,
+        )
+
+    def stop(self) -> None:
+        self._program.stop()
+
+    def _listening(self) -> int | None:
+        said = re.search(r"Running on http://127\.0\.0\.1:(\d+)", self._program.output)
+        return int(said[1]) if said else None

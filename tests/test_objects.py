@@ -1,0 +1,647 @@
+"""Object stores and web servers: they read the same, byte for byte and clip for clip."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import gc
+import ipaddress
+import logging
+import os
+import pickle
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import seqrecord
+from seqrecord.errors import (
+    AccessError,
+    DeadlineError,
+    DestinationError,
+    LocationError,
+    NotFoundError,
+    StorageError,
+    TransientError,
+)
+from seqrecord.ranges import ByteRange
+from seqrecord.storage import Storage, open_storage
+from seqrecord.storage.objects import reader as reader_module
+from tests.canned_server import Canned, CannedServer, answer
+from tests.datasets import write_small
+from tests.fault_proxy import FaultProxy, Scripted
+from tests.gcs_stub import GcsStub
+from tests.services import Moto
+from tests.storage_contract import StorageContract, get
+from tests.web_server import WebFolder
+
+# Forking with threads is what some of these tests are about.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+
+DATA = np.random.default_rng(5).bytes(3 << 20)
+PLACES = ("azurite", "s3", "gs", "http")
+NAME = "records/a b/ü%2F+#&=~.bin"
+
+
+@dataclass
+class Place:
+    """A folder of a store: `put` adds a file to it, `host` is where the store listens."""
+
+    url: str
+    options: dict[str, Any]
+    put: Callable[[str, bytes], None]
+    host: str
+    at: Callable[[str], tuple[str, dict[str, Any]]]  # URL and options with another host
+
+    def open(self, **options: Any) -> Storage:
+        return open_storage(self.url, {**self.options, **options})
+
+    def through(self, host: str, **options: Any) -> Storage:
+        url, chosen = self.at(host)
+        return open_storage(url, {**chosen, **options})
+
+
+@pytest.fixture
+def gcs() -> Iterator[GcsStub]:
+    with GcsStub() as stub:
+        yield stub
+
+
+@pytest.fixture(params=[pytest.param("azurite", marks=pytest.mark.service), *PLACES[1:]])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """An empty folder of each."""
+    yield from make_place(request.param, request, tmp_path)
+
+
+def make_place(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    pytest.importorskip("obstore", reason="pip install obstore")
+    if kind == "azurite":
+        azurite = request.getfixturevalue("azurite")
+        container, url = azurite.new_container(), ""
+        url = f"az://{container}/set"
+
+        def azure_at(host: str) -> tuple[str, dict[str, Any]]:
+            endpoint = f"http://{host}/{azurite.account}"
+            return url, {"connection_string": azurite.connection_string_at(endpoint)}
+
+        def put(path: str, data: bytes) -> None:
+            azurite.put(container, f"set/{path}", data)
+
+        yield Place(url, azure_at(azurite.host)[1], put, azurite.host, azure_at)
+    elif kind == "s3":
+        pytest.importorskip("s3fs", reason="pip install s3fs")
+        moto: Moto = request.getfixturevalue("moto")
+        bucket = moto.new_bucket()
+        yield Place(
+            f"s3://{bucket}/set",
+            moto.options(),
+            lambda path, data: moto.put(bucket, f"set/{path}", data),
+            moto.host,
+            lambda host: (f"s3://{bucket}/set", moto.options(f"http://{host}")),
+        )
+    elif kind == "gs":
+        pytest.importorskip("gcsfs", reason="pip install gcsfs")
+        gcs: GcsStub = request.getfixturevalue("gcs")
+        name = gcs.new_bucket()
+        yield Place(
+            f"gs://{name}/set",
+            gcs.options(),
+            lambda path, data: gcs.put(name, f"set/{path}", data),
+            gcs.host,
+            lambda host: (f"gs://{name}/set", gcs.options(f"http://{host}")),
+        )
+    else:
+        folder = tmp_path / "web" / "set"
+
+        def write(path: str, data: bytes) -> None:
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(data)
+
+        with WebFolder(folder.parent) as server:
+            yield Place(
+                f"{server.endpoint}/set",
+                {},
+                write,
+                server.host,
+                lambda host: (f"http://{host}/set", {}),
+            )
+
+
+@pytest.fixture(params=["obstore", "without"])
+def client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Everything through obstore, or, as in a fork, nothing."""
+    monkeypatch.setattr(reader_module._Runtime, "used", request.param == "obstore")
+    monkeypatch.setattr(reader_module._Runtime, "lost", request.param != "obstore")
+    return str(request.param)
+
+
+# What is read
+
+
+def test_files_are_read(place: Place, client: str) -> None:
+    place.put("records/0", DATA)
+    place.put("empty", b"")
+    place.put(NAME, DATA[:1000])
+    storage = place.open()
+    assert storage.size("records/0") == len(DATA)
+    assert get(storage, "records/0") == DATA
+    for start, stop in ((0, 1), (5, 5), (len(DATA) - 1, len(DATA)), (1 << 20, 2 << 20)):
+        assert get(storage, "records/0", start, stop) == DATA[start:stop]
+    assert storage.size("empty") == 0
+    assert get(storage, "empty") == b""
+    assert storage.size(NAME) == 1000
+    assert get(storage, NAME, 10, 900) == DATA[10:900]
+    pairs = [(70, 90), (0, 1), (0, 2_000_000), (5, 5), (80, 99), (2_900_000, 3_000_000)]
+    ranges = [ByteRange(*pair) for pair in pairs]
+    arrays = [np.full(item.length, 7, np.uint8) for item in ranges]
+    storage.read_ranges("records/0", ranges, [array.data for array in arrays])
+    for item, array in zip(ranges, arrays, strict=True):
+        assert array.tobytes() == DATA[item.start : item.stop]
+    copy = pickle.loads(pickle.dumps(storage))
+    assert get(copy, "records/0", 7, 70) == DATA[7:70]
+    assert copy.url == storage.url
+    for each in (storage, copy):
+        each.close()
+    assert get(storage, "records/0", 7, 70) == DATA[7:70]
+    storage.close()
+
+
+def test_what_is_not_there(place: Place, client: str) -> None:
+    place.put("records/0", DATA[:1000])
+    storage = place.open(deadline=5)
+    for action in (
+        lambda: storage.size("records/1"),
+        lambda: get(storage, "records/1", 0, 5),
+        lambda: get(storage, "records/1", 5, 5),
+    ):
+        with pytest.raises(NotFoundError, match=r"no such file; file: .*set/records/1"):
+            action()
+    for start, stop in ((999, 1001), (1000, 1005), (1005, 1010)):
+        with pytest.raises(StorageError, match="the file ended early") as caught:
+            get(storage, "records/0", start, stop)
+        assert not isinstance(caught.value, TransientError)
+    storage.close()
+
+
+@pytest.mark.parametrize("kind", ["s3", "gs"])
+def test_a_bucket_that_is_not_there(kind: str, client: str, request: pytest.FixtureRequest) -> None:
+    service = request.getfixturevalue({"s3": "moto", "gs": "gcs"}[kind])
+    storage = open_storage(f"{kind}://no-such-bucket/set", {**service.options(), "deadline": 5})
+    for action in (lambda: storage.size("a"), lambda: get(storage, "a", 0, 5)):
+        with pytest.raises(NotFoundError, match=r"no such (bucket|file)") as caught:
+            action()
+        # gcsfs's 404 does not tell one from the other.
+        assert "bucket:" in caught.value.message or (kind, client) == ("gs", "without")
+    storage.close()
+
+
+def test_a_file_that_is_replaced_while_it_is_read(place: Place, client: str) -> None:
+    if client == "without":
+        pytest.skip("the others do not compare e-tags")
+    place.put("records/0", DATA)
+    storage = place.open()
+    get(storage, "records/0", 0, 10)
+    place.put("records/0", DATA[::-1])
+    with pytest.raises(StorageError, match="replaced while it was read") as caught:
+        get(storage, "records/0", 0, 10)
+    assert not isinstance(caught.value, TransientError)
+    assert storage.size("records/0") == len(DATA)  # looks anew
+    assert get(storage, "records/0", 0, 10) == DATA[::-1][:10]
+    storage.close()
+
+
+def test_many_threads_read_and_one_closes(place: Place, client: str) -> None:
+    place.put("records/0", DATA)
+    storage = place.open()
+
+    def read(i: int) -> bool:
+        start = (i * 99_991) % 1_000_000
+        if i % 20 == 10:
+            storage.close()
+        return get(storage, "records/0", start, start + 50_000) == DATA[start : start + 50_000]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(read, range(40)))
+    storage.close()
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("datasets") / "local"
+    write_small(folder)
+    return folder
+
+
+def store(folder: Path, place: Place) -> None:
+    for file in folder.rglob("*"):
+        if file.is_file():
+            place.put(file.relative_to(folder).as_posix(), file.read_bytes())
+
+
+def clips(location: Any, options: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    pipe = seqrecord.SeqRecordPipe(
+        location,
+        clip_len=3,
+        seed=5,
+        features=["image_left", "depth_left", "pose"],
+        num_threads=2,
+        storage_options=options,
+    )
+    return [dict(clip) for clip in pipe]
+
+
+def plain(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {name: v.numpy().tobytes() if torch.is_tensor(v) else v for name, v in clip.items()}
+        for clip in found
+    ]
+
+
+def test_clips_are_those_of_the_local_disk(place: Place, small: Path, client: str) -> None:
+    store(small, place)
+    local = plain(clips(small))
+    assert local
+    assert plain(clips(place.url, place.options)) == local
+
+
+@pytest.mark.parametrize("backend", ["s3fs", "gcsfs", "fsspec"])
+def test_clips_through_fsspec(
+    backend: str, small: Path, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    kind = {"s3fs": "s3", "gcsfs": "gs"}.get(backend, "s3")
+    for place in make_place(kind, request, tmp_path):
+        store(small, place)
+        found = clips(place.url, {**place.options, "backend": backend})
+        assert plain(found) == plain(clips(small))
+
+
+# Forks
+
+
+PROGRAM = """
+import logging, pickle, sys
+import torch, seqrecord
+from torch.utils.data import DataLoader
+if __name__ == "__main__":
+    url, options, streamed, context = pickle.load(sys.stdin.buffer)
+    logging.basicConfig(format="%(message)s")
+
+    def clips(**more):
+        pipe = seqrecord.SeqRecordStream(
+            url, clip_len=3, seed=5, batch_size=2, storage_options=options, num_threads=2,
+            features=["image_left", "depth_left", "pose"],
+        )
+        if more.pop("inside", False):
+            return sum(len(batch["start"]) for batch in pipe)
+        loader = DataLoader(pipe, batch_size=None, num_workers=2, worker_init_fn=told, **more)
+        return sum(len(batch["start"]) for batch in loader)
+
+    def told(_):
+        from seqrecord.storage.objects.reader import _Runtime
+        assert not _Runtime.used
+        print("lost" if _Runtime.lost else "well", flush=True)
+
+    if streamed:
+        from seqrecord.storage.objects import reader
+        reader._SMALL_BYTES = 0
+        clips(inside=True)
+        assert "obstore" in sys.modules
+    else:
+        seqrecord.open(url, storage_options=options)
+        assert "obstore" not in sys.modules
+    print(clips(multiprocessing_context=context))
+"""
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_workers_of_a_fork_have_obstore_unless_their_parent_has_streamed(
+    place: Place, small: Path, streamed: bool
+) -> None:
+    store(small, place)
+    expected = len(clips(small))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM],
+        input=pickle.dumps((place.url, place.options, streamed, "fork")),
+        capture_output=True,
+        timeout=100,
+        check=False,
+    )
+    lines = done.stdout.decode().split()
+    assert lines[:2] == ["lost" if streamed else "well"] * 2, done.stderr.decode()
+    assert abs(int(lines[2]) - expected) <= 2, done.stderr.decode()
+    said = done.stderr.decode().count("read without obstore")
+    assert said == (2 if streamed else 0)  # one line a worker
+
+
+def _in_a_fork(work: Callable[[], bool]) -> int:
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        with contextlib.suppress(BaseException):
+            signal.alarm(60)  # a call that hangs hangs in C
+            code = 0 if work() else 2
+        os._exit(code)
+    return os.waitpid(pid, 0)[1]
+
+
+def test_a_forked_child_reads_though_its_parent_reads_at_this_moment(place: Place) -> None:
+    place.put("records/0", DATA)
+    storage = place.open()
+
+    def reads() -> bool:
+        return get(storage, "records/0", 100, 2_000_000) == DATA[100:2_000_000]
+
+    assert reads()
+    stop = threading.Event()
+
+    def busy() -> None:
+        while not stop.is_set():
+            reads()
+
+    thread = threading.Thread(target=busy)
+    thread.start()
+    try:
+        for _ in range(2):
+            assert _in_a_fork(reads) == 0
+    finally:
+        stop.set()
+        thread.join()
+    assert reads()
+    storage.close()
+
+
+def test_without_another_client_a_fork_is_told_what_to_do(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in make_place("http", request, tmp_path):
+        monkeypatch.setattr(reader_module._Runtime, "lost", True)
+        storage = place.open(user_agent="me")
+        with pytest.raises(LocationError, match="forkserver"):
+            storage.size("a")
+
+
+# Failures
+
+
+FAULTS = ("reset", "truncate", "503", "429", "500")
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_accidents_are_tried_again_and_counted(place: Place, kind: str, client: str) -> None:
+    if client == "without" and not place.url.startswith("http"):
+        pytest.skip("their clients wait for seconds, each in its own way")
+    place.put("records/0", DATA)
+    with FaultProxy(place.host, Scripted([kind])) as proxy:
+        storage = place.through(proxy.host)
+        assert get(storage, "records/0", 0, len(DATA)) == DATA
+        assert storage.counters()["retries"] >= 1
+        storage.close()
+
+
+def s3_at(server: CannedServer, **options: Any) -> Storage:
+    chosen = {"access_key_id": "a", "secret_access_key": "b", "endpoint": f"http://{server.host}"}
+    return open_storage("s3://bucket/set", {**chosen, "deadline": 0.3, **options})
+
+
+def gs_at(server: CannedServer, **options: Any) -> Storage:
+    chosen = {"skip_signature": True, "base_url": f"http://{server.host}"}
+    return open_storage("gs://bucket/set", {**chosen, "deadline": 0.3, **options})
+
+
+def said(code: str) -> bytes:
+    return f"<Error><Code>{code}</Code><Message>S3CRET</Message></Error>".encode()
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "error", "match"),
+    [
+        (403, "AccessDenied", AccessError, "may not list"),
+        (403, "InvalidAccessKeyId", AccessError, "no such access key"),
+        (403, "SignatureDoesNotMatch", AccessError, "secret access key is wrong"),
+        (400, "ExpiredToken", AccessError, "has expired"),
+        (404, "NoSuchBucket", NotFoundError, "no such bucket"),
+        (400, "AuthorizationHeaderMalformed", LocationError, "another region"),
+        (301, "PermanentRedirect", LocationError, "another region"),
+        (503, "SlowDown", StorageError, "could not be read: .*SlowDown"),
+        (400, "RequestTimeout", StorageError, "could not be read: .*RequestTimeout"),
+        (403, "rateLimitExceeded", StorageError, "could not be read: .*rateLimitExceeded"),
+    ],
+)
+@pytest.mark.parametrize("open_at", [s3_at, gs_at])
+def test_what_s3_and_gcs_say(
+    open_at: Callable[..., Storage],
+    status: int,
+    code: str,
+    error: type[StorageError],
+    match: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reader_module._Runtime, "used", True)
+    with CannedServer([Canned(answer(status, said(code)))]) as server:
+        storage = open_at(server)
+        with pytest.raises(error, match=match) as caught:
+            get(storage, "a", 0, 5)
+        assert "S3CRET" not in "".join(traceback.format_exception(caught.value))
+        storage.close()
+
+
+def test_a_server_without_ranges_is_an_error_and_sends_no_whole_file(
+    client: str, tmp_path: Path
+) -> None:
+    (tmp_path / "big").write_bytes(bytes(100 << 20))
+    with WebFolder(tmp_path, ranges=False) as server:
+        storage = open_storage(server.endpoint)
+        assert storage.size("big") == 100 << 20
+        for start in (0, 50 << 20):
+            with pytest.raises(StorageError, match="does not answer ranges") as caught:
+                get(storage, "big", start, start + 1000)
+            assert not isinstance(caught.value, TransientError)
+        storage.close()
+        gc.collect()
+        assert server.sent < 16 << 20
+
+
+def test_a_size_from_a_range(client: str, tmp_path: Path) -> None:
+    if client == "obstore":
+        pytest.skip("obstore has no HEAD but HEAD")
+    (tmp_path / "a").write_bytes(DATA[:1000])
+    with WebFolder(tmp_path, head=False) as server:
+        storage = open_storage(server.endpoint)
+        assert storage.size("a") == 1000
+        assert get(storage, "a", 3, 900) == DATA[3:900]
+        storage.close()
+
+
+class SecureFolder(WebFolder):
+    """A `WebFolder` over TLS, with a certificate that nobody knows; `pem` is the certificate."""
+
+    def __init__(self, folder: Path, home: Path) -> None:
+        self.pem, key = _certificate()
+        (home / "key.pem").write_text(key)
+        (home / "cert.pem").write_text(self.pem)
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(home / "cert.pem", home / "key.pem")
+        super().__init__(folder)
+
+    def get_request(self) -> Any:
+        connection, address = super().get_request()
+        secure = self._context.wrap_socket(
+            connection, server_side=True, do_handshake_on_connect=False
+        )
+        return secure, address
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass  # a client that does not trust it
+
+
+def _certificate() -> tuple[str, str]:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(
+        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return made.public_bytes(pem).decode(), private.decode()
+
+
+def test_a_certificate_that_nobody_knows(
+    client: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cryptography")
+    folder = tmp_path / "web"
+    folder.mkdir()
+    (folder / "a").write_bytes(DATA[:1000])
+    with SecureFolder(folder, tmp_path) as server:
+        url = f"https://{server.host}"
+        storage = open_storage(url, {"deadline": 5})
+        for action in (lambda: get(storage, "a", 0, 50), lambda: storage.size("a")):
+            with pytest.raises(StorageError, match="certificate is not trusted") as caught:
+                action()
+            assert not isinstance(caught.value, TransientError)
+        storage.close()
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
+        trusting = open_storage(url)
+        if client == "obstore":
+            trusting = open_storage(url, {"root_certificate": str(tmp_path / "cert.pem")})
+        assert get(trusting, "a", 0, 50) == DATA[:50]
+        trusting.close()
+
+
+def test_a_handshake_that_breaks_may_pass(client: str) -> None:
+    with CannedServer([Canned(b"", "reset")]) as server:
+        storage = open_storage(f"https://{server.host}/a", {"deadline": 0.3})
+        with pytest.raises(DeadlineError):
+            get(storage, "a", 0, 50)
+        storage.close()
+
+
+def test_a_web_server_is_not_written_to(tmp_path: Path) -> None:
+    with WebFolder(tmp_path) as server:
+        storage = open_storage(server.endpoint)
+        for action in (
+            lambda: storage.create("a"),
+            lambda: storage.remove("a"),
+            storage.lock,
+        ):
+            with pytest.raises(DestinationError, match="cannot be written"):
+                action()
+        with pytest.raises(StorageError, match="does not list"):
+            storage.list_files("records")
+
+
+def test_a_token_does_not_go_over_plain_http() -> None:
+    with pytest.raises(LocationError, match="plain http"):
+        open_storage("gs://b/p", {"bearer_token": "S3CRET", "base_url": "http://example.org"})
+    pytest.importorskip("azure.identity")
+    options = {"account_name": "acme", "endpoint": "http://example.org", "deadline": 0.3}
+    storage = open_storage("az://b/p", options)
+    with pytest.raises(LocationError, match="plain http"):
+        storage.size("a")
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "match"),
+    [
+        ("s3://b/p", {"acess_key_id": "S3CRET"}, "unknown storage option.*acess_key_id"),
+        ("gs://b/p", {"key": "S3CRET"}, "unknown storage option.*key"),
+        ("https://h/p", {"token": "S3CRET"}, "unknown storage option.*token"),
+        ("s3://b/p", {"backend": "adlfs"}, "no such backend for s3"),
+        ("s3://b/p", {"client_options": {"timeout": "S3CRET"}}, "unknown client_options"),
+        ("s3://b/p", {"root_certificate": "/no/file"}, "root_certificate cannot be read"),
+        ("gs://b/p", {"anon": True, "bearer_token": "S3CRET"}, "more than one kind"),
+    ],
+)
+def test_options_that_will_not_do(url: str, options: dict[str, Any], match: str) -> None:
+    with pytest.raises(LocationError, match=match) as caught:
+        open_storage(url, options)
+    assert "S3CRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["right", "wrong host", "503"])
+def test_no_credential_of_s3_is_shown(
+    kind: str,
+    moto: Moto,
+    small: Path,
+    caplog: pytest.LogCaptureFixture,
+    client: str,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    for name in list(logging.root.manager.loggerDict):
+        caplog.set_level(logging.DEBUG, name)
+    secrets = ("MARKED-S3CRET", "MARKED-T0KEN")
+    options = {**moto.options(), "secret_access_key": secrets[0], "session_token": secrets[1]}
+    if kind == "wrong host":
+        options["endpoint"] = "http://127.0.0.1:1"
+    bucket = moto.new_bucket()
+    moto.put(bucket, "set/records/0", DATA)
+    with CannedServer([Canned(answer(503, said("SlowDown")))]) as server:
+        if kind == "503":
+            options["endpoint"] = f"http://{server.host}"
+        storage = open_storage(f"s3://{bucket}/set", {**options, "deadline": 0.2})
+        shown = repr(storage)
+        for action in (lambda: get(storage, "records/0", 0, 50), lambda: storage.size("none")):
+            try:
+                action()
+            except StorageError as error:
+                shown += "".join(traceback.format_exception(error)) + repr(vars(error))
+        shown += caplog.text
+        storage.close()
+    for secret in secrets:
+        assert secret not in shown
+
+
+class TestMotoStorage(StorageContract):
+    @pytest.fixture
+    def storage(self, moto: Moto) -> Iterator[Storage]:
+        storage = open_storage(f"s3://{moto.new_bucket()}/set", moto.options())
+        yield storage
+        storage.close()
