@@ -394,7 +394,7 @@ def test_without_another_client_a_fork_is_told_what_to_do(
 # Failures
 
 
-FAULTS = ("reset", "truncate", "503", "429", "500")
+FAULTS = ("reset", "cut", "short", "503", "429", "500")
 
 
 @pytest.mark.parametrize("kind", FAULTS)
