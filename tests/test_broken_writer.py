@@ -15,10 +15,10 @@ import pytest
 import seqrecord
 from seqrecord import SeqRecordWriter, convert
 from seqrecord.errors import DestinationError, NotFoundError, SeqRecordError, StorageError
-from seqrecord.storage import FaultyStorage, LocalStorage, open_storage
+from seqrecord.storage import LocalStorage, open_storage
 from seqrecord.storage.local import claims
-from seqrecord.storage.wrappers import FailAt
 from tests.made_source import MadeSource
+from tests.storage_doubles import FailAt, FaultyStorage
 
 KEYS = [f"e{number}" for number in range(6)]
 FULL = StorageError("No space left on device", file="some.seqrec")

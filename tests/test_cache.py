@@ -31,7 +31,7 @@ import seqrecord
 from seqrecord.errors import ChecksumError, LocationError, StorageError
 from seqrecord.ranges import ByteRange
 from seqrecord.record_reading import read_footer
-from seqrecord.storage import CountingStorage, FaultyStorage, LocalStorage, Storage, open_storage
+from seqrecord.storage import LocalStorage, Storage, open_storage
 from seqrecord.storage.cache import CachedStorage
 from seqrecord.storage.cache import store as store_module
 from seqrecord.storage.cache.entry import (
@@ -45,9 +45,10 @@ from seqrecord.storage.cache.entry import (
 from seqrecord.storage.cache.folder import CacheFolder
 from seqrecord.storage.cache.index import CacheIndex
 from seqrecord.storage.cache.store import CacheStore
-from seqrecord.storage.wrappers import FailAt, StorageWrapper
+from seqrecord.storage.wrappers import StorageWrapper
 from tests.datasets import write_small
 from tests.storage_contract import PATH, StorageContract, get, put
+from tests.storage_doubles import CountingStorage, FailAt, FaultyStorage
 
 # Forking with threads is what some of these tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")

@@ -14,10 +14,11 @@ from click.testing import CliRunner, Result
 import seqrecord
 from seqrecord.cli import main
 from seqrecord.errors import LocationError, NotFoundError
-from seqrecord.storage import CachedStorage, CountingStorage, LocalStorage, open_storage
+from seqrecord.storage import CachedStorage, LocalStorage, open_storage
 from tests.datasets import write_small
 from tests.services import Azurite
 from tests.storage_contract import put
+from tests.storage_doubles import CountingStorage
 
 URL = "memory://bucket/dataset"
 

@@ -21,10 +21,10 @@ from seqrecord import Progress, convert
 from seqrecord.conversion import workers
 from seqrecord.errors import DestinationError, NotFoundError, SchemaError, SourceError, StorageError
 from seqrecord.sources import EpisodeInfo
-from seqrecord.storage import FaultyStorage, LocalStorage
+from seqrecord.storage import LocalStorage
 from seqrecord.storage.local import claims
-from seqrecord.storage.wrappers import FailAt
 from tests.made_source import EndlessSource, MadeSource, made_frame
+from tests.storage_doubles import FailAt, FaultyStorage
 
 # Forking with threads is what some of these tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")

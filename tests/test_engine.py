@@ -26,8 +26,9 @@ from seqrecord.errors import ChecksumError, ClipError, MemoryLimitError
 from seqrecord.pipes import SeqRecordPipe, SeqRecordStream
 from seqrecord.ranges import ByteRange
 from seqrecord.reader import Dataset
-from seqrecord.storage import CountingStorage, LocalStorage, StorageLike, StorageWrapper
+from seqrecord.storage import LocalStorage, StorageLike, StorageWrapper
 from tests.clip_data import check, digest, leaves_nothing, names, possible_clips, write_numbered
+from tests.storage_doubles import CountingStorage
 
 FEATURES = ["image", "flow", "note", "id"]
 BATCH: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "shuffle_buffer": 16}
@@ -237,7 +238,7 @@ def test_frame_transform_makes_clips(path: Path) -> None:
 
 
 class Wrapper:
-    """A storage that does something at every read; see `seqrecord.storage.wrappers` for more."""
+    """A storage that does something at every read; see `tests.storage_doubles` for more."""
 
     def __init__(self, inner: Any, at_read: Callable[[int], None]) -> None:
         self._inner, self._at_read, self._count = inner, at_read, 0

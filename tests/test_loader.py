@@ -17,9 +17,9 @@ import seqrecord
 from seqrecord.errors import ClipError, SchemaError
 from seqrecord.pipes import SeqRecordDataset, SeqRecordPipe, SeqRecordStream, notices
 from seqrecord.reader import Dataset
-from seqrecord.storage.wrappers import CountingStorage
 from seqrecord.writer import SeqRecordWriter
 from tests.clip_data import check, digest, names, possible_clips, write_numbered
+from tests.storage_doubles import CountingStorage
 
 
 @pytest.fixture(scope="module")

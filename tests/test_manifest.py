@@ -21,7 +21,8 @@ from seqrecord.manifest import (
     read_manifest,
 )
 from seqrecord.schema import FeatureSpec, Schema
-from seqrecord.storage import CountingStorage, LocalStorage
+from seqrecord.storage import LocalStorage
+from tests.storage_doubles import CountingStorage
 
 _MANIFEST = Manifest(
     schema=Schema([FeatureSpec("a", np.dtype("<f4"), (None, 2), ({"id": "zstd", "level": 1},))]),

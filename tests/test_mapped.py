@@ -18,12 +18,13 @@ from seqrecord.catalog import load
 from seqrecord.checksum import crc32c
 from seqrecord.errors import ChecksumError, FormatError, NotFoundError, StorageError
 from seqrecord.mapped import map_file
-from seqrecord.storage import CountingStorage, LocalStorage, Storage, open_storage
+from seqrecord.storage import LocalStorage, Storage, open_storage
 from seqrecord.storage.wrappers import StorageWrapper
 from tests.big_index import write_big_index
 from tests.datasets import write_small
 from tests.services import Azurite
 from tests.storage_contract import PATH, put
+from tests.storage_doubles import CountingStorage
 
 DATA = np.random.default_rng(2).bytes(100_000)
 

@@ -10,15 +10,15 @@ import pytest
 
 from seqrecord.errors import NotFoundError, StorageError, TransientError
 from seqrecord.ranges import ByteRange
-from seqrecord.storage import CountingStorage, FaultyStorage, LocalStorage, Storage, StorageWrapper
+from seqrecord.storage import LocalStorage, Storage, StorageWrapper
 from seqrecord.storage import parallel as parallel_module
 from seqrecord.storage import requests as requests_module
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.requests import fill, hurried, merge, missing_bytes, split
 from seqrecord.storage.retrying import RetryingStorage
-from seqrecord.storage.wrappers import FailAt, FailTransiently
 from seqrecord.threads import ThreadPool
 from tests.storage_contract import DATA, PATH, StorageContract, get, put
+from tests.storage_doubles import CountingStorage, FailAt, FailTransiently, FaultyStorage
 
 MIB = 1 << 20
 

@@ -30,9 +30,9 @@ from seqrecord.index import Index
 from seqrecord.manifest import IndexFile, Manifest, RecordFile, commit_manifest
 from seqrecord.reader import Dataset
 from seqrecord.schema import FeatureSpec, Schema
-from seqrecord.storage import CountingStorage, FaultyStorage, LocalStorage
-from seqrecord.storage.wrappers import FailAt, FailOften
+from seqrecord.storage import LocalStorage
 from tests.datasets import EPISODES, SmallFrame, small_schema, write_small
+from tests.storage_doubles import CountingStorage, FailAt, FailOften, FaultyStorage
 
 # Forking with threads is what some of these tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")

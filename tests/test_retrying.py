@@ -24,13 +24,13 @@ from seqrecord.errors import (
     TransientError,
 )
 from seqrecord.ranges import ByteRange
-from seqrecord.storage import FaultyStorage, LocalStorage, Storage
+from seqrecord.storage import LocalStorage, Storage
 from seqrecord.storage.pacing import Pace
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.per_process import PerProcess
 from seqrecord.storage.retrying import Retrier, RetryingStorage
-from seqrecord.storage.wrappers import FailAt, FailTransiently, Fault
 from tests.storage_contract import DATA, PATH, StorageContract, get, put
+from tests.storage_doubles import FailAt, FailTransiently, Fault, FaultyStorage
 
 FILE = "az://container/dataset/records/0"
 

@@ -19,15 +19,16 @@ import seqrecord
 from seqrecord.errors import NotFoundError, StorageError, TransientError
 from seqrecord.pipes import SeqRecordPipe
 from seqrecord.ranges import ByteRange
-from seqrecord.storage import FaultyStorage, LocalStorage, Storage
+from seqrecord.storage import LocalStorage, Storage
 from seqrecord.storage import requests as requests_module
 from seqrecord.storage.azure.upload import AzureUpload
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.retrying import Retrier, RetryingStorage
 from seqrecord.storage.stopping import check_wanted, unwanted_if
-from seqrecord.storage.wrappers import Fault, StorageWrapper
+from seqrecord.storage.wrappers import StorageWrapper
 from seqrecord.writer import SeqRecordWriter
 from tests.clip_data import leaves_nothing
+from tests.storage_doubles import Fault, FaultyStorage
 
 # Whatever waits for a request that fails waits for DEADLINE, so what ends SOON has not waited: even
 # where nothing else gets a core for seconds, and within the time that a test may take.

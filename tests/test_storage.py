@@ -18,19 +18,11 @@ import pytest
 
 from seqrecord.errors import DestinationError, LocationError, NotFoundError, StorageError
 from seqrecord.ranges import ByteRange
-from seqrecord.storage import (
-    CountingStorage,
-    FaultyStorage,
-    FsspecStorage,
-    LocalStorage,
-    Storage,
-    StorageWrapper,
-    open_storage,
-)
+from seqrecord.storage import FsspecStorage, LocalStorage, Storage, StorageWrapper, open_storage
 from seqrecord.storage.local import claims
 from seqrecord.storage.local import storage as local_module
-from seqrecord.storage.wrappers import FailAt, FailOften, Slow
 from tests.storage_contract import DATA, PATH, StorageContract, get, put
+from tests.storage_doubles import CountingStorage, FailAt, FailOften, FaultyStorage, Slow
 
 # Forking with threads is what some of these tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")

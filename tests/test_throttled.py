@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from seqrecord.storage import LocalStorage, Storage, wrappers
-from seqrecord.storage.wrappers import Throttled
+from seqrecord.storage import LocalStorage, Storage, storage_doubles
 from tests.storage_contract import DATA, PATH, StorageContract, get, put
+from tests.storage_doubles import Throttled
 
 
 class TestThrottledStorage(StorageContract):
@@ -37,7 +37,7 @@ def test_a_request_takes_its_latency_and_its_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(wrappers, "time", clock)
+    monkeypatch.setattr(storage_doubles, "time", clock)
     put(LocalStorage(tmp_path), PATH, DATA)
     storage = Throttled(LocalStorage(tmp_path), latency=0.05, bytes_per_second=1e6)
     get(storage, PATH, 0, 50_000)
@@ -56,7 +56,7 @@ def test_streams_do_not_slow_each_other(tmp_path: Path, monkeypatch: pytest.Monk
             assert seconds == 0.2
             together.wait()  # all of them, or it breaks
 
-    monkeypatch.setattr(wrappers, "time", Meeting())
+    monkeypatch.setattr(storage_doubles, "time", Meeting())
     put(LocalStorage(tmp_path), PATH, DATA)
     storage = Throttled(LocalStorage(tmp_path), latency=0.2, bytes_per_second=1e12)
     with ThreadPoolExecutor(10) as pool:

@@ -19,11 +19,11 @@ from seqrecord.errors import (
     StorageError,
 )
 from seqrecord.schema import FeatureSpec, Schema
-from seqrecord.storage import FaultyStorage, LocalStorage, open_storage
+from seqrecord.storage import LocalStorage, open_storage
 from seqrecord.storage.local import claims
-from seqrecord.storage.wrappers import FailAt
 from seqrecord.writer import SeqRecordWriter
 from tests.made_source import made_frame
+from tests.storage_doubles import FailAt, FaultyStorage
 
 
 @pytest.fixture(autouse=True)

@@ -26,10 +26,10 @@ from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper, open_storage
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.retrying import RetryingStorage
-from seqrecord.storage.wrappers import Throttled
 from tests.blobfile_pool import blobfile_options
 from tests.fault_proxy import FaultProxy
 from tests.services import Azurite, Mount
+from tests.storage_doubles import Throttled
 
 __all__ = ["INDEX", "RECORDS", "Places", "bare", "make_index", "serve"]
 

@@ -9,14 +9,12 @@ from seqrecord.storage.parallel import RequestThreads, map_files, request_thread
 from seqrecord.storage.remote import FsspecStorage
 from seqrecord.storage.stopping import unwanted_if
 from seqrecord.storage.url import Location, local_path, parse_location
-from seqrecord.storage.wrappers import CountingStorage, FaultyStorage, StorageWrapper
+from seqrecord.storage.wrappers import StorageWrapper
 
 __all__ = [
     "CacheInfo",
     "CachedStorage",
-    "CountingStorage",
     "CutUpload",
-    "FaultyStorage",
     "FsspecStorage",
     "KeepingStorage",
     "LocalStorage",

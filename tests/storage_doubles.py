@@ -1,0 +1,299 @@
+"""Storages around another one: they count what is read, or break it on purpose."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias
+
+from seqrecord.checksum import Buffer
+from seqrecord.errors import StorageError, TransientError
+from seqrecord.ranges import ByteRange
+from seqrecord.storage.base import CutUpload, Storage, Upload, short_read
+from seqrecord.storage.wrappers import StorageWrapper
+
+__all__ = [
+    "CountingStorage",
+    "FailAt",
+    "FailOften",
+    "FailTransiently",
+    "Failure",
+    "Fault",
+    "FaultyStorage",
+    "Operation",
+    "Slow",
+    "Throttled",
+]
+
+Operation: TypeAlias = Literal["size", "read", "create", "write", "commit", "list", "remove"]
+Failure: TypeAlias = "Exception | Literal['short', 'cut'] | None"
+"""The error to raise, or `None`; a read may also end halfway, as if the file did (`"short"`) or as
+if the connection did (`"cut"`), with something else in the rest of its buffers."""
+
+Fault: TypeAlias = Callable[[Operation, str, int], Failure]
+"""`fault(operation, path, number)` for the number-th operation of its kind, counted from 0.
+
+It may sleep.
+"""
+
+
+class CountingStorage(StorageWrapper):
+    """Counts requests and bytes. A pickled copy starts from zero.
+
+    `ranges` are the ranges read, in order, by path; `sizes` counts questions for a file's length,
+    and `lists` those for a folder's files.
+    """
+
+    def __init__(self, inner: Storage) -> None:
+        super().__init__(inner)
+        self._lock = threading.Lock()
+        self.reset()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CountingStorage, (self.inner,)
+
+    def reset(self) -> None:
+        """Forget what was counted."""
+        with self._lock:
+            self.ranges: dict[str, list[ByteRange]] = {}
+            self.sizes: Counter[str] = Counter()
+            self.lists: Counter[str] = Counter()
+
+    @property
+    def bytes_read(self) -> int:
+        with self._lock:
+            return sum(item.length for ranges in self.ranges.values() for item in ranges)
+
+    def size(self, path: str) -> int:
+        with self._lock:
+            self.sizes[path] += 1
+        return super().size(path)
+
+    def read_ranges(
+        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
+    ) -> None:
+        with self._lock:
+            self.ranges.setdefault(path, []).extend(ranges)
+        super().read_ranges(path, ranges, buffers)
+
+    def list_files(self, folder: str) -> list[str]:
+        with self._lock:
+            self.lists[folder] += 1
+        return super().list_files(folder)
+
+
+class FaultyStorage(StorageWrapper):
+    """Asks `fault` before every operation, and breaks it as told; see `Fault`.
+
+    A pickled copy counts its operations from zero.
+    """
+
+    def __init__(self, inner: Storage, fault: Fault) -> None:
+        super().__init__(inner)
+        self._fault = fault
+        self._lock = threading.Lock()
+        self._counts: Counter[Operation] = Counter()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FaultyStorage, (self.inner, self._fault)
+
+    def ask(self, operation: Operation, path: str) -> Literal["short", "cut"] | None:
+        """Raise the operation's error, if it has one; how a read ends early, if it does."""
+        with self._lock:
+            number = self._counts[operation]
+            self._counts[operation] += 1
+        failure = self._fault(operation, path, number)
+        if isinstance(failure, Exception):
+            raise failure
+        return failure
+
+    def size(self, path: str) -> int:
+        self.ask("size", path)
+        return super().size(path)
+
+    def read_ranges(
+        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
+    ) -> None:
+        ends = self.ask("read", path)
+        super().read_ranges(path, ranges, buffers)
+        if ends is not None:
+            cut = ranges[-1].length // 2
+            buffers[-1].cast("B")[cut:] = bytes(ranges[-1].length - cut)
+            if ends == "short":
+                raise short_read(f"{self.url}/{path}", ranges[-1], cut)
+            raise TransientError("an answer was cut", file=f"{self.url}/{path}")
+
+    def create(self, path: str, *, replace: bool = False) -> Upload:
+        self.ask("create", path)
+        return _FaultyUpload(self, super().create(path, replace=replace))
+
+    def list_files(self, folder: str) -> list[str]:
+        self.ask("list", folder)
+        return super().list_files(folder)
+
+    def remove(self, path: str) -> None:
+        self.ask("remove", path)
+        super().remove(path)
+
+    def reopen(self, path: str) -> CutUpload:
+        cut = super().reopen(path)
+        return CutUpload(_FaultyUpload(self, cut.upload), cut.readable, cut.checkpoints)
+
+
+class _FaultyUpload:
+    def __init__(self, storage: FaultyStorage, inner: Upload) -> None:
+        self._storage = storage
+        self._inner = inner
+
+    @property
+    def path(self) -> str:
+        return self._inner.path
+
+    def write(self, data: Buffer) -> None:
+        self._storage.ask("write", self.path)
+        self._inner.write(data)
+
+    def tell(self) -> int:
+        return self._inner.tell()
+
+    def checkpoint(self, note: bytes) -> None:
+        self._inner.checkpoint(note)
+
+    def rewind(self, offset: int) -> bool:
+        return self._inner.rewind(offset)
+
+    def commit(self) -> None:
+        self._storage.ask("commit", self.path)
+        self._inner.commit()
+
+    def abort(self) -> None:
+        self._inner.abort()
+
+
+class FailAt:
+    """The fault of the `number`-th operation of one kind, on paths that contain `path`.
+
+    With `onwards`, of all that follow too: a full disk.
+    """
+
+    def __init__(
+        self,
+        operation: Operation,
+        number: int = 0,
+        *,
+        path: str = "",
+        error: Failure = None,
+        onwards: bool = False,
+    ) -> None:
+        self._operation = operation
+        self._number = number
+        self._path = path
+        self._error = error
+        self._onwards = onwards
+        self._seen = 0
+
+    def __call__(self, operation: Operation, path: str, number: int) -> Failure:
+        if operation != self._operation or self._path not in path:
+            return None
+        self._seen += 1
+        due = self._seen > self._number if self._onwards else self._seen == self._number + 1
+        if not due:
+            return None
+        return self._error or StorageError(f"{operation} {number} fails as asked", file=path)
+
+
+class FailOften:
+    """A fault in a share `rate` of the operations of these kinds: which ones is the seed's."""
+
+    def __init__(self, seed: int, rate: float, operations: Sequence[Operation] = ("read",)) -> None:
+        self._seed, self._rate, self._operations = seed, rate, tuple(operations)
+
+    def __call__(self, operation: Operation, path: str, number: int) -> Failure:
+        if operation not in self._operations:
+            return None
+        draw = random.Random(f"{self._seed} {operation} {number}").random()
+        if draw >= self._rate:
+            return None
+        if operation == "read" and draw < self._rate / 2:
+            return "short"
+        return StorageError(f"{operation} {number} fails as asked", file=path)
+
+
+class FailTransiently:
+    """Faults that pass, in a share `rate` of the operations of these kinds, at the seed's choice.
+
+    Errors and, of reads, answers that are cut; some errors ask for `retry_after` seconds.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        rate: float,
+        operations: Sequence[Operation] = ("read", "size", "list"),
+        *,
+        retry_after: float | None = None,
+    ) -> None:
+        self._seed, self._rate, self._operations = seed, rate, tuple(operations)
+        self._retry_after = retry_after
+
+    def __call__(self, operation: Operation, path: str, number: int) -> Failure:
+        if operation not in self._operations:
+            return None
+        rng = random.Random(f"{self._seed} {operation} {number}")
+        if rng.random() >= self._rate:
+            return None
+        kind = rng.randrange(3)
+        if kind == 0 and operation == "read":
+            return "cut"
+        error = TransientError(f"{operation} {number} fails as asked", file=path)
+        error.retry_after = self._retry_after if kind == 1 else None
+        return error
+
+
+class Slow:
+    """Every operation of these kinds takes `seconds` longer."""
+
+    def __init__(self, seconds: float, operations: Sequence[Operation] = ("read",)) -> None:
+        self._seconds, self._operations = seconds, tuple(operations)
+
+    def __call__(self, operation: Operation, path: str, number: int) -> None:
+        if operation in self._operations:
+            time.sleep(self._seconds)
+
+
+class Throttled(StorageWrapper):
+    """As far away as a cloud: each request takes `latency` seconds, then as long as its bytes do.
+
+    A call of `read_ranges` is one request, whose bytes come at `bytes_per_second` at most. Requests
+    at the same time don't slow each other, so what takes many streams gets many times the rate.
+    """
+
+    def __init__(self, inner: Storage, *, latency: float, bytes_per_second: float) -> None:
+        super().__init__(inner)
+        self._latency, self._rate = latency, bytes_per_second
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_throttled, (self.inner, self._latency, self._rate)
+
+    def size(self, path: str) -> int:
+        time.sleep(self._latency)
+        return super().size(path)
+
+    def read_ranges(
+        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
+    ) -> None:
+        nbytes = sum(item.length for item in ranges)
+        due = time.monotonic() + self._latency + nbytes / self._rate
+        super().read_ranges(path, ranges, buffers)
+        time.sleep(max(0.0, due - time.monotonic()))
+
+    def list_files(self, folder: str) -> list[str]:
+        time.sleep(self._latency)
+        return super().list_files(folder)
+
+
+def _rebuild_throttled(inner: Storage, latency: float, rate: float) -> Throttled:
+    return Throttled(inner, latency=latency, bytes_per_second=rate)
