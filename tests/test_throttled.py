@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from seqrecord.storage import LocalStorage, Storage, storage_doubles
+from seqrecord.storage import LocalStorage, Storage
+from tests import storage_doubles
 from tests.storage_contract import DATA, PATH, StorageContract, get, put
 from tests.storage_doubles import Throttled
 
