@@ -344,6 +344,24 @@ def test_workers_of_a_fork_have_obstore_unless_their_parent_has_streamed(
     assert said == (2 if streamed else 0)  # one line a worker
 
 
+def test_opening_a_large_dataset_leaves_obstore_to_the_workers(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader_module._Runtime, "used", False)
+    for place in make_place("http", request, tmp_path):
+        for name in ("manifest.json", "index/table.arrow", "records/0"):
+            place.put(name, DATA)
+        storage = place.open()
+        for name in ("manifest.json", "index/table.arrow"):
+            assert get(storage, name) == DATA
+        assert get(storage, "records/0", 0, 1000) == DATA[:1000]
+        used = [reader_module._Runtime.used]
+        assert get(storage, "records/0") == DATA
+        used.append(reader_module._Runtime.used)
+        assert used == [False, True]
+        storage.close()
+
+
 def _in_a_fork(work: Callable[[], bool]) -> int:
     pid = os.fork()
     if pid == 0:

@@ -29,7 +29,7 @@ __all__ = ["ObstoreReader"]
 
 _SMALL_BYTES = 1 << 20
 _CHUNK_BYTES = 256 << 10
-_METADATA = "index/"  # the folder of what is read to open a dataset
+_RECORDS = "records/"  # the folder of what is read after a dataset was opened
 # In the text of errors, which is all that they have: the answer is of no or of another range.
 _OTHER_RANGE = ("status code: 416", "InvalidRangeRequest", "UnexpectedRange")
 _WHOLE = ("NotPartial", "RangeNotSupported", "non-partial response")
@@ -74,7 +74,7 @@ class ObstoreReader:
     `size` looks anew.
 
     `quiet` reads without obstore: in a forked child of a process that has used obstore, and in any
-    process that has only looked so far, at the index or at less than 1 MiB of other files. So a
+    process that has only looked so far, at less than 1 MiB of record files in all. So a
     process that opens datasets before it forks its workers leaves them obstore. obstore does not
     tell `Retry-After`.
     """
@@ -160,7 +160,7 @@ class ObstoreReader:
             return quiet
         if quiet is None or _Runtime.is_wanted():
             return None
-        if not path.startswith(_METADATA):
+        if path.startswith(_RECORDS):
             self._looked += nbytes
             if self._looked >= _SMALL_BYTES:
                 return None
