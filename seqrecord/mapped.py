@@ -24,7 +24,8 @@ from seqrecord.storage.base import short_read
 __all__ = ["Mapped", "map_file"]
 
 _SMALL_BYTES = 32 << 20  # of a file that is read
-_BLOCK_BYTES = 32 << 20  # read, checked and written at a time
+_BLOCK_BYTES = 32 << 20  # of a mapped file, checked at a time
+_COPY_BYTES = 8 << 20  # of a remote file, read at a time; a client may hold them two times more
 
 
 class Mapped:
@@ -101,7 +102,7 @@ def _temporary(size: int) -> IO[bytes] | None:
 
 def _copy(storage: Storage, path: str, size: int, file: IO[bytes], checksum: bool) -> int | None:
     """Copy the file's first `size` bytes; their CRC32C."""
-    block = np.empty(min(size, _BLOCK_BYTES), np.uint8).data
+    block = np.empty(min(size, _COPY_BYTES), np.uint8).data
     actual = 0
     for at in range(0, size, len(block)):
         part = block[: size - at]

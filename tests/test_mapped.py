@@ -40,6 +40,7 @@ def local(tmp_path: Path) -> LocalStorage:
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mapped, "_SMALL_BYTES", 1000)
     monkeypatch.setattr(mapped, "_BLOCK_BYTES", 30_000)
+    monkeypatch.setattr(mapped, "_COPY_BYTES", 30_000)
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, 1001, 60_000, 100_000])
