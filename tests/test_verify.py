@@ -24,7 +24,7 @@ from seqrecord.verification import VerifyProgress, verify
 from seqrecord.verification.agreement import Unlisted, compare_footer
 from seqrecord.writer import SeqRecordWriter
 from tests.datasets import write_small
-from tests.tiny import RecordParts, change_manifest, change_record, write_tiny
+from tests.tiny import RecordParts, change_manifest, change_record, split_record, write_tiny
 
 
 @pytest.fixture
@@ -348,14 +348,19 @@ def test_parts_of_an_episode_that_contradict_each_other(
     """The index is right, but `reindex` would refuse the record files."""
     write_tiny(tmp_path, record_bytes=1)
     assert verify(tmp_path).ok
-    [first, *_] = sorted((tmp_path / "records").iterdir())
+    # Only the part that the episode ends with tells `num_frames`: change another one.
+    records = [(path, split_record(path.read_bytes())) for path in (tmp_path / "records").iterdir()]
+    path, parts = next(
+        (path, parts) for path, parts in records if parts.head["episodes"][0]["num_frames"] is None
+    )
+    parts.head["episodes"][0][name] = value
+    path.write_bytes(parts.joined())
 
-    def change(parts: RecordParts) -> None:
-        parts.head["episodes"][0][name] = value
+    def change(manifest: dict[str, Any]) -> None:
+        [file] = [file for file in manifest["record_files"] if file["path"].endswith(path.name)]
+        file.update(size=path.stat().st_size)
 
-    change_record(tmp_path, change)
-    size = first.stat().st_size
-    change_manifest(tmp_path, lambda value: value["record_files"][0].update(size=size))
+    change_manifest(tmp_path, change)
     problems = verify(tmp_path).problems
     assert any("contradict" in str(problem) for problem in problems), problems
     with pytest.raises(FormatError, match="contradict"):

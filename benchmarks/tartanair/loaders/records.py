@@ -75,6 +75,7 @@ def open_stream(
         memory_limit=settings.memory_limit,
         seed=settings.seed,
         frame_transform=frame_transform,
+        equal=False,  # every clip once, as all loaders here; workers may differ by one
         device="cuda" if settings.pin and torch.cuda.is_available() else None,
     )
     if settings.workers == 0:
