@@ -310,7 +310,7 @@ if __name__ == "__main__":
     def told(_):
         from seqrecord.storage.objects.reader import _Runtime
         assert not _Runtime.used
-        os.write(1, b"lost\n" if _Runtime.lost else b"well\n")  # whole, beside another's
+        os.write(1, b"lost " if _Runtime.lost else b"well ")  # whole, beside another's
 
     if streamed:
         from seqrecord.storage.objects import reader
