@@ -13,6 +13,7 @@
     │   ├── NotFoundError         it is not there
     │   ├── LocationError         a path or URL that cannot be understood
     │   ├── DestinationError      a destination that may not be written to as asked
+    │   │   └── ConflictError     another writer was there first
     │   ├── AccessError           the service refuses: a credential that is wrong, missing, expired
     │   └── TransientError        it may go well if tried again: a timeout, a reset, a busy server
     │       └── DeadlineError     it was tried again until the deadline
@@ -36,6 +37,7 @@ __all__ = [
     "ChecksumError",
     "ClipError",
     "CodecError",
+    "ConflictError",
     "DeadlineError",
     "DestinationError",
     "FormatError",
@@ -147,6 +149,10 @@ class LocationError(StorageError, ValueError):
 
 class DestinationError(StorageError):
     """A destination that may not be written to as asked."""
+
+
+class ConflictError(DestinationError):
+    """Another writer was there first: what is there is no longer what this one began with."""
 
 
 class AccessError(StorageError):

@@ -1,6 +1,6 @@
 """Storages: local disk, mounts, Azure, any fsspec filesystem, and what goes around them."""
 
-from seqrecord.storage.base import CutUpload, Lock, Storage, Upload
+from seqrecord.storage.base import CutUpload, FileInfo, Lock, Storage, Unfinished, Upload
 from seqrecord.storage.cache import CachedStorage, CacheInfo, cache_info, clear_cache, forget_cached
 from seqrecord.storage.keeping import KeepingStorage
 from seqrecord.storage.local import LocalStorage
@@ -15,6 +15,7 @@ __all__ = [
     "CacheInfo",
     "CachedStorage",
     "CutUpload",
+    "FileInfo",
     "FsspecStorage",
     "KeepingStorage",
     "LocalStorage",
@@ -24,6 +25,7 @@ __all__ = [
     "Storage",
     "StorageLike",
     "StorageWrapper",
+    "Unfinished",
     "Upload",
     "cache_info",
     "clear_cache",

@@ -12,9 +12,11 @@ from seqrecord.ranges import ByteRange
 
 __all__ = [
     "CutUpload",
+    "FileInfo",
     "Lock",
     "RangeReader",
     "Storage",
+    "Unfinished",
     "Upload",
     "check_buffers",
     "check_path",
@@ -73,6 +75,48 @@ class CutUpload:
     checkpoints: list[tuple[int, bytes]]
 
 
+@dataclass(frozen=True)
+class FileInfo:
+    """A finished file: its length in bytes, and when it was last changed, in seconds since 1970."""
+
+    path: str
+    size: int
+    modified: float
+
+
+class Unfinished(Protocol):
+    """What is durable of an upload that has not ended: its writer was killed, or is still at work.
+
+    It can be read by anyone, on any machine, and nothing here disturbs its writer. It may grow, or
+    go because its writer finished the file, between two calls.
+    """
+
+    @property
+    def path(self) -> str:
+        """The path of the file when it is finished."""
+        ...
+
+    @property
+    def modified(self) -> float:
+        """When it last grew, in seconds since 1970."""
+        ...
+
+    def checkpoints(self) -> list[tuple[int, bytes]]:
+        """The bytes written at each checkpoint, with its note, in order, as far as both are whole.
+
+        Bytes below the last one may still be wrong where a machine went down with its writer.
+        """
+        ...
+
+    def read_ranges(self, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]) -> None:
+        """As `Storage.read_ranges`, of bytes below the last checkpoint."""
+        ...
+
+    def remove(self) -> None:
+        """Remove all that is there of it; for `seqrecord clean` alone."""
+        ...
+
+
 class RangeReader(Protocol):
     """The reading half of a `Storage`, with the same rules: what a cloud client is needed for."""
 
@@ -116,6 +160,30 @@ class Storage(Protocol):
         All of them or an error: never a short buffer. One call is one unit for the storage, which
         may merge, split, reorder and overlap its ranges.
         """
+        ...
+
+    def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
+        """A small file's bytes and its tag, which belong together whoever replaces it meanwhile.
+
+        A file that was replaced has another tag. Looks anew. `StorageError` for a file of more than
+        `limit` bytes, of which no more than that are read.
+        """
+        ...
+
+    def put(self, path: str, data: bytes, *, expected: str | None) -> None:
+        """Put a small file in place, durably and in one step, if its tag is still `expected`.
+
+        `None`: if nothing is there. Otherwise `ConflictError`, and what is there stays as it is.
+        An attempt whose answer was lost is not a conflict: see `put_once`.
+        """
+        ...
+
+    def files(self, folder: str) -> list[FileInfo]:
+        """The finished files directly in a folder, sorted by path; empty if there is none."""
+        ...
+
+    def unfinished(self, folder: str) -> list[Unfinished]:
+        """Uploads into a folder that have not ended, sorted by path."""
         ...
 
     def create(self, path: str, *, replace: bool = False) -> Upload:

@@ -13,7 +13,15 @@ from fsspec.registry import known_implementations
 from seqrecord.checksum import Buffer
 from seqrecord.errors import DestinationError, LocationError, NotFoundError, StorageError
 from seqrecord.ranges import ByteRange
-from seqrecord.storage.base import CutUpload, Lock, RangeReader, Upload, check_path
+from seqrecord.storage.base import (
+    CutUpload,
+    FileInfo,
+    Lock,
+    RangeReader,
+    Unfinished,
+    Upload,
+    check_path,
+)
 from seqrecord.storage.failures import call
 from seqrecord.storage.fsspec_reader import FsspecReader
 from seqrecord.storage.per_process import PerProcess
@@ -76,6 +84,18 @@ class FsspecStorage:
         self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
     ) -> None:
         self._reader.read_ranges(path, ranges, buffers)
+
+    def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
+        raise NotImplementedError
+
+    def put(self, path: str, data: bytes, *, expected: str | None) -> None:
+        raise NotImplementedError
+
+    def files(self, folder: str) -> list[FileInfo]:
+        raise NotImplementedError
+
+    def unfinished(self, folder: str) -> list[Unfinished]:
+        raise NotImplementedError
 
     def create(self, path: str, *, replace: bool = False) -> Upload:
         upload = _FsspecUpload(

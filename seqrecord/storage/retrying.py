@@ -14,7 +14,8 @@ import tenacity
 
 from seqrecord.errors import DeadlineError, StorageError, TransientError
 from seqrecord.ranges import ByteRange
-from seqrecord.storage.base import Storage, Upload
+from seqrecord.storage.base import FileInfo, Storage, Unfinished, Upload
+from seqrecord.storage.conditional import put_once
 from seqrecord.storage.pacing import Pace
 from seqrecord.storage.per_process import PerProcess
 from seqrecord.storage.stopping import check_wanted
@@ -182,6 +183,18 @@ class RetryingStorage(StorageWrapper):
             return
         cover = ByteRange(min(r.start for r in ranges), max(r.stop for r in ranges))
         self._repeated(path, lambda: self.inner.read_ranges(path, ranges, buffers), cover)
+
+    def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
+        return self._repeated(path, lambda: self.inner.read_whole(path, limit))
+
+    def put(self, path: str, data: bytes, *, expected: str | None) -> None:
+        self._repeated(path, lambda: put_once(self.inner, path, data, expected=expected))
+
+    def files(self, folder: str) -> list[FileInfo]:
+        return self._repeated(folder, lambda: self.inner.files(folder))
+
+    def unfinished(self, folder: str) -> list[Unfinished]:
+        return self._repeated(folder, lambda: self.inner.unfinished(folder))
 
     def create(self, path: str, *, replace: bool = False) -> Upload:
         return self._repeated(path, lambda: self.inner.create(path, replace=replace))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from seqrecord.ranges import ByteRange
-from seqrecord.storage.base import CutUpload, Lock, Storage, Upload
+from seqrecord.storage.base import CutUpload, FileInfo, Lock, Storage, Unfinished, Upload
 
 __all__ = ["StorageWrapper"]
 
@@ -30,6 +30,18 @@ class StorageWrapper:
         self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
     ) -> None:
         self.inner.read_ranges(path, ranges, buffers)
+
+    def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
+        return self.inner.read_whole(path, limit)
+
+    def put(self, path: str, data: bytes, *, expected: str | None) -> None:
+        self.inner.put(path, data, expected=expected)
+
+    def files(self, folder: str) -> list[FileInfo]:
+        return self.inner.files(folder)
+
+    def unfinished(self, folder: str) -> list[Unfinished]:
+        return self.inner.unfinished(folder)
 
     def create(self, path: str, *, replace: bool = False) -> Upload:
         return self.inner.create(path, replace=replace)

@@ -11,7 +11,16 @@ from seqrecord.ranges import ByteRange
 from seqrecord.storage.azure.account import PARTIAL, AzureAccount
 from seqrecord.storage.azure.lease import AzureLease
 from seqrecord.storage.azure.upload import AzureUpload
-from seqrecord.storage.base import CutUpload, Lock, RangeReader, Upload, check_buffers, check_path
+from seqrecord.storage.base import (
+    CutUpload,
+    FileInfo,
+    Lock,
+    RangeReader,
+    Unfinished,
+    Upload,
+    check_buffers,
+    check_path,
+)
 from seqrecord.storage.failures import call
 from seqrecord.storage.per_process import PerProcess
 from seqrecord.storage.redaction import redact_logs
@@ -65,6 +74,18 @@ class AzureStorage:
         check_path(path)
         check_buffers(ranges, buffers)
         self._reader.read_ranges(path, ranges, buffers)
+
+    def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
+        raise NotImplementedError
+
+    def put(self, path: str, data: bytes, *, expected: str | None) -> None:
+        raise NotImplementedError
+
+    def files(self, folder: str) -> list[FileInfo]:
+        raise NotImplementedError
+
+    def unfinished(self, folder: str) -> list[Unfinished]:
+        raise NotImplementedError
 
     def create(self, path: str, *, replace: bool = False) -> Upload:
         state = self._state.get()

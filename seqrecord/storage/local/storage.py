@@ -13,7 +13,16 @@ from typing import Any
 
 from seqrecord.errors import LocationError, StorageError
 from seqrecord.ranges import ByteRange
-from seqrecord.storage.base import CutUpload, Lock, Upload, check_buffers, check_path, short_read
+from seqrecord.storage.base import (
+    CutUpload,
+    FileInfo,
+    Lock,
+    Unfinished,
+    Upload,
+    check_buffers,
+    check_path,
+    short_read,
+)
 from seqrecord.storage.local.claims import LocalLock
 from seqrecord.storage.local.folders import make_folder
 from seqrecord.storage.local.upload import NOTES, PARTIAL, LocalUpload, local_errors, with_suffix
@@ -81,6 +90,18 @@ class LocalStorage:
                 self._keep(path, handle)
             for item, buffer in zip(ranges, buffers, strict=True):
                 _read_exactly(handle.fd, shown, item, buffer.cast("B"))
+
+    def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
+        raise NotImplementedError
+
+    def put(self, path: str, data: bytes, *, expected: str | None) -> None:
+        raise NotImplementedError
+
+    def files(self, folder: str) -> list[FileInfo]:
+        raise NotImplementedError
+
+    def unfinished(self, folder: str) -> list[Unfinished]:
+        raise NotImplementedError
 
     def create(self, path: str, *, replace: bool = False) -> Upload:
         target = self._target(path)

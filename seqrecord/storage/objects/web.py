@@ -15,8 +15,10 @@ from seqrecord.errors import DestinationError, NotFoundError, StorageError
 from seqrecord.ranges import ByteRange
 from seqrecord.storage.base import (
     CutUpload,
+    FileInfo,
     Lock,
     RangeReader,
+    Unfinished,
     Upload,
     check_buffers,
     check_path,
@@ -154,6 +156,18 @@ class WebStorage:
         self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
     ) -> None:
         self._reader.read_ranges(path, ranges, buffers)
+
+    def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
+        raise NotImplementedError
+
+    def put(self, path: str, data: bytes, *, expected: str | None) -> None:
+        raise NotImplementedError
+
+    def files(self, folder: str) -> list[FileInfo]:
+        raise NotImplementedError
+
+    def unfinished(self, folder: str) -> list[Unfinished]:
+        raise NotImplementedError
 
     def create(self, path: str, *, replace: bool = False) -> Upload:  # noqa: ARG002
         self._refuse(path)

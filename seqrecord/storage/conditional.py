@@ -1,0 +1,39 @@
+"""Puts a small file in place once, however often the request is sent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from seqrecord.errors import ConflictError, NotFoundError, TransientError
+
+if TYPE_CHECKING:
+    from seqrecord.storage.base import Storage
+
+__all__ = ["put_once"]
+
+_MOST_BYTES = 64 << 20  # a manifest is smaller
+
+
+def put_once(storage: Storage, path: str, data: bytes, *, expected: str | None) -> None:
+    """One attempt of `storage.put`, after which what is there decides.
+
+    After a refusal or an error that may pass, the file is read: if it holds `data`, the put
+    succeeded and only its answer was lost. So no other file may ever hold the same bytes. If it is
+    still the one of the tag `expected`, the error is raised again, for another attempt. Otherwise
+    another writer was there first: `ConflictError`.
+    """
+    try:
+        storage.put(path, data, expected=expected)
+    except (ConflictError, TransientError) as error:
+        failure = error
+    else:
+        return
+    try:
+        found, tag = storage.read_whole(path, _MOST_BYTES)
+    except NotFoundError:
+        found, tag = b"", None
+    if tag is not None and found == data:
+        return
+    if tag == expected:
+        raise failure
+    raise ConflictError("another writer replaced it meanwhile", file=f"{storage.url}/{path}")
