@@ -235,7 +235,8 @@ def _look_at_limit(limits: dict[str, float | None], task: Task) -> None:
     if storage == "cold" and "disk" not in limits:
         limits["disk"] = disk_rate(Path(task.work))
     name = f"range-{storage}"
-    remote = storage in AZURE or storage == "mount"
+    # blobfile lists nothing here: what sends its requests to this machine is for reading.
+    remote = storage in {*AZURE, "mount"} - {"blobfile"}
     if remote and name not in limits and task.loader.startswith("seqrecord"):
         limits[name] = range_rate(f"{task.location or task.mount}/records", task.options)
 

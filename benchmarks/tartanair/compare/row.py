@@ -48,6 +48,14 @@ class Task:
         settings = Settings.of(saved["settings"])
         return cls(**{**saved, "settings": settings, "features": tuple(saved["features"])})
 
+    def storage_options(self) -> dict[str, Any]:
+        """The options as `seqrecord` takes them; for blobfile the environment gets its key."""
+        if "blobfile_host" not in self.options:
+            return dict(self.options)
+        from tests.blobfile_pool import blobfile_options
+
+        return blobfile_options(self.options["blobfile_host"], self.options["blobfile_key"])
+
     def run(self) -> dict[str, Any]:
         """Do it here."""
         work, workload = Path(self.work), WORKLOADS[self.workload]
@@ -57,12 +65,9 @@ class Task:
             seconds = prepare(loader, recordings, work, self.settings)
             return {} if seconds is None else {"prepare_seconds": seconds}
         folder = folder_of(loader, recordings, work, self.settings)
-        options = self.options
-        if "blobfile_host" in options:
-            from tests.blobfile_pool import blobfile_options
-
-            options = blobfile_options(options["blobfile_host"], options["blobfile_key"])
-        place = Place(Path(self.mount) if self.mount else folder, self.location, options)
+        place = Place(
+            Path(self.mount) if self.mount else folder, self.location, self.storage_options()
+        )
         if self.do == "check":
             from benchmarks.tartanair.compare.check import check
 
