@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from seqrecord import FeatureSpec, Schema
 from seqrecord.checksum import crc32c
 from seqrecord.format.pages import chunk_bytes
 from seqrecord.format.rows import GAP_ROW
 from seqrecord.index import Index
 from seqrecord.manifest import IndexFile, Manifest, RecordFile
-from seqrecord.schema import FeatureSpec, Schema
 
 __all__ = ["write_big_index"]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
+from seqrecord import ClipSpec
 from seqrecord.clips import (
-    ClipSpec,
     ClipTable,
     EpisodeTable,
     MissingFrames,

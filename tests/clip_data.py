@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from seqrecord import SeqRecordWriter
 from seqrecord.pipes.epochs import share_all
-from seqrecord.writer import Codecs, SeqRecordWriter
+from seqrecord.writer import Codecs
 
 __all__ = [
     "LENGTHS",

@@ -11,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from seqrecord.codecs import EncodedImage
+from seqrecord import EncodedImage, FeatureSpec, Schema, SeqRecordWriter
 from seqrecord.destination import WriteMode
-from seqrecord.schema import FeatureSpec, Schema
-from seqrecord.writer import Codecs, SeqRecordWriter
+from seqrecord.writer import Codecs
 
 __all__ = [
     "EPISODES",

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord import CodecError
 from seqrecord.codecs import CodecConfig, FrameCodec, resolve
-from seqrecord.errors import CodecError
 
 _libc = ctypes.CDLL(None, use_errno=True)
 

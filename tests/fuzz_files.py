@@ -28,9 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from seqrecord.catalog import reindex
-from seqrecord.errors import SeqRecordError
-from seqrecord.verification import verify
+from seqrecord import SeqRecordError, reindex, verify
 from tests.tiny import (
     Frames,
     change_manifest,

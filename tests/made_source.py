@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import SourceError
-from seqrecord.schema import FeatureSpec, Schema
+from seqrecord import FeatureSpec, Schema, SourceError
 from seqrecord.sources import EpisodeInfo
 
 __all__ = ["EndlessSource", "MadeSource", "made_frame"]

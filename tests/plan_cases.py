@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import strategies as st
 
-from seqrecord.clips import ClipSpec, EpisodeTable
-from seqrecord.errors import ClipError
+from seqrecord import ClipError, ClipSpec
+from seqrecord.clips import EpisodeTable
 from seqrecord.plan import EpochPlan, PlanSettings, Split
 from seqrecord.plan.steps import Loads, Round
 from tests.clip_cases import Case, cases

@@ -10,8 +10,7 @@ import torch
 
 from benchmarks.tartanair.generate import generate
 from benchmarks.tartanair.loaders.raw_files import RawFilesDataset
-from seqrecord.conversion import convert
-from seqrecord.pipes import SeqRecordDataset, SeqRecordPipe
+from seqrecord import SeqRecordDataset, SeqRecordPipe, convert
 from seqrecord.sources import TartanAir
 from tests.clip_data import names
 from tests.trees import REAL_DATA

@@ -17,15 +17,13 @@ import torch
 from click.testing import CliRunner, Result
 from PIL import Image
 
+import seqrecord
 import seqrecord.pipes
-from seqrecord.benching import bench
+from seqrecord import ClipError, MemoryLimitError, NotFoundError, SeqRecordStream, bench
 from seqrecord.benching.advice import advise
 from seqrecord.benching.report import StepTimes
-from seqrecord.cli import main
 from seqrecord.engine.trace import Trace
-from seqrecord.errors import ClipError, MemoryLimitError, NotFoundError
-from seqrecord.pipes import SeqRecordStream
-from seqrecord.reader import open_dataset
+from tests.command_line import main
 from tests.datasets import HEIGHT, WIDTH, write_small
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
@@ -56,7 +54,7 @@ def test_an_epoch(dataset: Path) -> None:
     )
     assert (report.num_batches, report.num_clips, report.num_frames) == (5, 14, 56)
     assert seen == [(i, 5) for i in range(1, 6)]
-    with open_dataset(dataset, features=names) as records:
+    with seqrecord.open(dataset, features=names) as records:
         lengths = [len(episode) for episode in records.episodes.values()]
         assert lengths == [11, 9]
         clips = [
@@ -283,7 +281,7 @@ def test_draw(tmp_path: Path) -> None:
 def test_drawing_does_not_import_torch(tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text('[{"ph":"X","name":"decode","ts":5,"dur":2}]')
     code = (
-        "import sys; from seqrecord.cli import main\n"
+        "import sys; from tests.command_line import main\n"
         f"try: main(['trace', {str(tmp_path / 't.json')!r}])\n"
         "except SystemExit as end: assert not end.code\n"
         "assert 'torch' not in sys.modules\n"

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.tartanair.shuffle_quality import ABANDONEDFACTORY, batch_quality, measure
-from seqrecord.clips import ClipSpec, ClipTable, EpisodeTable, enumerate_clips
-from seqrecord.errors import ClipError, MemoryLimitError
+from seqrecord import ClipError, ClipSpec, MemoryLimitError
+from seqrecord.clips import ClipTable, EpisodeTable, enumerate_clips
 from seqrecord.plan import EpochPlan, PlanSettings, Split, resident_bound
 from seqrecord.plan.budget import default_settings, least_resident_frames, mixing_limit
 from tests.clip_cases import Case, cases, episode_table

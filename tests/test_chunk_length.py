@@ -13,11 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 import seqrecord
-from seqrecord import FeatureSpec, Schema, SeqRecordWriter, chunk_length, convert
+from seqrecord import FeatureSpec, Schema, SeqRecordWriter, chunk_length, convert, summarize
 from seqrecord import writer as writer_module
-from seqrecord.cli import main
 from seqrecord.sources import EpisodeInfo
-from seqrecord.summary import summarize
+from tests.command_line import main
 
 KIB = 1 << 10
 

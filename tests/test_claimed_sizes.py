@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import mapped
-from seqrecord.catalog import load, reindex
-from seqrecord.errors import FormatError, StorageError
+from seqrecord import FormatError, SeqRecordWriter, StorageError, mapped, reindex, verify
+from seqrecord.catalog import load
 from seqrecord.format import MAX_FOOTER_BYTES, parse_footer
 from seqrecord.format.text import MAX_JSON_VALUES, parse_json
 from seqrecord.manifest import (
@@ -27,8 +26,6 @@ from seqrecord.manifest import (
 )
 from seqrecord.storage import LocalStorage
 from seqrecord.storage.wrappers import StorageWrapper
-from seqrecord.verification import verify
-from seqrecord.writer import SeqRecordWriter
 from tests.tiny import change_manifest, sign_manifest, split_record, write_tiny
 
 _HUGE = 1 << 43  # 8 TiB

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,10 +20,10 @@ import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
 
+import seqrecord
 import seqrecord.cli.commands
-from seqrecord.cli import main
-from seqrecord.errors import SeqRecordError
-from seqrecord.reader import open_dataset
+from seqrecord import SeqRecordError
+from tests.command_line import COMMAND, main
 from tests.datasets import write_small
 from tests.trees import make_frames, write_v1, write_v2
 
@@ -68,7 +69,7 @@ def test_write(tree: Path) -> None:
     assert "the dataset: 2 episodes, 6 frames in 1 record file" in result.stdout
     assert "6/6 frames" in result.stderr
     assert "MB/s" in result.stderr
-    with open_dataset(destination) as dataset:
+    with seqrecord.open(destination) as dataset:
         assert list(dataset.episodes) == ["cave/Easy/P000", "cave/Easy/P001"]
         frame = make_frames(1, 3)[2]
         read = dataset.episodes["cave/Easy/P001"][2]
@@ -84,7 +85,7 @@ def test_write_chooses(tree: Path, tmp_path: Path) -> None:
     sizes = ["--chunk-frames", 1, "--record-size", "1KB", "--cameras", "left", "--quiet"]
     result = run("write", "--src", tree, "--dst", tmp_path / "d", *options, *codecs, *sizes)
     assert result.output == ""
-    with open_dataset(tmp_path / "d") as dataset:
+    with seqrecord.open(tmp_path / "d") as dataset:
         assert list(dataset.features) == ["depth_left", "image_left", "pose_left"]
         assert list(dataset.episodes) == ["cave/Hard/P000"]
         assert dataset.index.chunk_frames.tolist() == [1]
@@ -101,7 +102,7 @@ def test_write_takes_one_preset_for_all_and_others_for_some(tmp_path: Path) -> N
         more = [part for codec in codecs for part in ("--codec", codec)]
         more += ["--keep-encoded"] if keep else []
         run("write", "--src", tmp_path / "t", "--dst", destination, "--workers", 1, *more)
-        with open_dataset(destination) as dataset:
+        with seqrecord.open(destination) as dataset:
             return {name: [c["id"] for c in s.codec] for name, s in dataset.features.items()}
 
     balanced, raw, fast = chains(), chains("raw"), chains("fast")
@@ -124,7 +125,7 @@ def test_write_takes_jpeg_by_name(tmp_path: Path) -> None:
     def image_chain(*options: str) -> list[Any]:
         destination = tmp_path / f"{len(list(tmp_path.iterdir()))}"
         run("write", "--src", tmp_path / "t", "--dst", destination, "--workers", 1, *options)
-        with open_dataset(destination) as dataset:
+        with seqrecord.open(destination) as dataset:
             return [dict(config) for config in dataset.features["image_left"].codec]
 
     jpeg = {"id": "seqrecord.image", "format": "jpeg"}
@@ -150,7 +151,7 @@ def test_write_skips_bad_episodes_and_says_so(tree: Path) -> None:
     assert first == "left out 1 bad episode:"
     assert second.startswith("  cave/Easy/P000: ")
     assert str(bad) in second
-    with open_dataset(destination) as dataset:
+    with seqrecord.open(destination) as dataset:
         assert list(dataset.episodes) == ["cave/Easy/P001"]
 
 
@@ -163,7 +164,7 @@ def test_write_says_how_to_pack_the_others(tree: Path) -> None:
     assert "expected: 3 files, frames 0 to 2, as in image_left/; got: 2 files, frame 1 miss" in line
     options = ["--workers", 1, "--quiet", "--resume", "--skip-bad-episodes"]
     run("write", "--src", tree, *options)
-    with open_dataset(tree.with_name("originals-records")) as dataset:
+    with seqrecord.open(tree.with_name("originals-records")) as dataset:
         assert list(dataset.episodes) == ["cave/Easy/P001"]
 
 
@@ -174,7 +175,7 @@ def test_write_appends(tree: Path) -> None:
     result = run("write", "--src", tree, "--workers", 1, "--append")
     assert "wrote 1 episode, 2 frames" in result.stdout
     assert "2 were there already" in result.stdout
-    with open_dataset(tree.with_name("originals-records")) as dataset:
+    with seqrecord.open(tree.with_name("originals-records")) as dataset:
         assert [len(episode) for episode in dataset.episodes.values()] == [3, 3, 2]
 
 
@@ -288,13 +289,13 @@ def test_verify(dataset: Path) -> None:
 
 
 def test_reindex(dataset: Path) -> None:
-    before = open_dataset(dataset).fingerprint
+    before = seqrecord.open(dataset).fingerprint
     (dataset / "manifest.json").unlink()
     for table in (dataset / "index").iterdir():
         table.unlink()
     assert "`seqrecord reindex`" in fail("info", dataset)
     assert "3 episodes, 17 frames in 3 record files" in run("reindex", dataset).stdout
-    assert open_dataset(dataset).fingerprint == before
+    assert seqrecord.open(dataset).fingerprint == before
 
 
 def test_export(dataset: Path, tmp_path: Path) -> None:
@@ -406,7 +407,7 @@ def test_storage_options(monkeypatch: pytest.MonkeyPatch, dataset: Path) -> None
 
     def remember(path: str, **options: Any) -> Any:
         seen.update(options["storage_options"])
-        return open_dataset(path)
+        return seqrecord.open(path)
 
     monkeypatch.setattr(seqrecord.cli.commands, "open_dataset", remember)
     options = ["key=a=b", "anon=true", "connections=8", 'text="8"', "list=[1]"]
@@ -427,7 +428,7 @@ def test_no_command_imports_torch(tree: Path, tmp_path: Path) -> None:
     """One process runs them all; torch takes seconds to import, and none of them needs it."""
     script = f"""
 import sys
-from seqrecord.cli import main
+from tests.command_line import main
 def run(*words):
     try:
         main(list(words))
@@ -448,7 +449,7 @@ run("--version")
 
 def test_a_process_starts_quickly() -> None:
     begin = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = [sys.executable, "-W", "error", "-m", "seqrecord.cli", "--version"]
+    command = [*COMMAND[:1], "-W", "error", *COMMAND[1:], "--version"]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("seqrecord, version ")
     end = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -468,7 +469,7 @@ def blocked(tree: Path) -> Iterator[Path]:
 
 def test_ctrl_c_keeps_what_is_finished(tree: Path, blocked: Path, tmp_path: Path) -> None:
     destination = tmp_path / "records"
-    command = [sys.executable, "-m", "seqrecord.cli", "write", "--workers", "1"]
+    command = [*COMMAND, "write", "--workers", "1"]
     command += ["--src", str(tree), "--dst", str(destination)]
     process = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
@@ -492,12 +493,12 @@ def test_ctrl_c_keeps_what_is_finished(tree: Path, blocked: Path, tmp_path: Path
     assert "wrote 1 episode, 3 frames" in result.stdout
     assert "1 were there already" in result.stdout
     run("write", "--src", tree, "--dst", tmp_path / "whole", "--workers", 1)
-    whole, resumed = open_dataset(tmp_path / "whole"), open_dataset(destination)
+    whole, resumed = seqrecord.open(tmp_path / "whole"), seqrecord.open(destination)
     assert whole.fingerprint == resumed.fingerprint
 
 
 def test_output_cut_by_a_pipe(dataset: Path) -> None:
-    command = f"{sys.executable} -m seqrecord.cli info {dataset} --json | head -c 1"
+    command = f"{shlex.join(COMMAND)} info {dataset} --json | head -c 1"
     done = subprocess.run(
         ["bash", "-c", command], env=ENVIRONMENT, capture_output=True, text=True, check=True
     )

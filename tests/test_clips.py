@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from seqrecord import ClipError, ClipSpec
 from seqrecord.clips import (
-    ClipSpec,
     ClipTable,
     EpisodeTable,
     MissingFrames,
     enumerate_clips,
     missing_from_bitmaps,
 )
-from seqrecord.errors import ClipError
 from tests.clip_cases import Case, bitmaps, cases, episode_table
 
 ALL_64 = np.uint64(2**64 - 1)

@@ -24,10 +24,10 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 from benchmarks.tartanair.codec_table import read_frames
-from seqrecord.codecs import PRESETS, EncodedImage, FrameCodec, image_chain, probe, resolve
+from seqrecord import CodecError, EncodedImage, SchemaError
+from seqrecord.codecs import PRESETS, FrameCodec, image_chain, probe, resolve
 from seqrecord.codecs.library import numcodecs
 from seqrecord.codecs.scratch import MAX_SCRATCH_BYTES
-from seqrecord.errors import CodecError, SchemaError
 
 Array = npt.NDArray[Any]
 

@@ -10,7 +10,7 @@ import pytest
 from torchdata.nodes import BaseNode, Batcher, Mapper, ParallelMapper, Prefetcher, Unbatcher
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from seqrecord.pipes import SeqRecordNode, SeqRecordPipe, SeqRecordStream
+from seqrecord import SeqRecordNode, SeqRecordPipe, SeqRecordStream
 from tests.clip_data import write_numbered
 from tests.resume_contract import Resumable, check_node, check_resume, check_stateful_loader
 

@@ -17,14 +17,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from seqrecord import ClipError, prefetch_to_device
 from seqrecord.arena import Arena
 from seqrecord.device import streams
 from seqrecord.device.arena import DeviceArena
 from seqrecord.device.batches import DeviceBatches
-from seqrecord.device.prefetch import prefetch_to_device
 from seqrecord.device.staging import Block, Staging
 from seqrecord.device.streams import Mark, SideStream, find_device
-from seqrecord.errors import ClipError
 from seqrecord.frames import ArraySpec
 from tests.side_streams import STREAMS, LateStream, make_stream
 

@@ -11,10 +11,15 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from seqrecord.device import prefetch_to_device
+from seqrecord import (
+    ClipError,
+    SeqRecordDataset,
+    SeqRecordPipe,
+    SeqRecordStream,
+    prefetch_to_device,
+)
 from seqrecord.engine import workspace
-from seqrecord.errors import ClipError
-from seqrecord.pipes import SeqRecordDataset, SeqRecordPipe, SeqRecordStream, loader
+from seqrecord.pipes import loader
 from tests.clip_data import check, digest, leaves_nothing, possible_clips, write_numbered
 from tests.resume_contract import check_resume
 from tests.side_streams import NO_GPU, STREAMS, LateStream, on_host

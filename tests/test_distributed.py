@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
+from seqrecord import ClipError, SeqRecordPipe
 from seqrecord.cores import usable_cores
-from seqrecord.errors import ClipError
-from seqrecord.pipes import SeqRecordPipe, distributed
+from seqrecord.pipes import distributed
 from seqrecord.pipes.distributed import Ranks
 from seqrecord.plan import Split
 from tests.clip_data import names, write_numbered

@@ -21,11 +21,16 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import seqrecord
+from seqrecord import (
+    ChecksumError,
+    ClipError,
+    Dataset,
+    MemoryLimitError,
+    SeqRecordPipe,
+    SeqRecordStream,
+)
 from seqrecord.engine import loading
-from seqrecord.errors import ChecksumError, ClipError, MemoryLimitError
-from seqrecord.pipes import SeqRecordPipe, SeqRecordStream
 from seqrecord.ranges import ByteRange
-from seqrecord.reader import Dataset
 from seqrecord.storage import LocalStorage, StorageLike, StorageWrapper
 from tests.clip_data import check, digest, leaves_nothing, names, possible_clips, write_numbered
 from tests.storage_doubles import CountingStorage

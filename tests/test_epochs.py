@@ -12,9 +12,14 @@ from typing import Any
 
 import pytest
 
-from seqrecord.errors import ClipError, MemoryLimitError, StateError
-from seqrecord.pipes import SeqRecordPipe
-from seqrecord.writer import SeqRecordWriter
+from seqrecord import (
+    ClipError,
+    MemoryLimitError,
+    SeqRecordPipe,
+    SeqRecordStream,
+    SeqRecordWriter,
+    StateError,
+)
 from tests.clip_data import LENGTHS, digest, expected_frame, names, write_numbered
 from tests.resume_contract import check_resume
 
@@ -199,8 +204,6 @@ def test_not_an_epoch(path: Path, epoch: Any) -> None:
 
 
 def test_a_second_iteration_ends_the_first(path: Path) -> None:
-    from seqrecord.pipes import SeqRecordStream
-
     stream = SeqRecordStream(path, clip_len=3)
     first, second = iter(stream), iter(stream)
     with pytest.raises(ClipError, match="another one has begun"):

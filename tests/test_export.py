@@ -13,13 +13,18 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from seqrecord.codecs import EncodedImage
-from seqrecord.conversion import convert
-from seqrecord.errors import ClipError, DestinationError, SchemaError
-from seqrecord.exporting import export
-from seqrecord.reader import Dataset, open_dataset
+import seqrecord
+from seqrecord import (
+    ClipError,
+    Dataset,
+    DestinationError,
+    EncodedImage,
+    SchemaError,
+    SeqRecordWriter,
+    convert,
+    export,
+)
 from seqrecord.sources import Folders
-from seqrecord.writer import SeqRecordWriter
 from tests.datasets import SmallFrame, small_frames, write_small
 
 KEY = "alpha/Easy/P000"
@@ -28,7 +33,7 @@ KEY = "alpha/Easy/P000"
 @pytest.fixture
 def dataset(tmp_path: Path) -> Iterator[Dataset]:
     write_small(tmp_path / "records")
-    with open_dataset(tmp_path / "records") as opened:
+    with seqrecord.open(tmp_path / "records") as opened:
         yield opened
 
 
@@ -74,7 +79,7 @@ def test_images_kept_encoded_are_written_as_they_are(tmp_path: Path) -> None:
     original = {e: (tmp_path / f"one.{e}").read_bytes() for e in ("png", "jpg")}
     with SeqRecordWriter(tmp_path / "records") as writer, writer.episode("a") as episode:
         episode.append({e: EncodedImage(data) for e, data in original.items()})
-    with open_dataset(tmp_path / "records") as dataset:
+    with seqrecord.open(tmp_path / "records") as dataset:
         export(dataset, "a", tmp_path / "out")
     for ending, data in original.items():
         assert (tmp_path / "out" / "a" / ending / f"000000.{ending}").read_bytes() == data
@@ -83,11 +88,11 @@ def test_images_kept_encoded_are_written_as_they_are(tmp_path: Path) -> None:
 def test_round_trip_through_folders(tmp_path: Path) -> None:
     features = ["image_left", "depth_left", "flow", "mask", "photo", "pose", "step"]
     written = write_small(tmp_path / "records", missing=False)
-    with open_dataset(tmp_path / "records") as dataset:
+    with seqrecord.open(tmp_path / "records") as dataset:
         for key in dataset.episodes:
             export(dataset, key, tmp_path / "tree", features=features)
     convert(Folders(tmp_path / "tree"), tmp_path / "again", workers=1)
-    with open_dataset(tmp_path / "again") as again:
+    with seqrecord.open(tmp_path / "again") as again:
         assert list(again.episodes) == list(written)
         assert set(again.features) == set(features)
         for key, frames in written.items():
@@ -122,7 +127,7 @@ def test_a_vector_that_a_frame_lacks_is_a_file_a_frame(tmp_path: Path) -> None:
     with SeqRecordWriter(tmp_path / "records") as writer, writer.episode("a") as episode:
         episode.append({"joint_1": np.zeros(2), "action": np.ones(3)})
         episode.append({"joint_1": np.zeros(2)})
-    with open_dataset(tmp_path / "records") as dataset:
+    with seqrecord.open(tmp_path / "records") as dataset:
         files = export(dataset, "a", tmp_path / "out")
     assert [str(path.relative_to(tmp_path / "out" / "a")) for path in files] == [
         "action/000000.npy",

@@ -19,14 +19,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from seqrecord.codecs import EncodedImage
-from seqrecord.conversion import convert
-from seqrecord.errors import ClipError, DestinationError, SourceError
-from seqrecord.exporting import export
-from seqrecord.reader import Dataset, open_dataset
-from seqrecord.schema import FeatureSpec, Schema
+import seqrecord
+from seqrecord import (
+    ClipError,
+    Dataset,
+    DestinationError,
+    EncodedImage,
+    FeatureSpec,
+    Schema,
+    SeqRecordWriter,
+    SourceError,
+    convert,
+    export,
+)
 from seqrecord.sources import Folders, open_source
-from seqrecord.writer import SeqRecordWriter
 from tests.datasets import write_small
 
 DTYPES = [*("|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8"), "<f2", "<f4", "<f8"]
@@ -129,34 +135,34 @@ def test_any_episode(made: tuple[Schema, dict[str, Any]], keep_encoded: bool, co
     with TemporaryDirectory() as folder:
         root = Path(folder)
         _write(root / "records", schema, episodes)
-        with open_dataset(root / "records") as dataset:
+        with seqrecord.open(root / "records") as dataset:
             for key in sorted(episodes):
                 files = export(dataset, key, root / "tree")
                 assert files == sorted({path.resolve() for path in files})
             source = open_source(root / "tree", keep_encoded=keep_encoded)
             convert(source, root / "again", codecs=codec, workers=1)
-            with open_dataset(root / "again") as again:
+            with seqrecord.open(root / "again") as again:
                 _assert_same(dataset, again)
 
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Dataset:
     write_small(tmp_path / "records")
-    return open_dataset(tmp_path / "records")
+    return seqrecord.open(tmp_path / "records")
 
 
 def test_a_dataset_of_every_kind(dataset: Dataset, tmp_path: Path) -> None:
     for key in dataset.episodes:
         export(dataset, key, tmp_path / "tree")
     convert(open_source(tmp_path / "tree"), tmp_path / "again", workers=2)
-    _assert_same(dataset, open_dataset(tmp_path / "again"))
+    _assert_same(dataset, seqrecord.open(tmp_path / "again"))
 
 
 def test_some_frames_of_some_features(dataset: Dataset, tmp_path: Path) -> None:
     key, chosen = "alpha/Easy/P000", range(1, 11, 3)
     export(dataset, key, tmp_path / "tree", features=["note", "step", "mask"], frames=chosen)
     convert(Folders(tmp_path / "tree"), tmp_path / "again", workers=1)
-    read, episode = open_dataset(tmp_path / "again").episodes[key], dataset.episodes[key]
+    read, episode = seqrecord.open(tmp_path / "again").episodes[key], dataset.episodes[key]
     assert len(read) == len(chosen)
     for place, number in enumerate(chosen):
         frame = {name: a for name, a in episode[number].items() if name in ("note", "step", "mask")}
@@ -168,7 +174,7 @@ def test_frames_with_none_of_the_features_are_left_out(dataset: Dataset, tmp_pat
     key = "alpha/Easy/P000"
     export(dataset, key, tmp_path / "tree", features=["flow", "mask"], frames=range(8, 11))
     convert(Folders(tmp_path / "tree"), tmp_path / "again", workers=1)
-    assert len(open_dataset(tmp_path / "again").episodes[key]) == 2
+    assert len(seqrecord.open(tmp_path / "again").episodes[key]) == 2
     with pytest.raises(ClipError, match="none of the frames has any of the features"):
         export(dataset, key, tmp_path / "none", features=["flow", "mask"], frames=[10])
     assert not (tmp_path / "none").exists()
@@ -184,7 +190,7 @@ def test_metadata_that_indents_to_more_than_is_read(tmp_path: Path) -> None:
         Schema([FeatureSpec("x", np.dtype("<i8"), ())]),
         {"a": (metadata, [{"x": np.int64(1)}])},
     )
-    export(open_dataset(tmp_path / "records"), "a", tmp_path / "tree")
+    export(seqrecord.open(tmp_path / "records"), "a", tmp_path / "tree")
     assert Folders(tmp_path / "tree").episodes()[0].metadata == metadata
 
 
@@ -201,7 +207,7 @@ def test_features_whose_files_would_collide(tmp_path: Path) -> None:
         Schema([FeatureSpec(name, a.dtype, a.shape) for name, a in frame.items()]),
         {"k": ({"m": 1}, [frame])},
     )
-    files = export(open_dataset(tmp_path / "records"), "k", tmp_path / "tree")
+    files = export(seqrecord.open(tmp_path / "records"), "k", tmp_path / "tree")
     assert [str(path.relative_to(tmp_path / "tree" / "k")) for path in files] == [
         "A~1.npy",
         "a.npy",
@@ -218,7 +224,7 @@ def test_keys_that_would_not_be_found_again(tmp_path: Path, key: str) -> None:
     spec = FeatureSpec("x", np.dtype("<i8"), ())
     _write(tmp_path / "records", Schema([spec]), {key: ({}, [{"x": np.int64(1)}])})
     with pytest.raises(DestinationError) as caught:
-        export(open_dataset(tmp_path / "records"), key, tmp_path / "tree")
+        export(seqrecord.open(tmp_path / "records"), key, tmp_path / "tree")
     assert caught.value.episode == key
     assert not list(tmp_path.glob("tree/**/*.npy"))
 
@@ -228,7 +234,7 @@ def test_a_key_below_another_episodes_file(tmp_path: Path) -> None:
     frames = [{"x": np.int64(1)}]
     keys = ("a", "a/x.npy/b", "a/metadata.json")
     _write(tmp_path / "records", Schema([spec]), {key: ({}, frames) for key in keys})
-    dataset = open_dataset(tmp_path / "records")
+    dataset = seqrecord.open(tmp_path / "records")
     before = export(dataset, "a", tmp_path / "tree")
     for key in keys[1:]:
         with pytest.raises(DestinationError, match="cannot be written") as caught:

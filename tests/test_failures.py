@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from seqrecord.errors import (
+from seqrecord import (
     AccessError,
     DestinationError,
     LocationError,

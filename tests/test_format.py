@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seqrecord import ChecksumError, FeatureSpec, FormatError, Schema, VersionError
 from seqrecord.checksum import crc32c
-from seqrecord.errors import ChecksumError, FormatError, VersionError
 from seqrecord.format import (
     EpisodePart,
     Footer,
@@ -23,7 +23,6 @@ from seqrecord.format import (
 )
 from seqrecord.format.pages import page_offsets, table_bytes
 from seqrecord.format.rows import GAP_ROW, chunk_row, count_present
-from seqrecord.schema import FeatureSpec, Schema
 
 _MAGIC = b"\x89SQREC\r\n"
 _ID = bytes(range(16))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seqrecord.errors import ClipError
+from seqrecord import ClipError
 from seqrecord.frames import ArraySpec, add_place, apply_transform, check_arrays
 
 

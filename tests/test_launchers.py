@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seqrecord.pipes import SeqRecordPipe
+from seqrecord import SeqRecordPipe
 from tests.clip_data import write_numbered
 from tests.rank_jobs import CLIPS, PATIENCE, check_equal, check_once, finish, start
 

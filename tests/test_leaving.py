@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from seqrecord import SeqRecordWriter
 from seqrecord.threads import ThreadPool
-from seqrecord.writer import SeqRecordWriter
 
 PATIENCE = 60  # seconds; what hangs fails
 

@@ -14,10 +14,16 @@ import torch
 from tqdm import tqdm
 
 import seqrecord
-from seqrecord.errors import ClipError, SchemaError
-from seqrecord.pipes import SeqRecordDataset, SeqRecordPipe, SeqRecordStream, notices
-from seqrecord.reader import Dataset
-from seqrecord.writer import SeqRecordWriter
+from seqrecord import (
+    ClipError,
+    Dataset,
+    SchemaError,
+    SeqRecordDataset,
+    SeqRecordPipe,
+    SeqRecordStream,
+    SeqRecordWriter,
+)
+from seqrecord.pipes import notices
 from tests.clip_data import check, digest, names, possible_clips, write_numbered
 from tests.storage_doubles import CountingStorage
 

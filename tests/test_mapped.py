@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seqrecord import mapped
+from seqrecord import ChecksumError, FormatError, NotFoundError, StorageError, mapped
 from seqrecord.catalog import load
 from seqrecord.checksum import crc32c
-from seqrecord.errors import ChecksumError, FormatError, NotFoundError, StorageError
 from seqrecord.mapped import map_file
 from seqrecord.storage import LocalStorage, Storage, open_storage
 from seqrecord.storage.wrappers import StorageWrapper

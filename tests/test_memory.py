@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from seqrecord import MemoryLimitError, SeqRecordPipe
 from seqrecord.arena import Arena, BufferPool
 from seqrecord.engine.loading import ChunkLoader
-from seqrecord.errors import MemoryLimitError
-from seqrecord.pipes import SeqRecordPipe
 from tests.clip_data import names, possible_clips, write_numbered
 
 

@@ -11,10 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seqrecord.errors import MemoryLimitError
-from seqrecord.pipes import SeqRecordPipe
-from seqrecord.schema import FeatureSpec, Schema
-from seqrecord.writer import SeqRecordWriter
+from seqrecord import FeatureSpec, MemoryLimitError, Schema, SeqRecordPipe, SeqRecordWriter
 
 _MIB = 1 << 20
 _LARGEST = 24_000 * 12  # bytes of a frame of `points`; on the disk it takes about 60

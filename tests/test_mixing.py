@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from benchmarks.tartanair.shuffle_quality import ABANDONEDFACTORY, Quality, batch_quality
-from seqrecord.pipes import SeqRecordPipe
+from seqrecord import SeqRecordPipe, SeqRecordWriter
 from seqrecord.plan import Split
-from seqrecord.writer import SeqRecordWriter
 from tests.clip_data import names
 
 FRAME = np.zeros((8, 8, 3), np.uint8)

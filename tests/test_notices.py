@@ -9,7 +9,8 @@ import pytest
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from seqrecord.pipes import SeqRecordPipe, SeqRecordStream, notices
+from seqrecord import SeqRecordPipe, SeqRecordStream
+from seqrecord.pipes import notices
 from tests.clip_data import names, write_numbered
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from seqrecord.errors import LocationError
+from seqrecord import LocationError
 from seqrecord.storage import FsspecStorage, LocalStorage, Storage, StorageWrapper, open_storage
 from seqrecord.storage.azure import AzureStorage
 from seqrecord.storage.cache import CachedStorage

@@ -11,10 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqrecord.codecs import EncodedImage
-from seqrecord.errors import CodecError, FormatError, FrameError, SchemaError
+from seqrecord import CodecError, EncodedImage, FeatureSpec, FormatError, FrameError, SchemaError
 from seqrecord.format.pages import Blob, PageCodec, aligned, page_offsets, table_bytes
-from seqrecord.schema import FeatureSpec
 
 _ZSTD = ({"id": "zstd", "level": 1},)
 _CHAINS: list[tuple[dict[str, Any], ...]] = [

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seqrecord.errors import NotFoundError, StorageError, TransientError
+from seqrecord import NotFoundError, StorageError, TransientError
 from seqrecord.ranges import ByteRange
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper
 from seqrecord.storage import parallel as parallel_module

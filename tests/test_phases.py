@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seqrecord.clips import ClipSpec, enumerate_clips
-from seqrecord.errors import MemoryLimitError
+from seqrecord import ClipSpec, MemoryLimitError
+from seqrecord.clips import enumerate_clips
 from seqrecord.plan import EpochPlan, Phases, PlanSettings, resident_bound
 from seqrecord.plan.budget import default_settings
 from seqrecord.plan.phases import typical_table

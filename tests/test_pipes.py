@@ -16,8 +16,7 @@ from torchdata.nodes import Loader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import seqrecord
-from seqrecord.errors import ClipError
-from seqrecord.pipes import SeqRecordDataset, SeqRecordNode, SeqRecordPipe, SeqRecordStream
+from seqrecord import ClipError, SeqRecordDataset, SeqRecordNode, SeqRecordPipe, SeqRecordStream
 from tests.clip_data import check, digest, leaves_nothing, names, possible_clips, write_numbered
 from tests.resume_contract import Resumable, check_resume
 

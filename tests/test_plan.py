@@ -13,8 +13,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from seqrecord.clips import ClipSpec, enumerate_clips
-from seqrecord.errors import ClipError
+from seqrecord import ClipError, ClipSpec
+from seqrecord.clips import enumerate_clips
 from seqrecord.plan import EpochPlan, PlanSettings, Split, resident_bound
 from tests.clip_cases import Case, episode_table
 from tests.golden.make_plan_v1 import CASES, GOLDEN, plan_rounds

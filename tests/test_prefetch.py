@@ -14,10 +14,9 @@ import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import seqrecord
-from seqrecord.device.prefetch import DevicePrefetcher, prefetch_to_device
+from seqrecord import ClipError, SeqRecordStream, StateError, prefetch_to_device
+from seqrecord.device.prefetch import DevicePrefetcher
 from seqrecord.device.streams import Mark, SideStream
-from seqrecord.errors import ClipError, StateError
-from seqrecord.pipes import SeqRecordStream
 from tests.clip_data import leaves_nothing, write_numbered
 from tests.resume_contract import check_resume
 from tests.side_streams import NO_GPU, STREAMS, LateStream, make_stream, on_host

@@ -16,20 +16,21 @@ import pyarrow as pa
 import pytest
 
 import seqrecord
-from seqrecord.catalog import load
-from seqrecord.checksum import crc32c
-from seqrecord.errors import (
+from seqrecord import (
     ChecksumError,
     ClipError,
+    Dataset,
+    FeatureSpec,
     NotFoundError,
+    Schema,
     SchemaError,
     StorageError,
 )
+from seqrecord.catalog import load
+from seqrecord.checksum import crc32c
 from seqrecord.format.rows import GAP_ROW
 from seqrecord.index import Index
 from seqrecord.manifest import IndexFile, Manifest, RecordFile, commit_manifest
-from seqrecord.reader import Dataset
-from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.storage import LocalStorage
 from tests.datasets import EPISODES, SmallFrame, small_schema, write_small
 from tests.storage_doubles import CountingStorage, FailAt, FailOften, FaultyStorage

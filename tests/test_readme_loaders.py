@@ -13,8 +13,7 @@ from torch.utils.data import DataLoader
 from torchdata.nodes import Batcher, Loader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from seqrecord import SeqRecordNode, SeqRecordPipe, SeqRecordStream
-from seqrecord.errors import StateError
+from seqrecord import SeqRecordNode, SeqRecordPipe, SeqRecordStream, StateError
 from tests.clip_data import names, write_numbered
 
 README = Path(__file__).parents[1] / "README.md"

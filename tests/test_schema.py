@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seqrecord.errors import SchemaError
-from seqrecord.schema import MAX_FEATURES, MAX_FRAME_BYTES, MAX_NAME_LENGTH, FeatureSpec, Schema
+from seqrecord import FeatureSpec, Schema, SchemaError
+from seqrecord.schema import MAX_FEATURES, MAX_FRAME_BYTES, MAX_NAME_LENGTH
 
 _U1 = np.dtype("u1")
 _DTYPES = "|b1 |i1 <i2 <i4 <i8 |u1 <u2 <u4 <u8 <f2 <f4 <f8 <c8 <c16".split()  # noqa: SIM905

@@ -24,10 +24,10 @@ import pytest
 from click.testing import CliRunner
 
 import seqrecord
-from seqrecord.cli import main
-from seqrecord.errors import AccessError, SeqRecordError, StorageError
+from seqrecord import AccessError, SeqRecordError, StorageError
 from seqrecord.ranges import ByteRange
 from seqrecord.storage import Storage, StorageWrapper, open_storage, parse_location
+from tests.command_line import main
 from tests.fault_proxy import FaultProxy
 from tests.made_source import MadeSource
 from tests.services import Azurite, need_azurite

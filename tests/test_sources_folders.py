@@ -17,8 +17,7 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
-from seqrecord.codecs import EncodedImage
-from seqrecord.errors import SourceError
+from seqrecord import EncodedImage, SourceError
 from seqrecord.sources import Folders, Source
 from tests.trees import write_junk
 

@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord.errors import NotFoundError, StorageError, TransientError
-from seqrecord.pipes import SeqRecordPipe
+from seqrecord import NotFoundError, SeqRecordPipe, SeqRecordWriter, StorageError, TransientError
 from seqrecord.ranges import ByteRange
 from seqrecord.storage import LocalStorage, Storage
 from seqrecord.storage import requests as requests_module
@@ -26,7 +25,6 @@ from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.retrying import Retrier, RetryingStorage
 from seqrecord.storage.stopping import check_wanted, unwanted_if
 from seqrecord.storage.wrappers import StorageWrapper
-from seqrecord.writer import SeqRecordWriter
 from tests.clip_data import leaves_nothing
 from tests.storage_doubles import Fault, FaultyStorage
 

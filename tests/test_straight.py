@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from seqrecord import ChecksumError, SeqRecordPipe
 from seqrecord.arena import Arena
 from seqrecord.engine import loading
-from seqrecord.errors import ChecksumError
-from seqrecord.pipes import SeqRecordPipe
 from tests.clip_data import check, digest, leaves_nothing, possible_clips, write_numbered
 from tests.resume_contract import check_resume
 

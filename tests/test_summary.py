@@ -11,20 +11,17 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from seqrecord.cli import main
-from seqrecord.clips import ClipSpec
+import seqrecord
+from seqrecord import ClipSpec, SeqRecordWriter, Summary, summarize
 from seqrecord.index import Index
-from seqrecord.reader import open_dataset
 from seqrecord.summary import (
     ClipSummary,
-    Summary,
     codec_text,
     list_episodes,
     listing_lines,
-    summarize,
     summarize_episode,
 )
-from seqrecord.writer import SeqRecordWriter
+from tests.command_line import main
 from tests.datasets import SmallFrame, write_small
 
 
@@ -34,7 +31,7 @@ def _all_frames(written: dict[str, list[SmallFrame]]) -> list[SmallFrame]:
 
 def test_counts_and_sizes(tmp_path: Path) -> None:
     written = write_small(tmp_path)
-    dataset = open_dataset(tmp_path)
+    dataset = seqrecord.open(tmp_path)
     files = list((tmp_path / "records").glob("*.seqrec"))
     sizes = [file.stat().st_size for file in files]
     shutil.rmtree(tmp_path / "records")  # nothing of them may be read
@@ -64,7 +61,7 @@ def test_counts_and_sizes(tmp_path: Path) -> None:
 
 def test_raw_bytes_of_a_variable_dimension_are_known_without_a_codec(tmp_path: Path) -> None:
     frames = _all_frames(write_small(tmp_path, codecs={"range": "raw", "note": "raw"}))
-    by_name = {f.spec.name: f for f in summarize(open_dataset(tmp_path)).features}
+    by_name = {f.spec.name: f for f in summarize(seqrecord.open(tmp_path)).features}
     for name in ("range", "note"):
         assert by_name[name].raw_bytes == sum(f[name].nbytes for f in frames if name in f)
 
@@ -82,7 +79,7 @@ def test_clips_against_brute_force(tmp_path: Path, spec: ClipSpec) -> None:
             whole = all("flow" in frame and "note" in frame for frame in used)
             complete, incomplete = complete + whole, incomplete + (not whole)
             holders |= {key} if whole else set()
-    with open_dataset(tmp_path, features=["note", "flow"]) as dataset:
+    with seqrecord.open(tmp_path, features=["note", "flow"]) as dataset:
         clips = summarize(dataset, clip=spec).clips
     assert clips == ClipSummary(
         length=spec.length,
@@ -100,7 +97,7 @@ def test_clips_against_brute_force(tmp_path: Path, spec: ClipSpec) -> None:
 
 def test_only_the_chosen_features_count(tmp_path: Path) -> None:
     write_small(tmp_path)
-    with open_dataset(tmp_path, features=["pose", "step"]) as dataset:
+    with seqrecord.open(tmp_path, features=["pose", "step"]) as dataset:
         summary = summarize(dataset, clip=ClipSpec(5))
     assert [feature.spec.name for feature in summary.features] == ["pose", "step"]
     assert summary.raw_bytes == 17 * (7 + 1) * 8
@@ -110,7 +107,7 @@ def test_only_the_chosen_features_count(tmp_path: Path) -> None:
 
 def test_json_has_what_the_attributes_have(tmp_path: Path) -> None:
     write_small(tmp_path)
-    summary = summarize(open_dataset(tmp_path), clip=ClipSpec(4, dilation=2))
+    summary = summarize(seqrecord.open(tmp_path), clip=ClipSpec(4, dilation=2))
     value = json.loads(json.dumps(summary.to_json(), allow_nan=False))
     assert value["num_frames"] == 17
     assert value["clips"]["span"] == 7
@@ -124,7 +121,7 @@ def test_json_has_what_the_attributes_have(tmp_path: Path) -> None:
 
 def test_text_is_a_table(tmp_path: Path) -> None:
     write_small(tmp_path)
-    summary = summarize(open_dataset(tmp_path), clip=ClipSpec(4, dilation=2, stride=3))
+    summary = summarize(seqrecord.open(tmp_path), clip=ClipSpec(4, dilation=2, stride=3))
     text = str(summary)
     lines = text.splitlines()
     assert lines[0] == str(tmp_path)
@@ -151,7 +148,7 @@ def test_codec_text() -> None:
 
 def test_no_gap_at_all(tmp_path: Path) -> None:
     write_small(tmp_path, missing=False)
-    summary = summarize(open_dataset(tmp_path), clip=ClipSpec(5))
+    summary = summarize(seqrecord.open(tmp_path), clip=ClipSpec(5))
     assert np.all([feature.num_missing == 0 for feature in summary.features])
     assert summary.clips is not None
     assert summary.clips.num_incomplete == 0
@@ -159,7 +156,7 @@ def test_no_gap_at_all(tmp_path: Path) -> None:
 
 def test_an_episode_against_its_frames(tmp_path: Path) -> None:
     written = write_small(tmp_path)
-    dataset = open_dataset(tmp_path)
+    dataset = seqrecord.open(tmp_path)
     spec = ClipSpec(3)
     for key, frames in written.items():
         summary = summarize_episode(dataset, key, clip=spec)
@@ -181,7 +178,7 @@ def test_an_episode_against_its_frames(tmp_path: Path) -> None:
 
 def test_a_list_is_made_one_row_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_small(tmp_path)
-    dataset = open_dataset(tmp_path)
+    dataset = seqrecord.open(tmp_path)
     asked: list[int] = []
     metadata = Index.episode_metadata
 
@@ -214,7 +211,7 @@ def test_text_of_an_episode_moves_no_cursor(tmp_path: Path) -> None:
         writer.episode("a\u202eb", metadata={nasty: nasty * 30}) as episode,
     ):
         episode.append({"x": np.zeros(3)})
-    dataset = open_dataset(tmp_path)
+    dataset = seqrecord.open(tmp_path)
     [key] = dataset.episodes
     lines = [*listing_lines(dataset), *str(summarize_episode(dataset, key)).split("\n")]
     assert all(line.isprintable() for line in lines)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqrecord.errors import FormatError
+from seqrecord import FormatError
 from seqrecord.format.text import (
     FORBIDDEN_IN_KEY,
     MAX_JSON_DEPTH,

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from seqrecord import FormatError, NotFoundError, SeqRecordError, StorageError, draw_timeline
 from seqrecord.drawing import spans as spans_module
 from seqrecord.drawing.spans import KINDS, covered, read_spans, union
-from seqrecord.drawing.timeline import _COLOURS, _TRACK, draw_timeline
+from seqrecord.drawing.timeline import _COLOURS, _TRACK
 from seqrecord.engine.trace import Trace
-from seqrecord.errors import FormatError, NotFoundError, SeqRecordError, StorageError
 
 WIDTH = 1600  # so that units are pixels
 

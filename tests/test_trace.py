@@ -20,10 +20,9 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
+from seqrecord import NotFoundError, SeqRecordPipe, StorageError
 from seqrecord.engine import trace as trace_module
 from seqrecord.engine.trace import Trace, trace_path
-from seqrecord.errors import NotFoundError, StorageError
-from seqrecord.pipes import SeqRecordPipe
 from tests.datasets import write_small
 
 

@@ -9,9 +9,8 @@ import pytest
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from seqrecord import ClipError, SeqRecordPipe, SeqRecordStream, StateError
 from seqrecord.arena import Arena
-from seqrecord.errors import ClipError, StateError
-from seqrecord.pipes import SeqRecordPipe, SeqRecordStream
 from tests.clip_data import check, names, possible_clips, write_numbered
 from tests.resume_contract import check_resume
 

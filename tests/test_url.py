@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 import seqrecord
-from seqrecord.cli import main
-from seqrecord.errors import LocationError
+from seqrecord import LocationError
 from seqrecord.sources import open_source
 from seqrecord.storage import parse_location
+from tests.command_line import main
 from tests.datasets import write_small
 
 SECRET = "MARKED-S3CRET"

@@ -12,17 +12,24 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from seqrecord.catalog import reindex
-from seqrecord.errors import ChecksumError, CodecError, FormatError, NotFoundError, StorageError
+import seqrecord
+from seqrecord import (
+    ChecksumError,
+    CodecError,
+    FormatError,
+    NotFoundError,
+    SeqRecordWriter,
+    StorageError,
+    VerifyProgress,
+    reindex,
+    verify,
+)
 from seqrecord.format import encode_footer
 from seqrecord.format.pages import aligned, page_offsets
 from seqrecord.index import Index
-from seqrecord.reader import open_dataset
 from seqrecord.record_reading import read_footer
 from seqrecord.storage import LocalStorage
-from seqrecord.verification import VerifyProgress, verify
 from seqrecord.verification.agreement import Unlisted, compare_footer
-from seqrecord.writer import SeqRecordWriter
 from tests.datasets import write_small
 from tests.tiny import RecordParts, change_manifest, change_record, split_record, write_tiny
 
@@ -41,7 +48,7 @@ def _flip(path: Path, offset: int) -> None:
 
 def _pages(dataset: Path) -> list[tuple[Path, int, int, str, str]]:
     """File, start, stop, episode and feature of every page that holds anything."""
-    opened = open_dataset(dataset)
+    opened = seqrecord.open(dataset)
     reader = opened.chunk_reader()
     found = []
     for number, key in enumerate(opened.episodes):
@@ -256,7 +263,7 @@ def _crc(data: bytes | bytearray) -> int:
 
 def _loaded(dataset: Path) -> tuple[Index, Any, np.ndarray[Any, np.dtype[np.int64]]]:
     """The index, the footer of the one record file, and its rows by offset."""
-    opened = open_dataset(dataset)
+    opened = seqrecord.open(dataset)
     index = opened.index
     [file] = opened.manifest.record_files
     footer = read_footer(LocalStorage(dataset), file.path)

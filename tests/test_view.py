@@ -11,12 +11,11 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
-from seqrecord.drawing import contact_sheet, view
+import seqrecord
+from seqrecord import ClipError, Dataset, contact_sheet, view
 from seqrecord.drawing.colours import NEUTRAL, flow_colours, label_colours, ramp_colours
 from seqrecord.drawing.panels import draw_panel, draw_plots, kind_of
 from seqrecord.drawing.theme import BACKGROUND, number_text, range_text
-from seqrecord.errors import ClipError
-from seqrecord.reader import Dataset, open_dataset
 from tests.datasets import write_small
 
 Array = npt.NDArray[Any]
@@ -216,7 +215,7 @@ def test_a_sheet_is_no_wider_than_asked() -> None:
 @pytest.fixture
 def dataset(tmp_path: Path) -> Iterator[Dataset]:
     write_small(tmp_path / "records")
-    with open_dataset(tmp_path / "records") as opened:
+    with seqrecord.open(tmp_path / "records") as opened:
         yield opened
 
 

@@ -18,8 +18,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from seqrecord.errors import StateError
-from seqrecord.pipes import SeqRecordPipe, SeqRecordStream
+from seqrecord import SeqRecordPipe, SeqRecordStream, StateError
 from seqrecord.pipes.counter import EpochCounter
 from seqrecord.plan import Split
 from tests.clip_data import digest, leaves_nothing, names, write_numbered

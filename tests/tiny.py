@@ -17,10 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 import seqrecord
+from seqrecord import FeatureSpec, Schema, SeqRecordWriter
 from seqrecord.checksum import crc32c
 from seqrecord.format.rows import GAP_ROW, chunk_row
-from seqrecord.schema import FeatureSpec, Schema
-from seqrecord.writer import SeqRecordWriter
 
 __all__ = [
     "KEY",

@@ -1,0 +1,11 @@
+"""The command line: `main` for this process, `COMMAND` to start one of its own."""
+
+from __future__ import annotations
+
+import sys
+
+from seqrecord.cli import main
+
+__all__ = ["COMMAND", "main"]
+
+COMMAND = [sys.executable, "-m", "seqrecord.cli"]

@@ -1,0 +1,268 @@
+"""Tests read no private name of the package and patch nothing in it, so that it may change."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+FILES = sorted(path for path in TESTS.rglob("*.py") if "node_modules" not in path.parts)
+
+OF_OTHERS = {
+    "_exit",  # os
+    "_replace",  # named tuples
+    "_sleep",  # torch.cuda
+    "_shutdown_workers",  # an iterator of torch's DataLoader
+    "_datapipe",  # the dataset of torch's DataLoader
+    "_worker_info",  # torch.utils.data.get_worker_info
+}
+
+# What is not yet as it should be. This may only become shorter.
+LEFT: dict[str, set[str]] = {
+    "test_arena.py": {"_free"},
+    "test_azure.py": {
+        "_Block",
+        "_blob",
+        "_block_bytes",
+        "_pool",
+        "_renewed",
+        "_sending",
+        "_state",
+        "_stop",
+        "_tail",
+        "_thread",
+        "_threads",
+        "_until",
+        "a patch of lease_module.LEASE_SECONDS",
+        "a patch of upload_module.BLOCK_BYTES",
+        "a patch of upload_module.LEAVE_SECONDS",
+        "a patch of upload_module.SAVE_SECONDS",
+    },
+    "test_azure_readers.py": {
+        "_Runtime",
+        "_looked",
+        "a patch of seqrecord.storage.objects.reader._Runtime.used.seqrecord",
+    },
+    "test_bench.py": {
+        "a patch of SeqRecordStream.__iter__",
+        "a patch of seqrecord.pipes.SeqRecordStream",
+    },
+    "test_broken_writer.py": {"_destination", "a patch of claims.GRACE_SECONDS"},
+    "test_cache.py": {
+        "_adding_paused_until",
+        "_paused_until",
+        "_store",
+        "a patch of store_module.write_entry",
+    },
+    "test_cache_sharing.py": {
+        "_PATIENCE_SECONDS",
+        "_folder",
+        "_patience",
+        "_store",
+        "a patch of folder_module._PATIENCE_SECONDS",
+        "a patch of forks._PATIENCE_SECONDS",
+        "a patch of seqrecord.storage.cache.report._PATIENCE_SECONDS.seqrecord",
+    },
+    "test_claimed_sizes.py": {
+        "_temporary",
+        "a patch of mapped._temporary",
+        "a patch of seqrecord.record_file.FULL_FOOTER_BYTES.seqrecord",
+    },
+    "test_cli.py": {
+        "a patch of seqrecord.cli.commands.convert",
+        "a patch of seqrecord.cli.commands.open_dataset",
+    },
+    "test_committed.py": {"_destination", "a patch of claims.GRACE_SECONDS"},
+    "test_convert.py": {"_Channel", "_Worker", "a patch of claims.GRACE_SECONDS"},
+    "test_cores.py": {"a patch of distributed.get_worker_info"},
+    "test_device.py": {"_cuda", "a patch of streams._cuda"},
+    "test_device_pipe.py": {
+        "_epochs",
+        "_idle",
+        "_workspaces",
+        "a patch of loader.get_worker_info",
+        "a patch of workspace.side_stream",
+    },
+    "test_distributed.py": {"a patch of distributed.get_worker_info"},
+    "test_engine.py": {"_LEAST_STRAIGHT", "a patch of loading._LEAST_STRAIGHT"},
+    "test_epochs.py": {"_epochs"},
+    "test_faults.py": {
+        "_PATIENCE_SECONDS",
+        "_Runtime",
+        "a patch of _Runtime.used",
+        "a patch of seqrecord.storage.retrying._PATIENCE_SECONDS.seqrecord",
+    },
+    "test_filling.py": {"_COPY_BYTES", "a patch of filling._COPY_BYTES"},
+    "test_filters.py": {
+        "_BAND_BYTES",
+        "_green_mask",
+        "a patch of seqrecord.codecs.filters._BAND_BYTES.seqrecord",
+        "a patch of seqrecord.codecs.filters._green_mask.seqrecord",
+    },
+    "test_handover.py": {"_flags", "_mapped"},
+    "test_loader.py": {"_said", "a patch of notices._said", "a patch of notices.get_worker_info"},
+    "test_mapped.py": {
+        "_BLOCK_BYTES",
+        "_BLOCK_PAGES",
+        "_COPY_BYTES",
+        "_SMALL_BYTES",
+        "a patch of mapped._BLOCK_BYTES",
+        "a patch of mapped._COPY_BYTES",
+        "a patch of mapped._SMALL_BYTES",
+        "a patch of seqrecord.index._BLOCK_PAGES.seqrecord",
+    },
+    "test_memory.py": {
+        "_arrays",
+        "_dataset",
+        "_epochs",
+        "_fit",
+        "_free",
+        "_idle",
+        "_sizes",
+        "_workspaces",
+        "a patch of Arena.__init__",
+        "a patch of BufferPool.take",
+        "a patch of ChunkLoader.__call__",
+    },
+    "test_memory_variable.py": {"_epochs"},
+    "test_mixing.py": {"_epochs"},
+    "test_mount.py": {"_streams"},
+    "test_notices.py": {"_said", "a patch of notices._said"},
+    "test_objects.py": {
+        "_Runtime",
+        "a patch of reader_module._Runtime.lost",
+        "a patch of reader_module._Runtime.used",
+    },
+    "test_opening.py": {
+        "_account",
+        "_reader",
+        "a patch of seqrecord.storage.opening.find_remote_mount.seqrecord",
+    },
+    "test_parallel.py": {
+        "_retrier",
+        "a patch of parallel_module.ThreadPool",
+        "a patch of requests_module.MAX_GAP",
+        "a patch of requests_module.MAX_REQUEST_BYTES",
+    },
+    "test_pipes.py": {"_epochs", "_splits_of_workers"},
+    "test_power_loss.py": {"_destination"},
+    "test_retrying.py": {"_due", "_pace"},
+    "test_stopping.py": {"a patch of requests_module.MAX_REQUEST_BYTES"},
+    "test_storage.py": {
+        "_MAX_HANDLES",
+        "_claim",
+        "_filesystems",
+        "a patch of claims.GRACE_SECONDS",
+        "a patch of local_module._MAX_HANDLES",
+        "a patch of seqrecord.storage.local.upload.GRACE_SECONDS.seqrecord",
+    },
+    "test_straight.py": {
+        "_LEAST_STRAIGHT",
+        "a patch of Arena.gather",
+        "a patch of loading._LEAST_STRAIGHT",
+        "a patch of seqrecord.plan.EpochPlan.is_disjoint.seqrecord",
+    },
+    "test_summary.py": {"a patch of Index.episode_metadata"},
+    "test_timeline.py": {
+        "_COLOURS",
+        "_MAX_BYTES",
+        "_TRACK",
+        "_flat",
+        "a patch of spans_module._MAX_BYTES",
+    },
+    "test_trace.py": {
+        "_FLUSH",
+        "_MOST_IN_MEMORY",
+        "_events",
+        "_file",
+        "_put",
+        "a patch of trace_module._FLUSH",
+        "a patch of trace_module._MOST_IN_MEMORY",
+    },
+    "test_turns.py": {"_epochs", "a patch of Arena.__init__"},
+    "test_worker_epochs.py": {"_epochs"},
+    "test_workloads.py": {"_RESIZE"},
+    "test_workspace.py": {"_epochs", "_idle", "_workspaces"},
+    "test_writer.py": {"a patch of claims.GRACE_SECONDS"},
+}
+
+ACCESSES = {"getattr", "setattr", "delattr", "hasattr", "patch"}
+PATCHES = {"setattr", "delattr", "setitem", "delitem", "patch"}
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name != "_"
+
+
+def found_in(tree: ast.Module) -> Iterator[str]:
+    """Private names that are read of others' objects, and what of the package is patched."""
+    nodes = list(ast.walk(tree))
+    own = {
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_self(node)
+    } | {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    ours: set[str] = set()  # names that stand for something of the package
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "seqrecord":
+            ours |= {alias.asname or alias.name for alias in node.names}
+            yield from (alias.name for alias in node.names if is_private(alias.name))
+        elif isinstance(node, ast.Import):
+            ours |= {
+                alias.asname or "seqrecord"
+                for alias in node.names
+                if alias.name.split(".")[0] == "seqrecord"
+            }
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and is_private(node.attr) and not is_self(node):
+            if node.attr not in own | OF_OTHERS:
+                yield node.attr
+        elif isinstance(node, ast.Call):
+            function = ast.unparse(node.func).split(".")[-1]
+            words = [
+                part
+                for item in node.args
+                if isinstance(item, ast.Constant) and isinstance(item.value, str)
+                for part in item.value.split(".")
+            ]
+            if function in ACCESSES:
+                yield from (word for word in words if is_private(word) and word not in OF_OTHERS)
+            if function in PATCHES and node.args and function != ast.unparse(node.func):
+                first = node.args[0]
+                if words[:1] == ["seqrecord"] or ast.unparse(first).split(".")[0] in ours:
+                    yield "a patch of " + ".".join([ast.unparse(first).strip("'\""), *words[:1]])
+
+
+def is_self(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(TESTS)))
+def test_no_private_name_is_read_and_nothing_is_patched(path: Path) -> None:
+    found = set(found_in(ast.parse(path.read_text())))
+    assert found == LEFT.get(str(path.relative_to(TESTS)), set())
+
+
+def test_every_exception_is_of_a_file_that_is_there() -> None:
+    assert set(LEFT) <= {str(path.relative_to(TESTS)) for path in FILES}
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("import os; os._exit(0)", set()),
+        ("from seqrecord.a import _b", {"_b"}),
+        ("pipe._epochs.loader", {"_epochs"}),
+        ("class A:\n  def f(self, other): self._x = 1; return other._x", set()),
+        ("getattr(storage, '_state')", {"_state"}),
+        ("from seqrecord.a import b\nm.setattr(b, 'SIZE', 3)", {"a patch of b.SIZE"}),
+        ("import seqrecord.a\nm.setattr(seqrecord.a, 'c', 3)", {"a patch of seqrecord.a.c"}),
+        ("m.setattr('seqrecord.a._B', 3)", {"_B", "a patch of seqrecord.a._B.seqrecord"}),
+        ("import os\nm.setattr(os, 'fsync', 3)", set()),
+    ],
+)
+def test_what_is_found(code: str, expected: set[str]) -> None:
+    assert set(found_in(ast.parse(code))) == expected
