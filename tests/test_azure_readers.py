@@ -29,14 +29,14 @@ from seqrecord.errors import (
 )
 from seqrecord.ranges import ByteRange
 from seqrecord.storage.azure.account import AzureAccount
-from seqrecord.storage.base import RangeReader
 from seqrecord.storage.fsspec_reader import FsspecReader
 from seqrecord.storage.objects.azure import AzureContainer
 from seqrecord.storage.objects.reader import ObstoreReader
+from seqrecord.storage.requests import RequestReader
 from tests.canned_server import Canned, CannedServer, answer
 from tests.services import Azurite
 
-Make: TypeAlias = Callable[..., RangeReader]
+Make: TypeAlias = Callable[..., RequestReader]
 
 # Forking with threads is what some of these tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -47,12 +47,12 @@ KEY = "c2VjcmV0LWtleQ=="
 SECRET_SAS = "sv=2024-01-01&sp=r&sig=S3CRET"
 
 
-def by_adlfs(account: AzureAccount, shown: str, *, timeout: float = 30.0) -> RangeReader:
+def by_adlfs(account: AzureAccount, shown: str, *, timeout: float = 30.0) -> RequestReader:
     container = AzureContainer(account)
     return FsspecReader(partial(container.filesystem, timeout), container.path, shown)
 
 
-def by_obstore(account: AzureAccount, shown: str, *, timeout: float = 30.0) -> RangeReader:
+def by_obstore(account: AzureAccount, shown: str, *, timeout: float = 30.0) -> RequestReader:
     """obstore from the first byte on, and adlfs only in a fork."""
     quiet = by_adlfs(account, shown, timeout=timeout)
     reader = ObstoreReader(AzureContainer(account), shown, quiet=quiet, timeout=timeout)
@@ -60,7 +60,7 @@ def by_obstore(account: AzureAccount, shown: str, *, timeout: float = 30.0) -> R
     return reader
 
 
-KINDS: dict[str, Callable[..., RangeReader]] = {"obstore": by_obstore, "adlfs": by_adlfs}
+KINDS: dict[str, Callable[..., RequestReader]] = {"obstore": by_obstore, "adlfs": by_adlfs}
 
 
 @pytest.fixture(params=list(KINDS))
@@ -69,10 +69,10 @@ def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     pytest.importorskip(request.param, reason=f"pip install {request.param}")
     if request.param == "obstore":
         monkeypatch.setattr("seqrecord.storage.objects.reader._Runtime.used", True)
-    made: list[RangeReader] = []
+    made: list[RequestReader] = []
 
-    def make(account: AzureAccount, **settings: Any) -> RangeReader:
-        reader: RangeReader = KINDS[request.param](account, SHOWN, **settings)
+    def make(account: AzureAccount, **settings: Any) -> RequestReader:
+        reader: RequestReader = KINDS[request.param](account, SHOWN, **settings)
         made.append(reader)
         return reader
 
@@ -88,7 +88,7 @@ def account_at(endpoint: str, **settings: Any) -> AzureAccount:
     return AzureAccount("account", endpoint, **chosen)
 
 
-def get(reader: RangeReader, path: str, start: int, stop: int) -> bytes:
+def get(reader: RequestReader, path: str, start: int, stop: int) -> bytes:
     out = np.full(stop - start, 7, np.uint8)
     reader.read_ranges(path, [ByteRange(start, stop)], [out.data])
     return out.tobytes()
@@ -131,7 +131,7 @@ def test_accidents_may_pass(make: Make, kind: str) -> None:
         reader.close()
 
 
-def _skip_what_waits(reader: RangeReader, cut: bool) -> None:
+def _skip_what_waits(reader: RequestReader, cut: bool) -> None:
     if cut and isinstance(reader, FsspecReader):
         pytest.skip("its client itself waits for seconds before it gives up")
 
@@ -396,7 +396,7 @@ def test_a_wrong_key(make: Make, account: AzureAccount) -> None:
 
 
 def test_a_signature(make: Make, account: AzureAccount, azurite: Azurite) -> None:
-    def signed(**settings: Any) -> RangeReader:
+    def signed(**settings: Any) -> RequestReader:
         sas = azurite.sas(account.container, **settings)
         return make(
             AzureAccount(account.account, account.endpoint, account.container, "set", sas_token=sas)
@@ -461,7 +461,7 @@ def test_a_pickled_copy_reads_the_same(make: Make, account: AzureAccount) -> Non
 # Processes
 
 
-def _reads(reader: RangeReader) -> bool:
+def _reads(reader: RequestReader) -> bool:
     return get(reader, "records/0", 100, 2_000_000) == DATA[100:2_000_000]
 
 
@@ -498,7 +498,7 @@ def test_a_forked_child_reads(make: Make, account: AzureAccount) -> None:
     assert _reads(reader)
 
 
-def _spawned(reader: RangeReader) -> None:
+def _spawned(reader: RequestReader) -> None:
     assert _reads(reader)
     reader.close()
 

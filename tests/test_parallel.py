@@ -3,18 +3,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from seqrecord import NotFoundError, StorageError, TransientError
 from seqrecord.ranges import ByteRange
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper
 from seqrecord.storage import parallel as parallel_module
-from seqrecord.storage import requests as requests_module
 from seqrecord.storage.parallel import ParallelStorage
-from seqrecord.storage.requests import fill, hurried, merge, missing_bytes, split
+from seqrecord.storage.requests import MAX_GAP, RequestReader, fill, hurried, plan
 from seqrecord.storage.retrying import RetryingStorage
 from seqrecord.threads import ThreadPool
 from tests.storage_contract import DATA, PATH, StorageContract, get, put
@@ -37,17 +39,15 @@ class Hooked(StorageWrapper):
         super().read_ranges(path, ranges, buffers)
 
 
-@pytest.fixture
-def small_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests_module, "MAX_REQUEST_BYTES", 8000)
-    monkeypatch.setattr(requests_module, "MAX_GAP", 100)
+def small(inner: Storage, **settings: int) -> ParallelStorage:
+    """With short requests, so that a call has many."""
+    return ParallelStorage(inner, max_bytes=8000, max_gap=100, **settings)
 
 
-@pytest.mark.usefixtures("small_requests")
 class TestParallelStorage(StorageContract):
     @pytest.fixture
     def storage(self, tmp_path: Path) -> Iterator[Storage]:
-        storage = ParallelStorage(LocalStorage(tmp_path / "dataset"), max_requests=4)
+        storage = small(LocalStorage(tmp_path / "dataset"), max_requests=4)
         yield storage
         storage.close()
 
@@ -67,64 +67,124 @@ class TestParallelStorage(StorageContract):
 )
 def test_long_ranges_are_cut_into_equal_pieces(length: int, expected: list[int]) -> None:
     buffer = memoryview(bytearray(length))
-    parts = split([ByteRange(7, 7 + length)], [buffer])
+    parts = plan([ByteRange(7, 7 + length)], [buffer])
     assert [sum(item.length for item in items) for items, _ in parts] == expected
     assert parts[0][0][0].start == 7
     assert parts[-1][0][-1].stop == 7 + length
+
+
+_FILE = np.random.default_rng(3).bytes(90)
+_RANGES = st.lists(
+    st.builds(lambda a, n: ByteRange(a, a + n), st.integers(0, 60), st.integers(0, 30)), max_size=9
+)
+
+
+@given(_RANGES, st.integers(0, 8), st.integers(1, 40))
+def test_a_plan_against_brute_force(ranges: list[ByteRange], max_gap: int, max_bytes: int) -> None:
+    arrays = [np.full(item.length, 7, np.uint8) for item in ranges]
+    parts = plan(ranges, [array.data for array in arrays], max_gap=max_gap, max_bytes=max_bytes)
+    wanted = {byte for item in ranges for byte in range(item.start, item.stop)}
     for items, views in parts:
         assert [item.length for item in items] == [view.nbytes for view in views]
-
-
-def _random_call(seed: int) -> tuple[list[ByteRange], list[np.ndarray]]:
-    rng = np.random.default_rng(seed)
-    starts = rng.integers(0, len(DATA) - 1000, rng.integers(1, 12))
-    lengths = rng.choice([0, 1, 50, 300, 9000, 30_000], len(starts))
-    ranges = [
-        ByteRange(int(a), min(int(a + n), len(DATA))) for a, n in zip(starts, lengths, strict=True)
-    ]
-    return ranges, [np.full(item.length, 7, np.uint8) for item in ranges]
-
-
-@pytest.mark.usefixtures("small_requests")
-@pytest.mark.parametrize("seed", range(30))
-def test_split_and_merge_cover_exactly_what_was_asked(seed: int) -> None:
-    ranges, arrays = _random_call(seed)
-    for items, views in split(ranges, [array.data for array in arrays]):
-        for whole, targets in merge(items, views):
-            assert whole.length == sum(target.nbytes for target in targets)
-            assert fill(targets, [DATA[whole.start : whole.stop]]) == whole.length
+        assert all(a.stop == b.start for a, b in pairwise(items))
+        whole = ByteRange(items[0].start, items[-1].stop)
+        assert 0 < whole.length <= max_bytes
+        assert _longest_gap(whole, wanted) <= max_gap
+        assert fill(views, [_FILE[whole.start : whole.stop]]) == whole.length
     for item, array in zip(ranges, arrays, strict=True):
-        assert array.tobytes() == DATA[item.start : item.stop]
+        assert array.tobytes() == _FILE[item.start : item.stop]
+    starts = [items[0].start for items, _ in parts]
+    assert starts == sorted(starts)
+    pieces = _pieces(ranges, max_bytes)
+    if all(a.stop <= b.start for a, b in pairwise(pieces)):
+        assert len(parts) == _fewest(pieces, max_gap, max_bytes)
+
+
+def _longest_gap(whole: ByteRange, wanted: set[int]) -> int:
+    longest = current = 0
+    for byte in range(whole.start, whole.stop):
+        current = 0 if byte in wanted else current + 1
+        longest = max(longest, current)
+    return longest
+
+
+def _pieces(ranges: list[ByteRange], max_bytes: int) -> list[ByteRange]:
+    """The ranges in order, each cut into the fewest pieces, equal to within a byte."""
+    pieces = []
+    for start, stop in ranges:
+        count = next(n for n in range(100) if n * max_bytes >= stop - start)
+        ends = [start + (stop - start) * i // max(1, count) for i in range(count + 1)]
+        pieces += list(map(ByteRange, ends, ends[1:]))
+    return sorted(pieces)
+
+
+def _fewest(pieces: list[ByteRange], max_gap: int, max_bytes: int) -> int:
+    """Of all ways to cut the list of pieces into requests, the fewest that the limits allow."""
+    best = [0]
+    for stop in range(1, len(pieces) + 1):
+        counts = []
+        for start in range(stop):
+            part = pieces[start:stop]
+            gaps = [b.start - a.stop for a, b in pairwise(part)]
+            if part[-1].stop - part[0].start <= max_bytes and max(gaps, default=0) <= max_gap:
+                counts.append(best[start] + 1)
+        best.append(min(counts))
+    return best[-1]
 
 
 def test_near_ranges_are_one_request() -> None:
     ranges = [ByteRange(*pair) for pair in [(300, 400), (0, 100), (5, 5), (100, 200)]]
     arrays = [np.zeros(item.length, np.uint8) for item in ranges]
-    buffers = [array.data for array in arrays]
-    [(items, views)] = split(ranges, buffers)
-    [(whole, targets)] = merge(items, views)
-    assert whole == (0, 400)
-    assert [target.nbytes for target in targets] == [100, 100, 100, 100]
-    fill(targets, [DATA[:250], DATA[250:400]])
+    [(items, views)] = plan(ranges, [array.data for array in arrays])
+    assert items == [(0, 100), (100, 200), (200, 300), (300, 400)]
+    fill(views, [DATA[:250], DATA[250:400]])
     assert arrays[0].tobytes() == DATA[300:400]
     assert arrays[3].tobytes() == DATA[100:200]
 
 
 def test_far_ranges_are_several() -> None:
-    far = requests_module.MAX_GAP + 1
+    far = MAX_GAP + 1
     ranges = [ByteRange(0, 10), ByteRange(10 + far, 20 + far), ByteRange(20 + far, 30 + far)]
     buffers = [memoryview(bytearray(10)) for _ in ranges]
-    assert [items for items, _ in split(ranges, buffers)] == [ranges[:1], ranges[1:]]
-    assert [whole for whole, _ in merge(ranges, buffers)] == [(0, 10), (10 + far, 30 + far)]
+    assert [items for items, _ in plan(ranges, buffers)] == [ranges[:1], ranges[1:]]
 
 
 def test_buffers_of_other_items_are_cut_by_bytes() -> None:
     out = np.zeros((3 * MIB, 3), "<f8")
-    parts = split([ByteRange(0, out.nbytes)], [out.data])
+    parts = plan([ByteRange(0, out.nbytes)], [out.data])
     assert len(parts) == 5
     for items, views in parts:
         fill(views, [bytes([1]) * items[0].length])
     assert (out.view(np.uint8) == 1).all()
+
+
+class Recording(RequestReader):
+    """Reads `DATA`, and keeps the ranges of its requests."""
+
+    def __init__(self) -> None:
+        self.asked: list[ByteRange] = []
+
+    def size(self, path: str) -> int:
+        return len(DATA)
+
+    def read(self, path: str, request: tuple[ByteRange, list[memoryview]]) -> None:
+        item, views = request
+        self.asked.append(item)
+        fill(views, [DATA[item.start : item.stop]])
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_client_makes_one_request_of_ranges_that_touch() -> None:
+    reader = Recording()
+    pairs = [(10, 20), (20, 25), (25, 25), (25, 40), (39, 50), (60, 61)]
+    ranges = [ByteRange(*pair) for pair in pairs]
+    arrays = [np.zeros(item.length, np.uint8) for item in ranges]
+    reader.read_ranges("a", ranges, [array.data for array in arrays])
+    assert reader.asked == [(10, 40), (39, 50), (60, 61)]
+    for item, array in zip(ranges, arrays, strict=True):
+        assert array.tobytes() == DATA[item.start : item.stop]
 
 
 @pytest.mark.parametrize("step", [1, 3, 100])
@@ -149,12 +209,10 @@ def test_a_body_that_trickles_is_given_up() -> None:
     assert len(list(hurried(iter(chunks), 30, "f", clock=lambda: 1.0))) == 22
 
 
-def test_missing_bytes_are_the_files_end_or_an_accident(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path)
-    put(storage, PATH, DATA)
-    item = ByteRange(10, len(DATA))
-    assert isinstance(missing_bytes(storage, PATH, "f", item, 5), TransientError)
-    error = missing_bytes(storage, PATH, "f", ByteRange(10, len(DATA) + 1), 5)
+def test_missing_bytes_are_the_files_end_or_an_accident() -> None:
+    reader, end = Recording(), len(DATA)
+    assert isinstance(reader.missing("a", "f", ByteRange(10, end), 5), TransientError)
+    error = reader.missing("a", "f", ByteRange(10, end + 1), 5)
     assert not isinstance(error, TransientError)
     assert "ended early" in str(error)
 
@@ -162,7 +220,6 @@ def test_missing_bytes_are_the_files_end_or_an_accident(tmp_path: Path) -> None:
 # How they run
 
 
-@pytest.mark.usefixtures("small_requests")
 def test_pieces_are_under_way_together_and_bounded(tmp_path: Path) -> None:
     put(LocalStorage(tmp_path), PATH, DATA)
     barrier = threading.Barrier(4, timeout=60)
@@ -178,7 +235,7 @@ def test_pieces_are_under_way_together_and_bounded(tmp_path: Path) -> None:
         with lock:
             now -= 1
 
-    storage = ParallelStorage(Hooked(LocalStorage(tmp_path), hook), max_requests=4)
+    storage = small(Hooked(LocalStorage(tmp_path), hook), max_requests=4)
     # Two calls of 8 pieces, which share the four places.
     with ThreadPoolExecutor(2) as pool:
         got = list(pool.map(lambda start: get(storage, PATH, start, start + 64_000), (0, 9)))
@@ -186,9 +243,8 @@ def test_pieces_are_under_way_together_and_bounded(tmp_path: Path) -> None:
     assert most == 4
 
 
-@pytest.mark.usefixtures("small_requests")
 def test_no_thread_outlives_a_call(tmp_path: Path) -> None:
-    storage = ParallelStorage(LocalStorage(tmp_path))
+    storage = small(LocalStorage(tmp_path))
     put(storage, PATH, DATA)
     before = set(threading.enumerate())
     assert get(storage, PATH) == DATA
@@ -203,7 +259,6 @@ def test_one_piece_is_read_by_its_caller(tmp_path: Path) -> None:
     assert threads == [threading.current_thread()]
 
 
-@pytest.mark.usefixtures("small_requests")
 def test_after_an_error_nothing_is_written_any_more(tmp_path: Path) -> None:
     """Buffers are reused: a piece that came in late would spoil somebody else's."""
     put(LocalStorage(tmp_path), PATH, DATA)
@@ -216,7 +271,7 @@ def test_after_an_error_nothing_is_written_any_more(tmp_path: Path) -> None:
         assert failed.wait(60)
         late.wait(0.05)  # returns while this piece is under way, if it could
 
-    storage = ParallelStorage(Hooked(LocalStorage(tmp_path), hook), max_requests=2)
+    storage = small(Hooked(LocalStorage(tmp_path), hook), max_requests=2)
     out = np.zeros(len(DATA), np.uint8)
     with pytest.raises(StorageError, match="the first piece fails"):
         storage.read_ranges(PATH, [ByteRange(0, len(DATA))], [out.data])
@@ -226,16 +281,14 @@ def test_after_an_error_nothing_is_written_any_more(tmp_path: Path) -> None:
     assert not [t for t in threading.enumerate() if t.name.startswith("seqrecord-read")]
 
 
-@pytest.mark.usefixtures("small_requests")
 def test_what_was_not_begun_is_left_after_an_error(tmp_path: Path) -> None:
     counting = CountingStorage(FaultyStorage(LocalStorage(tmp_path), FailAt("read")))
     put(counting, PATH, DATA)
     with pytest.raises(StorageError, match="as asked"):
-        get(ParallelStorage(counting, max_requests=1), PATH, 0, 64_000)
+        get(small(counting, max_requests=1), PATH, 0, 64_000)
     assert len(counting.ranges[PATH]) < 8
 
 
-@pytest.mark.usefixtures("small_requests")
 def test_each_piece_is_repeated_by_itself(tmp_path: Path) -> None:
     counting = CountingStorage(
         FaultyStorage(LocalStorage(tmp_path), FailTransiently(3, 0.4, ("read",)))
@@ -243,7 +296,7 @@ def test_each_piece_is_repeated_by_itself(tmp_path: Path) -> None:
     put(counting, PATH, DATA)
     retrying = RetryingStorage(counting)
     retrying._retrier._sleep = lambda _: None
-    storage = ParallelStorage(retrying, max_requests=4)
+    storage = small(retrying, max_requests=4)
     for _ in range(20):
         assert get(storage, PATH, 0, 64_000) == DATA[:64_000]
     counters = storage.counters()
@@ -258,13 +311,13 @@ def test_an_absent_file_is_not_found_whatever_is_asked(tmp_path: Path) -> None:
 
 
 def test_a_leaving_interpreter_is_an_error_of_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_requests: None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Leaving(ThreadPool):
         def submit(self, *_: object) -> object:  # type: ignore[override]
             raise RuntimeError("cannot schedule new futures after interpreter shutdown")
 
-    storage = ParallelStorage(LocalStorage(tmp_path))
+    storage = small(LocalStorage(tmp_path))
     put(storage, PATH, DATA)
     monkeypatch.setattr(parallel_module, "ThreadPool", Leaving)
     with pytest.raises(StorageError, match="interpreter leaves"):

@@ -19,7 +19,6 @@ import seqrecord
 from seqrecord import NotFoundError, SeqRecordPipe, SeqRecordWriter, StorageError, TransientError
 from seqrecord.ranges import ByteRange
 from seqrecord.storage import LocalStorage, Storage
-from seqrecord.storage import requests as requests_module
 from seqrecord.storage.azure.upload import AzureUpload
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.retrying import Retrier, RetryingStorage
@@ -73,9 +72,9 @@ class Gone:
         return transient(path) if self.left < 0 else None
 
 
-def failing(path: Path, fault: Fault) -> Storage:
+def failing(path: Path, fault: Fault, **settings: int) -> Storage:
     faulty = FaultyStorage(LocalStorage(path), fault)
-    return ParallelStorage(RetryingStorage(faulty, deadline=DEADLINE))
+    return ParallelStorage(RetryingStorage(faulty, deadline=DEADLINE), **settings)
 
 
 @contextmanager
@@ -200,12 +199,10 @@ LEAVES = """
 import sys, time
 from pathlib import Path
 import seqrecord
-from seqrecord.storage import requests
 from tests.test_stopping import PIPE, Gone, failing, go_on_until_it_fails
 
-requests.MAX_REQUEST_BYTES = 1000  # so each load is several
 gone = Gone()
-storage = failing(Path(sys.argv[1]), gone)
+storage = failing(Path(sys.argv[1]), gone, max_bytes=1000)  # so each load is several
 iterator = iter(seqrecord.SeqRecordPipe(seqrecord.open(storage), **PIPE))
 go_on_until_it_fails(iterator, storage, gone)
 print(time.monotonic(), flush=True)
@@ -240,12 +237,6 @@ def test_leaving_the_interpreter_while_a_storage_is_gone(path: Path) -> None:
 # Several requests of one call
 
 
-@pytest.fixture
-def small_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests_module, "MAX_REQUEST_BYTES", 1000)
-
-
-@pytest.mark.usefixtures("small_requests")
 def test_a_request_that_fails_ends_those_that_are_tried_again(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(4000))
 
@@ -255,12 +246,11 @@ def test_a_request_that_fails_ends_those_that_are_tried_again(tmp_path: Path) ->
         wait_for_retries(storage, 3)
         return NotFoundError("no such file")
 
-    storage = failing(tmp_path, fault)
+    storage = failing(tmp_path, fault, max_bytes=1000)
     with soon(), pytest.raises(NotFoundError):
         storage.read_ranges("file", [ByteRange(0, 4000)], [memoryview(bytearray(4000))])
 
 
-@pytest.mark.usefixtures("small_requests")
 def test_a_reader_that_has_stopped_reads_no_more_pieces(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(9000))
     reads = []
@@ -271,7 +261,7 @@ def test_a_reader_that_has_stopped_reads_no_more_pieces(tmp_path: Path) -> None:
         stopped.set()
 
     faulty = FaultyStorage(LocalStorage(tmp_path), fault)
-    storage = ParallelStorage(faulty, max_requests=1)
+    storage = ParallelStorage(faulty, max_requests=1, max_bytes=1000)
     with unwanted_if(stopped.is_set), pytest.raises(StorageError, match="nobody waits"):
         storage.read_ranges("file", [ByteRange(0, 9000)], [memoryview(bytearray(9000))])
     assert reads == [0]

@@ -39,7 +39,7 @@ from benchmarks.tartanair.throughput import BATCH_SIZE, CLIP_LEN, prepare
 from benchmarks.tartanair.timing import machine, run_rows, touch
 from seqrecord.ranges import ByteRange
 from seqrecord.storage import Storage, StorageWrapper
-from seqrecord.storage.requests import split
+from seqrecord.storage.requests import plan
 
 EPOCHS = 2  # the first of them warms up, and is counted for its first batch only
 CONSUMER_SECONDS = 0.025
@@ -289,7 +289,7 @@ def _parts(call: Call) -> list[Call]:
     """The requests that a call is cut into."""
     path, ranges = call
     buffers = [memoryview(bytearray(item.length)) for item in ranges]
-    return [(path, part) for part, _ in split(ranges, buffers)]
+    return [(path, part) for part, _ in plan(ranges, buffers)]
 
 
 def _busy(before: Any, after: Any) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,18 +14,18 @@ from seqrecord.errors import (
     TransientError,
 )
 from seqrecord.ranges import ByteRange
-from seqrecord.storage.base import check_buffers, check_path
+from seqrecord.storage.base import check_path
 from seqrecord.storage.failures import call, classify
 from seqrecord.storage.per_process import PerProcess
-from seqrecord.storage.requests import fill, merge, missing_bytes
+from seqrecord.storage.requests import Request, RequestReader, fill
 
 __all__ = ["PARTIAL", "FsspecReader"]
 
 PARTIAL = "seqrecord_partial"  # metadata of a file that is unfinished: to readers it is not there
 
 
-class FsspecReader:
-    """A `RangeReader` below the path `root` of the filesystem that `make` makes.
+class FsspecReader(RequestReader):
+    """Reads below the path `root` of the filesystem that `make` makes.
 
     The filesystem is made when it is first used, in each process anew: no client survives a fork.
     A request is held in memory before it is copied to its buffers. `shown` is the root as it may
@@ -65,32 +65,21 @@ class FsspecReader:
             raise StorageError("the server does not tell the file's length", file=shown)
         return int(found["size"])
 
-    def read_ranges(
-        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
-    ) -> None:
-        check_buffers(ranges, buffers)
-        full, shown = self.full(path), f"{self._shown}/{path}"
-        requests = merge(ranges, buffers)
-        if not requests:
-            self.size(path)  # raises if it is not there
-            return
-        parts = call(
-            shown,
-            self.filesystems.get().cat_ranges,
-            [full] * len(requests),
-            [item.start for item, _ in requests],
-            [item.stop for item, _ in requests],
-            on_error="return",
-        )
-        for (item, views), part in zip(requests, parts, strict=True):
-            if isinstance(part, BaseException):
-                failure = part if isinstance(part, StorageError) else classify(part, shown)
-                if isinstance(failure, _CLEAR):
-                    raise failure
-                part = b""  # of a range beyond the end, say, which each client tells in its own way
-            if len(part) != item.length:
-                raise missing_bytes(self, path, shown, item, len(part))
-            fill(views, [part])
+    def read(self, path: str, request: Request) -> None:
+        item, views = request
+        shown, fs, full = f"{self._shown}/{path}", self.filesystems.get(), self.full(path)
+        failure: StorageError | None = None
+        data = b""
+        try:
+            data = fs.cat_file(full, start=item.start, end=item.stop)
+        except Exception as error:
+            failure = error if isinstance(error, StorageError) else classify(error, shown)
+        # The rest may be of a range beyond the end, which each client tells in its own way.
+        if isinstance(failure, _CLEAR):
+            raise failure
+        if len(data) != item.length:
+            raise self.missing(path, shown, item, len(data))
+        fill(views, [data])
 
     def close(self) -> None:
         self.filesystems.take()  # it closes its connections when it is collected

@@ -1,4 +1,4 @@
-"""Several requests of one call under way at once, and no more than so many of a storage."""
+"""Plans the requests of a call and makes several at once, at most so many of a storage."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager
 from contextvars import copy_context
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from seqrecord.errors import StorageError
 from seqrecord.ranges import ByteRange
 from seqrecord.storage.base import Storage, check_buffers
 from seqrecord.storage.per_process import PerProcess
-from seqrecord.storage.requests import split
+from seqrecord.storage.requests import MAX_GAP, MAX_REQUEST_BYTES, Part, plan
 from seqrecord.storage.stopping import check_wanted, unwanted_if
 from seqrecord.storage.wrappers import StorageWrapper
 from seqrecord.threads import ThreadPool
@@ -22,30 +22,36 @@ __all__ = ["MAX_REQUESTS", "ParallelStorage", "RequestThreads", "map_files", "re
 
 MAX_REQUESTS = 16
 
-_Part: TypeAlias = "tuple[list[ByteRange], list[memoryview]]"
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
 class ParallelStorage(StorageWrapper):
-    """Reads long ranges in pieces of 8 to 16 MiB, each with a call of the inner storage.
+    """Makes the requests of a call with one call of the inner storage each; see `plan`.
 
-    Near ranges stay together, for the inner storage to make one request of them. All reading calls
-    together have at most `max_requests` pieces under way; one that is tried again below keeps its
-    place meanwhile. A call with one piece stays in its thread, any other has threads until it
-    returns, and none outlives it: after an error nothing is written into its buffers any more. The
-    pieces that have not begun then, or that wait to be tried again, are given up.
+    All reading calls
+    together have at most `max_requests` requests under way; one that is tried again below
+    keeps its place meanwhile. A call with one request stays in its thread, any other has threads
+    until it returns, and none outlives it: after an error nothing is written into its buffers any
+    more. The requests that have not begun then, or that wait to be tried again, are given up.
     """
 
-    def __init__(self, inner: Storage, *, max_requests: int = MAX_REQUESTS) -> None:
+    def __init__(
+        self,
+        inner: Storage,
+        *,
+        max_requests: int = MAX_REQUESTS,
+        max_gap: int = MAX_GAP,
+        max_bytes: int = MAX_REQUEST_BYTES,
+    ) -> None:
         super().__init__(inner)
         if max_requests < 1:
             raise ValueError(f"at most {max_requests} requests")
-        self._max_requests = max_requests
+        self._max_requests, self._max_gap, self._max_bytes = max_requests, max_gap, max_bytes
         self._places = PerProcess(lambda: threading.BoundedSemaphore(max_requests))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.inner, self._max_requests)
+        return _rebuild, (self.inner, self._max_requests, self._max_gap, self._max_bytes)
 
     def read_ranges(
         self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
@@ -55,14 +61,15 @@ class ParallelStorage(StorageWrapper):
             return
         places, file = self._places.get(), f"{self.url}/{path}"
 
-        def read(part: _Part) -> None:
+        def read(part: Part) -> None:
             with places:
                 check_wanted(file)
                 self.inner.read_ranges(path, *part)
 
-        parts = split(ranges, buffers)
-        if len(parts) == 1:
-            read(parts[0])
+        parts = plan(ranges, buffers, max_gap=self._max_gap, max_bytes=self._max_bytes)
+        if len(parts) < 2:
+            # Of empty ranges it says whether the file is there.
+            read(parts[0] if parts else (list(ranges), list(buffers)))
             return
         with request_threads(min(len(parts), self._max_requests), "read") as threads:
             futures = [threads.submit(file, read, part) for part in parts]
@@ -117,5 +124,5 @@ def map_files(
         return {path: future.result() for path, future in zip(paths, futures, strict=True)}
 
 
-def _rebuild(inner: Storage, max_requests: int) -> ParallelStorage:
-    return ParallelStorage(inner, max_requests=max_requests)
+def _rebuild(inner: Storage, requests: int, gap: int, nbytes: int) -> ParallelStorage:
+    return ParallelStorage(inner, max_requests=requests, max_gap=gap, max_bytes=nbytes)

@@ -1,17 +1,18 @@
-"""Which requests fill the buffers of a call: near ranges are one, a long one is several."""
+"""Plans the requests of a call, once: near ranges are one request, a long range is several."""
 
 from __future__ import annotations
 
 import itertools
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from seqrecord.checksum import Buffer
 from seqrecord.errors import StorageError, TransientError
-from seqrecord.ranges import ByteRange, coalesce
-from seqrecord.storage.base import RangeReader, short_read
+from seqrecord.ranges import ByteRange
+from seqrecord.storage.base import check_buffers, check_path, short_read
 
 __all__ = [
     "MAX_GAP",
@@ -19,11 +20,10 @@ __all__ = [
     "SLOWEST",
     "TIMEOUT_SECONDS",
     "Request",
+    "RequestReader",
     "fill",
     "hurried",
-    "merge",
-    "missing_bytes",
-    "split",
+    "plan",
 ]
 
 MAX_REQUEST_BYTES = 16 << 20
@@ -34,59 +34,100 @@ TIMEOUT_SECONDS = 30.0  # without a byte
 Request = tuple[ByteRange, list[memoryview]]
 """Bytes of a file, and where they go one after the other: views that are as long together."""
 
+Part = tuple[list[ByteRange], list[memoryview]]
+"""Ranges that touch each other, in file order, and a view for each: a client makes one request."""
 
-def merge(ranges: Sequence[ByteRange], buffers: Sequence[memoryview]) -> list[Request]:
-    """Requests of a call, in file order; bytes that nobody asked for go into memory of their own.
 
-    No request is made longer than `MAX_REQUEST_BYTES` by merging, and ranges that overlap stay
-    apart. An empty range needs none.
+def plan(
+    ranges: Sequence[ByteRange],
+    buffers: Sequence[memoryview],
+    *,
+    max_gap: int = MAX_GAP,
+    max_bytes: int = MAX_REQUEST_BYTES,
+) -> list[Part]:
+    """The requests that fill the buffers of a call, in file order.
+
+    A range longer than `max_bytes` is cut into equal pieces. Neighbours with at most `max_gap`
+    unwanted bytes between them are one request if it stays within `max_bytes`; the unwanted bytes
+    go into memory of their own. Ranges that overlap are requests apart, and an empty range needs
+    none. Pure: no I/O, and the views are of the given buffers.
     """
-    wanted = [
-        (item, buffer.cast("B"))
-        for item, buffer in zip(ranges, buffers, strict=True)
-        if item.length > 0
-    ]
-    requests: list[Request] = []
-    for whole, members in coalesce(
-        [item for item, _ in wanted], max_gap=MAX_GAP, max_length=MAX_REQUEST_BYTES
-    ):
-        at, views = whole.start, list[memoryview]()
-        for i in members:
-            item, view = wanted[i]
-            if item.start < at:
-                requests += [(wanted[i][0], [wanted[i][1]]) for i in members]
-                break
-            if item.start > at:
-                views.append(memoryview(bytearray(item.start - at)))
-            views.append(view)
-            at = item.stop
-        else:
-            requests.append((whole, views))
-    return requests
+    parts: list[Part] = []
+    for item, view in sorted(_pieces(ranges, buffers, max_bytes), key=lambda piece: piece[0]):
+        if parts:
+            items, views = parts[-1]
+            gap = item.start - items[-1].stop
+            if 0 <= gap <= max_gap and item.stop - items[0].start <= max_bytes:
+                if gap:
+                    items.append(ByteRange(items[-1].stop, item.start))
+                    views.append(memoryview(bytearray(gap)))
+                items.append(item)
+                views.append(view)
+                continue
+        parts.append(([item], [view]))
+    return parts
 
 
-def split(
-    ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
-) -> list[tuple[list[ByteRange], list[memoryview]]]:
-    """The ranges of a call in parts that are one request each, as `merge` makes them.
-
-    A range longer than `MAX_REQUEST_BYTES` is cut into equal pieces. Pure: the views are of the
-    given buffers.
-    """
-    pieces: list[tuple[ByteRange, memoryview]] = []
+def _pieces(
+    ranges: Sequence[ByteRange], buffers: Sequence[memoryview], max_bytes: int
+) -> Iterator[tuple[ByteRange, memoryview]]:
     for item, buffer in zip(ranges, buffers, strict=True):
-        count = -(-item.length // MAX_REQUEST_BYTES)
-        if count <= 1:
-            pieces.append((item, buffer))
+        if not item.length:
             continue
-        view = buffer.cast("B")
+        view, count = buffer.cast("B"), -(-item.length // max_bytes)
         cuts = [item.length * i // count for i in range(count + 1)]
-        pieces += [
-            (ByteRange(item.start + start, item.start + stop), view[start:stop])
-            for start, stop in itertools.pairwise(cuts)
-        ]
-    parts = coalesce([item for item, _ in pieces], max_gap=MAX_GAP, max_length=MAX_REQUEST_BYTES)
-    return [([pieces[i][0] for i in part], [pieces[i][1] for i in part]) for _, part in parts]
+        for start, stop in itertools.pairwise(cuts):
+            yield ByteRange(item.start + start, item.start + stop), view[start:stop]
+
+
+class RequestReader(ABC):
+    """A `RangeReader` that makes one request of ranges that touch, as `plan` leaves them."""
+
+    @abstractmethod
+    def size(self, path: str) -> int: ...
+
+    @abstractmethod
+    def read(self, path: str, request: Request) -> None:
+        """Make one request, of a clean path. All of its bytes or an error."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def read_ranges(
+        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
+    ) -> None:
+        check_buffers(ranges, buffers)
+        check_path(path)
+        requests: list[Request] = []
+        for item, buffer in zip(ranges, buffers, strict=True):
+            if not item.length:
+                continue
+            view = buffer.cast("B")
+            if requests and requests[-1][0].stop == item.start:
+                (start, _), views = requests[-1]
+                requests[-1] = ByteRange(start, item.stop), [*views, view]
+            else:
+                requests.append((item, [view]))
+        if not requests:
+            self.size(path)  # raises if it is not there
+        for request in requests:
+            self.read(path, request)
+
+    def missing(self, path: str, file: str, item: ByteRange, got: int) -> StorageError:
+        """The error of an answer that held `got` bytes of a range, and was no error itself.
+
+        The file's length tells whether it ends there, or whether another attempt may bring the
+        rest.
+        """
+        if self.size(path) < item.stop:
+            return short_read(file, item, got)
+        return TransientError(
+            "an answer was cut",
+            file=file,
+            offset=item.start,
+            expected=f"{item.length} bytes",
+            got=f"{got} bytes",
+        )
 
 
 def fill(views: Iterable[memoryview], chunks: Iterable[Buffer]) -> int:
@@ -132,21 +173,3 @@ def hurried(
             raise TransientError(
                 f"the body comes too slowly: {got} bytes in {seconds:.0f} s", file=file
             )
-
-
-def missing_bytes(
-    reader: RangeReader, path: str, file: str, item: ByteRange, got: int
-) -> StorageError:
-    """The error of an answer that held `got` bytes of a range, and was no error itself.
-
-    The file's length tells whether it ends there, or whether another attempt may bring the rest.
-    """
-    if reader.size(path) < item.stop:
-        return short_read(file, item, got)
-    return TransientError(
-        "an answer was cut",
-        file=file,
-        offset=item.start,
-        expected=f"{item.length} bytes",
-        got=f"{got} bytes",
-    )

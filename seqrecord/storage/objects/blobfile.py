@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from seqrecord.errors import LocationError, NotFoundError
-from seqrecord.ranges import ByteRange
+from seqrecord.errors import LocationError
 from seqrecord.storage.azure.account import AzureAccount
-from seqrecord.storage.base import check_buffers, check_path, short_read
+from seqrecord.storage.base import check_path
 from seqrecord.storage.failures import call
 from seqrecord.storage.per_process import PerProcess
-from seqrecord.storage.requests import Request, fill, merge, missing_bytes
+from seqrecord.storage.requests import Request, RequestReader, fill
 
 __all__ = ["BlobfileReader", "split_blobfile_options"]
 
@@ -24,8 +23,8 @@ def split_blobfile_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], 
     return ours, {name: value for name, value in options.items() if name not in ours}
 
 
-class BlobfileReader:
-    """A `RangeReader` of an Azure account.
+class BlobfileReader(RequestReader):
+    """Reads an Azure account.
 
     blobfile has its own credentials: `AZURE_STORAGE_KEY`, a service principal, `az login`. It
     repeats nothing here. A request is held in memory before it is copied to its buffers. `given`
@@ -61,32 +60,14 @@ class BlobfileReader:
         found = call(file, call(file, self._contexts.get).stat, url)
         return int(found.size)
 
-    def read_ranges(
-        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
-    ) -> None:
-        check_buffers(ranges, buffers)
-        file, url = f"{self._shown}/{check_path(path)}", self._url(path)
-        requests = merge(ranges, buffers)
-        if not requests:
-            self.size(path)  # raises if it is not there
-            return
-        context = call(file, self._contexts.get)
-        for request in requests:
-            got = call(file, _read, context, url, request)
-            if got == 0:
-                raise self._nothing(path, file, request[0])
-            if got != request[0].length:
-                raise missing_bytes(self, path, file, request[0], got)
+    def read(self, path: str, request: Request) -> None:
+        file, url = f"{self._shown}/{path}", self._url(path)
+        got = call(file, _read, call(file, self._contexts.get), url, request)
+        if got != request[0].length:
+            raise self.missing(path, file, request[0], got)
 
     def close(self) -> None:
         self._contexts.take()
-
-    def _nothing(self, path: str, file: str, item: ByteRange) -> Exception:
-        try:
-            self.size(path)
-        except NotFoundError as error:
-            return error
-        return short_read(file, item, 0)
 
     def _url(self, path: str) -> str:
         account = self._account

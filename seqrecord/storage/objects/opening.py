@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from seqrecord.errors import LocationError
 from seqrecord.storage.azure.account import AzureAccount
 from seqrecord.storage.azure.storage import AzureStorage
-from seqrecord.storage.base import RangeReader, Storage
+from seqrecord.storage.base import Storage
 from seqrecord.storage.fsspec_reader import FsspecReader
 from seqrecord.storage.objects.azure import AzureContainer
 from seqrecord.storage.objects.blobfile import BlobfileReader, split_blobfile_options
@@ -22,7 +22,7 @@ from seqrecord.storage.objects.web import WebReader, WebServer, WebStorage
 from seqrecord.storage.options import StorageSettings
 from seqrecord.storage.packages import is_installed, missing
 from seqrecord.storage.remote import FsspecStorage
-from seqrecord.storage.requests import TIMEOUT_SECONDS
+from seqrecord.storage.requests import TIMEOUT_SECONDS, RequestReader
 from seqrecord.storage.retrying import Retrier
 from seqrecord.storage.url import Location
 
@@ -60,7 +60,7 @@ def _azure(
         blobfiles, rest = split_blobfile_options(rest)
         account = AzureAccount.resolve(where, rest, os.environ)
         _need("blobfile", where, "blobfile", "azure-storage-blob")
-        reader: RangeReader = BlobfileReader(
+        reader: RequestReader = BlobfileReader(
             account, where.shown, given=bool(set(rest) - {"account_name"}), options=blobfiles
         )
     else:
@@ -96,7 +96,7 @@ def _reader(
     settings: StorageSettings,
     timeout: float,
     *others: str,
-) -> RangeReader:
+) -> RequestReader:
     backend = settings.backend or ("obstore" if is_installed("obstore") else package)
     if backend not in ("obstore", package, "fsspec", *others):
         raise _no_backend(where, settings, "obstore", package, "fsspec", *others)

@@ -6,12 +6,10 @@ import logging
 import multiprocessing
 import os
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from seqrecord.errors import LocationError, NotFoundError, StorageError
-from seqrecord.ranges import ByteRange
-from seqrecord.storage.base import RangeReader, check_buffers, check_path
+from seqrecord.storage.base import check_path
 from seqrecord.storage.failures import call
 from seqrecord.storage.fsspec_reader import PARTIAL
 from seqrecord.storage.objects.source import Client, ObjectSource
@@ -19,10 +17,9 @@ from seqrecord.storage.per_process import PerProcess
 from seqrecord.storage.requests import (
     TIMEOUT_SECONDS,
     Request,
+    RequestReader,
     fill,
     hurried,
-    merge,
-    missing_bytes,
 )
 
 __all__ = ["ObstoreReader"]
@@ -65,8 +62,8 @@ class _Runtime:
 os.register_at_fork(after_in_child=_Runtime.after_fork)
 
 
-class ObstoreReader:
-    """A `RangeReader` of an object store or a web server.
+class ObstoreReader(RequestReader):
+    """Reads an object store or a web server.
 
     Bodies are copied into the buffers as they come, so there is no second copy of a request in
     memory. An attempt fails when nothing has come for `timeout` seconds, or very little: see
@@ -84,7 +81,7 @@ class ObstoreReader:
         source: ObjectSource,
         shown: str,
         *,
-        quiet: RangeReader | None,
+        quiet: RequestReader | None,
         timeout: float = TIMEOUT_SECONDS,
     ) -> None:
         self.source, self._shown, self._timeout = source, shown.rstrip("/"), timeout
@@ -118,28 +115,34 @@ class ObstoreReader:
             raise NotFoundError("no such file", file=file)
         return int(answer.meta["size"])
 
-    def read_ranges(
-        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
-    ) -> None:
-        check_buffers(ranges, buffers)
-        check_path(path)
-        requests = merge(ranges, buffers)
-        if not requests:
-            self.size(path)  # raises if it is not there
-            return
-        quiet = self._quiet_for(path, sum(item.length for item in ranges))
+    def read(self, path: str, request: Request) -> None:
+        item, views = request
+        quiet = self._quiet_for(path, item.length)
         if quiet is not None:
-            quiet.read_ranges(path, ranges, buffers)
+            quiet.read(path, request)
             return
-        for request in requests:
-            self._read(path, request)
+        file = f"{self._shown}/{path}"
+        options: dict[str, Any] = {"range": (item.start, item.stop)}
+        tag = self._tags.get(path)
+        if tag is not None:
+            options["if_match"] = tag
+        got = 0
+        answer = self._get(file, path, options)
+        if answer is not None:
+            found = answer.meta.get("e_tag")
+            if found and not found.startswith("W/"):  # of a weak one no server says that it matches
+                self._tags.setdefault(path, found)
+            chunks = (memoryview(chunk) for chunk in answer.stream(min_chunk_size=_CHUNK_BYTES))
+            got = call(file, fill, views, hurried(chunks, self._timeout, file))
+        if got != item.length:
+            raise self.missing(path, file, item, got)
 
     def close(self) -> None:
         if self._quiet is not None:
             self._quiet.close()
         self._clients.take()
 
-    def _quiet_for(self, path: str, nbytes: int) -> RangeReader | None:
+    def _quiet_for(self, path: str, nbytes: int) -> RequestReader | None:
         """The reader without obstore, where that is the one to use."""
         quiet = self._quiet
         if _Runtime.lost:
@@ -165,24 +168,6 @@ class ObstoreReader:
             if self._looked >= _SMALL_BYTES:
                 return None
         return quiet
-
-    def _read(self, path: str, request: Request) -> None:
-        item, views = request
-        file = f"{self._shown}/{path}"
-        options: dict[str, Any] = {"range": (item.start, item.stop)}
-        tag = self._tags.get(path)
-        if tag is not None:
-            options["if_match"] = tag
-        got = 0
-        answer = self._get(file, path, options)
-        if answer is not None:
-            found = answer.meta.get("e_tag")
-            if found and not found.startswith("W/"):  # of a weak one no server says that it matches
-                self._tags.setdefault(path, found)
-            chunks = (memoryview(chunk) for chunk in answer.stream(min_chunk_size=_CHUNK_BYTES))
-            got = call(file, fill, views, hurried(chunks, self._timeout, file))
-        if got != item.length:
-            raise missing_bytes(self, path, file, item, got)
 
     def _get(self, file: str, path: str, options: dict[str, Any]) -> Any:
         """The answer, or `None` where it is of another range than asked."""
@@ -223,6 +208,6 @@ class ObstoreReader:
 
 
 def _rebuild(
-    source: ObjectSource, shown: str, quiet: RangeReader | None, timeout: float
+    source: ObjectSource, shown: str, quiet: RequestReader | None, timeout: float
 ) -> ObstoreReader:
     return ObstoreReader(source, shown, quiet=quiet, timeout=timeout)

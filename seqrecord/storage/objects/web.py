@@ -20,13 +20,12 @@ from seqrecord.storage.base import (
     RangeReader,
     Unfinished,
     Upload,
-    check_buffers,
     check_path,
 )
 from seqrecord.storage.failures import call
 from seqrecord.storage.objects.source import Client, client_settings
 from seqrecord.storage.redaction import redact_logs
-from seqrecord.storage.requests import Request, fill, hurried, merge, missing_bytes
+from seqrecord.storage.requests import Request, RequestReader, fill, hurried
 
 __all__ = ["WebReader", "WebServer", "WebStorage"]
 
@@ -52,8 +51,8 @@ class WebServer:
         return Client(HTTPStore(self.url, **settings))
 
 
-class WebReader:
-    """A `RangeReader` of a web server with Python's own client.
+class WebReader(RequestReader):
+    """Reads a web server with Python's own client.
 
     A length is that of a HEAD, or of a range's answer where HEAD does not tell. No more is read of
     an answer than was asked for, and nothing of one that is of the whole file.
@@ -85,18 +84,11 @@ class WebReader:
 
         return call(shown, size)
 
-    def read_ranges(
-        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
-    ) -> None:
-        check_buffers(ranges, buffers)
-        shown = f"{self._shown}/{check_path(path)}"
-        requests = merge(ranges, buffers)
-        if not requests:
-            self.size(path)  # raises if it is not there
-        for request in requests:
-            got = call(shown, self._read, path, shown, request)
-            if got != request[0].length:
-                raise missing_bytes(self, path, shown, request[0], got)
+    def read(self, path: str, request: Request) -> None:
+        shown = f"{self._shown}/{path}"
+        got = call(shown, self._read, path, shown, request)
+        if got != request[0].length:
+            raise self.missing(path, shown, request[0], got)
 
     def close(self) -> None:
         pass
