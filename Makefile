@@ -6,7 +6,7 @@ BENCH := bench
 INSTALLED := $(VENV)/installed
 SERVICES := tests/services/node_modules
 
-.PHONY: help install install-bench install-ffcv bench bench-results services demo test test-slow test-services test-all check format clean
+.PHONY: help install install-bench install-ffcv bench bench-results services demo test test-slow test-services test-all docs check format clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 16
@@ -54,6 +54,10 @@ test-services: $(INSTALLED) ## Run the tests that need Azurite or a FUSE mount
 
 test-all: $(INSTALLED) ## Run every test
 	$(BIN)/python -m pytest -m ''
+
+docs: $(INSTALLED) ## Build the documentation into build/site; a warning is an error
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 check: $(INSTALLED) ## Lint, check the format and the types, as CI does
 	$(BIN)/ruff check

@@ -47,11 +47,10 @@ def bench(
 ) -> BenchReport:
     """Stream an epoch of a dataset, and say how fast that was and what to change first.
 
+    Arguments that are not listed here are those of `SeqRecordPipe`.
+
     Args:
         location: local path or URL.
-        clip_len, stride, dilation, features, episodes, shuffle, seed, batch_size, memory_limit,
-            device, num_threads, storage_options, cache_dir, cache_limit: as those of
-            `SeqRecordPipe`.
         consumer_seconds: how long the consumer takes for a batch; it sleeps, as a process does
             that waits for its GPU.
         max_batches: end after so many; by default with the epoch.

@@ -58,12 +58,12 @@ def convert(
     Episodes are written in groups of about a record file, each group by one worker into record
     files of its own; a worker holds one chunk of frames. The order of episodes is the source's,
     whatever the number of workers. The dataset exists when `convert` returns; stopped earlier, by
-    an error or a kill, it goes on with `mode="resume"` after the episodes that had ended.
+    an error or a kill, it goes on with `mode="resume"` after the episodes that had ended. Arguments
+    that are not listed here are those of `SeqRecordWriter`.
 
     Args:
         source: where the episodes come from.
-        destination, codecs, mode, chunk_frames, record_bytes, storage_options: as for
-            `SeqRecordWriter`. `append` and `resume` skip episodes that are there already.
+        mode: as for `SeqRecordWriter`; `append` and `resume` skip episodes that are there already.
         workers: processes; by default one for each core, 1 stays in this process. The processes
             are spawned, so a script calls this below `if __name__ == "__main__":`.
         executor: runs the groups instead, on threads or on other machines that share the

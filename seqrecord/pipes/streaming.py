@@ -229,12 +229,12 @@ class SeqRecordPipe(_Streaming, IterDataPipe[Clip]):
         frame_transform: called once for each frame, with a dict of arrays, before the arena;
             returns the arrays that clips are made of, of the same dtypes and shapes every time.
             Called from several threads, and once for the first frame when the pipe is made.
-        rank, world_size: which part of the epoch this process gets, of how many. By default they
-            are found each time an epoch begins: from `torch.distributed` where it is initialized,
-            else from `RANK` and `WORLD_SIZE` in the environment (torchrun), or `LOCAL_RANK`,
-            `NODE_RANK` and `WORLD_SIZE` (Lightning); workers take them from the process that
-            started them. `world_size=1` turns that off: every process gets the whole epoch.
-            Workers share what their process gets, in any case.
+        rank: which part of the epoch this process gets, of `world_size`. By default both are found
+            each time an epoch begins: from `torch.distributed` where it is initialized, else from
+            `RANK` and `WORLD_SIZE` in the environment (torchrun), or `LOCAL_RANK`, `NODE_RANK` and
+            `WORLD_SIZE` (Lightning); workers take them from the process that started them. Workers
+            share what their process gets, in any case.
+        world_size: how many parts there are. 1 turns that off: every process gets the whole epoch.
         device: where tensors go, such as "cuda". Frames then cross the bus once, and are held and
             gathered on the device by a stream of its own. What the stream does that is current in
             `next` waits for that: nothing needs to be synchronized. Not in a DataLoader's worker
