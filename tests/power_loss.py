@@ -31,7 +31,16 @@ class Call:
     """A call that changes the disk, or makes a change safe; or a `mark` of a test."""
 
     kind: Literal[
-        "create", "write", "cut", "sync", "rename", "remove", "folder", "sync folder", "mark"
+        "create",
+        "write",
+        "cut",
+        "sync",
+        "link",
+        "rename",
+        "remove",
+        "folder",
+        "sync folder",
+        "mark",
     ]
     path: str
     target: str = ""
@@ -55,7 +64,7 @@ class Record:
         """Record calls of this process."""
         real_open, real_write, real_fsync = os.open, os.write, os.fsync
         real_cut, real_replace, real_unlink = os.ftruncate, Path.replace, Path.unlink
-        real_mkdir, real_rmdir = Path.mkdir, Path.rmdir
+        real_mkdir, real_rmdir, real_link = Path.mkdir, Path.rmdir, os.link
 
         def opening(path: Any, flags: int, *args: Any, **options: Any) -> int:
             new = bool(flags & os.O_CREAT) and not os.path.lexists(path)
@@ -84,6 +93,10 @@ class Record:
             if path := self._path_of(fd):
                 self.calls.append(Call("cut", path, offset=size))
 
+        def linking(path: Any, target: Any) -> None:
+            real_link(path, target)
+            self._add("link", path, target)
+
         def renaming(path: Path, target: Any) -> Any:
             result = real_replace(path, target)
             self._add("rename", path, target)
@@ -107,6 +120,7 @@ class Record:
 
         with (
             mock.patch.multiple(os, open=opening, write=writing, fsync=syncing, ftruncate=cutting),
+            mock.patch.object(os, "link", linking),
             mock.patch.object(Path, "replace", renaming),
             mock.patch.object(Path, "unlink", removing),
             mock.patch.object(Path, "mkdir", folder),
@@ -179,6 +193,8 @@ class Disk:
             self._parent(call.path).pending.append([(_name(call.path), new)])
         elif call.kind == "remove":
             self._parent(call.path).pending.append([(_name(call.path), None)])
+        elif call.kind == "link":
+            self._parent(call.target).pending.append([(_name(call.target), self._find(call.path))])
         elif call.kind == "rename":
             parent = self._parent(call.path)
             assert parent is self._parent(call.target), "renames stay in their folder"

@@ -7,7 +7,7 @@ import stat
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from seqrecord.storage.base import (
 )
 from seqrecord.storage.local.claims import LocalLock
 from seqrecord.storage.local.folders import make_folder
+from seqrecord.storage.local.replacing import put_file, read_file
+from seqrecord.storage.local.unfinished import LocalUnfinished
 from seqrecord.storage.local.upload import NOTES, PARTIAL, LocalUpload, local_errors, with_suffix
 
 __all__ = ["LocalStorage"]
@@ -49,6 +51,8 @@ class LocalStorage:
     Args:
         root: the folder.
     """
+
+    _shared = False  # whether other machines may write here too
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root).absolute()
@@ -92,16 +96,29 @@ class LocalStorage:
                 _read_exactly(handle.fd, shown, item, buffer.cast("B"))
 
     def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
-        raise NotImplementedError
+        target = self._target(path)
+        with local_errors(str(target)):
+            self._check_inside(target)
+            return read_file(target, limit)
 
     def put(self, path: str, data: bytes, *, expected: str | None) -> None:
-        raise NotImplementedError
+        target = self._target(path)
+        with local_errors(str(target)):
+            self._check_inside(target)
+            make_folder(target.parent)
+            put_file(target, data, expected, shared=self._shared)
+            self._tidy()
+        self._drop(path)
 
     def files(self, folder: str) -> list[FileInfo]:
-        raise NotImplementedError
+        return self._infos(folder, lambda name: not name.endswith((PARTIAL, NOTES)))
 
     def unfinished(self, folder: str) -> list[Unfinished]:
-        raise NotImplementedError
+        found = self._infos(folder, lambda name: name.endswith(PARTIAL))
+        return [
+            LocalUnfinished(self, self.root, each.path.removesuffix(PARTIAL), each.modified)
+            for each in found
+        ]
 
     def create(self, path: str, *, replace: bool = False) -> Upload:
         target = self._target(path)
@@ -111,27 +128,25 @@ class LocalStorage:
             return self._started(LocalUpload(path, target, replace=replace))
 
     def list_files(self, folder: str) -> list[str]:
-        return [path for path in self._names(folder) if not path.endswith((PARTIAL, NOTES))]
+        return [each.path for each in self.files(folder)]
 
     def remove(self, path: str) -> None:
         target = self._target(path)
-        with _lock:
-            dropped = self._handles.pop(path, None)
-        del dropped  # closed outside the lock
+        self._drop(path)
         with local_errors(str(target)):
-            for name in (target, with_suffix(target, PARTIAL), with_suffix(target, NOTES)):
+            for name in (with_suffix(target, NOTES), with_suffix(target, PARTIAL), target):
                 name.unlink(missing_ok=True)
 
     def interrupted(self, folder: str) -> list[str]:
-        names = self._names(folder)
-        return sorted(path.removesuffix(PARTIAL) for path in names if path.endswith(PARTIAL))
+        return [each.path for each in self.unfinished(folder)]
 
     def reopen(self, path: str) -> CutUpload:
         target = self._target(path)
         with local_errors(str(target)):
             self._check_inside(with_suffix(target, PARTIAL))
             upload = self._started(LocalUpload(path, target, replace=False, reopen=True))
-            return CutUpload(upload, path + PARTIAL, upload.checkpoints())
+            checkpoints = LocalUnfinished(self, self.root, path, 0.0).checkpoints()
+            return CutUpload(upload, path + PARTIAL, checkpoints)
 
     def lock(self) -> Lock:
         with local_errors(self.url):
@@ -146,6 +161,7 @@ class LocalStorage:
     def _tidy(self) -> None:
         """Remove what a kill leaves that hits between a rename and the removal of its notes."""
         for notes in self.root.glob(f"*/*{NOTES}"):
+            # A writer makes the first note after the file that it is of.
             if not with_suffix(notes.with_suffix(""), PARTIAL).exists():
                 notes.unlink(missing_ok=True)
 
@@ -165,15 +181,19 @@ class LocalStorage:
         for upload in uploads:
             upload.leave()
 
-    def _names(self, folder: str) -> list[str]:
+    def _infos(self, folder: str, is_meant: Callable[[str], bool]) -> list[FileInfo]:
         target = self._target(folder)
+        found = []
         with local_errors(str(target)):
+            self._check_inside(target)
             try:
                 with os.scandir(target) as entries:
-                    names = [entry.name for entry in entries if entry.is_file()]
+                    for entry in entries:
+                        if not entry.name.startswith(".") and is_meant(entry.name):
+                            found += _info(folder, entry)
             except FileNotFoundError:
                 return []
-        return sorted(f"{folder}/{name}" for name in names if not name.startswith("."))
+        return sorted(found, key=lambda each: each.path)
 
     def _target(self, path: str) -> Path:
         return self.root / check_path(path)
@@ -190,6 +210,11 @@ class LocalStorage:
         target = self._target(path)
         self._check_inside(target)
         return _Handle(target)
+
+    def _drop(self, path: str) -> None:
+        with _lock:
+            dropped = self._handles.pop(path, None)
+        del dropped  # closed outside the lock
 
     def _keep(self, path: str, handle: _Handle) -> None:
         # A reader that still uses a dropped handle keeps it open until it is done.
@@ -224,6 +249,17 @@ class _Handle:
     def __del__(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)
+
+
+def _info(folder: str, entry: os.DirEntry[str]) -> list[FileInfo]:
+    """The one file, or none where it has gone meanwhile or is none."""
+    try:
+        found = entry.stat()
+    except FileNotFoundError:
+        return []
+    if not stat.S_ISREG(found.st_mode):
+        return []
+    return [FileInfo(f"{folder}/{entry.name}", found.st_size, found.st_mtime)]
 
 
 def _read_exactly(fd: int, shown: str, item: ByteRange, buffer: memoryview) -> None:

@@ -17,7 +17,6 @@ __all__ = ["NOTES", "PARTIAL", "LocalUpload", "local_errors", "with_suffix"]
 
 PARTIAL = ".partial"
 NOTES = ".notes"
-_MAX_LINE = (1 << 26) + 1000  # characters: the largest footer, 2^25 bytes, in hexadecimal
 
 
 class LocalUpload:
@@ -72,11 +71,6 @@ class LocalUpload:
             finally:
                 os.close(fd)
 
-    def checkpoints(self) -> list[tuple[int, bytes]]:
-        """Bytes written at each checkpoint, with its note, as far as they can be true."""
-        # A note of more bytes than there are: the machine went down before they were on disk.
-        return [(size, note) for size, note in _read_notes(self._notes) if size <= self._size]
-
     def rewind(self, offset: int) -> bool:
         fd = self._fd()
         with local_errors(str(self._target)):
@@ -103,8 +97,8 @@ class LocalUpload:
         if self._committed:
             return
         with local_errors(str(self._target)):
-            self._file.path.unlink(missing_ok=True)
             self._notes.unlink(missing_ok=True)
+            self._file.path.unlink(missing_ok=True)
         self._file.close()
 
     def leave(self) -> None:
@@ -132,16 +126,3 @@ def local_errors(file: str) -> Iterator[None]:
         raise NotFoundError("no such file", file=file) from error
     except OSError as error:
         raise StorageError(error.strerror or str(error), file=file) from error
-
-
-def _read_notes(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Notes up to the first that was not written whole."""
-    if not path.exists():
-        return
-    with path.open(encoding="ascii", errors="replace") as file:
-        while line := file.readline(_MAX_LINE):
-            try:
-                entry = json.loads(line)
-                yield int(entry["size"]), bytes.fromhex(entry["note"])
-            except (ValueError, KeyError, TypeError, RecursionError):
-                return

@@ -12,7 +12,15 @@ from typing import Any
 
 from seqrecord.errors import DestinationError, NotFoundError, StorageError, TransientError
 from seqrecord.ranges import ByteRange
-from seqrecord.storage.base import CutUpload, Lock, Upload, check_buffers, short_read
+from seqrecord.storage.base import (
+    CutUpload,
+    FileInfo,
+    Lock,
+    Unfinished,
+    Upload,
+    check_buffers,
+    short_read,
+)
 from seqrecord.storage.failures import classify
 from seqrecord.storage.local import LocalStorage
 from seqrecord.storage.mounts.streams import Streams
@@ -36,6 +44,8 @@ class MountStorage(LocalStorage):
     Files are written as on a local disk, which takes a mount with a write cache. What it uploads
     when is its own affair.
     """
+
+    _shared = True
 
     def __init__(self, root: str | os.PathLike[str], *, max_handles: int = _MAX_HANDLES) -> None:
         super().__init__(root)
@@ -83,18 +93,27 @@ class MountStorage(LocalStorage):
         with self._errors(path, writing=True):
             return super().create(path, replace=replace)
 
-    def list_files(self, folder: str) -> list[str]:
+    def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
+        with self._errors(path):
+            return super().read_whole(path, limit)
+
+    def put(self, path: str, data: bytes, *, expected: str | None) -> None:
+        self._streams.get().drop(path)
+        with self._errors(path, writing=True):
+            super().put(path, data, expected=expected)
+
+    def files(self, folder: str) -> list[FileInfo]:
         with self._errors(folder):
-            return super().list_files(folder)
+            return super().files(folder)
+
+    def unfinished(self, folder: str) -> list[Unfinished]:
+        with self._errors(folder):
+            return super().unfinished(folder)
 
     def remove(self, path: str) -> None:
         self._streams.get().drop(path)
         with self._errors(path):
             super().remove(path)
-
-    def interrupted(self, folder: str) -> list[str]:
-        with self._errors(folder):
-            return super().interrupted(folder)
 
     def reopen(self, path: str) -> CutUpload:
         with self._errors(path, writing=True):

@@ -1,0 +1,450 @@
+"""Small files of a local folder or mount, put in place in one step and on a condition."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import multiprocessing
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seqrecord.errors import ConflictError, NotFoundError, StorageError, TransientError
+from seqrecord.storage import LocalStorage
+from seqrecord.storage.local.replacing import put_file
+from seqrecord.storage.mounts import MountStorage
+from tests.power_loss import Choice, Disk, Record
+
+PATH = "manifest.json"
+OLD, NEW = b'{"old": 1}', b'{"new": 22}'
+
+# Forking is what many of these tests are about.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+
+
+def raising(code: int) -> Callable[..., Any]:
+    def fail(*args: Any, **options: Any) -> Any:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+@pytest.fixture
+def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "flock", raising(errno.ENOLCK))
+
+
+@pytest.fixture
+def no_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "link", raising(errno.EPERM))
+
+
+@pytest.fixture
+def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Syncs take most of the time, and matter after a loss of power alone."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+@pytest.fixture(params=["all", "no locks", "no links", "neither"])
+def disk(request: pytest.FixtureRequest) -> str:
+    """What the disk can do."""
+    if request.param in ("no locks", "neither"):
+        request.getfixturevalue("no_locks")
+    if request.param in ("no links", "neither"):
+        request.getfixturevalue("no_links")
+    return str(request.param)
+
+
+@pytest.fixture(params=[LocalStorage, MountStorage])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalStorage]:
+    storage = request.param(tmp_path / "set")
+    yield storage
+    storage.close()
+
+
+def content(storage: LocalStorage) -> bytes | None:
+    try:
+        return storage.read_whole(PATH, 1000)[0]
+    except NotFoundError:
+        return None
+
+
+def tag(storage: LocalStorage) -> str | None:
+    try:
+        return storage.read_whole(PATH, 1000)[1]
+    except NotFoundError:
+        return None
+
+
+def names(storage: LocalStorage) -> list[str]:
+    return sorted(path.name for path in storage.root.iterdir())
+
+
+@pytest.mark.usefixtures("disk")
+def test_a_file_is_put_if_it_is_the_expected_one(storage: LocalStorage) -> None:
+    storage.put(PATH, OLD, expected=None)
+    first = tag(storage)
+    assert first == hashlib.sha256(OLD).hexdigest()
+    for expected in (None, hashlib.sha256(b"another").hexdigest()):
+        with pytest.raises(ConflictError, match=r"manifest\.json"):
+            storage.put(PATH, b"no", expected=expected)
+    assert content(storage) == OLD
+    storage.put(PATH, NEW, expected=first)
+    assert content(storage) == NEW
+    with pytest.raises(ConflictError):
+        storage.put(PATH, OLD, expected=first)
+    assert names(storage) == [PATH]
+
+
+def test_an_expected_file_that_is_gone_is_a_conflict(storage: LocalStorage) -> None:
+    with pytest.raises(ConflictError):
+        storage.put(PATH, NEW, expected=hashlib.sha256(OLD).hexdigest())
+    assert names(storage) == []
+
+
+def test_a_large_file_is_not_read_whole(storage: LocalStorage) -> None:
+    storage.put(PATH, bytes(1000), expected=None)
+    assert len(storage.read_whole(PATH, 1000)[0]) == 1000
+    with pytest.raises(StorageError, match=r"too large.*manifest\.json.*at most 999 bytes.*1000"):
+        storage.read_whole(PATH, 999)
+
+
+# Several writers
+
+
+def forked(function: Callable[[int], Any], count: int = 1) -> list[int]:
+    """Exit codes of processes that call `function(number)` together."""
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(count)
+
+    def work(number: int) -> None:
+        barrier.wait()
+        os._exit(function(number))
+
+    processes = [context.Process(target=work, args=(number,)) for number in range(count)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    return [process.exitcode or 0 for process in processes]
+
+
+@pytest.mark.usefixtures("disk", "no_sync")
+@pytest.mark.parametrize("is_new", [True, False])
+def test_of_many_writers_one_succeeds(storage: LocalStorage, is_new: bool) -> None:
+    for turn in range(5):
+        if is_new:
+            storage.remove(PATH)
+        elif tag(storage) is None:
+            storage.put(PATH, OLD, expected=None)
+        expected = tag(storage)
+
+        def put(number: int, turn: int = turn, expected: str | None = expected) -> int:
+            try:
+                storage.put(PATH, b"%d in %d" % (number, turn), expected=expected)
+            except ConflictError:
+                return 1
+            return 0
+
+        codes = forked(put, 6)
+        assert sorted(codes) == [0, 1, 1, 1, 1, 1]
+        assert content(storage) == b"%d in %d" % (codes.index(0), turn)
+        assert names(storage) == [PATH]
+
+
+@pytest.mark.usefixtures("disk", "no_sync")
+def test_a_chain_of_writers_loses_nothing(storage: LocalStorage) -> None:
+    """Each counts up by one, and begins anew where another was there first."""
+    storage.put(PATH, b"0", expected=None)
+
+    def count(_: int) -> int:
+        for _ in range(20):
+            while True:
+                data, expected = storage.read_whole(PATH, 1000)
+                try:
+                    storage.put(PATH, b"%d" % (int(data) + 1), expected=expected)
+                    break
+                except ConflictError:
+                    continue
+        return 0
+
+    assert forked(count, 4) == [0, 0, 0, 0]
+    assert content(storage) == b"80"
+    assert names(storage) == [PATH]
+
+
+# Kills and losses of power
+
+CALLS = (
+    *((os, name) for name in ("open", "write", "fsync", "link", "listdir", "close")),
+    *((Path, name) for name in ("replace", "unlink")),
+    (fcntl, "flock"),
+)
+
+
+def with_calls(patch: pytest.MonkeyPatch, on_call: Callable[[], None]) -> None:
+    """`on_call` before each call to the system."""
+    for module, name in CALLS:
+        real = getattr(module, name)
+
+        def call(*args: Any, real: Any = real, **options: Any) -> Any:
+            on_call()
+            return real(*args, **options)
+
+        patch.setattr(module, name, call)
+
+
+def hit(storage: LocalStorage, number: int, expected: str | None, sign: int) -> int:
+    """Put in a process that gets a signal before its call `number`; its process id.
+
+    It ends with 0 if the put went well, else with 1.
+    """
+    pid = os.fork()
+    if pid:
+        return pid
+    left = number
+
+    def on_call() -> None:
+        nonlocal left
+        left -= 1
+        if left == -1:
+            os.kill(os.getpid(), sign)
+
+    code = 1
+    try:
+        with_calls(pytest.MonkeyPatch(), on_call)
+        storage.put(PATH, NEW, expected=expected)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def age(storage: LocalStorage) -> None:
+    """Files beside the manifest are an hour old from now on."""
+    for path in storage.root.iterdir():
+        if path.name != PATH:
+            os.utime(path, (path.stat().st_mtime - 3600,) * 2)
+
+
+def is_sure(storage: LocalStorage, disk: str) -> bool:
+    """Whether who was killed is known from who is slow; or else only after a minute."""
+    return type(storage) is LocalStorage and disk in ("all", "no links")
+
+
+@pytest.mark.usefixtures("no_sync")
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_kill_leaves_the_old_or_the_new_file(
+    storage: LocalStorage, disk: str, is_new: bool
+) -> None:
+    found, waits = set(), 0
+    for number in range(100):
+        storage.remove(PATH)
+        if not is_new:
+            storage.put(PATH, OLD, expected=None)
+        pid = hit(storage, number, tag(storage), signal.SIGKILL)
+        if os.waitpid(pid, 0)[1] == 0:
+            break
+        found.add(content(storage))
+        if not is_sure(storage, disk):
+            try:
+                put_file(storage.root / PATH, b"next", tag(storage), shared=True, patience=0.01)
+            except TransientError:
+                waits += 1
+            except NotFoundError:
+                assert not storage.root.exists()
+            age(storage)
+        storage.put(PATH, b"last", expected=tag(storage))
+        assert content(storage) == b"last"
+        assert names(storage) == [PATH]
+    assert number > 10
+    assert found == {None if is_new else OLD, NEW}
+    has_second_name = not is_new or disk in ("no links", "neither")
+    assert (waits > 0) == (has_second_name and not is_sure(storage, disk))
+
+
+@pytest.mark.usefixtures("no_sync")
+def test_a_writer_that_stands_still_overwrites_nothing(storage: LocalStorage, disk: str) -> None:
+    """Another waits for it for a while, or takes it for dead and goes on without it."""
+    waits = wins = 0
+    storage.put(PATH, OLD, expected=None)
+    for number in range(100):
+        expected, mine = tag(storage), b"mine %d" % number
+        pid = hit(storage, number, expected, signal.SIGSTOP)
+        if not os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1]):
+            break
+        before = content(storage)
+        if not is_sure(storage, disk):
+            age(storage)
+        shared = isinstance(storage, MountStorage)
+        try:
+            put_file(storage.root / PATH, mine, expected, shared=shared, patience=0.05)
+            wins += 1
+        except ConflictError:
+            assert before == NEW
+        except TransientError:
+            waits += 1
+        won = content(storage) == mine
+        os.kill(pid, signal.SIGCONT)
+        assert os.waitpid(pid, 0)[1] == (256 if won else 0)
+        assert content(storage) == (mine if won else NEW)
+        storage.put(PATH, OLD, expected=tag(storage))
+        assert names(storage) == [PATH]
+    assert number > 10
+    assert wins > 0
+    assert (waits > 0) == (disk in ("all", "no links"))
+
+
+@pytest.mark.usefixtures("disk")
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_loss_of_power_leaves_the_old_or_the_new_file(tmp_path: Path, is_new: bool) -> None:
+    record, storage = Record(tmp_path), LocalStorage(tmp_path)
+    with record.recording():
+        if not is_new:
+            storage.put(PATH, OLD, expected=None)
+        begin = len(record.calls)
+        storage.put(PATH, NEW, expected=tag(storage))
+    disk, rng = Disk(), random.Random(0)
+    choices: tuple[Choice, ...] = ("none", "all", "some")
+    for number in range(len(record.calls) + 1):
+        if number >= begin:
+            for contents in choices:
+                for entries in choices * 3:
+                    state = disk.after_loss(contents, entries, rng)
+                    left = [NEW] if number == len(record.calls) else [None if is_new else OLD, NEW]
+                    assert state.get(PATH) in left
+        if number < len(record.calls):
+            disk.apply(record.calls[number])
+
+
+# Faults of the disk
+
+
+@pytest.mark.usefixtures("disk")
+@pytest.mark.parametrize("is_new", [True, False])
+@pytest.mark.parametrize(
+    ("module", "name", "code"),
+    [
+        (os, "write", errno.ENOSPC),
+        (os, "write", errno.EDQUOT),
+        (os, "fsync", errno.EIO),
+        (os, "link", errno.EIO),
+        (Path, "replace", errno.EIO),
+        (os, "open", errno.EROFS),
+    ],
+)
+def test_a_put_that_fails_leaves_the_old_file(
+    storage: LocalStorage,
+    monkeypatch: pytest.MonkeyPatch,
+    is_new: bool,
+    module: Any,
+    name: str,
+    code: int,
+) -> None:
+    storage.put(PATH, OLD, expected=None)
+    if is_new:
+        storage.remove(PATH)
+    before, expected = content(storage), tag(storage)
+    with monkeypatch.context() as patch:
+        if name == "open":
+            real = os.open
+            patch.setattr(
+                os, "open", lambda *args: raising(code)() if args[1] & os.O_CREAT else real(*args)
+            )
+        else:
+            patch.setattr(module, name, raising(code))
+        if name == "replace" and is_new:
+            patch.setattr(os, "link", raising(errno.EPERM))  # a new file is not renamed else
+        with pytest.raises(StorageError, match=r"manifest\.json") as caught:
+            storage.put(PATH, NEW, expected=expected)
+    assert os.strerror(code) in str(caught.value)
+    assert not isinstance(caught.value, ConflictError)
+    assert content(storage) == before
+    assert names(storage) == ([] if is_new else [PATH])
+    storage.put(PATH, NEW, expected=expected)
+    assert content(storage) == NEW
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_folder_that_cannot_be_synced(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch, is_new: bool
+) -> None:
+    """Found before anything has changed, unless it is only the last sync that fails."""
+    storage.put(PATH, OLD, expected=None)
+    if is_new:
+        storage.remove(PATH)
+    before, expected, real = content(storage), tag(storage), os.fsync
+    for failing in (1, 2):
+        syncs = 0
+
+        def fsync(fd: int, failing: int = failing) -> None:
+            nonlocal syncs
+            syncs += Path(f"/proc/self/fd/{fd}").is_dir()
+            if syncs >= failing:
+                raising(errno.EIO)()
+            real(fd)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", fsync)
+            with pytest.raises(StorageError, match=r"manifest\.json"):
+                storage.put(PATH, NEW, expected=expected)
+        assert content(storage) == (before if failing == 1 else NEW)
+        assert names(storage) == ([PATH] if content(storage) else [])
+
+
+# What hostile or careless folders hold
+
+
+def test_what_is_no_file_is_neither_read_nor_replaced(storage: LocalStorage) -> None:
+    storage.root.mkdir()
+    (storage.root / "secret").write_bytes(b"secret")
+    inside = type(storage)(storage.root / "inside")
+    inside.root.mkdir()
+    target = inside.root / PATH
+    makes: list[Callable[[], object]] = [
+        target.mkdir,
+        lambda: os.mkfifo(target),
+        lambda: target.symlink_to(storage.root / "secret"),
+        lambda: target.symlink_to(storage.root / "nothing"),
+    ]
+    for make in makes:
+        make()
+        with pytest.raises(StorageError, match=r"not a regular file|leads out"):
+            inside.read_whole(PATH, 1000)
+        with pytest.raises(StorageError, match=r"not a regular file|leads out"):
+            inside.put(PATH, NEW, expected=None)
+        assert names(inside) == [PATH]
+        target.rmdir() if target.is_dir() else target.unlink()
+    assert (storage.root / "secret").read_bytes() == b"secret"
+    inside.close()
+
+
+def test_links_in_the_place_of_leftovers_are_not_followed(storage: LocalStorage) -> None:
+    storage.put(PATH, OLD, expected=None)
+    expected = tag(storage)
+    secret = storage.root.parent / "secret"
+    secret.write_bytes(b"secret")
+    (storage.root / f".{PATH}.abc.new").symlink_to(secret)
+    (storage.root / f".{PATH}.{str(expected)[:16]}.next").symlink_to(secret)
+    with pytest.raises(StorageError, match=r"manifest\.json"):
+        storage.put(PATH, NEW, expected=expected)
+    assert content(storage) == OLD
+    assert secret.read_bytes() == b"secret"
+
+
+def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "set").write_bytes(b"x")
+    for storage in (LocalStorage(tmp_path / "set"), MountStorage(tmp_path / "set")):
+        with pytest.raises(StorageError, match=r"manifest\.json"):
+            storage.put(PATH, NEW, expected=None)
+        with pytest.raises(StorageError):
+            storage.read_whole(PATH, 1000)
+        with pytest.raises(StorageError):
+            storage.files("records")
+        with pytest.raises(StorageError):
+            storage.unfinished("records")
