@@ -110,7 +110,8 @@ intervals by Student's t. *Differs*: whether the interval of the differences lea
 {drawn}
 
 The training loss of an order with little mixing is not to be compared with the others': it is \
-that of the episode which is being learnt by heart. What counts is the validation error.
+of the recording that is read at that time, which the network fits closely. What counts is the \
+validation error.
 """
 
 
