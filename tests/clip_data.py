@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import os
 import re
 import threading
@@ -22,6 +23,7 @@ from seqrecord.pipes.epochs import share_all
 from seqrecord.writer import Codecs
 
 __all__ = [
+    "LARGE",
     "LENGTHS",
     "check",
     "digest",
@@ -35,16 +37,23 @@ __all__ = [
 LENGTHS = (23, 9, 3, 40)
 """Frames of the episodes `set/0`, `set/1`, …"""
 
+SMALL = (6, 8, 3)
+"""The shape of `image`."""
+
+LARGE = (64, 88, 3)
+"""Of which a chunk's page, stored raw, is large enough to be read straight into its place."""
+
 Frame = dict[str, "npt.NDArray[Any]"]
 
 
-def expected_frame(episode: int, frame: int) -> Frame:
+def expected_frame(episode: int, frame: int, shape: tuple[int, ...] = SMALL) -> Frame:
     """What is stored. The last frame of an episode has no `flow`, nor has frame 20 of the last."""
     rng = np.random.default_rng([episode, frame])
+    note = rng.integers(0, 256, 1 + (episode + frame) % 5, np.uint8)
     arrays: Frame = {
-        "image": rng.integers(0, 256, (6, 8, 3), np.uint8),
+        "image": rng.integers(0, 256, shape, np.uint8),
         "flow": np.full((4, 2), 1000 * episode + frame, np.float32),
-        "note": rng.integers(0, 256, 1 + (episode + frame) % 5, np.uint8),
+        "note": note,
         "id": np.array([episode, frame]),
     }
     if frame == LENGTHS[episode] - 1 or (episode == len(LENGTHS) - 1 and frame == 20):
@@ -52,15 +61,21 @@ def expected_frame(episode: int, frame: int) -> Frame:
     return arrays
 
 
-def write_numbered(path: Path, *, codecs: Codecs | None = None, chunk_frames: int = 4) -> Path:
-    """Write the dataset, in several record files."""
+def write_numbered(
+    path: Path,
+    *,
+    codecs: Codecs | None = None,
+    chunk_frames: int = 4,
+    shape: tuple[int, ...] = SMALL,
+) -> Path:
+    """Write the dataset, in several record files; `shape` is that of `image`."""
     with SeqRecordWriter(
-        path, codecs=codecs, chunk_frames=chunk_frames, record_bytes=8_000
+        path, codecs=codecs, chunk_frames=chunk_frames, record_bytes=60 * math.prod(shape)
     ) as writer:
         for number, length in enumerate(LENGTHS):
             with writer.episode(f"set/{number}", metadata={"number": number}) as episode:
                 for frame in range(length):
-                    episode.append(expected_frame(number, frame))
+                    episode.append(expected_frame(number, frame, shape))
     return path
 
 
@@ -95,8 +110,9 @@ def check(
         assert len(values) == len(clips)
         for value, (key, start) in zip(values, clips, strict=True):
             assert len(value) == length
+            shape = tuple(value.shape[1:]) if feature == "image" else SMALL
             for i in range(length):
-                expected = expected_frame(int(key[4:]), start + i * dilation)[feature]
+                expected = expected_frame(int(key[4:]), start + i * dilation, shape)[feature]
                 got = value[i].numpy()
                 assert got.dtype == expected.dtype
                 np.testing.assert_array_equal(got, expected)

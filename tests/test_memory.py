@@ -4,35 +4,41 @@ from __future__ import annotations
 
 import gc
 import re
-import threading
-import weakref
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqrecord import MemoryLimitError, SeqRecordPipe
-from seqrecord.arena import Arena, BufferPool
-from seqrecord.engine.loading import ChunkLoader
+from seqrecord.storage import LocalStorage, StorageWrapper
 from tests.clip_data import names, possible_clips, write_numbered
+
+SHAPE = (256, 256, 3)  # of an image: what isn't of frames is little beside them
+FRAME = 256 * 256 * 3
+CHUNK = 8  # frames
+
+BESIDE = 1 << 20
+"""Bytes that an epoch takes besides frames, batches and chunks: its plan, threads, code."""
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_numbered(tmp_path_factory.mktemp("memory") / "records")
+    folder = tmp_path_factory.mktemp("memory")
+    return write_numbered(folder / "records", codecs="raw", shape=SHAPE, chunk_frames=CHUNK)
 
 
 requests = st.fixed_dictionaries(
     {
         "clip_len": st.integers(1, 6),
-        "stride": st.integers(1, 9),
+        "stride": st.integers(1, 4),
         "rotate_phase": st.booleans(),
         "dilation": st.integers(1, 3),
-        "features": st.lists(
-            st.sampled_from(["image", "flow", "id", "note"]), min_size=1, unique=True
+        "features": st.lists(st.sampled_from(["flow", "id", "note"]), unique=True).map(
+            lambda others: [*others, "image"]
         ),
         "batch_size": st.none() | st.integers(1, 9),
         "shuffle": st.booleans(),
@@ -43,51 +49,18 @@ requests = st.fixed_dictionaries(
 )
 
 
-class Meter:
-    """The bytes that an engine has in its arena, in buffers and in chunks being read."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._lock = threading.RLock()
-        self.most = self._now = 0
-        meter = self
-        make_arena, take = Arena.__init__, BufferPool.take
-        load = ChunkLoader.__call__
-
-        def init(arena: Arena, *args: Any, **kwargs: Any) -> None:
-            make_arena(arena, *args, **kwargs)
-            for array in arena._arrays.values():
-                meter.add(array.nbytes)
-                weakref.finalize(array, meter.add, -array.nbytes)
-
-        def lend(pool: BufferPool) -> npt.NDArray[Any]:
-            held = len(pool._free)
-            array = take(pool)
-            if not held:  # new memory
-                meter.add(array.nbytes)
-                weakref.finalize(array, meter.add, -array.nbytes)
-            return array
-
-        def read(loader: ChunkLoader, item: Any, places: Any) -> Any:
-            reader = loader._dataset.chunk_reader()
-            pages = reader.pages(reader.chunk_at(item.chunk, item.episode))
-            nbytes = sum(page.stop - page.start for page in pages)
-            meter.add(nbytes)
-            try:
-                return load(loader, item, places)
-            finally:
-                meter.add(-nbytes)
-
-        monkeypatch.setattr(Arena, "__init__", init)
-        monkeypatch.setattr(BufferPool, "take", lend)
-        monkeypatch.setattr(ChunkLoader, "__call__", read)
-
-    def add(self, nbytes: int) -> None:
-        with self._lock:
-            self._now += nbytes
-            self.most = max(self.most, self._now)
+def taken(work: Callable[[], object]) -> int:
+    """The most bytes that Python and NumPy have allocated at a time, of what `work` allocates."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(request=requests)
 def test_the_least_that_would_do(path: Path, request: dict[str, Any]) -> None:
     with pytest.raises(MemoryLimitError) as caught:
@@ -95,44 +68,85 @@ def test_the_least_that_would_do(path: Path, request: dict[str, Any]) -> None:
     least = int(re.findall(r"at least (\d+) bytes", str(caught.value))[0])
     with pytest.raises(MemoryLimitError, match=f"at least {least} bytes"):
         SeqRecordPipe(path, **request, memory_limit=least - 1)
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        meter = Meter(monkeypatch)
-        pipe = SeqRecordPipe(path, **request, memory_limit=least)
-        phases = pipe._epochs.loader.selection.phases
-        epochs = 1 if phases is None else len(phases)
-        clips = [name for _ in range(epochs) for batch in pipe for name in names(batch)]
-        assert meter.most <= least
-    stride = request["stride"] if phases is None else 1
+    pipe = SeqRecordPipe(path, **request, memory_limit=least)
+    every = possible_clips(request["features"], request["clip_len"], 1, request["dilation"])
+    rotates = request["rotate_phase"] and request["stride"] > 1
+    epochs = len({start % request["stride"] for _, start in every}) if rotates else 1
+    clips: list[tuple[str, int]] = []
+
+    def run() -> None:
+        for _ in range(epochs):
+            for batch in pipe:
+                clips.extend(names(batch))
+
+    assert taken(run) <= least + BESIDE
+    stride = 1 if rotates else request["stride"]
     expected = possible_clips(request["features"], request["clip_len"], stride, request["dilation"])
     assert sorted(clips) == sorted(expected)
 
 
-def test_an_epoch_of_other_needs_begins_without_the_memory_of_the_one_before(path: Path) -> None:
-    pipe = SeqRecordPipe(path, clip_len=5, batch_size=9)
-    gc.disable()  # it would find a cycle some time
+@settings(max_examples=20, deadline=None)
+@given(request=requests, limit=st.sampled_from([2, 4, 10, 30]).map(lambda n: n << 20))
+def test_the_limit_is_kept(path: Path, request: dict[str, Any], limit: int) -> None:
     try:
-        for _batch in pipe:
-            pass
-        workspace = weakref.ref(pipe._epochs.loader._workspaces._idle.pop())
-        assert workspace() is None
+        pipe = SeqRecordPipe(path, **request, memory_limit=limit)
+    except MemoryLimitError:
+        return
+
+    def run() -> None:
+        for _ in range(2):
+            for _batch in pipe:
+                pass
+
+    assert taken(run) <= limit + BESIDE
+    assert 0 < pipe.stats()["resident_bytes"] <= limit
+
+
+def test_the_meter_sees_what_is_held(path: Path) -> None:
+    """Else the tests above would say nothing."""
+    pipe = SeqRecordPipe(path, clip_len=4, batch_size=4, features=["image"])
+    held: list[Any] = []
+    assert taken(lambda: held.extend(pipe)) > len(held) * 16 * FRAME * 0.9
+
+
+def test_an_epoch_of_other_needs_begins_without_the_memory_of_the_one_before(path: Path) -> None:
+    """Without the garbage collector, which would find a cycle some time."""
+    least = r"at least (\d+) bytes"
+    phases: dict[str, Any] = {"clip_len": 5, "features": ["image"], "open_episodes": 3}
+    with pytest.raises(MemoryLimitError) as caught:
+        SeqRecordPipe(path, **phases, batch_size=9, memory_limit=1)
+    limit = int(re.findall(least, str(caught.value))[0])
+    pipes = [SeqRecordPipe(path, **phases, batch_size=9, memory_limit=limit) for _ in range(2)]
+
+    def run() -> None:
+        while pipes:
+            for _batch in pipes.pop():
+                pass
+            del _batch
+
+    gc.disable()
+    try:
+        assert taken(run) <= limit + BESIDE
     finally:
         gc.enable()
 
 
-@settings(max_examples=25, deadline=None)
-@given(request=requests, limit=st.sampled_from([10_000, 30_000, 100_000, 300_000]))
-def test_the_limit_is_kept(path: Path, request: dict[str, Any], limit: int) -> None:
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        meter = Meter(monkeypatch)
-        try:
-            pipe = SeqRecordPipe(path, **request, memory_limit=limit)
-        except MemoryLimitError:
-            return
+def test_the_next_epoch_takes_over_the_memory(path: Path) -> None:
+    pipe = SeqRecordPipe(path, clip_len=3, batch_size=4, features=["image"], memory_limit="32MiB")
+    held = 0
+
+    def run() -> None:
+        nonlocal held
         for _ in range(2):
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
             for _batch in pipe:
                 pass
-        assert 0 < meter.most <= limit
-        assert 0 < pipe.stats()["resident_bytes"] <= limit
+            del _batch
+            held = tracemalloc.get_traced_memory()[1] - before
+
+    taken(run)
+    assert held < BESIDE + 2 * 12 * FRAME  # batches that it had not needed before
 
 
 @pytest.mark.parametrize("limit", ["none", -1, 1.5, "1 parsec", None])
@@ -142,8 +156,15 @@ def test_not_a_limit(path: Path, limit: Any) -> None:
 
 
 def test_chunks_in_flight_take_a_part_of_the_limit(path: Path) -> None:
-    loader = SeqRecordPipe(path, clip_len=2, memory_limit="64KiB")._epochs.loader
-    sizes, fitted = loader._sizes, loader._fit(1)
-    assert 1 <= fitted.max_loads < 16
-    assert fitted.max_loads * sizes.chunk <= (64 << 10) // 8
-    assert SeqRecordPipe(path, clip_len=2)._epochs.loader._fit(1).max_loads == 16
+    storage = StorageWrapper(LocalStorage(path))  # no local files, as far as anyone knows
+
+    def loaders(limit: int) -> int:
+        pipe = SeqRecordPipe(storage, clip_len=2, features=["image"], memory_limit=limit)
+        for _clip in pipe:
+            pass
+        number: int = pipe.stats()["num_loaders"]
+        return number
+
+    limit = 32 * CHUNK * FRAME
+    assert 1 <= loaders(limit) <= 32 // 8
+    assert loaders(200 * CHUNK * FRAME) == 16

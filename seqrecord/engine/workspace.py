@@ -77,7 +77,10 @@ class Scratch:
             block = self._idle.pop()
         except IndexError:
             return np.empty(nbytes, np.uint8)
-        return block if len(block) >= nbytes else np.empty(nbytes, np.uint8)
+        if len(block) < nbytes:
+            del block  # before its successor is there: both would be more than the limit
+            block = np.empty(nbytes, np.uint8)
+        return block
 
     def give_back(self, block: npt.NDArray[np.uint8]) -> None:
         self._idle.append(block)
