@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,17 @@ from seqrecord import (
     SeqRecordPipe,
     SeqRecordStream,
 )
-from seqrecord.engine import loading
 from seqrecord.ranges import ByteRange
 from seqrecord.storage import LocalStorage, StorageLike, StorageWrapper
-from tests.clip_data import check, digest, leaves_nothing, names, possible_clips, write_numbered
+from tests.clip_data import (
+    LARGE,
+    check,
+    digest,
+    leaves_nothing,
+    names,
+    possible_clips,
+    write_numbered,
+)
 from tests.storage_doubles import CountingStorage
 
 FEATURES = ["image", "flow", "note", "id"]
@@ -45,16 +53,24 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_numbered(tmp_path_factory.mktemp("engine") / "records")
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Raw pages that are read straight into their rows, and beside them small ones that are not."""
+    folder = tmp_path_factory.mktemp("engine")
+    return write_numbered(folder / "large", codecs="raw", shape=LARGE)
+
+
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_every_clip_is_right(path: Path, data: st.DataObject) -> None:
+def test_every_clip_is_right(path: Path, large: Path, data: st.DataObject) -> None:
     clip_len, dilation = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 3))
     stride = data.draw(st.integers(1, 9))
     features = data.draw(st.lists(st.sampled_from(FEATURES), min_size=1, unique=True))
     batch_size = data.draw(st.none() | st.integers(1, 7))
     # What is wrapped has no local files, so chunks are read ahead.
-    locations: list[StorageLike] = [path, StorageWrapper(LocalStorage(path))]
+    locations: list[StorageLike] = [path, StorageWrapper(LocalStorage(path)), large]
     location = data.draw(st.sampled_from(locations))
+    limits = [2 << 20, 16 << 20] if location is large else [4_000, 20_000, 1 << 20]
     try:
         pipe = SeqRecordPipe(
             location,
@@ -66,21 +82,18 @@ def test_every_clip_is_right(path: Path, data: st.DataObject) -> None:
             shuffle=data.draw(st.booleans()),
             shuffle_buffer=data.draw(st.sampled_from([1, 5, 64])),
             open_episodes=data.draw(st.none() | st.integers(1, 9)),
-            memory_limit=data.draw(st.sampled_from([4_000, 20_000, 1 << 20])),
+            memory_limit=data.draw(st.sampled_from(limits)),
             num_threads=data.draw(st.integers(1, 3)),
             seed=data.draw(st.integers(0, 9)),
         )
     except MemoryLimitError:
         return
     expected = possible_clips(features, clip_len, stride, dilation)
-    for least in (0, 1 << 20):  # bytes of raw pages that are read straight into their rows
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            monkeypatch.setattr(loading, "_LEAST_STRAIGHT", least)
-            clips = [name for batch in pipe for name in check(batch, features, clip_len, dilation)]
-        assert sorted(clips) == sorted(expected)
-        stats = pipe.stats()
-        assert stats["clips"] == len(expected)
-        assert stats["batches"] == len(pipe)
+    clips = [name for batch in pipe for name in check(batch, features, clip_len, dilation)]
+    assert sorted(clips) == sorted(expected)
+    stats = pipe.stats()
+    assert stats["clips"] == len(expected)
+    assert stats["batches"] == len(pipe)
 
 
 def test_unshuffled_clips_come_in_canonical_order(path: Path) -> None:
@@ -99,23 +112,87 @@ def test_no_batch_changes_while_it_is_held(path: Path, batch_size: int | None) -
     assert len(addresses) == len(held) == len(pipe)
 
 
+KEEPERS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "the tensor": lambda tensor: tensor,
+    "a slice": lambda tensor: tensor[1:, 0],
+    "a single number": lambda tensor: tensor[0, 0, 0],
+    "another shape": lambda tensor: tensor.reshape(-1),
+    "another dtype": lambda tensor: tensor.view(torch.uint8),
+    "a NumPy array": lambda tensor: tensor.numpy(),
+    "a slice of a NumPy array": lambda tensor: tensor[1:].numpy()[:, ::2],
+    "a tensor of a NumPy array": lambda tensor: torch.from_numpy(tensor.numpy()),
+    "its storage": lambda tensor: tensor.untyped_storage(),
+    "a memoryview": lambda tensor: tensor.numpy().data,
+    "detached": lambda tensor: tensor.detach(),
+    "an autograd result's saved input": lambda tensor: tensor * torch.ones(2, requires_grad=True),
+}
+
+
+@pytest.mark.parametrize("keep", KEEPERS.values(), ids=KEEPERS)
+def test_a_buffer_is_filled_again_only_when_nothing_is_on_its_memory(
+    path: Path, keep: Callable[[torch.Tensor], Any]
+) -> None:
+    batches = iter(SeqRecordPipe(path, **BATCH, features=["flow"]))
+    first = next(batches)["flow"]
+    address = first.data_ptr()
+    kept = keep(first)
+    del first
+    gc.collect()
+    for _ in range(6):
+        assert next(batches)["flow"].data_ptr() != address
+    del kept
+    gc.collect()
+    held = [batch["flow"] for batch in batches]  # so that all memory is needed that is there
+    assert address in {flow.data_ptr() for flow in held}
+
+
 def test_buffers_are_reused_when_batches_are_dropped(path: Path) -> None:
     addresses = {batch["image"].data_ptr() for batch in SeqRecordPipe(path, **BATCH)}
     assert len(addresses) <= 4  # two in the channel, two with the consumer
-    kept: list[Any] = []
-    before = b""
-    for number, batch in enumerate(SeqRecordPipe(path, **BATCH)):
-        if number == 2:  # a view is enough to keep the batch as it is
-            kept = [batch["image"][1:, 0].view(torch.int8).numpy()]
-            before = kept[0].tobytes()
-    assert kept[0].tobytes() == before
+
+
+def test_the_next_epoch_takes_over_the_memory(path: Path) -> None:
+    pipe = SeqRecordPipe(path, **BATCH)
+    first, second = ({batch["image"].data_ptr() for batch in pipe} for _ in range(2))
+    assert second <= first
+
+
+def test_what_the_user_keeps_does_not_keep_the_pipe(path: Path) -> None:
+    pipe = SeqRecordPipe(path, **BATCH)
+    kept = [batch for _, batch in zip(range(2), pipe, strict=False)]
+    gone = weakref.ref(pipe)
+    del pipe
+    gc.collect()
+    assert gone() is None
+    for batch in kept:
+        check(batch, FEATURES, 3)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("shuffle_buffer", [None, 16])
+def test_a_large_batch_is_copied_by_several_threads(
+    large: Path, threads: int, shuffle_buffer: int | None
+) -> None:
+    """In one go, or as it fills."""
+    features = ["image", "id", "note"]
+    settings: dict[str, Any] = {"clip_len": 6, "batch_size": 50, "features": features}
+    pipe = SeqRecordPipe(large, **settings, num_threads=threads, shuffle_buffer=shuffle_buffer)
+    first, last = pipe
+    assert first["image"].nbytes > 4 << 20
+    clips = [*check(first, features, 6), *check(last, features, 6)]
+    assert len(last["start"]) < 50
+    assert sorted(clips) == sorted(possible_clips(features, 6))
 
 
 # ---- ways out
 
 
-def test_leaving_early(path: Path) -> None:
-    pipe = SeqRecordPipe(path, **BATCH)
+@pytest.mark.parametrize("is_remote", [False, True])
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_leaving_early(path: Path, is_remote: bool, num_threads: int) -> None:
+    """With chunks that are read ahead, where the storage is remote."""
+    location: StorageLike = StorageWrapper(LocalStorage(path)) if is_remote else path
+    pipe = SeqRecordPipe(location, **BATCH, num_threads=num_threads, memory_limit=70_000)
     list(pipe)  # opens the files
     with leaves_nothing():
         for _ in pipe:
@@ -216,11 +293,49 @@ def test_an_error_in_frame_transform(path: Path) -> None:
         list(pipe)
 
 
-def test_frames_that_are_not_alike(path: Path) -> None:
+def test_an_error_does_not_look_like_the_end(path: Path) -> None:
     def transform(frame: dict[str, Any]) -> dict[str, Any]:
-        return {"note": frame["note"]}
+        if frame["id"].tolist() == [3, 17]:
+            raise StopIteration("of a user's function")
+        return {"id": frame["id"]}
 
-    with pytest.raises(ClipError, match=r"another dtype or shape .* file: .*seqrec; episode: set/"):
+    with pytest.raises(RuntimeError, match="StopIteration was raised") as caught:
+        list(SeqRecordPipe(path, **BATCH, frame_transform=transform))
+    assert isinstance(caught.value.__cause__, StopIteration)
+
+
+def test_after_an_error_an_iteration_is_over(path: Path) -> None:
+    pipe = SeqRecordPipe(path, **BATCH, frame_transform=fails_at([3, 17]))
+    iterator = iter(pipe)
+    with pytest.raises(OtherError):
+        for _ in iterator:
+            pass
+    for _ in range(2):
+        with pytest.raises(StopIteration):
+            next(iterator)
+
+
+@pytest.mark.parametrize("result", [None, {}, [1, 2], np.zeros(3), {1: np.zeros(3)}])
+def test_what_frame_transform_gives_is_no_frame(path: Path, result: Any) -> None:
+    with pytest.raises(ClipError, match="does not give arrays by name"):
+        SeqRecordPipe(path, **BATCH, frame_transform=lambda _: result)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"y": np.zeros(2)}, "other features"),
+        ({"x": np.zeros(2), "y": np.zeros(2)}, "other features"),
+        ({"x": np.zeros(3)}, "another dtype or shape"),
+        ({"x": np.zeros(2, "f4")}, "another dtype or shape"),
+    ],
+)
+def test_frames_that_are_not_alike(path: Path, other: dict[str, Any], message: str) -> None:
+    def transform(frame: dict[str, Any]) -> dict[str, Any]:
+        return other if frame["id"].tolist() == [3, 17] else {"x": np.zeros(2)}
+
+    place = r"file: .*seqrec; episode: set/3; .*frame: 17"
+    with pytest.raises(ClipError, match=f"{message}.*{place}"):
         list(SeqRecordPipe(path, **BATCH, frame_transform=transform))
 
 
@@ -228,13 +343,15 @@ def test_frame_transform_makes_clips(path: Path) -> None:
     def transform(frame: dict[str, Any]) -> dict[str, Any]:
         note = np.zeros(5, np.uint16)
         note[: len(frame["note"])] = frame["note"]
-        return {"note": note, "mean": frame["image"].mean(dtype="f8"), "id": frame["id"]}
+        mean = frame["image"].mean(dtype="f8")
+        return {"note": note, "mean": mean, "id": frame["id"], "half": 0.5}
 
     pipe = SeqRecordPipe(path, **BATCH, frame_transform=transform)
     dataset = seqrecord.open(path)
     for batch in pipe:
-        assert list(batch) == ["note", "mean", "id", "episode", "start"]
+        assert list(batch) == ["note", "mean", "id", "half", "episode", "start"]
         assert batch["note"].dtype == torch.uint16
+        assert (batch["half"] == 0.5).all()
         for i, (key, start) in enumerate(names(batch)):
             for k in range(3):
                 made = transform(dict(dataset.episodes[key][start + k]))
@@ -316,33 +433,45 @@ def test_ctrl_c(path: Path) -> None:
 
 
 EXIT = """
-import sys, time
-from seqrecord import SeqRecordPipe
+import json, os, sys, time
+from seqrecord import SeqRecordPipe  # once: torch takes seconds
 
 def slow(frame):
     time.sleep(0.01)
     return frame
 
-pipe = SeqRecordPipe(sys.argv[1], clip_len=3, batch_size=4, features=["id"], frame_transform=slow)
+path, folder, *ways = sys.argv[1:]
+for number, way in enumerate(ways):
+    child = os.fork()
+    if child == 0:
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+else:
+    sys.exit()
+for descriptor, name in ((1, "out"), (2, "err")):
+    os.dup2(os.open(f"{folder}/{number}.{name}", os.O_WRONLY | os.O_CREAT), descriptor)
+pipe = SeqRecordPipe(path, clip_len=3, batch_size=4, features=["id"], frame_transform=slow)
 iterator = iter(pipe)
 next(iterator)
 print("leaving", flush=True)
-{}
+exec(way)
 """
 
 
-@pytest.mark.parametrize("way", ["", "sys.exit(0)", "raise ValueError('mine')", "del pipe"])
-def test_the_interpreter_exits_in_the_middle(path: Path, way: str) -> None:
-    command = [sys.executable, "-c", EXIT.format(way), str(path)]
+def test_the_interpreter_exits_in_the_middle(path: Path, tmp_path: Path) -> None:
+    ways = ["pass", "sys.exit(0)", "del pipe", "raise ValueError('mine')"]
+    command = [sys.executable, "-c", EXIT, str(path), str(tmp_path), *ways]
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=Path(__file__).parents[1], timeout=100
     )
-    assert done.stdout == "leaving\n"
-    if way.startswith("raise"):
-        assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "ValueError: mine")
-        assert done.stderr.count("Traceback") == 1
-    else:
-        assert (done.returncode, done.stderr) == (0, "")
+    assert (done.stdout.split(), done.stderr) == (["0", "0", "0", "1"], "")
+    for number in range(4):
+        assert (tmp_path / f"{number}.out").read_text() == "leaving\n"
+    for number in range(3):
+        assert (tmp_path / f"{number}.err").read_text() == ""
+    error = (tmp_path / "3.err").read_text()
+    assert error.splitlines()[-1] == "ValueError: mine"
+    assert error.count("Traceback") == 1
 
 
 def test_a_fork_while_an_iteration_runs(path: Path) -> None:
@@ -379,9 +508,12 @@ def test_workers_while_an_iteration_runs(path: Path) -> None:
         del loader, iterator
 
 
-def test_chunks_are_read_before_there_is_room_for_their_frames(path: Path) -> None:
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_chunks_are_read_before_there_is_room_for_their_frames(
+    path: Path, num_threads: int
+) -> None:
     storage = CountingStorage(LocalStorage(path))  # no local files, as far as anyone knows
-    pipe = SeqRecordPipe(storage, **BATCH, memory_limit=70_000)
+    pipe = SeqRecordPipe(storage, **BATCH, memory_limit=70_000, num_threads=num_threads)
     storage.reset()
 
     def reads() -> int:
@@ -389,25 +521,29 @@ def test_chunks_are_read_before_there_is_room_for_their_frames(path: Path) -> No
 
     iterator = iter(pipe)
     next(iterator)
-    before = -1
-    while reads() > before:  # until all wait for the consumer
-        before = reads()
-        time.sleep(0.2)
-    assert reads() > pipe.stats()["loads"]
+    deadline = time.monotonic() + 60
+    while reads() <= pipe.stats()["loads"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
     list(iterator)
     assert reads() == pipe.stats()["loads"]  # none was read twice
 
 
 def test_the_engine_stays_behind_a_slow_consumer(path: Path) -> None:
+    """However long it takes: nothing here is said of the engine's speed."""
     reads: list[int] = []
-    storage = wrapped(path, reads.append)
-    pipe = SeqRecordPipe(storage, **BATCH, features=FIXED, memory_limit=12_000)
+    too_far = threading.Event()
+    num_chunks = len(seqrecord.open(path).index.file)
+
+    def at_read(number: int) -> None:
+        reads.append(number)
+        if number > num_chunks / 2:
+            too_far.set()
+
+    pipe = SeqRecordPipe(wrapped(path, at_read), **BATCH, features=FIXED, memory_limit=12_000)
     iterator = iter(pipe)
     next(iterator)
-    early = -1
-    while early < len(reads):  # until it stands still
-        early = len(reads)
-        time.sleep(0.2)
+    assert not too_far.wait(0.3)
     list(iterator)
-    assert early < len(reads) / 2
-    assert pipe.stats()["waiting_for_consumer_seconds"] > 0.1
+    assert len(reads) > num_chunks / 2
+    assert pipe.stats()["waiting_for_consumer_seconds"] > 0

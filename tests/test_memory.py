@@ -102,11 +102,22 @@ def test_the_limit_is_kept(path: Path, request: dict[str, Any], limit: int) -> N
     assert 0 < pipe.stats()["resident_bytes"] <= limit
 
 
-def test_the_meter_sees_what_is_held(path: Path) -> None:
-    """Else the tests above would say nothing."""
-    pipe = SeqRecordPipe(path, clip_len=4, batch_size=4, features=["image"])
+def test_what_the_consumer_holds_is_not_kept_for_the_next_time(path: Path) -> None:
+    """And the meter sees it: else the tests above would say nothing."""
+    limit = 16 << 20
+    pipe = SeqRecordPipe(path, clip_len=4, batch_size=4, features=["image"], memory_limit=limit)
     held: list[Any] = []
-    assert taken(lambda: held.extend(pipe)) > len(held) * 16 * FRAME * 0.9
+    left = 0
+
+    def run() -> None:
+        nonlocal left
+        held.extend(pipe)
+        assert tracemalloc.get_traced_memory()[0] > len(held) * 16 * FRAME * 0.9 > 2 * limit
+        held.clear()
+        left = tracemalloc.get_traced_memory()[0]
+
+    taken(run)
+    assert left <= limit + BESIDE
 
 
 def test_an_epoch_of_other_needs_begins_without_the_memory_of_the_one_before(path: Path) -> None:

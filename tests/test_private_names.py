@@ -243,7 +243,7 @@ def is_self(node: ast.Attribute) -> bool:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(TESTS)))
 def test_no_private_name_is_read_and_nothing_is_patched(path: Path) -> None:
     found = set(found_in(ast.parse(path.read_text())))
-    assert found == LEFT.get(str(path.relative_to(TESTS)), set())
+    assert found <= LEFT.get(str(path.relative_to(TESTS)), set())
 
 
 def test_every_exception_is_of_a_file_that_is_there() -> None:
