@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 import seqrecord
 from seqrecord.cores import usable_cores
-from seqrecord.pipes import distributed
+from seqrecord.pipes.distributed import worker_threads
+from tests.torch_workers import be_worker
 
 CGROUP = "sys/fs/cgroup"
 
@@ -167,11 +167,10 @@ def test_this_machine_has_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_workers_share_what_a_rank_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    alone = distributed.worker_threads()
+    alone = worker_threads()
     assert alone == usable_cores() <= 12
-    info = SimpleNamespace(id=1, num_workers=3)
-    monkeypatch.setattr(distributed, "get_worker_info", lambda: info)
-    assert distributed.worker_threads() == max(1, alone // 3)
+    be_worker(monkeypatch, 1, 3)
+    assert worker_threads() == max(1, alone // 3)
 
 
 def test_nothing_else_counts_cores() -> None:

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import pickle
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,11 +14,11 @@ from torch.utils.data import DataLoader
 
 from seqrecord import ClipError, SeqRecordPipe
 from seqrecord.cores import usable_cores
-from seqrecord.pipes import distributed
-from seqrecord.pipes.distributed import Ranks
+from seqrecord.pipes.distributed import Ranks, worker_threads
 from seqrecord.plan import Split
 from tests.clip_data import names, write_numbered
 from tests.rank_jobs import PATIENCE, check_once, finish, start
+from tests.torch_workers import be_worker
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +35,9 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Any:
     return be
 
 
-def worker(monkeypatch: pytest.MonkeyPatch, number: int, count: int) -> None:
-    info = SimpleNamespace(id=number, num_workers=count)
-    monkeypatch.setattr(distributed, "get_worker_info", lambda: info)
-
-
 def test_alone() -> None:
     assert Ranks().split() == Split(0, 1)
-    assert distributed.worker_threads() == usable_cores()
+    assert worker_threads() == usable_cores()
 
 
 def test_rank_by_rank_and_worker_by_worker(rank: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,9 +45,9 @@ def test_rank_by_rank_and_worker_by_worker(rank: Any, monkeypatch: pytest.Monkey
     rank(2, 3)
     assert ranks.split() == Split(2, 3)
     assert ranks.splits_of_workers(2) == [Split(4, 6), Split(5, 6)]
-    worker(monkeypatch, 1, 4)
+    be_worker(monkeypatch, 1, 4)
     assert ranks.split() == Split(9, 12)
-    assert distributed.worker_threads() == max(1, usable_cores() // 4)
+    assert worker_threads() == max(1, usable_cores() // 4)
     assert ranks.split_beside(12) == Split()  # the filter deals out to all of them
     assert ranks.split_beside(4) == Split(2, 3)  # … to the workers only
     assert ranks.split_beside(1) == Split(9, 12)  # … to nobody
@@ -64,7 +58,7 @@ def test_ranks_that_are_given(rank: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     assert Ranks(1, 5).split() == Split(1, 5)
     assert Ranks(world_size=1).split() == Split()
     assert Ranks(0, 1).splits_of_workers(2) == [Split(0, 2), Split(1, 2)]
-    worker(monkeypatch, 1, 2)
+    be_worker(monkeypatch, 1, 2)
     assert Ranks(1, 5).split() == Split(3, 10)
     assert Ranks(1, 5).split_beside(2) == Split(1, 5)
     assert Ranks(1, 3).split_beside(6) == Split()

@@ -6,7 +6,6 @@ import json
 import pickle
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +103,7 @@ def test_state_is_json(path: Path) -> None:
         "ranks": 1,
         "workers": 1,
         "worker": 0,
-        "settings": asdict(pipe._epochs.loader.settings(1)),
+        "settings": state["settings"],
         "request": {
             "clip_len": 3,
             "stride": 1,
@@ -120,6 +119,11 @@ def test_state_is_json(path: Path) -> None:
             "dataset": pipe.dataset.fingerprint,
         },
     }
+    asked = {"shuffle": True, "seed": 5, "batch_size": 4, "drop_last": False, "equal": True}
+    chosen = ["block_frames", "first_block_frames", "open_episodes", "run_frames"]
+    settings = state["settings"]
+    assert settings == {**asked, "rotate_phase": False, **{name: settings[name] for name in chosen}}
+    assert all(settings[name] > 0 for name in chosen if settings[name] is not None)
     assert len(json.dumps(state)) < 2000
     list(iterator)
     assert (pipe.state_dict()["epoch"], pipe.state_dict()["batch"]) == (1, 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,9 +22,9 @@ from seqrecord import (
     SeqRecordStream,
     SeqRecordWriter,
 )
-from seqrecord.pipes import notices
 from tests.clip_data import check, digest, names, possible_clips, write_numbered
 from tests.storage_doubles import CountingStorage
+from tests.torch_workers import be_worker
 
 
 @pytest.fixture(scope="module")
@@ -173,10 +172,8 @@ def test_drop_last(path: Path) -> None:
     assert pipe.stats()["clips"] == total - total % 7
 
 
-def test_what_is_left_out_is_said_once(
-    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(notices, "_said", set())
+def test_what_is_left_out_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write_numbered(tmp_path / "records")  # of which nothing has been said
     left_out = (
         "1 of 4 episodes, too short for a clip of 4 frames; "
         "7 of 63 clips, for frames that lack flow"
@@ -205,17 +202,16 @@ def test_what_is_left_out_is_said_once(
 
 @pytest.mark.parametrize("who", ["rank", "worker"])
 def test_what_is_left_out_is_said_by_the_first_only(
-    path: Path, who: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, who: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notices, "_said", set())
+    path = write_numbered(tmp_path / "records")  # of which nothing has been said
 
     def be(number: int) -> None:
         if who == "rank":  # as torchrun and Lightning's launcher say it before there is a group
             monkeypatch.setenv("LOCAL_RANK", str(number))
             monkeypatch.setenv("WORLD_SIZE", "2")
         else:
-            info = SimpleNamespace(id=number, num_workers=2)
-            monkeypatch.setattr(notices, "get_worker_info", lambda: info)
+            be_worker(monkeypatch, number, 2)
 
     be(1)
     SeqRecordPipe(path, clip_len=4, world_size=1)

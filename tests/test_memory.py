@@ -142,8 +142,13 @@ def test_an_epoch_of_other_needs_begins_without_the_memory_of_the_one_before(pat
         gc.enable()
 
 
-def test_the_next_epoch_takes_over_the_memory(path: Path) -> None:
-    pipe = SeqRecordPipe(path, clip_len=3, batch_size=4, features=["image"], memory_limit="32MiB")
+@pytest.mark.parametrize("phases", [{}, {"stride": 4, "rotate_phase": True}])
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_the_next_epoch_takes_over_the_memory(
+    path: Path, phases: dict[str, Any], device: str | None
+) -> None:
+    settings: dict[str, Any] = {**phases, "clip_len": 3, "batch_size": 4, "features": ["image"]}
+    pipe = SeqRecordPipe(path, **settings, memory_limit="32MiB", device=device)
     held = 0
 
     def run() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -102,5 +103,7 @@ def test_the_largest_frame_is_that_of_the_selected_episodes(tmp_path: Path) -> N
                 for _ in range(4):
                     episode.append({"a": np.zeros(count, "u1")})
     for episodes, expected in (("small", 10), ("large", 100_000), ("*", 100_000)):
-        pipe = SeqRecordPipe(tmp_path / "x", clip_len=2, episodes=episodes)
-        assert pipe._epochs.loader.selection.arrays["a"].largest == expected
+        with pytest.raises(MemoryLimitError) as caught:
+            SeqRecordPipe(tmp_path / "x", clip_len=2, episodes=episodes, memory_limit=1)
+        least = int(re.findall(r"at least (\d+) bytes", str(caught.value))[0])
+        assert 8 * expected <= least <= 20 * expected + 10_000  # 3 clips of 2, and 2 or more frames

@@ -11,7 +11,6 @@ import pytest
 
 from benchmarks.tartanair.shuffle_quality import ABANDONEDFACTORY, Quality, batch_quality
 from seqrecord import SeqRecordPipe, SeqRecordWriter
-from seqrecord.plan import Split
 from tests.clip_data import names
 
 FRAME = np.zeros((8, 8, 3), np.uint8)
@@ -48,9 +47,14 @@ def test_small_frames_are_as_good_as_fully_shuffled(path: Path) -> None:
 
 
 def test_a_number_that_is_given_binds(path: Path) -> None:
-    loader = SeqRecordPipe(path, clip_len=16, batch_size=32, shuffle_buffer=256)._epochs.loader
-    plan = loader.plan(0, Split())
-    assert max(len(work.clips) for work in plan.rounds()) <= 256
+    found = {}
+    for clips in (None, 256):
+        pipe = SeqRecordPipe(path, clip_len=16, batch_size=32, shuffle_buffer=clips)
+        found[clips] = quality([names(batch) for batch in pipe]), pipe.stats()["resident_bytes"]
+    (free, most), (bound, held) = found[None], found[256]
+    assert bound.neighbours > 2 * free.neighbours
+    # Up to 32 cursors hold the frames of 256 clips, and each a clip's and a chunk's beyond.
+    assert held <= (256 + 32 * (16 + 8)) * FRAME.nbytes < most / 4
 
 
 def test_a_resumed_epoch_goes_on_in_any_round(path: Path) -> None:

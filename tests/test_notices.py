@@ -10,22 +10,16 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from seqrecord import SeqRecordPipe, SeqRecordStream
-from seqrecord.pipes import notices
 from tests.clip_data import names, write_numbered
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
-CLIPS: dict[str, Any] = {"clip_len": 3, "features": ["id"]}
+CLIPS: dict[str, Any] = {"clip_len": 7, "features": ["id"], "episodes": "set/[03]"}
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_numbered(tmp_path_factory.mktemp("notices") / "records")
-
-
-@pytest.fixture(autouse=True)
-def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "_said", set())
 
 
 LOADERS: list[tuple[Any, Any, dict[str, Any]]] = [
@@ -39,25 +33,27 @@ LOADERS: list[tuple[Any, Any, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("data", "loader", "options"), LOADERS)
+@pytest.mark.parametrize("number", range(len(LOADERS)))
 def test_batches_that_are_collated_again(
-    path: Path, data: Any, loader: Any, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+    path: Path, number: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    batches = loader(data(path, **CLIPS, batch_size=4), **options)
+    data, loader, options = LOADERS[number]
+    size = 4 + number  # the notice says the sizes, and what was said already is not said again
+    batches = loader(data(path, **CLIPS, batch_size=size), **options)
     for _ in range(2):  # said once, not in each epoch
         shape = next(iter(batches))["id"].shape
-        assert shape == (1, 4, 3, 2)
+        assert shape == (1, size, 7, 2)
         [notice] = caplog.messages
-        assert "[1, 4, 3, …]: give it batch_size=None" in notice
+        assert f"[1, {size}, 7, …]: give it batch_size=None" in notice
         if "multiprocessing_context" in options:
             break
 
 
 def test_single_clips_that_are_collated(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     loader = DataLoader(SeqRecordPipe(path, **CLIPS))
-    assert next(iter(loader))["id"].shape == (1, 3, 2)
+    assert next(iter(loader))["id"].shape == (1, 7, 2)
     [notice] = caplog.messages
-    assert "[1, 3, …]: give it batch_size=None, and batch_size= to the pipe" in notice
+    assert "[1, 7, …]: give it batch_size=None, and batch_size= to the pipe" in notice
 
 
 def first(items: list[Any]) -> Any:

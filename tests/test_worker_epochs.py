@@ -20,7 +20,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from seqrecord import SeqRecordPipe, SeqRecordStream, StateError
 from seqrecord.pipes.counter import EpochCounter
-from seqrecord.plan import Split
 from tests.clip_data import digest, leaves_nothing, names, write_numbered
 from tests.resume_contract import check_resume
 
@@ -47,9 +46,9 @@ def planned(path: Path, epoch: int, workers: int, **changes: Any) -> list[Any]:
     """The batches of an epoch as a DataLoader gives them, each of its workers in turn."""
     parts = []
     for worker in range(workers):
-        alone = stream(path, **changes)
+        alone = stream(path, **changes, rank=worker, world_size=workers)
         alone.set_epoch(epoch)
-        parts.append([names(b) for b in alone._epochs.iterate(Split(worker, workers))])
+        parts.append([names(batch) for batch in alone])
     return [batch for turn in zip_longest(*parts) for batch in turn if batch]
 
 
@@ -195,10 +194,10 @@ def test_ranks_that_were_sent_one_stream_count_alone(path: Path, method: str) ->
         for number, epoch in enumerate(epochs):
             parts = []
             for worker in range(1 + rank):
-                alone = stream(path)
+                part = rank * (1 + rank) + worker
+                alone = stream(path, rank=part, world_size=2 * (1 + rank))
                 alone.set_epoch(1 + number)
-                split = Split(rank * (1 + rank) + worker, 2 * (1 + rank))
-                parts.append([names(b) for b in alone._epochs.iterate(split)])
+                parts.append([names(batch) for batch in alone])
             assert epoch == [b for turn in zip_longest(*parts) for b in turn if b]
 
 

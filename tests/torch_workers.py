@@ -1,0 +1,16 @@
+"""To be one of a DataLoader's workers, as far as torch tells who asks."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from torch.utils.data._utils import worker as torch_worker
+
+__all__ = ["be_worker"]
+
+
+def be_worker(monkeypatch: pytest.MonkeyPatch, number: int, count: int) -> None:
+    """Let `torch.utils.data.get_worker_info` say worker `number` of `count`."""
+    info = SimpleNamespace(id=number, num_workers=count)
+    monkeypatch.setattr(torch_worker, "_worker_info", info)
