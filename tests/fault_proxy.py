@@ -161,6 +161,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(411, b"")
             return
         body = self.rfile.read(int(length))
+        if len(body) < int(length):  # the client has gone; the service would wait for the rest
+            self.close_connection = True
+            return
         byte_range = self.headers.get("x-ms-range") or self.headers.get("Range") or ""
         kind = self.server.choose(self.command, self.path, byte_range)
         if kind == "reset":
