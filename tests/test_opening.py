@@ -8,9 +8,11 @@ import pytest
 
 from seqrecord import LocationError
 from seqrecord.storage import FsspecStorage, LocalStorage, Storage, StorageWrapper, open_storage
-from seqrecord.storage.azure import AzureStorage
+from seqrecord.storage.azure import AzureAccount
 from seqrecord.storage.cache import CachedStorage
 from seqrecord.storage.mounts import MountStorage
+from seqrecord.storage.objects.azure import AzureContainer
+from seqrecord.storage.objects.storage import ObjectStorage
 from seqrecord.storage.objects.web import WebStorage
 from seqrecord.storage.options import StorageSettings, split_options
 from seqrecord.storage.parallel import ParallelStorage
@@ -34,11 +36,17 @@ def layers(storage: Storage) -> list[type]:
     return found
 
 
-def azure(storage: Storage) -> AzureStorage:
+def azure(storage: Storage) -> ObjectStorage:
     while isinstance(storage, StorageWrapper):
         storage = storage.inner
-    assert isinstance(storage, AzureStorage)
+    assert isinstance(storage, ObjectStorage)
     return storage
+
+
+def account_of(storage: Storage) -> AzureAccount:
+    source = azure(storage)._source
+    assert isinstance(source, AzureContainer)
+    return source.account
 
 
 def test_layers(tmp_path: Path) -> None:
@@ -46,16 +54,16 @@ def test_layers(tmp_path: Path) -> None:
     assert layers(open_storage(tmp_path)) == [LocalStorage]
     assert layers(open_storage(tmp_path, {"mount": False})) == [LocalStorage]
     assert layers(open_storage(tmp_path, {"mount": True})) == [RetryingStorage, MountStorage]
-    assert layers(open_storage(AZURE)) == [*around, AzureStorage]
+    assert layers(open_storage(AZURE)) == [*around, ObjectStorage]
     assert layers(open_storage("http://127.0.0.1:9/path")) == [*around, WebStorage]
     assert (
         layers(open_storage("http://127.0.0.1:9/path", {"backend": "fsspec"}))[-1] is FsspecStorage
     )
-    assert layers(open_storage("s3://bucket/path", {"anon": True})) == [*around, FsspecStorage]
-    assert layers(open_storage("gs://bucket/path", {"token": "anon"})) == [*around, FsspecStorage]
+    assert layers(open_storage("s3://bucket/path", {"anon": True})) == [*around, ObjectStorage]
+    assert layers(open_storage("gs://bucket/path", {"token": "anon"})) == [*around, ObjectStorage]
     assert layers(open_storage("memory://box/path")) == [FsspecStorage]
     cached = open_storage(AZURE, cache_dir=tmp_path / "cache", cache_limit="1GiB")
-    assert layers(cached) == [CachedStorage, *around, AzureStorage]
+    assert layers(cached) == [CachedStorage, *around, ObjectStorage]
 
 
 def test_a_path_in_a_remote_mount_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +79,7 @@ def test_a_path_in_a_remote_mount_is_one(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_backend_by_name(backend: str, kind: str) -> None:
     storage = azure(open_storage(AZURE, {"backend": backend, "account_key": "a2V5"}))
     assert type(storage._reader).__name__ == kind
-    assert storage._account.account_key == "a2V5"
+    assert account_of(storage).account_key == "a2V5"
 
 
 def test_azure_is_read_by_the_fastest_that_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,12 +92,19 @@ def test_azure_is_read_by_the_fastest_that_is_installed(monkeypatch: pytest.Monk
         open_storage(AZURE)
 
 
-@pytest.mark.parametrize("package", ["obstore", "azure.storage.blob"])
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
-    line = f"obstore: pip install {package.replace('.', '-')};"
-    with pytest.raises(LocationError, match=line) as caught:
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(LocationError, match="obstore: pip install obstore;") as caught:
         open_storage(AZURE, {"backend": "obstore"})
+    assert caught.value.__cause__ is None
+
+
+def test_writing_without_obstore_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    storage = open_storage(AZURE, {"account_key": "a2V5"})
+    with pytest.raises(LocationError, match="pip install obstore") as caught:
+        storage.put("manifest.json", b"x", expected=None)
     assert caught.value.__cause__ is None
 
 
@@ -98,7 +113,7 @@ def test_blobfiles_urls() -> None:
         open_storage("blobfile+az://acme/box/path"),
         open_storage("az://acme/box/path", {"backend": "blobfile"}),
     ):
-        account = azure(storage)._account
+        account = account_of(storage)
         assert (account.account, account.container, account.root) == ("acme", "box", "path")
         assert type(azure(storage)._reader).__name__ == "BlobfileReader"
     other = azure(open_storage("blobfile+az://acme/box/path", {"backend": "obstore"}))

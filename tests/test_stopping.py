@@ -18,9 +18,9 @@ import pytest
 import seqrecord
 from seqrecord import NotFoundError, SeqRecordPipe, SeqRecordWriter, StorageError, TransientError
 from seqrecord.ranges import ByteRange
-from seqrecord.storage import LocalStorage, Storage
-from seqrecord.storage.azure.upload import AzureUpload
+from seqrecord.storage import LocalStorage, Storage, spooled
 from seqrecord.storage.parallel import ParallelStorage
+from seqrecord.storage.parts import WholeFiles
 from seqrecord.storage.retrying import Retrier, RetryingStorage
 from seqrecord.storage.stopping import check_wanted, unwanted_if
 from seqrecord.storage.wrappers import StorageWrapper
@@ -270,25 +270,23 @@ def test_a_reader_that_has_stopped_reads_no_more_pieces(tmp_path: Path) -> None:
 # Uploads
 
 
-class _Gone:
-    """A `BlobClient` whose service is gone."""
-
-    def stage_block(self, *_: Any, **__: Any) -> None:
-        raise transient()
-
-
-def test_an_upload_that_is_given_up_sends_nothing_more() -> None:
+def test_an_upload_that_is_given_up_sends_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spooled, "SAVE_SECONDS", 0.0)
     retrier = Retrier(deadline=DEADLINE)
-    upload = AzureUpload(
-        "file",
-        _Gone(),
-        "az://box/file",
-        replace=False,
-        retrier=retrier,
-        check=lambda: None,
-        ended=lambda _: None,
-    )
+
+    def gone(path: str, data: bytes) -> None:
+        def put() -> None:
+            raise transient()
+
+        retrier.call(put, file=path)
+
+    def nothing(*_: Any) -> Any:
+        raise AssertionError
+
+    store = WholeFiles("az://box", nothing, gone, nothing, nothing, lambda path: None)
+    upload = spooled.SpooledUpload("file", store)
     upload.write(bytes(9 << 20))
+    upload.checkpoint(b"note")
     while not retrier.counters()["retries"]:
         time.sleep(0.01)
     with soon():

@@ -1,6 +1,5 @@
-"""Files of an Azure Blob container, written with Azure's own client."""
+"""Azure Blob's accounts and credentials."""
 
 from seqrecord.storage.azure.account import AzureAccount
-from seqrecord.storage.azure.storage import AzureStorage
 
-__all__ = ["AzureAccount", "AzureStorage"]
+__all__ = ["AzureAccount"]

@@ -133,23 +133,6 @@ class AzureAccount:
             return AzureSasCredential(self.sas_token)
         return None if self.anonymous else self.token_credential(is_async=is_async)
 
-    def container_client(self, **settings: Any) -> Any:
-        """A new `azure.storage.blob.ContainerClient`, which retries nothing by itself.
-
-        Safe to use from many threads, not from another process. `settings` go to it. Raises
-        `LocationError` without azure-storage-blob.
-        """
-        try:
-            from azure.storage.blob import ContainerClient
-        except ImportError:
-            raise LocationError(
-                f"a package is missing: {missing('azure-storage-blob')}", file=self.endpoint
-            ) from None
-        chosen = {"retry_total": 0, "connection_timeout": 20, "read_timeout": 60, **settings}
-        return ContainerClient(
-            self.endpoint, self.container, credential=self.client_credential(), **chosen
-        )
-
 
 def _no_account(shown: str) -> LocationError:
     return LocationError(

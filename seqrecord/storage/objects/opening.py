@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 
 from seqrecord.errors import LocationError
 from seqrecord.storage.azure.account import AzureAccount
-from seqrecord.storage.azure.storage import AzureStorage
 from seqrecord.storage.base import Storage
 from seqrecord.storage.fsspec_reader import FsspecReader
 from seqrecord.storage.objects.azure import AzureContainer
@@ -18,10 +17,10 @@ from seqrecord.storage.objects.gs import GcsBucket
 from seqrecord.storage.objects.reader import ObstoreReader
 from seqrecord.storage.objects.s3 import S3Bucket
 from seqrecord.storage.objects.source import split_client_options
+from seqrecord.storage.objects.storage import ObjectStorage
 from seqrecord.storage.objects.web import WebReader, WebServer, WebStorage
 from seqrecord.storage.options import StorageSettings
 from seqrecord.storage.packages import is_installed, missing
-from seqrecord.storage.remote import FsspecStorage
 from seqrecord.storage.requests import TIMEOUT_SECONDS, RequestReader
 from seqrecord.storage.retrying import Retrier
 from seqrecord.storage.url import Location
@@ -49,8 +48,18 @@ def open_objects(where: Location, settings: StorageSettings, rest: Mapping[str, 
     else:
         package, bucket = "gcsfs", GcsBucket.resolve(where, options, os.environ)
     reader = _reader(bucket, package, where, settings, timeout)
-    make = partial(bucket.filesystem, timeout)
-    return FsspecStorage(where.protocol, bucket.path, shown=where.shown, make=make, reader=reader)
+    return _storage(bucket, reader, where, settings, timeout)
+
+
+def _storage(
+    bucket: _Bucket,
+    reader: RequestReader,
+    where: Location,
+    settings: StorageSettings,
+    timeout: float,
+) -> Storage:
+    retrier = Retrier(deadline=settings.deadline)
+    return ObjectStorage(bucket, reader, where.shown, timeout=timeout, retrier=retrier)
 
 
 def _azure(
@@ -58,19 +67,19 @@ def _azure(
 ) -> Storage:
     if settings.backend == "blobfile":
         blobfiles, rest = split_blobfile_options(rest)
-        account = AzureAccount.resolve(where, rest, os.environ)
+        container = AzureContainer(AzureAccount.resolve(where, rest, os.environ))
         _need("blobfile", where, "blobfile", "azure-storage-blob")
         reader: RequestReader = BlobfileReader(
-            account, where.shown, given=bool(set(rest) - {"account_name"}), options=blobfiles
+            container.account,
+            where.shown,
+            given=bool(set(rest) - {"account_name"}),
+            options=blobfiles,
         )
     else:
         client_options, rest = split_client_options(rest, where.shown)
-        account = AzureAccount.resolve(where, rest, os.environ)
-        reader = _reader(
-            AzureContainer(account, client_options), "adlfs", where, settings, timeout, "blobfile"
-        )
-        _need(settings.backend or "Azure", where, "azure-storage-blob")
-    return AzureStorage(account, reader, where.shown, retrier=Retrier(deadline=settings.deadline))
+        container = AzureContainer(AzureAccount.resolve(where, rest, os.environ), client_options)
+        reader = _reader(container, "adlfs", where, settings, timeout, "blobfile")
+    return _storage(container, reader, where, settings, timeout)
 
 
 def _web(

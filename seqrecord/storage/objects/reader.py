@@ -22,7 +22,7 @@ from seqrecord.storage.requests import (
     hurried,
 )
 
-__all__ = ["ObstoreReader"]
+__all__ = ["ObstoreReader", "use_obstore"]
 
 _SMALL_BYTES = 1 << 20
 _CHUNK_BYTES = 256 << 10
@@ -60,6 +60,17 @@ class _Runtime:
 
 
 os.register_at_fork(after_in_child=_Runtime.after_fork)
+
+
+def use_obstore(file: str) -> None:
+    """Note that this process uses obstore, for `file`; `StorageError` where it cannot."""
+    if _Runtime.lost:
+        raise StorageError(
+            "obstore was used before this process was forked, and cannot be used here: write, and "
+            "list files, from a process that is spawned",
+            file=file,
+        )
+    _Runtime.used = True
 
 
 class ObstoreReader(RequestReader):

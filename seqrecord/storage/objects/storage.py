@@ -1,0 +1,347 @@
+"""Files of an object store: read by one of several clients, written and listed with obstore."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from seqrecord.errors import (
+    ConflictError,
+    DestinationError,
+    LocationError,
+    NotFoundError,
+    StorageError,
+    TransientError,
+)
+from seqrecord.ranges import ByteRange
+from seqrecord.storage.base import (
+    CutUpload,
+    FileInfo,
+    Lock,
+    RangeReader,
+    Unfinished,
+    Upload,
+    check_path,
+)
+from seqrecord.storage.conditional import put_once
+from seqrecord.storage.failures import call
+from seqrecord.storage.objects.reader import use_obstore
+from seqrecord.storage.objects.source import Client, ObjectSource
+from seqrecord.storage.parts import PARTS, WholeFiles, kept_uploads
+from seqrecord.storage.per_process import PerProcess
+from seqrecord.storage.redaction import redact_logs
+from seqrecord.storage.requests import TIMEOUT_SECONDS
+from seqrecord.storage.retrying import Retrier
+from seqrecord.storage.spooled import SpooledUpload
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+__all__ = ["ObjectStorage"]
+
+PIECE_BYTES = 16 << 20  # of a file that is sent: one request
+_MOST_PIECES = 10_000  # S3 takes no more; Azure 50,000
+_AT_ONCE = 4  # pieces under way, so 80 MiB of memory
+_SLOWER = 5  # times the timeout of other requests: so many pieces share the way up
+
+_T = TypeVar("_T")
+
+
+class ObjectStorage:
+    """Storage below a path of a bucket or container.
+
+    `reader` reads; all else needs obstore, whose clients are made when they are first needed, in
+    each process anew. obstore works in no forked child of a process that has used it: there writing
+    is a `StorageError`. Uploads repeat their own requests, by `retrier`; the others are for a
+    `RetryingStorage` around this one. Pickles hold the store's credential.
+    """
+
+    def __init__(
+        self,
+        source: ObjectSource,
+        reader: RangeReader,
+        shown: str,
+        *,
+        timeout: float = TIMEOUT_SECONDS,
+        retrier: Retrier | None = None,
+    ) -> None:
+        redact_logs()
+        self._source, self._reader = source, reader
+        self._url = shown.rstrip("/")
+        self._timeout, self._retrier = timeout, retrier or Retrier()
+        self._clients = PerProcess(lambda: source.client(timeout))
+        # Of what is sent no byte is answered until all of it is there.
+        self._senders = PerProcess(lambda: source.client(timeout * _SLOWER))
+        self._uploads = PerProcess[weakref.WeakSet[SpooledUpload]](weakref.WeakSet)
+        self._whole = WholeFiles(
+            self._url,
+            send=self._send,
+            put=lambda path, data: self._retried(path, lambda: self._overwrite(path, data)),
+            files=lambda folder: self._retried(folder, lambda: self._listed(folder, deep=True)),
+            read_ranges=self._read_retried,
+            remove=lambda path: self._retried(path, lambda: self._delete(path)),
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self._source, self._reader, self._url, self._timeout, self._retrier)
+
+    def __repr__(self) -> str:
+        return f"ObjectStorage({self._url!r}, {type(self._reader).__name__})"
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    def size(self, path: str) -> int:
+        return self._reader.size(check_path(path))
+
+    def read_ranges(
+        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
+    ) -> None:
+        self._reader.read_ranges(path, ranges, buffers)
+
+    def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
+        key, file = self._source.key(check_path(path)), self._shown(path)
+        answer = self._ask(path, lambda obstore, store: obstore.get(store, key))
+        size = int(answer.meta["size"])
+        if size > limit:
+            raise StorageError(
+                "a file larger than it may be", file=file, expected=f"at most {limit}", got=size
+            )
+        data = bytes(call(file, answer.bytes))
+        if len(data) != size:
+            raise TransientError("an answer was cut", file=file, expected=size, got=len(data))
+        return data, _tag(answer.meta)
+
+    def put(self, path: str, data: bytes, *, expected: str | None) -> None:
+        mode = "create" if expected is None else json.loads(expected)
+        key = self._source.key(check_path(path))
+        try:
+            self._stored(path, key, data, mode)
+            return
+        except NotFoundError:
+            if expected is None:
+                raise
+        # The file to be replaced has gone.
+        raise ConflictError("another writer removed it meanwhile", file=self._shown(path))
+
+    def files(self, folder: str) -> list[FileInfo]:
+        return self._listed(folder, deep=False)
+
+    def unfinished(self, folder: str) -> list[Unfinished]:
+        return kept_uploads(folder, self._whole)
+
+    def create(self, path: str, *, replace: bool = False) -> Upload:
+        self._source.key(check_path(path))
+        store = self._whole
+        if replace:  # until the manifest is written with `put`
+            store = WholeFiles(
+                store.root,
+                lambda path, read, size: store.put(path, read(0, size)),
+                *(store.put, store.files, store.read_ranges, store.remove),
+            )
+        upload = SpooledUpload(path, store)
+        self._uploads.get().add(upload)
+        return upload
+
+    def remove(self, path: str) -> None:
+        self._delete(check_path(path))
+        for file in self._listed(f"{PARTS}/{path}", deep=False):
+            self._delete(file.path)
+
+    def list_files(self, folder: str) -> list[str]:
+        return [file.path for file in self.files(folder)]
+
+    def interrupted(self, folder: str) -> list[str]:
+        check_path(folder)
+        return []
+
+    def reopen(self, path: str) -> CutUpload:
+        raise NotFoundError("no interrupted upload", file=self._shown(path))
+
+    def lock(self) -> Lock:
+        return _NoLock()
+
+    def local_path(self, path: str) -> str | None:
+        check_path(path)
+        return None
+
+    def counters(self) -> dict[str, int]:
+        return self._retrier.counters()
+
+    def close(self) -> None:
+        for upload in list(self._uploads.get()):
+            upload.leave()
+        self._retrier.close()  # what waits for a server that is gone
+        self._clients.take()
+        self._senders.take()
+        self._reader.close()
+
+    def _send(self, path: str, read: Callable[[int, int], bytes], size: int) -> None:
+        """Store a new file, whose name nobody else uses, once, however often it is sent."""
+        if size <= PIECE_BYTES:
+            data = read(0, size)
+            self._retried(path, lambda: put_once(self, path, data, expected=None))
+            return
+        key, tried = self._source.key(path), False
+
+        def attempt() -> None:
+            nonlocal tried
+            found = self._size(path)
+            if found is not None and not (tried and found == size):
+                raise DestinationError("the file exists already", file=self._shown(path))
+            if found == size:
+                return
+            tried = True
+            try:
+                self._stored(path, key, _Pieces(read, size), "overwrite")
+            except StorageError:
+                if self._size(path) != size:
+                    raise
+                return  # the answer was lost
+            if (found := self._size(path)) != size:
+                raise StorageError(
+                    "a file was stored at another length",
+                    file=self._shown(path),
+                    expected=size,
+                    got=found,
+                )
+
+        self._retried(path, attempt)
+
+    def _overwrite(self, path: str, data: bytes) -> None:
+        self._stored(path, self._source.key(path), data, "overwrite")
+
+    def _stored(self, path: str, key: str, data: bytes | _Pieces, mode: Any) -> None:
+        """One attempt to put an object in place; `ConflictError` where `mode` forbids it.
+
+        Of several pieces nothing is left where it fails: obstore aborts the upload.
+        """
+
+        def put(obstore: Any, store: ObjectStore) -> None:
+            try:
+                if isinstance(data, bytes):
+                    obstore.put(store, key, data, mode=mode, use_multipart=False)
+                else:
+                    length = data.length
+                    obstore.put(store, key, data, chunk_size=length, max_concurrency=_AT_ONCE)
+                return
+            except Exception as error:
+                if type(error).__name__ not in ("AlreadyExistsError", "PreconditionError"):
+                    raise
+            raise ConflictError(
+                "the file exists already" if mode == "create" else "another writer replaced it",
+                file=self._shown(path),
+            )
+
+        self._ask(path, put, self._senders)
+
+    def _size(self, path: str) -> int | None:
+        key = self._source.key(path)
+        with suppress(NotFoundError):
+            return int(self._ask(path, lambda obstore, store: obstore.head(store, key))["size"])
+        return None
+
+    def _delete(self, path: str) -> None:
+        key = self._source.key(path)
+        with suppress(NotFoundError):
+            self._ask(path, lambda obstore, store: obstore.delete(store, key))
+
+    def _listed(self, folder: str, *, deep: bool) -> list[FileInfo]:
+        """Files in a folder, sorted, without what stands for a folder; with `deep` below it too."""
+        prefix = self._source.key(check_path(folder)) + "/"
+
+        def listed(obstore: Any, store: ObjectStore) -> tuple[Sequence[Any], Sequence[str]]:
+            if deep:
+                return obstore.list(store, prefix, chunk_size=1000).collect(), ()
+            found = obstore.list_with_delimiter(store, prefix)
+            return found["objects"], found["common_prefixes"]
+
+        objects, folders = self._ask(folder, listed)
+        markers = {name.rstrip("/") for name in folders}
+        return sorted(
+            (
+                FileInfo(
+                    f"{folder}/{item['path'][len(prefix) :]}",
+                    int(item["size"]),
+                    item["last_modified"].timestamp(),
+                )
+                for item in objects
+                if item["path"] not in markers and _is_clean(item["path"][len(prefix) :])
+            ),
+            key=lambda file: file.path,
+        )
+
+    def _read_retried(
+        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
+    ) -> None:
+        self._retried(path, lambda: self._reader.read_ranges(path, ranges, buffers))
+
+    def _retried(self, path: str, function: Callable[[], _T]) -> _T:
+        return self._retrier.call(function, file=self._shown(path))
+
+    def _ask(
+        self,
+        path: str,
+        function: Callable[[Any, ObjectStore], _T],
+        clients: PerProcess[Client] | None = None,
+    ) -> _T:
+        """`function(obstore, store)`, its errors as ours."""
+        file = self._shown(path)
+        use_obstore(file)
+        client = call(file, (clients or self._clients).get)
+        import obstore
+
+        def ask() -> _T:
+            try:
+                return function(obstore, client.store)
+            except Exception:
+                # obstore makes text of what a credential's function of ours has raised.
+                failure = client.provider.failure if client.provider else None
+                if failure is None:
+                    raise
+            raise failure
+
+        return call(file, ask)
+
+    def _shown(self, path: str) -> str:
+        return f"{self._url}/{path}"
+
+
+class _NoLock:
+    def release(self) -> None:
+        pass
+
+
+def _tag(meta: Any) -> str:
+    """What a conditional put wants to know of the file that it replaces."""
+    return json.dumps({k: meta[k] for k in ("e_tag", "version") if meta.get(k) is not None})
+
+
+class _Pieces:
+    """A file in pieces of `length` bytes, each read when it is due: there obstore can be ended."""
+
+    def __init__(self, read: Callable[[int, int], bytes], size: int) -> None:
+        self._read, self._size = read, size
+        self.length = max(PIECE_BYTES, -(-size // _MOST_PIECES))
+
+    def __iter__(self) -> Iterator[bytes]:
+        for start in range(0, self._size, self.length):
+            yield self._read(start, min(start + self.length, self._size))
+
+
+def _is_clean(name: str) -> bool:
+    try:
+        check_path(name)
+    except LocationError:
+        return False
+    return not name.startswith(".")
+
+
+def _rebuild(
+    source: ObjectSource, reader: RangeReader, url: str, timeout: float, retrier: Retrier
+) -> ObjectStorage:
+    return ObjectStorage(source, reader, url, timeout=timeout, retrier=retrier)

@@ -1,0 +1,361 @@
+"""What is written to object stores: uploads, what a kill leaves of them, conditional puts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord import convert
+from seqrecord.errors import ConflictError, DestinationError, NotFoundError, StorageError
+from seqrecord.ranges import ByteRange
+from seqrecord.storage import Storage, open_storage
+from seqrecord.storage import spooled as spooled_module
+from seqrecord.storage.objects import storage as storage_module
+from tests.fault_proxy import FaultProxy, Scripted
+from tests.made_source import MadeSource
+from tests.services import Azurite, Moto
+from tests.services.process import wait_for
+from tests.storage_contract import DATA, PATH, StorageContract, get, put
+
+LARGE = np.random.default_rng(1).bytes(11 << 20)
+NOTHING = frozenset[str]()
+SOURCE = MadeSource()
+SETTINGS: dict[str, Any] = {"chunk_frames": 4, "record_bytes": 30_000}
+
+
+@dataclass
+class Place:
+    """An empty folder of a store that listens at `host`."""
+
+    url: str
+    options: Callable[[str], dict[str, Any]]
+    host: str
+    names: Callable[[], set[str]]
+    """All objects below it, whatever they are."""
+
+    def open(self, host: str = "", **more: Any) -> Storage:
+        return open_storage(self.url, {**self.options(host or self.host), **more})
+
+
+@pytest.fixture(params=[pytest.param("azurite", marks=pytest.mark.service), "s3"])
+def place(request: pytest.FixtureRequest) -> Place:
+    pytest.importorskip("obstore", reason="pip install obstore")
+    if request.param == "azurite":
+        azurite: Azurite = request.getfixturevalue("azurite")
+        container = azurite.new_container()
+
+        def blobs() -> set[str]:
+            with azurite.client() as client:
+                return {blob.name for blob in client.get_container_client(container).list_blobs()}
+
+        return Place(
+            f"az://{container}/data/set",
+            lambda host: {
+                "connection_string": azurite.connection_string_at(
+                    f"http://{host}/{azurite.account}"
+                )
+            },
+            azurite.host,
+            blobs,
+        )
+    moto: Moto = request.getfixturevalue("moto")
+    bucket = moto.new_bucket()
+
+    def objects() -> set[str]:
+        found = moto.client().list_objects_v2(Bucket=bucket)
+        return {item["Key"] for item in found.get("Contents", ())}
+
+    return Place(
+        f"s3://{bucket}/data/set", lambda host: moto.options(f"http://{host}"), moto.host, objects
+    )
+
+
+@pytest.fixture
+def storage(place: Place) -> Iterator[Storage]:
+    storage = place.open()
+    yield storage
+    storage.close()
+
+
+@pytest.fixture
+def kept_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spooled_module, "SAVE_SECONDS", 0.0)
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage_module, "PIECE_BYTES", 5 << 20)  # S3 takes no smaller ones
+
+
+class TestObjectStorage(StorageContract):
+    @pytest.fixture
+    def storage(self, storage: Storage) -> Storage:
+        return storage
+
+
+class TestWholeBucket(StorageContract):
+    @pytest.fixture
+    def storage(self, place: Place) -> Iterator[Storage]:
+        storage = open_storage(place.url.removesuffix("/data/set"), place.options(place.host))
+        yield storage
+        storage.close()
+
+
+# Conditional puts
+
+
+def test_a_put_wants_what_was_there(storage: Storage) -> None:
+    storage.put("manifest.json", b"one", expected=None)
+    data, tag = storage.read_whole("manifest.json", 100)
+    assert data == b"one"
+    with pytest.raises(ConflictError):
+        storage.put("manifest.json", b"two", expected=None)
+    storage.put("manifest.json", b"three", expected=tag)
+    with pytest.raises(ConflictError, match=r"manifest\.json"):
+        storage.put("manifest.json", b"four", expected=tag)
+    assert storage.read_whole("manifest.json", 100)[0] == b"three"
+    storage.remove("manifest.json")
+    with pytest.raises(ConflictError):
+        storage.put("manifest.json", b"five", expected=tag)
+    with pytest.raises(NotFoundError):
+        storage.read_whole("manifest.json", 100)
+
+
+def test_what_is_too_large_is_not_read_whole(storage: Storage) -> None:
+    storage.put("manifest.json", DATA, expected=None)
+    assert storage.read_whole("manifest.json", len(DATA))[0] == DATA
+    with pytest.raises(StorageError, match="larger than it may be"):
+        storage.read_whole("manifest.json", len(DATA) - 1)
+
+
+def test_of_many_writers_one_comes_first(place: Place) -> None:
+    storages = [place.open() for _ in range(6)]
+    storages[0].put("manifest.json", b"old", expected=None)
+    tags = [storage.read_whole("manifest.json", 100)[1] for storage in storages]
+    start = threading.Barrier(len(storages))
+
+    def commit(number: int) -> bool:
+        start.wait()
+        try:
+            storages[number].put("manifest.json", b"%d" % number, expected=tags[number])
+        except ConflictError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(len(storages)) as pool:
+        won = list(pool.map(commit, range(len(storages))))
+    assert sum(won) == 1
+    assert storages[0].read_whole("manifest.json", 100)[0] == b"%d" % won.index(True)
+    for storage in storages:
+        storage.close()
+
+
+@pytest.mark.parametrize("kind", ["reset", "lost", "503"])
+def test_a_put_whose_answer_is_lost_has_succeeded(place: Place, kind: str) -> None:
+    with FaultProxy(place.host, retry_after=0) as proxy:
+        storage = place.open(proxy.host)
+        for data, before in ((b"one", None), (b"two", b"one")):
+            tag = None if before is None else storage.read_whole("manifest.json", 9)[1]
+            proxy.fault = Scripted([kind, kind], lambda request: request.method == "PUT")
+            storage.put("manifest.json", data, expected=tag)
+            assert storage.read_whole("manifest.json", 9)[0] == data
+        assert proxy.faults[kind] >= 2
+        storage.close()
+
+
+# Lists
+
+
+def test_files_have_sizes_and_times(storage: Storage) -> None:
+    put(storage, "records/b", b"123")
+    put(storage, "records/a", b"")
+    put(storage, "records/sub/c", b"x")
+    put(storage, "records/.hidden", b"x")
+    files = storage.files("records")
+    assert [(file.path, file.size) for file in files] == [("records/a", 0), ("records/b", 3)]
+    assert all(abs(file.modified - time.time()) < 3600 for file in files)
+    assert storage.files("nothing") == []
+
+
+def test_what_stands_for_a_folder_is_no_file(place: Place, storage: Storage) -> None:
+    put(storage, "records", b"")
+    put(storage, "records/sub", b"")
+    put(storage, "records/sub/c", b"x")
+    assert storage.files("records") == []
+    assert [file.path for file in storage.files("records/sub")] == ["records/sub/c"]
+
+
+# Uploads
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_large_file_is_sent_in_pieces(place: Place, storage: Storage) -> None:
+    upload = storage.create(PATH)
+    for start in range(0, len(LARGE), 700_000):
+        upload.write(LARGE[start : start + 700_000])
+    assert place.names() == NOTHING
+    upload.commit()
+    assert get(storage, PATH) == LARGE
+    again = storage.create(PATH)
+    again.write(LARGE)
+    with pytest.raises(DestinationError, match="exists already"):
+        again.commit()
+    again.abort()
+    assert place.names() == {f"data/set/{PATH}"}
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("size", [1000, len(LARGE)])
+@pytest.mark.parametrize("kind", ["reset", "lost", "503"])
+def test_an_upload_repeats_what_fails(place: Place, kind: str, size: int) -> None:
+    with FaultProxy(place.host, retry_after=0) as proxy:
+        storage = place.open(proxy.host)
+        upload = storage.create(PATH)
+        upload.write(LARGE[:size])
+        proxy.fault = Scripted(
+            [kind, None, kind, None, None, kind], lambda request: request.method in ("PUT", "POST")
+        )
+        upload.commit()
+        assert proxy.faults[kind] >= 1
+        assert kind == "lost" or storage.counters()["retries"] >= 1
+        proxy.fault = None
+        assert get(storage, PATH) == LARGE[:size]
+        assert storage.unfinished("records") == []
+        storage.close()
+
+
+@pytest.mark.usefixtures("kept_at_once")
+def test_what_a_kill_leaves_is_listed_and_read(place: Place, storage: Storage) -> None:
+    upload = storage.create(PATH)
+    upload.write(DATA[:30_000])
+    upload.checkpoint(b"one")
+    upload.write(DATA[30_000:70_000])
+    upload.checkpoint(b"two")
+    upload.write(DATA[70_000:])
+    storage.close()
+    other = place.open()
+    assert other.files("records") == []
+    (left,) = other.unfinished("records")
+    assert left.path == PATH
+    assert left.checkpoints() == [(30_000, b"one"), (70_000, b"two")]
+    buffer = memoryview(bytearray(70_000))
+    left.read_ranges([ByteRange(0, 70_000)], [buffer])
+    assert buffer == DATA[:70_000]
+    left.remove()
+    assert other.unfinished("records") == []
+    assert place.names() == NOTHING
+    other.close()
+
+
+# Processes
+
+
+# Forking with threads is what this is about.
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_reads_and_says_how_to_write(place: Place, storage: Storage) -> None:
+    put(storage, "records/other", DATA)
+    upload = storage.create(PATH)
+    upload.write(DATA)
+    upload.checkpoint(b"one")
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        with contextlib.suppress(BaseException):
+            signal.alarm(20)
+            assert get(storage, "records/other", 5, 50) == DATA[5:50]
+            for action in (
+                lambda: put(storage, "records/child", b"x"),
+                lambda: storage.put("records/child", b"x", expected=None),
+                lambda: storage.files("records"),
+            ):
+                with pytest.raises(StorageError, match="spawned"):
+                    action()
+            storage.close()  # which ends nothing of the parent's
+            code = 0
+        os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+    upload.commit()
+    assert get(storage, PATH) == DATA
+    assert storage.list_files("records") == [PATH, "records/other"]
+
+
+_SCRIPT = """
+import pickle, sys
+from seqrecord import convert
+from seqrecord.storage import spooled
+from tests.made_source import EndlessSource
+
+spooled.SAVE_SECONDS = 0.0
+
+if __name__ == "__main__":
+    url, options, folder, workers = pickle.load(sys.stdin.buffer)
+    convert(
+        EndlessSource(folder=folder, stops=True), url, workers=workers, chunk_frames=4,
+        storage_options=options,
+    )
+"""
+
+
+def _kill_at_work(storage: Storage, script: Path, given: bytes) -> None:
+    """Start it, kill it as soon as it has kept something, and wait for its workers to notice."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        env=environment,
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    try:
+        process.stdin.write(given)
+        process.stdin.close()
+        wait_for(lambda: process.poll() is not None or bool(storage.unfinished("records")))
+        assert process.poll() is None, "done before anything was seen"
+    finally:
+        process.kill()
+        process.wait()
+
+    def all_ended() -> bool:
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    wait_for(all_ended)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_killed_and_resumed(place: Place, storage: Storage, tmp_path: Path, workers: int) -> None:
+    options = place.options(place.host)
+    script = tmp_path / "script.py"
+    script.write_text(_SCRIPT)
+    (tmp_path / "told").mkdir()
+    given = (place.url, options, str(tmp_path / "told"), workers)
+    _kill_at_work(storage, script, pickle.dumps(given))
+    left = storage.unfinished("records")
+    assert left
+    assert all(each.checkpoints() for each in left)
+    with pytest.raises(NotFoundError, match="no dataset here"):
+        seqrecord.open(place.url, storage_options=options)
+    report = convert(
+        SOURCE, place.url, mode="resume", workers=1, storage_options=options, **SETTINGS
+    )
+    local = convert(SOURCE, tmp_path / "local", workers=1, **SETTINGS)
+    assert report.manifest.fingerprint == local.manifest.fingerprint
+    assert seqrecord.verify(place.url, deep=True, storage_options=options).ok
