@@ -13,7 +13,6 @@ from seqrecord.storage.cache import CachedStorage
 from seqrecord.storage.mounts import MountStorage
 from seqrecord.storage.objects.azure import AzureContainer
 from seqrecord.storage.objects.storage import ObjectStorage
-from seqrecord.storage.objects.web import WebStorage
 from seqrecord.storage.options import StorageSettings, split_options
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.retrying import RetryingStorage
@@ -55,7 +54,7 @@ def test_layers(tmp_path: Path) -> None:
     assert layers(open_storage(tmp_path, {"mount": False})) == [LocalStorage]
     assert layers(open_storage(tmp_path, {"mount": True})) == [RetryingStorage, MountStorage]
     assert layers(open_storage(AZURE)) == [*around, ObjectStorage]
-    assert layers(open_storage("http://127.0.0.1:9/path")) == [*around, WebStorage]
+    assert layers(open_storage("http://127.0.0.1:9/path")) == [*around, ObjectStorage]
     assert (
         layers(open_storage("http://127.0.0.1:9/path", {"backend": "fsspec"}))[-1] is FsspecStorage
     )

@@ -17,7 +17,7 @@ from seqrecord.storage.objects import open_objects
 from seqrecord.storage.options import StorageSettings, split_options
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.remote import FsspecStorage
-from seqrecord.storage.retrying import RetryingStorage
+from seqrecord.storage.retrying import Retrier, RetryingStorage
 from seqrecord.storage.url import Location, parse_location
 
 __all__ = ["StorageLike", "open_storage"]
@@ -104,7 +104,13 @@ def _fsspec(where: Location, settings: StorageSettings, rest: Mapping[str, Any])
             got=settings.backend,
         )
     options = {**where.options, **rest}
-    return FsspecStorage(where.protocol, where.root, shown=where.shown, options=options)
+    return FsspecStorage(
+        where.protocol,
+        where.root,
+        shown=where.shown,
+        options=options,
+        retrier=Retrier(deadline=settings.deadline),
+    )
 
 
 def _layered(storage: Storage, settings: StorageSettings) -> Storage:

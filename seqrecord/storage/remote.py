@@ -1,46 +1,44 @@
-"""Files of any filesystem that fsspec knows: hf, memory, …; and the writing half of S3 and GCS."""
+"""Files of any filesystem that fsspec knows: hf, memory, sftp, …"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import datetime
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 import fsspec
 from fsspec.registry import known_implementations
 
-from seqrecord.checksum import Buffer
-from seqrecord.errors import DestinationError, LocationError, NotFoundError, StorageError
-from seqrecord.ranges import ByteRange
-from seqrecord.storage.base import (
-    CutUpload,
-    FileInfo,
-    Lock,
-    RangeReader,
-    Unfinished,
-    Upload,
-    check_path,
-)
+from seqrecord.errors import ConflictError, DestinationError, LocationError, NotFoundError
+from seqrecord.storage.base import FileInfo, Upload, check_path
 from seqrecord.storage.failures import call
 from seqrecord.storage.fsspec_reader import FsspecReader
-from seqrecord.storage.per_process import PerProcess
-from seqrecord.storage.redaction import redact_logs
+from seqrecord.storage.retrying import Retrier
+from seqrecord.storage.whole import WholeFileStorage, is_listed
 
 __all__ = ["FsspecStorage"]
 
 _PARTIAL = ".partial"
-_OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "oci", "oss"})
+_OBJECT_STORES = frozenset({"hf", "oci", "oss"})  # a file is there when it is closed
+_PIECE_BYTES = 8 << 20
+_MOST_BYTES = 64 << 20  # of what is put in place; a manifest is smaller
+_TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
+
+_logger = logging.getLogger("seqrecord")
 
 
-class FsspecStorage:
+class FsspecStorage(WholeFileStorage):
     """Storage below a path of an fsspec filesystem.
 
     The filesystem is made when it is first used, in each process anew: no client survives a fork.
-    `make` makes it where it is not fsspec's own of the protocol, with `options`; `reader` reads
-    where it is not the filesystem that does.
-    An object store shows a file when its upload is closed; elsewhere a file gets another name while
-    it is written. Nothing unfinished is kept, and there is no lock.
+    An object store shows a file when it is closed; elsewhere a file gets another name while it is
+    written. fsspec has no conditional writes, so of two writers who put a file at the same time
+    both may think that they were first; what each checks is the file before and after it.
     """
 
     def __init__(
@@ -50,201 +48,151 @@ class FsspecStorage:
         *,
         shown: str,
         options: Mapping[str, Any] | None = None,
-        make: Callable[[], Any] | None = None,
-        reader: RangeReader | None = None,
+        retrier: Retrier | None = None,
     ) -> None:
-        redact_logs()
-        self._protocol = protocol
+        self._protocol, self._options = protocol, dict(options or {})
         self._root = root.rstrip("/")
-        self._shown_root = shown.rstrip("/")
-        self._make = make or partial(_filesystem, protocol, self._shown_root, dict(options or {}))
-        self._reader = reader or FsspecReader(self._make, self._root, self._shown_root)
-        self._filesystems = (
-            self._reader.filesystems
-            if isinstance(self._reader, FsspecReader)
-            else PerProcess(partial(call, self._shown_root, self._make))
-        )
-        self._uploads: set[_FsspecUpload] = set()
+        make = partial(_filesystem, protocol, shown, self._options)
+        reader = FsspecReader(make, self._root, shown)
+        super().__init__(reader, shown, retrier)
+        self._filesystems = reader.filesystems
 
     def __reduce__(self) -> tuple[Any, ...]:
-        given = (self._protocol, self._root, self._shown_root, self._make, self._reader)
-        return _rebuild, given
-
-    def __repr__(self) -> str:
-        return f"FsspecStorage({self._shown_root!r})"
-
-    @property
-    def url(self) -> str:
-        return self._shown_root
-
-    def size(self, path: str) -> int:
-        return self._reader.size(check_path(path))
-
-    def read_ranges(
-        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
-    ) -> None:
-        self._reader.read_ranges(path, ranges, buffers)
+        return _rebuild, (self._protocol, self._root, self._url, self._options, self._retrier)
 
     def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
-        raise NotImplementedError
+        if (size := self.size(path)) > limit:
+            raise self.too_large(path, limit, size)
+        read = partial(self._filesystems.get().cat_file, self._full(path), start=0, end=limit + 1)
+        data: bytes = call(self.shown(path), read) if size else b""
+        if len(data) > limit:  # it is another file now
+            raise self.too_large(path, limit, len(data))
+        return data, hashlib.sha256(data).hexdigest()
 
     def put(self, path: str, data: bytes, *, expected: str | None) -> None:
-        raise NotImplementedError
-
-    def files(self, folder: str) -> list[FileInfo]:
-        raise NotImplementedError
-
-    def unfinished(self, folder: str) -> list[Unfinished]:
-        raise NotImplementedError
+        _tell(self._url)
+        shown = self.shown(path)
+        if self._tag(path) != expected:
+            raise ConflictError("another writer was there first", file=shown)
+        self._write(path, [data])
+        if self._tag(path) != hashlib.sha256(data).hexdigest():
+            raise ConflictError("another writer replaced it at the same time", file=shown)
 
     def create(self, path: str, *, replace: bool = False) -> Upload:
-        upload = _FsspecUpload(
-            path,
-            self._filesystems.get(),
-            self._full(path),
-            self._shown(path),
-            replace=replace,
-            renamed=self._protocol not in _OBJECT_STORES,
-            ended=self._uploads.discard,
-        )
-        self._uploads.add(upload)
-        return upload
+        self._filesystems.get()  # a package that is missing is noticed now, not at the commit
+        return super().create(path, replace=replace)
 
-    def list_files(self, folder: str) -> list[str]:
+    def send(self, path: str, read: Callable[[int, int], bytes], size: int) -> None:
+        tried = False
+
+        def attempt() -> None:
+            nonlocal tried
+            try:
+                found: int | None = self.size(path)
+            except NotFoundError:
+                found = None
+            if found is not None and not (tried and found == size):
+                raise DestinationError("the file exists already", file=self.shown(path))
+            tried = True
+            if found is None:
+                pieces = range(0, size, _PIECE_BYTES)
+                self._write(path, (read(at, min(at + _PIECE_BYTES, size)) for at in pieces))
+
+        self.retried(path, attempt)
+
+    def overwrite(self, path: str, data: bytes) -> None:
+        self._write(path, [data])
+
+    def _write(self, path: str, pieces: Iterable[bytes]) -> None:
+        """Put a file in place, under another name until it is whole."""
+        fs, full = self._filesystems.get(), self._full(path)
+        target = full if self._protocol in _OBJECT_STORES else full + _PARTIAL
+
+        def write() -> None:
+            fs.makedirs(full.rpartition("/")[0], exist_ok=True)
+            file = fs.open(target, "wb")
+            try:
+                for piece in pieces:
+                    file.write(piece)
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    file.discard()
+                # An fsspec file uploads when it is closed, and closes itself when it is collected.
+                with contextlib.suppress(Exception):
+                    file.closed = True
+                raise
+            file.close()
+            if target != full:
+                fs.mv(target, full)
+
+        call(self.shown(path), write)
+
+    def _tag(self, path: str) -> str | None:
+        try:
+            return self.read_whole(path, _MOST_BYTES)[1]
+        except NotFoundError:
+            return None
+
+    def delete(self, path: str) -> None:
+        with contextlib.suppress(NotFoundError):
+            call(self.shown(path), self._filesystems.get().rm_file, self._full(path))
+
+    def listed(self, folder: str, *, deep: bool) -> list[FileInfo]:
         fs, full = self._filesystems.get(), self._full(folder)
 
         def ls() -> list[dict[str, Any]]:
             fs.invalidate_cache(full)
             try:
+                if deep:
+                    return list(fs.find(full, detail=True).values())
                 return list(fs.ls(full, detail=True))
             except FileNotFoundError:
                 return []
 
-        entries = call(self._shown(folder), ls)
-        names = [entry["name"].rsplit("/", 1)[-1] for entry in entries if entry["type"] == "file"]
+        found = [
+            (entry["name"].rpartition(f"/{folder}/")[2], entry)
+            for entry in call(self.shown(folder), ls)
+            if entry["type"] == "file"
+        ]
         return sorted(
-            f"{folder}/{name}"
-            for name in names
-            if not name.endswith(_PARTIAL) and not name.startswith(".")
+            (
+                FileInfo(f"{folder}/{name}", int(entry["size"] or 0), _modified(entry))
+                for name, entry in found
+                if is_listed(name) and not name.endswith(_PARTIAL)
+            ),
+            key=lambda file: file.path,
         )
-
-    def remove(self, path: str) -> None:
-        with contextlib.suppress(NotFoundError):
-            call(self._shown(path), self._filesystems.get().rm_file, self._full(path))
-
-    def interrupted(self, folder: str) -> list[str]:
-        check_path(folder)
-        return []
-
-    def reopen(self, path: str) -> CutUpload:
-        raise NotFoundError("no interrupted upload", file=self._shown(path))
-
-    def lock(self) -> Lock:
-        return _NoLock()
-
-    def local_path(self, path: str) -> str | None:
-        check_path(path)
-        return None
-
-    def counters(self) -> dict[str, int]:
-        return {}
-
-    def close(self) -> None:
-        for upload in list(self._uploads):
-            upload.abort()
-        self._filesystems.take()
-        self._reader.close()
 
     def _full(self, path: str) -> str:
         return f"{self._root}/{check_path(path)}"
 
-    def _shown(self, path: str) -> str:
-        return f"{self._shown_root}/{path}"
+
+def _modified(entry: Mapping[str, Any]) -> float:
+    """When a file was last changed; now, where the filesystem does not say."""
+    for name in _TIMES:
+        value = entry.get(name)
+        if isinstance(value, str):
+            with contextlib.suppress(ValueError):
+                value = datetime.datetime.fromisoformat(value.replace("Z", "+00:00"))
+        if isinstance(value, datetime.datetime):
+            return value.timestamp()
+        if isinstance(value, (int, float)):
+            return float(value)
+    return time.time()
 
 
-class _FsspecUpload:
-    """An upload that goes nowhere after its first failure: what is sent cannot be taken back."""
+class _Told:
+    """Whether it was said in this process that a storage has no conditional writes."""
 
-    def __init__(
-        self,
-        path: str,
-        fs: Any,
-        full: str,
-        shown: str,
-        *,
-        replace: bool,
-        renamed: bool,
-        ended: Callable[[_FsspecUpload], None],
-    ) -> None:
-        self.path = path
-        self._fs = fs
-        self._full = full
-        self._target = full + _PARTIAL if renamed else full
-        self._shown = shown
-        self._replace = replace
-        self._ended = ended
-        self._size = 0
-        self._open = True
-        call(shown, fs.makedirs, full.rpartition("/")[0], exist_ok=True)
-        self._file = call(shown, fs.open, self._target, "wb")
-
-    def write(self, data: Buffer) -> None:
-        self._check_open()
-        view = memoryview(data).cast("B")
-        try:
-            call(self._shown, self._file.write, view)
-        except BaseException:
-            self.abort()
-            raise
-        self._size += len(view)
-
-    def tell(self) -> int:
-        return self._size
-
-    def checkpoint(self, note: bytes) -> None:
-        pass
-
-    def rewind(self, offset: int) -> bool:  # noqa: ARG002 - what is sent is sent
-        return False
-
-    def commit(self) -> None:
-        self._check_open()
-        try:
-            if not self._replace and call(self._shown, self._fs.exists, self._full):
-                raise DestinationError("the file exists already", file=self._shown)
-            call(self._shown, self._file.close)
-            if self._target != self._full:
-                call(self._shown, self._fs.mv, self._target, self._full)
-        except BaseException:
-            self.abort()
-            raise
-        self._end()
-
-    def abort(self) -> None:
-        if not self._open:
-            return
-        self._end()
-        with contextlib.suppress(Exception):  # whatever it is, the upload is given up
-            self._file.discard()
-        with contextlib.suppress(Exception):
-            # An fsspec file uploads when it is closed, and closes itself when it is collected.
-            self._file.closed = True
-        if self._target != self._full:
-            with contextlib.suppress(Exception):
-                self._fs.rm_file(self._target)
-
-    def _end(self) -> None:
-        self._open = False
-        self._ended(self)
-
-    def _check_open(self) -> None:
-        if not self._open:
-            raise StorageError("the upload is closed", file=self._shown)
+    yet = False
 
 
-class _NoLock:
-    def release(self) -> None:
-        pass
+def _tell(url: str) -> None:
+    if not _Told.yet:
+        _Told.yet = True
+        _logger.warning(
+            "%s: this storage has no conditional writes: let one writer be at work at a time", url
+        )
 
 
 def _filesystem(protocol: str, shown: str, options: Mapping[str, Any]) -> Any:
@@ -262,6 +210,6 @@ def _filesystem(protocol: str, shown: str, options: Mapping[str, Any]) -> Any:
 
 
 def _rebuild(
-    protocol: str, root: str, shown: str, make: Callable[[], Any], reader: RangeReader
+    protocol: str, root: str, shown: str, options: Mapping[str, Any], retrier: Retrier
 ) -> FsspecStorage:
-    return FsspecStorage(protocol, root, shown=shown, make=make, reader=reader)
+    return FsspecStorage(protocol, root, shown=shown, options=options, retrier=retrier)

@@ -18,7 +18,7 @@ from seqrecord.storage.objects.reader import ObstoreReader
 from seqrecord.storage.objects.s3 import S3Bucket
 from seqrecord.storage.objects.source import split_client_options
 from seqrecord.storage.objects.storage import ObjectStorage
-from seqrecord.storage.objects.web import WebReader, WebServer, WebStorage
+from seqrecord.storage.objects.web import WebReader, WebServer
 from seqrecord.storage.options import StorageSettings
 from seqrecord.storage.packages import is_installed, missing
 from seqrecord.storage.requests import TIMEOUT_SECONDS, RequestReader
@@ -95,7 +95,8 @@ def _web(
     _need("obstore", where, "obstore")
     quiet = None if client_options else WebReader(where.root, where.shown, timeout=timeout)
     server = WebServer(where.root.rstrip("/"), client_options)
-    return WebStorage(ObstoreReader(server, where.shown, quiet=quiet, timeout=timeout), where.shown)
+    reader = ObstoreReader(server, where.shown, quiet=quiet, timeout=timeout)
+    return ObjectStorage(server, reader, where.shown, is_web=True)
 
 
 def _reader(

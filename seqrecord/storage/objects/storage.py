@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,31 +10,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from seqrecord.errors import (
     ConflictError,
     DestinationError,
-    LocationError,
     NotFoundError,
     StorageError,
     TransientError,
 )
-from seqrecord.ranges import ByteRange
-from seqrecord.storage.base import (
-    CutUpload,
-    FileInfo,
-    Lock,
-    RangeReader,
-    Unfinished,
-    Upload,
-    check_path,
-)
+from seqrecord.storage.base import FileInfo, Lock, RangeReader, Upload, check_path
 from seqrecord.storage.conditional import put_once
 from seqrecord.storage.failures import call
 from seqrecord.storage.objects.reader import use_obstore
 from seqrecord.storage.objects.source import Client, ObjectSource
-from seqrecord.storage.parts import PARTS, WholeFiles, kept_uploads
 from seqrecord.storage.per_process import PerProcess
-from seqrecord.storage.redaction import redact_logs
 from seqrecord.storage.requests import TIMEOUT_SECONDS
 from seqrecord.storage.retrying import Retrier
-from seqrecord.storage.spooled import SpooledUpload
+from seqrecord.storage.whole import WholeFileStorage, is_listed
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -50,13 +37,15 @@ _SLOWER = 5  # times the timeout of other requests: so many pieces share the way
 _T = TypeVar("_T")
 
 
-class ObjectStorage:
+class ObjectStorage(WholeFileStorage):
     """Storage below a path of a bucket or container.
 
     `reader` reads; all else needs obstore, whose clients are made when they are first needed, in
     each process anew. obstore works in no forked child of a process that has used it: there writing
     is a `StorageError`. Uploads repeat their own requests, by `retrier`; the others are for a
     `RetryingStorage` around this one. Pickles hold the store's credential.
+
+    A web server (`is_web`) is only read.
     """
 
     def __init__(
@@ -67,50 +56,26 @@ class ObjectStorage:
         *,
         timeout: float = TIMEOUT_SECONDS,
         retrier: Retrier | None = None,
+        is_web: bool = False,
     ) -> None:
-        redact_logs()
-        self._source, self._reader = source, reader
-        self._url = shown.rstrip("/")
-        self._timeout, self._retrier = timeout, retrier or Retrier()
+        super().__init__(reader, shown, retrier)
+        self._source, self._timeout, self._is_web = source, timeout, is_web
         self._clients = PerProcess(lambda: source.client(timeout))
         # Of what is sent no byte is answered until all of it is there.
         self._senders = PerProcess(lambda: source.client(timeout * _SLOWER))
-        self._uploads = PerProcess[weakref.WeakSet[SpooledUpload]](weakref.WeakSet)
-        self._whole = WholeFiles(
-            self._url,
-            send=self._send,
-            put=lambda path, data: self._retried(path, lambda: self._overwrite(path, data)),
-            files=lambda folder: self._retried(folder, lambda: self._listed(folder, deep=True)),
-            read_ranges=self._read_retried,
-            remove=lambda path: self._retried(path, lambda: self._delete(path)),
-        )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self._source, self._reader, self._url, self._timeout, self._retrier)
-
-    def __repr__(self) -> str:
-        return f"ObjectStorage({self._url!r}, {type(self._reader).__name__})"
-
-    @property
-    def url(self) -> str:
-        return self._url
-
-    def size(self, path: str) -> int:
-        return self._reader.size(check_path(path))
-
-    def read_ranges(
-        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
-    ) -> None:
-        self._reader.read_ranges(path, ranges, buffers)
+        return _rebuild, (
+            *(self._source, self._reader, self._url),
+            *(self._timeout, self._retrier, self._is_web),
+        )
 
     def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
-        key, file = self._source.key(check_path(path)), self._shown(path)
+        key, file = self._source.key(check_path(path)), self.shown(path)
         answer = self._ask(path, lambda obstore, store: obstore.get(store, key))
         size = int(answer.meta["size"])
         if size > limit:
-            raise StorageError(
-                "a file larger than it may be", file=file, expected=f"at most {limit}", got=size
-            )
+            raise self.too_large(path, limit, size)
         data = bytes(call(file, answer.bytes))
         if len(data) != size:
             raise TransientError("an answer was cut", file=file, expected=size, got=len(data))
@@ -118,7 +83,8 @@ class ObjectStorage:
 
     def put(self, path: str, data: bytes, *, expected: str | None) -> None:
         mode = "create" if expected is None else json.loads(expected)
-        key = self._source.key(check_path(path))
+        self._check_written(path)
+        key = self._source.key(path)
         try:
             self._stored(path, key, data, mode)
             return
@@ -126,65 +92,35 @@ class ObjectStorage:
             if expected is None:
                 raise
         # The file to be replaced has gone.
-        raise ConflictError("another writer removed it meanwhile", file=self._shown(path))
-
-    def files(self, folder: str) -> list[FileInfo]:
-        return self._listed(folder, deep=False)
-
-    def unfinished(self, folder: str) -> list[Unfinished]:
-        return kept_uploads(folder, self._whole)
+        raise ConflictError("another writer removed it meanwhile", file=self.shown(path))
 
     def create(self, path: str, *, replace: bool = False) -> Upload:
-        self._source.key(check_path(path))
-        store = self._whole
-        if replace:  # until the manifest is written with `put`
-            store = WholeFiles(
-                store.root,
-                lambda path, read, size: store.put(path, read(0, size)),
-                *(store.put, store.files, store.read_ranges, store.remove),
-            )
-        upload = SpooledUpload(path, store)
-        self._uploads.get().add(upload)
-        return upload
+        self._check_written(path)
+        return super().create(path, replace=replace)
 
     def remove(self, path: str) -> None:
-        self._delete(check_path(path))
-        for file in self._listed(f"{PARTS}/{path}", deep=False):
-            self._delete(file.path)
-
-    def list_files(self, folder: str) -> list[str]:
-        return [file.path for file in self.files(folder)]
-
-    def interrupted(self, folder: str) -> list[str]:
-        check_path(folder)
-        return []
-
-    def reopen(self, path: str) -> CutUpload:
-        raise NotFoundError("no interrupted upload", file=self._shown(path))
+        self._check_written(path)
+        super().remove(path)
 
     def lock(self) -> Lock:
-        return _NoLock()
-
-    def local_path(self, path: str) -> str | None:
-        check_path(path)
-        return None
-
-    def counters(self) -> dict[str, int]:
-        return self._retrier.counters()
+        self._check_written("manifest.json")
+        return super().lock()
 
     def close(self) -> None:
-        for upload in list(self._uploads.get()):
-            upload.leave()
-        self._retrier.close()  # what waits for a server that is gone
+        super().close()
         self._clients.take()
         self._senders.take()
-        self._reader.close()
 
-    def _send(self, path: str, read: Callable[[int, int], bytes], size: int) -> None:
+    def _check_written(self, path: str) -> None:
+        check_path(path)
+        if self._is_web:
+            raise DestinationError("a web server cannot be written to", file=self.shown(path))
+
+    def send(self, path: str, read: Callable[[int, int], bytes], size: int) -> None:
         """Store a new file, whose name nobody else uses, once, however often it is sent."""
         if size <= PIECE_BYTES:
             data = read(0, size)
-            self._retried(path, lambda: put_once(self, path, data, expected=None))
+            self.retried(path, lambda: put_once(self, path, data, expected=None))
             return
         key, tried = self._source.key(path), False
 
@@ -192,7 +128,7 @@ class ObjectStorage:
             nonlocal tried
             found = self._size(path)
             if found is not None and not (tried and found == size):
-                raise DestinationError("the file exists already", file=self._shown(path))
+                raise DestinationError("the file exists already", file=self.shown(path))
             if found == size:
                 return
             tried = True
@@ -205,14 +141,14 @@ class ObjectStorage:
             if (found := self._size(path)) != size:
                 raise StorageError(
                     "a file was stored at another length",
-                    file=self._shown(path),
+                    file=self.shown(path),
                     expected=size,
                     got=found,
                 )
 
-        self._retried(path, attempt)
+        self.retried(path, attempt)
 
-    def _overwrite(self, path: str, data: bytes) -> None:
+    def overwrite(self, path: str, data: bytes) -> None:
         self._stored(path, self._source.key(path), data, "overwrite")
 
     def _stored(self, path: str, key: str, data: bytes | _Pieces, mode: Any) -> None:
@@ -234,7 +170,7 @@ class ObjectStorage:
                     raise
             raise ConflictError(
                 "the file exists already" if mode == "create" else "another writer replaced it",
-                file=self._shown(path),
+                file=self.shown(path),
             )
 
         self._ask(path, put, self._senders)
@@ -245,14 +181,16 @@ class ObjectStorage:
             return int(self._ask(path, lambda obstore, store: obstore.head(store, key))["size"])
         return None
 
-    def _delete(self, path: str) -> None:
+    def delete(self, path: str) -> None:
         key = self._source.key(path)
         with suppress(NotFoundError):
             self._ask(path, lambda obstore, store: obstore.delete(store, key))
 
-    def _listed(self, folder: str, *, deep: bool) -> list[FileInfo]:
+    def listed(self, folder: str, *, deep: bool) -> list[FileInfo]:
         """Files in a folder, sorted, without what stands for a folder; with `deep` below it too."""
         prefix = self._source.key(check_path(folder)) + "/"
+        if self._is_web:
+            raise StorageError("a web server does not list its files", file=self.shown(folder))
 
         def listed(obstore: Any, store: ObjectStore) -> tuple[Sequence[Any], Sequence[str]]:
             if deep:
@@ -270,18 +208,10 @@ class ObjectStorage:
                     item["last_modified"].timestamp(),
                 )
                 for item in objects
-                if item["path"] not in markers and _is_clean(item["path"][len(prefix) :])
+                if item["path"] not in markers and is_listed(item["path"][len(prefix) :])
             ),
             key=lambda file: file.path,
         )
-
-    def _read_retried(
-        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
-    ) -> None:
-        self._retried(path, lambda: self._reader.read_ranges(path, ranges, buffers))
-
-    def _retried(self, path: str, function: Callable[[], _T]) -> _T:
-        return self._retrier.call(function, file=self._shown(path))
 
     def _ask(
         self,
@@ -290,7 +220,7 @@ class ObjectStorage:
         clients: PerProcess[Client] | None = None,
     ) -> _T:
         """`function(obstore, store)`, its errors as ours."""
-        file = self._shown(path)
+        file = self.shown(path)
         use_obstore(file)
         client = call(file, (clients or self._clients).get)
         import obstore
@@ -306,14 +236,6 @@ class ObjectStorage:
             raise failure
 
         return call(file, ask)
-
-    def _shown(self, path: str) -> str:
-        return f"{self._url}/{path}"
-
-
-class _NoLock:
-    def release(self) -> None:
-        pass
 
 
 def _tag(meta: Any) -> str:
@@ -333,15 +255,12 @@ class _Pieces:
             yield self._read(start, min(start + self.length, self._size))
 
 
-def _is_clean(name: str) -> bool:
-    try:
-        check_path(name)
-    except LocationError:
-        return False
-    return not name.startswith(".")
-
-
 def _rebuild(
-    source: ObjectSource, reader: RangeReader, url: str, timeout: float, retrier: Retrier
+    source: ObjectSource,
+    reader: RangeReader,
+    url: str,
+    timeout: float,
+    retrier: Retrier,
+    is_web: bool,
 ) -> ObjectStorage:
-    return ObjectStorage(source, reader, url, timeout=timeout, retrier=retrier)
+    return ObjectStorage(source, reader, url, timeout=timeout, retrier=retrier, is_web=is_web)

@@ -1,4 +1,4 @@
-"""Files of a web server that answers ranges: they are read and never written."""
+"""A web server that answers ranges, to its readers."""
 
 from __future__ import annotations
 
@@ -6,28 +6,18 @@ import re
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import quote
 
-from seqrecord.errors import DestinationError, NotFoundError, StorageError
-from seqrecord.ranges import ByteRange
-from seqrecord.storage.base import (
-    CutUpload,
-    FileInfo,
-    Lock,
-    RangeReader,
-    Unfinished,
-    Upload,
-    check_path,
-)
+from seqrecord.errors import StorageError
+from seqrecord.storage.base import check_path
 from seqrecord.storage.failures import call
 from seqrecord.storage.objects.source import Client, client_settings
-from seqrecord.storage.redaction import redact_logs
 from seqrecord.storage.requests import Request, RequestReader, fill, hurried
 
-__all__ = ["WebReader", "WebServer", "WebStorage"]
+__all__ = ["WebReader", "WebServer"]
 
 _READ_BYTES = 1 << 20
 
@@ -36,7 +26,7 @@ _READ_BYTES = 1 << 20
 class WebServer:
     """A folder of a web server, `url` its address."""
 
-    url: str
+    url: str = field(repr=False)  # it may hold a password
     client_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     without_obstore = "leave out client_options"
@@ -121,80 +111,6 @@ class WebReader(RequestReader):
         )
         return urllib.request.urlopen(  # noqa: S310
             request, timeout=self._timeout, context=ssl.create_default_context()
-        )
-
-
-class WebStorage:
-    """A folder of a web server, that cannot be listed nor written."""
-
-    def __init__(self, reader: RangeReader, shown: str) -> None:
-        redact_logs()
-        self._reader, self._url = reader, shown.rstrip("/")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return WebStorage, (self._reader, self._url)
-
-    def __repr__(self) -> str:
-        return f"WebStorage({self._url!r})"
-
-    @property
-    def url(self) -> str:
-        return self._url
-
-    def size(self, path: str) -> int:
-        return self._reader.size(path)
-
-    def read_ranges(
-        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
-    ) -> None:
-        self._reader.read_ranges(path, ranges, buffers)
-
-    def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
-        raise NotImplementedError
-
-    def put(self, path: str, data: bytes, *, expected: str | None) -> None:
-        raise NotImplementedError
-
-    def files(self, folder: str) -> list[FileInfo]:
-        raise NotImplementedError
-
-    def unfinished(self, folder: str) -> list[Unfinished]:
-        raise NotImplementedError
-
-    def create(self, path: str, *, replace: bool = False) -> Upload:  # noqa: ARG002
-        self._refuse(path)
-
-    def list_files(self, folder: str) -> list[str]:
-        raise StorageError(
-            "a web server does not list its files", file=f"{self._url}/{check_path(folder)}"
-        )
-
-    def remove(self, path: str) -> None:
-        self._refuse(path)
-
-    def interrupted(self, folder: str) -> list[str]:
-        check_path(folder)
-        return []
-
-    def reopen(self, path: str) -> CutUpload:
-        raise NotFoundError("no interrupted upload", file=f"{self._url}/{check_path(path)}")
-
-    def lock(self) -> Lock:
-        self._refuse("manifest.json")
-
-    def local_path(self, path: str) -> str | None:
-        check_path(path)
-        return None
-
-    def counters(self) -> dict[str, int]:
-        return {}
-
-    def close(self) -> None:
-        self._reader.close()
-
-    def _refuse(self, path: str) -> NoReturn:
-        raise DestinationError(
-            "a web server cannot be written to", file=f"{self._url}/{check_path(path)}"
         )
 
 

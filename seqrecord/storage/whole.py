@@ -1,0 +1,164 @@
+"""What storages have in common to which a file can only be put as a whole."""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace as changed
+from typing import TypeVar
+
+from seqrecord.errors import LocationError, NotFoundError, StorageError
+from seqrecord.ranges import ByteRange
+from seqrecord.storage.base import (
+    CutUpload,
+    FileInfo,
+    Lock,
+    RangeReader,
+    Unfinished,
+    Upload,
+    check_path,
+)
+from seqrecord.storage.parts import PARTS, WholeFiles, kept_uploads
+from seqrecord.storage.per_process import PerProcess
+from seqrecord.storage.redaction import redact_logs
+from seqrecord.storage.retrying import Retrier
+from seqrecord.storage.spooled import SpooledUpload
+
+__all__ = ["WholeFileStorage", "is_listed"]
+
+_T = TypeVar("_T")
+
+
+class WholeFileStorage(ABC):
+    """A `Storage` with `SpooledUpload`s; `reader` reads, and the abstract methods do the rest.
+
+    Uploads, and what is read of unfinished ones, repeat their requests by `retrier`; the other
+    requests are for a `RetryingStorage` around this one.
+    """
+
+    def __init__(self, reader: RangeReader, shown: str, retrier: Retrier | None) -> None:
+        redact_logs()
+        self._reader, self._url = reader, shown.rstrip("/")
+        self._retrier = retrier or Retrier()
+        self._uploads = PerProcess[weakref.WeakSet[SpooledUpload]](weakref.WeakSet)
+        self._whole = WholeFiles(
+            self._url,
+            send=self.send,
+            put=lambda path, data: self.retried(path, lambda: self.overwrite(path, data)),
+            files=lambda folder: self.retried(folder, lambda: self.listed(folder, deep=True)),
+            read_ranges=lambda path, ranges, buffers: self.retried(
+                path, lambda: self.read_ranges(path, ranges, buffers)
+            ),
+            remove=lambda path: self.retried(path, lambda: self.delete(path)),
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._url!r}, {type(self._reader).__name__})"
+
+    @abstractmethod
+    def send(self, path: str, read: Callable[[int, int], bytes], size: int) -> None:
+        """As `WholeFiles.send`."""
+
+    @abstractmethod
+    def overwrite(self, path: str, data: bytes) -> None:
+        """Put a small file in place of what is there; one attempt."""
+
+    @abstractmethod
+    def listed(self, folder: str, *, deep: bool) -> list[FileInfo]:
+        """Files in a folder, sorted; with `deep` below it too. One attempt."""
+
+    @abstractmethod
+    def delete(self, path: str) -> None:
+        """Remove a file, which need not be there; one attempt."""
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    def size(self, path: str) -> int:
+        return self._reader.size(check_path(path))
+
+    def read_ranges(
+        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
+    ) -> None:
+        self._reader.read_ranges(path, ranges, buffers)
+
+    def files(self, folder: str) -> list[FileInfo]:
+        return self.listed(check_path(folder), deep=False)
+
+    def unfinished(self, folder: str) -> list[Unfinished]:
+        return kept_uploads(folder, self._whole)
+
+    def create(self, path: str, *, replace: bool = False) -> Upload:
+        check_path(path)
+        store = self._whole
+        if replace:  # until all that is replaced is written with `put`
+            store = changed(store, send=lambda path, read, n: store.put(path, read(0, n)))
+        upload = SpooledUpload(path, store)
+        self._uploads.get().add(upload)
+        return upload
+
+    def remove(self, path: str) -> None:
+        self.delete(check_path(path))
+        for file in self.listed(f"{PARTS}/{path}", deep=False):
+            self.delete(file.path)
+
+    # What follows goes when nothing above asks for it any more.
+
+    def list_files(self, folder: str) -> list[str]:
+        return [file.path for file in self.files(folder)]
+
+    def interrupted(self, folder: str) -> list[str]:
+        check_path(folder)
+        return []
+
+    def reopen(self, path: str) -> CutUpload:
+        raise NotFoundError("no interrupted upload", file=self.shown(check_path(path)))
+
+    def lock(self) -> Lock:
+        return _NoLock()
+
+    # That was it.
+
+    def local_path(self, path: str) -> str | None:
+        check_path(path)
+        return None
+
+    def counters(self) -> dict[str, int]:
+        return self._retrier.counters()
+
+    def close(self) -> None:
+        for upload in list(self._uploads.get()):
+            upload.leave()
+        self._retrier.close()  # what waits for a server that is gone
+        self._reader.close()
+
+    def retried(self, path: str, function: Callable[[], _T]) -> _T:
+        return self._retrier.call(function, file=self.shown(path))
+
+    def shown(self, path: str) -> str:
+        return f"{self._url}/{path}"
+
+    def too_large(self, path: str, limit: int, size: int) -> StorageError:
+        """The error of `read_whole`."""
+        return StorageError(
+            "a file larger than it may be",
+            file=self.shown(path),
+            expected=f"at most {limit} bytes",
+            got=f"{size} bytes",
+        )
+
+
+class _NoLock:
+    def release(self) -> None:
+        pass
+
+
+def is_listed(name: str) -> bool:
+    """Whether what lies in a folder under this name is a file of ours."""
+    try:
+        check_path(name)
+    except LocationError:
+        return False
+    return not name.startswith(".")
