@@ -49,7 +49,7 @@ test: $(INSTALLED) ## Run the fast tests
 test-slow: $(INSTALLED) ## Run the tests that take minutes
 	$(BIN)/python -m pytest -m 'slow and not service'
 
-test-services: $(INSTALLED) ## Run the tests that need Azurite or a FUSE mount
+test-services: $(INSTALLED) ## Run the tests that need Azurite, moto, nginx or a FUSE mount
 	$(BIN)/python -m pytest -m service
 
 test-all: $(INSTALLED) ## Run every test

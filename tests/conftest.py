@@ -4,13 +4,29 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.services import Azurite, Moto, Mount, need_azurite, need_mount
+from tests.gcs_stub import GcsStub
+from tests.places import PLACES, Place, make_place
+from tests.services import (
+    Authority,
+    Azurite,
+    Moto,
+    Mount,
+    Nginx,
+    need_azurite,
+    need_moto,
+    need_mount,
+    need_nginx,
+)
+
+_SERVICES = {"azurite", "moto", "mortal_azurite", "mount", "nginx"}
 
 
 def pytest_configure() -> None:
@@ -23,7 +39,7 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         used: list[str] = getattr(item, "fixturenames", [])
-        if {"azurite", "mortal_azurite", "mount"} & set(used):
+        if _SERVICES & set(used):
             item.add_marker("service")
 
 
@@ -39,11 +55,47 @@ def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
 @pytest.fixture(scope="session")
 def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Moto]:
     """One moto for all tests; take a bucket of your own with `moto.new_bucket()`."""
-    for package in ("moto", "flask", "boto3"):
-        pytest.importorskip(package, reason="pip install 'moto[server]'")
+    need_moto()
     service = Moto(tmp_path_factory.mktemp("moto"))
     yield service
     service.stop()
+
+
+@pytest.fixture
+def gcs() -> Iterator[GcsStub]:
+    """A stub of GCS, with nothing in it."""
+    with GcsStub() as stub:
+        yield stub
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """What signed nginx's certificate; nobody knows it unless told."""
+    pytest.importorskip("cryptography", reason="pip install cryptography")
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="session")
+def nginx(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
+    """One nginx for all tests; take a folder of your own in its `root`."""
+    need_nginx()
+    service = Nginx(tmp_path_factory.mktemp("nginx"), *authority.issue())
+    yield service
+    service.stop()
+
+
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """An empty folder of each kind of store; choose kinds with `indirect=True`."""
+    with make_place(request.param, request.getfixturevalue, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def other_process() -> Iterator[Callable[..., Any]]:
+    """`other_process(function, *args)`: what a function of a module gives in another process."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        yield lambda function, *args: pool.submit(function, *args).result(100)
 
 
 @pytest.fixture

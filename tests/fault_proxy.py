@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import itertools
 import random
+import re
 import select
 import threading
 from collections import Counter
@@ -22,12 +23,17 @@ KINDS = {
     "lost": "the service does what was asked, and the connection is reset before it answers",
     "500": "an internal error, as any other status of three digits",
     "503": "busy, with Retry-After",
+    "429": "too many requests, with Retry-After",
+    "busy": "busy, without Retry-After",
     "slow": "the body trickles in over `slow_seconds`",
     "short": "half of the body, then an orderly end of the connection",
     "cut": "half of the body, then a reset",
+    "stall": "half of the body, then nothing until the client gives up",
+    "shifted": "another range than was asked for, of the same length, and the answer says so",
     "hang": "no answer until the client gives up",
 }
 _CODES = {500: "InternalError", 503: "ServerBusy", 403: "AuthorizationFailure"}
+_BUSY = (429, 503)
 _PIECES = 20
 _OWN = {"connection", "keep-alive", "transfer-encoding", "content-length"}
 
@@ -101,6 +107,8 @@ class FaultProxy(LocalServer):
 
     `target` is `HOST:PORT`. Headers stay as they are, `Host` included: Azure's signatures don't
     cover it. `fault` may be set at any time. Requests have to come with a Content-Length.
+    `acted` is called when the service has done what was asked and before it is answered, with the
+    request's number.
 
     `requests` counts all that came, `faults` what was done to them, by kind.
     """
@@ -112,8 +120,9 @@ class FaultProxy(LocalServer):
         *,
         slow_seconds: float = 1.0,
         retry_after: int = 1,
+        acted: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self.fault = fault
+        self.fault, self.acted = fault, acted
         self.slow_seconds, self.retry_after = slow_seconds, retry_after
         self.requests = 0
         self.faults: Counter[str] = Counter()
@@ -129,8 +138,8 @@ class FaultProxy(LocalServer):
             self.faults.clear()
             self._attempts.clear()
 
-    def choose(self, method: str, path: str, byte_range: str) -> str | None:
-        """Count a request and choose what it suffers."""
+    def choose(self, method: str, path: str, byte_range: str) -> tuple[int, str | None]:
+        """Count a request: its number, and what it suffers."""
         key = (method, path.partition("?")[0], byte_range)
         with self._lock:
             request = Request(self.requests, self._attempts[key], method, path, byte_range)
@@ -140,7 +149,7 @@ class FaultProxy(LocalServer):
         if kind is not None:
             with self._lock:
                 self.faults[kind] += 1
-        return kind
+        return request.number, kind
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         pass  # a client that went away, or a service that died: both are what tests do
@@ -165,20 +174,22 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         byte_range = self.headers.get("x-ms-range") or self.headers.get("Range") or ""
-        kind = self.server.choose(self.command, self.path, byte_range)
+        number, kind = self.server.choose(self.command, self.path, byte_range)
         if kind == "reset":
             self._reset()
         elif kind == "hang":
             self._wait(None)
             self._reset()
+        elif kind == "busy":
+            self._fail(503, retry_after=None)
         elif kind is not None and kind.isdigit():
-            self._fail(int(kind))
+            self._fail(int(kind), retry_after=self.server.retry_after)
         else:
-            self._forward(body, kind)
+            self._forward(number, body, kind)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _handle  # noqa: N815 - looked up by name
 
-    def _forward(self, body: bytes, kind: str | None) -> None:
+    def _forward(self, number: int, body: bytes, kind: str | None) -> None:
         # A connection for each request: the service may end an idle one, as no client would cause.
         service = http.client.HTTPConnection(self.server.target)
         try:
@@ -194,10 +205,13 @@ class _Handler(BaseHTTPRequestHandler):
             return
         finally:
             service.close()
+        self.server.acted(number)
         if kind == "lost":
             self._reset()
             return
         headers = [(name, value) for name, value in answer.getheaders() if name.lower() not in _OWN]
+        if kind == "shifted":
+            headers = [(name, _shifted(value)) for name, value in headers]
         length = answer.getheader("Content-Length") if self.command == "HEAD" else None
         self._answer(answer.status, content, headers, length=length, kind=kind)
 
@@ -223,22 +237,25 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(content[start : start + step])
                 self.wfile.flush()
             return
-        broken = kind in ("short", "cut")
+        broken = kind in ("short", "cut", "stall")
         self.wfile.write(content[: len(content) // 2] if broken else content)
         self.wfile.flush()
         if kind == "cut":
             self._wait(0.05)  # or the reset would overtake what was sent
             self._reset()
+        elif kind == "stall":
+            self._wait(None)
+            self._reset()
         elif kind == "short":
             self.close_connection = True
 
-    def _fail(self, status: int) -> None:
+    def _fail(self, status: int, *, retry_after: int | None) -> None:
         """An error as Azure words it."""
         code = _CODES.get(status, "Injected")
         text = f'<?xml version="1.0" encoding="utf-8"?><Error><Code>{code}</Code></Error>'
         headers = [("Content-Type", "application/xml"), ("x-ms-error-code", code)]
-        if status == 503:
-            headers.append(("Retry-After", str(self.server.retry_after)))
+        if status in _BUSY and retry_after is not None:
+            headers.append(("Retry-After", str(retry_after)))
         self._answer(status, b"" if self.command == "HEAD" else text.encode(), headers)
 
     def _reset(self) -> None:
@@ -255,3 +272,12 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             if select.select([self.connection], [], [], 0.01)[0]:
                 return
+
+
+def _shifted(value: str) -> str:
+    """A Content-Range of the bytes that follow one byte later; another header as it is."""
+    found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", value)
+    if found is None:
+        return value
+    start, last, size = map(int, found.groups())
+    return f"bytes {start + 1}-{last + 1}/{size}"

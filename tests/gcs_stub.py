@@ -1,7 +1,7 @@
-"""As much of Google Cloud Storage as reading needs, on 127.0.0.1.
+"""As much of Google Cloud Storage as reading and writing a dataset need, on 127.0.0.1.
 
-Its XML API is what obstore speaks, its JSON API what gcsfs does. `gcp-storage-emulator` serves
-neither as they want it. That real GCS does the same was not tried.
+Its XML API is what obstore speaks, its JSON API what gcsfs reads with. `gcp-storage-emulator`
+serves neither as they want it. That real GCS does the same was not tried.
 """
 
 from __future__ import annotations
@@ -9,23 +9,54 @@ from __future__ import annotations
 import base64
 import email.utils
 import hashlib
+import itertools
 import json
 import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
 
 from tests.local_server import LocalServer
 
 __all__ = ["GcsStub"]
 
+_PAGE = 1000  # objects of one answer to a list
+
+
+@dataclass(frozen=True)
+class _Object:
+    data: bytes
+    generation: int
+    tag: str
+    """The e-tag, with its quotes."""
+    modified: float = field(default_factory=time.time)
+
+
+class _Refusal(Exception):  # noqa: N818 - an answer
+    def __init__(self, status: int, code: str) -> None:
+        self.status, self.code = status, code
+
 
 class GcsStub(LocalServer):
-    """Objects by bucket and name, in memory; `asked` are the requests."""
+    """Objects by bucket and name, in memory; `asked` are the requests.
+
+    `refuse(method, path)` may give the status and the code with which a request is refused, the
+    path with its query. `page` is how many objects one answer to a list holds at most.
+    """
 
     def __init__(self) -> None:
-        self.buckets: dict[str, dict[str, bytes]] = {}
+        self.buckets: dict[str, dict[str, _Object]] = {}
         self.asked: list[str] = []
+        self.refuse: Callable[[str, str], tuple[int, str] | None] = lambda *_: None
+        self.page = _PAGE
+        self._uploads: dict[str, tuple[str, str, dict[int, bytes]]] = {}
+        self._numbers = itertools.count(1)
+        self._guard_objects = threading.Lock()
         super().__init__(_Handler)
 
     @property
@@ -41,85 +72,196 @@ class GcsStub(LocalServer):
         self.buckets[name] = {}
         return name
 
-    def put(self, bucket: str, name: str, data: bytes) -> None:
-        self.buckets[bucket][name] = data
+    def put(
+        self, bucket: str, name: str, data: bytes, *, condition: str | None = None, parts: int = 0
+    ) -> _Object:
+        """Store an object, of `parts` of a multipart upload where that is not 0.
+
+        `condition` is the generation that has to be there, `"0"` for none.
+        """
+        with self._guard_objects:
+            held = self._bucket(bucket)
+            found = held[name].generation if name in held else 0
+            if condition is not None and condition != str(found):
+                raise _Refusal(412, "PreconditionFailed")
+            digest = hashlib.md5(data).hexdigest()
+            tag = f'"{digest}-{parts}"' if parts else f'"{digest}"'
+            held[name] = _Object(data, time.time_ns() // 1000 + next(self._numbers), tag)
+            return held[name]
+
+    def find(self, bucket: str, name: str) -> _Object:
+        found = self._bucket(bucket).get(name)
+        if found is None:
+            raise _Refusal(404, "NoSuchKey")
+        return found
+
+    def remove(self, bucket: str, name: str) -> None:
+        with self._guard_objects:
+            self.find(bucket, name)
+            del self.buckets[bucket][name]
+
+    def names(self, bucket: str) -> list[str]:
+        with self._guard_objects:
+            return sorted(self._bucket(bucket))
+
+    def begin(self, bucket: str, name: str) -> str:
+        """The id of a new multipart upload."""
+        self._bucket(bucket)
+        upload = f"upload-{next(self._numbers)}"
+        self._uploads[upload] = (bucket, name, {})
+        return upload
+
+    def parts(self, upload: str) -> dict[int, bytes]:
+        if upload not in self._uploads:
+            raise _Refusal(404, "NoSuchUpload")
+        return self._uploads[upload][2]
+
+    def complete(self, upload: str, asked: list[tuple[int, str]]) -> _Object:
+        """The object of the parts `asked`: their numbers and e-tags."""
+        parts = self.parts(upload)
+        for number, tag in asked:
+            if number not in parts or tag.strip('"') != hashlib.md5(parts[number]).hexdigest():
+                raise _Refusal(400, "InvalidPart")
+        bucket, name, _ = self._uploads.pop(upload)
+        data = b"".join(parts[number] for number, _ in asked)
+        return self.put(bucket, name, data, parts=len(asked))
+
+    def abort(self, upload: str) -> None:
+        self.parts(upload)
+        del self._uploads[upload]
+
+    def _bucket(self, bucket: str) -> dict[str, _Object]:
+        if bucket not in self.buckets:
+            raise _Refusal(404, "NoSuchBucket")
+        return self.buckets[bucket]
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: GcsStub
     protocol_version = "HTTP/1.1"
-    _codes: ClassVar = {404: "NoSuchKey", 416: "InvalidRange", 412: "PreconditionFailed"}
+    disable_nagle_algorithm = True
+    wbufsize = -1
 
     def log_message(self, *_: Any) -> None:
         pass
 
-    def do_GET(self) -> None:
-        self._serve()
-
-    def do_HEAD(self) -> None:
-        self._serve()
-
     def _serve(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         parts = urlsplit(self.path)
-        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        query = {
+            name: values[0]
+            for name, values in parse_qs(parts.query, keep_blank_values=True).items()
+        }
         self.server.asked.append(f"{self.command} {self.path}")
         api = re.fullmatch(r"/(download/)?storage/v1/b/([^/]+)(?:/(o)(?:/([^/]+))?)?", parts.path)
-        if api is None:
-            _, bucket, name = parts.path.split("/", 2)
-            self._xml(unquote(bucket), unquote(name))
-        else:
-            bucket, name = unquote(api[2]), unquote(api[4] or "")
-            self._json(api[1] or "", bucket, name, bool(api[3]), query)
+        try:
+            refused = self.server.refuse(self.command, self.path)
+            if refused is not None:
+                raise _Refusal(*refused)
+            if api is not None:
+                bucket, name = unquote(api[2]), unquote(api[4] or "")
+                self._json(api[1] or "", bucket, name, bool(api[3]), query)
+                return
+            bucket, _, name = parts.path[1:].partition("/")
+            self._xml(unquote(bucket), unquote(name), query, body)
+        except _Refusal as refusal:
+            if api is None:
+                self._error(refusal.status, refusal.code)
+            else:
+                error = {"code": refusal.status, "message": refusal.code}
+                self._send(refusal.status, json.dumps({"error": error}).encode())
 
-    def _xml(self, bucket: str, name: str) -> None:
-        if bucket not in self.server.buckets:
-            self._error(404, "NoSuchBucket")
-            return
-        data = self.server.buckets[bucket].get(name)
-        self._media(data)
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve  # noqa: N815 - looked up by name
+
+    def _xml(self, bucket: str, name: str, query: dict[str, str], body: bytes) -> None:
+        upload = query.get("uploadId")
+        if not name:
+            self._send(200, self._list(bucket, query))
+        elif self.command in ("GET", "HEAD"):
+            self._media(self.server.find(bucket, name))
+        elif self.command == "DELETE":
+            if upload is None:
+                self.server.remove(bucket, name)
+            else:
+                self.server.abort(upload)
+            self._send(204, b"")
+        elif self.command == "PUT" and upload is not None:
+            self.server.parts(upload)[int(query["partNumber"])] = body
+            self._send(200, b"", {"ETag": f'"{hashlib.md5(body).hexdigest()}"'})
+        elif self.command == "PUT":
+            condition = self.headers.get("x-goog-if-generation-match")
+            self._send(200, b"", _named(self.server.put(bucket, name, body, condition=condition)))
+        elif upload is None:
+            upload = self.server.begin(bucket, name)
+            self._answer("InitiateMultipartUploadResult", UploadId=upload, Bucket=bucket, Key=name)
+        else:
+            found = re.findall(
+                r"<Part><ETag>(.*?)</ETag><PartNumber>(\d+)</PartNumber></Part>", body.decode()
+            )
+            parts = [(int(number), tag.replace("&quot;", '"')) for tag, number in found]
+            made = self.server.complete(upload, parts)
+            headers = _named(made)
+            self._answer("CompleteMultipartUploadResult", headers, Key=name, ETag=made.tag)
+
+    def _list(self, bucket: str, query: dict[str, str]) -> bytes:
+        """The answer to a list, as of version 2 of S3's."""
+        prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
+        after, page = query.get("continuation-token", ""), self.server.page
+        names = [name for name in self.server.names(bucket) if name.startswith(prefix)]
+        entries = sorted({_entry(name, prefix, delimiter) for name in names})
+        left = [name for name in entries if name > after]
+        found = [self._listed(bucket, name) for name in left[:page]]
+        if len(left) > page:
+            found.append(f"<NextContinuationToken>{escape(left[page - 1])}</NextContinuationToken>")
+        truncated = f"<IsTruncated>{str(len(left) > page).lower()}</IsTruncated>"
+        inner = truncated + "".join(found)
+        return f"<?xml version='1.0'?><ListBucketResult>{inner}</ListBucketResult>".encode()
+
+    def _listed(self, bucket: str, name: str) -> str:
+        held = self.server.buckets[bucket].get(name)
+        if held is None:
+            return f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>"
+        return (
+            f"<Contents><Key>{escape(name)}</Key><Generation>{held.generation}</Generation>"
+            f"<LastModified>{_time(held)}</LastModified><ETag>{held.tag}</ETag>"
+            f"<Size>{len(held.data)}</Size></Contents>"
+        )
 
     def _json(self, way: str, bucket: str, name: str, objects: bool, query: dict[str, str]) -> None:
-        held = self.server.buckets.get(bucket)
-        if held is None:
-            self._send(404, json.dumps({"error": {"code": 404, "message": "no bucket"}}).encode())
-        elif not objects:
+        names = self.server.names(bucket)
+        if not objects:
             self._send(200, json.dumps({"kind": "storage#bucket", "name": bucket}).encode())
         elif not name:
+            held = {each: self.server.buckets[bucket][each] for each in names}
             self._send(200, json.dumps(_listed(bucket, held, query)).encode())
-        elif name not in held:
-            self._send(404, json.dumps({"error": {"code": 404, "message": "not found"}}).encode())
         elif query.get("alt") == "media" or way == "download/":
-            self._media(held[name])
+            self._media(self.server.find(bucket, name))
         else:
-            self._send(200, json.dumps(_described(bucket, name, held[name])).encode())
+            found = self.server.find(bucket, name)
+            self._send(200, json.dumps(_described(bucket, name, found)).encode())
 
-    def _media(self, data: bytes | None) -> None:
-        if data is None:
-            self._error(404, "NoSuchKey")
-            return
-        tag = f'"{hashlib.md5(data).hexdigest()}"'
-        headers = {
-            "ETag": tag,
-            "Last-Modified": email.utils.formatdate(usegmt=True),
-            "x-goog-hash": f"md5={base64.b64encode(hashlib.md5(data).digest()).decode()}",
-            "x-goog-generation": "1",
-        }
-        if self.headers.get("If-Match", tag) != tag:
-            self._error(412, "PreconditionFailed")
-            return
+    def _media(self, found: _Object) -> None:
+        data, headers = found.data, _named(found)
+        if self.headers.get("If-Match", found.tag) != found.tag:
+            raise _Refusal(412, "PreconditionFailed")
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if asked is None:
             self._send(200, data, headers)
             return
         start, stop = int(asked[1]), min(int(asked[2] or len(data)) + 1, len(data))
         if start >= len(data):
-            self._error(416, "InvalidRange")
-            return
+            raise _Refusal(416, "InvalidRange")
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
         self._send(206, data[start:stop], headers)
 
+    def _answer(self, kind: str, headers: dict[str, str] | None = None, **values: str) -> None:
+        inner = "".join(f"<{name}>{escape(value)}</{name}>" for name, value in values.items())
+        self._send(200, f"<?xml version='1.0'?><{kind}>{inner}</{kind}>".encode(), headers)
+
     def _error(self, status: int, code: str) -> None:
-        self._send(status, f"<?xml version='1.0'?><Error><Code>{code}</Code></Error>".encode())
+        text = f"<?xml version='1.0' encoding='UTF-8'?><Error><Code>{code}</Code></Error>"
+        headers = {"Content-Type": "application/xml; charset=UTF-8"}
+        self._send(status, text.encode(), headers)
 
     def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
@@ -128,30 +270,53 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
+        self.wfile.flush()
 
 
-def _described(bucket: str, name: str, data: bytes) -> dict[str, Any]:
+def _named(found: _Object) -> dict[str, str]:
+    """Headers of an object."""
+    return {
+        "ETag": found.tag,
+        "Last-Modified": email.utils.formatdate(found.modified, usegmt=True),
+        "x-goog-hash": f"md5={_md5(found.data)}",
+        "x-goog-generation": str(found.generation),
+    }
+
+
+def _md5(data: bytes) -> str:
+    return base64.b64encode(hashlib.md5(data).digest()).decode()
+
+
+def _entry(name: str, prefix: str, delimiter: str) -> str:
+    """What a list shows of an object: its name, or the folder that it is in."""
+    head, found, _ = name[len(prefix) :].partition(delimiter) if delimiter else (name, "", "")
+    return prefix + head + found if found else name
+
+
+def _time(found: _Object) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(found.modified))
+
+
+def _described(bucket: str, name: str, found: _Object) -> dict[str, Any]:
     return {
         "kind": "storage#object",
         "bucket": bucket,
         "name": name,
-        "size": str(len(data)),
-        "md5Hash": base64.b64encode(hashlib.md5(data).digest()).decode(),
-        "generation": "1",
-        "updated": "2025-01-01T00:00:00.000Z",
-        "timeCreated": "2025-01-01T00:00:00.000Z",
+        "size": str(len(found.data)),
+        "md5Hash": _md5(found.data),
+        "generation": str(found.generation),
+        "updated": _time(found),
+        "timeCreated": _time(found),
     }
 
 
-def _listed(bucket: str, held: dict[str, bytes], query: dict[str, str]) -> dict[str, Any]:
+def _listed(bucket: str, held: dict[str, _Object], query: dict[str, str]) -> dict[str, Any]:
     prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-    items, prefixes = [], set()
-    for name, data in sorted(held.items()):
-        if not name.startswith(prefix):
-            continue
-        rest = name[len(prefix) :]
-        if delimiter and delimiter in rest:
-            prefixes.add(prefix + rest.split(delimiter)[0] + delimiter)
-        else:
-            items.append(_described(bucket, name, data))
-    return {"kind": "storage#objects", "items": items, "prefixes": sorted(prefixes)}
+    names = [name for name in held if name.startswith(prefix)]
+    entries = {_entry(name, prefix, delimiter) for name in names}
+    items = [_described(bucket, name, held[name]) for name in sorted(entries) if name in held]
+    return {
+        "kind": "storage#objects",
+        "items": items,
+        "prefixes": sorted(entries.difference(held)),
+    }

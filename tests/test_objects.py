@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import gc
-import ipaddress
 import logging
 import os
 import pickle
 import signal
-import ssl
 import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,101 +37,16 @@ from seqrecord.storage.objects import reader as reader_module
 from tests.canned_server import Canned, CannedServer, answer
 from tests.datasets import write_small
 from tests.fault_proxy import FaultProxy, Scripted
-from tests.gcs_stub import GcsStub
+from tests.places import CLOUDS, Place
 from tests.services import Moto
-from tests.storage_contract import StorageContract, get
+from tests.storage_contract import get
 from tests.web_server import WebFolder
 
 # Forking with threads is what some of these tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
 DATA = np.random.default_rng(5).bytes(3 << 20)
-PLACES = ("azurite", "s3", "gs", "http")
 NAME = "records/a b/ü%2F+#&=~.bin"
-
-
-@dataclass
-class Place:
-    """A folder of a store: `put` adds a file to it, `host` is where the store listens."""
-
-    url: str
-    options: dict[str, Any]
-    put: Callable[[str, bytes], None]
-    host: str
-    at: Callable[[str], tuple[str, dict[str, Any]]]  # URL and options with another host
-
-    def open(self, **options: Any) -> Storage:
-        return open_storage(self.url, {**self.options, **options})
-
-    def through(self, host: str, **options: Any) -> Storage:
-        url, chosen = self.at(host)
-        return open_storage(url, {**chosen, **options})
-
-
-@pytest.fixture
-def gcs() -> Iterator[GcsStub]:
-    with GcsStub() as stub:
-        yield stub
-
-
-@pytest.fixture(params=[pytest.param("azurite", marks=pytest.mark.service), *PLACES[1:]])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    """An empty folder of each."""
-    yield from make_place(request.param, request, tmp_path)
-
-
-def make_place(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    pytest.importorskip("obstore", reason="pip install obstore")
-    if kind == "azurite":
-        azurite = request.getfixturevalue("azurite")
-        container, url = azurite.new_container(), ""
-        url = f"az://{container}/set"
-
-        def azure_at(host: str) -> tuple[str, dict[str, Any]]:
-            endpoint = f"http://{host}/{azurite.account}"
-            return url, {"connection_string": azurite.connection_string_at(endpoint)}
-
-        def put(path: str, data: bytes) -> None:
-            azurite.put(container, f"set/{path}", data)
-
-        yield Place(url, azure_at(azurite.host)[1], put, azurite.host, azure_at)
-    elif kind == "s3":
-        pytest.importorskip("s3fs", reason="pip install s3fs")
-        moto: Moto = request.getfixturevalue("moto")
-        bucket = moto.new_bucket()
-        yield Place(
-            f"s3://{bucket}/set",
-            moto.options(),
-            lambda path, data: moto.put(bucket, f"set/{path}", data),
-            moto.host,
-            lambda host: (f"s3://{bucket}/set", moto.options(f"http://{host}")),
-        )
-    elif kind == "gs":
-        pytest.importorskip("gcsfs", reason="pip install gcsfs")
-        gcs: GcsStub = request.getfixturevalue("gcs")
-        name = gcs.new_bucket()
-        yield Place(
-            f"gs://{name}/set",
-            gcs.options(),
-            lambda path, data: gcs.put(name, f"set/{path}", data),
-            gcs.host,
-            lambda host: (f"gs://{name}/set", gcs.options(f"http://{host}")),
-        )
-    else:
-        folder = tmp_path / "web" / "set"
-
-        def write(path: str, data: bytes) -> None:
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_bytes(data)
-
-        with WebFolder(folder.parent) as server:
-            yield Place(
-                f"{server.endpoint}/set",
-                {},
-                write,
-                server.host,
-                lambda host: (f"http://{host}/set", {}),
-            )
 
 
 @pytest.fixture(params=["obstore", "without"])
@@ -194,7 +105,7 @@ def test_what_is_not_there(place: Place, client: str) -> None:
     storage.close()
 
 
-@pytest.mark.parametrize("kind", ["s3", "gs"])
+@pytest.mark.parametrize("kind", [pytest.param("s3", marks=pytest.mark.service), "gs"])
 def test_a_bucket_that_is_not_there(kind: str, client: str, request: pytest.FixtureRequest) -> None:
     service = request.getfixturevalue({"s3": "moto", "gs": "gcs"}[kind])
     storage = open_storage(f"{kind}://no-such-bucket/set", {**service.options(), "deadline": 5})
@@ -275,15 +186,19 @@ def test_clips_are_those_of_the_local_disk(place: Place, small: Path, client: st
     assert plain(clips(place.url, place.options)) == local
 
 
-@pytest.mark.parametrize("backend", ["s3fs", "gcsfs", "fsspec"])
-def test_clips_through_fsspec(
-    backend: str, small: Path, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    kind = {"s3fs": "s3", "gcsfs": "gs"}.get(backend, "s3")
-    for place in make_place(kind, request, tmp_path):
-        store(small, place)
-        found = clips(place.url, {**place.options, "backend": backend})
-        assert plain(found) == plain(clips(small))
+@pytest.mark.parametrize(
+    ("place", "backend"),
+    [
+        pytest.param("s3", "s3fs", marks=pytest.mark.service),
+        ("gs", "gcsfs"),
+        ("gs", "fsspec"),
+    ],
+    indirect=["place"],
+)
+def test_clips_through_fsspec(place: Place, backend: str, small: Path) -> None:
+    store(small, place)
+    found = clips(place.url, {**place.options, "backend": backend})
+    assert plain(found) == plain(clips(small))
 
 
 # Forks
@@ -324,6 +239,9 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.parametrize(
+    "place", [*CLOUDS[:2], pytest.param("gs", marks=pytest.mark.slow), "http"], indirect=True
+)
 @pytest.mark.parametrize("streamed", [False, True])
 def test_workers_of_a_fork_have_obstore_unless_their_parent_has_streamed(
     place: Place, small: Path, streamed: bool
@@ -344,22 +262,22 @@ def test_workers_of_a_fork_have_obstore_unless_their_parent_has_streamed(
     assert said == (2 if streamed else 0)  # one line a worker
 
 
+@pytest.mark.parametrize("place", ["http"], indirect=True)
 def test_opening_a_large_dataset_leaves_obstore_to_the_workers(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader_module._Runtime, "used", False)
-    for place in make_place("http", request, tmp_path):
-        for name in ("manifest.json", "index/table.arrow", "records/0"):
-            place.put(name, DATA)
-        storage = place.open()
-        for name in ("manifest.json", "index/table.arrow"):
-            assert get(storage, name) == DATA
-        assert get(storage, "records/0", 0, 1000) == DATA[:1000]
-        used = [reader_module._Runtime.used]
-        assert get(storage, "records/0") == DATA
-        used.append(reader_module._Runtime.used)
-        assert used == [False, True]
-        storage.close()
+    for name in ("manifest.json", "index/table.arrow", "records/0"):
+        place.put(name, DATA)
+    storage = place.open()
+    for name in ("manifest.json", "index/table.arrow"):
+        assert get(storage, name) == DATA
+    assert get(storage, "records/0", 0, 1000) == DATA[:1000]
+    used = [reader_module._Runtime.used]
+    assert get(storage, "records/0") == DATA
+    used.append(reader_module._Runtime.used)
+    assert used == [False, True]
+    storage.close()
 
 
 def _in_a_fork(work: Callable[[], bool]) -> int:
@@ -399,14 +317,14 @@ def test_a_forked_child_reads_though_its_parent_reads_at_this_moment(place: Plac
     storage.close()
 
 
+@pytest.mark.parametrize("place", ["http"], indirect=True)
 def test_without_another_client_a_fork_is_told_what_to_do(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for place in make_place("http", request, tmp_path):
-        monkeypatch.setattr(reader_module._Runtime, "lost", True)
-        storage = place.open(user_agent="me")
-        with pytest.raises(LocationError, match="forkserver"):
-            storage.size("a")
+    monkeypatch.setattr(reader_module._Runtime, "lost", True)
+    storage = place.open(user_agent="me")
+    with pytest.raises(LocationError, match="forkserver"):
+        storage.size("a")
 
 
 # Failures
@@ -421,7 +339,7 @@ def test_accidents_are_tried_again_and_counted(place: Place, kind: str, client: 
         pytest.skip("their clients wait for seconds, each in its own way")
     place.put("records/0", DATA)
     with FaultProxy(place.host, Scripted([kind])) as proxy:
-        storage = place.through(proxy.host)
+        storage = place.open(proxy.host)
         assert get(storage, "records/0", 0, len(DATA)) == DATA
         assert storage.counters()["retries"] >= 1
         storage.close()
@@ -499,79 +417,6 @@ def test_a_size_from_a_range(client: str, tmp_path: Path) -> None:
         assert storage.size("a") == 1000
         assert get(storage, "a", 3, 900) == DATA[3:900]
         storage.close()
-
-
-class SecureFolder(WebFolder):
-    """A `WebFolder` over TLS, with a certificate that nobody knows; `pem` is the certificate."""
-
-    def __init__(self, folder: Path, home: Path) -> None:
-        self.pem, key = _certificate()
-        (home / "key.pem").write_text(key)
-        (home / "cert.pem").write_text(self.pem)
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._context.load_cert_chain(home / "cert.pem", home / "key.pem")
-        super().__init__(folder)
-
-    def get_request(self) -> Any:
-        connection, address = super().get_request()
-        secure = self._context.wrap_socket(
-            connection, server_side=True, do_handshake_on_connect=False
-        )
-        return secure, address
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # a client that does not trust it
-
-
-def _certificate() -> tuple[str, str]:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.datetime.now(datetime.timezone.utc)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False
-        )
-        .sign(key, hashes.SHA256())
-    )
-    pem = serialization.Encoding.PEM
-    private = key.private_bytes(
-        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return made.public_bytes(pem).decode(), private.decode()
-
-
-def test_a_certificate_that_nobody_knows(
-    client: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("cryptography")
-    folder = tmp_path / "web"
-    folder.mkdir()
-    (folder / "a").write_bytes(DATA[:1000])
-    with SecureFolder(folder, tmp_path) as server:
-        url = f"https://{server.host}"
-        storage = open_storage(url, {"deadline": 5})
-        for action in (lambda: get(storage, "a", 0, 50), lambda: storage.size("a")):
-            with pytest.raises(StorageError, match="certificate is not trusted") as caught:
-                action()
-            assert not isinstance(caught.value, TransientError)
-        storage.close()
-        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
-        trusting = open_storage(url)
-        if client == "obstore":
-            trusting = open_storage(url, {"root_certificate": str(tmp_path / "cert.pem")})
-        assert get(trusting, "a", 0, 50) == DATA[:50]
-        trusting.close()
 
 
 def test_a_handshake_that_breaks_may_pass(client: str) -> None:
@@ -655,11 +500,3 @@ def test_no_credential_of_s3_is_shown(
         storage.close()
     for secret in secrets:
         assert secret not in shown
-
-
-class TestMotoStorage(StorageContract):
-    @pytest.fixture
-    def storage(self, moto: Moto) -> Iterator[Storage]:
-        storage = open_storage(f"s3://{moto.new_bucket()}/set", moto.options())
-        yield storage
-        storage.close()

@@ -33,6 +33,8 @@ def test_what_is_missing_skips_with_the_line_that_installs_it(
         needs.need_azurite()
     with pytest.raises(pytest.skip.Exception, match="apt-get install rclone fuse3"):
         needs.need_mount()
+    with pytest.raises(pytest.skip.Exception, match="apt-get install nginx-light"):
+        needs.need_nginx()
 
 
 def test_what_is_missing_fails_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,6 +44,8 @@ def test_what_is_missing_fails_where_it_is_needed(monkeypatch: pytest.MonkeyPatc
         needs.need_azurite()
     with pytest.raises(pytest.fail.Exception, match="apt-get install rclone fuse3"):
         needs.need_mount()
+    with pytest.raises(pytest.fail.Exception, match="apt-get install nginx-light"):
+        needs.need_nginx()
 
 
 def test_azurite_keeps_its_data_over_a_kill(mortal_azurite: Azurite) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-__all__ = ["AZURITE", "need_azurite", "need_mount"]
+__all__ = ["AZURITE", "find_nginx", "need_azurite", "need_moto", "need_mount", "need_nginx"]
 
 AZURITE = Path(__file__).parent / "node_modules" / ".bin" / "azurite-blob"
 
 _AZURITE = "{}: `apt-get install nodejs npm && make services` installs it"
 _MOUNT = "{}: `apt-get install rclone fuse3` installs it"
+_NGINX = "no nginx: `apt-get install nginx-light` installs it"
 
 
 def need_azurite() -> None:
@@ -28,6 +30,12 @@ def need_azurite() -> None:
         _give_up("no azure-storage-blob: `pip install azure-storage-blob` installs it")
 
 
+def need_moto() -> None:
+    """Skip the test where moto's server cannot be started; fail it where it has to be."""
+    if not all(map(importlib.util.find_spec, ("moto", "flask", "boto3"))):
+        _give_up("no moto: `pip install 'moto[server]'` installs it")
+
+
 def need_mount() -> None:
     """Skip the test where nothing can be mounted; fail it where it has to be."""
     for program in ("rclone", "fusermount3"):
@@ -35,6 +43,22 @@ def need_mount() -> None:
             _give_up(_MOUNT.format(f"no {program}"))
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         _give_up("no /dev/fuse: `docker run --device /dev/fuse --cap-add SYS_ADMIN` gives it")
+
+
+def need_nginx() -> None:
+    """Skip the test where nginx cannot be started; fail it where it has to be."""
+    if find_nginx() is None:
+        _give_up(_NGINX)
+    try:
+        import cryptography  # noqa: F401 - what makes its certificate
+    except ImportError:
+        _give_up("no cryptography: `pip install cryptography` installs it")
+
+
+def find_nginx() -> str | None:
+    """Its path, which Debian has outside of what a user's PATH names."""
+    path = os.environ.get("PATH", "")
+    return shutil.which("nginx", path=f"{path}:/usr/sbin" if path else path)
 
 
 def _give_up(reason: str) -> None:

@@ -1,0 +1,138 @@
+"""Empty folders of object stores and web servers, for tests that do the same on each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seqrecord.storage import Storage, open_storage
+from tests.gcs_stub import GcsStub
+from tests.services import Azurite, Moto
+from tests.web_server import WebFolder
+
+__all__ = ["CLOUDS", "PLACES", "Place", "make_place"]
+
+_FOLDER = "data/set"
+
+CLOUDS: tuple[Any, ...] = (
+    pytest.param("azurite", marks=pytest.mark.service),
+    pytest.param("s3", marks=pytest.mark.service),
+    "gs",
+)
+"""What can be written to, as parameters."""
+
+PLACES = (*CLOUDS, "http")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder of a store that listens at `host`.
+
+    `at(host)` is its URL, and the storage options, with a proxy before it; `put` adds a file to
+    it; `names` are all objects in its bucket, below the folder or not.
+    """
+
+    kind: str
+    host: str
+    at: Callable[[str], tuple[str, dict[str, Any]]]
+    put: Callable[[str, bytes], None]
+    names: Callable[[], list[str]]
+
+    @property
+    def url(self) -> str:
+        return self.at(self.host)[0]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return self.at(self.host)[1]
+
+    def open(self, host: str = "", **more: Any) -> Storage:
+        """A storage of it, through the proxy `host`."""
+        url, options = self.at(host or self.host)
+        return open_storage(url, {**options, **more})
+
+
+@contextmanager
+def make_place(kind: str, fixture: Callable[[str], Any], folder: Path) -> Iterator[Place]:
+    """An empty folder of `azurite`, `s3`, `gs` or `http`; `fixture(name)` gives a fixture."""
+    pytest.importorskip("obstore", reason="pip install obstore")
+    if kind == "azurite":
+        yield _azurite(fixture("azurite"))
+    elif kind == "s3":
+        pytest.importorskip("s3fs", reason="pip install s3fs")
+        yield _s3(fixture("moto"))
+    elif kind == "gs":
+        pytest.importorskip("gcsfs", reason="pip install gcsfs")
+        yield _gs(fixture("gcs"))
+    else:
+        with WebFolder(folder / "web") as server:
+            yield _http(server)
+
+
+def _azurite(azurite: Azurite) -> Place:
+    container = azurite.new_container()
+
+    def at(host: str) -> tuple[str, dict[str, Any]]:
+        endpoint = f"http://{host}/{azurite.account}"
+        options = {"connection_string": azurite.connection_string_at(endpoint)}
+        return f"az://{container}/{_FOLDER}", options
+
+    def put(path: str, data: bytes) -> None:
+        azurite.put(container, f"{_FOLDER}/{path}", data)
+
+    def names() -> list[str]:
+        with azurite.client() as client:
+            blobs = client.get_container_client(container).list_blobs()
+            return sorted(blob.name for blob in blobs)
+
+    return Place("azurite", azurite.host, at, put, names)
+
+
+def _s3(moto: Moto) -> Place:
+    bucket = moto.new_bucket()
+
+    def names() -> list[str]:
+        found = moto.client().list_objects_v2(Bucket=bucket).get("Contents", ())
+        return sorted(item["Key"] for item in found)
+
+    return Place(
+        "s3",
+        moto.host,
+        lambda host: (f"s3://{bucket}/{_FOLDER}", moto.options(f"http://{host}")),
+        lambda path, data: moto.put(bucket, f"{_FOLDER}/{path}", data),
+        names,
+    )
+
+
+def _gs(gcs: GcsStub) -> Place:
+    bucket = gcs.new_bucket()
+
+    def put(path: str, data: bytes) -> None:
+        gcs.put(bucket, f"{_FOLDER}/{path}", data)
+
+    return Place(
+        "gs",
+        gcs.host,
+        lambda host: (f"gs://{bucket}/{_FOLDER}", gcs.options(f"http://{host}")),
+        put,
+        lambda: gcs.names(bucket),
+    )
+
+
+def _http(server: WebFolder) -> Place:
+    root = server.folder / _FOLDER
+
+    def put(path: str, data: bytes) -> None:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(data)
+
+    def names() -> list[str]:
+        files = [path for path in server.folder.rglob("*") if path.is_file()]
+        return sorted(path.relative_to(server.folder).as_posix() for path in files)
+
+    return Place("http", server.host, lambda host: (f"http://{host}/{_FOLDER}", {}), put, names)

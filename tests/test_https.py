@@ -1,0 +1,196 @@
+"""Reading from nginx over HTTPS: its own certificate authority, proxies, connections that break."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord.errors import DeadlineError, NotFoundError, StorageError, TransientError
+from seqrecord.storage import Storage, open_storage
+from seqrecord.storage.objects import reader as reader_module
+from tests.connect_proxy import ConnectProxy
+from tests.datasets import write_small
+from tests.services import Authority, Nginx
+from tests.storage_contract import get
+
+DATA = np.random.default_rng(5).bytes(3 << 20)
+PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY")
+
+
+@pytest.fixture
+def url(nginx: Nginx, tmp_path: Path) -> str:
+    """A folder of it that holds the file `records/0`."""
+    nginx.put(f"{tmp_path.name}/records/0", DATA)
+    return f"{nginx.endpoint}/{tmp_path.name}"
+
+
+@pytest.fixture(params=["obstore", "without"])
+def client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Everything through obstore, or, as in a fork, nothing; no proxy but the test's own."""
+    monkeypatch.setattr(reader_module._Runtime, "used", request.param == "obstore")
+    monkeypatch.setattr(reader_module._Runtime, "lost", request.param != "obstore")
+    for name in PROXIES:
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    return str(request.param)
+
+
+@pytest.fixture
+def known(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The authority is known to all clients of this process."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+    return authority.certificate
+
+
+def opened(url: str, client: str, known: Path, **options: Any) -> Storage:
+    """obstore is told by an option; without it the environment tells."""
+    if client == "obstore":
+        options["root_certificate"] = str(known)
+    return open_storage(url, options)
+
+
+def test_a_data_set_is_read(nginx: Nginx, known: Path, client: str, tmp_path: Path) -> None:
+    write_small(tmp_path / "local")
+    for file in (tmp_path / "local").rglob("*"):
+        if file.is_file():
+            name = file.relative_to(tmp_path).as_posix()
+            nginx.put(f"{tmp_path.name}/{name}", file.read_bytes())
+    options = {"root_certificate": str(known)} if client == "obstore" else {}
+    with (
+        seqrecord.open(tmp_path / "local") as local,
+        seqrecord.open(f"{nginx.endpoint}/{tmp_path.name}/local", storage_options=options) as far,
+    ):
+        assert far.fingerprint == local.fingerprint
+        for key, episode in local.episodes.items():
+            for frame in (0, len(episode) - 1):
+                there, here = far.episodes[key][frame], episode[frame]
+                assert {n: bytes(np.asarray(v)) for n, v in there.items()} == {
+                    n: bytes(np.asarray(v)) for n, v in here.items()
+                }
+
+
+def test_ranges_are_read(url: str, known: Path, client: str) -> None:
+    storage = opened(url, client, known)
+    assert storage.size("records/0") == len(DATA)
+    assert get(storage, "records/0") == DATA
+    assert get(storage, "records/0", 1_000_000, 1_000_001) == DATA[1_000_000:1_000_001]
+    with pytest.raises(StorageError, match="ended early"):
+        get(storage, "records/0", len(DATA) - 1, len(DATA) + 1)
+    with pytest.raises(NotFoundError):
+        storage.size("records/1")
+    storage.close()
+
+
+@pytest.mark.usefixtures("known")
+def test_an_authority_of_the_environment(url: str, client: str) -> None:
+    storage = open_storage(url)
+    assert get(storage, "records/0", 0, 50) == DATA[:50]
+    storage.close()
+
+
+def test_an_authority_that_nobody_knows(
+    url: str, client: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strange = Authority(tmp_path / "strange", "that signed nothing")
+    wrong: list[dict[str, Any]] = [{}]
+    if client == "obstore":
+        wrong.append({"root_certificate": str(strange.certificate)})
+    else:
+        monkeypatch.setenv("SSL_CERT_FILE", str(strange.certificate))
+    for options in wrong:
+        storage = open_storage(url, options)
+        for item in ((0, 50), (0, None)):  # the second asks for the size first
+            with pytest.raises(StorageError, match="certificate is not trusted") as caught:
+                get(storage, "records/0", *item)
+            assert not isinstance(caught.value, TransientError)
+            assert "SSL_CERT_FILE" in str(caught.value)
+        storage.close()
+
+
+def test_a_certificate_of_another_host(
+    authority: Authority, known: Path, client: str, tmp_path: Path
+) -> None:
+    other = Nginx(tmp_path / "other", *authority.issue("files.example.org"))
+    try:
+        other.put("a", DATA[:1000])
+        storage = opened(other.endpoint, client, known)
+        with pytest.raises(StorageError, match="certificate") as caught:
+            get(storage, "a", 0, 50)
+        assert not isinstance(caught.value, TransientError)
+        storage.close()
+    finally:
+        other.stop()
+
+
+def test_a_connection_that_breaks_is_made_again(
+    url: str, known: Path, client: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the handshake, in the headers, in the body."""
+    cuts: list[int | None] = [1, 700, 2500, 500_000]
+    with ConnectProxy(lambda number: cuts[number] if number < len(cuts) else None) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy.endpoint)
+        storage = opened(url, client, known, deadline=60)
+        assert get(storage, "records/0", 0, len(DATA)) == DATA
+        assert len(proxy.asked) > len(cuts)
+        assert storage.counters()["retries"] >= len(cuts)
+        storage.close()
+
+
+def test_a_server_that_does_not_come_back_is_given_up(
+    authority: Authority, known: Path, client: str, tmp_path: Path
+) -> None:
+    mortal = Nginx(tmp_path / "mortal", *authority.issue())
+    try:
+        mortal.put("a", DATA)
+        storage = opened(mortal.endpoint, client, known, deadline=0.5)
+        assert get(storage, "a") == DATA
+        mortal.stop()
+        with pytest.raises(DeadlineError):
+            get(storage, "a", 0, 5)
+        mortal.restart()
+        assert get(storage, "a") == DATA
+        storage.close()
+    finally:
+        mortal.stop()
+
+
+def test_the_proxy_of_the_environment(
+    nginx: Nginx, url: str, known: Path, client: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ConnectProxy() as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy.endpoint)
+        storage = opened(url, client, known)
+        assert get(storage, "records/0", 0, 50) == DATA[:50]
+        assert storage.size("records/0") == len(DATA)
+        storage.close()
+        assert set(proxy.asked) == {nginx.host}
+        proxy.asked.clear()
+        monkeypatch.setenv("NO_PROXY", "example.org,127.0.0.1")
+        storage = opened(url, client, known)
+        assert get(storage, "records/0", 0, 50) == DATA[:50]
+        storage.close()
+        assert proxy.asked == []
+
+
+def test_a_proxy_that_is_not_there_is_not_gone_around(
+    url: str, known: Path, client: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
+    storage = opened(url, client, known, deadline=0.3)
+    with pytest.raises(DeadlineError):
+        get(storage, "records/0", 0, 50)
+    storage.close()
+
+
+def test_the_proxy_of_an_option(nginx: Nginx, url: str, authority: Authority) -> None:
+    with ConnectProxy() as proxy:
+        certificate = str(authority.certificate)
+        options = {"proxy_url": proxy.endpoint, "root_certificate": certificate}
+        storage = open_storage(url, options)
+        assert get(storage, "records/0", 0, 50) == DATA[:50]
+        storage.close()
+        assert set(proxy.asked) == {nginx.host}
