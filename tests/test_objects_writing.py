@@ -139,8 +139,22 @@ def test_a_put_wants_what_was_there(storage: Storage) -> None:
 def test_what_is_too_large_is_not_read_whole(storage: Storage) -> None:
     storage.put("manifest.json", DATA, expected=None)
     assert storage.read_whole("manifest.json", len(DATA))[0] == DATA
-    with pytest.raises(StorageError, match="larger than it may be"):
+    with pytest.raises(StorageError, match="is too large"):
         storage.read_whole("manifest.json", len(DATA) - 1)
+
+
+def test_whichever_client_reads_tells_the_same_tag(place: Place, storage: Storage) -> None:
+    other = place.open(backend="fsspec")
+    storage.put("manifest.json", b"one", expected=None)
+    data, tag = other.read_whole("manifest.json", 100)
+    assert (data, tag) == storage.read_whole("manifest.json", 100)
+    other.put("manifest.json", b"two", expected=tag)
+    assert storage.read_whole("manifest.json", 100)[0] == b"two"
+    with pytest.raises(StorageError, match="too large"):
+        other.read_whole("manifest.json", 2)
+    with pytest.raises(ConflictError):
+        other.put("manifest.json", b"three", expected=tag)
+    other.close()
 
 
 def test_of_many_writers_one_comes_first(place: Place) -> None:

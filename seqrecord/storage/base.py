@@ -21,6 +21,7 @@ __all__ = [
     "check_buffers",
     "check_path",
     "short_read",
+    "too_large",
 ]
 
 
@@ -271,4 +272,14 @@ def short_read(file: str, item: ByteRange, got: int) -> StorageError:
         offset=item.start,
         expected=f"{item.length} bytes",
         got=f"{got} bytes",
+    )
+
+
+def too_large(file: str, limit: int, size: int) -> StorageError:
+    """The error of a file that is to be read as a whole, and has more bytes than that may have."""
+    return StorageError(
+        "the file is too large",
+        file=file,
+        expected=f"at most {limit} bytes",
+        got=f"{size} bytes",
     )

@@ -14,7 +14,7 @@ from seqrecord.errors import (
     TransientError,
 )
 from seqrecord.ranges import ByteRange
-from seqrecord.storage.base import check_path
+from seqrecord.storage.base import check_path, too_large
 from seqrecord.storage.failures import call, classify
 from seqrecord.storage.per_process import PerProcess
 from seqrecord.storage.requests import Request, RequestReader, fill
@@ -80,6 +80,16 @@ class FsspecReader(RequestReader):
         if len(data) != item.length:
             raise self.missing(path, shown, item, len(data))
         fill(views, [data])
+
+    def read_whole(self, path: str, limit: int) -> bytes:
+        shown = f"{self._shown}/{path}"
+        if (size := self.size(path)) > limit:
+            raise too_large(shown, limit, size)
+        read = partial(self.filesystems.get().cat_file, self.full(path), end=limit + 1)
+        data: bytes = call(shown, read) if size else b""
+        if len(data) > limit:  # it is another file now
+            raise too_large(shown, limit, len(data))
+        return data
 
     def close(self) -> None:
         self.filesystems.take()  # it closes its connections when it is collected

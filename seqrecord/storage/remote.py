@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -19,14 +18,13 @@ from seqrecord.storage.base import FileInfo, Upload, check_path
 from seqrecord.storage.failures import call
 from seqrecord.storage.fsspec_reader import FsspecReader
 from seqrecord.storage.retrying import Retrier
-from seqrecord.storage.whole import WholeFileStorage, is_listed
+from seqrecord.storage.whole import MOST_BYTES, WholeFileStorage, is_listed, tag_of
 
 __all__ = ["FsspecStorage"]
 
 _PARTIAL = ".partial"
 _OBJECT_STORES = frozenset({"hf", "oci", "oss"})  # a file is there when it is closed
 _PIECE_BYTES = 8 << 20
-_MOST_BYTES = 64 << 20  # of what is put in place; a manifest is smaller
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
 
 _logger = logging.getLogger("seqrecord")
@@ -60,22 +58,13 @@ class FsspecStorage(WholeFileStorage):
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self._protocol, self._root, self._url, self._options, self._retrier)
 
-    def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
-        if (size := self.size(path)) > limit:
-            raise self.too_large(path, limit, size)
-        read = partial(self._filesystems.get().cat_file, self._full(path), start=0, end=limit + 1)
-        data: bytes = call(self.shown(path), read) if size else b""
-        if len(data) > limit:  # it is another file now
-            raise self.too_large(path, limit, len(data))
-        return data, hashlib.sha256(data).hexdigest()
-
     def put(self, path: str, data: bytes, *, expected: str | None) -> None:
         _tell(self._url)
         shown = self.shown(path)
         if self._tag(path) != expected:
             raise ConflictError("another writer was there first", file=shown)
         self._write(path, [data])
-        if self._tag(path) != hashlib.sha256(data).hexdigest():
+        if self._tag(path) != tag_of(data):
             raise ConflictError("another writer replaced it at the same time", file=shown)
 
     def create(self, path: str, *, replace: bool = False) -> Upload:
@@ -129,7 +118,7 @@ class FsspecStorage(WholeFileStorage):
 
     def _tag(self, path: str) -> str | None:
         try:
-            return self.read_whole(path, _MOST_BYTES)[1]
+            return self.read_whole(path, MOST_BYTES)[1]
         except NotFoundError:
             return None
 

@@ -12,7 +12,7 @@ import numpy as np
 from seqrecord.checksum import Buffer
 from seqrecord.errors import StorageError, TransientError
 from seqrecord.ranges import ByteRange
-from seqrecord.storage.base import check_buffers, check_path, short_read
+from seqrecord.storage.base import check_buffers, check_path, short_read, too_large
 
 __all__ = [
     "MAX_GAP",
@@ -112,6 +112,19 @@ class RequestReader(ABC):
             self.size(path)  # raises if it is not there
         for request in requests:
             self.read(path, request)
+
+    def read_whole(self, path: str, limit: int) -> bytes:
+        """A small file's bytes, all of the same moment; `StorageError` for more than `limit`."""
+        size = -1
+        data = bytearray()
+        while len(data) != size:  # at first, and where it was replaced meanwhile
+            data = bytearray(max(0, size))
+            if data:
+                self.read(path, (ByteRange(0, len(data)), [memoryview(data)]))
+            size = self.size(path)
+            if size > limit:
+                raise too_large(path, limit, size)
+        return bytes(data)
 
     def missing(self, path: str, file: str, item: ByteRange, got: int) -> StorageError:
         """The error of an answer that held `got` bytes of a range, and was no error itself.

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace as changed
 from typing import TypeVar
 
-from seqrecord.errors import LocationError, NotFoundError, StorageError
+from seqrecord.errors import LocationError, NotFoundError
 from seqrecord.ranges import ByteRange
 from seqrecord.storage.base import (
     CutUpload,
     FileInfo,
     Lock,
-    RangeReader,
     Unfinished,
     Upload,
     check_path,
@@ -22,10 +22,13 @@ from seqrecord.storage.base import (
 from seqrecord.storage.parts import PARTS, WholeFiles, kept_uploads
 from seqrecord.storage.per_process import PerProcess
 from seqrecord.storage.redaction import redact_logs
+from seqrecord.storage.requests import RequestReader
 from seqrecord.storage.retrying import Retrier
 from seqrecord.storage.spooled import SpooledUpload
 
-__all__ = ["WholeFileStorage", "is_listed"]
+__all__ = ["MOST_BYTES", "WholeFileStorage", "is_listed", "tag_of"]
+
+MOST_BYTES = 64 << 20  # of what is put in place; a manifest is smaller
 
 _T = TypeVar("_T")
 
@@ -37,7 +40,7 @@ class WholeFileStorage(ABC):
     requests are for a `RetryingStorage` around this one.
     """
 
-    def __init__(self, reader: RangeReader, shown: str, retrier: Retrier | None) -> None:
+    def __init__(self, reader: RequestReader, shown: str, retrier: Retrier | None) -> None:
         redact_logs()
         self._reader, self._url = reader, shown.rstrip("/")
         self._retrier = retrier or Retrier()
@@ -83,6 +86,10 @@ class WholeFileStorage(ABC):
         self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
     ) -> None:
         self._reader.read_ranges(path, ranges, buffers)
+
+    def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
+        data = self._reader.read_whole(check_path(path), limit)
+        return data, tag_of(data)
 
     def files(self, folder: str) -> list[FileInfo]:
         return self.listed(check_path(folder), deep=False)
@@ -140,19 +147,15 @@ class WholeFileStorage(ABC):
     def shown(self, path: str) -> str:
         return f"{self._url}/{path}"
 
-    def too_large(self, path: str, limit: int, size: int) -> StorageError:
-        """The error of `read_whole`."""
-        return StorageError(
-            "a file larger than it may be",
-            file=self.shown(path),
-            expected=f"at most {limit} bytes",
-            got=f"{size} bytes",
-        )
-
 
 class _NoLock:
     def release(self) -> None:
         pass
+
+
+def tag_of(data: bytes) -> str:
+    """The tag of a file that holds `data`: whichever client reads it, it is the same."""
+    return hashlib.sha256(data).hexdigest()
 
 
 def is_listed(name: str) -> bool:

@@ -8,8 +8,8 @@ import os
 import sys
 from typing import Any
 
-from seqrecord.errors import LocationError, NotFoundError, StorageError
-from seqrecord.storage.base import check_path
+from seqrecord.errors import LocationError, NotFoundError, StorageError, TransientError
+from seqrecord.storage.base import check_path, too_large
 from seqrecord.storage.failures import call
 from seqrecord.storage.fsspec_reader import PARTIAL
 from seqrecord.storage.objects.source import Client, ObjectSource
@@ -22,7 +22,7 @@ from seqrecord.storage.requests import (
     hurried,
 )
 
-__all__ = ["ObstoreReader", "use_obstore"]
+__all__ = ["ObstoreReader", "use_obstore", "whole_of"]
 
 _SMALL_BYTES = 1 << 20
 _CHUNK_BYTES = 256 << 10
@@ -71,6 +71,17 @@ def use_obstore(file: str) -> None:
             file=file,
         )
     _Runtime.used = True
+
+
+def whole_of(answer: Any, file: str, limit: int) -> bytes:
+    """All bytes of an answer; `StorageError` for more than `limit`, of which none is read."""
+    size = int(answer.meta["size"])
+    if size > limit:
+        raise too_large(file, limit, size)
+    data = bytes(call(file, answer.bytes))
+    if len(data) != size:
+        raise TransientError("an answer was cut", file=file, expected=size, got=len(data))
+    return data
 
 
 class ObstoreReader(RequestReader):
@@ -147,6 +158,15 @@ class ObstoreReader(RequestReader):
             got = call(file, fill, views, hurried(chunks, self._timeout, file))
         if got != item.length:
             raise self.missing(path, file, item, got)
+
+    def read_whole(self, path: str, limit: int) -> bytes:
+        check_path(path)
+        self._tags.pop(path, None)
+        quiet = self._quiet_for(path, 0)
+        if quiet is not None:
+            return quiet.read_whole(path, limit)
+        file = f"{self._shown}/{path}"
+        return whole_of(self._get(file, path, {}), file, limit)
 
     def close(self) -> None:
         if self._quiet is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,17 +11,16 @@ from seqrecord.errors import (
     DestinationError,
     NotFoundError,
     StorageError,
-    TransientError,
 )
-from seqrecord.storage.base import FileInfo, Lock, RangeReader, Upload, check_path
+from seqrecord.storage.base import FileInfo, Lock, Upload, check_path
 from seqrecord.storage.conditional import put_once
 from seqrecord.storage.failures import call
-from seqrecord.storage.objects.reader import use_obstore
+from seqrecord.storage.objects.reader import use_obstore, whole_of
 from seqrecord.storage.objects.source import Client, ObjectSource
 from seqrecord.storage.per_process import PerProcess
-from seqrecord.storage.requests import TIMEOUT_SECONDS
+from seqrecord.storage.requests import TIMEOUT_SECONDS, RequestReader
 from seqrecord.storage.retrying import Retrier
-from seqrecord.storage.whole import WholeFileStorage, is_listed
+from seqrecord.storage.whole import MOST_BYTES, WholeFileStorage, is_listed, tag_of
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -51,7 +49,7 @@ class ObjectStorage(WholeFileStorage):
     def __init__(
         self,
         source: ObjectSource,
-        reader: RangeReader,
+        reader: RequestReader,
         shown: str,
         *,
         timeout: float = TIMEOUT_SECONDS,
@@ -70,29 +68,20 @@ class ObjectStorage(WholeFileStorage):
             *(self._timeout, self._retrier, self._is_web),
         )
 
-    def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
-        key, file = self._source.key(check_path(path)), self.shown(path)
-        answer = self._ask(path, lambda obstore, store: obstore.get(store, key))
-        size = int(answer.meta["size"])
-        if size > limit:
-            raise self.too_large(path, limit, size)
-        data = bytes(call(file, answer.bytes))
-        if len(data) != size:
-            raise TransientError("an answer was cut", file=file, expected=size, got=len(data))
-        return data, _tag(answer.meta)
-
     def put(self, path: str, data: bytes, *, expected: str | None) -> None:
-        mode = "create" if expected is None else json.loads(expected)
         self._check_written(path)
-        key = self._source.key(path)
-        try:
-            self._stored(path, key, data, mode)
+        file, key = self.shown(path), self._source.key(path)
+        if expected is None:
+            self._stored(path, data, "create")
             return
-        except NotFoundError:
-            if expected is None:
-                raise
-        # The file to be replaced has gone.
-        raise ConflictError("another writer removed it meanwhile", file=self.shown(path))
+        with suppress(NotFoundError):
+            answer = self._ask(path, lambda obstore, store: obstore.get(store, key))
+            if tag_of(whole_of(answer, file, MOST_BYTES)) == expected:
+                meta = answer.meta
+                version = {n: meta[n] for n in ("e_tag", "version") if meta.get(n) is not None}
+                self._stored(path, data, version)
+                return
+        raise ConflictError("another writer has replaced or removed it", file=file)
 
     def create(self, path: str, *, replace: bool = False) -> Upload:
         self._check_written(path)
@@ -122,7 +111,7 @@ class ObjectStorage(WholeFileStorage):
             data = read(0, size)
             self.retried(path, lambda: put_once(self, path, data, expected=None))
             return
-        key, tried = self._source.key(path), False
+        tried = False
 
         def attempt() -> None:
             nonlocal tried
@@ -133,7 +122,7 @@ class ObjectStorage(WholeFileStorage):
                 return
             tried = True
             try:
-                self._stored(path, key, _Pieces(read, size), "overwrite")
+                self._stored(path, _Pieces(read, size), "overwrite")
             except StorageError:
                 if self._size(path) != size:
                     raise
@@ -149,13 +138,15 @@ class ObjectStorage(WholeFileStorage):
         self.retried(path, attempt)
 
     def overwrite(self, path: str, data: bytes) -> None:
-        self._stored(path, self._source.key(path), data, "overwrite")
+        self._stored(path, data, "overwrite")
 
-    def _stored(self, path: str, key: str, data: bytes | _Pieces, mode: Any) -> None:
+    def _stored(self, path: str, data: bytes | _Pieces, mode: Any) -> None:
         """One attempt to put an object in place; `ConflictError` where `mode` forbids it.
 
         Of several pieces nothing is left where it fails: obstore aborts the upload.
         """
+
+        key = self._source.key(path)
 
         def put(obstore: Any, store: ObjectStore) -> None:
             try:
@@ -238,11 +229,6 @@ class ObjectStorage(WholeFileStorage):
         return call(file, ask)
 
 
-def _tag(meta: Any) -> str:
-    """What a conditional put wants to know of the file that it replaces."""
-    return json.dumps({k: meta[k] for k in ("e_tag", "version") if meta.get(k) is not None})
-
-
 class _Pieces:
     """A file in pieces of `length` bytes, each read when it is due: there obstore can be ended."""
 
@@ -257,7 +243,7 @@ class _Pieces:
 
 def _rebuild(
     source: ObjectSource,
-    reader: RangeReader,
+    reader: RequestReader,
     url: str,
     timeout: float,
     retrier: Retrier,
