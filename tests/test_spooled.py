@@ -1,0 +1,385 @@
+"""Uploads that are spooled to a local file, on a store that is a dictionary."""
+
+from __future__ import annotations
+
+import gc
+import random
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from seqrecord.checksum import crc32c
+from seqrecord.errors import DestinationError, NotFoundError, StorageError, TransientError
+from seqrecord.ranges import ByteRange
+from seqrecord.storage import Unfinished, spooled
+from seqrecord.storage.base import FileInfo
+from seqrecord.storage.parts import WholeFiles, encode_part, kept_uploads
+from seqrecord.storage.spooled import SpooledUpload
+from tests.services.process import wait_for
+
+PATH = "records/00000-ab.seqrec"
+DATA = random.Random(1).randbytes(100_000)
+
+
+class Store:
+    """What was put, by path; `put_part` and `send` may be replaced."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.on_put: Callable[[], None] = lambda: None
+        self.on_send: Callable[[], None] = lambda: None
+        self.clock = 0.0
+
+    @property
+    def whole(self) -> WholeFiles:
+        return WholeFiles(
+            "mem://x", self._send, self._put, self._files, self._read_ranges, self._remove
+        )
+
+    @property
+    def parts(self) -> list[str]:
+        return sorted(path for path in self.objects if path.startswith("parts/"))
+
+    def unfinished(self) -> list[Unfinished]:
+        return kept_uploads("records", self.whole)
+
+    def _send(self, path: str, read: Callable[[int, int], bytes], size: int) -> None:
+        self.on_send()
+        if path in self.objects:
+            raise DestinationError("the file exists already", file=path)
+        self.objects[path] = read(0, size)
+
+    def _put(self, path: str, data: bytes) -> None:
+        self.on_put()
+        self.objects[path] = data
+
+    def _files(self, folder: str) -> list[FileInfo]:
+        self.clock += 1
+        return [
+            FileInfo(path, len(data), self.clock)
+            for path, data in self.objects.items()
+            if path.startswith(f"{folder}/")
+        ]
+
+    def _read_ranges(
+        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
+    ) -> None:
+        if path not in self.objects:
+            raise NotFoundError("no such file", file=path)
+        for item, buffer in zip(ranges, buffers, strict=True):
+            buffer[:] = self.objects[path][item.start : item.stop]
+
+    def _remove(self, path: str) -> None:
+        self.objects.pop(path, None)
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    store = Store()
+    yield store
+    assert threads() == []
+
+
+@pytest.fixture
+def kept_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spooled, "SAVE_SECONDS", 0.0)
+
+
+@pytest.fixture
+def never_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spooled, "SAVE_SECONDS", 1e6)
+
+
+def threads() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name == "seqrecord-upload"]
+
+
+def read(left: Unfinished, start: int, stop: int) -> bytes:
+    buffer = bytearray(stop - start)
+    left.read_ranges([ByteRange(start, stop)], [memoryview(buffer)])
+    return bytes(buffer)
+
+
+def saved(store: Store, size: int) -> bool:
+    """Whether so many bytes are in parts."""
+    return any(left.checkpoints()[-1][0] == size for left in store.unfinished())
+
+
+# Threads
+
+
+@pytest.mark.usefixtures("kept_at_once")
+@pytest.mark.parametrize("end", ["commit", "abort", "leave", "drop"])
+def test_there_is_a_thread_from_the_first_checkpoint_to_the_end(store: Store, end: str) -> None:
+    upload = SpooledUpload(PATH, store.whole)
+    upload.write(DATA)
+    assert threads() == []
+    upload.checkpoint(b"one")
+    assert len(threads()) == 1
+    wait_for(lambda: saved(store, len(DATA)))
+    if end == "drop":
+        del upload
+        gc.collect()
+    else:
+        getattr(upload, end)()
+    assert threads() == []
+    assert bool(store.parts) == (end in ("leave", "drop"))
+    assert (PATH in store.objects) == (end == "commit")
+
+
+def test_it_ends_with_the_interpreter() -> None:
+    code = (
+        "import sys\nfrom tests.test_spooled import PATH, Store, SpooledUpload, spooled\n"
+        "spooled.SAVE_SECONDS = 1e6\nupload = SpooledUpload(PATH, Store().whole)\n"
+        "upload.write(b'x')\nupload.checkpoint(b'one')\n"
+    )
+    root = Path(__file__).parent.parent
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, timeout=60, check=False)
+    assert done.returncode == 0
+
+
+# What is kept
+
+
+@pytest.mark.usefixtures("never_due")
+def test_checkpoints_soon_after_one_another_are_one_part(store: Store) -> None:
+    upload = SpooledUpload(PATH, store.whole)
+    for i in range(10):
+        upload.write(b"x")
+        upload.checkpoint(b"%d" % i)
+    upload.write(b"not kept")
+    assert store.parts == []
+    upload.leave()
+    assert store.parts == [f"parts/{PATH}/00000"]
+    (left,) = store.unfinished()
+    assert left.path == PATH
+    assert left.checkpoints() == [(i + 1, b"%d" % i) for i in range(10)]
+    assert read(left, 0, 10) == b"x" * 10
+    with pytest.raises(StorageError, match="ended early"):
+        read(left, 0, 11)
+
+
+def test_a_part_is_as_documented(store: Store) -> None:
+    part = encode_part(5, b"data", [(7, b"note"), (9, b"")])
+    head = struct.pack("<IQQI", 1, 5, 9, 2)
+    body = head + struct.pack("<QI", 7, 4) + b"note" + struct.pack("<QI", 9, 0) + b"data"
+    assert part == b"SEQPART\0" + struct.pack("<I", crc32c(body)) + body
+
+
+@pytest.mark.usefixtures("never_due")
+def test_what_is_long_is_several_parts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spooled, "PART_BYTES", 30_000)
+    upload = SpooledUpload(PATH, store.whole)
+    for start in range(0, 100_000, 10_000):
+        upload.write(DATA[start : start + 10_000])
+        if start in (20_000, 30_000, 90_000):
+            upload.checkpoint(b"%d" % start)
+    upload.leave()
+    assert len(store.parts) == 4
+    (left,) = store.unfinished()
+    assert left.checkpoints() == [(30_000, b"20000"), (40_000, b"30000"), (100_000, b"90000")]
+    assert read(left, 0, 100_000) == DATA
+    assert read(left, 29_999, 60_001) == DATA[29_999:60_001]
+
+
+@pytest.mark.usefixtures("kept_at_once")
+@pytest.mark.parametrize("offset", [0, 1, 25_000, 29_999, 30_000, 31_000, 47_000])
+def test_rewound_to_anywhere(store: Store, offset: int) -> None:
+    upload = SpooledUpload(PATH, store.whole)
+    upload.write(DATA[:25_000])
+    upload.checkpoint(b"one")
+    wait_for(lambda: saved(store, 25_000))
+    upload.write(DATA[25_000:30_000])
+    upload.checkpoint(b"two")
+    wait_for(lambda: saved(store, 30_000))
+    upload.write(DATA[30_000:47_000])
+    assert upload.rewind(offset)
+    assert upload.tell() == offset
+    upload.write(b"new")
+    upload.checkpoint(b"three")
+    expected = DATA[:offset] + b"new"
+    wait_for(lambda: store.unfinished()[0].checkpoints()[-1] == (len(expected), b"three"))
+    (left,) = store.unfinished()
+    notes = [(size, note) for size, note in ((25_000, b"one"), (30_000, b"two")) if size <= offset]
+    assert left.checkpoints() == [*notes, (len(expected), b"three")]
+    assert read(left, 0, len(expected)) == expected
+    upload.commit()
+    assert store.objects == {PATH: expected}
+
+
+def test_uploads_at_random_are_read_as_they_were_written(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spooled, "PART_BYTES", 1000)
+    for seed in range(60):
+        draw = random.Random(seed)
+        monkeypatch.setattr(spooled, "SAVE_SECONDS", draw.choice([0.0, 0.001, 1e6]))
+        upload, data = SpooledUpload(PATH, store.whole), bytearray()
+        notes: list[tuple[int, bytes]] = []
+        for number in range(draw.randrange(1, 30)):
+            if draw.random() < 0.2 and data:
+                offset = draw.randrange(len(data) + 1)
+                upload.rewind(offset)
+                del data[offset:]
+                notes = [note for note in notes if note[0] <= offset]
+            piece = draw.randbytes(draw.randrange(3000))
+            upload.write(piece)
+            data += piece
+            if draw.random() < 0.6:
+                notes.append((len(data), b"%d" % number))
+                upload.checkpoint(notes[-1][1])
+        upload.leave()
+        found = store.unfinished()
+        if notes:
+            assert found[0].checkpoints() == notes
+            assert read(found[0], 0, notes[-1][0]) == data[: notes[-1][0]]
+            found[0].remove()
+        assert store.objects == {}
+
+
+@pytest.mark.usefixtures("never_due")
+@pytest.mark.parametrize("damage", ["missing", "cut", "changed", "longer", "empty", "other"])
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_the_unbroken_run_of_parts_counts(
+    store: Store, monkeypatch: pytest.MonkeyPatch, damage: str, number: int
+) -> None:
+    monkeypatch.setattr(spooled, "PART_BYTES", 1000)
+    upload = SpooledUpload(PATH, store.whole)
+    for i in range(3):
+        upload.write(DATA[i * 1000 : (i + 1) * 1000])
+        upload.checkpoint(b"%d" % i)
+    upload.leave()
+    path = f"parts/{PATH}/{number:05d}"
+    part = store.objects[path]
+    if damage == "missing":
+        del store.objects[path]
+    else:
+        store.objects[path] = {
+            "cut": part[:-1],
+            "changed": part[:50] + bytes([part[50] ^ 1]) + part[51:],
+            "longer": part + b"x",
+            "empty": b"",
+            "other": b"SEQPART\1" + part[8:],
+        }[damage]
+    store.objects["parts/records/00000-ab.seqrec/notes.txt"] = b"of somebody else"
+    store.objects["parts/records/loose"] = b"of somebody else"
+    (left,) = store.unfinished()
+    assert left.checkpoints() == [((i + 1) * 1000, b"%d" % i) for i in range(number)]
+    if number:
+        assert read(left, 0, number * 1000) == DATA[: number * 1000]
+    left.remove()
+    assert store.unfinished() == []
+
+
+@pytest.mark.usefixtures("kept_at_once")
+def test_it_goes_on_being_kept_while_it_is_sent(store: Store) -> None:
+    upload = SpooledUpload(PATH, store.whole)
+    sending, putting = threading.Event(), threading.Event()
+
+    def on_put() -> None:
+        putting.set()
+        assert sending.wait(60)
+
+    def on_send() -> None:
+        sending.set()
+        wait_for(lambda: saved(store, 200))
+
+    store.on_put, store.on_send = on_put, on_send
+    for _ in range(2):
+        upload.write(bytes(100))
+        upload.checkpoint(b"note")
+    assert putting.wait(60)
+    upload.commit()  # which sends when both checkpoints are kept
+    assert list(store.objects) == [PATH]
+
+
+# Failures
+
+
+@pytest.mark.usefixtures("kept_at_once")
+@pytest.mark.parametrize("call", ["write", "checkpoint", "commit", "rewind"])
+def test_what_the_thread_fails_with_is_raised_by_the_next_call(store: Store, call: str) -> None:
+    def fail() -> None:
+        raise TransientError("as asked", file="part")
+
+    store.on_put = fail
+    upload = SpooledUpload(PATH, store.whole)
+    upload.write(DATA)
+    upload.checkpoint(b"one")
+    wait_for(lambda: threads() == [])
+    calls: dict[str, Callable[[], object]] = {
+        "write": lambda: upload.write(b"x"),
+        "checkpoint": lambda: upload.checkpoint(b"two"),
+        "commit": upload.commit,
+        "rewind": lambda: upload.rewind(0),
+    }
+    for _ in range(2):
+        with pytest.raises(TransientError, match="as asked"):
+            calls[call]()
+    upload.leave()
+    assert store.objects == {}
+
+
+@pytest.mark.usefixtures("never_due")
+def test_a_commit_that_fails_can_be_repeated_or_left(store: Store) -> None:
+    def fail() -> None:
+        raise TransientError("as asked", file=PATH)
+
+    for end in ("commit", "leave", "abort"):
+        store.on_send = fail
+        upload = SpooledUpload(PATH, store.whole)
+        upload.write(DATA)
+        upload.checkpoint(b"one")
+        with pytest.raises(TransientError):
+            upload.commit()
+        store.on_send = lambda: None
+        getattr(upload, end)()
+        assert (PATH in store.objects) == (end == "commit")
+        assert bool(store.parts) == (end == "leave")
+        store.objects.clear()
+
+
+@pytest.mark.usefixtures("kept_at_once")
+def test_parts_that_cannot_be_removed_do_not_fail_a_commit(
+    store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: str) -> None:
+        raise StorageError("as asked", file=path)
+
+    monkeypatch.setattr(store, "_remove", fail)
+    upload = SpooledUpload(PATH, store.whole)
+    upload.write(DATA)
+    upload.checkpoint(b"one")
+    wait_for(lambda: saved(store, len(DATA)))
+    upload.commit()
+    assert store.objects[PATH] == DATA
+    assert "cannot be removed" in caplog.text
+
+
+def test_a_full_temporary_folder_says_what_to_do(store: Store, tmp_path: Path) -> None:
+    code = (
+        "import resource, signal, sys\n"
+        "from tests.test_spooled import PATH, Store, SpooledUpload\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "upload = SpooledUpload(PATH, Store().whole)\n"
+        "try:\n    upload.write(bytes(2000))\n"
+        "except Exception as error:\n    sys.exit(f'{type(error).__name__}: {error}')\n"
+    )
+    root = Path(__file__).parent.parent
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=root,
+        timeout=60,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert "StorageError" in done.stderr
+    assert "TMPDIR" in done.stderr
+    assert PATH in done.stderr
