@@ -13,19 +13,18 @@ import os
 import tempfile
 from typing import IO
 
-import numpy as np
-
 from seqrecord.checksum import crc32c
 from seqrecord.errors import NotFoundError, StorageError
 from seqrecord.ranges import ByteRange
-from seqrecord.storage import Storage
+from seqrecord.storage import Storage, request_threads
 from seqrecord.storage.base import short_read
 
 __all__ = ["Mapped", "map_file"]
 
 _SMALL_BYTES = 32 << 20  # of a file that is read
 _BLOCK_BYTES = 32 << 20  # of a mapped file, checked at a time
-_COPY_BYTES = 8 << 20  # of a remote file, read at a time; a client may hold them two times more
+_COPY_BYTES = 8 << 20  # of a remote file, a piece; a client may hold it two times more
+_COPIES = 3  # pieces at a time
 
 
 class Mapped:
@@ -60,8 +59,9 @@ def map_file(storage: Storage, path: str, size: int, *, checksum: bool) -> Mappe
         storage.read_ranges(path, [ByteRange(0, size)], [memoryview(data)])
         return Mapped(data, crc32c(data) if checksum else None)
     with file:
-        actual = _copy(storage, path, size, file, checksum)
-        return Mapped(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ), actual)
+        _copy(storage, path, size, file)
+        mapped = Mapped(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ), None)
+    return _checked(mapped) if checksum else mapped
 
 
 def _map_local(path: str, size: int, checksum: bool) -> Mapped:
@@ -77,12 +77,16 @@ def _map_local(path: str, size: int, checksum: bool) -> Mapped:
         raise NotFoundError("no such file", file=path) from None
     except OSError as error:
         raise StorageError(error.strerror or str(error), file=path) from error
-    if checksum:
-        actual = 0
-        for at in range(0, size, _BLOCK_BYTES):
-            actual = crc32c(mapped.data[at : at + _BLOCK_BYTES], start=actual)
-            mapped.release()
-        mapped.crc32c = actual
+    return _checked(mapped) if checksum else mapped
+
+
+def _checked(mapped: Mapped) -> Mapped:
+    """With its checksum, taken block by block."""
+    actual = 0
+    for at in range(0, len(mapped.data), _BLOCK_BYTES):
+        actual = crc32c(mapped.data[at : at + _BLOCK_BYTES], start=actual)
+        mapped.release()
+    mapped.crc32c = actual
     return mapped
 
 
@@ -100,16 +104,22 @@ def _temporary(size: int) -> IO[bytes] | None:
     return file
 
 
-def _copy(storage: Storage, path: str, size: int, file: IO[bytes], checksum: bool) -> int | None:
-    """Copy the file's first `size` bytes; their CRC32C."""
-    block = np.empty(min(size, _COPY_BYTES), np.uint8).data
-    actual = 0
-    for at in range(0, size, len(block)):
-        part = block[: size - at]
-        storage.read_ranges(path, [ByteRange(at, at + len(part))], [part])
-        if checksum:
-            actual = crc32c(part, start=actual)
-        done = 0
-        while done < len(part):
-            done += os.pwrite(file.fileno(), part[done:], at + done)
-    return actual if checksum else None
+def _copy(storage: Storage, path: str, size: int, file: IO[bytes]) -> None:
+    """Copy the file's first `size` bytes, several pieces at a time.
+
+    A client's work on one piece goes on while the server sends another.
+    """
+    target = mmap.mmap(file.fileno(), size)
+    buffer = memoryview(target)
+
+    def copy(at: int) -> None:
+        item = ByteRange(at, min(at + _COPY_BYTES, size))
+        storage.read_ranges(path, [item], [buffer[item.start : item.stop]])
+        target.madvise(mmap.MADV_DONTNEED)  # the file has them
+
+    with request_threads(_COPIES, "copy") as threads:
+        futures = [
+            threads.submit(f"{storage.url}/{path}", copy, at) for at in range(0, size, _COPY_BYTES)
+        ]
+        for future in futures:
+            future.result()
