@@ -8,7 +8,7 @@ import pytest
 
 from seqrecord.errors import LocationError
 from seqrecord.storage import parse_location
-from seqrecord.storage.azure.account import AzureAccount
+from seqrecord.storage.objects.azure import AzureContainer
 
 SECRET = "MARKED-S3CRET"
 HTTPS = "https://acme.blob.core.windows.net/box/path/to"
@@ -17,22 +17,32 @@ TRIO = {"tenant_id": "t", "client_id": "c", "client_secret": SECRET}
 
 def resolve(
     url: str, options: dict[str, Any] | None = None, environ: dict[str, str] | None = None
-) -> AzureAccount:
-    return AzureAccount.resolve(parse_location(url), options or {}, environ or {})
+) -> AzureContainer:
+    return AzureContainer.resolve(parse_location(url), options or {}, environ or {})
+
+
+def kind_of(container: AzureContainer) -> str:
+    """Of the one credential that is held."""
+    names = {"account_key": "account key", "sas_token": "SAS", "anonymous": "anonymous"}
+    if "client_secret" in container.config:
+        return "client secret"
+    [kind] = [names[name] for name in container.config] or ["default chain"]
+    return kind
 
 
 @pytest.mark.parametrize("url", [HTTPS, "abfs://box@acme.dfs.core.windows.net/path/to/"])
 def test_a_url_that_names_its_host(url: str) -> None:
     account = resolve(url)
-    assert account == AzureAccount("acme", "https://acme.blob.core.windows.net", "box", "path/to")
-    assert account.credential_kind == "default chain"
-    assert account.full("records/a") == "path/to/records/a"
+    assert (account.account, account.bucket, account.root) == ("acme", "box", "path/to")
+    assert account.endpoint == "https://acme.blob.core.windows.net"
+    assert kind_of(account) == "default chain"
+    assert account.key("records/a") == "path/to/records/a"
 
 
 def test_a_whole_container() -> None:
     account = resolve("https://acme.blob.core.windows.net/box")
-    assert (account.container, account.root) == ("box", "")
-    assert account.full("manifest.json") == "manifest.json"
+    assert (account.bucket, account.root) == ("box", "")
+    assert account.key("manifest.json") == "manifest.json"
 
 
 @pytest.mark.parametrize(
@@ -51,7 +61,7 @@ def test_where_the_account_of_an_az_url_comes_from(
     options: dict[str, Any], environ: dict[str, str]
 ) -> None:
     account = resolve("az://box/path", options, environ)
-    assert (account.account, account.container, account.root) == ("acme", "box", "path")
+    assert (account.account, account.bucket, account.root) == ("acme", "box", "path")
     assert account.endpoint == "https://acme.blob.core.windows.net"
 
 
@@ -70,7 +80,7 @@ def test_without_an_account_the_error_shows_every_way_to_name_it() -> None:
 def test_blobfiles_order_without_its_name_is_unclear() -> None:
     with pytest.raises(LocationError, match="account or the container"):
         resolve("az://acme/box/path", {"account_name": "acme"})
-    assert resolve("https://acme.blob.core.windows.net/acme/path").container == "acme"
+    assert resolve("https://acme.blob.core.windows.net/acme/path").bucket == "acme"
 
 
 def test_url_and_options_of_two_accounts() -> None:
@@ -122,10 +132,8 @@ def test_the_credential(
     url: str, options: dict[str, Any], environ: dict[str, str], kind: str
 ) -> None:
     account = resolve(url, options, environ)
-    assert account.credential_kind == kind
-    held = [account.account_key, account.sas_token, account.client_secret]
-    assert sum(value is not None for value in held) == (kind not in ("anonymous", "default chain"))
-    assert all(value in (None, SECRET, f"sig={SECRET}") for value in held)
+    assert kind_of(account) == kind
+    assert set(account.config.values()) <= {SECRET, f"sig={SECRET}", "t", "c", True}
     assert SECRET not in repr(account) + str(account)
     assert pickle.loads(pickle.dumps(account)) == account
 
@@ -154,7 +162,7 @@ def test_options_that_will_not_do(options: dict[str, Any], says: str) -> None:
 def test_connection_strings() -> None:
     development = resolve("az://box/path", {"connection_string": "UseDevelopmentStorage=true"})
     assert development.endpoint == "http://127.0.0.1:10000/devstoreaccount1"
-    assert development.credential_kind == "account key"
+    assert kind_of(development) == "account key"
     signed = resolve(
         "az://box/path",
         {
@@ -163,7 +171,7 @@ def test_connection_strings() -> None:
         },
     )
     assert signed.account == "acme"
-    assert signed.sas_token == f"sv=1&sig={SECRET}%3D"
+    assert signed.config["sas_token"] == f"sv=1&sig={SECRET}%3D"
     assert signed.endpoint == "https://acme.blob.core.windows.net"
     china = resolve(
         "az://box/path",
@@ -185,4 +193,4 @@ def test_an_endpoint_of_the_options_comes_first() -> None:
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "azure.identity", None)
     with pytest.raises(LocationError, match=": pip install azure-identity;"):
-        resolve(HTTPS).token_credential()
+        resolve(HTTPS).identity({})

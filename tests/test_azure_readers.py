@@ -14,6 +14,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -28,7 +29,6 @@ from seqrecord.errors import (
     TransientError,
 )
 from seqrecord.ranges import ByteRange
-from seqrecord.storage.azure.account import AzureAccount
 from seqrecord.storage.fsspec_reader import FsspecReader
 from seqrecord.storage.objects.azure import AzureContainer
 from seqrecord.storage.objects.reader import ObstoreReader
@@ -47,15 +47,14 @@ KEY = "c2VjcmV0LWtleQ=="
 SECRET_SAS = "sv=2024-01-01&sp=r&sig=S3CRET"
 
 
-def by_adlfs(account: AzureAccount, shown: str, *, timeout: float = 30.0) -> RequestReader:
-    container = AzureContainer(account)
-    return FsspecReader(partial(container.filesystem, timeout), container.path, shown)
+def by_adlfs(account: AzureContainer, shown: str, *, timeout: float = 30.0) -> RequestReader:
+    return FsspecReader(partial(account.filesystem, timeout), account.path, shown)
 
 
-def by_obstore(account: AzureAccount, shown: str, *, timeout: float = 30.0) -> RequestReader:
+def by_obstore(account: AzureContainer, shown: str, *, timeout: float = 30.0) -> RequestReader:
     """obstore from the first byte on, and adlfs only in a fork."""
     quiet = by_adlfs(account, shown, timeout=timeout)
-    reader = ObstoreReader(AzureContainer(account), shown, quiet=quiet, timeout=timeout)
+    reader = ObstoreReader(account, shown, quiet=quiet, timeout=timeout)
     reader._looked = 1 << 20
     return reader
 
@@ -71,7 +70,7 @@ def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
         monkeypatch.setattr("seqrecord.storage.objects.reader._Runtime.used", True)
     made: list[RequestReader] = []
 
-    def make(account: AzureAccount, **settings: Any) -> RequestReader:
+    def make(account: AzureContainer, **settings: Any) -> RequestReader:
         reader: RequestReader = KINDS[request.param](account, SHOWN, **settings)
         made.append(reader)
         return reader
@@ -83,9 +82,15 @@ def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     gc.collect()
 
 
-def account_at(endpoint: str, **settings: Any) -> AzureAccount:
-    chosen = {"account_key": KEY, "container": "container", "root": "set", **settings}
-    return AzureAccount("account", endpoint, **chosen)
+def account_at(endpoint: str, **settings: Any) -> AzureContainer:
+    return AzureContainer(
+        bucket="container",
+        root="set",
+        shown=SHOWN,
+        config={n: v for n, v in {"account_key": KEY, **settings}.items() if v is not None},
+        account="account",
+        endpoint=endpoint,
+    )
 
 
 def get(reader: RequestReader, path: str, start: int, stop: int) -> bytes:
@@ -312,14 +317,21 @@ def test_a_missing_package_is_named(make: Make, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def account(azurite: Azurite, container: str) -> AzureAccount:
+def account(azurite: Azurite, container: str) -> AzureContainer:
     azurite.put(container, "set/records/0", DATA)
     azurite.put(container, "set/a b/ü%2F+#&=~.bin", DATA[:1000])
     azurite.put(container, "set/empty", b"")
-    return AzureAccount(azurite.account, azurite.endpoint, container, "set", azurite.key)
+    return AzureContainer(
+        bucket=container,
+        root="set",
+        shown=SHOWN,
+        config={"account_key": azurite.key},
+        account=azurite.account,
+        endpoint=azurite.endpoint,
+    )
 
 
-def test_ranges_are_read(make: Make, account: AzureAccount) -> None:
+def test_ranges_are_read(make: Make, account: AzureContainer) -> None:
     reader = make(account)
     assert reader.size("records/0") == len(DATA)
     assert get(reader, "records/0", 0, len(DATA)) == DATA
@@ -327,7 +339,7 @@ def test_ranges_are_read(make: Make, account: AzureAccount) -> None:
         assert get(reader, "records/0", start, stop) == DATA[start:stop]
 
 
-def test_ranges_of_one_call_fill_their_buffers(make: Make, account: AzureAccount) -> None:
+def test_ranges_of_one_call_fill_their_buffers(make: Make, account: AzureContainer) -> None:
     reader = make(account)
     pairs = [(70, 90), (0, 1), (0, 2_000_000), (5, 5), (80, 99), (2_900_000, 3_000_000)]
     ranges = [ByteRange(*pair) for pair in pairs]
@@ -340,14 +352,14 @@ def test_ranges_of_one_call_fill_their_buffers(make: Make, account: AzureAccount
     assert out.tobytes() == DATA[8:68]
 
 
-def test_names_are_sent_as_they_are(make: Make, account: AzureAccount) -> None:
+def test_names_are_sent_as_they_are(make: Make, account: AzureContainer) -> None:
     reader = make(account)
     name = "a b/ü%2F+#&=~.bin"
     assert reader.size(name) == 1000
     assert get(reader, name, 10, 900) == DATA[10:900]
 
 
-def test_an_empty_file(make: Make, account: AzureAccount) -> None:
+def test_an_empty_file(make: Make, account: AzureContainer) -> None:
     reader = make(account)
     assert reader.size("empty") == 0
     assert get(reader, "empty", 0, 0) == b""
@@ -358,7 +370,7 @@ def test_an_empty_file(make: Make, account: AzureAccount) -> None:
     ("start", "stop"), [(-1, 1), (0, 5), (5, 10)], ids=["partly", "just", "wholly"]
 )
 def test_a_range_beyond_the_end_is_no_accident(
-    make: Make, account: AzureAccount, start: int, stop: int
+    make: Make, account: AzureContainer, start: int, stop: int
 ) -> None:
     reader = make(account)
     with pytest.raises(StorageError, match="the file ended early") as caught:
@@ -368,7 +380,7 @@ def test_a_range_beyond_the_end_is_no_accident(
         get(reader, "empty", 0, 5)
 
 
-def test_what_is_not_there(make: Make, account: AzureAccount) -> None:
+def test_what_is_not_there(make: Make, account: AzureContainer) -> None:
     reader = make(account)
     for action in (
         lambda: reader.size("nothing"),
@@ -379,28 +391,26 @@ def test_what_is_not_there(make: Make, account: AzureAccount) -> None:
             action()
 
 
-def test_a_container_that_is_not_there(make: Make, account: AzureAccount) -> None:
-    nowhere = AzureAccount(account.account, account.endpoint, "nowhere", "", account.account_key)
+def test_a_container_that_is_not_there(make: Make, account: AzureContainer) -> None:
+    nowhere = replace(account, bucket="nowhere", root="")
     reader = make(nowhere)
     for action in (lambda: reader.size("a"), lambda: get(reader, "a", 0, 5)):
         with pytest.raises(NotFoundError, match="no such container"):
             action()
 
 
-def test_a_wrong_key(make: Make, account: AzureAccount) -> None:
-    wrong = AzureAccount(account.account, account.endpoint, account.container, "set", KEY)
+def test_a_wrong_key(make: Make, account: AzureContainer) -> None:
+    wrong = replace(account, config={"account_key": KEY})
     reader = make(wrong)
     for action in (lambda: reader.size("records/0"), lambda: get(reader, "records/0", 0, 5)):
         with pytest.raises(AccessError, match=r"check the key"):
             action()
 
 
-def test_a_signature(make: Make, account: AzureAccount, azurite: Azurite) -> None:
+def test_a_signature(make: Make, account: AzureContainer, azurite: Azurite) -> None:
     def signed(**settings: Any) -> RequestReader:
-        sas = azurite.sas(account.container, **settings)
-        return make(
-            AzureAccount(account.account, account.endpoint, account.container, "set", sas_token=sas)
-        )
+        sas = azurite.sas(account.bucket, **settings)
+        return make(replace(account, config={"sas_token": sas}))
 
     reader = signed(permission="r")
     assert reader.size("records/0") == len(DATA)
@@ -413,23 +423,19 @@ def test_a_signature(make: Make, account: AzureAccount, azurite: Azurite) -> Non
                 get(refused, path, 0, 5)
 
 
-def test_nobody_may_come_without_a_credential(make: Make, account: AzureAccount) -> None:
-    reader = make(
-        AzureAccount(account.account, account.endpoint, account.container, "set", anonymous=True)
-    )
+def test_nobody_may_come_without_a_credential(make: Make, account: AzureContainer) -> None:
+    reader = make(replace(account, config={"anonymous": True}))
     for action in (lambda: reader.size("records/0"), lambda: get(reader, "records/0", 0, 5)):
         with pytest.raises(StorageError, match=r"access is refused|no such"):
             action()
 
 
 def test_two_readers_with_two_credentials(
-    make: Make, account: AzureAccount, azurite: Azurite
+    make: Make, account: AzureContainer, azurite: Azurite
 ) -> None:
     """Nothing of one is another's."""
-    sas = azurite.sas(account.container, minutes=-10)
-    refused = AzureAccount(
-        account.account, account.endpoint, account.container, "set", sas_token=sas
-    )
+    sas = azurite.sas(account.bucket, minutes=-10)
+    refused = replace(account, config={"sas_token": sas})
     first, second = make(account), make(refused)
     for _ in range(2):
         assert get(first, "records/0", 0, 5) == DATA[:5]
@@ -437,7 +443,7 @@ def test_two_readers_with_two_credentials(
             get(second, "records/0", 0, 5)
 
 
-def test_many_threads_read_and_one_closes(make: Make, account: AzureAccount) -> None:
+def test_many_threads_read_and_one_closes(make: Make, account: AzureContainer) -> None:
     reader = make(account)
 
     def read(i: int) -> bool:
@@ -450,7 +456,7 @@ def test_many_threads_read_and_one_closes(make: Make, account: AzureAccount) -> 
         assert all(pool.map(read, range(150)))
 
 
-def test_a_pickled_copy_reads_the_same(make: Make, account: AzureAccount) -> None:
+def test_a_pickled_copy_reads_the_same(make: Make, account: AzureContainer) -> None:
     reader = make(account)
     assert get(reader, "records/0", 0, 5) == DATA[:5]
     copy = pickle.loads(pickle.dumps(reader))
@@ -476,7 +482,7 @@ def _in_a_fork(work: Callable[[], bool]) -> int:
     return os.waitpid(pid, 0)[1]
 
 
-def test_a_forked_child_reads(make: Make, account: AzureAccount) -> None:
+def test_a_forked_child_reads(make: Make, account: AzureContainer) -> None:
     """Though its parent has used the client, and uses it at this moment."""
     reader = make(account)
     assert _reads(reader)
@@ -503,7 +509,7 @@ def _spawned(reader: RequestReader) -> None:
     reader.close()
 
 
-def test_a_spawned_child_reads(make: Make, account: AzureAccount) -> None:
+def test_a_spawned_child_reads(make: Make, account: AzureContainer) -> None:
     reader = make(account)
     assert _reads(reader)
     process = multiprocessing.get_context("spawn").Process(target=_spawned, args=(reader,))
@@ -512,7 +518,7 @@ def test_a_spawned_child_reads(make: Make, account: AzureAccount) -> None:
     assert process.exitcode == 0
 
 
-def test_a_process_that_only_looks_leaves_obstore_to_its_children(account: AzureAccount) -> None:
+def test_a_process_that_only_looks_leaves_obstore_to_its_children(account: AzureContainer) -> None:
     pytest.importorskip("obstore", reason="pip install obstore")
     program = """
 import os, pickle, signal, sys
@@ -545,9 +551,7 @@ print("well")
 """
     done = subprocess.run(
         [sys.executable, "-c", program],
-        input=pickle.dumps(
-            ObstoreReader(AzureContainer(account), SHOWN, quiet=by_adlfs(account, SHOWN))
-        ),
+        input=pickle.dumps(ObstoreReader(account, SHOWN, quiet=by_adlfs(account, SHOWN))),
         capture_output=True,
         timeout=100,
         check=False,

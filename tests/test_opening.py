@@ -8,7 +8,6 @@ import pytest
 
 from seqrecord import LocationError
 from seqrecord.storage import FsspecStorage, LocalStorage, Storage, StorageWrapper, open_storage
-from seqrecord.storage.azure import AzureAccount
 from seqrecord.storage.cache import CachedStorage
 from seqrecord.storage.mounts import MountStorage
 from seqrecord.storage.objects.azure import AzureContainer
@@ -42,10 +41,10 @@ def azure(storage: Storage) -> ObjectStorage:
     return storage
 
 
-def account_of(storage: Storage) -> AzureAccount:
+def account_of(storage: Storage) -> AzureContainer:
     source = azure(storage)._source
     assert isinstance(source, AzureContainer)
-    return source.account
+    return source
 
 
 def test_layers(tmp_path: Path) -> None:
@@ -78,7 +77,7 @@ def test_a_path_in_a_remote_mount_is_one(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_backend_by_name(backend: str, kind: str) -> None:
     storage = azure(open_storage(AZURE, {"backend": backend, "account_key": "a2V5"}))
     assert type(storage._reader).__name__ == kind
-    assert account_of(storage).account_key == "a2V5"
+    assert account_of(storage).config["account_key"] == "a2V5"
 
 
 def test_azure_is_read_by_the_fastest_that_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +112,7 @@ def test_blobfiles_urls() -> None:
         open_storage("az://acme/box/path", {"backend": "blobfile"}),
     ):
         account = account_of(storage)
-        assert (account.account, account.container, account.root) == ("acme", "box", "path")
+        assert (account.account, account.bucket, account.root) == ("acme", "box", "path")
         assert type(azure(storage)._reader).__name__ == "BlobfileReader"
     other = azure(open_storage("blobfile+az://acme/box/path", {"backend": "obstore"}))
     assert type(other._reader).__name__ == "ObstoreReader"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from seqrecord.errors import (
     AccessError,
@@ -15,13 +15,13 @@ from seqrecord.errors import (
 )
 from seqrecord.ranges import ByteRange
 from seqrecord.storage.base import check_path, too_large
-from seqrecord.storage.failures import call, classify
+from seqrecord.storage.failures import call
 from seqrecord.storage.per_process import PerProcess
 from seqrecord.storage.requests import Request, RequestReader, fill
 
-__all__ = ["PARTIAL", "FsspecReader"]
+__all__ = ["FsspecReader"]
 
-PARTIAL = "seqrecord_partial"  # metadata of a file that is unfinished: to readers it is not there
+_T = TypeVar("_T")
 
 
 class FsspecReader(RequestReader):
@@ -29,37 +29,40 @@ class FsspecReader(RequestReader):
 
     The filesystem is made when it is first used, in each process anew: no client survives a fork.
     A request is held in memory before it is copied to its buffers. `shown` is the root as it may
-    be shown.
+    be shown. `is_reread` says that `make` looks for the credential anew: after a refusal it does.
     """
 
-    def __init__(self, make: Callable[[], Any], root: str, shown: str) -> None:
+    def __init__(
+        self, make: Callable[[], Any], root: str, shown: str, *, is_reread: bool = False
+    ) -> None:
         self._make, self._root, self._shown = make, root.rstrip("/"), shown.rstrip("/")
+        self._is_reread = is_reread
         self.filesystems = PerProcess(partial(call, self._shown, make))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return FsspecReader, (self._make, self._root, self._shown)
+        return _rebuild, (self._make, self._root, self._shown, self._is_reread)
 
     def __repr__(self) -> str:
         return f"FsspecReader({self._shown!r})"
 
     def size(self, path: str) -> int:
-        fs, full, shown = self.filesystems.get(), self.full(path), f"{self._shown}/{path}"
+        full, shown = self.full(path), f"{self._shown}/{path}"
 
-        def info() -> dict[str, Any]:
+        def info(fs: Any) -> dict[str, Any]:
             fs.invalidate_cache(full.rpartition("/")[0])
             described: dict[str, Any] = fs.info(full)
             return described
 
         found: dict[str, Any] | None
         try:
-            found = call(shown, info)
+            found = self._ask(shown, info)
         except NotFoundError:
             found = None
         if found is None:
             # Reading says whether it is the container that is not there.
-            self.read_ranges(path, [ByteRange(0, 1)], [memoryview(bytearray(1))])
-            found = call(shown, info)  # now it is there
-        if found.get("type") == "directory" or PARTIAL in (found.get("metadata") or {}):
+            self.read(path, (ByteRange(0, 1), [memoryview(bytearray(1))]))
+            found = self._ask(shown, info)  # now it is there
+        if found.get("type") == "directory":
             raise NotFoundError("no such file", file=shown)
         if found.get("size") is None:
             raise StorageError("the server does not tell the file's length", file=shown)
@@ -67,16 +70,14 @@ class FsspecReader(RequestReader):
 
     def read(self, path: str, request: Request) -> None:
         item, views = request
-        shown, fs, full = f"{self._shown}/{path}", self.filesystems.get(), self.full(path)
-        failure: StorageError | None = None
+        shown, full = f"{self._shown}/{path}", self.full(path)
         data = b""
         try:
-            data = fs.cat_file(full, start=item.start, end=item.stop)
-        except Exception as error:
-            failure = error if isinstance(error, StorageError) else classify(error, shown)
-        # The rest may be of a range beyond the end, which each client tells in its own way.
-        if isinstance(failure, _CLEAR):
-            raise failure
+            data = self._ask(shown, lambda fs: fs.cat_file(full, start=item.start, end=item.stop))
+        except _CLEAR:
+            raise
+        except StorageError:
+            pass  # of a range beyond the end, say, which each client tells in its own way
         if len(data) != item.length:
             raise self.missing(path, shown, item, len(data))
         fill(views, [data])
@@ -85,8 +86,9 @@ class FsspecReader(RequestReader):
         shown = f"{self._shown}/{path}"
         if (size := self.size(path)) > limit:
             raise too_large(shown, limit, size)
-        read = partial(self.filesystems.get().cat_file, self.full(path), end=limit + 1)
-        data: bytes = call(shown, read) if size else b""
+        full, data = self.full(path), b""
+        if size:
+            data = self._ask(shown, lambda fs: fs.cat_file(full, end=limit + 1))
         if len(data) > limit:  # it is another file now
             raise too_large(shown, limit, len(data))
         return data
@@ -94,9 +96,22 @@ class FsspecReader(RequestReader):
     def close(self) -> None:
         self.filesystems.take()  # it closes its connections when it is collected
 
+    def _ask(self, shown: str, function: Callable[[Any], _T]) -> _T:
+        try:
+            return call(shown, function, self.filesystems.get())
+        except AccessError:
+            if not self._is_reread:
+                raise
+        self.filesystems.take()
+        return call(shown, function, self.filesystems.get())
+
     def full(self, path: str) -> str:
         """The path in the filesystem."""
         return f"{self._root}/{check_path(path)}"
+
+
+def _rebuild(make: Callable[[], Any], root: str, shown: str, is_reread: bool) -> FsspecReader:
+    return FsspecReader(make, root, shown, is_reread=is_reread)
 
 
 _CLEAR = (AccessError, LocationError, NotFoundError, TransientError)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from seqrecord.errors import LocationError
-from seqrecord.storage.azure.account import AzureAccount
 from seqrecord.storage.base import check_path
 from seqrecord.storage.failures import call
+from seqrecord.storage.objects.azure import AzureContainer
 from seqrecord.storage.per_process import PerProcess
 from seqrecord.storage.requests import Request, RequestReader, fill
 
@@ -33,8 +33,7 @@ class BlobfileReader(RequestReader):
 
     def __init__(
         self,
-        account: AzureAccount,
-        shown: str,
+        container: AzureContainer,
         *,
         given: bool = False,
         options: Mapping[str, Any] | None = None,
@@ -42,15 +41,15 @@ class BlobfileReader(RequestReader):
         if given:
             raise LocationError(
                 "blobfile takes its credential from its own environment, not from storage_options",
-                file=shown,
+                file=container.shown,
                 expected="AZURE_STORAGE_KEY or `az login`, or another backend",
             )
-        self._account, self._shown = account, shown.rstrip("/")
+        self._container, self._shown = container, container.shown.rstrip("/")
         self._options = dict(options or {})
         self._contexts = PerProcess(self._context)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self._account, self._shown, self._options)
+        return _rebuild, (self._container, self._options)
 
     def __repr__(self) -> str:
         return f"BlobfileReader({self._shown!r})"
@@ -70,8 +69,8 @@ class BlobfileReader(RequestReader):
         self._contexts.take()
 
     def _url(self, path: str) -> str:
-        account = self._account
-        return f"az://{account.account}/{account.container}/{account.full(path)}"
+        container = self._container
+        return f"az://{container.account}/{container.bucket}/{container.key(path)}"
 
     def _context(self) -> Any:
         import blobfile
@@ -97,5 +96,5 @@ def _read(context: Any, url: str, request: Request) -> int:
         return fill(views, iter(lambda: file.read(item.length), b""))
 
 
-def _rebuild(account: AzureAccount, shown: str, options: Mapping[str, Any]) -> BlobfileReader:
-    return BlobfileReader(account, shown, options=options)
+def _rebuild(container: AzureContainer, options: Mapping[str, Any]) -> BlobfileReader:
+    return BlobfileReader(container, options=options)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from seqrecord.errors import LocationError
-from seqrecord.storage.azure.account import AzureAccount
 from seqrecord.storage.base import Storage
 from seqrecord.storage.fsspec_reader import FsspecReader
 from seqrecord.storage.objects.azure import AzureContainer
@@ -16,7 +15,8 @@ from seqrecord.storage.objects.blobfile import BlobfileReader, split_blobfile_op
 from seqrecord.storage.objects.gs import GcsBucket
 from seqrecord.storage.objects.reader import ObstoreReader
 from seqrecord.storage.objects.s3 import S3Bucket
-from seqrecord.storage.objects.source import split_client_options
+from seqrecord.storage.objects.settings import split_client_options
+from seqrecord.storage.objects.source import Bucket
 from seqrecord.storage.objects.storage import ObjectStorage
 from seqrecord.storage.objects.web import WebReader, WebServer
 from seqrecord.storage.options import StorageSettings
@@ -27,8 +27,6 @@ from seqrecord.storage.url import Location
 
 __all__ = ["open_objects"]
 
-_Bucket: TypeAlias = AzureContainer | S3Bucket | GcsBucket
-
 
 def open_objects(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) -> Storage:
     """The storage of an Azure container, a bucket of S3 or GCS, or a web server.
@@ -37,49 +35,26 @@ def open_objects(where: Location, settings: StorageSettings, rest: Mapping[str, 
     what is unclear, and where a package is missing.
     """
     timeout = min(TIMEOUT_SECONDS, settings.deadline / 4)  # one that hangs leaves time for others
-    if where.protocol == "az":
-        return _azure(where, settings, rest, timeout)
     if where.protocol in ("http", "https"):
         return _web(where, settings, rest, timeout)
-    options = {**where.options, **rest}
-    bucket: _Bucket
-    if where.protocol in ("s3", "s3a"):
-        package, bucket = "s3fs", S3Bucket.resolve(where, options, os.environ)
+    bucket: Bucket
+    reader: RequestReader
+    if where.protocol == "az":
+        by_blobfile = settings.backend == "blobfile"
+        blobfiles, rest = split_blobfile_options(rest) if by_blobfile else ({}, rest)
+        container = bucket = AzureContainer.resolve(where, rest, os.environ)
+        if by_blobfile:
+            _need("blobfile", where, "blobfile", "azure-storage-blob")
+            given = bool(set(rest) - {"account_name"})
+            reader = BlobfileReader(container, given=given, options=blobfiles)
+        else:
+            reader = _reader(bucket, where, settings, timeout)
     else:
-        package, bucket = "gcsfs", GcsBucket.resolve(where, options, os.environ)
-    reader = _reader(bucket, package, where, settings, timeout)
-    return _storage(bucket, reader, where, settings, timeout)
-
-
-def _storage(
-    bucket: _Bucket,
-    reader: RequestReader,
-    where: Location,
-    settings: StorageSettings,
-    timeout: float,
-) -> Storage:
+        kind = S3Bucket if where.protocol in ("s3", "s3a") else GcsBucket
+        bucket = kind.resolve(where, {**where.options, **rest}, os.environ)
+        reader = _reader(bucket, where, settings, timeout)
     retrier = Retrier(deadline=settings.deadline)
     return ObjectStorage(bucket, reader, where.shown, timeout=timeout, retrier=retrier)
-
-
-def _azure(
-    where: Location, settings: StorageSettings, rest: Mapping[str, Any], timeout: float
-) -> Storage:
-    if settings.backend == "blobfile":
-        blobfiles, rest = split_blobfile_options(rest)
-        container = AzureContainer(AzureAccount.resolve(where, rest, os.environ))
-        _need("blobfile", where, "blobfile", "azure-storage-blob")
-        reader: RequestReader = BlobfileReader(
-            container.account,
-            where.shown,
-            given=bool(set(rest) - {"account_name"}),
-            options=blobfiles,
-        )
-    else:
-        client_options, rest = split_client_options(rest, where.shown)
-        container = AzureContainer(AzureAccount.resolve(where, rest, os.environ), client_options)
-        reader = _reader(container, "adlfs", where, settings, timeout, "blobfile")
-    return _storage(container, reader, where, settings, timeout)
 
 
 def _web(
@@ -100,17 +75,15 @@ def _web(
 
 
 def _reader(
-    bucket: _Bucket,
-    package: str,
-    where: Location,
-    settings: StorageSettings,
-    timeout: float,
-    *others: str,
+    bucket: Bucket, where: Location, settings: StorageSettings, timeout: float
 ) -> RequestReader:
+    package = bucket.package
+    known = ["obstore", package, "fsspec", *(["blobfile"] if where.protocol == "az" else [])]
     backend = settings.backend or ("obstore" if is_installed("obstore") else package)
-    if backend not in ("obstore", package, "fsspec", *others):
-        raise _no_backend(where, settings, "obstore", package, "fsspec", *others)
-    plain = FsspecReader(partial(bucket.filesystem, timeout), bucket.path, where.shown)
+    if backend not in known:
+        raise _no_backend(where, settings, *known)
+    make = partial(bucket.filesystem, timeout)
+    plain = FsspecReader(make, bucket.path, where.shown, is_reread=bucket.is_reread)
     if backend == "obstore":
         _need("obstore", where, "obstore")
         # What obstore's client_options ask for, a proxy say, fsspec's filesystems would not do.

@@ -11,9 +11,7 @@ from typing import Any
 from seqrecord.errors import LocationError, NotFoundError, StorageError, TransientError
 from seqrecord.storage.base import check_path, too_large
 from seqrecord.storage.failures import call
-from seqrecord.storage.fsspec_reader import PARTIAL
-from seqrecord.storage.objects.source import Client, ObjectSource
-from seqrecord.storage.per_process import PerProcess
+from seqrecord.storage.objects.source import Clients, ObjectSource
 from seqrecord.storage.requests import (
     TIMEOUT_SECONDS,
     Request,
@@ -108,7 +106,7 @@ class ObstoreReader(RequestReader):
     ) -> None:
         self.source, self._shown, self._timeout = source, shown.rstrip("/"), timeout
         self._quiet = quiet
-        self._clients = PerProcess(lambda: source.client(timeout))
+        self._clients = Clients(source, timeout)
         self._tags: dict[str, str] = {}
         self._looked = 0  # bytes
 
@@ -133,8 +131,6 @@ class ObstoreReader(RequestReader):
             # Reading says whether it is the container that is not there.
             self._get(file, path, {"range": (0, 1)})
             answer = self._get(file, path, {"head": True})  # now it is there
-        if PARTIAL in answer.attributes:
-            raise NotFoundError("no such file", file=file)
         return int(answer.meta["size"])
 
     def read(self, path: str, request: Request) -> None:
@@ -171,7 +167,7 @@ class ObstoreReader(RequestReader):
     def close(self) -> None:
         if self._quiet is not None:
             self._quiet.close()
-        self._clients.take()
+        self._clients.close()
 
     def _quiet_for(self, path: str, nbytes: int) -> RequestReader | None:
         """The reader without obstore, where that is the one to use."""
@@ -203,39 +199,30 @@ class ObstoreReader(RequestReader):
     def _get(self, file: str, path: str, options: dict[str, Any]) -> Any:
         """The answer, or `None` where it is of another range than asked."""
         _Runtime.used = True
-        client: Client = call(file, self._clients.get)
-        import obstore
 
-        def get() -> Any:
+        def get(store: Any) -> Any:
+            import obstore
+
+            key = self.source.key(path)
             try:
-                return obstore.get(
-                    client.store,
-                    self.source.key(path),
-                    options=options,  # type: ignore[arg-type]
-                )
+                return obstore.get(store, key, options=options)  # type: ignore[arg-type]
             except Exception as error:
                 text = str(error)
-                if client.provider is not None and client.provider.failure is not None:
-                    failure: StorageError = client.provider.failure
-                elif type(error).__name__ == "PreconditionError":
+                if type(error).__name__ == "PreconditionError":
                     self._tags.pop(path, None)
-                    failure = StorageError(
-                        "the file was replaced while it was read: open the dataset again",
-                        file=file,
-                    )
-                elif any(said in text for said in _WHOLE):
-                    failure = StorageError(
+                    said = "the file was replaced while it was read: open the dataset again"
+                elif any(mark in text for mark in _WHOLE):
+                    said = (
                         "the server does not answer ranges (206 and Content-Range): "
-                        "it would send whole files",
-                        file=file,
+                        "it would send whole files"
                     )
-                elif any(said in text for said in _OTHER_RANGE):
+                elif any(mark in text for mark in _OTHER_RANGE):
                     return None
                 else:
                     raise
-            raise failure
+            raise StorageError(said, file=file)
 
-        return call(file, get)
+        return self._clients.ask(file, get)
 
 
 def _rebuild(

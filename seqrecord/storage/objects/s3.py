@@ -4,33 +4,29 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from seqrecord.errors import AccessError
-from seqrecord.storage.objects.source import (
-    Client,
-    Provider,
-    client_settings,
-    named,
-    split_client_options,
-)
+from seqrecord.storage.objects.settings import is_true, named, split_client_options
+from seqrecord.storage.objects.source import Bucket, Fetch
 from seqrecord.storage.packages import is_installed, missing
 from seqrecord.storage.url import Location
 
 __all__ = ["S3Bucket"]
 
 # obstore's names, with and without `aws_`, then s3fs's.
-_OPTIONS = {
-    "access_key_id": ("access_key_id", "aws_access_key_id", "key"),
-    "secret_access_key": ("secret_access_key", "aws_secret_access_key", "secret"),
-    "session_token": ("session_token", "aws_session_token", "token"),
-    "region": ("region", "aws_region", "default_region", "region_name"),
-    "endpoint": ("endpoint", "aws_endpoint", "aws_endpoint_url", "endpoint_url"),
+_NAMES = {
+    "access_key_id": ("access_key_id", "key"),
+    "secret_access_key": ("secret_access_key", "secret"),
+    "session_token": ("session_token", "token"),
+    "region": ("region", "default_region", "region_name"),
+    "endpoint": ("endpoint", "endpoint_url"),
     "profile": ("profile",),
     "skip_signature": ("skip_signature", "anonymous", "anon"),
     "virtual_hosted_style_request": ("virtual_hosted_style_request",),
     "request_payer": ("request_payer", "requester_pays"),
+    "credential_provider": ("credential_provider",),
 }
 _ENVIRONMENT = {
     "region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
@@ -42,22 +38,17 @@ _OWN = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")  # what obstore itse
 _KEPT = datetime.timedelta(minutes=5)  # of a credential that does not say when it expires
 
 
-@dataclass(frozen=True)
-class S3Bucket:
+@dataclass(frozen=True, kw_only=True)
+class S3Bucket(Bucket):
     """A bucket and a path in it.
 
     Without keys in `config` it is opened with those of the environment, else with what boto3 finds
     (profiles, SSO, roles), else with what obstore finds (the machine's role).
     """
 
-    bucket: str
-    root: str
-    shown: str
-    config: Mapping[str, Any] = field(repr=False)
-    client_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    environment: frozenset[str] = frozenset()
+    package = "s3fs"
 
-    without_obstore = "pip install s3fs"
+    from_environment: bool = False
 
     @classmethod
     def resolve(
@@ -65,42 +56,63 @@ class S3Bucket:
     ) -> S3Bucket:
         """The bucket of a location: what options say, then the environment."""
         client_options, rest = split_client_options(options, location.shown)
-        given = named(rest, _OPTIONS, location.shown)
+        given = named(rest, _NAMES, location.shown, prefix="aws_")
         for name in _FLAGS:
             if name in given:
-                given[name] = str(given[name]).lower() in ("true", "1", "yes", "requester")
+                given[name] = is_true(given[name]) or given[name] == "requester"
+        found = named(environ, _ENVIRONMENT, location.shown, strict=False)
         if "access_key_id" in given:
-            environ = {name: value for name, value in environ.items() if name != "AWS_PROFILE"}
-        config = named(environ, _ENVIRONMENT, location.shown, strict=False) | given
+            found.pop("profile", None)
         bucket, _, root = location.root.strip("/").partition("/")
-        own = frozenset(name for name in _OWN if environ.get(name))
-        return cls(bucket, root.strip("/"), location.shown, config, client_options, own)
-
-    def key(self, path: str) -> str:
-        return f"{self.root}/{path}" if self.root else path
+        return cls(
+            bucket=bucket,
+            root=root.strip("/"),
+            shown=location.shown,
+            config=found | given,
+            client_options=client_options,
+            from_environment=any(environ.get(name) for name in _OWN),
+        )
 
     @property
-    def path(self) -> str:
-        """The root as fsspec has it."""
-        return f"{self.bucket}/{self.root}".rstrip("/")
+    def is_reread(self) -> bool:
+        return "access_key_id" not in self.config and not self.config.get("skip_signature")
 
-    def client(self, timeout: float) -> Client:
+    def credential(self) -> Fetch | None:
+        profile = self.config.get("profile")
+        if not self.is_reread or (profile is None and self.from_environment):
+            return None
+        if not is_installed("boto3"):
+            if profile is None:
+                return None
+            raise AccessError(f"a profile needs boto3: {missing('boto3')}", file=self.shown)
+        import boto3
+        from obstore.auth.boto3 import Boto3CredentialProvider
+
+        session = boto3.session.Session(profile_name=profile)
+        if session.get_credentials() is None:
+            raise AccessError(
+                "no credential was found: give access_key_id and secret_access_key, a profile, "
+                "AWS_ACCESS_KEY_ID, or skip_signature for a public bucket",
+                file=self.shown,
+            )
+        return Boto3CredentialProvider(session, ttl=_KEPT)  # boto3 renews when it is due
+
+    def store(self, **settings: Any) -> Any:
         from obstore.store import S3Store
 
-        config = {name: value for name, value in self.config.items() if name != "profile"}
-        provider = self._provider()
-        if provider is not None:
-            config["credential_provider"] = provider
-        if config.pop("request_payer", False):
+        ours = ("profile", "request_payer", "credential_provider")
+        config = {name: value for name, value in self.config.items() if name not in ours}
+        if self.config.get("request_payer"):
             config["request_payer"] = "requester"
-        settings = client_settings(timeout, config.get("endpoint"), self.client_options)
-        return Client(S3Store(self.bucket, **config, **settings), provider)
+        return S3Store(self.bucket, **config, **settings)
 
     def filesystem(self, timeout: float) -> Any:
-        """A new filesystem of s3fs, which repeats nothing by itself."""
         from s3fs import S3FileSystem
 
-        config = self.config
+        config = dict(self.config)
+        if fetch := config.get("credential_provider"):
+            given = fetch()
+            config |= {**given, "session_token": given.get("token")}
         settings: dict[str, Any] = {
             "retries": {"max_attempts": 0},
             "connect_timeout": min(10.0, timeout),
@@ -122,33 +134,3 @@ class S3Bucket:
         )
         filesystem.retries = 1
         return filesystem
-
-    def _provider(self) -> Provider | None:
-        profile = self.config.get("profile")
-        if "access_key_id" in self.config or self.config.get("skip_signature"):
-            return None
-        if profile is None and (self.environment or not is_installed("boto3")):
-            return None
-        if not is_installed("boto3"):
-            raise AccessError(f"a profile needs boto3: {missing('boto3')}", file=self.shown)
-        import boto3
-
-        session = boto3.session.Session(profile_name=profile)
-
-        def fetch() -> dict[str, Any]:
-            found = session.get_credentials()
-            if found is None:
-                raise AccessError(
-                    "no credential was found: give access_key_id and secret_access_key, a profile, "
-                    "AWS_ACCESS_KEY_ID, or skip_signature for a public bucket",
-                    file=self.shown,
-                )
-            frozen = found.get_frozen_credentials()  # renewed by boto3 when it is due
-            return {
-                "access_key_id": frozen.access_key,
-                "secret_access_key": frozen.secret_key,
-                "token": frozen.token,
-                "expires_at": datetime.datetime.now(datetime.timezone.utc) + _KEPT,
-            }
-
-        return Provider(fetch, self.shown)

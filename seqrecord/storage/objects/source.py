@@ -1,35 +1,24 @@
-"""What an object store is, to a reader: a key for each path, and clients of two kinds."""
+"""What an object store is, to its readers and writers: keys, a credential, clients of two kinds."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
-from seqrecord.errors import LocationError, StorageError
-from seqrecord.storage.failures import classify
+from seqrecord.errors import AccessError, StorageError
+from seqrecord.storage.failures import call, classify
+from seqrecord.storage.per_process import PerProcess
 from seqrecord.storage.requests import MAX_REQUEST_BYTES, SLOWEST
 
-__all__ = [
-    "Client",
-    "ObjectSource",
-    "Provider",
-    "client_settings",
-    "named",
-    "split_client_options",
-]
+__all__ = ["Bucket", "Client", "Clients", "Fetch", "ObjectSource", "Provider", "client_settings"]
 
-# Of obstore's client_options, those that are someone's wish and not ours.
-_CLIENT_OPTIONS = (
-    "allow_invalid_certificates",
-    "proxy_ca_certificate",
-    "proxy_excludes",
-    "proxy_url",
-    "root_certificate",
-    "user_agent",
-)
+_T = TypeVar("_T")
+
+Fetch = Callable[[], Any]
+"""Gives a credential as obstore's credential providers do, with `expires_at` or without."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +32,15 @@ class Client:
 class ObjectSource(Protocol):
     """A bucket, container or web server. Pickles hold its credential; nothing that it prints does.
 
-    `without_obstore` says how it is read in a process that cannot use obstore.
+    `without_obstore` says how it is read in a process that cannot use obstore. `is_reread` says
+    that a new client looks for the credential anew: in the environment, a file or a function.
     """
 
     @property
     def without_obstore(self) -> str: ...
+
+    @property
+    def is_reread(self) -> bool: ...
 
     def key(self, path: str) -> str:
         """The object's name, of a clean path below the root."""
@@ -58,6 +51,98 @@ class ObjectSource(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Bucket(ABC):
+    """A bucket or container, and the path `root` in it, `""` for all of it.
+
+    `config` are settings and at most one credential, by the names of the subclass. `shown` is the
+    URL without credentials.
+    """
+
+    package: ClassVar[str]  # of fsspec's filesystem
+
+    bucket: str
+    root: str
+    shown: str
+    config: Mapping[str, Any] = field(repr=False)
+    client_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def without_obstore(self) -> str:
+        return f"pip install {self.package}"
+
+    @property
+    @abstractmethod
+    def is_reread(self) -> bool: ...
+
+    @abstractmethod
+    def credential(self) -> Fetch | None:
+        """What gives obstore its credential; none where obstore finds it, or needs none."""
+
+    @abstractmethod
+    def store(self, **settings: Any) -> Any:
+        """A new store of obstore; `settings` go to it."""
+
+    @abstractmethod
+    def filesystem(self, timeout: float) -> Any:
+        """A new filesystem of fsspec, which repeats nothing by itself."""
+
+    def key(self, path: str) -> str:
+        return f"{self.root}/{path}" if self.root else path
+
+    @property
+    def path(self) -> str:
+        """The root as fsspec has it."""
+        return f"{self.bucket}/{self.root}".rstrip("/")
+
+    def client(self, timeout: float) -> Client:
+        fetch = self.config.get("credential_provider") or self.credential()
+        settings = client_settings(timeout, self.client_options)
+        if fetch is None:
+            return Client(self.store(**settings))
+        provider = Provider(fetch, self.shown)
+        return Client(self.store(credential_provider=provider, **settings), provider)
+
+
+class Clients:
+    """One client for each process, made when it is first needed."""
+
+    def __init__(self, source: ObjectSource, timeout: float) -> None:
+        self._source = source
+        self._clients = PerProcess(lambda: source.client(timeout))
+
+    def ask(self, file: str, function: Callable[[Any], _T]) -> _T:
+        """`function(store)`, with errors of ours about `file`.
+
+        After a refusal it is called once more with a new client, where that may find another
+        credential: one that was renewed in the environment, a file or by a function.
+        """
+        try:
+            return self._ask(file, function)
+        except AccessError:
+            if not self._source.is_reread:
+                raise
+        self.close()
+        return self._ask(file, function)
+
+    def close(self) -> None:
+        self._clients.take()
+
+    def _ask(self, file: str, function: Callable[[Any], _T]) -> _T:
+        client = call(file, self._clients.get)
+
+        def ask() -> _T:
+            try:
+                return function(client.store)
+            except Exception:
+                failure = client.provider.failure if client.provider else None
+                if failure is None:
+                    raise
+            raise failure
+
+        return call(file, ask)
+
+
 class Provider:
     """Gives obstore a credential whenever it asks for one, which is when the last has expired.
 
@@ -65,7 +150,7 @@ class Provider:
     means. `place` is for its message.
     """
 
-    def __init__(self, fetch: Callable[[], Any], place: str) -> None:
+    def __init__(self, fetch: Fetch, place: str) -> None:
         self._fetch, self._place = fetch, place
         self.failure: StorageError | None = None
 
@@ -82,74 +167,15 @@ class Provider:
         raise RuntimeError("no credential")
 
 
-def client_settings(
-    timeout: float, endpoint: str | None, options: Mapping[str, Any]
-) -> dict[str, Any]:
+def client_settings(timeout: float, options: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments that all stores of obstore have in common; it repeats nothing by itself."""
     return {
         "client_options": {
             **options,
-            "allow_http": (endpoint or "").startswith("http://"),
+            "allow_http": True,  # of an endpoint that says so; tokens are kept from it
             "connect_timeout": timedelta(seconds=min(10.0, timeout)),
             "read_timeout": timedelta(seconds=timeout),
             "timeout": timedelta(seconds=timeout + MAX_REQUEST_BYTES / SLOWEST),
         },
         "retry_config": {"max_retries": 0},
     }
-
-
-def split_client_options(
-    options: Mapping[str, Any], shown: str
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """obstore's `client_options` among storage options, by themselves or in a dict, and the rest.
-
-    `root_certificate` and `proxy_ca_certificate` may be the path of a PEM file.
-    """
-    rest = dict(options)
-    chosen = dict(rest.pop("client_options", None) or {})
-    chosen |= {name: rest.pop(name) for name in _CLIENT_OPTIONS if name in rest}
-    if unknown := sorted(set(chosen) - set(_CLIENT_OPTIONS)):
-        raise LocationError(
-            "unknown client_options",
-            file=shown,
-            expected=f"some of {', '.join(_CLIENT_OPTIONS)}",
-            got=", ".join(unknown),
-        )
-    for name in ("root_certificate", "proxy_ca_certificate"):
-        text = chosen.get(name)
-        if isinstance(text, str) and "-----BEGIN" not in text:
-            try:
-                chosen[name] = Path(text).read_text()
-            except OSError:
-                raise LocationError(f"{name} cannot be read", file=shown, got=text) from None
-    if isinstance(allow := chosen.get("allow_invalid_certificates"), str):
-        chosen["allow_invalid_certificates"] = allow.lower() in ("true", "1", "yes")
-    return chosen, rest
-
-
-def named(
-    values: Mapping[str, Any],
-    names: Mapping[str, tuple[str, ...]],
-    shown: str,
-    *,
-    strict: bool = True,
-) -> dict[str, Any]:
-    """Settings by our name for them, of values under any of their names, without the empty ones.
-
-    `strict`: a name that nobody knows is a `LocationError`.
-    """
-    known = {name for each in names.values() for name in each}
-    if strict and (unknown := sorted(set(values) - known)):
-        raise LocationError(
-            "an unknown storage option",
-            file=shown,
-            expected=f"some of {', '.join(sorted(known))}",
-            got=", ".join(unknown),
-        )
-    found: dict[str, Any] = {}
-    for ours, theirs in names.items():
-        for name in theirs:
-            value = values.get(name)
-            if ours not in found and value is not None and value != "":
-                found[ours] = value
-    return found

@@ -14,10 +14,8 @@ from seqrecord.errors import (
 )
 from seqrecord.storage.base import FileInfo, Lock, Upload, check_path
 from seqrecord.storage.conditional import put_once
-from seqrecord.storage.failures import call
 from seqrecord.storage.objects.reader import use_obstore, whole_of
-from seqrecord.storage.objects.source import Client, ObjectSource
-from seqrecord.storage.per_process import PerProcess
+from seqrecord.storage.objects.source import Clients, ObjectSource
 from seqrecord.storage.requests import TIMEOUT_SECONDS, RequestReader
 from seqrecord.storage.retrying import Retrier
 from seqrecord.storage.whole import MOST_BYTES, WholeFileStorage, is_listed, tag_of
@@ -58,9 +56,9 @@ class ObjectStorage(WholeFileStorage):
     ) -> None:
         super().__init__(reader, shown, retrier)
         self._source, self._timeout, self._is_web = source, timeout, is_web
-        self._clients = PerProcess(lambda: source.client(timeout))
+        self._clients = Clients(source, timeout)
         # Of what is sent no byte is answered until all of it is there.
-        self._senders = PerProcess(lambda: source.client(timeout * _SLOWER))
+        self._senders = Clients(source, timeout * _SLOWER)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (
@@ -97,8 +95,8 @@ class ObjectStorage(WholeFileStorage):
 
     def close(self) -> None:
         super().close()
-        self._clients.take()
-        self._senders.take()
+        self._clients.close()
+        self._senders.close()
 
     def _check_written(self, path: str) -> None:
         check_path(path)
@@ -208,25 +206,18 @@ class ObjectStorage(WholeFileStorage):
         self,
         path: str,
         function: Callable[[Any, ObjectStore], _T],
-        clients: PerProcess[Client] | None = None,
+        clients: Clients | None = None,
     ) -> _T:
         """`function(obstore, store)`, its errors as ours."""
         file = self.shown(path)
         use_obstore(file)
-        client = call(file, (clients or self._clients).get)
-        import obstore
 
-        def ask() -> _T:
-            try:
-                return function(obstore, client.store)
-            except Exception:
-                # obstore makes text of what a credential's function of ours has raised.
-                failure = client.provider.failure if client.provider else None
-                if failure is None:
-                    raise
-            raise failure
+        def ask(store: ObjectStore) -> _T:
+            import obstore
 
-        return call(file, ask)
+            return function(obstore, store)
+
+        return (clients or self._clients).ask(file, ask)
 
 
 class _Pieces:

@@ -30,6 +30,7 @@ class WebServer:
     client_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     without_obstore = "leave out client_options"
+    is_reread = False
 
     def key(self, path: str) -> str:
         return path
@@ -37,7 +38,7 @@ class WebServer:
     def client(self, timeout: float) -> Client:
         from obstore.store import HTTPStore
 
-        settings = client_settings(timeout, self.url, self.client_options)
+        settings = client_settings(timeout, self.client_options)
         return Client(HTTPStore(self.url, **settings))
 
 

@@ -1,5 +1,0 @@
-"""Azure Blob's accounts and credentials."""
-
-from seqrecord.storage.azure.account import AzureAccount
-
-__all__ = ["AzureAccount"]
