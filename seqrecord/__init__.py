@@ -10,7 +10,7 @@ from seqrecord.catalog import reindex
 from seqrecord.clips import ClipSpec
 from seqrecord.codecs import EncodedImage
 from seqrecord.conversion import BadEpisode, ConvertReport, Progress, convert
-from seqrecord.drawing import contact_sheet, draw_timeline, view
+from seqrecord.drawing import draw_timeline, view
 from seqrecord.errors import (
     AccessError,
     ChecksumError,
@@ -22,6 +22,7 @@ from seqrecord.errors import (
     FrameError,
     LocationError,
     MemoryLimitError,
+    MissingPackageError,
     NotFoundError,
     SchemaError,
     SeqRecordError,
@@ -70,6 +71,7 @@ __all__ = [
     "FrameError",
     "LocationError",
     "MemoryLimitError",
+    "MissingPackageError",
     "NotFoundError",
     "Progress",
     "Schema",
@@ -92,7 +94,6 @@ __all__ = [
     "bench",
     "cache_info",
     "clear_cache",
-    "contact_sheet",
     "convert",
     "draw_timeline",
     "export",

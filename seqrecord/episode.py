@@ -12,9 +12,13 @@ import numpy.typing as npt
 from seqrecord.chunks import ChunkReader, Page
 from seqrecord.errors import ClipError, SchemaError
 from seqrecord.format.rows import MAX_CHUNK_FRAMES
+from seqrecord.html_card import html_card
 from seqrecord.index import Index
+from seqrecord.schema import Schema
 
 __all__ = ["Episode", "FrameArray"]
+
+_SHOWN_METADATA = 20  # in a notebook
 
 FrameArray: TypeAlias = "npt.NDArray[Any]"
 
@@ -32,6 +36,11 @@ class Episode:
         self._reader = reader
         self._index = index
         self._number = number
+
+    @property
+    def features(self) -> Schema:
+        """The features that the dataset was opened with."""
+        return self._reader.features
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -72,17 +81,21 @@ class Episode:
         bits[gaps["chunk"] - first] = np.unpackbits(words, axis=1, bitorder="little")
         return bits[:, :size].reshape(-1)[: len(self)]
 
-    def read(self, frames: Sequence[int] | range) -> dict[str, FrameArray | list[FrameArray]]:
+    def read(
+        self, frames: Sequence[int] | range, *, features: Sequence[str] | None = None
+    ) -> dict[str, FrameArray | list[FrameArray]]:
         """These frames of the episode, in this order; see the class. Each page is read once.
 
-        Frames count from the first; raises `IndexError` for one outside `[0, len(self))`.
+        Frames count from the first; raises `IndexError` for one outside `[0, len(self))`. With
+        `features` only these are read; raises `SchemaError` for one that the dataset was not
+        opened with.
         """
-        reader = self._reader
+        reader, chosen = self._reader, self.features.select(features)
         arrays: dict[str, FrameArray | list[FrameArray]] = {
             name: np.empty((len(frames), *(n or 0 for n in spec.shape)), spec.dtype)
             if spec.is_fixed
             else [np.empty(0)] * len(frames)
-            for name, spec in reader.features.items()
+            for name, spec in chosen.items()
         }
         size = int(self._index.chunk_frames[self._number])
         wanted: dict[int, list[int]] = {}
@@ -91,7 +104,8 @@ class Episode:
                 raise IndexError(f"frame {frame} of an episode of {len(self)} frames")
             wanted.setdefault(frame // size, []).append(place)
         for number, places in wanted.items():
-            pages = reader.pages(reader.chunk(self._number, number))
+            chunk = reader.chunk(self._number, number)
+            pages = [page for page in reader.pages(chunk) if page.feature in chosen]
             inside = [frames[place] - number * size for place in places]
             for page in pages:
                 self._check_present(page, inside)
@@ -144,6 +158,15 @@ class Episode:
 
     def __repr__(self) -> str:
         return f"Episode({self.key!r}, {len(self)} frames)"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows. No frame is read for it."""
+        metadata = [(name, str(value)) for name, value in self.metadata.items()]
+        facts = [("frames", f"{len(self):,}"), *metadata[:_SHOWN_METADATA]]
+        if len(metadata) > _SHOWN_METADATA:
+            facts.append(("…", f"{len(metadata) - _SHOWN_METADATA} more"))
+        missing = [str(len(self) - int(self.present(name).sum())) for name in self.features]
+        return html_card(self.key, facts, self.features.values(), {"missing": missing})
 
 
 def _is_run(numbers: Sequence[int]) -> bool:

@@ -20,11 +20,12 @@
     ├── SourceError               an original file or episode is missing, broken or inconsistent
     ├── ClipError                 a clip request that the dataset cannot serve
     │   └── MemoryLimitError      a memory limit too small for the request
-    └── StateError                a saved state that belongs to another dataset or to other settings
+    ├── StateError                a saved state that belongs to another dataset or to other settings
+    └── MissingPackageError       an optional package is not installed
 
 The ones that a caller would otherwise expect as a builtin are that builtin too: `SchemaError`,
 `FrameError`, `ClipError`, `LocationError` and `StateError` are `ValueError`s, `NotFoundError` is a
-`FileNotFoundError`.
+`FileNotFoundError` and `MissingPackageError` an `ImportError`.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ __all__ = [
     "FrameError",
     "LocationError",
     "MemoryLimitError",
+    "MissingPackageError",
     "NotFoundError",
     "SchemaError",
     "SeqRecordError",
@@ -184,3 +186,7 @@ class MemoryLimitError(ClipError):
 
 class StateError(SeqRecordError, ValueError):
     """A saved state that belongs to another dataset or to other settings."""
+
+
+class MissingPackageError(SeqRecordError, ImportError):
+    """An optional package is not installed; the message says how to install it."""

@@ -22,12 +22,16 @@ from seqrecord.clips import (
 )
 from seqrecord.episode import Episode, FrameArray
 from seqrecord.errors import ClipError
+from seqrecord.html_card import html_card
 from seqrecord.index import Index
 from seqrecord.manifest import Manifest
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, StorageLike, open_storage
+from seqrecord.units import format_size
 
 __all__ = ["Dataset", "Episode", "EpisodeFilter", "Episodes", "FrameArray", "open_dataset"]
+
+_SHOWN_KEYS = 3  # in a notebook
 
 EpisodeFilter: TypeAlias = "str | Sequence[str] | Callable[[Mapping[str, Any]], bool] | None"
 """Episodes by a glob on keys, by keys, by a predicate on their metadata; `None` for all."""
@@ -192,6 +196,18 @@ class Dataset:
             f"Dataset({self.url!r}, {len(self.episodes)} episodes, {self.num_frames} frames)"
             f"{features}"
         )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows. Nothing is read for it."""
+        keys = self._index.keys[:_SHOWN_KEYS].to_pylist()
+        more = ", …" if len(self.episodes) > len(keys) else ""
+        size = sum(file.size for file in self._manifest.record_files)
+        facts = [
+            ("episodes", f"{len(self.episodes):,}: {', '.join(keys)}{more}"),
+            ("frames", f"{self.num_frames:,}"),
+            ("record files", f"{len(self._manifest.record_files):,}, {format_size(size)}"),
+        ]
+        return html_card(self.url, facts, self.features.values())
 
 
 class Episodes(Mapping[str, "Episode"]):

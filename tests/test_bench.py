@@ -266,15 +266,17 @@ def test_draw(tmp_path: Path) -> None:
         trace = Trace(file)
         trace.add("decode", 0.0, 3.0)
         trace.close()
-    result = run("trace", *files, "--start", 1, "--stop", 2.5, "--max-width", 900)
+    result = run("trace", *files, "--start", 1, "--stop", 2.5, "--dpi", 50)
     assert result.stdout == f"{tmp_path / 'epoch.png'}\n"
     with Image.open(tmp_path / "epoch.png") as picture:
-        assert picture.width == 900
-    assert run("trace", files[0], "--png", tmp_path / "o.png").stdout == f"{tmp_path / 'o.png'}\n"
+        assert picture.width == 800  # of 16 inches
+    assert run("trace", files[0], "-o", tmp_path / "o.png").stdout == f"{tmp_path / 'o.png'}\n"
     (tmp_path / "bad.json").write_text("[{")
     for arguments in ([tmp_path / "bad.json"], [tmp_path / "none.json"], [files[0], "--start", 9]):
         [line] = run("trace", *arguments, code=1).stderr.splitlines()
         assert line.startswith("seqrecord: error: ")
+    wrong = run("trace", files[0], "-o", tmp_path / "o.txt", code=1).stderr
+    assert "a picture of an unknown format" in wrong
     assert "Missing argument" in run("trace", code=2).stderr
 
 

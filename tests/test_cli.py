@@ -317,6 +317,12 @@ def test_view(dataset: Path, tmp_path: Path) -> None:
     run("view", dataset, "alpha/Easy/P000", *options, "--columns", 2, "-o", picture)
     with Image.open(picture) as image:
         assert image.width < width
+    run("view", dataset, "-o", picture, "--dpi", 75)
+    with Image.open(picture) as image:
+        assert image.width == width // 2
+    for name, start in [("clip.svg", b"<?xml"), ("clip.pdf", b"%PDF"), ("clip", b"\x89PNG")]:
+        run("view", dataset, "beta/Hard/P000", "-o", tmp_path / name)
+        assert (tmp_path / name).read_bytes().startswith(start)
 
 
 @pytest.mark.parametrize(
@@ -364,6 +370,7 @@ def test_wrong_use(tree: Path, dataset: Path, arguments: list[str], message: str
         (["view", "{dataset}", "--start", "11"], "a clip outside its episode"),
         (["view", "{dataset}", "--clip-len", "99"], "longer than what is left"),
         (["view", "{dataset}", "-o", "{dataset}/none/clip.png"], "No such file or directory"),
+        (["view", "{dataset}", "-o", "{dataset}/clip.txt"], "a picture of an unknown format"),
     ],
 )
 def test_a_users_mistake_is_one_line(

@@ -76,8 +76,9 @@ def test_torch_is_imported_from_arena_up(path: Path) -> None:
     assert rows[module_of(path)] >= rows["arena"] or not imported & {"torch", "torchdata"}
 
 
-def test_importing_the_package_does_not_import_torch() -> None:
-    code = "import seqrecord, sys; sys.exit('torch' in sys.modules)"
+@pytest.mark.parametrize("package", ["torch", "matplotlib"])
+def test_importing_the_package_does_not_import(package: str) -> None:
+    code = f"import seqrecord, seqrecord.cli, sys; sys.exit({package!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

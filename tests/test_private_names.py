@@ -17,6 +17,8 @@ OF_OTHERS = {
     "_sleep",  # torch.cuda
     "_shutdown_workers",  # an iterator of torch's DataLoader
     "_datapipe",  # the dataset of torch's DataLoader
+    "_repr_html_",  # what IPython asks any object for
+    "_repr_png_",
     "_worker_info",  # torch.utils.data.get_worker_info
 }
 
@@ -129,13 +131,6 @@ LEFT: dict[str, set[str]] = {
         "a patch of seqrecord.storage.local.upload.GRACE_SECONDS.seqrecord",
     },
     "test_summary.py": {"a patch of Index.episode_metadata"},
-    "test_timeline.py": {
-        "_COLOURS",
-        "_MAX_BYTES",
-        "_TRACK",
-        "_flat",
-        "a patch of spans_module._MAX_BYTES",
-    },
     "test_trace.py": {
         "_FLUSH",
         "_MOST_IN_MEMORY",

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import pickle
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -119,9 +120,12 @@ def test_frames_in_any_order_and_twice(dataset: Dataset, written: tuple[Path, Wr
     for name in ("pose", "range"):
         for place, i in enumerate(wanted):
             same(got[name][place], written[1][key][i][name])
+    assert list(dataset.episodes[key].read(wanted, features=["range", "pose"])) == ["range", "pose"]
     for outside in ([-1], [11]):
         with pytest.raises(IndexError):
             dataset.episodes[key].read(outside)
+    with pytest.raises(SchemaError, match="no such feature"):
+        dataset.episodes[key].read(wanted, features=["nothing"])
 
 
 @pytest.mark.parametrize("frame", [11, -12, 10**30])
@@ -172,6 +176,62 @@ def test_it_tells_what_it_holds(dataset: Dataset) -> None:
     assert repr(dataset.episodes["beta/Hard/P000"]) == "Episode('beta/Hard/P000', 1 frames)"
     with pytest.raises(KeyError):
         dataset.episodes["nothing"]
+
+
+def test_what_a_notebook_shows_is_read_from_the_index(written: tuple[Path, Written]) -> None:
+    storage = CountingStorage(LocalStorage(written[0]))
+    dataset = seqrecord.open(storage)
+    storage.reset()
+    html = dataset._repr_html_()
+    for text in (dataset.url, "3: alpha/Easy/P000, alpha/Easy/P001, beta/Hard/P000", "17"):
+        assert text in html
+    assert html.count("<tr>") == 1 + len(dataset.features)
+    assert "<td>image_left</td><td>uint8</td><td>32 x 40 x 3</td>" in _plain(html)
+    html = dataset.select(["flow", "step"]).episodes["alpha/Easy/P000"]._repr_html_()
+    for text in ("alpha/Easy/P000", "frames: 11", "difficulty: Easy", "place: Ürümqi"):
+        assert text in html
+    # One frame lacks flow.
+    assert [row[-1] for row in _cells(html)] == ["missing", "1", "0"]
+    assert not storage.ranges
+    assert not storage.sizes
+
+
+def test_what_a_notebook_shows_is_escaped_and_small(tmp_path: Path) -> None:
+    key = "<script>alert('key')</script>"
+    metadata = {
+        "<b>name</b>": '<img src="x" onerror="alert(1)">',
+        "frames": "&amp;",
+        "long": "x" * 10**5,
+    }
+    many = {f"number {i}": i for i in range(1000)}
+    with (
+        seqrecord.SeqRecordWriter(tmp_path / "<i>records") as writer,
+        writer.episode(key, metadata={**metadata, **many}) as episode,
+    ):
+        episode.append({"x": np.zeros(2)})
+    with seqrecord.open(tmp_path / "<i>records") as dataset:
+        for html in (dataset._repr_html_(), dataset.episodes[key]._repr_html_()):
+            tags = re.findall(r"<(/?\w+)[^>]*>", html)
+            assert set(tags) <= {
+                f"{end}{tag}"
+                for end in ("", "/")
+                for tag in ("div", "strong", "table", "tr", "th", "td")
+            }
+            assert len(html) < 5000
+    assert "&lt;img src=&quot;x&quot;" in html
+    assert "&amp;amp;" in html
+    assert html.count(">number ") == 17
+    assert "983 more" in html
+
+
+def _plain(html: str) -> str:
+    """Without attributes."""
+    return re.sub(r"<(\w+)[^>]*>", r"<\1>", html)
+
+
+def _cells(html: str) -> list[list[str]]:
+    rows = _plain(html).split("<tr>")[1:]
+    return [re.findall(r"<t[dh]>([^<]*)<", row) for row in rows]
 
 
 def test_episodes_are_found(dataset: Dataset) -> None:
@@ -240,10 +300,14 @@ def test_only_the_pages_of_the_features_are_read(
     merged = 64 * (len(dataset.features) - 1)
     assert want <= storage.bytes_read <= want + merged
     storage.reset()
-    dataset.select(features or ["pose", "step", "photo"]).episodes[key][2:6]
     chosen = dataset.select(features or ["pose", "step", "photo"])
+    chosen.episodes[key][2:6]
     want = needed(chosen, key, range(2))
-    assert want <= storage.bytes_read <= want + 2 * 64 * (len(chosen.features) - 1)
+    most = want + 2 * 64 * (len(chosen.features) - 1)
+    assert want <= storage.bytes_read <= most
+    storage.reset()
+    dataset.episodes[key].read(range(2, 6), features=list(chosen.features))
+    assert want <= storage.bytes_read <= most
     assert not storage.sizes
     assert not storage.lists
 

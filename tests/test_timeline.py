@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from seqrecord import FormatError, NotFoundError, SeqRecordError, StorageError, draw_timeline
-from seqrecord.drawing import spans as spans_module
 from seqrecord.drawing.spans import KINDS, covered, read_spans, union
-from seqrecord.drawing.timeline import _COLOURS, _TRACK
 from seqrecord.engine.trace import Trace
-
-WIDTH = 1600  # so that units are pixels
 
 
 def write_trace(path: Path, *events: tuple[str, str, float, float], pid: int = 1) -> Path:
@@ -39,31 +37,57 @@ def write_trace(path: Path, *events: tuple[str, str, float, float], pid: int = 1
     return path
 
 
-def pixels(path: Path) -> npt.NDArray[np.uint8]:
-    with Image.open(path) as image:
-        assert image.format == "PNG"
-        return np.asarray(image.convert("RGB"))
+class Picture:
+    """A figure with its pixels: what is where, as its own axes and legend tell."""
 
+    def __init__(self, figure: Figure) -> None:
+        [self.axes] = [axes for axes in figure.axes if axes.get_label() == "timeline"]
+        [legend] = figure.legends
+        names = [text.get_text() for text in legend.get_texts()]
+        colours = [patch.get_facecolor() for patch in legend.get_patches()]
+        self.colours = {"counter": "#8a909a", **dict(zip(names, colours, strict=True))}
+        canvas: Any = FigureCanvasAgg(figure)
+        canvas.draw()
+        self.pixels = np.asarray(canvas.buffer_rgba())[::-1, :, :3].astype(int)
+        self.row = 0.3 * figure.dpi  # the height of a thread's row
+        found: list[Any] = figure.findobj(Text)
+        self.texts: dict[str, float] = {}  # how far from the top each begins
+        for text in found:
+            self.texts.setdefault(text.get_text(), -text.get_window_extent().y0)
 
-def share(picture: npt.NDArray[np.uint8], kind: str, columns: slice = slice(None)) -> int:
-    """Pixels of a kind's colour."""
-    return int((picture[:, columns] == _COLOURS[kind]).all(axis=-1).sum())
+    def rows(self, kind: str, begin: float | None = None, end: float | None = None) -> float:
+        """How many rows of a thread the pixels of a kind fill, in the mean over a time."""
+        left, right = self.axes.get_xlim()
+        begin, end = left if begin is None else begin, right if end is None else end
+        (x0, y0), (x1, y1) = self.axes.transData.transform(
+            [(begin, self.axes.get_ylim()[0]), (end, self.axes.get_ylim()[1])]
+        )
+        # Without the pixels at the borders.
+        part = self.pixels[int(y0) : int(y1) + 1, int(x0) + 2 : max(int(x1) - 2, int(x0) + 3)]
+        colour = np.array([round(255 * c) for c in to_rgb(self.colours[kind])])
+        return float((part == colour).all(axis=-1).sum(axis=0).mean() / self.row)
 
 
 _SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20), st.sampled_from([0, 1, 4, 6])))
 
 
 @given(_SPANS.filter(bool))
-def test_the_innermost_span_counts(found: list[tuple[int, int, int]]) -> None:
+def test_the_innermost_span_counts(
+    tmp_path_factory: pytest.TempPathFactory, found: list[tuple[int, int, int]]
+) -> None:
     ordered = sorted(((b, b + n, k) for b, n, k in found), key=lambda s: (s[0], -s[1]))
-    expected = [-1] * 80
+    expected = [-1] * 81
     for begin, end, kind in ordered:  # one that begins later, or ends sooner, is painted over
         expected[begin:end] = [kind] * (end - begin)
-    kinds, begins, ends = spans_module._flat([(k, float(b), float(e)) for b, e, k in ordered])
+    path = tmp_path_factory.getbasetemp() / "t.json"
+    write_trace(path, *[("a", KINDS[k], float(b), float(e)) for b, e, k in ordered])
+    [lane] = read_spans([path]).lanes
+    begins = np.rint(lane.begin).astype(int) + ordered[0][0]  # a trace begins at 0
+    ends = np.rint(lane.end).astype(int) + ordered[0][0]
     assert (begins[1:] >= ends[:-1]).all()
-    got = [-1] * 80
-    for kind, begin, end in zip(kinds.tolist(), begins.tolist(), ends.tolist(), strict=True):
-        got[int(begin) : int(end)] = [kind] * int(end - begin)
+    got = [-1] * 81
+    for kind, begin, end in zip(lane.kind.tolist(), begins, ends, strict=True):
+        got[begin:end] = [kind] * (end - begin)
     nested = all(e <= b2 or e2 <= e for b, e, _ in ordered for b2, e2, _ in ordered if b2 >= b)
     assert [k >= 0 for k in got] == [k >= 0 for k in expected]
     if nested:
@@ -121,62 +145,73 @@ def test_the_picture(tmp_path: Path) -> None:
         ("MainThread", "wait for batch", 100.0, 102.0),
         ("MainThread", "consumer", 102.0, 104.0),
     )
-    assert draw_timeline(trace, tmp_path / "t.png", max_width=WIDTH) == tmp_path / "t.png"
-    picture = pixels(tmp_path / "t.png")
-    assert picture.shape[1] == WIDTH
-    left, right = 166, 1436
-    quarter = (right - left) / 4
-    cuts = [left + round(i * quarter) for i in range(5)]
-    columns = [slice(a + 2, b - 2) for a, b in pairwise(cuts)]
-    widths = [column.stop - column.start for column in columns]
-    lane, thin = 30, 16
-    got = [[share(picture[:-50], kind, c) for c in columns] for kind in ("fetch", "decode")]
-    # In its thread's lane, and in the row of all threads.
-    assert got == [[widths[0] * (lane + thin), 0, 0, 0], [0, widths[1] * (lane + thin), 0, 0]]
-    # The last rows are the legend.
-    starves = [share(picture[:-50], "starve", c) for c in columns]
-    assert starves == [widths[0] * lane, widths[1] * lane, 0, 0]
-    works = [share(picture[:-50], "consumer", c) for c in columns]
-    assert works == [0, 0, widths[2] * lane, widths[3] * lane]
-    rows = (picture == _COLOURS["consumer"]).all(axis=-1)[:-50].any(axis=1).nonzero()[0]
-    loads = (picture == _COLOURS["fetch"]).all(axis=-1)[:-50].any(axis=1).nonzero()[0]
-    assert rows.max() < loads.min(), "the consumer is on top"
-    # Gaps show: the loading thread did nothing in the second half.
-    assert (picture[loads.max() - 5, columns[3]] == _TRACK).all()
+    picture = Picture(draw_timeline(trace))
+    seconds = [(0, 1), (1, 2), (2, 3), (3, 4)]
+    found = {
+        kind: [picture.rows(kind, *second) for second in seconds]
+        for kind in ("reading", "decoding", "consumer waits for data", "consumer at work")
+    }
+    both = 1 + 0.16 / 0.3  # in its thread's row, and in the row of all threads
+    assert found["reading"] == pytest.approx([both, 0, 0, 0], abs=0.1)
+    assert found["decoding"] == pytest.approx([0, both, 0, 0], abs=0.1)
+    assert found["consumer waits for data"] == pytest.approx([1, 1, 0, 0], abs=0.1)
+    assert found["consumer at work"] == pytest.approx([0, 0, 1, 1], abs=0.1)
+    # From the top down; what is in the legend occurs.
+    order = ["epoch.json", "consumer", "any thread", "decoding", "threads", "load 0"]
+    assert sorted(order, key=lambda text: picture.texts[text]) == order
+    assert {"4 s   ·   4 spans   ·   2 threads and devices", "25 % of the time"} <= set(
+        picture.texts
+    )
+    assert {"50 % busy", "50 % busy, 50 % waits", "0.0 s", "4.0 s"} <= set(picture.texts)
+    assert "waiting" not in picture.texts
+
+
+def test_a_consumer_that_waits_stands_out(tmp_path: Path) -> None:
+    trace = write_trace(
+        tmp_path / "t.json", ("a", "wait for batch", 0.0, 1.0), ("b", "wait for batch", 0.0, 0.01)
+    )
+    found: list[Any] = draw_timeline(trace).findobj(Text)
+    colours = {text.get_text(): to_hex(text.get_color()) for text in found}
+    assert colours["0 % busy, 100 % waits"] != colours["0 % busy, 1 % waits"]
 
 
 def test_a_part(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "t.json", ("a", "fetch", 0.0, 1.0), ("a", "decode", 1.0, 2.0))
-    path = tmp_path / "t.png"
-    draw_timeline(trace, path, start=1.0, max_width=WIDTH)
-    bare = slice(0, -50)
-    assert not share(pixels(path)[bare], "fetch")
-    draw_timeline(trace, path, stop=1.0, max_width=WIDTH)
-    assert not share(pixels(path)[bare], "decode")
+    last = Picture(draw_timeline(trace, start=1.0))
+    assert last.axes.get_xlim() == (1.0, 2.0)
+    assert (last.rows("reading"), last.rows("decoding") > 1) == (0, True)
+    first = Picture(draw_timeline(trace, stop=1.0))
+    assert (first.rows("reading") > 1, first.rows("decoding")) == (True, 0)
+    assert "0 to 1 s of 2 s" in " ".join(first.texts)
     for start, stop in [(2.0, None), (1.5, 1.5), (-1.0, 1.0), (float("nan"), None)]:
         with pytest.raises(SeqRecordError, match="not a part of the trace"):
-            draw_timeline(trace, path, start=start, stop=stop)
+            draw_timeline(trace, start=start, stop=stop)
 
 
 def test_thousands_of_spans_in_a_pixel(tmp_path: Path) -> None:
-    """A quarter of the time decoding, in spans far narrower than a pixel: a quarter of a lane."""
+    """A quarter of the time decoding, in spans far narrower than a pixel: a quarter of a row."""
     trace = Trace(tmp_path / "t.json")
     for i in range(100_000):
         trace.add("decode", i * 1e-3, i * 1e-3 + 0.25e-3, lane="load_0")
     trace.close()
-    draw_timeline(tmp_path / "t.json", tmp_path / "t.png", max_width=WIDTH)
-    picture = pixels(tmp_path / "t.png")[:-50]
-    columns = slice(200, 1400)
-    full = (30 + 16) * 1200
-    assert share(picture, "decode", columns) / full == pytest.approx(0.25, abs=0.03)
+    picture = Picture(draw_timeline(tmp_path / "t.json"))
+    assert picture.rows("decoding") == pytest.approx(0.25 * (1 + 0.16 / 0.3), abs=0.05)
 
 
 def test_a_short_span_shows(tmp_path: Path) -> None:
     trace = write_trace(
         tmp_path / "t.json", ("a", "decode", 0.0, 1000.0), ("b", "fetch", 500.0, 500.000_1)
     )
-    draw_timeline(trace, tmp_path / "t.png")
-    assert share(pixels(tmp_path / "t.png")[:-50], "fetch") >= 2
+    assert Picture(draw_timeline(trace)).rows("reading", 499, 501) > 0
+
+
+def test_spans_that_follow_each_other_are_told_apart(tmp_path: Path) -> None:
+    one = write_trace(tmp_path / "1.json", ("a", "gather", 0.0, 2.0))
+    two = write_trace(tmp_path / "2.json", ("a", "gather", 0.0, 1.0), ("a", "gather", 1.0, 2.0))
+    whole, cut = (Picture(draw_timeline(path)) for path in (one, two))
+    around = ("copying into batches", 0.99, 1.01)
+    assert cut.rows(*around) < 0.99 * whole.rows(*around)
+    assert cut.rows("copying into batches", 0, 0.9) == whole.rows("copying into batches", 0, 0.9)
 
 
 def test_traces_of_workers_are_drawn_together(tmp_path: Path) -> None:
@@ -184,23 +219,35 @@ def test_traces_of_workers_are_drawn_together(tmp_path: Path) -> None:
     two = write_trace(tmp_path / "b.json", ("load_0", "decode", 1.0, 2.0), pid=8)
     found = read_spans([one, two])
     assert [(lane.process, lane.begin.tolist()) for lane in found.lanes] == [(7, [0.0]), (8, [1.0])]
-    draw_timeline([one, two], tmp_path / "t.png")
-    assert share(pixels(tmp_path / "t.png"), "fetch") > 1000
+    picture = Picture(draw_timeline([one, two]))
+    assert {"load 0 · 7", "load 0 · 8", "a.json, b.json"} <= set(picture.texts)
+    assert picture.rows("reading", 0, 1) > 1
 
 
 def test_more_threads_than_there_is_room_for(tmp_path: Path) -> None:
     many = [(f"load_{i}", "fetch", float(i), i + 1.0) for i in range(300)]
-    draw_timeline(write_trace(tmp_path / "t.json", *many), tmp_path / "t.png", max_width=WIDTH)
-    assert pixels(tmp_path / "t.png").shape[0] < 2500
+    picture = Picture(draw_timeline(write_trace(tmp_path / "t.json", *many)))
+    assert "threads; 252 more are not drawn" in picture.texts
+    assert {"load 0", "load 47"} <= set(picture.texts)
+    assert "load 48" not in picture.texts
 
 
-@pytest.mark.parametrize("seconds", [0.0, 1e-9, 1e-3, 86_400.0])
-@pytest.mark.parametrize("width", [1, 641, 2400])
-def test_any_length_and_width(tmp_path: Path, seconds: float, width: int) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "ticks"),
+    [
+        (0.0, {"0.0 µs", "1.0 µs"}),
+        (1e-9, {"0.0 µs", "1.0 µs"}),
+        (0.99e-3, {"0 µs", "100 µs", "900 µs"}),
+        (0.5, {"0 ms", "50 ms", "500 ms"}),
+        (1.0, {"0.0 s", "0.5 s", "1.0 s"}),
+        (86_400.0, {"0 s", "10000 s", "80000 s"}),
+    ],
+)
+def test_any_length(tmp_path: Path, seconds: float, ticks: set[str]) -> None:
     events = [("a", "consumer", 1.0, 1.0 + seconds), ("ü" * 300, "gather", 1.0, 1.0)]
-    trace = write_trace(tmp_path / "t.json", *events)
-    draw_timeline(trace, tmp_path / "t.png", max_width=width)
-    assert pixels(tmp_path / "t.png").shape[1] == max(width, 640)
+    picture = Picture(draw_timeline(write_trace(tmp_path / "t.json", *events)))
+    assert ticks <= set(picture.texts)
+    assert any(text.startswith("üüü") and text.endswith("…") for text in picture.texts)
 
 
 def test_counters(tmp_path: Path) -> None:
@@ -210,11 +257,12 @@ def test_counters(tmp_path: Path) -> None:
         for t, v in [(2, 50), (5, 100), (8, 0)]
     ]
     (tmp_path / "t.json").write_text(json.dumps(events))
-    draw_timeline(tmp_path / "t.json", tmp_path / "t.png", max_width=WIDTH)
-    picture = pixels(tmp_path / "t.png")[:-50]
-    heights = (picture == (138, 144, 154)).all(axis=-1)[-48:].sum(axis=0)
-    at = [166 + round(t / 10 * 1270) for t in (1, 3, 6, 9)]
-    assert [heights[x] for x in at] == [0, 21, 42, 0]
+    picture = Picture(draw_timeline(tmp_path / "t.json"))
+    times = [(t * 1e-6, (t + 1) * 1e-6) for t in (0.5, 3, 6, 8.5)]
+    full = 0.42 / 0.3  # a counter's row is higher
+    found = [picture.rows("counter", *time) for time in times]
+    assert found == pytest.approx([0, full / 2, full, 0], abs=0.05)
+    assert "at most 100 B" in picture.texts
 
 
 EVENT = '{"ph":"X","name":"decode","ts":5,"dur":2,"pid":1,"tid":1}'
@@ -253,21 +301,20 @@ def test_what_is_no_trace(tmp_path: Path, text: str, match: str) -> None:
     path = tmp_path / "t.json"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(FormatError, match=match) as caught:
-        draw_timeline(path, tmp_path / "t.png")
+        draw_timeline(path)
     assert caught.value.file == str(path)
     assert len(str(caught.value)) < 600
-    assert not (tmp_path / "t.png").exists()
 
 
-def test_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "t.json", ("a", "fetch", 0.0, 1.0))
-    monkeypatch.setattr(spans_module, "_MAX_BYTES", 50)
+    os.truncate(trace, (256 << 20) + 1)  # a hole: it takes no room
     with pytest.raises(FormatError, match="too large"):
-        draw_timeline(trace, tmp_path / "t.png")
+        draw_timeline(trace)
 
 
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="no such trace"):
-        draw_timeline(tmp_path / "t.json", tmp_path / "t.png")
+        draw_timeline(tmp_path / "t.json")
     with pytest.raises(StorageError):
-        draw_timeline(tmp_path, tmp_path / "t.png")
+        draw_timeline(tmp_path)

@@ -220,17 +220,13 @@ def _export(path: Any) -> None:
         seqrecord.export(dataset, "alpha/Easy/P000", path)
 
 
-def _view(path: Any) -> None:
-    with seqrecord.open("dataset") as dataset:
-        seqrecord.view(dataset, path)
-
-
 _TAKES_A_LOCATION: dict[str, Callable[[Any], Any]] = {
     "open": seqrecord.open,
     "writer": _write,
     "convert": lambda path: seqrecord.convert(open_source("source"), path),
     "verify": seqrecord.verify,
     "reindex": seqrecord.reindex,
+    "view": seqrecord.view,
     "pipe": lambda path: seqrecord.SeqRecordPipe(path, clip_len=2),
     "dataset": lambda path: seqrecord.SeqRecordDataset(path, clip_len=2),
     "bench": lambda path: seqrecord.bench(path, clip_len=2),
@@ -241,9 +237,8 @@ _TAKES_A_PATH: dict[str, Callable[[Any], Any]] = {
     "clear_cache": seqrecord.clear_cache,
     "source": open_source,
     "export": _export,
-    "view": _view,
     "trace": lambda path: seqrecord.SeqRecordPipe("dataset", clip_len=2, trace=path),
-    "timeline": lambda path: seqrecord.draw_timeline(path, "picture.png"),
+    "timeline": seqrecord.draw_timeline,
 }
 
 

@@ -1,96 +1,111 @@
-"""Contact sheets: what is shown how, and that the pixels say what the numbers are."""
+"""Contact sheets: which axes, images, scales and texts a figure has for what frames."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.text import Text
 from PIL import Image
 
 import seqrecord
-from seqrecord import ClipError, Dataset, contact_sheet, view
-from seqrecord.drawing.colours import NEUTRAL, flow_colours, label_colours, ramp_colours
-from seqrecord.drawing.panels import draw_panel, draw_plots, kind_of
-from seqrecord.drawing.theme import BACKGROUND, number_text, range_text
+from seqrecord import ClipError, Dataset, NotFoundError, SchemaError, view
 from tests.datasets import write_small
 
 Array = npt.NDArray[Any]
 
+NEUTRAL = [72, 76, 84]
+
+
+def axes_of(figure: Figure, label: str) -> Axes:
+    [axes] = [axes for axes in figure.axes if axes.get_label() == label]
+    return axes
+
+
+def labels(figure: Figure) -> list[Any]:
+    return [axes.get_label() for axes in figure.axes]
+
+
+def texts(figure: Figure) -> list[str]:
+    found: list[Any] = figure.findobj(Text)
+    return [text.get_text() for text in found if text.get_text()]
+
+
+def shown(image: AxesImage) -> Array:
+    """The pixels that the image has, uint8 [H, W, 3 or 4]."""
+    array = image.get_array()
+    assert array is not None
+    if array.ndim == 3:
+        return np.asarray(array)
+    return np.asarray(image.to_rgba(array, bytes=True))[..., :3]
+
+
+def pixels(figure: Figure) -> Array:
+    canvas: Any = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3]
+
+
+def image_of(name: str, frame: Array) -> Array:
+    """A single frame's pixels."""
+    [image] = axes_of(view({name: [frame]}), name).images
+    return shown(image)
+
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "shape", "kind"),
+    ("name", "dtype", "shape", "legend"),
     [
-        ("image_left", "u1", (480, 640, 3), "picture"),
-        ("photo", "u1", (None, None, 4), "picture"),
-        ("grey", "u1", (480, 640), "picture"),
-        ("depth_left", "f4", (480, 640), "depth"),
-        ("depth_mm", "u2", (480, 640), "depth"),
-        ("flow", "f4", (480, 640, 2), "flow"),
-        ("motion", "f2", (480, 640, 2), "flow"),
-        ("mask", "u1", (480, 640), "labels"),
-        ("seg_left", "i4", (480, 640), "labels"),
-        ("valid", "?", (480, 640), "labels"),
-        ("mask_soft", "f4", (480, 640), "ramp"),
-        ("thermal", "u2", (480, 640), "ramp"),
-        ("height", "f8", (480, 640), "ramp"),
-        ("pose_left", "f8", (7,), "plot"),
-        ("reward", "f4", (), "plot"),
-        ("imu_acc", "f8", (10, 3), "text"),
-        ("note", "u1", (None,), "text"),
-        ("wave", "c8", (5,), "text"),
-        ("normals", "f4", (480, 640, 3), "text"),
+        ("image_left", "u1", (48, 64, 3), ""),
+        ("photo", "u1", (48, 64, 4), ""),
+        ("grey", "u1", (48, 64), ""),
+        ("depth_left", "f4", (48, 64), "scale"),
+        ("depth_mm", "u2", (48, 64), "scale"),
+        ("flow", "f4", (48, 64, 2), "wheel"),
+        ("motion", "f2", (48, 64, 2), "wheel"),
+        ("mask", "u1", (48, 64), "legend"),
+        ("seg_left", "i4", (48, 64), "legend"),
+        ("valid", "?", (48, 64), "legend"),
+        ("mask_soft", "f4", (48, 64), "scale"),
+        ("thermal", "u2", (48, 64), "scale"),
+        ("height", "f8", (48, 64), "scale"),
     ],
 )
-def test_kind_of(name: str, dtype: str, shape: tuple[int | None, ...], kind: str) -> None:
-    assert kind_of(name, np.dtype(dtype), shape) == kind
+def test_pictures_and_their_legends(
+    name: str, dtype: str, shape: tuple[int, ...], legend: str
+) -> None:
+    figure = view({name: np.ones((3, *shape), dtype)})
+    assert len(axes_of(figure, name).images) == 3
+    assert labels(figure) == [name, *([legend] if legend else [])]
 
 
-def test_ramp() -> None:
-    values = np.array([0, 0.5, 1, -7, 1e30, np.nan, np.inf], np.float32)
-    colours = ramp_colours(values).tolist()
-    assert colours[0] == colours[3] == [0, 0, 4]
-    assert colours[2] == colours[4] == [252, 255, 164]
-    np.testing.assert_allclose(colours[1], [188, 55, 84], atol=2)  # matplotlib's inferno(0.5)
-    assert colours[5] == colours[6] == list(NEUTRAL)
-    # Ever brighter: the ramp is perceptual.
-    luminance = ramp_colours(np.linspace(0, 1, 50)) @ [0.2126, 0.7152, 0.0722]
-    assert (np.diff(luminance) > 0).all()
-
-
-def test_flow_wheel() -> None:
-    # What flow_vis and the Middlebury tool paint for these directions, x right and y down.
-    flow = np.array([[1, 0], [-1, 0], [0, 0], [0, 1], [0, -1], [2, 0], [np.nan, 0], [1e10, 0]])
-    colours = flow_colours(flow, 1.0).astype(int).tolist()
-    assert colours[0] == [255, 0, 0]
-    np.testing.assert_allclose(colours[1], [0, 209, 255], atol=2)
-    assert colours[2] == [255, 255, 255]
-    np.testing.assert_allclose(colours[3], [255, 230, 0], atol=2)
-    np.testing.assert_allclose(colours[4], [88, 0, 255], atol=2)
-    np.testing.assert_allclose(colours[5], np.array(colours[0]) * 0.75, atol=1)
-    assert colours[6] == colours[7] == list(NEUTRAL)
-
-
-def test_palette() -> None:
-    colours = label_colours(np.arange(256)).astype(int)
-    assert len({tuple(colour) for colour in colours.tolist()}) == 256
-    assert colours[0].max() < 60 < colours[1:].max(axis=1).min()
-    near = np.abs(np.diff(colours[1:40], axis=0)).sum(axis=1)
-    assert near.min() > 100  # neighbours are told apart
-    wrapped = label_colours(np.array([256, -1, 2**40], np.int64))
-    assert wrapped.shape == (3, 3)
-    assert wrapped[0].tolist() == colours[1].tolist()
-    assert label_colours(np.array([False, True])).tolist() == colours[:2].tolist()
-
-
-def _middle(image: Image.Image | None) -> tuple[int, ...]:
-    assert image is not None
-    pixel = image.getpixel((image.width // 2, image.height // 2))
-    assert isinstance(pixel, tuple)
-    return pixel
+@pytest.mark.parametrize(
+    ("name", "dtype", "shape", "axes"),
+    [
+        ("pose_left", "f8", (7,), [f"pose_left[{i}]" for i in range(7)]),
+        ("reward", "f4", (), ["reward"]),
+        ("state", "f4", (40,), ["state"]),  # more than a dozen share their axes
+        ("imu_acc", "f8", (10, 3), []),
+        ("wave", "c8", (5,), []),
+        ("normals", "f4", (48, 64, 3), []),
+        ("tiny", "u1", (2, 2, 3), []),
+    ],
+)
+def test_curves_and_texts(name: str, dtype: str, shape: tuple[int, ...], axes: list[str]) -> None:
+    figure = view({name: np.ones((3, *shape), dtype)})
+    assert labels(figure) == axes
+    assert sum(len(axes.lines) for axes in figure.axes) == (np.prod(shape) if axes else 0)
 
 
 def test_depth_has_one_scale_for_all_frames_and_survives_the_sky() -> None:
@@ -98,118 +113,179 @@ def test_depth_has_one_scale_for_all_frames_and_survives_the_sky() -> None:
     far[:20] = 1e4
     far[20:24] = np.nan
     far[0, 0] = np.inf
-    panel = draw_panel("depth", [near, None, far], 64, 92)
-    first, missing, last = panel.cells
-    assert missing is None
-    assert first is not None
-    assert last is not None
-    assert first.size == last.size == (64, 48)
-    assert _middle(first) == (252, 255, 164)
-    assert last.getpixel((32, 5)) == (0, 0, 4)  # the sky, as far as can be
-    assert last.getpixel((32, 22)) == NEUTRAL
-    middle = last.getpixel((32, 40))
-    assert isinstance(middle, tuple)
-    assert (
-        40 < sum(middle) < 300
-    )  # 30 m is neither lost beside the sky nor as bright as what is near
-    assert panel.legend is not None
-    assert panel.legend.size == (92, 48)
+    figure = view({"depth": [near, None, far]})
+    first, last = (shown(image) for image in axes_of(figure, "depth").images)
+    np.testing.assert_allclose(first[24, 32], [252, 255, 164], atol=1)  # near is bright
+    assert last[5, 32].max() < 10  # the sky, as far as can be
+    assert last[22, 32].tolist() == last[0, 0].tolist() == NEUTRAL
+    assert 40 < last[40, 32].sum() < 300  # 30 m is neither lost beside the sky nor near
+    assert "missing" in texts(figure)
+    assert {"2 m", "14.1 m", "100 m"} <= set(texts(figure))
 
 
 @pytest.mark.parametrize("value", [np.nan, 0.0, -1.0, np.inf, 5.0, 3e38])
 def test_depth_without_anything_to_scale(value: float) -> None:
-    cell = draw_panel("depth", [np.full((16, 16), value, np.float32)], 64, 92).cells[0]
-    assert cell is not None
-    assert cell.size == (64, 64)
+    pixels(view({"depth": np.full((1, 16, 16), value, np.float32)}))
 
 
-@pytest.mark.parametrize("kind", ["flow", "ramp", "labels", "picture"])
-def test_odd_values_draw_without_a_warning(kind: Any) -> None:
-    frames: dict[str, Array] = {
-        "flow": np.full((16, 16, 2), np.nan, np.float16),
-        "ramp": np.full((16, 16), np.inf),
-        "labels": np.full((16, 16), -(2**62), np.int64),
-        "picture": np.full((16, 16, 4), 128, np.uint8),
-    }
-    panel = draw_panel(kind, [frames[kind]], 64, 92)
-    assert panel.cells[0] is not None
+@pytest.mark.parametrize(
+    ("name", "frame"),
+    [
+        ("flow", np.full((16, 16, 2), np.nan, np.float16)),
+        ("height", np.full((16, 16), np.inf)),
+        ("height", np.full((16, 16), 1e300)),
+        ("mask", np.full((16, 16), -(2**62), np.int64)),
+        ("image", np.full((16, 16, 4), 128, np.uint8)),
+        ("image", np.full((16, 16), 128, np.uint8)),
+        ("image", np.full((8, 4000, 3), 128, np.uint8)),
+        ("reward", np.array(np.nan)),
+        ("reward", np.array(True)),
+    ],
+)
+def test_odd_values_draw_without_a_warning(name: str, frame: Array) -> None:
+    pixels(view({name: [frame]}))
+
+
+def test_a_ramp_of_numbers() -> None:
+    """Between the first and the last percent, in matplotlib's perceptual inferno."""
+    values = np.linspace(0, 100, 64 * 64).reshape(64, 64)
+    colours = image_of("height", values)
+    for value, place in [(0.0, (0, 0)), (0.5, (32, 0)), (1.0, (63, 63))]:
+        expected = np.array(colormaps["inferno"](value)[:3]) * 255
+        np.testing.assert_allclose(colours[place], expected, atol=4)
+
+
+def test_flow_wheel() -> None:
+    # What flow_vis and the Middlebury tool paint for these directions, x right and y down.
+    directions = np.array([[1, 0], [-1, 0], [0, 0], [0, 1], [0, -1], [np.nan, 0], [1e10, 0]])
+    flow = np.repeat(directions, 8, axis=0)[None].repeat(8, axis=0)
+    colours = image_of("flow", flow)[0, ::8].astype(int)
+    assert colours[0].tolist() == [255, 0, 0]
+    np.testing.assert_allclose(colours[1], [0, 209, 255], atol=2)
+    assert colours[2].tolist() == [255, 255, 255]
+    np.testing.assert_allclose(colours[3], [255, 230, 0], atol=2)
+    np.testing.assert_allclose(colours[4], [88, 0, 255], atol=2)
+    assert colours[5].tolist() == colours[6].tolist() == NEUTRAL
+    longer = np.ones((40, 40, 2)) * [1, 0]
+    longer[0, 0] = [3, 0]  # beyond what all but a percent have
+    np.testing.assert_allclose(image_of("flow", longer)[0, 0], [191, 0, 0], atol=1)
+    assert "rim 1.25 px" in texts(view({"flow": [longer]}))
+
+
+def test_palette_of_labels() -> None:
+    every = np.arange(256).reshape(16, 16)
+    colours = image_of("seg", every).reshape(-1, 3).astype(int)
+    assert len({tuple(colour) for colour in colours.tolist()}) == 256
+    assert colours[0].max() < 60 < colours[1:].max(axis=1).min()
+    near = np.abs(np.diff(colours[1:40], axis=0)).sum(axis=1)
+    assert near.min() > 100  # neighbours are told apart
+    wrapped = image_of("seg", np.full((16, 16), 256))[0, 0]
+    assert wrapped.tolist() == colours[1].tolist()
+    assert image_of("valid", np.eye(16, dtype=bool))[0, :2].tolist() == colours[[1, 0]].tolist()
 
 
 def test_labels_are_never_mixed() -> None:
     mask = np.zeros((300, 400), np.uint8)
     mask[::2] = 100
-    [cell] = draw_panel("labels", [mask], 64, 92).cells
-    assert cell is not None
-    seen = {tuple(pixel) for pixel in np.asarray(cell).reshape(-1, 3).tolist()}
-    assert seen <= {tuple(c) for c in label_colours(np.array([0, 100])).tolist()}
+    figure = view({"mask": [mask]})
+    figure.set_dpi(50)  # far fewer pixels than the mask has
+    [image] = axes_of(figure, "mask").images
+    box = image.get_window_extent()
+    drawn = pixels(figure)[::-1][
+        int(box.y0) + 2 : int(box.y1) - 2, int(box.x0) + 2 : int(box.x1) - 2
+    ]
+    seen = {tuple(pixel) for pixel in drawn.reshape(-1, 3).tolist()}
+    assert seen <= {tuple(pixel) for pixel in shown(image).reshape(-1, 3).tolist()}
+
+
+def test_a_legend_of_labels_names_the_most_common() -> None:
+    seg = np.zeros((1, 64, 64), np.uint8)
+    seg[:, :4] = np.arange(256).reshape(4, 64)
+    [legend] = [text for text in texts(view({"seg": seg})) if text.startswith("+")]
+    named = [text for text in texts(view({"seg": seg})) if text.isdigit()]
+    assert "0" in named
+    assert int(legend) + len(named) == 256 + 1  # the first frame's number is one of the digits
 
 
 def test_pictures_keep_their_colour_and_shape() -> None:
     wide = np.zeros((20, 80, 3), np.uint8) + np.array([10, 200, 30], np.uint8)
     tall = np.zeros((80, 20, 3), np.uint8) + np.array([200, 10, 30], np.uint8)
-    one, two = draw_panel("picture", [wide, tall], 100, 92).cells
-    assert _middle(one) == (10, 200, 30)
-    assert _middle(two) == (200, 10, 30)
-    assert one is not None
-    assert two is not None
-    assert one.size == two.size == (100, 25)
-    assert two.getpixel((2, 12)) == BACKGROUND  # whole, so with room at its sides
-    rgba = np.zeros((16, 16, 4), np.uint8)
-    assert _middle(draw_panel("picture", [rgba], 64, 92).cells[0]) == BACKGROUND
+    figure = view({"image": [wide, tall]})
+    for image, ratio, colour in zip(
+        axes_of(figure, "image").images, (4, 0.25), ([10, 200, 30], [200, 10, 30]), strict=True
+    ):
+        left, right, bottom, top = image.get_extent()
+        assert (right - left) / (bottom - top) == pytest.approx(ratio)
+        box = image.get_window_extent()
+        assert box.width / box.height == pytest.approx(ratio, rel=0.02)
+        middle = pixels(figure)[::-1][int(box.y0 + box.y1) // 2, int(box.x0 + box.x1) // 2]
+        assert middle.tolist() == colour
 
 
-def test_plots() -> None:
-    rising = [np.array([i, 5.0]) for i in range(10)]
-    image = np.asarray(draw_plots(rising, (400, 84))).astype(int)
-    # The first component rises from the lower left to the upper right; the second is level.
-    red = np.abs(image - label_colours(np.array(1)).astype(int)).sum(axis=-1) < 30
-    y, x = np.nonzero(red)
-    assert y[x.argmin()] > 70
-    assert y[x.argmax()] < 30
-    assert x.max() < 200
-    green = np.abs(image - label_colours(np.array(2)).astype(int)).sum(axis=-1) < 30
-    assert np.ptp(np.nonzero(green)[0]) < 6
-    with_gap = draw_plots([rising[0], None, np.array([np.nan, np.inf]), rising[3]], (400, 84))
-    assert with_gap.size == (400, 84)
-    assert draw_plots([np.zeros(40)] * 3, (400, 84)).size == (400, 84)
+def test_each_component_has_its_scale() -> None:
+    values = np.array([[i, 5.0] for i in range(10)])
+    values[4, 0] = np.nan
+    figure = view({"pose": values}, start=100)
+    rising, level = axes_of(figure, "pose[0]"), axes_of(figure, "pose[1]")
+    [line] = rising.lines
+    np.testing.assert_array_equal(line.get_xdata(), np.arange(100, 110))
+    np.testing.assert_array_equal(line.get_ydata(), values[:, 0])
+    assert rising.get_title("left") == "[0]"
+    assert rising.get_title("right") == "0.0 to 9.0"
+    assert level.get_title("right") == "5"
+    assert rising.get_ylim()[0] < 0 < 9 < rising.get_ylim()[1]
 
 
-def test_numbers() -> None:
-    assert [number_text(v) for v in (0.01234, 12.345, 1234.5, 1.5e6)] == [
-        "0.0123",
-        "12.3",
-        "1234",
-        "1.5e+06",
-    ]
-    assert range_text(-27.213, -27.034) == "-27.21 to -27.03"
-    assert range_text(-0.0001, 4) == "0.0 to 4.0"
-    assert range_text(5, 5) == "5"
+def test_a_scalar_lies_below_its_frame() -> None:
+    clip = {"image": np.zeros((5, 16, 16, 3), np.uint8), "reward": np.arange(5.0)}
+    figure = view(clip)
+    images, axes = axes_of(figure, "image").images, axes_of(figure, "reward")
+    for number, image in enumerate(images):
+        box = image.get_window_extent()
+        x, _ = axes.transData.transform((number, 0))
+        assert x == pytest.approx((box.x0 + box.x1) / 2, abs=1)
 
 
-def test_contact_sheet_rows_and_columns() -> None:
-    images = [np.full((48, 64, 3), 40 * i, np.uint8) for i in range(5)]
-    flow: list[Array | None] = [np.ones((48, 64, 2), np.float32)] * 4
-    frames: dict[str, Any] = {
-        "image": images,
-        "flow": [*flow, None],
-        "pose": [np.zeros(7)] * 5,
-        "imu": [np.zeros((10, 3))] * 5,
-        "gone": [None] * 5,
-    }
-    one = contact_sheet({"image": images}, title="a/b")
-    sheet = contact_sheet(frames, title="a/b", subtitle="frames")
-    assert sheet.width == one.width <= 2400
-    assert sheet.height > one.height + 180
-    # The columns of the first row, each in its colour.
-    row = np.asarray(sheet)[70 + 90]
-    widths = [int((row == 40 * i).all(axis=-1).sum()) for i in range(5)]
-    assert widths == [240] * 5
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ([-27.213, -27.034], "-27.21 to -27.03"),
+        ([-0.0001, 4], "-0.0 to 4.0".replace("-0.0", "0.0")),
+        ([5, 5], "5"),
+        ([0.01234, 0.01234], "0.0123"),
+        ([1234.5, 1234.5], "1234"),
+        ([1.5e6, 1.5e6], "1.5e+06"),
+        ([np.nan, np.inf], "not finite"),
+    ],
+)
+def test_ranges(values: Sequence[float], text: str) -> None:
+    assert axes_of(view({"x": np.array(values)}), "x").get_title("right") == text
 
 
-def test_a_sheet_is_no_wider_than_asked() -> None:
-    frames = {"image": list(np.zeros((24, 24, 24, 3), np.uint8))}
-    assert 1900 < contact_sheet(frames, max_width=2000).width <= 2000
-    assert contact_sheet({"image": [np.zeros((24, 24, 3), np.uint8)]}).width < 800
+def test_long_names_and_strange_characters_are_drawn() -> None:
+    """Neither formulas, nor characters that the font does not have, nor escapes."""
+    key = "$\\frac$ 日本 \x1b[2J" * 20
+    figure = view({"image" * 40: np.zeros((1, 16, 16, 3), np.uint8), "episode": key})
+    pixels(figure)
+    cut = [text for text in texts(figure) if text.endswith("…")]
+    assert [text[:10] for text in cut] == ["$\\frac$ □□", "imageimage"]
+    assert cut[0].startswith("$\\frac$ □□ □[2J")
+
+
+def test_the_users_settings_make_no_difference() -> None:
+    import matplotlib as mpl
+
+    clip = {"depth": np.ones((2, 16, 16))}
+    expected = pixels(view(clip))
+    with mpl.rc_context({"font.size": 30, "axes.facecolor": "red", "figure.facecolor": "white"}):
+        before = dict(mpl.rcParams)
+        figure = view(clip)
+        assert dict(mpl.rcParams) == before
+    assert to_rgb(figure.get_facecolor()) != (1, 1, 1)
+    np.testing.assert_array_equal(pixels(figure), expected)
+
+
+# Clips
 
 
 @pytest.fixture
@@ -219,37 +295,148 @@ def dataset(tmp_path: Path) -> Iterator[Dataset]:
         yield opened
 
 
-def test_view_writes_a_picture(dataset: Dataset, tmp_path: Path) -> None:
-    path = view(dataset, tmp_path / "clip.png")
-    with Image.open(path) as image:
-        assert image.format == "PNG"
-        assert image.mode == "RGB"
-        full = image.size
-    # Of the eleven frames, at most so many columns.
-    view(dataset, path, max_columns=4)
-    with Image.open(path) as image:
-        assert image.width < full[0]
-    view(dataset, path, key="beta/Hard/P000")  # one frame; flow and mask are missing
-    view(dataset.select(["step"]), path, start=3, clip_len=4, dilation=2)
-    with Image.open(path) as image:
-        assert image.height < full[1] / 4
+def test_a_dataset_s_first_clip(dataset: Dataset) -> None:
+    figure = view(dataset)
+    assert {"alpha/Easy/P000", "frames 0 to 10 of 11", "frame", "0", "10"} <= set(texts(figure))
+    # In the order of the schema; of what varies in length a line tells.
+    rows = [str(label).split("[")[0] for label in labels(figure)]
+    names = [name for name in dict.fromkeys(rows) if name in dataset.features]
+    assert names == [name for name in dataset.features if name != "note"]
+    assert {"note", "uint8", "32 x 40 x 3", "scalar", "float64"} <= set(texts(figure))
+    assert len(axes_of(figure, "image_left").images) == 11
+    assert len(axes_of(figure, "flow").images) == 10
+    assert texts(figure).count("missing") == 2  # flow and mask of the last frame
+    frame = dataset.episodes["alpha/Easy/P000"][3]["image_left"]
+    np.testing.assert_array_equal(shown(axes_of(figure, "image_left").images[3]), frame)
+
+
+def test_all_ways_to_name_a_clip(dataset: Dataset) -> None:
+    key = "alpha/Easy/P001"
+    clip: dict[str, Any] = {"clip_len": 2, "dilation": 2, "features": ["step", "image_left"]}
+    frames = dataset.episodes[key].read([1, 3], features=["step", "image_left"])
+    expected = pixels(view(dataset, key, start=1, **clip))
+    for figure in (
+        view(dataset.url, key, start=1, **clip),
+        view(Path(dataset.url), key, start=1, **clip),
+        view(dataset.episodes[key], start=1, **clip),
+    ):
+        np.testing.assert_array_equal(pixels(figure), expected)
+    figure = view({**frames, "episode": key, "start": 1}, dilation=2)
+    assert labels(figure) == ["step", "image_left"]
+    assert {key, "frames 1 to 3, 2 apart", "1", "3"} <= set(texts(figure))
+
+
+def test_a_clip_of_a_loader(dataset: Dataset) -> None:
+    features = ["image_left", "depth_left", "pose"]
+    pipe = seqrecord.SeqRecordPipe(dataset.url, clip_len=3, features=features, shuffle=False)
+    clip = next(iter(pipe))
+    figure = view(clip)
+    assert {clip["episode"], "frames 0 to 2"} <= set(texts(figure))
+    first = axes_of(figure, "image_left").images[0]
+    np.testing.assert_array_equal(shown(first), clip["image_left"][0].numpy())
+    batches = seqrecord.SeqRecordPipe(
+        dataset.url, clip_len=3, features=features, batch_size=2, shuffle=False
+    )
+    with pytest.raises(ClipError, match="more than one clip"):
+        view(next(iter(batches)))
+
+
+def test_columns_are_spread_over_the_clip(dataset: Dataset) -> None:
+    figure = view(dataset, max_columns=4, features=["image_left", "step"])
+    assert len(axes_of(figure, "image_left").images) == 4
+    assert [text for text in texts(figure) if text.isdigit()] == ["0", "3", "7", "10"]
+    [line] = axes_of(figure, "step").lines
+    assert len(np.asarray(line.get_xdata())) == 11  # curves have them all
+    narrow = view({"image": np.zeros((40, 8, 8, 3), np.uint8)}, max_columns=40)
+    assert len(axes_of(narrow, "image").images) == 40
+
+
+def test_a_note_whose_length_happens_not_to_vary(dataset: Dataset) -> None:
+    """What the frames shown are decides; frames that are not shown may differ."""
+    pixels(view(dataset, features=["note"], max_columns=2))
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"key": "nope"}, "no such episode"),
+        ({"episode": "nope"}, "no such episode"),
         ({"start": 11}, "outside its episode"),
         ({"start": -1}, "outside its episode"),
         ({"clip_len": 12}, "longer than what is left"),
         ({"clip_len": 4, "dilation": 4}, "longer than what is left"),
         ({"clip_len": 0}, "length is out of range"),
         ({"dilation": 0}, "dilation is out of range"),
+        ({"max_columns": 0}, "no columns"),
+        ({"storage_options": {"a": 1}}, "storage_options does not go with an open dataset"),
     ],
 )
 def test_clips_that_are_not_there(
-    dataset: Dataset, tmp_path: Path, arguments: dict[str, Any], message: str
+    dataset: Dataset, arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ClipError, match=message):
-        view(dataset, tmp_path / "clip.png", **arguments)
-    assert not (tmp_path / "clip.png").exists()
+        view(dataset, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("clip", "arguments", "message"),
+    [
+        ({}, {}, "without features"),
+        ({"episode": "a", "start": 3}, {}, "without features"),
+        ({"x": []}, {}, "length is out of range"),
+        ({"x": 3.0}, {}, "not frames"),
+        ({"x": [[1], [1, 2]]}, {"episode": "a"}, "episode does not go with a clip"),
+        ({"x": np.zeros(3)}, {"clip_len": 2}, "clip_len does not go with a clip"),
+    ],
+)
+def test_clips_that_are_none(clip: dict[str, Any], arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ClipError, match=message):
+        view(clip, **arguments)
+
+
+def test_other_mistakes(dataset: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match="no such feature"):
+        view(dataset, features=["nope"])
+    with pytest.raises(SchemaError, match="no such feature"):
+        view({"x": np.zeros(3)}, features=["nope"])
+    with pytest.raises(ClipError, match="episode does not go with an open episode"):
+        view(dataset.episodes["beta/Hard/P000"], "beta/Hard/P000")
+    with pytest.raises(NotFoundError):
+        view(tmp_path / "nothing")
+
+
+# Files and notebooks
+
+
+def test_a_figure_is_written_and_shown(dataset: Dataset, tmp_path: Path) -> None:
+    figure = view(dataset, "beta/Hard/P000")  # one frame; flow and mask are missing
+    figure.savefig(tmp_path / "clip.png")
+    figure.savefig(tmp_path / "clip.svg")
+    with Image.open(tmp_path / "clip.png") as image:
+        assert (image.format, image.width) == ("PNG", pixels(figure).shape[1])
+    # IPython asks any object for this.
+    assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
+
+
+_WITHOUT = """
+import sys
+sys.modules["matplotlib"] = None
+import seqrecord
+from seqrecord.cli import main
+for draw in (seqrecord.view, seqrecord.draw_timeline):
+    try:
+        draw("nothing")
+    except seqrecord.MissingPackageError as error:
+        assert isinstance(error, ImportError)
+        assert "`view`: pip install matplotlib" in str(error), error
+    else:
+        raise AssertionError
+main(["view", "nothing"])
+"""
+
+
+def test_without_matplotlib() -> None:
+    done = subprocess.run([sys.executable, "-c", _WITHOUT], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    [line] = done.stderr.splitlines()
+    assert line.startswith("seqrecord: error: pictures are drawn by matplotlib, the extra `view`")

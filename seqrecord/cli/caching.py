@@ -6,14 +6,11 @@ import json
 
 import click
 
+from seqrecord.cli.options import debug
 from seqrecord.storage import cache_info, clear_cache
 from seqrecord.units import format_size
 
 __all__ = ["cache"]
-
-_debug = click.option(
-    "--debug", is_flag=True, expose_value=False, help="Show the traceback of an error."
-)
 
 
 @click.group()
@@ -27,7 +24,7 @@ def cache() -> None:
 @cache.command()
 @click.argument("folder", metavar="DIR")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; sizes are in bytes.")
-@_debug
+@debug
 def info(folder: str, as_json: bool) -> None:
     """Print what a cache holds: of which datasets, how much, and when it was used."""
     found = cache_info(folder)
@@ -37,7 +34,7 @@ def info(folder: str, as_json: bool) -> None:
 @cache.command()
 @click.argument("folder", metavar="DIR")
 @click.argument("location", metavar="[URL]", required=False)
-@_debug
+@debug
 def clear(folder: str, location: str | None) -> None:
     """Empty a cache, or drop what it holds of the dataset at URL."""
     size = clear_cache(folder, location)

@@ -12,7 +12,7 @@ import click
 
 from seqrecord.catalog import reindex as rebuild
 from seqrecord.cli.caching import cache
-from seqrecord.cli.options import AT_LEAST_1, common, feature_names
+from seqrecord.cli.options import AT_LEAST_1, PICTURE, common, dots_per_inch, feature_names
 from seqrecord.cli.terminal import (
     PROGRAM,
     ByteSize,
@@ -27,8 +27,8 @@ from seqrecord.clips import ClipSpec
 from seqrecord.codecs import CODEC_NAMES
 from seqrecord.conversion import ConvertReport, Progress, convert
 from seqrecord.destination import WriteMode
+from seqrecord.drawing import DEFAULT_CLIP_LEN, picture_file
 from seqrecord.drawing import view as draw_view
-from seqrecord.drawing.sheet import DEFAULT_CLIP_LEN
 from seqrecord.exporting import export as export_episode
 from seqrecord.format import MAX_CHUNK_FRAMES
 from seqrecord.manifest import Manifest
@@ -348,9 +348,8 @@ def export(
     "--columns", type=AT_LEAST_1, default=DEFAULT_CLIP_LEN, show_default=True, help="At most."
 )
 @feature_names("Names of the features, in this order.")
-@click.option(
-    "-o", "--output", default="clip.png", show_default=True, metavar="FILE", help="The picture."
-)
+@click.option("-o", "--output", default="clip.png", show_default=True, metavar="FILE", help=PICTURE)
+@dots_per_inch
 @common
 def view(
     path: str,
@@ -361,20 +360,23 @@ def view(
     columns: int,
     features: list[str] | None,
     output: str,
+    dpi: int,
     storage_options: dict[str, Any] | None,
 ) -> None:
-    """Draw a clip of an episode, by default the first, as one PNG picture."""
-    with open_dataset(path, features=features, storage_options=storage_options) as dataset:
-        written = draw_view(
-            dataset,
-            output,
-            key=key,
-            start=start,
-            clip_len=clip_len,
-            dilation=dilation,
-            max_columns=columns,
-        )
-    click.echo(str(written))
+    """Draw a clip of an episode, by default the first, as one picture. Needs matplotlib."""
+    target, picture_format = picture_file(output)
+    figure = draw_view(
+        path,
+        key,
+        start=start,
+        clip_len=clip_len,
+        dilation=dilation,
+        features=features,
+        max_columns=columns,
+        storage_options=storage_options,
+    )
+    figure.savefig(target, dpi=dpi, format=picture_format)
+    click.echo(str(target))
 
 
 main.add_command(bench)

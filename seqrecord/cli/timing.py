@@ -9,9 +9,16 @@ from typing import Any
 import click
 
 from seqrecord.benching import bench as run_bench
-from seqrecord.cli.options import AT_LEAST_1, common, feature_names
+from seqrecord.cli.options import (
+    AT_LEAST_1,
+    PICTURE,
+    common,
+    debug,
+    dots_per_inch,
+    feature_names,
+)
 from seqrecord.cli.terminal import ByteSize, ProgressBar
-from seqrecord.drawing import draw_timeline
+from seqrecord.drawing import draw_timeline, picture_file
 
 __all__ = ["bench", "trace"]
 
@@ -110,24 +117,26 @@ def bench(
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("--png", metavar="FILE", help="The picture. [the first trace's name, with .png]")
+@click.option(
+    "-o", "--output", metavar="FILE", help=f"{PICTURE} [the first trace's name, with .png]"
+)
 @click.option("--start", type=float, metavar="SECONDS", help="[the trace's start]")
 @click.option("--stop", type=float, metavar="SECONDS", help="[the trace's end]")
-@click.option(
-    "--max-width", type=click.IntRange(640, 20_000), default=2400, show_default=True, help="Pixels."
-)
-@click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
+@dots_per_inch
+@debug
 def trace(
     files: tuple[str, ...],
-    png: str | None,
+    output: str | None,
     start: float | None,
     stop: float | None,
-    max_width: int,
+    dpi: int,
 ) -> None:
-    """Draw a timeline of traces: who was busy when with what, and who waited.
+    """Draw a timeline of traces: who was busy when with what, and who waited. Needs matplotlib.
 
     FILE is what `trace="epoch.json"` has written in training, or `seqrecord bench --trace`. Those
     of one machine's processes can be drawn together.
     """
-    target = png or Path(files[0]).with_suffix(".png")
-    click.echo(str(draw_timeline(files, target, max_width=max_width, start=start, stop=stop)))
+    target, picture_format = picture_file(output or Path(files[0]).with_suffix(".png"))
+    figure = draw_timeline(files, start=start, stop=stop)
+    figure.savefig(target, dpi=dpi, format=picture_format)
+    click.echo(str(target))

@@ -1,15 +1,19 @@
-"""view: a clip as one picture; draw_timeline: a trace as one."""
+"""view: a clip as one figure; draw_timeline: a trace as one. Both are drawn by matplotlib."""
 
-from seqrecord.drawing.sheet import (
-    contact_sheet,
-    view,
+from seqrecord.drawing.files import (
+    picture_file,
 )
 from seqrecord.drawing.timeline import (
     draw_timeline,
 )
+from seqrecord.drawing.view import (
+    DEFAULT_CLIP_LEN,
+    view,
+)
 
 __all__ = [
-    "contact_sheet",
+    "DEFAULT_CLIP_LEN",
     "draw_timeline",
+    "picture_file",
     "view",
 ]

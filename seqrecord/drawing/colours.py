@@ -1,4 +1,4 @@
-"""Numbers as colours, for people to look at. Every function returns uint8 [..., 3], RGB."""
+"""Flow and labels as colours, uint8 [..., 3], RGB; matplotlib has neither."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["NEUTRAL", "flow_colours", "label_colours", "ramp_colours"]
+__all__ = ["NEUTRAL", "flow_colours", "label_colours"]
 
 Colours = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.floating[Any]]
@@ -15,36 +15,12 @@ Floats = npt.NDArray[np.floating[Any]]
 NEUTRAL = (72, 76, 84)
 """What is not a number, is infinite, or is unknown."""
 
-# Every eighth colour of matplotlib's "inferno", a perceptually uniform ramp by Nathaniel Smith and
-# Stéfan van der Walt, 2015, CC0: https://bids.github.io/colormap/
-_INFERNO = np.array(
-    [
-        *((0, 0, 4), (11, 7, 36), (33, 12, 74), (61, 9, 101), (87, 16, 110), (113, 25, 110)),
-        *((138, 34, 106), (163, 44, 97), (188, 55, 84), (210, 70, 68), (228, 90, 49)),
-        *((241, 115, 29), (249, 142, 9), (252, 172, 17), (249, 203, 53), (242, 234, 105)),
-        (252, 255, 164),
-    ]
-)
-_STEPS = 256
-
 # Baker, Scharstein, Lewis, Roth, Black, Szeliski: A Database and Evaluation Methodology for Optical
 # Flow, IJCV 2011; colorcode.cpp of https://vision.middlebury.edu/flow/. Colours from one corner to
 # the next: (steps, which channel changes, and whether it rises).
 _WHEEL_ARCS = ((15, 1, True), (6, 0, False), (4, 2, True), (11, 1, False), (13, 0, True))
 _WHEEL_LAST = (6, 2, False)
 _UNKNOWN_FLOW = 1e9
-
-
-def ramp_colours(values: Floats) -> Colours:
-    """A perceptually uniform ramp from dark at 0 to bright at 1; what is beyond is clipped.
-
-    Values that are not finite are `NEUTRAL`.
-    """
-    known = np.isfinite(values)
-    steps = np.clip(np.where(known, values, 0), 0, 1) * (_STEPS - 1) + 0.5
-    colours: Colours = _RAMP[steps.astype(np.intp)]
-    colours[~known] = NEUTRAL
-    return colours
 
 
 def flow_colours(flow: Floats, longest: float) -> Colours:
@@ -73,12 +49,6 @@ def label_colours(labels: npt.NDArray[Any]) -> Colours:
     numbers = labels.astype(np.int64)
     colours: Colours = _PALETTE[np.where(numbers == 0, 0, (numbers - 1) % (len(_PALETTE) - 1) + 1)]
     return colours
-
-
-def _make_ramp() -> Colours:
-    at = np.linspace(0, len(_INFERNO) - 1, _STEPS)
-    channels = [np.interp(at, np.arange(len(_INFERNO)), _INFERNO[:, c]) for c in range(3)]
-    return (np.stack(channels, axis=-1) + 0.5).astype(np.uint8)
 
 
 def _make_wheel() -> npt.NDArray[np.float64]:
@@ -119,6 +89,5 @@ def _make_palette() -> Colours:
     return np.concatenate([[[36, 40, 47]], np.round(colours * 255)]).astype(np.uint8)
 
 
-_RAMP = _make_ramp()
 _WHEEL = _make_wheel()
 _PALETTE = _make_palette()

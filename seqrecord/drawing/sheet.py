@@ -1,248 +1,231 @@
-"""view: a clip as one picture, features in rows and time in columns."""
+"""A contact sheet: features in rows, frames in columns."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageDraw
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
-from seqrecord.clips import ClipSpec
-from seqrecord.drawing.panels import Kind, draw_panel, draw_plots, kind_of
-from seqrecord.drawing.theme import (
-    BACKGROUND,
+from seqrecord.drawing.curves import PLOT_HEIGHT, draw_curves
+from seqrecord.drawing.kinds import kind_of_frames
+from seqrecord.drawing.page import (
     DIM,
+    DPI,
     LINE,
-    TEXT,
-    font,
-    number_text,
-    shortened,
+    Page,
+    styled,
     text_width,
 )
-from seqrecord.errors import ClipError
-from seqrecord.reader import Dataset
-from seqrecord.storage import local_path
+from seqrecord.drawing.panels import LEGEND_WIDTH, Panel, make_panel
+from seqrecord.wording import number_text, shape_text
 
-__all__ = ["contact_sheet", "view"]
+__all__ = ["draw_sheet"]
 
-Frames = Sequence["npt.NDArray[Any] | None"]
+Array = npt.NDArray[Any]
+Frames = Sequence["Array | None"]
 
-DEFAULT_CLIP_LEN = 16
+# Inches
+_WIDTH = 16.0
+_MARGIN = 0.11
+_GUTTER = 0.027
+_ROW_GAP = 0.055
+_LABEL_WIDTHS = (0.7, 1.6)
+_CELL_WIDTHS = (0.43, 1.6)  # narrower cells show nothing, wider ones fill the screen
+_LEAST_WIDTH = 2.2  # of all columns, so that curves and texts have room
+_TEXT_HEIGHT = 0.17
+_HEADER_HEIGHT = 0.47
+_LINE_HEIGHT = 0.115
+_ASPECTS = (0.2, 1.5)  # of a cell; an image beyond them has room beside it
 
-_MARGIN = 16
-_GUTTER = 4
-_LABEL_WIDTHS = (104, 240)
-_LEGEND_WIDTH = 92
-_CELL_WIDTHS = (64, 240)  # pixels: narrower cells show nothing, wider ones fill the screen
-_PLOT_HEIGHT = 84
-_TEXT_HEIGHT = 26
-_NAME_SIZE = 14
-
-
-def view(
-    dataset: Dataset,
-    path: str | PathLike[str],
-    *,
-    key: str | None = None,
-    start: int = 0,
-    clip_len: int | None = None,
-    dilation: int = 1,
-    max_columns: int = DEFAULT_CLIP_LEN,
-) -> Path:
-    """Write a picture of a clip to `path`, as PNG; returns it.
-
-    Shows the features that the dataset was opened with; where a frame lacks one its place is
-    empty. A clip of more than `max_columns` frames shows that many, evenly spaced.
-
-    Args:
-        dataset: an open dataset.
-        path: the picture; one that is there is replaced.
-        key: the episode, by default the first.
-        start: number of the clip's first frame.
-        clip_len: frames in the clip; by default 16, or as many as the episode has from `start`.
-        dilation: frames from one to the next.
-        max_columns: frames shown.
-
-    Raises `ClipError` for an episode that is not there and a clip that is not inside it.
-    """
-    target = local_path(path, "the picture")
-    key = next(iter(dataset.episodes)) if key is None else key
-    dataset.find_episodes([key])
-    num_frames = len(dataset.episodes[key])
-    if not 0 <= start < num_frames:
-        raise ClipError(
-            "a clip outside its episode",
-            episode=key,
-            expected=f"a start of 0 to {num_frames - 1}",
-            got=start,
-        )
-    room = (num_frames - 1 - start) // max(dilation, 1) + 1
-    spec = ClipSpec(
-        min(DEFAULT_CLIP_LEN, room) if clip_len is None else clip_len, dilation=dilation
-    )
-    if spec.length > room:
-        raise ClipError(
-            "a clip longer than what is left of its episode",
-            episode=key,
-            expected=f"a start of at most {max(0, num_frames - spec.span)} and at most "
-            f"{room} frames from {start}",
-            got=f"{spec.length} frames from {start}, {spec.dilation} apart",
-        )
-    every = range(start, start + spec.span, spec.dilation)
-    shown = [every[i] for i in _spread(spec.length, max_columns)]
-    frames: dict[str, Frames] = {}
-    for name, feature in dataset.features.items():
-        # A plot costs nothing and shows all of the clip.
-        wide = kind_of(name, feature.dtype, feature.shape) == "plot"
-        frames[name] = _read(dataset.select([name]), key, name, every if wide else shown)
-    apart = f", {spec.dilation} apart" if spec.dilation > 1 else ""
-    subtitle = f"frames {every[0]} to {every[-1]} of {num_frames}{apart}"
-    sheet = contact_sheet(frames, numbers=shown, title=key, subtitle=subtitle)
-    sheet.save(target, format="png")
-    return target
+_TITLE_SIZE, _SUBTITLE_SIZE, _NAME_SIZE = 10.0, 7.0, 7.0  # points
 
 
-def contact_sheet(
+def draw_sheet(
     frames: Mapping[str, Frames],
     *,
-    numbers: Sequence[int] | None = None,
-    title: str = "",
-    subtitle: str = "",
-    max_width: int = 2400,
-) -> Image.Image:
-    """One row for each feature, one column for each frame.
-
-    Depth (`depth…`) is shown in a ramp of colours, near bright, with its scale in metres; flow
-    [H, W, 2] in the Middlebury wheel; masks and segmentations (`mask…`, `seg…`) in a palette; RGB,
-    RGBA and 8-bit grey as they are; other [H, W] in a ramp; vectors and scalars as plots; of
-    anything else a line says the range. Scales are robust: a percent of outliers at either end is
-    clipped, and what is not a number is grey.
+    numbers: Sequence[int],
+    shown: Sequence[int],
+    title: str,
+    subtitle: str,
+) -> Figure:
+    """One row for each feature, one column for each of the frames `shown`.
 
     Args:
-        frames: for each feature its frames in order, arrays or `None` for one that is missing.
-            Features to be plotted may have more frames than there are columns.
-        numbers: the frames' numbers, one for each column; by default 0, 1, ….
+        frames: by feature arrays, or `None` for one that is missing: for each column, or, for
+            curves, for each of `numbers`.
+        numbers: the numbers of the clip's frames.
+        shown: those of `numbers` that have a column.
         title, subtitle: the heading.
-        max_width: pixels; columns get narrower to fit, down to 64 pixels.
     """
-    drawn = {name: _known(values) for name, values in frames.items()}
-    counts = [len(values) for name, values in frames.items() if _kind(name, drawn[name]) != "plot"]
-    columns = len(numbers) if numbers is not None else max(counts, default=8)
-    layout = _Layout.fit(columns, max_width, frames)
-    rows = [_row(name, values, drawn[name], layout) for name, values in frames.items()]
-    header = _header(title, subtitle, numbers or range(columns), layout)
-    height = header.height + sum(row.height + _MARGIN // 2 for row in rows) + _MARGIN // 2
-    sheet = Image.new("RGB", (layout.width, height), BACKGROUND)
-    sheet.paste(header, (0, 0))
-    y = header.height
-    for row in rows:
-        sheet.paste(row, (0, y))
-        y += row.height + _MARGIN // 2
-    return sheet
+    layout = _Layout.fit(len(shown), frames)
+    rows = [_Row.of(name, values, layout) for name, values in frames.items()]
+    height = _HEADER_HEIGHT + sum(row.height + _ROW_GAP for row in rows) + _ROW_GAP
+    with styled():
+        page = Page(layout.width, height)
+        _draw_header(page, title, subtitle, shown, layout)
+        y = _HEADER_HEIGHT
+        for row in rows:
+            row.draw(page, y, layout, numbers, shown)
+            y += row.height + _ROW_GAP
+    return page.figure
 
 
 @dataclass(frozen=True)
 class _Layout:
     columns: int
-    cell_width: int
-    label_width: int
+    cell_width: float
+    label_width: float
 
     @classmethod
-    def fit(cls, columns: int, max_width: int, names: Iterable[str]) -> _Layout:
+    def fit(cls, columns: int, names: Iterable[str]) -> _Layout:
         longest = max((text_width(name, _NAME_SIZE) for name in names), default=0)
         label_width = _clamped(longest + _MARGIN, _LABEL_WIDTHS)
-        room = max_width - label_width - _LEGEND_WIDTH - 4 * _MARGIN
-        return cls(columns, _clamped(room // max(columns, 1) - _GUTTER, _CELL_WIDTHS), label_width)
-
-    def x(self, column: int) -> int:
-        """Left edge of a column."""
-        return _MARGIN + self.label_width + column * (self.cell_width + _GUTTER)
+        room = _WIDTH - label_width - LEGEND_WIDTH - 3 * _MARGIN
+        return cls(columns, _clamped(room / columns - _GUTTER, _CELL_WIDTHS), label_width)
 
     @property
-    def frames_width(self) -> int:
-        return max(self.columns * (self.cell_width + _GUTTER) - _GUTTER, 320)
+    def left(self) -> float:
+        """Of the columns."""
+        return _MARGIN + self.label_width
+
+    def offset(self, column: int) -> float:
+        """Left edge of a column, counted from the first one's."""
+        return column * (self.cell_width + _GUTTER)
 
     @property
-    def legend_x(self) -> int:
-        return self.x(0) + self.frames_width + _MARGIN
+    def frames_width(self) -> float:
+        return max(self.offset(self.columns) - _GUTTER, _LEAST_WIDTH)
 
     @property
-    def width(self) -> int:
-        return self.legend_x + _LEGEND_WIDTH + _MARGIN
+    def legend_x(self) -> float:
+        return self.left + self.frames_width + _MARGIN
+
+    @property
+    def width(self) -> float:
+        return self.legend_x + LEGEND_WIDTH + _MARGIN
+
+    def limits(self, shown: Sequence[int]) -> tuple[float, float]:
+        """Frame numbers at both ends of a plot whose points lie below the columns' middles."""
+        step = (shown[-1] - shown[0]) / max(len(shown) - 1, 1) or 1.0
+        scale = step / (self.cell_width + _GUTTER)  # frames an inch
+        first = shown[0] - scale * self.cell_width / 2
+        return first, first + scale * self.frames_width
 
 
-def _header(title: str, subtitle: str, numbers: Sequence[int], layout: _Layout) -> Image.Image:
-    top = 46 if title or subtitle else 10
-    image = Image.new("RGB", (layout.width, top + 24), BACKGROUND)
-    draw = ImageDraw.Draw(image)
-    title = shortened(title, layout.width - 2 * _MARGIN, 20)
-    draw.text((_MARGIN, 30), title, TEXT, font(20), anchor="ls")
-    x = _MARGIN + draw.textlength(title, font(20)) + (14 if title else 0)
-    draw.text((x, 30), shortened(subtitle, layout.width - x, 14), DIM, font(14), anchor="ls")
-    draw.text((_MARGIN, top + 16), "frame", DIM, font(12), anchor="ls")
-    for column, number in enumerate(numbers):
-        x = layout.x(column) + layout.cell_width / 2
-        draw.text((x, top + 16), str(number), DIM, font(12), anchor="ms")
-    return image
+def _draw_header(
+    page: Page, title: str, subtitle: str, shown: Sequence[int], layout: _Layout
+) -> None:
+    room = page.width - 2 * _MARGIN - text_width(subtitle, _SUBTITLE_SIZE) - 0.1
+    heading = page.text(_MARGIN, 0.2, title, room=room, size=_TITLE_SIZE, va="baseline")
+    x = _MARGIN + text_width(heading.get_text(), _TITLE_SIZE) + 0.1 * bool(title)
+    page.text(x, 0.2, subtitle, size=_SUBTITLE_SIZE, color=DIM, va="baseline")
+    y = _HEADER_HEIGHT - 0.04
+    page.text(_MARGIN, y, "frame", color=DIM, va="baseline")
+    for column, number in enumerate(shown):
+        x = layout.left + layout.offset(column) + layout.cell_width / 2
+        page.text(x, y, str(number), color=DIM, ha="center", va="baseline")
 
 
-def _row(
-    name: str, frames: Frames, known: Sequence[npt.NDArray[Any]], layout: _Layout
-) -> Image.Image:
-    kind = _kind(name, known)
-    if kind in ("plot", "text"):
-        height = _PLOT_HEIGHT if kind == "plot" else _TEXT_HEIGHT
-        row = _labelled(name, known, height, layout)
-        if kind == "plot":
-            row.paste(draw_plots(frames, (layout.frames_width, height)), (layout.x(0), 0))
+@dataclass(frozen=True)
+class _Row:
+    """One feature. `panel` is there for what is shown as pictures."""
+
+    name: str
+    frames: Frames
+    height: float
+    is_curves: bool = False
+    panel: Panel | None = None
+
+    @classmethod
+    def of(cls, name: str, frames: Frames, layout: _Layout) -> _Row:
+        known = _known(frames)
+        kind = kind_of_frames(name, known)
+        if kind == "text":
+            return cls(name, frames, _TEXT_HEIGHT)
+        if kind == "curves":
+            return cls(name, frames, PLOT_HEIGHT, is_curves=True)
+        width = layout.cell_width
+        height = width * _clamped(known[0].shape[0] / known[0].shape[1], _ASPECTS)
+        panel = make_panel(kind, [_thinned(frame, width, height) for frame in known])
+        return cls(name, frames, height, panel=panel)
+
+    def draw(
+        self, page: Page, y: float, layout: _Layout, numbers: Sequence[int], shown: Sequence[int]
+    ) -> None:
+        self._draw_label(page, y, layout)
+        if self.panel is not None:
+            self._draw_cells(page, y, layout, self.panel)
+            if self.panel.legend is not None:
+                self.panel.legend(page, layout.legend_x, y, self.height)
+        elif self.is_curves:
+            box = (layout.left, y, layout.frames_width)
+            where = numbers if len(self.frames) == len(numbers) else shown
+            draw_curves(page, box, self.name, self.frames, where, layout.limits(shown))
         else:
-            place = (layout.x(0), height // 2)
-            ImageDraw.Draw(row).text(place, _description(known), DIM, font(13), anchor="lm")
-        return row
-    panel = draw_panel(kind, frames, layout.cell_width, _LEGEND_WIDTH)
-    height = max(cell.height for cell in panel.cells if cell is not None)
-    row = _labelled(name, known, height, layout)
-    for column in range(layout.columns):
-        cell = panel.cells[column] if column < len(panel.cells) else None
-        if cell is not None:
-            row.paste(cell, (layout.x(column), 0))
-        else:
-            _draw_missing(ImageDraw.Draw(row), layout.x(column), layout.cell_width, height)
-    if panel.legend is not None:
-        row.paste(panel.legend, (layout.legend_x, 0))
-    return row
+            text = _description(_known(self.frames))
+            room = layout.width - layout.left - _MARGIN
+            page.text(layout.left, y + self.height / 2, text, room=room, color=DIM)
+
+    def _draw_label(self, page: Page, y: float, layout: _Layout) -> None:
+        """The feature's name, dtype and shape."""
+        known = _known(self.frames)
+        lines = [self.name]
+        if known and self.height > 2.5 * _LINE_HEIGHT:
+            shapes = {frame.shape for frame in known}
+            shape = shape_text(known[0].shape) if len(shapes) == 1 else "varying"
+            lines += [known[0].dtype.name, shape]
+        line = y + self.height / 2 - _LINE_HEIGHT * (len(lines) - 1) / 2
+        for place, text in enumerate(lines):
+            style: dict[str, Any] = {"color": DIM} if place else {"size": _NAME_SIZE}
+            page.text(_MARGIN, line, text, room=layout.label_width - 0.05, **style)
+            line += _LINE_HEIGHT
+
+    def _draw_cells(self, page: Page, y: float, layout: _Layout, panel: Panel) -> None:
+        # Units of these axes are inches, from the upper left corner.
+        axes = page.axes(layout.left, y, layout.frames_width, self.height, self.name)
+        axes.set_axis_off()
+        images = iter(panel.images)
+        for column, frame in enumerate(self.frames):
+            left = layout.offset(column)
+            if frame is None:
+                box = Rectangle(
+                    (left, 0), layout.cell_width, self.height, fill=False, ec=LINE, lw=1
+                )
+                axes.add_patch(box)
+                middle = (left + layout.cell_width / 2, self.height / 2)
+                axes.text(*middle, "missing", color=DIM, ha="center", va="center")
+                continue
+            image = next(images)
+            extent = _inside(image.shape, left, layout.cell_width, self.height)
+            axes.imshow(
+                image, extent=extent, aspect="auto", interpolation_stage="rgba", **panel.options
+            )
+        axes.set_xlim(0, layout.frames_width)
+        axes.set_ylim(self.height, 0)
 
 
-def _labelled(
-    name: str, known: Sequence[npt.NDArray[Any]], height: int, layout: _Layout
-) -> Image.Image:
-    """An empty row with the feature's name, dtype and shape at its left."""
-    row = Image.new("RGB", (layout.width, height), BACKGROUND)
-    draw = ImageDraw.Draw(row)
-    lines = [(name, TEXT, _NAME_SIZE)]
-    if known and height > 40:
-        shapes = {frame.shape for frame in known}
-        shape = " x ".join(map(str, known[0].shape)) if len(shapes) == 1 else "varying"
-        lines += [(known[0].dtype.name, DIM, 12), (shape or "scalar", DIM, 12)]
-    y = height / 2 - 8.5 * (len(lines) - 1)
-    for text, colour, size in lines:
-        fitting = shortened(text, layout.label_width - 8, size)
-        draw.text((_MARGIN, y), fitting, colour, font(size), anchor="lm")
-        y += 17
-    return row
+def _inside(
+    shape: tuple[int, ...], left: float, width: float, height: float
+) -> tuple[float, float, float, float]:
+    """Where a picture lies in its cell, whole and undistorted: left, right, bottom, top."""
+    scale = min(width / shape[1], height / shape[0])
+    x, y = (width - scale * shape[1]) / 2, (height - scale * shape[0]) / 2
+    return left + x, left + width - x, height - y, y
 
 
-def _draw_missing(draw: ImageDraw.ImageDraw, x: int, width: int, height: int) -> None:
-    draw.rectangle((x, 0, x + width - 1, height - 1), outline=LINE)
-    draw.text((x + width / 2, height / 2), "missing", DIM, font(12), anchor="mm")
+def _thinned(frame: Array, width: float, height: float) -> Array:
+    """Every so many pixels of a frame that has more than twice those of its cell."""
+    rows, columns = frame.shape[:2]
+    step = max(1, min(int(rows / (2 * height * DPI)), int(columns / (2 * width * DPI))))
+    return frame[::step, ::step]
 
 
-def _description(known: Sequence[npt.NDArray[Any]]) -> str:
+def _description(known: Sequence[Array]) -> str:
     if not known:
         return "missing in all of these frames"
     shapes = sorted({frame.shape for frame in known})
@@ -256,33 +239,9 @@ def _description(known: Sequence[npt.NDArray[Any]]) -> str:
     return text
 
 
-def _known(values: Frames) -> list[npt.NDArray[Any]]:
-    return [value for value in values if value is not None]
+def _known(frames: Frames) -> list[Array]:
+    return [frame for frame in frames if frame is not None]
 
 
-def _kind(name: str, known: Sequence[npt.NDArray[Any]]) -> Kind:
-    if len({frame.ndim for frame in known}) != 1:
-        return "text"
-    sizes = zip(*(frame.shape for frame in known), strict=True)
-    shape = tuple(size[0] if len(set(size)) == 1 else None for size in sizes)
-    return kind_of(name, known[0].dtype, shape)
-
-
-def _spread(count: int, most: int) -> list[int]:
-    """At most `most` of the numbers below `count`, evenly spaced, the first and last among them."""
-    if count <= most:
-        return list(range(count))
-    return [int(i) for i in np.linspace(0, count - 1, max(most, 1)).round()]
-
-
-def _read(dataset: Dataset, key: str, name: str, numbers: Sequence[int]) -> Frames:
-    """These frames of one feature, `None` for those that lack it."""
-    episode = dataset.episodes[key]
-    present = episode.present(name)
-    there = [number for number in numbers if present[number]]
-    arrays = iter(episode.read(there)[name]) if there else iter(())
-    return [next(arrays) if present[number] else None for number in numbers]
-
-
-def _clamped(value: float, limits: tuple[int, int]) -> int:
-    return int(min(max(value, limits[0]), limits[1]))
+def _clamped(value: float, limits: tuple[float, float]) -> float:
+    return min(max(value, limits[0]), limits[1])

@@ -3,7 +3,7 @@
 from seqrecord.summary.dataset import ClipSummary, FeatureSummary, Summary, summarize
 from seqrecord.summary.episode import EpisodeFeature, EpisodeSummary, summarize_episode
 from seqrecord.summary.listing import EpisodeRow, list_episodes, listing_lines
-from seqrecord.summary.text import codec_text
+from seqrecord.wording import codec_text
 
 __all__ = [
     "ClipSummary",

@@ -14,9 +14,9 @@ from seqrecord.format.pages import table_bytes
 from seqrecord.index import Index
 from seqrecord.reader import Dataset
 from seqrecord.schema import FeatureSpec
-from seqrecord.summary.text import codec_text, shape_text, table_lines
+from seqrecord.summary.text import table_lines
 from seqrecord.units import format_size
-from seqrecord.wording import counted
+from seqrecord.wording import codec_text, counted, shape_text
 
 __all__ = ["ClipSummary", "FeatureSummary", "Summary", "summarize"]
 
@@ -138,7 +138,7 @@ class Summary:
                 (
                     spec.name,
                     spec.dtype.name,
-                    shape_text(spec),
+                    shape_text(spec.shape),
                     codec_text(spec.codec),
                     "?" if feature.raw_bytes is None else format_size(feature.raw_bytes),
                     format_size(feature.stored_bytes),

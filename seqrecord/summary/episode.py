@@ -13,9 +13,9 @@ import numpy.typing as npt
 from seqrecord.clips import ClipSpec
 from seqrecord.reader import Dataset
 from seqrecord.schema import FeatureSpec
-from seqrecord.summary.text import codec_text, shape_text, table_lines
+from seqrecord.summary.text import table_lines
 from seqrecord.units import format_size
-from seqrecord.wording import counted, printable
+from seqrecord.wording import codec_text, counted, printable, shape_text
 
 __all__ = ["EpisodeFeature", "EpisodeSummary", "summarize_episode"]
 
@@ -90,7 +90,7 @@ class EpisodeSummary:
             (
                 feature.spec.name,
                 feature.spec.dtype.name,
-                shape_text(feature.spec),
+                shape_text(feature.spec.shape),
                 codec_text(feature.spec.codec),
                 format_size(feature.stored_bytes),
                 _missing_text(feature, self.num_frames),

@@ -1,29 +1,10 @@
-"""Text that the summaries share: tables, codecs, shapes."""
+"""Tables of the summaries."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from seqrecord.schema import CodecConfig, FeatureSpec
-
-__all__ = ["codec_text", "shape_text", "table_lines"]
-
-
-def codec_text(codec: Sequence[CodecConfig]) -> str:
-    """A chain for people: `delta(-1) + zigzag + blosc(zstd, 2)`."""
-    return " + ".join(map(_step_text, codec)) or "raw"
-
-
-def _step_text(config: CodecConfig) -> str:
-    hidden = ("id", "width", "shuffle", "blocksize")  # of little meaning beside the others
-    values = [str(value) for key, value in config.items() if key not in hidden]
-    name = config["id"].removeprefix("seqrecord.")
-    return f"{name}({', '.join(values)})" if values else name
-
-
-def shape_text(spec: FeatureSpec) -> str:
-    """`480 x 640 x 3`; a dimension that varies is `?`."""
-    return " x ".join("?" if n is None else str(n) for n in spec.shape) or "scalar"
+__all__ = ["table_lines"]
 
 
 def table_lines(rows: Sequence[Sequence[str]], *, left: int) -> list[str]:
