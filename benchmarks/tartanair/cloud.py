@@ -1,328 +1,352 @@
-"""How fast batches of clips come from Azure and from a mount, beside local disk and raw rates.
+"""How fast clips come from object stores, beside local disk, the client alone, and before.
 
-    python -m benchmarks.tartanair.cloud FOLDER [--frames 640] [--repeats 3] [--rows local …]
+    python -m benchmarks.tartanair.cloud FOLDER [--before GIT_REF] [--repeats 3] [--to FOLDER]
 
-Renders a tree and packs it where FOLDER lacks them, starts Azurite and a FUSE mount of it, and runs
-each row in a process of its own, all rows once before any of them twice. All rows have the same
-data and settings. Prints medians and ratios in Markdown; raw results go to FOLDER/cloud.json.
+Renders a tree and packs it where FOLDER lacks them, starts Azurite and moto (S3), and runs each row
+in a process of its own, all rows once before any of them twice. Half of the machine's cores are for
+the services and what lies before them, the other half for the row, whatever it reads: so a row has
+as much of the machine when it reads from local disk. `--before` runs the same rows with another
+version of the package, as git has it.
 
-A row's name is what it reads from, `local`, `mount` or a client for Azure, after what it does:
-nothing for an epoch with a consumer that takes 25 ms a batch, `far-` for the same as if 60 ms away
-with 80 MB/s a stream, `stream-` for an epoch with a consumer that only looks, `raw-` for the ranges
-of that epoch fetched by as many threads as is best and nothing else, `stream-narrow-` and
-`raw-narrow-` for these two behind a line of 1 Gbit/s, `count-` for an epoch through a proxy that
-counts requests, `open-` to open a large index. `dd-mount` reads the record files through the mount
-with dd. `--records raw` leaves the decoding out.
+A row's name is VERSION/PLACE/WHAT. `epoch` has a consumer that is away for 50 ms with each batch;
+`far` is that as if 60 ms away with 80 MB/s a connection. `stream` is an epoch with a consumer that
+only looks, `narrow` the same behind a line of 1 Gbit/s for all connections; `count` goes through a
+proxy that counts requests. `stream` and `narrow` of the version `client` are obstore alone, which
+fetches the same record files. `open` opens a large index, `write-raw` and `write-balanced` write
+frames that are in memory.
+
+Results go to FOLDER/cloud.json, and with `--to` as cloud.json and CLOUD.md to that folder.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
+import itertools
 import json
+import os
+import resource
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 
-import seqrecord
-from benchmarks.tartanair.cloud_services import INDEX, Places, bare, make_index, serve
-from benchmarks.tartanair.cloud_table import AZURE, NARROW, PLACES, tables
-from benchmarks.tartanair.throughput import BATCH_SIZE, CLIP_LEN, prepare
-from benchmarks.tartanair.timing import machine, run_rows, touch
-from seqrecord.ranges import ByteRange
-from seqrecord.storage import Storage, StorageWrapper
-from seqrecord.storage.requests import plan
+from benchmarks.tartanair.cloud_services import SERVICES, Service, cpu_seconds, serve
+from benchmarks.tartanair.cloud_table import page, tables
+from benchmarks.tartanair.throughput import prepare
+from benchmarks.tartanair.timing import Results, machine
 
-EPOCHS = 2  # the first of them warms up, and is counted for its first batch only
-CONSUMER_SECONDS = 0.025
-MEMORY_LIMIT = "2GiB"
-THREADS = (1, 2, 4, 8, 16)  # that a raw row tries
-NARROW_THREADS = (2, 8)
-DD_AT_ONCE = (1, 2, 4)
+__all__ = ["Row", "main", "rows"]
 
-Call = tuple[str, list[ByteRange]]
+SETTINGS = {"clip_len": 16, "batch_size": 4, "memory_limit": "2GiB"}
+CONSUMER_SECONDS = 0.05
+RECORD_BYTES = {"azurite": None, "moto": 64 << 20}  # None: the default
+WRITES = {"raw": 1, "balanced": 2}  # times so many frames, by codecs
+CLIENT_THREADS = {"stream": [2, 8, 16], "narrow": [8]}
+QUIET = 0.1  # share of the machine that others may take
+ATTEMPTS = 3  # at a row beside which others took more
+
+_ROOT = Path(__file__).parents[2]
+_ROWS = Path(__file__).with_name("cloud_rows.py")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row's job, as `cloud_rows` takes it; `tree` is the repository whose package does it."""
+
+    job: Mapping[str, Any]
+    tree: Path = _ROOT
+    counted: Service | None = None
+    writes: tuple[Service | None, Path] | None = None
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Packed datasets by version, and the services that hold them."""
+
+    folder: Path
+    trees: Mapping[str, Path]
+    services: Mapping[str, Service]
+    index: str
+    write_frames: int
+
+    def records(self, version: str, service: str) -> Path:
+        return self.folder / version / f"records-{service}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--records", default="balanced", help="the packed data set in FOLDER")
+    parser.add_argument("--before", help="another version of the package, as git names it")
     parser.add_argument("--frames", type=int, default=640, help="in four episodes, if rendered")
     parser.add_argument("--index-frames", type=int, default=100_000_000, help="of the large index")
+    parser.add_argument("--write-frames", type=int, default=160)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--rows", nargs="*", choices=list(ROWS), default=list(ROWS))
-    parser.add_argument("--one", choices=list(ROWS), help="run this row here and print its JSON")
+    parser.add_argument("--rows", nargs="*", default=["*"], help="patterns of their names")
+    parser.add_argument("--services", nargs="*", choices=SERVICES, default=list(SERVICES))
+    parser.add_argument("--quiet", type=float, default=0.0, help="seconds to wait for, at most")
+    parser.add_argument("--to", type=Path, help="write cloud.json and CLOUD.md there")
     arguments = parser.parse_args()
-    folder = arguments.folder
-    if arguments.one:
-        print(json.dumps(ROWS[arguments.one](Places.load(folder))))
-        return
-    records, index = folder / arguments.records, folder / f"index-{arguments.index_frames}"
-    if not (records / "manifest.json").exists():
-        prepare(folder, arguments.frames, [arguments.records])
-    if not (index / "manifest.json").exists():
-        make_index(index, arguments.index_frames)
-    with serve(folder, records, index) as proxy:
-        results = run_rows(
-            __spec__.name,
-            [str(folder)],
-            arguments.rows,
-            arguments.repeats,
-            shown="seconds",
-            count=lambda: proxy.requests,
-        )
-    document = {
-        "machine": machine(),
-        "num_frames": seqrecord.open(records).num_frames,
-        "index_frames": seqrecord.open(index).num_frames,
-        "clip_len": CLIP_LEN,
-        "batch_size": BATCH_SIZE,
-        "memory_limit": MEMORY_LIMIT,
-        "consumer_seconds": CONSUMER_SECONDS,
-        "rows": results,
-    }
-    (folder / "cloud.json").write_text(json.dumps(document, indent=1) + "\n")
+    folder = arguments.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    with _versions(folder, arguments.before) as trees:
+        prepare(folder, arguments.frames, [])
+        index = f"index-{arguments.index_frames}"
+        for name, tree in trees.items():
+            _pack(folder, name, tree, index, arguments.index_frames)
+        document = {
+            "machine": machine(),
+            "commits": {name: _commit(tree) for name, tree in trees.items()},
+            "services": {"azurite": _azurite_version(), "moto": version("moto")},
+            "settings": {**SETTINGS, "consumer_seconds": CONSUMER_SECONDS},
+            "frames": arguments.frames,
+            "index_frames": arguments.index_frames,
+            "write_frames": {codecs: n * arguments.write_frames for codecs, n in WRITES.items()},
+        }
+        with (
+            _halves() as cores,
+            _serving(folder, trees, index, arguments.services, arguments.write_frames) as setup,
+        ):
+            chosen = {
+                name: row
+                for name, row in rows(setup, cores).items()
+                if any(fnmatch(name, pattern) for pattern in arguments.rows)
+            }
+            document["cores"] = {"rows": len(cores), "services": len(os.sched_getaffinity(0))}
+            results: Results = {name: [] for name in chosen}
+            document["rows"] = results
+            for _ in range(arguments.repeats):
+                for name, row in chosen.items():
+                    results[name].append(_measured(name, row, quiet=arguments.quiet))
+                    _save(folder, document)
+    if arguments.to:
+        _save(arguments.to, document)
+        (arguments.to / "CLOUD.md").write_text(page(document))
     print(tables(document))
 
 
-def epoch(
-    place: str,
-    *,
-    consumer: float,
-    stride: int = 1,
-    far: bool = False,
-    narrow: bool = False,
-    counted: bool = False,
-) -> Callable[[Places], dict[str, Any]]:
-    """An epoch, and the first batch of the one before it, which nothing had read before."""
+def rows(setup: Setup, cores: Sequence[int] = ()) -> dict[str, Row]:
+    """All rows, those that are compared next to each other."""
+    made: dict[str, Row] = {}
 
-    def measure(places: Places) -> dict[str, Any]:
-        importlib.import_module("seqrecord.pipes")  # torch takes seconds, whatever is read
-        begin = time.perf_counter()
-        storage = places.open(place, far=far, narrow=narrow, counted=counted)
-        places.forget(place)
-        pipe = seqrecord.SeqRecordPipe(
-            seqrecord.open(storage),
-            clip_len=CLIP_LEN,
-            stride=stride,
-            batch_size=BATCH_SIZE,
-            memory_limit=MEMORY_LIMIT,
-        )
-        first, clips, seconds, busy = 0.0, 0, 0.0, 0.0
-        for number in range(1 if counted else EPOCHS):
-            if number:
-                places.forget(place)
-            clips, start, before = 0, time.perf_counter(), psutil.cpu_times()
-            for batch in pipe:
-                first = first or time.perf_counter() - begin
-                arrays = [v for v in batch.values() if hasattr(v, "reshape") and v.ndim > 1]
-                for array in arrays:
-                    touch(array)
-                clips += len(arrays[0])
-                del batch, arrays
-                time.sleep(consumer)
-            seconds = time.perf_counter() - start
-            busy = _busy(before, psutil.cpu_times())
-        stats = pipe.stats()  # of this epoch
-        nbytes = stats["bytes_read"]
-        return {
-            "seconds": seconds,
-            "clips_per_second": clips / seconds,
-            "bytes": nbytes,
-            "bytes_per_second": nbytes / seconds,
-            "requests": stats.get("requests", 0),
-            "retries": stats.get("retries", 0),
-            "first_batch_seconds": first,
-            "busy": busy,
-            "peak_memory_bytes": _peak_memory(),
-            "bottleneck": stats["bottleneck"],
-        }
+    def add(name: str, action: str, tree: Path = _ROOT, *, arguments: Any, **more: Any) -> None:
+        job = {"action": action, "cores": list(cores), **arguments}
+        made[name] = Row(job, tree, **more)
 
-    return measure
-
-
-def raw(place: str, *, narrow: bool = False) -> Callable[[Places], dict[str, Any]]:
-    """The ranges of an epoch, fetched by the client alone; the best of several thread counts."""
-
-    def measure(places: Places) -> dict[str, Any]:
-        calls = _calls_of_an_epoch(places)
-        storage = places.open(place, narrow=narrow)
-        storage = storage if narrow else bare(storage)
-        parts = calls if place == "mount" else [part for call in calls for part in _parts(call)]
-        nbytes = sum(item.length for _, ranges in parts for item in ranges)
-        longest = max(sum(item.length for item in ranges) for _, ranges in parts)
-        rates = {}
-        for threads in NARROW_THREADS if narrow else THREADS:
-            places.forget(place)
-            buffers = [np.zeros(longest, np.uint8) for _ in range(threads)]
-            storage.size(parts[0][0])  # its client is made
-
-            def fetch(part: Call, buffers: list[Any] = buffers) -> None:
-                path, ranges = part
-                buffer = buffers.pop()
-                views, used = [], 0
-                for item in ranges:
-                    views.append(buffer[used : used + item.length].data)
-                    used += item.length
-                storage.read_ranges(path, ranges, views)
-                buffers.append(buffer)
-
-            start = time.perf_counter()
-            with ThreadPoolExecutor(threads) as pool:
-                list(pool.map(fetch, parts))
-            rates[threads] = nbytes / (time.perf_counter() - start)
-        storage.close()
-        best = max(rates, key=lambda threads: rates[threads])
-        return {
-            "seconds": nbytes / rates[best],
-            "bytes": nbytes,
-            "bytes_per_second": rates[best],
-            "threads": best,
-            "rates": rates,
-        }
-
-    return measure
+    waiting = {**SETTINGS, "consumer": CONSUMER_SECONDS}
+    places = (None, *setup.services)
+    for what, settings in (
+        ("epoch", waiting),
+        ("far", waiting),
+        ("stream", SETTINGS),
+        ("narrow", SETTINGS),
+        ("count", {**SETTINGS, "epochs": 1}),
+    ):
+        for name, version_ in itertools.product(places, setup.trees):
+            service = setup.services[name] if name else None
+            if service:
+                place = service.place(f"{version_}/records", what)
+            elif what in ("epoch", "stream"):
+                place = {"location": str(setup.records(version_, "azurite")), "options": None}
+            else:
+                continue
+            add(
+                f"{version_}/{name or 'local'}/{what}",
+                "epoch",
+                setup.trees[version_],
+                arguments={**place, **settings},
+                counted=service if what == "count" else None,
+            )
+        for name, service in setup.services.items() if what in CLIENT_THREADS else ():
+            store = service.cloud.store(service.host(what))
+            objects = _objects(setup.records("now", name))
+            arguments = {"store": store, "objects": objects, "threads": CLIENT_THREADS[what]}
+            add(f"client/{name}/{what}", "client", arguments=arguments)
+    for codecs, times in WRITES.items():
+        for name, version_ in itertools.product(places, setup.trees):
+            records = str(setup.records(version_, "azurite"))
+            frames = times * setup.write_frames
+            add(
+                f"{version_}/{name or 'local'}/write-{codecs}",
+                "write",
+                setup.trees[version_],
+                arguments={"records": records, "frames": frames, "codecs": codecs},
+                writes=(setup.services[name] if name else None, setup.folder / "written"),
+            )
+    for name, version_ in itertools.product(places, setup.trees):
+        here = {"location": str(setup.folder / version_ / setup.index), "options": None}
+        there = setup.services[name].place(f"{version_}/index") if name else here
+        add(f"{version_}/{name or 'local'}/open", "open", setup.trees[version_], arguments=there)
+    return made
 
 
-def dd(places: Places) -> dict[str, Any]:
-    """The record files through the mount with dd; the best of several at once."""
-    paths = sorted(Path(places.mount).rglob("*.seqrec"))
-    nbytes = sum(path.stat().st_size for path in paths)
-
-    def copy(path: Path) -> None:
-        command = ["dd", f"if={path}", "of=/dev/null", "bs=8M", "status=none"]
-        subprocess.run(command, check=True)
-
-    rates = {}
-    for at_once in DD_AT_ONCE:
-        places.forget("mount")
-        start = time.perf_counter()
-        with ThreadPoolExecutor(at_once) as pool:
-            list(pool.map(copy, paths))
-        rates[at_once] = nbytes / (time.perf_counter() - start)
-    best = max(rates, key=lambda at_once: rates[at_once])
-    return {
-        "seconds": nbytes / rates[best],
-        "bytes": nbytes,
-        "bytes_per_second": rates[best],
-        "threads": best,
-        "rates": rates,
-    }
+def _objects(records: Path) -> list[tuple[str, int]]:
+    files = sorted(records.rglob("*.seqrec"))
+    return [(f"now/records/{path.relative_to(records)}", path.stat().st_size) for path in files]
 
 
-def opening(place: str) -> Callable[[Places], dict[str, Any]]:
-    """A large index opened, in a process that does nothing else: time and peak memory."""
-
-    def measure(places: Places) -> dict[str, Any]:
-        location, options = places.location(place, INDEX)
-        command = [sys.executable, "-c", _OPEN, json.dumps([location, options])]
-        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-        opened: dict[str, Any] = json.loads(output)
-        return opened
-
-    return measure
-
-
-_OPEN = """
-import json, sys, time
-import seqrecord
-
-def peak():
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM"))
-
-location, options = json.loads(sys.argv[1])
-before, start = peak(), time.perf_counter()
-frames = seqrecord.open(location, storage_options=options).num_frames
-seconds = time.perf_counter() - start
-print(json.dumps({"seconds": seconds, "frames": frames, "peak_memory_bytes": peak(),
-                  "memory_before_bytes": before}))
-"""
+def _measured(name: str, row: Row, *, quiet: float) -> dict[str, Any]:
+    """A row's result; of several attempts, the one beside which others took the least."""
+    best: dict[str, Any] = {}
+    for _ in range(ATTEMPTS if quiet else 1):
+        _wait_for_quiet(quiet)
+        result = _run(row)
+        if not best or result["others"] < best["others"]:
+            best = result
+        if best["others"] <= QUIET:
+            break
+    print(f"{name}: {best['seconds']:.3f} s, others {best['others']:.0%}", file=sys.stderr)
+    return best
 
 
-def _pipe(storage: Storage) -> seqrecord.SeqRecordPipe:
-    return seqrecord.SeqRecordPipe(
-        seqrecord.open(storage),
-        clip_len=CLIP_LEN,
-        batch_size=BATCH_SIZE,
-        memory_limit=MEMORY_LIMIT,
-    )
+def _run(row: Row) -> dict[str, Any]:
+    job = dict(row.job)
+    written = ""
+    if row.writes:
+        service, folder = row.writes
+        written = f"written-{time.monotonic_ns()}"
+        here = {"location": str(folder / written), "options": None}
+        job |= service.place(written) if service else here
+    counted = row.counted.proxy.requests if row.counted else 0
+    before, spent, start = psutil.cpu_times(), _spent(), time.perf_counter()
+    output = _call(row.tree, [str(_ROWS), json.dumps(job)])
+    spent = [now - then for now, then in zip(_spent(), spent, strict=True)]
+    result: dict[str, Any] = json.loads(output.splitlines()[-1])
+    cores = os.cpu_count() or 1
+    all_of_it = _busy(before, psutil.cpu_times())
+    seconds = (time.perf_counter() - start) * cores
+    result["service_cpu_seconds"] = spent[1]
+    result["others"] = max(0.0, (all_of_it - sum(spent)) / seconds)
+    if row.counted:
+        result["counted"] = row.counted.proxy.requests - counted
+    if row.writes:
+        shutil.rmtree(row.writes[1] / written, ignore_errors=True)
+        if row.writes[0]:
+            row.writes[0].cloud.remove(written)
+    return result
 
 
-class _Recorder(StorageWrapper):
-    """Keeps the calls that read record files, in order."""
-
-    def __init__(self, places: Places) -> None:
-        super().__init__(places.open("local"))
-        self.calls: list[Call] = []
-
-    def read_ranges(
-        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
-    ) -> None:
-        if path.endswith(".seqrec"):
-            self.calls.append((path, list(ranges)))
-        super().read_ranges(path, ranges, buffers)
-
-
-def _calls_of_an_epoch(places: Places) -> list[Call]:
-    recorder = _Recorder(places)
-    pipe = seqrecord.SeqRecordPipe(
-        seqrecord.open(recorder),
-        clip_len=CLIP_LEN,
-        batch_size=BATCH_SIZE,
-        memory_limit=MEMORY_LIMIT,
-    )
-    for batch in pipe:
-        del batch
-    return recorder.calls
-
-
-def _parts(call: Call) -> list[Call]:
-    """The requests that a call is cut into."""
-    path, ranges = call
-    buffers = [memoryview(bytearray(item.length)) for item in ranges]
-    return [(path, part) for part, _ in plan(ranges, buffers)]
+def _spent() -> list[float]:
+    """Processor seconds so far of rows that have ended, and of this process and the services."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return [ended.ru_utime + ended.ru_stime, cpu_seconds()]
 
 
 def _busy(before: Any, after: Any) -> float:
-    """The share of all processors' time that anything on this machine has taken."""
-    spent = {name: getattr(after, name) - getattr(before, name) for name in after._fields}
-    # Linux counts a guest's time as its user's too.
-    total = sum(seconds for name, seconds in spent.items() if not name.startswith("guest"))
-    return float(1 - (spent["idle"] + spent.get("iowait", 0.0)) / total)
+    """Processor seconds that anything on this machine has taken."""
+    idle = ("idle", "iowait", "guest", "guest_nice")  # Linux counts a guest's time as its user's
+    names = [name for name in after._fields if name not in idle]
+    return float(sum(getattr(after, name) - getattr(before, name) for name in names))
 
 
-def _peak_memory() -> int:
-    """Of this process. What getrusage says may be its parent's."""
-    status = Path("/proc/self/status").read_text()
-    return next(int(x.split()[1]) << 10 for x in status.splitlines() if x.startswith("VmHWM"))
+def _wait_for_quiet(seconds: float) -> None:
+    """Until nothing else takes more than `QUIET` of the machine, for at most so many seconds."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        before, ours, start = psutil.cpu_times(), cpu_seconds(), time.perf_counter()
+        time.sleep(2)
+        others = _busy(before, psutil.cpu_times()) - (cpu_seconds() - ours)
+        if others <= QUIET * (time.perf_counter() - start) * (os.cpu_count() or 1):
+            return
 
 
-def _rows() -> dict[str, Callable[[Places], dict[str, Any]]]:
-    waiting = partial(epoch, consumer=CONSUMER_SECONDS)
-    rows = {place: waiting(place) for place in PLACES}
-    rows |= {f"far-{place}": waiting(place, far=True) for place in AZURE}
-    rows |= {f"stream-{place}": epoch(place, consumer=0.0) for place in PLACES}
-    apart = partial(epoch, consumer=0.0, stride=CLIP_LEN)  # nothing is copied sixteen times
-    rows |= {f"stream-apart-{place}": apart(place) for place in PLACES}
-    rows |= {f"raw-{place}": raw(place) for place in PLACES}
-    rows |= {f"stream-narrow-{p}": epoch(p, consumer=0.0, narrow=True) for p in NARROW}
-    rows |= {f"raw-narrow-{p}": raw(p, narrow=True) for p in NARROW}
-    rows |= {"dd-mount": dd}
-    rows |= {f"count-{place}": epoch(place, consumer=0.0, counted=True) for place in AZURE}
-    rows |= {f"open-{place}": opening(place) for place in PLACES}
-    return rows
+@contextmanager
+def _versions(folder: Path, before: str | None) -> Iterator[dict[str, Path]]:
+    """The repositories of the versions: this one as `now`, and `before` in a folder of its own."""
+    trees = {"now": _ROOT}
+    if before is None:
+        yield trees
+        return
+    tree = folder / "before-tree"
+    git = ["git", "-C", str(_ROOT), "worktree"]
+    subprocess.run([*git, "add", "--force", "--detach", str(tree), before], check=True)
+    try:
+        yield {**trees, "before": tree}
+    finally:
+        subprocess.run([*git, "remove", "--force", str(tree)], check=True)
 
 
-ROWS = _rows()
+@contextmanager
+def _halves() -> Iterator[list[int]]:
+    """This process and the services keep to half of the cores; the other half, for the rows."""
+    cores = sorted(os.sched_getaffinity(0))
+    half = len(cores) // 2
+    os.sched_setaffinity(0, cores[half:])
+    try:
+        yield cores[:half] or cores
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+@contextmanager
+def _serving(
+    folder: Path,
+    trees: Mapping[str, Path],
+    index: str,
+    names: Sequence[str],
+    write_frames: int,
+) -> Iterator[Setup]:
+    home = folder / "services"
+    shutil.rmtree(home, ignore_errors=True)
+    try:
+        with serve(home, tuple(names)) as services:
+            setup = Setup(folder, trees, services, index, write_frames)
+            for name, service in services.items():
+                for each in trees:
+                    service.cloud.upload(setup.records(each, name), f"{each}/records")
+                    service.cloud.upload(folder / each / index, f"{each}/index")
+            yield setup
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+        shutil.rmtree(folder / "written", ignore_errors=True)
+
+
+def _pack(folder: Path, name: str, tree: Path, index: str, index_frames: int) -> None:
+    """Pack with one version what is not there yet."""
+    for service, record_bytes in RECORD_BYTES.items():
+        records = folder / name / f"records-{service}"
+        if not (records / "manifest.json").exists():
+            print(f"packing {records}", file=sys.stderr)
+            job = {"tree": str(folder / "tree"), "to": str(records), "record_bytes": record_bytes}
+            _call(tree, [str(_ROWS), json.dumps({"action": "pack", **job})])
+    if not (folder / name / index / "manifest.json").exists():
+        # Its own function makes it, for a manifest is of its version.
+        code = "import sys; from pathlib import Path; from benchmarks.tartanair.cloud_services "
+        code += "import make_index; make_index(Path(sys.argv[1]), int(sys.argv[2]))"
+        _call(tree, ["-c", code, str(folder / name / index), str(index_frames)])
+
+
+def _call(tree: Path, arguments: Sequence[str]) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(tree), "AWS_DEFAULT_REGION": "us-east-1"}
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, text=True, env=environment, cwd=tree
+    ).stdout
+
+
+def _commit(tree: Path) -> str:
+    git = ["git", "-C", str(tree)]
+    commit = subprocess.check_output([*git, "rev-parse", "--short=9", "HEAD"], text=True).strip()
+    changed = subprocess.check_output([*git, "status", "--porcelain", "-uno"], text=True).strip()
+    return f"{commit} with changes" if changed else commit
+
+
+def _azurite_version() -> str:
+    package = _ROOT / "tests" / "services" / "node_modules" / "azurite" / "package.json"
+    return str(json.loads(package.read_text())["version"])
+
+
+def _save(folder: Path, document: Mapping[str, Any]) -> None:
+    (folder / "cloud.json").write_text(json.dumps(document, indent=1) + "\n")
+
 
 if __name__ == "__main__":
     main()

@@ -1,173 +1,183 @@
-"""What the benchmark of storages reads from: Azurite, a mount of it, and what lies in them."""
+"""What the benchmark of storages reads from and writes to: Azurite and moto, and ways to them."""
 
 from __future__ import annotations
 
-import json
-import re
-import shutil
-import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import psutil
 import pyarrow as pa
 
-from benchmarks.tartanair.timing import drop_page_cache
+from benchmarks.tartanair.cloud_line import Line
 from seqrecord.checksum import crc32c
 from seqrecord.format.rows import GAP_ROW
 from seqrecord.index import Index
-from seqrecord.manifest import IndexFile, Manifest, RecordFile, commit_manifest
-from seqrecord.ranges import ByteRange
+from seqrecord.manifest import IndexFile, Manifest, RecordFile
 from seqrecord.schema import FeatureSpec, Schema
-from seqrecord.storage import LocalStorage, Storage, StorageWrapper, open_storage
-from seqrecord.storage.parallel import ParallelStorage
-from seqrecord.storage.retrying import RetryingStorage
-from tests.blobfile_pool import blobfile_options
 from tests.fault_proxy import FaultProxy
-from tests.services import Azurite, Mount
-from tests.storage_doubles import Throttled
+from tests.services import Azurite, Moto
 
-__all__ = ["INDEX", "RECORDS", "Places", "bare", "make_index", "serve"]
+__all__ = ["FAR", "NARROW", "SERVICES", "Service", "cpu_seconds", "make_index", "serve"]
 
-RECORDS, INDEX = "records", "index"  # folders of the container
-EMULATED = "devstoreaccount1"  # the account of an emulator
-
+SERVICES = ("azurite", "moto")
+NARROW = {"bytes_per_second": 125e6}
+FAR = {"seconds_away": 0.06, "connection_bytes_per_second": 80e6}
 
 _CHUNKS, _CHUNK_FRAMES = 160, 32  # of an episode of the made index
 _UPLOADS = 2
 
 
+class Cloud(Protocol):
+    """A service with one bucket or container, reached at `host` or through something before it."""
+
+    @property
+    def host(self) -> str: ...
+
+    def location(self, what: str) -> str:
+        """The URL of a folder of the bucket."""
+        ...
+
+    def options(self, host: str) -> dict[str, Any]:
+        """Storage options of the package, in any of its versions."""
+        ...
+
+    def store(self, host: str) -> dict[str, Any]:
+        """What makes obstore's store of the bucket: see `cloud_rows.client`."""
+        ...
+
+    def upload(self, source: Path, what: str) -> None:
+        """Put a folder's files below a folder of the bucket."""
+        ...
+
+    def remove(self, what: str) -> None:
+        """Remove a folder of the bucket."""
+        ...
+
+
 @dataclass(frozen=True)
-class Places:
-    """Where the benchmark's data can be read from, for its processes; `proxied` is the container
-    behind a proxy that counts requests."""
+class Service:
+    """A service, and the hosts at which it is for rows that don't have it near, by row.
 
-    local: str
-    index: str
-    mount: str
-    container: str
-    connection_string: str
-    proxied: str
+    `proxy` is what counts the requests of such rows.
+    """
 
-    @classmethod
-    def load(cls, folder: Path) -> Places:
-        return cls(**json.loads(_saved(folder).read_text()))
+    cloud: Cloud
+    hosts: dict[str, str]
+    proxy: FaultProxy
 
-    def open(
-        self,
-        place: str,
-        what: str = RECORDS,
-        *,
-        far: bool = False,
-        narrow: bool = False,
-        counted: bool = False,
-    ) -> Storage:
-        """The storage of a place; `far`, as if 60 ms away with 80 MB/s a stream; `narrow`, as if
-        behind a line of 1 Gbit/s for all streams together."""
-        storage = open_storage(*self.location(place, what, counted=counted))
-        if far:
-            slower: Storage = Throttled(bare(storage), latency=0.06, bytes_per_second=80e6)
-        elif narrow:
-            slower = Line(bare(storage), bytes_per_second=125e6)
-        else:
-            return storage
-        return ParallelStorage(RetryingStorage(slower))
+    def host(self, row: str) -> str:
+        return self.hosts.get(row, self.cloud.host)
 
-    def location(
-        self, place: str, what: str = RECORDS, *, counted: bool = False
-    ) -> tuple[str, dict[str, Any] | None]:
-        """Location and storage options of a place: `local`, `mount`, or a client for Azure."""
-        if place == "local":
-            return (self.local if what == RECORDS else self.index), None
-        if place == "mount":
-            return f"{self.mount}/{what}", None
-        string = self.proxied if counted else self.connection_string
-        options = {"backend": place, "connection_string": string}
-        path = f"{self.container}/{what}"
-        if place == "blobfile":  # whose URLs begin with the account
-            host = re.search(r"BlobEndpoint=http://([^/;]+)", string)
-            key = re.search(r"AccountKey=([^;]+)", string)
-            assert host is not None
-            assert key is not None
-            return f"blobfile+az://{EMULATED}/{path}", blobfile_options(host[1], key[1])
-        return f"az://{path}", options
-
-    def forget(self, place: str) -> None:
-        """Let nothing of the mount lie in this machine's page cache. The local disk's stays."""
-        if place == "mount":
-            drop_page_cache(Path(self.mount))
+    def place(self, what: str, row: str = "") -> dict[str, Any]:
+        """Location and options of a folder, as `cloud_rows` takes them."""
+        options = self.cloud.options(self.host(row))
+        return {"location": self.cloud.location(what), "options": options}
 
 
-class Line(StorageWrapper):
-    """All reads share one line, which carries so many bytes a second."""
+class _Azurite:
+    def __init__(self, service: Azurite) -> None:
+        self._service, self._container = service, service.new_container()
+        self.host = service.host
 
-    def __init__(self, inner: Storage, *, bytes_per_second: float) -> None:
-        super().__init__(inner)
-        self._rate = bytes_per_second
-        self._lock = threading.Lock()
-        self._free = 0.0  # when the line is, on `monotonic`
+    def location(self, what: str) -> str:
+        return f"az://{self._container}/{what}"
 
-    def read_ranges(
-        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
-    ) -> None:
-        with self._lock:
-            begin = max(self._free, time.monotonic())
-            self._free = due = begin + sum(item.length for item in ranges) / self._rate
-        super().read_ranges(path, ranges, buffers)
-        time.sleep(max(0.0, due - time.monotonic()))
+    def options(self, host: str) -> dict[str, Any]:
+        endpoint = f"http://{host}/{self._service.account}"
+        return {"connection_string": self._service.connection_string_at(endpoint)}
+
+    def store(self, host: str) -> dict[str, Any]:
+        return {
+            "kind": "azure",
+            "bucket": self._container,
+            "account_name": self._service.account,
+            "account_key": self._service.key,
+            "endpoint": f"http://{host}/{self._service.account}",
+        }
+
+    def upload(self, source: Path, what: str) -> None:
+        with self._service.client() as client:
+            for path in _files(source):
+                blob = client.get_blob_client(self._container, _name(source, path, what))
+                with path.open("rb") as file:
+                    blob.upload_blob(file, overwrite=True, max_concurrency=_UPLOADS)
+
+    def remove(self, what: str) -> None:
+        with self._service.client() as client:
+            container = client.get_container_client(self._container)
+            for name in list(container.list_blob_names(name_starts_with=f"{what}/")):
+                container.delete_blob(name)
 
 
-def bare(storage: Storage) -> Storage:
-    """The innermost storage, without repeats and without parallel requests."""
-    while isinstance(storage, StorageWrapper):
-        storage = storage.inner
-    return storage
+class _Moto:
+    def __init__(self, service: Moto) -> None:
+        self._service, self._bucket = service, service.new_bucket()
+        self.host = service.host
+
+    def location(self, what: str) -> str:
+        return f"s3://{self._bucket}/{what}"
+
+    def options(self, host: str) -> dict[str, Any]:
+        # s3fs's names, which obstore's reader takes too.
+        keys = {"key": self._service.key, "secret": self._service.secret}
+        return {**keys, "endpoint_url": f"http://{host}"}
+
+    def store(self, host: str) -> dict[str, Any]:
+        return {"kind": "s3", "bucket": self._bucket, **self._service.options(f"http://{host}")}
+
+    def upload(self, source: Path, what: str) -> None:
+        for path in _files(source):
+            self._service.put(self._bucket, _name(source, path, what), path.read_bytes())
+
+    def remove(self, what: str) -> None:
+        client = self._service.client()
+        pages = client.get_paginator("list_objects_v2").paginate(
+            Bucket=self._bucket, Prefix=f"{what}/"
+        )
+        for name in [item["Key"] for page in pages for item in page.get("Contents", ())]:
+            client.delete_object(Bucket=self._bucket, Key=name)
+
+
+def _files(source: Path) -> list[Path]:
+    return [p for p in sorted(source.rglob("*")) if p.is_file() and not p.name.startswith(".")]
+
+
+def _name(source: Path, path: Path, what: str) -> str:
+    return f"{what}/{path.relative_to(source)}"
 
 
 @contextmanager
-def serve(folder: Path, records: Path, index: Path) -> Iterator[FaultProxy]:
-    """Start the services with these datasets, and let `Places.load(folder)` find them."""
-    home = folder / "services"
-    shutil.rmtree(home, ignore_errors=True)
+def serve(folder: Path, names: tuple[str, ...] = SERVICES) -> Iterator[dict[str, Service]]:
+    """Start services, with their data in `folder`, and lines to them."""
     with ExitStack() as stack:
-        stack.callback(shutil.rmtree, home, ignore_errors=True)
-        azurite = Azurite(home / "azurite")
-        stack.callback(azurite.stop)
-        container = azurite.new_container()
-        for source, name in ((records, RECORDS), (index, INDEX)):
-            _upload(azurite, container, source, name)
-        mount = Mount(azurite, container, home / "rclone", dir_cache=300)
-        stack.callback(mount.close)
-        proxy = stack.enter_context(FaultProxy(azurite.host))
-        proxied = azurite.connection_string_at(f"http://{proxy.host}/{azurite.account}")
-        places = Places(
-            local=str(records),
-            index=str(index),
-            mount=str(mount.path),
-            container=container,
-            connection_string=azurite.connection_string,
-            proxied=proxied,
-        )
-        _saved(folder).write_text(json.dumps(asdict(places)))
-        stack.callback(_saved(folder).unlink)
-        yield proxy
+        services = {}
+        for name in names:
+            cloud: Cloud
+            if name == "azurite":
+                azurite = Azurite(folder / name)
+                stack.callback(azurite.stop)
+                cloud = _Azurite(azurite)
+            else:
+                moto = Moto(folder / name)
+                stack.callback(moto.stop)
+                cloud = _Moto(moto)
+            narrow = stack.enter_context(Line(cloud.host, **NARROW))
+            far = stack.enter_context(Line(cloud.host, **FAR))
+            proxy = stack.enter_context(FaultProxy(cloud.host))
+            hosts = {"narrow": narrow.host, "far": far.host, "count": proxy.host}
+            services[name] = Service(cloud, hosts, proxy)
+        yield services
 
 
-def _saved(folder: Path) -> Path:
-    return folder / "cloud-places.json"
-
-
-def _upload(azurite: Azurite, container: str, source: Path, name: str) -> None:
-    with azurite.client() as client:
-        for path in sorted(source.rglob("*")):
-            if path.is_file() and not path.name.startswith("."):
-                blob = client.get_blob_client(container, f"{name}/{path.relative_to(source)}")
-                with path.open("rb") as file:
-                    blob.upload_blob(file, overwrite=True, max_concurrency=_UPLOADS)
+def cpu_seconds() -> float:
+    """What this process and its children, which are the services, have taken so far."""
+    this = psutil.Process()
+    spent = [process.cpu_times() for process in (this, *this.children(recursive=True))]
+    return float(sum(times.user + times.system for times in spent))
 
 
 def make_index(folder: Path, num_frames: int) -> None:
@@ -190,14 +200,12 @@ def make_index(folder: Path, num_frames: int) -> None:
         largest_frame=np.empty((count, 0), np.uint32),
         gaps=np.empty(0, GAP_ROW),
     )
-    storage = LocalStorage(folder)
+    (folder / "index").mkdir(parents=True)
     tables = {}
     for name, data in index.encode().items():
-        upload = storage.create(f"index/made-{name}.arrow", replace=True)
-        upload.write(memoryview(data))
-        upload.commit()
-        checksum = f"{crc32c(memoryview(data)):08x}"
-        tables[name] = IndexFile(upload.path, data.size, checksum)
+        path = f"index/made-{name}.arrow"
+        (folder / path).write_bytes(memoryview(data))
+        tables[name] = IndexFile(path, data.size, f"{crc32c(memoryview(data)):08x}")
     size = 64 * 5000 * (_CHUNKS + 1)
     files = (f"{i:032x}" for i in range(episodes))
     manifest = Manifest(
@@ -209,4 +217,4 @@ def make_index(folder: Path, num_frames: int) -> None:
         fingerprint=index.fingerprint(),
         created_by="benchmark",
     )
-    commit_manifest(storage, manifest)
+    (folder / "manifest.json").write_bytes(manifest.encode())

@@ -1,121 +1,208 @@
-"""The results of the benchmark of storages as Markdown: all rows, then the figures to reach."""
+"""The results of the benchmark of storages as Markdown: the figures, then all rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from benchmarks.tartanair.timing import Results, markdown, median, share
+from benchmarks.tartanair.timing import Results, markdown, median
 
-__all__ = ["AZURE", "NARROW", "PLACES", "Figure", "figures", "tables"]
-
-AZURE = ("obstore", "adlfs", "blobfile")
-PLACES = ("local", "mount", *AZURE)
-NARROW = ("local", "obstore")  # places behind a line of 1 Gbit/s
+__all__ = ["Figure", "figures", "page", "tables"]
 
 _GIB = 1 << 30
+_NAMES = {"azurite": "Azurite", "moto": "moto (S3)", "local": "local disk"}
 
 
 class Figure(NamedTuple):
-    """What was reached, and what is to be: at most the target, or at least where `least`."""
+    """A figure by place, each now and before; `target` is what now is to be: at most, or at least
+    where `least`."""
 
     what: str
-    value: float
-    target: float
+    values: Mapping[str, tuple[float | None, float | None]]
+    target: float | None = None
     least: bool = False
 
-    @property
-    def is_reached(self) -> bool:
-        return self.value >= self.target if self.least else self.value <= self.target
-
-
-def tables(document: Mapping[str, Any]) -> str:
-    """Both tables, with machine and settings above them."""
-    settings = ", ".join(f"{name} {value}" for name, value in document.items() if name != "rows")
-    return f"{settings}\n\n{_all_rows(document['rows'])}\n\n{_figures(document['rows'])}"
+    def is_reached(self, place: str) -> bool:
+        value = self.values[place][0]
+        if value is None or self.target is None:
+            return True
+        return value >= self.target if self.least else value <= self.target
 
 
 def figures(results: Results) -> Iterator[Figure]:
     """Those whose rows were run, each of medians."""
+    places = list(dict.fromkeys(name.split("/")[1] for name in results))
 
-    def get(row: str, key: str) -> float | None:
-        return median(results.get(row, ()), key)
+    def get(version: str, place: str, what: str, key: str) -> float | None:
+        return median(results.get(f"{version}/{place}/{what}", ()), key)
 
-    def ratio(what: str, row: str, other: str, key: str, target: float) -> Iterator[Figure]:
-        value, limit = get(row, key), get(other, key)
-        if value is not None and limit:
-            yield Figure(what, value / limit, target, key == "bytes_per_second")
+    def figure(what: str, value: Any, target: float | None = None, least: bool = False) -> Any:
+        values = {place: (value("now", place), value("before", place)) for place in places}
+        found = {place: pair for place, pair in values.items() if pair != (None, None)}
+        if found:
+            yield Figure(what, found, target, least)
 
-    rate = "bytes_per_second"
-    for place in PLACES[1:]:
-        what = f"{place}: bytes/s while streaming / fetching alone"
-        yield from ratio(what, f"stream-{place}", f"raw-{place}", rate, 0.85)
-        what = f"{place}: the same with clips that do not overlap"
-        yield from ratio(what, f"stream-apart-{place}", f"raw-{place}", rate, 0.85)
-    for place in NARROW:
-        what = f"{place}, behind 1 Gbit/s: bytes/s while streaming / fetching alone"
-        yield from ratio(what, f"stream-narrow-{place}", f"raw-narrow-{place}", rate, 0.85)
-    what = "mount: bytes/s while streaming / dd"
-    yield from ratio(what, "stream-mount", "dd-mount", "bytes_per_second", 0.85)
-    for place in PLACES[1:]:
-        what = f"{place}: epoch / from local disk"
-        yield from ratio(what, place, "local", "seconds", 1.10)
-        what = f"{place}, 60 ms away: epoch / from local disk"
-        yield from ratio(what, f"far-{place}", "local", "seconds", 1.10)
-    for place in PLACES:
-        counted, nbytes = get(f"count-{place}", "counted"), get(f"count-{place}", "bytes")
-        if counted is not None and nbytes:
-            yield Figure(f"{place}: requests / GiB", counted / nbytes * _GIB, 160)
-    for place in PLACES[1:]:
-        if (first := get(place, "first_batch_seconds")) is not None:
-            yield Figure(f"{place}: first batch, cold, s", first, 1.0)
-    for place in PLACES:
-        seconds = get(f"open-{place}", "seconds")
-        memory = get(f"open-{place}", "peak_memory_bytes")
-        if seconds is not None and memory is not None:
-            yield Figure(f"{place}: large index opened, s", seconds, 2.0)
-            yield Figure(f"{place}: large index opened, peak MB", memory / 1e6, 200)
+    def quotient(one: float | None, other: float | None, unit: float = 1) -> float | None:
+        return None if one is None or not other else one / other * unit
+
+    def of_client(row: str, alone: str) -> Any:
+        rate = "bytes_per_second"
+        return lambda v, p: quotient(get(v, p, row, rate), get("client", p, alone, rate))
+
+    def of_local(row: str, other: str) -> Any:
+        def value(version: str, place: str) -> float | None:
+            if place == "local":
+                return None
+            return quotient(
+                get(version, place, row, "seconds"), get(version, "local", other, "seconds")
+            )
+
+        return value
+
+    what = "behind 1 Gbit/s: bytes/s of the loader / of the client alone"
+    yield from figure(what, of_client("narrow", "narrow"), 0.95, least=True)
+    what = "at full speed: bytes/s of the loader / of the client alone"
+    yield from figure(what, of_client("stream", "stream"))
+    what = "at full speed: epoch / epoch from local disk"
+    yield from figure(what, of_local("stream", "stream"))
+    yield from figure("epoch / epoch from local disk", of_local("epoch", "epoch"), 1.10)
+    yield from figure("60 ms away: epoch / epoch from local disk", of_local("far", "epoch"), 1.10)
+    first = "first_batch_seconds"
+    yield from figure("first batch, s", lambda v, p: get(v, p, "epoch", first), 1.0)
+    yield from figure("60 ms away: first batch, s", lambda v, p: get(v, p, "far", first))
+    yield from figure(
+        "requests / GiB",
+        lambda v, p: quotient(get(v, p, "count", "counted"), get(v, p, "count", "bytes"), _GIB),
+        160,
+    )
+    yield from figure("large index opened, s", lambda v, p: get(v, p, "open", "seconds"), 2.0)
+    memory = "peak_memory_bytes"
+    yield from figure(
+        "large index opened, peak MB",
+        lambda v, p: quotient(get(v, p, "open", memory), 1e6),
+        200,
+    )
+    for codecs in ("raw", "balanced"):
+        row = f"write-{codecs}"
+        yield from figure(
+            f"written, {codecs}: MB/s of frames",
+            lambda v, p, row=row: quotient(get(v, p, row, "bytes_per_second"), 1e6),
+        )
+        what = f"written, {codecs}: seconds / to local disk"
+        yield from figure(what, of_local(row, row))
+
+
+def tables(document: Mapping[str, Any]) -> str:
+    """Both tables."""
+    return f"{_figures(document['rows'])}\n\n{_all_rows(document['rows'])}"
+
+
+def page(document: Mapping[str, Any]) -> str:
+    """The published page."""
+    settings, commits, services = (document[name] for name in ("settings", "commits", "services"))
+    before = f", before: `{commits['before']}`" if "before" in commits else ""
+    cores, repeats = document["cores"], max(map(len, document["rows"].values()))
+    others = max(run["others"] for runs in document["rows"].values() for run in runs)
+    return _PAGE.format(
+        machine=document["machine"],
+        commit=f"`{commits['now']}`{before}",
+        azurite=services["azurite"],
+        moto=services["moto"],
+        cores=cores["rows"],
+        rest=cores["services"],
+        frames=document["frames"],
+        index_frames=document["index_frames"],
+        clip_len=settings["clip_len"],
+        batch_size=settings["batch_size"],
+        memory=settings["memory_limit"],
+        consumer=f"{settings['consumer_seconds'] * 1000:.0f}",
+        write_frames=", ".join(f"{n} {codecs}" for codecs, n in document["write_frames"].items()),
+        repeats=repeats,
+        others=f"{others:.0%}",
+        figures=_figures(document["rows"]),
+        rows=_all_rows(document["rows"]),
+    )
+
+
+_PAGE = """\
+# From object stores
+
+By `python -m benchmarks.tartanair.cloud FOLDER --before GIT_REF --to benchmarks/tartanair`, which
+writes this page; raw results are in [cloud.json](cloud.json).
+
+- Machine: {machine}. Commit: {commit}. Medians of {repeats}, all rows in turn, each in a process
+  of its own. Of an epoch's row the second epoch counts; its first batch is the first epoch's, from
+  making the pipe, with its clients.
+- Azurite {azurite} (Azure Blob) and moto {moto} (S3) run on the same machine. They, the line and
+  the proxy before them have {rest} of the cores, and the process that is measured has {cores}, also
+  where it reads from local disk: its share of the machine is the same. All else that ran on the
+  machine took at most {others} of it beside any row.
+- A rendered tree of {frames} frames of 480x640 in four episodes, five modalities, codecs
+  `balanced`; clips of {clip_len}, stride 1, shuffled, batches of {batch_size}, `memory_limit`
+  {memory}. moto copies the whole object for each range, so it serves record files of 64 MiB, and
+  Azurite those of the default size.
+
+{figures}
+
+**Bold** is what is not reached.
+
+- `epoch`: a consumer that is away for {consumer} ms with each batch; `far`: that as if 60 ms away
+  with 80 MB/s a connection. `stream`: a consumer that only looks. `narrow`: that behind a line of
+  1 Gbit/s for all connections together. `count`: through a proxy that counts.
+- `client/…`: obstore alone fetches the same record files in requests of 12 MiB, at the best of
+  several numbers of threads.
+- `open`: an index of {index_frames:,} frames. `write-…`: frames that are in memory, in those
+  codecs ({write_frames}); MB/s are of the frames' own bytes.
+- CPU: seconds of the measured process in that epoch; of the services over the whole row.
+
+{rows}
+"""
 
 
 def _figures(results: Results) -> str:
-    columns = ["figure", "value", "to reach", "reached"]
-    lines = [
-        [
-            figure.what,
-            f"{figure.value:.2f}",
-            f"{'>=' if figure.least else '<='} {figure.target:g}",
-            "yes" if figure.is_reached else "NO",
-        ]
-        for figure in figures(results)
-    ]
+    found = list(figures(results))
+    places = list(dict.fromkeys(place for figure in found for place in figure.values))
+    has_before = any(pair[1] is not None for figure in found for pair in figure.values.values())
+    columns = ["figure", "to reach"]
+    for place in places:
+        columns += [_NAMES[place], *(["before"] if has_before else [])]
+    lines = []
+    for figure in found:
+        sign = ">=" if figure.least else "<="
+        line = [figure.what, "" if figure.target is None else f"{sign} {figure.target:g}"]
+        for place in places:
+            now, before = figure.values.get(place, (None, None))
+            shown = _shown(now)
+            line.append(shown if now is None or figure.is_reached(place) else f"**{shown}**")
+            line += [_shown(before)] if has_before else []
+        lines.append(line)
     return markdown(columns, lines)
+
+
+def _shown(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}" if value < 10 else f"{value:.0f}"
+
+
+_COLUMNS = (
+    ("s", "seconds", ".2f", 1.0),
+    ("clips/s", "clips_per_second", ".1f", 1.0),
+    ("MB/s", "bytes_per_second", ".0f", 1e6),
+    ("threads", "threads", ".0f", 1.0),
+    ("requests", "counted", ".0f", 1.0),
+    ("retries", "retries", ".0f", 1.0),
+    ("first batch s", "first_batch_seconds", ".2f", 1.0),
+    ("CPU s", "cpu_seconds", ".1f", 1.0),
+    ("services' CPU s", "service_cpu_seconds", ".1f", 1.0),
+    ("peak MB", "peak_memory_bytes", ".0f", 1e6),
+)
 
 
 def _all_rows(results: Results) -> str:
-    columns = ["row", "s", "clips/s", "of local", "MB/s", "threads", "requests", "retries"]
-    columns += ["first batch s", "processors busy", "peak MB", "bottleneck"]
-    local = median(results.get("local", ()), "clips_per_second")
     lines = []
     for name, runs in results.items():
-
-        def text(key: str, form: str, unit: float = 1, runs: Any = runs) -> str:
-            value = median(runs, key)
-            return "" if value is None else format(value / unit, form)
-
-        lines.append(
-            [
-                name,
-                text("seconds", ".2f"),
-                text("clips_per_second", ".1f"),
-                share(median(runs, "clips_per_second"), local),
-                text("bytes_per_second", ".0f", 1e6),
-                text("threads", ".0f"),
-                text("counted" if name.startswith("count-") else "requests", ".0f"),
-                text("retries", ".0f"),
-                text("first_batch_seconds", ".2f"),
-                text("busy", ".0%"),
-                text("peak_memory_bytes", ".0f", 1e6),
-                str(runs[-1].get("bottleneck", "")),
-            ]
-        )
-    return markdown(columns, lines)
+        values = [(median(runs, key), form, unit) for _, key, form, unit in _COLUMNS]
+        cells = [
+            "" if value is None else format(value / unit, form) for value, form, unit in values
+        ]
+        lines.append([name, *cells, str(runs[-1].get("bottleneck", ""))])
+    return markdown(["row", *(column for column, *_ in _COLUMNS), "bottleneck"], lines)

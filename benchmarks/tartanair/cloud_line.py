@@ -1,0 +1,145 @@
+"""A network line between a client and a service of this machine: its delay and its bandwidth."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from types import TracebackType
+
+__all__ = ["Line"]
+
+_PIECE = 256 << 10
+_AT_ONCE = 8 << 20  # bytes under way in each direction of a connection, unless the rate says less
+
+
+class Line:
+    """Takes connections on a free port of 127.0.0.1 and passes their bytes to `target`, HOST:PORT.
+
+    `seconds_away` is the time from a request to its answer's first byte, half of it in each
+    direction; a new connection takes as long once more, as TCP's handshake does.
+    `bytes_per_second` is what each direction carries for all connections together,
+    `connection_bytes_per_second` what one connection does, as its window limits it. It runs in a
+    thread of this process until the block ends.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        seconds_away: float = 0.0,
+        bytes_per_second: float = float("inf"),
+        connection_bytes_per_second: float = float("inf"),
+    ) -> None:
+        host, _, port = target.partition(":")
+        self._target = host, int(port)
+        self._delay = seconds_away / 2
+        self._rate = bytes_per_second
+        window = connection_bytes_per_second * self._delay
+        self._window = max(_PIECE, int(min(_AT_ONCE, window or _AT_ONCE)))
+        self._free = {"up": 0.0, "down": 0.0}  # when each direction is, by the loop's clock
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+        self._listener.setblocking(False)
+        self._loop = asyncio.new_event_loop()
+        self._accepting = self._loop.create_task(self._accept())
+        self._thread = threading.Thread(target=self._run, name="line", daemon=True)
+
+    @property
+    def host(self) -> str:
+        return f"127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def __enter__(self) -> Line:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._accepting.cancel)
+        self._thread.join()
+        self._listener.close()
+
+    def _run(self) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            self._loop.run_until_complete(self._accepting)
+        self._loop.close()
+
+    async def _accept(self) -> None:
+        connections: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                client, _ = await self._loop.sock_accept(self._listener)
+                task = self._loop.create_task(self._connect(client))
+                connections.add(task)
+                task.add_done_callback(connections.discard)
+        finally:
+            for task in connections:
+                task.cancel()
+            await asyncio.gather(*connections, return_exceptions=True)
+
+    async def _connect(self, client: socket.socket) -> None:
+        server = socket.socket()
+        with client, server, contextlib.suppress(OSError):
+            for each in (client, server):
+                each.setblocking(False)
+                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await self._loop.sock_connect(server, self._target)
+            await asyncio.sleep(2 * self._delay)
+            await asyncio.gather(
+                self._carry(client, server, "up"), self._carry(server, client, "down")
+            )
+
+    async def _carry(self, source: socket.socket, sink: socket.socket, way: str) -> None:
+        """Pass on what comes, when it has crossed the line, until the source ends."""
+        pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        room = _Room(self._window)
+
+        async def receive() -> None:
+            data = b"first"
+            while data:
+                await room.wait()
+                data = await self._loop.sock_recv(source, _PIECE)
+                room.take(len(data))
+                self._free[way] = max(self._free[way], self._loop.time()) + len(data) / self._rate
+                pieces.put_nowait((self._free[way] + self._delay, data))
+
+        async def send() -> None:
+            while True:
+                due, data = await pieces.get()
+                wait = due - self._loop.time()
+                if wait > 0:
+                    await asyncio.sleep(wait)
+                if not data:
+                    sink.shutdown(socket.SHUT_WR)
+                    return
+                await self._loop.sock_sendall(sink, data)
+                room.give(len(data))
+
+        await asyncio.gather(receive(), send())
+
+
+class _Room:
+    """Bytes that may be under way; `wait` ends when there is room for some."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._left = nbytes
+        self._some = asyncio.Event()
+        self._some.set()
+
+    async def wait(self) -> None:
+        await self._some.wait()
+
+    def take(self, nbytes: int) -> None:
+        self._left -= nbytes
+        self._set()
+
+    def give(self, nbytes: int) -> None:
+        self._left += nbytes
+        self._set()
+
+    def _set(self) -> None:
+        (self._some.set if self._left > 0 else self._some.clear)()

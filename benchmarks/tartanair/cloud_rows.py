@@ -1,0 +1,231 @@
+"""One measurement of the benchmark of storages, in a process of its own.
+
+    python cloud_rows.py '{"action": "epoch", "cores": [0], "location": …}'
+
+Prints what was measured as JSON. Only the public interface of the package is used, so that it
+measures whatever version PYTHONPATH holds; nothing else of the repository is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+PAGE = 4096
+REQUEST_BYTES = 12 << 20  # of the client alone: the loader's are of 8 to 16 MiB
+FEATURES = ("image_left", "depth_left", "flow", "mask", "seg_left")
+EPISODE_FRAMES = 80  # of what is written
+
+Result = dict[str, Any]
+
+
+def main() -> None:
+    job = json.loads(sys.argv[1])
+    if cores := job.pop("cores", None):
+        os.sched_setaffinity(0, cores)  # before any library counts them or starts threads
+    print(json.dumps(ACTIONS[job.pop("action")](**job)))
+
+
+def epoch(
+    location: str,
+    options: dict[str, Any] | None,
+    *,
+    clip_len: int,
+    batch_size: int,
+    memory_limit: str,
+    stride: int = 1,
+    consumer: float = 0.0,
+    epochs: int = 2,
+    workers: int = 0,
+    **settings: Any,
+) -> Result:
+    """Epochs of clips, the first of which is counted for its first batch only.
+
+    `consumer` is how long it is away with each batch, in seconds. `workers` are a DataLoader's,
+    started by its forkserver.
+    """
+    import numpy as np
+
+    import seqrecord.pipes  # torch takes seconds, whatever is read
+
+    def touch(array: Any) -> None:
+        np.asarray(array).reshape(-1).view(np.uint8)[::PAGE].max()
+
+    begin, first = time.perf_counter(), 0.0
+    pipe = seqrecord.SeqRecordPipe(
+        location,
+        storage_options=options,
+        clip_len=clip_len,
+        stride=stride,
+        batch_size=batch_size,
+        memory_limit=memory_limit,
+        **settings,
+    )
+    batches: Any = pipe
+    if workers:
+        from torch.utils.data import DataLoader
+
+        batches = DataLoader(
+            pipe,
+            batch_size=None,
+            num_workers=workers,
+            multiprocessing_context="forkserver",
+            persistent_workers=True,
+        )
+    runs, stats = [], {}
+    for number in range(epochs):
+        clips, start, cpu = 0, time.perf_counter(), time.process_time()
+        for batch in batches:
+            first = first or time.perf_counter() - begin
+            arrays = [v for v in batch.values() if hasattr(v, "reshape") and v.ndim > 1]
+            for array in arrays:
+                touch(array)
+            clips += len(arrays[0])
+            del batch, arrays
+            if consumer:
+                time.sleep(consumer)
+        seconds = time.perf_counter() - start
+        stats = pipe.stats()  # of this epoch
+        run = {"seconds": seconds, "clips_per_second": clips / seconds}
+        run["cpu_seconds"] = time.process_time() - cpu
+        if not workers:
+            run["bytes"] = stats["bytes_read"]
+            run["bytes_per_second"] = stats["bytes_read"] / seconds
+        if number or epochs == 1:
+            runs.append(run)
+    return {
+        **{name: statistics.median(run[name] for run in runs) for name in runs[0]},
+        "epochs": [run["seconds"] for run in runs],
+        "first_batch_seconds": first,
+        "retries": stats.get("retries", 0),
+        "bottleneck": stats.get("bottleneck", ""),
+        "peak_memory_bytes": _peak_memory(),
+    }
+
+
+def client(
+    store: dict[str, Any], objects: list[tuple[str, int]], threads: list[int], times: int = 1
+) -> Result:
+    """All bytes of objects, each of a length, fetched by obstore and nothing else.
+
+    The best of so many threads, and of `times`.
+    """
+    import obstore
+
+    opened = _store(**store)
+    ranges = [
+        (name, start, min(size, start + REQUEST_BYTES))
+        for name, size in objects
+        for start in range(0, size, REQUEST_BYTES)
+    ]
+    nbytes = sum(size for _, size in objects)
+
+    def fetch(item: tuple[str, int, int]) -> None:
+        name, start, stop = item
+        if len(obstore.get_range(opened, name, start=start, end=stop)) != stop - start:
+            raise RuntimeError(f"{name} is shorter than {stop}")
+
+    rates: dict[int, float] = {}
+    cpu = {}
+    fetch(ranges[0])  # connected
+    for count in threads * times:
+        start, before = time.perf_counter(), time.process_time()
+        with ThreadPoolExecutor(count) as pool:
+            list(pool.map(fetch, ranges))
+        rate = nbytes / (time.perf_counter() - start)
+        if rate > rates.get(count, 0.0):
+            rates[count], cpu[count] = rate, time.process_time() - before
+    best = max(rates, key=lambda count: rates[count])
+    return {
+        "seconds": nbytes / rates[best],
+        "bytes": nbytes,
+        "bytes_per_second": rates[best],
+        "cpu_seconds": cpu[best],
+        "threads": best,
+        "rates": rates,
+    }
+
+
+def _store(kind: str, bucket: str, **settings: Any) -> Any:
+    from obstore.store import AzureStore, S3Store
+
+    client_options: Any = {"allow_http": True}
+    if kind == "azure":
+        return AzureStore(container_name=bucket, client_options=client_options, **settings)
+    return S3Store(bucket, client_options=client_options, **settings)
+
+
+def opening(location: str, options: dict[str, Any] | None) -> Result:
+    """Open a dataset in this process, which has imported the package and nothing else."""
+    import seqrecord
+
+    before, start = _peak_memory(), time.perf_counter()
+    frames = seqrecord.open(location, storage_options=options).num_frames
+    return {
+        "seconds": time.perf_counter() - start,
+        "frames": frames,
+        "peak_memory_bytes": _peak_memory(),
+        "memory_before_bytes": before,
+    }
+
+
+def writing(
+    location: str, options: dict[str, Any] | None, *, records: str, frames: int, codecs: str
+) -> Result:
+    """Write so many frames, which are in memory, in episodes of `EPISODE_FRAMES`."""
+    import seqrecord
+
+    dataset = seqrecord.open(records, features=FEATURES)
+    episode = next(iter(dataset.episodes.values()))
+    held = [episode[i] for i in range(min(EPISODE_FRAMES, len(episode) - 1))]
+    nbytes = sum(array.nbytes for array in held[0].values()) * frames
+    start, cpu = time.perf_counter(), time.process_time()
+    with seqrecord.SeqRecordWriter(location, codecs=codecs, storage_options=options) as writer:
+        for first in range(0, frames, EPISODE_FRAMES):
+            with writer.episode(f"episode {first:06d}") as made:
+                for i in range(min(EPISODE_FRAMES, frames - first)):
+                    made.append(held[i % len(held)])
+    seconds = time.perf_counter() - start
+    return {
+        "seconds": seconds,
+        "bytes_per_second": nbytes / seconds,
+        "frame_bytes": nbytes,
+        "cpu_seconds": time.process_time() - cpu,
+        "peak_memory_bytes": _peak_memory(),
+    }
+
+
+def packing(tree: str, to: str, record_bytes: int | None) -> Result:
+    """Pack a tree, as the other rows read it."""
+    import seqrecord
+    from seqrecord.sources import open_source
+
+    source = open_source(tree, features=FEATURES, cameras=["left"])
+    settings: dict[str, Any] = {"record_bytes": record_bytes} if record_bytes else {}
+    seqrecord.convert(source, to, codecs="balanced", workers=1, **settings)
+    return {}
+
+
+def _peak_memory() -> int:
+    """Of this process. What getrusage says may be its parent's."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(x.split()[1]) << 10 for x in status.splitlines() if x.startswith("VmHWM"))
+
+
+ACTIONS: dict[str, Callable[..., Result]] = {
+    "epoch": epoch,
+    "client": client,
+    "open": opening,
+    "write": writing,
+    "pack": packing,
+}
+
+if __name__ == "__main__":
+    main()
