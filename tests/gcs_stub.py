@@ -65,7 +65,7 @@ class GcsStub(LocalServer):
 
     def options(self, endpoint: str | None = None) -> dict[str, Any]:
         """Storage options of it, or of a proxy before it."""
-        return {"base_url": endpoint or self.endpoint, "skip_signature": True}
+        return {"base_url": endpoint or self.endpoint, "bearer_token": "of-nobody"}
 
     def new_bucket(self) -> str:
         name = f"bucket-{len(self.buckets)}"
