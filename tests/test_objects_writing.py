@@ -10,9 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,61 +27,16 @@ from seqrecord.storage import spooled as spooled_module
 from seqrecord.storage.objects import storage as storage_module
 from tests.fault_proxy import FaultProxy, Scripted
 from tests.made_source import MadeSource
-from tests.services import Azurite, Moto
+from tests.places import CLOUDS, Place
 from tests.services.process import wait_for
 from tests.storage_contract import DATA, PATH, StorageContract, get, put
 
 LARGE = np.random.default_rng(1).bytes(11 << 20)
-NOTHING = frozenset[str]()
 SOURCE = MadeSource()
 SETTINGS: dict[str, Any] = {"chunk_frames": 4, "record_bytes": 30_000}
 
 
-@dataclass
-class Place:
-    """An empty folder of a store that listens at `host`."""
-
-    url: str
-    options: Callable[[str], dict[str, Any]]
-    host: str
-    names: Callable[[], set[str]]
-    """All objects below it, whatever they are."""
-
-    def open(self, host: str = "", **more: Any) -> Storage:
-        return open_storage(self.url, {**self.options(host or self.host), **more})
-
-
-@pytest.fixture(params=[pytest.param("azurite", marks=pytest.mark.service), "s3"])
-def place(request: pytest.FixtureRequest) -> Place:
-    pytest.importorskip("obstore", reason="pip install obstore")
-    if request.param == "azurite":
-        azurite: Azurite = request.getfixturevalue("azurite")
-        container = azurite.new_container()
-
-        def blobs() -> set[str]:
-            with azurite.client() as client:
-                return {blob.name for blob in client.get_container_client(container).list_blobs()}
-
-        return Place(
-            f"az://{container}/data/set",
-            lambda host: {
-                "connection_string": azurite.connection_string_at(
-                    f"http://{host}/{azurite.account}"
-                )
-            },
-            azurite.host,
-            blobs,
-        )
-    moto: Moto = request.getfixturevalue("moto")
-    bucket = moto.new_bucket()
-
-    def objects() -> set[str]:
-        found = moto.client().list_objects_v2(Bucket=bucket)
-        return {item["Key"] for item in found.get("Contents", ())}
-
-    return Place(
-        f"s3://{bucket}/data/set", lambda host: moto.options(f"http://{host}"), moto.host, objects
-    )
+pytestmark = pytest.mark.parametrize("place", CLOUDS, indirect=True)
 
 
 @pytest.fixture
@@ -111,7 +65,7 @@ class TestObjectStorage(StorageContract):
 class TestWholeBucket(StorageContract):
     @pytest.fixture
     def storage(self, place: Place) -> Iterator[Storage]:
-        storage = open_storage(place.url.removesuffix("/data/set"), place.options(place.host))
+        storage = open_storage(place.url.removesuffix("/data/set"), place.options)
         yield storage
         storage.close()
 
@@ -222,7 +176,7 @@ def test_a_large_file_is_sent_in_pieces(place: Place, storage: Storage) -> None:
     upload = storage.create(PATH)
     for start in range(0, len(LARGE), 700_000):
         upload.write(LARGE[start : start + 700_000])
-    assert place.names() == NOTHING
+    assert place.names() == []
     upload.commit()
     assert get(storage, PATH) == LARGE
     again = storage.create(PATH)
@@ -230,7 +184,7 @@ def test_a_large_file_is_sent_in_pieces(place: Place, storage: Storage) -> None:
     with pytest.raises(DestinationError, match="exists already"):
         again.commit()
     again.abort()
-    assert place.names() == {f"data/set/{PATH}"}
+    assert place.names() == [f"data/set/{PATH}"]
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -272,7 +226,7 @@ def test_what_a_kill_leaves_is_listed_and_read(place: Place, storage: Storage) -
     assert buffer == DATA[:70_000]
     left.remove()
     assert other.unfinished("records") == []
-    assert place.names() == NOTHING
+    assert place.names() == []
     other.close()
 
 
@@ -356,7 +310,7 @@ def _kill_at_work(storage: Storage, script: Path, given: bytes) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_killed_and_resumed(place: Place, storage: Storage, tmp_path: Path, workers: int) -> None:
-    options = place.options(place.host)
+    options = place.options
     script = tmp_path / "script.py"
     script.write_text(_SCRIPT)
     (tmp_path / "told").mkdir()
