@@ -87,6 +87,7 @@ def test_a_slow_consumer(dataset: Path) -> None:
     assert 0.1 <= report.consuming.p50 < report.seconds / 2  # of 3
     assert report.seconds >= 0.3
     assert "the consumer is the bottleneck" in report.advice[0]
+    assert report.stats["bottleneck"].startswith("the consumer")
     assert report.advice[1:] == ("these are few batches: more of them would tell more.",)
 
 
@@ -127,6 +128,7 @@ def test_copies_are_timed_apart(dataset: Path, monkeypatch: pytest.MonkeyPatch) 
     report = bench(dataset, clip_len=4, max_batches=12, batch_size=1, device="cuda:0")
     assert 0.05 <= report.copying.p50 < report.seconds / 6  # of 12
     assert "copying to the device is the bottleneck" in report.advice[0]
+    assert report.stats["bottleneck"].startswith("copying frames to the device")
     assert "copy to device" in str(report)
 
 
@@ -163,7 +165,7 @@ BY_FEATURE = {**DECODES, "decode_seconds_by_feature": {"image": 2.0, "flow": 6.0
     ("stats", "step", "words"),
     [
         (DECODES, (1, 0, 30), ["the consumer is the bottleneck", "97 %"]),
-        (DECODES, (2, 6, 2), ["copying to the device is the bottleneck", "60 %"]),
+        (DECODES, (2, 6, 2), ["copying to the device is the bottleneck", "80 %"]),
         (DECODES, (9, 0, 1), ["waits for data 90 %", "Decoding", "90 %", "`seqrecord write"]),
         (BY_FEATURE, (9, 0, 1), ["Decoding", "75 % of that for flow"]),
         (DECODES, (9, 0, 1), ["4 cores and 2 in use"]),

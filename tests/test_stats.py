@@ -59,6 +59,12 @@ def test_a_storages_counters_count_from_the_beginning() -> None:
         ({"waiting_for_batches_seconds": 2.0, "decode_seconds": 9.0}, "decoding"),
         ({"waiting_for_batches_seconds": 2.0, "gather_seconds": 9.0}, "copying clips"),
         ({"waiting_for_batches_seconds": 2.0, "device_seconds": 9.0}, "the bus"),
+        # Two threads have decoded for longer than one has copied, which was never kept waiting.
+        ({"decode_seconds": 9.0, "gather_seconds": 6.0}, "copying clips"),
+        (
+            {"decode_seconds": 9.0, "gather_seconds": 6.0, "waiting_for_loads_seconds": 7.0},
+            "decoding",
+        ),
     ],
 )
 def test_bottleneck(seconds: dict[str, float], word: str) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from seqrecord.bottleneck import Stage, bottleneck_of_steps
+
 __all__ = ["advise"]
 
-_LITTLE = 0.05  # a share of the time that is not worth a change
 _FEW_BATCHES = 10
 _BURSTS = 3  # times the median wait that the mean wait is
 
@@ -36,21 +37,22 @@ def advise(
     """
     step = waiting + copying + consuming or 1.0
     lines = []
-    if max(waiting, copying) < _LITTLE * step:
+    stage = bottleneck_of_steps(stats, waiting=waiting, copying=copying, consuming=consuming)
+    if stage == "consumer":
         lines.append(
             f"the consumer is the bottleneck: it works {_percent(consuming / step)} of the time, "
             "and the loader waits for it. Nothing to change here."
         )
-    elif copying > waiting:
+    elif stage == "device":
         lines.append(
-            f"copying to the device is the bottleneck: {_percent(copying / step)} of the time. "
-            "Move fewer bytes: fewer features, smaller frames, integers that become floats on the "
-            "device."
+            "copying to the device is the bottleneck: the consumer waits for it, or for data, "
+            f"{_percent((waiting + copying) / step)} of the time. Move fewer bytes: fewer "
+            "features, smaller frames, integers that become floats on the device."
         )
     else:
         lines.append(
             f"the consumer waits for data {_percent(waiting / step)} of the time. "
-            + _slowest(stats, seconds, threads, cores)
+            + _what_helps(stage, stats, seconds, threads, cores)
         )
         if waiting > _BURSTS * median_wait:
             lines.append(
@@ -62,19 +64,19 @@ def advise(
     return tuple(lines)
 
 
-def _slowest(stats: Mapping[str, Any], seconds: float, threads: int, cores: int) -> str:
-    """The stage that holds the others up, and what would help."""
-    gathering = stats.get("gather_seconds", 0.0)
-    loading = stats.get("waiting_for_loads_seconds", 0.0)
+def _what_helps(
+    stage: Stage, stats: Mapping[str, Any], seconds: float, threads: int, cores: int
+) -> str:
     fetching, decoding = stats.get("fetch_seconds", 0.0), stats.get("decode_seconds", 0.0)
-    if gathering >= loading:
+    if stage == "gather":
+        gathering = stats.get("gather_seconds", 0.0)
         return (
             f"Copying clips into batches is the bottleneck: {_percent(gathering / seconds)} of the "
             "time, at the speed of memory. Copy less: fewer features, smaller frames "
             "(`frame_transform`), a larger stride, shorter clips."
         )
     working = fetching + decoding or 1.0
-    if decoding >= fetching:
+    if stage == "decode":
         more = f"more threads (there are {cores} cores and {threads} in use)"
         less = "fewer features"
         return (

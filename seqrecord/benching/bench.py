@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from seqrecord.benching.advice import advise
 from seqrecord.benching.report import BenchReport, StepTimes
+from seqrecord.bottleneck import STAGES, bottleneck_of_steps
 from seqrecord.cores import usable_cores
 from seqrecord.errors import ClipError
 from seqrecord.reader import EpisodeFilter
@@ -146,6 +147,10 @@ def _report(
     parts = (steps.waiting[steady], steps.copying[steady], steps.consuming[steady])
     waiting, copying, consuming = map(StepTimes.of, parts)
     stats = stream.stats()
+    stage = bottleneck_of_steps(
+        stats, waiting=waiting.mean, copying=copying.mean, consuming=consuming.mean
+    )
+    stats["bottleneck"] = STAGES[stage]  # of who has watched the consumer, too
     advice = advise(
         stats,
         waiting=waiting.mean,

@@ -8,6 +8,7 @@ from copy import copy
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from seqrecord.bottleneck import STAGES, bottleneck
 from seqrecord.engine.trace import Trace
 
 __all__ = ["EngineStats"]
@@ -77,17 +78,5 @@ class EngineStats:
             counters = {f.name: copy(getattr(self, f.name)) for f in fields(self) if f.compare}
         before = self._counted
         storage = {name: now - before.get(name, 0) for name, now in self._counters().items()}
-        return {**storage, **counters, "bottleneck": self._bottleneck()}
-
-    def _bottleneck(self) -> str:
-        if not self.clips:
-            return "nothing has been delivered yet"
-        if self.waiting_for_batches_seconds < self.waiting_for_consumer_seconds:
-            return "the consumer: batches wait for it"
-        stages = {
-            "reading: more is asked for than the storage delivers": self.fetch_seconds,
-            "decoding: a faster codec, or more threads, would help": self.decode_seconds,
-            "copying clips into batches: memory bandwidth": self.gather_seconds,
-            "copying frames to the device: the bus": self.device_seconds,
-        }
-        return max(stages, key=lambda stage: stages[stage])
+        words = STAGES[bottleneck(counters)] if self.clips else "nothing has been delivered yet"
+        return {**storage, **counters, "bottleneck": words}
