@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -42,6 +40,7 @@ from tests.clip_data import (
     write_numbered,
 )
 from tests.storage_doubles import CountingStorage
+from tests.torch_process import run_code
 
 FEATURES = ["image", "flow", "note", "id"]
 BATCH: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "shuffle_buffer": 16}
@@ -433,45 +432,30 @@ def test_ctrl_c(path: Path) -> None:
 
 
 EXIT = """
-import json, os, sys, time
-from seqrecord import SeqRecordPipe  # once: torch takes seconds
+import sys, time
+from seqrecord import SeqRecordPipe
 
 def slow(frame):
     time.sleep(0.01)
     return frame
 
-path, folder, *ways = sys.argv[1:]
-for number, way in enumerate(ways):
-    child = os.fork()
-    if child == 0:
-        break
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-else:
-    sys.exit()
-for descriptor, name in ((1, "out"), (2, "err")):
-    os.dup2(os.open(f"{folder}/{number}.{name}", os.O_WRONLY | os.O_CREAT), descriptor)
-pipe = SeqRecordPipe(path, clip_len=3, batch_size=4, features=["id"], frame_transform=slow)
+pipe = SeqRecordPipe(sys.argv[1], clip_len=3, batch_size=4, features=["id"], frame_transform=slow)
 iterator = iter(pipe)
 next(iterator)
 print("leaving", flush=True)
-exec(way)
+{}
 """
 
 
-def test_the_interpreter_exits_in_the_middle(path: Path, tmp_path: Path) -> None:
-    ways = ["pass", "sys.exit(0)", "del pipe", "raise ValueError('mine')"]
-    command = [sys.executable, "-c", EXIT, str(path), str(tmp_path), *ways]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=Path(__file__).parents[1], timeout=100
-    )
-    assert (done.stdout.split(), done.stderr) == (["0", "0", "0", "1"], "")
-    for number in range(4):
-        assert (tmp_path / f"{number}.out").read_text() == "leaving\n"
-    for number in range(3):
-        assert (tmp_path / f"{number}.err").read_text() == ""
-    error = (tmp_path / "3.err").read_text()
-    assert error.splitlines()[-1] == "ValueError: mine"
-    assert error.count("Traceback") == 1
+@pytest.mark.parametrize("way", ["", "sys.exit(0)", "raise ValueError('mine')", "del pipe"])
+def test_the_interpreter_exits_in_the_middle(path: Path, way: str) -> None:
+    done = run_code(EXIT.format(way), path)
+    assert done.stdout == "leaving\n"
+    if way.startswith("raise"):
+        assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "ValueError: mine")
+        assert done.stderr.count("Traceback") == 1
+    else:
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_fork_while_an_iteration_runs(path: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from seqrecord import (
 )
 from tests.clip_data import LENGTHS, digest, expected_frame, names, write_numbered
 from tests.resume_contract import check_resume
+from tests.torch_process import run_code
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +81,7 @@ def test_resuming_in_a_new_process(path: Path) -> None:
         next(iterator)
     state = json.dumps(pipe.state_dict())  # with batches in flight
     expected = [digest(batch) for batch in iterator] + [digest(batch) for batch in pipe]
-    command = [sys.executable, "-c", RESUME, str(path), state]
-    root = Path(__file__).parents[1]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=root)
+    done = run_code(RESUME, path, state)
     assert done.stdout.split() == [
         hashlib.sha256(repr(item).encode()).hexdigest() for item in expected
     ]

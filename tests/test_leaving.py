@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from concurrent.futures import CancelledError
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 
 from seqrecord import SeqRecordWriter
 from seqrecord.threads import ThreadPool
+from tests.torch_process import run_code
 
 PATIENCE = 60  # seconds; what hangs fails
 
@@ -22,11 +21,11 @@ PATIENCE = 60  # seconds; what hangs fails
 # leaves. Loads last until the engine has been told to end: none can end before, none should begin
 # after that.
 _LEAVES = """
-import atexit, json, os, signal, sys, threading
+import atexit, json, os, signal, sys, threading, time
 
 path, way, out = sys.argv[1:]
 lock, begun, inside = threading.Lock(), [], []
-all_busy, ending = threading.Event(), threading.Event()
+all_busy = threading.Event()
 FREE, NUM_THREADS = 6, 3
 
 @atexit.register  # before the engine's, so it runs after that
@@ -37,9 +36,16 @@ def report():
 
 import torch
 import seqrecord
-from seqrecord.engine.channel import Channel
-from seqrecord.pipes import SeqRecordPipe
+from seqrecord import SeqRecordError, SeqRecordPipe
 from seqrecord.storage import LocalStorage
+from seqrecord.storage.stopping import check_wanted
+
+def is_wanted(path):
+    try:
+        check_wanted(path)
+    except SeqRecordError:
+        return False
+    return True
 
 class Slow(LocalStorage):
     def read_ranges(self, path, ranges, buffers):
@@ -50,15 +56,9 @@ class Slow(LocalStorage):
                 inside.extend([path] * waits)
                 if len(inside) == NUM_THREADS:
                     all_busy.set()
-            if waits:
-                ending.wait()
+            while waits and is_wanted(path):
+                time.sleep(0.001)
         super().read_ranges(path, ranges, buffers)
-
-close = Channel.close
-def close_and_tell(self):
-    close(self)
-    ending.set()
-Channel.close = close_and_tell
 
 dataset = seqrecord.open(Slow(path))
 held_from = int(dataset.index.offset[FREE])  # there is one record file
@@ -94,23 +94,13 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def _run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-
-
 @pytest.mark.parametrize(
     ("way", "code"), [("the end", 0), ("sys.exit", 5), ("error", 1), ("Ctrl-C", -2)]
 )
 def test_leaving_waits_for_the_loads_under_way_alone(
     way: str, code: int, path: Path, tmp_path: Path
 ) -> None:
-    done = _run(_LEAVES, path, way, tmp_path / "report.json")
+    done = run_code(_LEAVES, path, way, tmp_path / "report.json")
     assert done.returncode == code, done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
     assert report == {"begun": 6 + 3, "at the end": ["MainThread"]}
@@ -121,7 +111,7 @@ def test_leaving_waits_for_the_loads_under_way_alone(
 _USER_THREAD = """
 import sys, threading
 import seqrecord
-from seqrecord.pipes import SeqRecordPipe
+from seqrecord import SeqRecordPipe
 
 def train():
     threading.main_thread().join()
@@ -134,7 +124,7 @@ threading.Thread(target=train).start()
 
 
 def test_a_thread_that_outlives_the_main_thread_goes_on(path: Path) -> None:
-    done = _run(_USER_THREAD, path)
+    done = run_code(_USER_THREAD, path)
     assert (done.returncode, done.stdout.split()) == (0, ["120", "120"]), done.stderr
 
 

@@ -24,6 +24,7 @@ from tests.datasets import write_small
 from tests.services import Azurite
 from tests.storage_contract import PATH, put
 from tests.storage_doubles import CountingStorage
+from tests.torch_process import run_code
 
 DATA = np.random.default_rng(2).bytes(100_000)
 
@@ -184,8 +185,7 @@ def test_a_file_that_is_cut_under_an_open_dataset_is_an_error(
     tmp_path: Path, what: str, expected: list[str]
 ) -> None:
     write_small(tmp_path / "dataset")
-    command = [sys.executable, "-c", _CUT, str(tmp_path / "dataset"), what]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    ran = run_code(_CUT, tmp_path / "dataset", what)
     assert ran.returncode == 0, ran.stderr  # -7 is SIGBUS
     for line, beginning in zip(ran.stdout.splitlines(), expected, strict=True):
         assert line.startswith(beginning)

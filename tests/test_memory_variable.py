@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import numpy as np
 import pytest
 
 from seqrecord import FeatureSpec, MemoryLimitError, Schema, SeqRecordPipe, SeqRecordWriter
+from tests.torch_process import run_code
 
 _MIB = 1 << 20
 _LARGEST = 24_000 * 12  # bytes of a frame of `points`; on the disk it takes about 60
@@ -75,13 +74,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_what_is_taken_stays_within_the_limit(root: Path, options: dict[str, Any]) -> None:
     limit = 16 * _MIB
-    command = [sys.executable, "-c", _MEASURE, str(root)]
-    ran = subprocess.run(
-        [*command, json.dumps({**options, "memory_limit": limit})],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    ran = run_code(_MEASURE, root, json.dumps({**options, "memory_limit": limit}))
     assert ran.returncode == 0, ran.stderr
     taken, resident, count = json.loads(ran.stdout)
     assert count > 10

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -26,6 +25,7 @@ from seqrecord.storage.stopping import check_wanted, unwanted_if
 from seqrecord.storage.wrappers import StorageWrapper
 from tests.clip_data import leaves_nothing
 from tests.storage_doubles import Fault, FaultyStorage
+from tests.torch_process import run_code
 
 # Whatever waits for a request that fails waits for DEADLINE, so what ends SOON has not waited: even
 # where nothing else gets a core for seconds, and within the time that a test may take.
@@ -210,14 +210,7 @@ print(time.monotonic(), flush=True)
 
 
 def _ends_soon(code: str, path: Path) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(path)],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[1],
-        timeout=DEADLINE + SOON,
-        check=False,
-    )
+    done = run_code(code, path, timeout=DEADLINE + SOON)
     assert time.monotonic() - float(done.stdout) < SOON  # one clock for all processes
     return done
 

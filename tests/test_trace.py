@@ -8,8 +8,6 @@ import inspect
 import json
 import logging
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +22,7 @@ from seqrecord import NotFoundError, SeqRecordPipe, StorageError
 from seqrecord.engine import trace as trace_module
 from seqrecord.engine.trace import Trace, trace_path
 from tests.datasets import write_small
+from tests.torch_process import run_code
 
 
 def files(folder: Path) -> list[str]:
@@ -154,7 +153,7 @@ def test_leaving_the_interpreter_closes(tmp_path: Path) -> None:
         f"trace = Trace({str(tmp_path / 't.json')!r})\ntrace.add('decode', 0.0, 1.0)\n"
         "raise KeyError('left early')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_code(code)
     assert "left early" in done.stderr
     assert len(events(tmp_path / "t.json")) == 1
 
