@@ -31,7 +31,7 @@ def dataset(
     st.none() | st.integers(1, 5),
     st.integers(1, 300),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_fits_the_memory_or_says_the_least_that_does(
     case: Case,
     shuffle: bool,

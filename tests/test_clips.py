@@ -31,7 +31,7 @@ def runs(missing: MissingFrames) -> list[tuple[int, int, int]]:
 
 
 @given(cases())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_enumerates_every_whole_clip_in_order(case: Case) -> None:
     table = case.table
     assert located(table) == case.clips()
@@ -43,7 +43,7 @@ def test_enumerates_every_whole_clip_in_order(case: Case) -> None:
 
 
 @given(cases())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_missing_runs_are_the_missing_frames(case: Case) -> None:
     found = runs(case.missing_frames)
     assert {(e, f) for e, start, stop in found for f in range(start, stop)} == case.missing

@@ -74,7 +74,7 @@ def any_frames(draw: st.DrawFn) -> Array:
     return raw.view(dtype).reshape(shape)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(frame=any_frames(), preset=st.sampled_from(PRESETS))
 def test_presets_are_lossless(frame: Array, preset: str) -> None:
     round_trip(codec_for(preset, frame), frame)

@@ -117,7 +117,7 @@ def test_a_package_that_is_not_there(tree: Tree) -> None:
     assert refuses(Cell("memmap", BASE), loader, tree) == said
 
 
-@pytest.mark.parametrize("consumer", ["touch", "autoencoder"])
+@pytest.mark.parametrize("consumer", ["touch", pytest.param("autoencoder", marks=pytest.mark.slow)])
 def test_a_row(tree: Tree, work: Path, consumer: str) -> None:
     assert "error" not in run_task(task(tree, work, "prepare"), 60)
     result = run_task(task(tree, work, consumer=consumer), 60)

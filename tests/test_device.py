@@ -19,11 +19,10 @@ from hypothesis import strategies as st
 
 from seqrecord import ClipError, prefetch_to_device
 from seqrecord.arena import Arena
-from seqrecord.device import streams
 from seqrecord.device.arena import DeviceArena
 from seqrecord.device.batches import DeviceBatches
 from seqrecord.device.staging import Block, Staging
-from seqrecord.device.streams import Mark, SideStream, find_device
+from seqrecord.device.streams import CudaStream, Mark, SideStream, find_device
 from seqrecord.frames import ArraySpec
 from tests.side_streams import STREAMS, LateStream, make_stream
 
@@ -128,14 +127,13 @@ class FakeCuda:
         return 1
 
 
-def test_what_cuda_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cuda_is_asked_for() -> None:
     cuda = FakeCuda()
-    monkeypatch.setattr(streams, "_cuda", cuda)
-    stream = streams.side_stream(find_device("cuda"))
+    stream = CudaStream(find_device("cuda", cuda), cuda)
     assert stream.device == torch.device("cuda:1")
-    assert find_device("cuda:0") == torch.device("cuda:0")
+    assert find_device("cuda:0", cuda) == torch.device("cuda:0")
     with pytest.raises(ClipError, match="finds no such device here; expected: at most cuda:1"):
-        find_device("cuda:2")
+        find_device("cuda:2", cuda)
 
     class Tensor:
         def record_stream(self, stream: Any) -> None:
@@ -220,13 +218,12 @@ class ContextCuda:
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
-def test_no_context_is_made_on_another_gpu(is_ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_context_is_made_on_another_gpu(is_ours: bool) -> None:
     """In a thread of ours, and in one of the user's, whose current device stays what it was."""
     cuda = ContextCuda()
-    monkeypatch.setattr(streams, "_cuda", cuda)
 
     def work() -> int:
-        stream = streams.CudaStream(torch.device("cuda:1"))
+        stream = CudaStream(torch.device("cuda:1"), cuda)
         if is_ours:
             stream.bind_thread()
         stream.set_clock()

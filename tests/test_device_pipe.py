@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from seqrecord import (
     SeqRecordStream,
     prefetch_to_device,
 )
-from seqrecord.engine import workspace
-from tests.clip_data import check, digest, leaves_nothing, possible_clips, write_numbered
+from seqrecord.device.streams import streams_of
+from tests.clip_data import LARGE, check, digest, leaves_nothing, possible_clips, write_numbered
 from tests.resume_contract import check_resume
 from tests.side_streams import NO_GPU, STREAMS, LateStream, on_host
 
@@ -28,17 +29,25 @@ FRAME_NBYTES = 6 * 8 * 3 + 4 * 2 * 4 + 2 * 8
 BATCH: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "shuffle_buffer": 16}
 
 
-@pytest.fixture(scope="module", params=["raw", "balanced"])
-def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_numbered(tmp_path_factory.mktemp("device") / "records", codecs=request.param)
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_numbered(tmp_path_factory.mktemp("device") / "records")
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Whose raw pages are read straight into what is copied to the device."""
+    folder = tmp_path_factory.mktemp("device")
+    return write_numbered(folder / "large", codecs="raw", shape=LARGE)
 
 
 @pytest.fixture(params=STREAMS)
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param != "late":
-        return str(request.param)
-    monkeypatch.setattr(workspace, "side_stream", lambda _: LateStream())
-    return "cpu"
+        yield str(request.param)
+        return
+    with streams_of("cpu", lambda _: LateStream()):
+        yield "cpu"
 
 
 @pytest.mark.parametrize(
@@ -55,7 +64,13 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
         {"frame_transform": lambda frame: {"id": frame["id"], "tail": frame["image"][1:, 0]}},
     ],
 )
-def test_the_same_clips(path: Path, device: str, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("kind", ["path", "large"])
+def test_the_same_clips(
+    kind: str, device: str, settings: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    path = request.getfixturevalue(kind)
+    if kind == "large" and "memory_limit" in settings:
+        settings = {**settings, "memory_limit": 6_000_000}
     plain = SeqRecordPipe(path, **{**BATCH, **settings})
     moved = SeqRecordPipe(path, **{**BATCH, **settings}, device=device)
     for _ in range(2):
@@ -72,9 +87,7 @@ def test_the_same_clips(path: Path, device: str, settings: dict[str, Any]) -> No
         assert moved.stats()["frames_decoded"] == plain.stats()["frames_decoded"]
 
 
-def test_every_thread_that_uses_the_device_is_bound_to_it(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_thread_that_uses_the_device_is_bound_to_it(path: Path) -> None:
     """A thread that is not makes a context on the first GPU, for every rank of a machine."""
     bound, used = set[int](), set[str]()
 
@@ -96,12 +109,12 @@ def test_every_thread_that_uses_the_device_is_bound_to_it(
             if thread.name.startswith("seqrecord"):
                 assert thread.ident in bound, thread.name
 
-    monkeypatch.setattr(workspace, "side_stream", lambda _: Bound())
     pipe = SeqRecordPipe(path, **BATCH, device="cpu")
-    for _ in range(2):
-        assert len(list(pipe)) == len(pipe)
-        bound.clear()  # threads of the next epoch may have the same numbers
-    assert {"seqrecord-engine-conductor", "seqrecord-engine-load"} <= used
+    with streams_of("cpu", lambda _: Bound()):
+        for _ in range(2):
+            assert len(list(pipe)) == len(pipe)
+            bound.clear()  # threads of the next epoch may have the same numbers
+    assert len([name for name in used if name.startswith("seqrecord")]) >= 2
     assert threading.get_ident() not in bound, "the user's thread keeps its device"
 
 

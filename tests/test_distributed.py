@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
+import seqrecord
 from seqrecord import ClipError, SeqRecordPipe
 from seqrecord.cores import usable_cores
 from seqrecord.pipes.distributed import Ranks, worker_threads
@@ -158,8 +159,7 @@ def _split_of(ranks: bytes, world_size: str) -> Split:
     return found.split()
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("batch_size", [None, 1, 4])
+@pytest.mark.parametrize(("batch_size", "num_workers"), [(None, 0), (1, 0), (4, 0), (4, 2)])
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("rotate_phase", [False, True])
 def test_all_ranks_get_equally_many_items(
@@ -193,8 +193,7 @@ def test_all_ranks_get_equally_many_items(
         assert num_workers or len(clips) == every + repeated
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("batch_size", [None, 4])
+@pytest.mark.parametrize(("batch_size", "num_workers"), [(None, 0), (4, 0), (4, 2)])
 def test_evaluation_has_every_clip_exactly_once(
     path: Path, rank: Any, num_workers: int, batch_size: int | None
 ) -> None:
@@ -211,13 +210,15 @@ def test_evaluation_has_every_clip_exactly_once(
 
 
 def test_more_ranks_than_clips(path: Path, rank: Any) -> None:
-    total = SeqRecordPipe(path, clip_len=3).clips.num_clips
+    total = SeqRecordPipe(path, clip_len=3, features=["flow"]).clips.num_clips
     clips, exact = [], []
-    for number in range(100):
-        rank(number, 100)
-        clips += [names(clip) for clip in SeqRecordPipe(path, clip_len=3)]
-        exact += [names(clip) for clip in SeqRecordPipe(path, clip_len=3, equal=False)]
-    assert len(clips) == 100
+    dataset = seqrecord.open(path)
+    for number in range(total + 9):
+        rank(number, total + 9)
+        clips += [names(clip) for clip in SeqRecordPipe(dataset, clip_len=3, features=["flow"])]
+        pipe = SeqRecordPipe(dataset, clip_len=3, equal=False, features=["flow"])
+        exact += [names(clip) for clip in pipe]
+    assert len(clips) == total + 9
     assert len({clip for [clip] in clips}) == len({clip for [clip] in exact}) == len(exact) == total
 
 
@@ -250,7 +251,7 @@ def test_ranks_of_the_environment_with_a_sharding_filter(
 
 
 @pytest.mark.parametrize(
-    "method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)]
+    "method", ["fork", *(pytest.param(m, marks=pytest.mark.slow) for m in ("forkserver", "spawn"))]
 )
 @pytest.mark.timeout(PATIENCE + 50)
 def test_a_process_group(path: Path, tmp_path: Path, method: str) -> None:

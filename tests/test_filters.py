@@ -53,7 +53,7 @@ def test_bytes(codec: Any, array: npt.NDArray[Any], encoded: str) -> None:
     assert codec.decode(codec.encode(array)).tobytes() == array.tobytes()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     array=hnp.arrays(st.sampled_from(UINTS), hnp.array_shapes(min_dims=1, max_dims=4, max_side=40)),
     axis=st.integers(-4, 3),

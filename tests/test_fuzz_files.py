@@ -1,4 +1,7 @@
-"""A short run of the fuzzer of index, footer and manifest; longer ones are run by hand."""
+"""A short run of the fuzzer of index, footer and manifest; longer ones are run by hand.
+
+Of changes to one place, `test_hostile` says the same in the fast tests.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import pytest
 from tests.fuzz_files import ALLOWED, KINDS, fuzz
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_several_changed_bytes_are_refused_or_read(kind: str) -> None:
     # Among these cases of an index is one whose first message is no schema: Arrow's reader dies.

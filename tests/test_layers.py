@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "seqrecord"
 
 
+@cache
 def layers() -> dict[str, int]:
     """Module name to row, from CONTRIBUTING.md's table."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
@@ -28,7 +30,7 @@ def module_of(path: Path) -> str:
 def imports(path: Path) -> set[str]:
     """Full names of what a file imports from this package, inside functions too."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -42,6 +44,11 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__in
 
 def test_every_module_has_a_row() -> None:
     assert {module_of(path) for path in FILES} == set(layers())
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -63,7 +70,7 @@ def test_imports_point_down(path: Path) -> None:
 def test_torch_is_imported_from_arena_up(path: Path) -> None:
     imported = {
         name.split(".")[0]
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         for name in (
             [alias.name for alias in node.names]
             if isinstance(node, ast.Import)

@@ -68,6 +68,7 @@ def test_orders_differ_in_nothing_but_the_order(folder: Path) -> None:
     assert len({*shuffled, tuple(every)}) == 7
 
 
+@pytest.mark.slow  # as it trains
 def test_an_order_that_leaves_clips_out_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +79,7 @@ def test_an_order_that_leaves_clips_out_is_refused(
         order_training.train(SETUP, records, frames, frames, "short", 0)
 
 
+@pytest.mark.slow  # as it trains
 def test_runs_are_kept_as_they_end_and_a_resume_goes_on(
     folder: Path,
     tmp_path: Path,

@@ -29,7 +29,7 @@ def phases_of(case: Case) -> Phases:
 
 
 @given(cases())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_counts_the_clips_of_every_phase(case: Case) -> None:
     expected = {
         phase: len(clips)
@@ -51,7 +51,7 @@ def test_counts_the_clips_of_every_phase(case: Case) -> None:
 
 
 @given(cases(), st.booleans(), st.integers(-3, 2**70), st.integers(0, 2**60))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_a_turn_has_every_clip_once(case: Case, shuffle: bool, seed: int, turn: int) -> None:
     phases = phases_of(case)
     if not len(phases):
@@ -93,7 +93,7 @@ def test_the_order_of_phases_is_that_of_version_1() -> None:
     st.integers(1, 300),
     st.integers(1, 3),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_one_choice_of_settings_fits_every_phase(
     case: Case,
     shuffle: bool,

@@ -52,7 +52,6 @@ LOADERS = [
     (0, None, False, 4),
     (2, "fork", False, None),
     (2, "fork", False, 4),
-    (2, "fork", True, None),
     (2, "fork", True, 4),
     (1, "spawn", False, 4),  # each start imports torch anew
 ]
@@ -170,7 +169,7 @@ def test_length(path: Path, kind: type[Any], workers: int, settings: dict[str, A
             kind(path, **CLIP, **settings, features=["id"], rank=worker, world_size=workers)
             for worker in range(workers)
         ]
-        expected = sum(sum(1 for _ in part) for part in parts)
+        expected = sum(map(len, parts))
     else:
         expected = len(list(data))
         assert len(data) == expected

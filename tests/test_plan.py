@@ -22,7 +22,7 @@ from tests.plan_cases import Engine, Request, chunks_of, requests, splits
 
 
 @given(requests())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_splits_are_disjoint_and_cover_the_epoch(request: Request) -> None:
     plans = splits(request)
     emitted = [request.run(plan).clips for plan in plans]
@@ -46,7 +46,7 @@ def test_splits_are_disjoint_and_cover_the_epoch(request: Request) -> None:
 
 
 @given(requests())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_splits_have_equally_many_clips_in_full_batches(request: Request) -> None:
     plans = splits(request)
     size, total = request.settings.batch_size or 1, request.case.table.num_clips
@@ -82,7 +82,7 @@ def test_splits_have_equally_many_clips_in_full_batches(request: Request) -> Non
         num_splits=1,
     )
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_memory_and_reading_are_bounded(request: Request) -> None:
     case = request.case
     bound = resident_bound(case.table, case.episodes, request.settings)
@@ -102,7 +102,7 @@ def test_memory_and_reading_are_bounded(request: Request) -> None:
 
 
 @given(requests(), st.integers(1, 4))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_says_when_no_frame_is_used_twice_or_waits_for_a_later_round(
     request: Request, blocks: int
 ) -> None:
@@ -144,7 +144,7 @@ def test_says_when_no_frame_is_used_twice_or_waits_for_a_later_round(
 
 
 @given(requests(), st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_resumes_at_every_batch(request: Request, data: st.DataObject) -> None:
     for plan in splits(request):
         whole = request.run(plan)
@@ -164,7 +164,7 @@ def test_resumes_at_every_batch(request: Request, data: st.DataObject) -> None:
 
 
 @given(requests())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_plan_is_a_function_of_its_arguments(request: Request) -> None:
     for one, other in zip(splits(request), splits(request), strict=True):
         first, second = request.run(one), request.run(other)

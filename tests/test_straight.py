@@ -97,7 +97,8 @@ def test_batches_that_are_kept_do_not_change(path: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"batch_size": None}, {"drop_last": True}])
-def test_resumes_anywhere(path: Path, settings: dict[str, Any]) -> None:
+def test_resumes_anywhere(tmp_path: Path, settings: dict[str, Any]) -> None:
+    path = write_numbered(tmp_path / "records")
     check_resume(lambda: make(path, 2, **settings))
 
 

@@ -57,7 +57,7 @@ def test_so_many_epochs_cover_every_clip(path: Path, changes: dict[str, Any]) ->
     pipe = make(path, **changes)
     num_phases = len({start % changes.get("stride", 4) for _, start in every_clip(**changes)})
     assert num_phases == min(changes.get("stride", 4), 39)
-    for _ in range(2):
+    for _ in range(2 if num_phases < 20 else 1):
         clips: list[tuple[str, int]] = []
         for _ in range(num_phases):
             expected, total = len(pipe), pipe.num_clips

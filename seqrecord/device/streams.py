@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
 from typing import Any
@@ -42,9 +42,10 @@ __all__ = [
     "check_device",
     "find_device",
     "side_stream",
+    "streams_of",
 ]
 
-_cuda: Any = torch.cuda  # torch types it in part
+_CUDA: Any = torch.cuda  # torch types it in part
 
 
 class Mark(ABC):
@@ -139,22 +140,23 @@ class DirectStream(SideStream):
 
 
 class CudaStream(SideStream):
-    """A CUDA stream of its own."""
+    """A CUDA stream of its own; `cuda` stands for `torch.cuda`."""
 
     pins_memory = True
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, cuda: Any = _CUDA) -> None:
         super().__init__(device)
-        self._stream = _cuda.Stream(device)
+        self._cuda = cuda
+        self._stream = cuda.Stream(device)
         self.set_clock()
 
     def bind_thread(self) -> None:
-        _cuda.set_device(self.device)
+        self._cuda.set_device(self.device)
 
     @contextmanager
     def use(self) -> Iterator[None]:
         # The device first: `stream` alone would set the one before it again, and so touch it.
-        with _cuda.device(self.device), _cuda.stream(self._stream):
+        with self._cuda.device(self.device), self._cuda.stream(self._stream):
             yield
 
     def mark(self) -> Mark:
@@ -162,15 +164,15 @@ class CudaStream(SideStream):
 
     def set_clock(self) -> None:
         # Events know only the time between each other: this one's is known on the host too.
-        with _cuda.device(self.device):
+        with self._cuda.device(self.device):
             origin = self._event(self._stream)
             origin.synchronize()
         self._origin = (origin, perf_counter())
 
     def hand_over(self, mark: Mark, tensors: Iterable[torch.Tensor]) -> Mark:
         assert isinstance(mark, _CudaMark), "a mark of another stream"
-        with _cuda.device(self.device):
-            current = _cuda.current_stream(self.device)
+        with self._cuda.device(self.device):
+            current = self._cuda.current_stream(self.device)
             before = self._mark(current)
             current.wait_event(mark.event)
             for tensor in tensors:
@@ -178,22 +180,40 @@ class CudaStream(SideStream):
         return before
 
     def _mark(self, stream: Any) -> _CudaMark:
-        return _CudaMark(self._event(stream), self._origin, self.device)
+        return _CudaMark(self._event(stream), self._origin, self.device, self._cuda)
 
     def _event(self, stream: Any) -> Any:
-        with _cuda.device(self.device):
+        with self._cuda.device(self.device):
             # "blocking": a thread that waits sleeps instead of spinning.
-            event = _cuda.Event(enable_timing=True, blocking=True)
+            event = self._cuda.Event(enable_timing=True, blocking=True)
             event.record(stream)
         return event
 
 
+_make: dict[str, Callable[[torch.device], SideStream]] = {"cuda": CudaStream}
+
+
 def side_stream(device: torch.device) -> SideStream:
     """A new stream of a device from `find_device`."""
-    return CudaStream(device) if device.type == "cuda" else DirectStream(device)
+    return _make.get(device.type, DirectStream)(device)
 
 
-def check_device(device: str | torch.device) -> torch.device:
+@contextmanager
+def streams_of(kind: str, make: Callable[[torch.device], SideStream]) -> Iterator[None]:
+    """In this context, new streams of devices of a kind, such as "cpu", are what `make` gives.
+
+    For all threads; for tests, which have streams that run as late as they may.
+    """
+    before = dict(_make)
+    _make[kind] = make
+    try:
+        yield
+    finally:
+        _make.clear()
+        _make.update(before)
+
+
+def check_device(device: str | torch.device, cuda: Any = _CUDA) -> torch.device:
     """The device. Raises `ClipError` for one that is not there. Starts nothing on a GPU."""
     try:
         found = torch.device(device)
@@ -201,24 +221,24 @@ def check_device(device: str | torch.device) -> torch.device:
         raise ClipError("not a device", expected="such as cpu or cuda:0", got=device) from None
     if found.type != "cuda":
         return found
-    if not _cuda.is_available():
+    if not cuda.is_available():
         raise ClipError("torch finds no such device here", expected="cpu", got=device)
-    if (_index(found) or 0) >= _cuda.device_count():
-        last = _cuda.device_count() - 1
+    if (_index(found) or 0) >= cuda.device_count():
+        last = cuda.device_count() - 1
         raise ClipError(
             "torch finds no such device here", expected=f"at most cuda:{last}", got=device
         )
     return found
 
 
-def find_device(device: str | torch.device) -> torch.device:
+def find_device(device: str | torch.device, cuda: Any = _CUDA) -> torch.device:
     """The device with its number: where none is given, that of this thread's current one.
 
     Raises `ClipError` for one that is not there.
     """
-    found = check_device(device)
+    found = check_device(device, cuda)
     if found.type == "cuda" and _index(found) is None:
-        return torch.device("cuda", _cuda.current_device())
+        return torch.device("cuda", cuda.current_device())
     return found
 
 
@@ -248,18 +268,21 @@ class _Now(Mark):
 
 
 class _CudaMark(Mark):
-    def __init__(self, event: Any, origin: tuple[Any, float], device: torch.device) -> None:
+    def __init__(
+        self, event: Any, origin: tuple[Any, float], device: torch.device, cuda: Any
+    ) -> None:
         self.event = event
         self._origin = origin
         self._device = device
+        self._cuda = cuda
 
     def wait(self) -> None:
-        with _cuda.device(self._device):
+        with self._cuda.device(self._device):
             self.event.synchronize()
 
     @property
     def is_reached(self) -> bool:
-        with _cuda.device(self._device):
+        with self._cuda.device(self._device):
             return bool(self.event.query())
 
     @property
@@ -272,5 +295,5 @@ class _CudaMark(Mark):
         return self._seconds_from(earlier.event)
 
     def _seconds_from(self, event: Any) -> float:
-        with _cuda.device(self._device):
+        with self._cuda.device(self._device):
             return float(event.elapsed_time(self.event)) / 1e3
