@@ -36,7 +36,8 @@ _PATIENCE_SECONDS = 10.0  # the second name is held for as long as a read and a 
 _POLL_SECONDS = 0.005
 _MOST_BYTES = 64 << 20
 _NEW, _NEXT = ".new", ".next"
-_NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+# rclone answers EIO; a disk that fails answers it to what follows, too.
+_NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EIO}
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
