@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import pickle
+import secrets
+import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
 
-from seqrecord.errors import DestinationError, LocationError, NotFoundError, StorageError
+from seqrecord.errors import (
+    ConflictError,
+    DestinationError,
+    LocationError,
+    NotFoundError,
+    StorageError,
+)
 from seqrecord.ranges import ByteRange
 from seqrecord.storage import Storage
+from seqrecord.storage import spooled as spooled_module
+from tests.services.process import wait_for
 
 PATH = "records/00000-ab.seqrec"
 DATA = np.random.default_rng(0).bytes(100_000)
+
+Add = Callable[[str, bytes], None]
 
 
 def put(storage: Storage, path: str, data: bytes, *, replace: bool = False) -> None:
@@ -31,89 +46,299 @@ def get(storage: Storage, path: str, start: int = 0, stop: int | None = None) ->
     return bytes(buffer)
 
 
-class StorageContract:
-    """Inherit it and give a fixture `storage`: an empty one."""
+def names(storage: Storage, folder: str) -> list[str]:
+    return [file.path for file in storage.files(folder)]
 
-    def test_a_committed_file_reads_back(self, storage: Storage) -> None:
-        put(storage, PATH, DATA)
+
+def left(storage: Storage, folder: str = "records") -> list[tuple[str, Any, bytes]]:
+    """Of each unfinished upload: its path, its checkpoints, and the bytes below the last."""
+    found = []
+    for each in storage.unfinished(folder):
+        checkpoints = each.checkpoints()
+        buffer = bytearray(checkpoints[-1][0] if checkpoints else 0)
+        each.read_ranges([ByteRange(0, len(buffer))], [memoryview(buffer)])
+        found.append((each.path, checkpoints, bytes(buffer)))
+    return found
+
+
+def read_counter(storage: Storage, has_gaps: bool) -> tuple[bytes, str]:
+    end = time.monotonic() + 20
+    while True:
+        try:
+            return storage.read_whole("counter", 1000)
+        except NotFoundError:
+            if not has_gaps or time.monotonic() > end:
+                raise
+
+
+def count_up(storage: Storage, name: str, times: int, has_gaps: bool = False) -> int:
+    """Add one to the file `counter` so many times; how often another was there first.
+
+    `has_gaps` says that it may not be there for a moment.
+    """
+    conflicts = done = 0
+    while done < times:
+        data, tag = read_counter(storage, has_gaps)
+        # No two files may ever hold the same bytes.
+        text = f"{int(data.split()[0]) + 1} {name} {secrets.token_hex(4)}"
+        try:
+            storage.put("counter", text.encode(), expected=tag)
+            done += 1
+        except ConflictError:
+            conflicts += 1
+    return conflicts
+
+
+class ReadContract:
+    """Inherit it and give a fixture `storage`, and `add`, which puts a file into it."""
+
+    def test_a_file_reads_back(self, storage: Storage, add: Add) -> None:
+        add(PATH, DATA)
         assert storage.size(PATH) == len(DATA)
         assert get(storage, PATH) == DATA
         assert get(storage, PATH, 99_999, 100_000) == DATA[-1:]
 
-    def test_many_ranges_in_any_order_fill_their_buffers(self, storage: Storage) -> None:
-        put(storage, PATH, DATA)
+    def test_many_ranges_in_any_order_fill_their_buffers(self, storage: Storage, add: Add) -> None:
+        add(PATH, DATA)
         ranges = [ByteRange(*pair) for pair in [(70, 90), (0, 1), (0, 100_000), (5, 5), (80, 99)]]
         arrays = [np.full(item.length, 7, np.uint8) for item in ranges]
         storage.read_ranges(PATH, ranges, [array.data for array in arrays])
         for item, array in zip(ranges, arrays, strict=True):
             assert array.tobytes() == DATA[item.start : item.stop]
 
-    def test_buffers_of_other_items_than_bytes_are_filled(self, storage: Storage) -> None:
-        put(storage, PATH, DATA)
+    def test_buffers_of_other_items_than_bytes_are_filled(self, storage: Storage, add: Add) -> None:
+        add(PATH, DATA)
         out = np.empty((3, 5), "<u4")
         storage.read_ranges(PATH, [ByteRange(8, 68)], [out.data])
         assert out.tobytes() == DATA[8:68]
 
-    def test_no_ranges_read_nothing(self, storage: Storage) -> None:
-        put(storage, PATH, b"x")
+    def test_no_ranges_read_nothing(self, storage: Storage, add: Add) -> None:
+        add(PATH, b"x")
         storage.read_ranges(PATH, [], [])
 
     @pytest.mark.parametrize("item", [ByteRange(99_999, 100_001), ByteRange(100_000, 100_001)])
-    def test_a_range_beyond_the_end_is_an_error(self, storage: Storage, item: ByteRange) -> None:
-        put(storage, PATH, DATA)
+    def test_a_range_beyond_the_end_is_an_error(
+        self, storage: Storage, add: Add, item: ByteRange
+    ) -> None:
+        add(PATH, DATA)
         with pytest.raises(StorageError, match=r"00000-ab\.seqrec"):
             get(storage, PATH, *item)
 
-    def test_a_buffer_of_another_length_is_a_callers_mistake(self, storage: Storage) -> None:
-        put(storage, PATH, DATA)
+    def test_a_buffer_of_another_length_is_a_callers_mistake(
+        self, storage: Storage, add: Add
+    ) -> None:
+        add(PATH, DATA)
         with pytest.raises(ValueError, match="buffer"):
             storage.read_ranges(PATH, [ByteRange(0, 10)], [memoryview(bytearray(11))])
 
-    def test_an_empty_file(self, storage: Storage) -> None:
-        put(storage, PATH, b"")
+    def test_an_empty_file(self, storage: Storage, add: Add) -> None:
+        add(PATH, b"")
         assert storage.size(PATH) == 0
         assert get(storage, PATH) == b""
+        assert storage.read_whole(PATH, 0)[0] == b""
 
     def test_what_is_not_there_is_not_found(self, storage: Storage) -> None:
         with pytest.raises(NotFoundError, match="nothing"):
             storage.size("records/nothing")
         with pytest.raises(NotFoundError, match="nothing"):
             get(storage, "records/nothing", 0, 4)
-        with pytest.raises(NotFoundError):
-            storage.reopen("records/nothing")
-        storage.remove("records/nothing")
-        assert storage.list_files("records") == []
-        assert storage.interrupted("records") == []
+        with pytest.raises(NotFoundError, match="nothing"):
+            storage.read_whole("records/nothing", 100)
 
     @pytest.mark.parametrize("path", ["../a", "/a", "a//b", "a/./b", "a/..", "", "C:/a", "a\\b"])
     def test_an_unclean_path_is_refused(self, storage: Storage, path: str) -> None:
-        for operation in (storage.size, storage.create, storage.remove, storage.list_files):
+        for operation in (
+            storage.size,
+            storage.files,
+            storage.unfinished,
+            storage.create,
+            storage.remove,
+            lambda path: storage.read_whole(path, 10),
+            lambda path: storage.put(path, b"x", expected=None),
+            lambda path: get(storage, path, 0, 1),
+        ):
             with pytest.raises(LocationError):
                 operation(path)
-        with pytest.raises(LocationError):
-            get(storage, path, 0, 1)
+
+    def test_a_small_file_is_read_whole_and_has_a_tag(self, storage: Storage, add: Add) -> None:
+        add("manifest.json", DATA)
+        data, tag = storage.read_whole("manifest.json", len(DATA))
+        assert data == DATA
+        assert storage.read_whole("manifest.json", len(DATA) + 1) == (DATA, tag)
+
+    def test_a_file_that_is_too_large_is_not_read_whole(self, storage: Storage, add: Add) -> None:
+        add("manifest.json", DATA)
+        with pytest.raises(StorageError, match=r"manifest\.json") as caught:
+            storage.read_whole("manifest.json", len(DATA) - 1)
+        assert not isinstance(caught.value, NotFoundError)
+
+    def test_close_then_use_again(self, storage: Storage, add: Add) -> None:
+        add(PATH, DATA)
+        get(storage, PATH)
+        storage.close()
+        storage.close()
+        assert get(storage, PATH) == DATA
+
+    def test_a_pickled_copy_reads_the_same(self, storage: Storage, add: Add) -> None:
+        add(PATH, DATA)
+        get(storage, PATH)
+        copy = pickle.loads(pickle.dumps(storage))
+        assert copy.url == storage.url
+        assert get(copy, PATH) == DATA
+        copy.close()
+
+    def test_many_threads_read_at_once(self, storage: Storage, add: Add) -> None:
+        for i in range(8):
+            add(f"records/{i}", DATA[i:])
+
+        def read(i: int) -> bool:
+            file, start = i % 8, (i * 997) % 50_000
+            if i % 50 == 0:
+                storage.close()
+            got = get(storage, f"records/{file}", start, start + 1000)
+            return got == DATA[file + start : file + start + 1000]
+
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(read, range(200)))
+
+    def test_it_says_where_it_is(self, storage: Storage) -> None:
+        assert storage.url in repr(storage)
+        path = storage.local_path(PATH)
+        assert path is None or path == f"{storage.url}/{PATH}"
+
+
+class StorageContract(ReadContract):
+    """Inherit it and give a fixture `storage`: an empty one.
+
+    `is_atomic` says that of several writers at once one comes first, whatever they do;
+    `is_shared` that another process sees the same files; `has_gaps` that a file which is being
+    replaced is not there for a moment.
+    """
+
+    is_atomic = True
+    has_gaps = False
+    is_shared = True
+
+    @pytest.fixture
+    def add(self, storage: Storage) -> Add:
+        return lambda path, data: put(storage, path, data)
+
+    @pytest.fixture(autouse=True)
+    def kept_soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What is worth keeping is kept at once, and not within five seconds."""
+        monkeypatch.setattr(spooled_module, "SAVE_SECONDS", 0.1)
+
+    # Small files, put if what is there is as expected
+
+    def test_a_file_is_put_where_none_is(self, storage: Storage) -> None:
+        storage.put("manifest.json", b"one", expected=None)
+        assert storage.read_whole("manifest.json", 9)[0] == b"one"
+        with pytest.raises(ConflictError, match=r"manifest\.json"):
+            storage.put("manifest.json", b"two", expected=None)
+        assert get(storage, "manifest.json") == b"one"
+
+    def test_a_file_is_put_in_place_of_the_expected_one(self, storage: Storage) -> None:
+        storage.put("index/a", b"one", expected=None)
+        first = storage.read_whole("index/a", 9)[1]
+        storage.put("index/a", b"two", expected=first)
+        data, second = storage.read_whole("index/a", 9)
+        assert data == b"two"
+        assert second != first
+        with pytest.raises(ConflictError, match="index/a"):
+            storage.put("index/a", b"three", expected=first)
+        assert storage.read_whole("index/a", 9) == (b"two", second)
+        assert names(storage, "index") == ["index/a"]
+
+    def test_an_expected_file_that_is_gone_is_a_conflict(self, storage: Storage) -> None:
+        storage.put("manifest.json", b"one", expected=None)
+        tag = storage.read_whole("manifest.json", 9)[1]
+        storage.remove("manifest.json")
+        with pytest.raises(ConflictError):
+            storage.put("manifest.json", b"two", expected=tag)
+        with pytest.raises(NotFoundError):
+            storage.read_whole("manifest.json", 9)
+        storage.put("manifest.json", b"three", expected=None)
+        assert get(storage, "manifest.json") == b"three"
+
+    def test_a_replaced_file_is_seen_at_once(self, storage: Storage) -> None:
+        storage.put("manifest.json", b"old", expected=None)
+        copy = pickle.loads(pickle.dumps(storage))
+        assert get(storage, "manifest.json") == get(copy, "manifest.json") == b"old"
+        tag = copy.read_whole("manifest.json", 9)[1]  # another's tag is as good
+        storage.put("manifest.json", b"newer", expected=tag)
+        assert get(storage, "manifest.json") == get(copy, "manifest.json") == b"newer"
+        assert copy.read_whole("manifest.json", 9)[0] == b"newer"
+        copy.close()
+
+    def test_of_many_writers_of_a_new_file_one_comes_first(self, storage: Storage) -> None:
+        if not self.is_atomic:
+            pytest.skip("it has no conditional writes")
+        copies = [pickle.loads(pickle.dumps(storage)) for _ in range(6)]
+        start = threading.Barrier(len(copies))
+
+        def create(number: int) -> bool:
+            start.wait()
+            try:
+                copies[number].put("manifest.json", b"of %d" % number, expected=None)
+            except ConflictError:
+                return False
+            return True
+
+        with ThreadPoolExecutor(len(copies)) as pool:
+            won = list(pool.map(create, range(len(copies))))
+        assert sum(won) == 1
+        assert get(storage, "manifest.json") == b"of %d" % won.index(True)
+        for copy in copies:
+            copy.close()
+
+    def test_threads_that_replace_a_file_lose_nothing(self, storage: Storage) -> None:
+        if not self.is_atomic:
+            pytest.skip("it has no conditional writes")
+        storage.put("counter", b"0", expected=None)
+        copies = [pickle.loads(pickle.dumps(storage)) for _ in range(3)]
+        with ThreadPoolExecutor(len(copies)) as pool:
+            list(pool.map(count_up, copies, "abc", [8] * 3, [self.has_gaps] * 3))
+        assert read_counter(storage, self.has_gaps)[0].split()[0] == b"24"
+        for copy in copies:
+            copy.close()
+
+    def test_processes_that_replace_a_file_lose_nothing(
+        self, storage: Storage, other_process: Callable[..., Any]
+    ) -> None:
+        if not (self.is_atomic and self.is_shared):
+            pytest.skip("it has no conditional writes, or is of one process")
+        storage.put("counter", b"0", expected=None)
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(other_process, count_up, storage, "there", 10, self.has_gaps)
+            count_up(storage, "here", 10, self.has_gaps)
+            other.result(100)
+        assert read_counter(storage, self.has_gaps)[0].split()[0] == b"20"
+
+    # Files written front to back
 
     def test_nothing_is_visible_before_commit(self, storage: Storage) -> None:
         upload = storage.create(PATH)
         upload.write(DATA)
-        assert storage.list_files("records") == []
+        assert names(storage, "records") == []
         with pytest.raises(NotFoundError):
             storage.size(PATH)
         upload.commit()
-        assert storage.list_files("records") == [PATH]
+        assert names(storage, "records") == [PATH]
+        assert storage.unfinished("records") == []
 
     def test_abort_leaves_nothing(self, storage: Storage) -> None:
         upload = storage.create(PATH)
         upload.write(DATA)
+        upload.checkpoint(b"note")
         upload.abort()
         upload.abort()
-        assert storage.list_files("records") == []
-        assert storage.interrupted("records") == []
+        assert names(storage, "records") == []
+        assert storage.unfinished("records") == []
         with pytest.raises(StorageError):
             upload.write(b"more")
         with pytest.raises(StorageError):
             upload.commit()
-        assert storage.list_files("records") == []
+        assert names(storage, "records") == []
 
     def test_abort_after_commit_does_nothing(self, storage: Storage) -> None:
         upload = storage.create(PATH)
@@ -130,95 +355,103 @@ class StorageContract:
             upload.commit()
         upload.abort()
         assert get(storage, PATH) == b"old"
-        assert storage.interrupted("records") == []
-
-    def test_a_replaced_file_is_seen_at_once(self, storage: Storage) -> None:
-        put(storage, "manifest.json", b"old", replace=True)
-        copy = pickle.loads(pickle.dumps(storage))
-        assert get(storage, "manifest.json") == get(copy, "manifest.json") == b"old"
-        put(storage, "manifest.json", b"newer", replace=True)
-        assert get(storage, "manifest.json") == get(copy, "manifest.json") == b"newer"
-        copy.close()
+        assert storage.unfinished("records") == []
 
     def test_files_of_a_folder_are_listed_in_order(self, storage: Storage) -> None:
-        for name in ("records/b", "records/a", "records/sub/c", "other/d", "e"):
-            put(storage, name, b"x")
-        assert storage.list_files("records") == ["records/a", "records/b"]
+        before = time.time()
+        for i, name in enumerate(("records/b", "records/a", "records/sub/c", "other/d", "e")):
+            put(storage, name, b"x" * i)
+        found = storage.files("records")
+        assert [(file.path, file.size) for file in found] == [("records/a", 1), ("records/b", 0)]
+        assert all(abs(file.modified - before) < 100 for file in found)
         storage.remove("records/a")
-        assert storage.list_files("records") == ["records/b"]
+        assert names(storage, "records") == ["records/b"]
         with pytest.raises(NotFoundError):
             storage.size("records/a")
+        assert storage.files("nothing") == []
 
-    def test_a_rewound_upload_holds_what_follows(self, storage: Storage) -> None:
+    def test_what_is_not_there_can_be_removed(self, storage: Storage) -> None:
+        storage.remove("records/nothing")
+        assert storage.files("records") == []
+        assert storage.unfinished("records") == []
+
+    @pytest.mark.parametrize("offset", [0, 4, 13])
+    def test_a_rewound_upload_holds_what_follows(self, storage: Storage, offset: int) -> None:
         upload = storage.create(PATH)
         upload.write(b"keep and drop")
-        if upload.rewind(4):
-            assert upload.tell() == 4
-            upload.write(b"!")
-            upload.commit()
-            assert get(storage, PATH) == b"keep!"
-        else:
-            assert upload.tell() == 13
-            upload.commit()
-            assert get(storage, PATH) == b"keep and drop"
+        upload.rewind(offset)
+        assert upload.tell() == offset
+        upload.write(b"!")
+        upload.commit()
+        assert get(storage, PATH) == b"keep and drop"[:offset] + b"!"
 
-    def test_an_interrupted_upload_goes_on_or_is_gone(self, storage: Storage) -> None:
+    # Uploads that have not ended
+
+    def test_an_upload_that_was_cut_is_read_by_another_process(
+        self, storage: Storage, other_process: Callable[..., Any]
+    ) -> None:
+        put(storage, "records/whole", b"x")
         upload = storage.create(PATH)
         upload.write(b"first")
         upload.checkpoint(b"note 1")
         upload.write(b"second")
         upload.checkpoint(b"note 2")
         upload.write(b"lost")
+        storage.close()
         del upload
-        storage.close()
-        assert storage.list_files("records") == []
-        for path in storage.interrupted("records"):
-            assert path == PATH
-            cut = storage.reopen(path)
-            assert cut.checkpoints == [(5, b"note 1"), (11, b"note 2")]
-            assert get(storage, cut.readable, 0, 11) == b"firstsecond"
-            assert cut.upload.rewind(11)
-            cut.upload.write(b" end")
-            cut.upload.commit()
-            assert get(storage, PATH) == b"firstsecond end"
-        assert storage.interrupted("records") == []
+        expected = [(PATH, [(5, b"note 1"), (11, b"note 2")], b"firstsecond")]
+        assert left(storage) == expected
+        if self.is_shared:
+            assert other_process(left, storage) == expected
+        assert names(storage, "records") == ["records/whole"]
+        (found,) = storage.unfinished("records")
+        assert abs(found.modified - time.time()) < 100
+        found.remove()
+        assert storage.unfinished("records") == []
+        assert names(storage, "records") == ["records/whole"]
 
-    def test_close_then_use_again(self, storage: Storage) -> None:
-        put(storage, PATH, DATA)
-        get(storage, PATH)
-        storage.close()
-        storage.close()
-        assert get(storage, PATH) == DATA
-
-    def test_a_pickled_copy_reads_the_same(self, storage: Storage) -> None:
-        put(storage, PATH, DATA)
-        get(storage, PATH)
+    def test_an_upload_at_work_is_read_and_not_disturbed(self, storage: Storage) -> None:
         copy = pickle.loads(pickle.dumps(storage))
-        assert copy.url == storage.url
-        assert get(copy, PATH) == DATA
+        upload = storage.create(PATH)
+        upload.write(b"first")
+        upload.checkpoint(b"note 1")
+        wait_for(lambda: left(copy) == [(PATH, [(5, b"note 1")], b"first")])
+        upload.write(b"second")
+        upload.checkpoint(b"note 2")
+        both = [(5, b"note 1"), (11, b"note 2")]
+        wait_for(lambda: left(copy) == [(PATH, both, b"firstsecond")])
+        upload.rewind(5)
+        upload.write(b"other")
+        upload.checkpoint(b"note 3")
+        other = [(5, b"note 1"), (10, b"note 3")]
+        wait_for(lambda: left(copy) == [(PATH, other, b"firstother")])
+        upload.commit()
+        assert get(copy, PATH) == b"firstother"
+        assert copy.unfinished("records") == []
         copy.close()
 
-    def test_many_threads_read_at_once(self, storage: Storage) -> None:
-        for i in range(8):
-            put(storage, f"records/{i}", DATA[i:])
+    def test_what_is_removed_leaves_nothing_unfinished(self, storage: Storage) -> None:
+        upload = storage.create(PATH)
+        upload.write(b"first")
+        upload.checkpoint(b"note")
+        storage.close()
+        assert left(storage) == [(PATH, [(5, b"note")], b"first")]
+        storage.remove(PATH)
+        assert storage.unfinished("records") == []
+        assert storage.files("records") == []
 
-        def read(i: int) -> bool:
-            file, start = i % 8, (i * 997) % 50_000
-            if i % 50 == 0:
-                storage.close()
-            got = get(storage, f"records/{file}", start, start + 1000)
-            return got == DATA[file + start : file + start + 1000]
+    def test_uploads_of_one_folder_go_on_beside_each_other(self, storage: Storage) -> None:
+        paths = [f"records/{i}" for i in range(4)]
 
-        with ThreadPoolExecutor(8) as pool:
-            assert all(pool.map(read, range(400)))
+        def write(path: str) -> None:
+            upload = storage.create(path)
+            for start in range(0, len(DATA), 20_000):
+                upload.write(DATA[start : start + 20_000])
+                upload.checkpoint(path.encode())
+            upload.commit()
 
-    def test_a_lock_can_be_taken_again_after_release(self, storage: Storage) -> None:
-        storage.lock().release()
-        lock = storage.lock()
-        lock.release()
-        lock.release()
-
-    def test_it_says_where_it_is(self, storage: Storage) -> None:
-        assert storage.url in repr(storage)
-        path = storage.local_path(PATH)
-        assert path is None or path == f"{storage.url}/{PATH}"
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(write, paths))
+        assert names(storage, "records") == paths
+        assert all(get(storage, path) == DATA for path in paths)
+        assert storage.unfinished("records") == []

@@ -101,6 +101,8 @@ def cached(tmp_path: Path) -> Iterator[Cached]:
 
 
 class TestCachedMemoryStorage(StorageContract):
+    is_atomic = is_shared = False
+
     @pytest.fixture
     def storage(self, tmp_path: Path) -> Iterator[Storage]:
         storage = CachedStorage(open_storage("memory://bucket/dataset"), tmp_path / "c", LIMIT)

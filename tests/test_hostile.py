@@ -15,8 +15,7 @@ import pyarrow as pa
 import pytest
 
 import seqrecord
-from seqrecord.catalog import load
-from seqrecord.commits import reindex
+from seqrecord.catalog import load, reindex
 from seqrecord.errors import ChecksumError, FormatError, SchemaError, SeqRecordError, StorageError
 from seqrecord.format import encode_footer, parse_footer
 from seqrecord.index import Index

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from seqrecord.storage.objects import reader as reader_module
 from tests.connect_proxy import ConnectProxy
 from tests.datasets import write_small
 from tests.services import Authority, Nginx
-from tests.storage_contract import get
+from tests.storage_contract import Add, ReadContract, get
 
 DATA = np.random.default_rng(5).bytes(3 << 20)
 PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY")
@@ -51,6 +52,18 @@ def opened(url: str, client: str, known: Path, **options: Any) -> Storage:
     if client == "obstore":
         options["root_certificate"] = str(known)
     return open_storage(url, options)
+
+
+class TestNginx(ReadContract):
+    @pytest.fixture
+    def add(self, nginx: Nginx, tmp_path: Path) -> Add:
+        return lambda path, data: nginx.put(f"{tmp_path.name}/set/{path}", data)
+
+    @pytest.fixture
+    def storage(self, nginx: Nginx, known: Path, client: str, tmp_path: Path) -> Iterator[Storage]:
+        storage = opened(f"{nginx.endpoint}/{tmp_path.name}/set", client, known)
+        yield storage
+        storage.close()
 
 
 def test_a_data_set_is_read(nginx: Nginx, known: Path, client: str, tmp_path: Path) -> None:

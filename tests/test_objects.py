@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from tests.datasets import write_small
 from tests.fault_proxy import FaultProxy, Scripted
 from tests.places import CLOUDS, Place
 from tests.services import Moto
-from tests.storage_contract import get
+from tests.storage_contract import Add, ReadContract, get
 from tests.web_server import WebFolder
 
 # Forking with threads is what some of these tests are about.
@@ -427,18 +427,41 @@ def test_a_handshake_that_breaks_may_pass(client: str) -> None:
         storage.close()
 
 
+class TestWebServer(ReadContract):
+    @pytest.fixture
+    def web(self, tmp_path: Path) -> Iterator[WebFolder]:
+        with WebFolder(tmp_path) as server:
+            yield server
+
+    @pytest.fixture
+    def add(self, web: WebFolder) -> Add:
+        def add(path: str, data: bytes) -> None:
+            (web.folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (web.folder / path).write_bytes(data)
+
+        return add
+
+    @pytest.fixture
+    def storage(self, web: WebFolder, client: str) -> Iterator[Storage]:
+        storage = open_storage(web.endpoint)
+        yield storage
+        storage.close()
+
+
 def test_a_web_server_is_not_written_to(tmp_path: Path) -> None:
     with WebFolder(tmp_path) as server:
         storage = open_storage(server.endpoint)
-        for action in (
-            lambda: storage.create("a"),
-            lambda: storage.remove("a"),
-            storage.lock,
+        for write in (
+            storage.create,
+            storage.remove,
+            lambda path: storage.put(path, b"x", expected=None),
+            lambda path: storage.put(path, b"x", expected="tag"),
         ):
             with pytest.raises(DestinationError, match="cannot be written"):
-                action()
-        with pytest.raises(StorageError, match="does not list"):
-            storage.list_files("records")
+                write("a")
+        for read in (storage.files, storage.unfinished):
+            with pytest.raises(StorageError, match="does not list"):
+                read("records")
 
 
 def test_a_token_does_not_go_over_plain_http() -> None:

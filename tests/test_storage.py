@@ -53,12 +53,16 @@ class TestLocalStorage(StorageContract):
 
 
 class TestMemoryStorage(StorageContract):
+    is_atomic = is_shared = False
+
     @pytest.fixture
     def storage(self, memory: FsspecStorage) -> Storage:
         return memory
 
 
 class TestFsspecOverLocalFiles(StorageContract):
+    is_atomic = False
+
     @pytest.fixture
     def storage(self, tmp_path: Path) -> Iterator[Storage]:
         storage = FsspecStorage("local", str(tmp_path / "dataset"), shown="local://dataset")
@@ -77,6 +81,8 @@ class TestWrappedLocalStorage(StorageContract):
 
 
 class TestWrappedMemoryStorage(StorageContract):
+    is_atomic = is_shared = False
+
     @pytest.fixture
     def storage(self, memory: FsspecStorage) -> Storage:
         return CountingStorage(FaultyStorage(memory, Slow(0.0, ("size",))))
