@@ -200,7 +200,8 @@ def test_an_upload_repeats_what_fails(place: Place, kind: str, size: int) -> Non
         )
         upload.commit()
         assert proxy.faults[kind] >= 1
-        assert kind == "lost" or storage.counters()["retries"] >= 1
+        # Requests for pieces are repeated, and not counted, by obstore.
+        assert kind == "lost" or size > 1000 or storage.counters()["retries"] >= 1
         proxy.fault = None
         assert get(storage, PATH) == LARGE[:size]
         assert storage.unfinished("records") == []

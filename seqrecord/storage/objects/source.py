@@ -15,6 +15,8 @@ from seqrecord.storage.requests import MAX_REQUEST_BYTES, SLOWEST
 
 __all__ = ["Bucket", "Client", "Clients", "Fetch", "ObjectSource", "Provider", "client_settings"]
 
+_NO_LIMIT = 10_000
+
 _T = TypeVar("_T")
 
 Fetch = Callable[[], Any]
@@ -46,8 +48,11 @@ class ObjectSource(Protocol):
         """The object's name, of a clean path below the root."""
         ...
 
-    def client(self, timeout: float) -> Client:
-        """A new client; `timeout` is how many seconds may pass without a byte."""
+    def client(self, timeout: float, retry_seconds: float = 0.0) -> Client:
+        """A new client; `timeout` is how many seconds may pass without a byte.
+
+        It repeats nothing by itself, or each request for `retry_seconds`.
+        """
         ...
 
 
@@ -95,9 +100,9 @@ class Bucket(ABC):
         """The root as fsspec has it."""
         return f"{self.bucket}/{self.root}".rstrip("/")
 
-    def client(self, timeout: float) -> Client:
+    def client(self, timeout: float, retry_seconds: float = 0.0) -> Client:
         fetch = self.config.get("credential_provider") or self.credential()
-        settings = client_settings(timeout, self.client_options)
+        settings = client_settings(timeout, self.client_options, retry_seconds)
         if fetch is None:
             return Client(self.store(**settings))
         provider = Provider(fetch, self.shown)
@@ -107,9 +112,9 @@ class Bucket(ABC):
 class Clients:
     """One client for each process, made when it is first needed."""
 
-    def __init__(self, source: ObjectSource, timeout: float) -> None:
+    def __init__(self, source: ObjectSource, timeout: float, retry_seconds: float = 0.0) -> None:
         self._source = source
-        self._clients = PerProcess(lambda: source.client(timeout))
+        self._clients = PerProcess(lambda: source.client(timeout, retry_seconds))
 
     def ask(self, file: str, function: Callable[[Any], _T]) -> _T:
         """`function(store)`, with errors of ours about `file`.
@@ -167,8 +172,10 @@ class Provider:
         raise RuntimeError("no credential")
 
 
-def client_settings(timeout: float, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments that all stores of obstore have in common; it repeats nothing by itself."""
+def client_settings(
+    timeout: float, options: Mapping[str, Any], retry_seconds: float = 0.0
+) -> dict[str, Any]:
+    """Arguments that all stores of obstore have in common; see `ObjectSource.client`."""
     return {
         "client_options": {
             **options,
@@ -177,5 +184,13 @@ def client_settings(timeout: float, options: Mapping[str, Any]) -> dict[str, Any
             "read_timeout": timedelta(seconds=timeout),
             "timeout": timedelta(seconds=timeout + MAX_REQUEST_BYTES / SLOWEST),
         },
-        "retry_config": {"max_retries": 0},
+        "retry_config": {
+            "max_retries": _NO_LIMIT if retry_seconds else 0,
+            "retry_timeout": timedelta(seconds=retry_seconds),
+            "backoff": {
+                "init_backoff": timedelta(seconds=0.25),
+                "max_backoff": timedelta(seconds=8),
+                "base": 2,
+            },
+        },
     }

@@ -59,6 +59,8 @@ class ObjectStorage(WholeFileStorage):
         self._clients = Clients(source, timeout)
         # Of what is sent no byte is answered until all of it is there.
         self._senders = Clients(source, timeout * _SLOWER)
+        # Or one request that fails would cost all that was sent of a long file.
+        self._repeaters = Clients(source, timeout * _SLOWER, self._retrier.deadline)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (
@@ -97,6 +99,7 @@ class ObjectStorage(WholeFileStorage):
         super().close()
         self._clients.close()
         self._senders.close()
+        self._repeaters.close()
 
     def _check_written(self, path: str) -> None:
         check_path(path)
@@ -162,7 +165,7 @@ class ObjectStorage(WholeFileStorage):
                 file=self.shown(path),
             )
 
-        self._ask(path, put, self._senders)
+        self._ask(path, put, self._senders if isinstance(data, bytes) else self._repeaters)
 
     def _size(self, path: str) -> int | None:
         key = self._source.key(path)

@@ -35,10 +35,10 @@ class WebServer:
     def key(self, path: str) -> str:
         return path
 
-    def client(self, timeout: float) -> Client:
+    def client(self, timeout: float, retry_seconds: float = 0.0) -> Client:
         from obstore.store import HTTPStore
 
-        settings = client_settings(timeout, self.client_options)
+        settings = client_settings(timeout, self.client_options, retry_seconds)
         return Client(HTTPStore(self.url, **settings))
 
 
