@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,19 @@ import pytest
 
 import seqrecord
 from seqrecord import convert
-from seqrecord.errors import ConflictError, DestinationError, NotFoundError, StorageError
+from seqrecord.errors import (
+    AccessError,
+    ConflictError,
+    DeadlineError,
+    DestinationError,
+    NotFoundError,
+    StorageError,
+)
 from seqrecord.ranges import ByteRange
 from seqrecord.storage import Storage, open_storage
 from seqrecord.storage import spooled as spooled_module
 from seqrecord.storage.objects import storage as storage_module
+from seqrecord.storage.stopping import unwanted_if
 from tests.fault_proxy import FaultProxy, Scripted
 from tests.made_source import MadeSource
 from tests.places import CLOUDS, Place
@@ -229,6 +237,95 @@ def test_what_a_kill_leaves_is_listed_and_read(place: Place, storage: Storage) -
     assert other.unfinished("records") == []
     assert place.names() == []
     other.close()
+
+
+# Failures
+
+
+@pytest.mark.usefixtures("small_pieces", "kept_at_once")
+@pytest.mark.parametrize("size", [1000, len(LARGE)])
+def test_a_server_that_is_gone_is_a_deadline_error(place: Place, size: int) -> None:
+    with FaultProxy(place.host) as proxy:
+        storage = place.open(proxy.host, deadline=0.5)
+        upload = storage.create(PATH)
+        upload.write(LARGE[:size])
+        proxy.close()
+        with pytest.raises(DeadlineError, match=r"attempts? in \d+ s.*00000-ab\.seqrec"):
+            upload.commit()
+        with pytest.raises(DeadlineError):
+            storage.put("manifest.json", b"x", expected=None)
+        upload.checkpoint(b"one")
+        wait_for(lambda: not any(each.name == "seqrecord-upload" for each in threading.enumerate()))
+        with pytest.raises(DeadlineError):
+            upload.write(b"more")
+        storage.close()
+
+
+@pytest.mark.usefixtures("kept_at_once")
+def test_close_waits_for_no_server_that_is_gone(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spooled_module, "LEAVE_SECONDS", 0.5)
+    with FaultProxy(place.host) as proxy:
+        storage = place.open(proxy.host)
+        upload = storage.create(PATH)
+        proxy.close()
+        upload.write(DATA)
+        upload.checkpoint(b"one")
+        wait_for(lambda: storage.counters()["retries"] >= 2)
+        started = time.monotonic()
+        storage.close()
+        assert time.monotonic() - started < 10  # of 120
+        assert not any(each.name == "seqrecord-upload" for each in threading.enumerate())
+
+
+ACTIONS: dict[str, Callable[[Storage], object]] = {
+    "put": lambda storage: storage.put("manifest.json", b"x", expected=None),
+    "replace": lambda storage: storage.put("manifest.json", b"x", expected="0" * 64),
+    "upload": lambda storage: put(storage, PATH, b"x"),
+    "long upload": lambda storage: put(storage, PATH, LARGE),
+    "files": lambda storage: storage.files("records"),
+    "unfinished": lambda storage: storage.unfinished("records"),
+    "read": lambda storage: storage.read_whole("manifest.json", 100),
+}
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("action", ACTIONS)
+def test_a_bucket_that_is_not_there_is_named(place: Place, action: str) -> None:
+    bucket = place.url.split("/")[2]
+    url = place.url.replace(bucket, "no-such-bucket")
+    storage = open_storage(url, {**place.options, "deadline": 5})
+    with pytest.raises(NotFoundError, match=rf"no such (bucket|container).*{url}"):
+        ACTIONS[action](storage)
+    storage.close()
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("action", ACTIONS)
+def test_a_refusal_is_an_error_at_once(place: Place, action: str) -> None:
+    with FaultProxy(place.host, lambda _: "403") as proxy:
+        storage = place.open(proxy.host)
+        with pytest.raises(AccessError, match=r"access is refused.*check"):
+            ACTIONS[action](storage)
+        assert storage.counters()["retries"] == 0
+        storage.close()
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_nothing_is_left_of_an_upload_that_is_interrupted(
+    place: Place, storage: Storage, request: pytest.FixtureRequest
+) -> None:
+    upload = storage.create(PATH)
+    upload.write(LARGE)
+    with unwanted_if(lambda: True), pytest.raises(StorageError, match="nobody waits"):
+        upload.commit()
+    upload.abort()
+    assert place.names() == []
+    if place.kind == "s3":
+        bucket = place.url.split("/")[2]
+        found = request.getfixturevalue("moto").client().list_multipart_uploads(Bucket=bucket)
+        assert "Uploads" not in found
 
 
 # Processes

@@ -18,6 +18,7 @@ from seqrecord.storage.objects.reader import use_obstore, whole_of
 from seqrecord.storage.objects.source import Clients, ObjectSource
 from seqrecord.storage.requests import TIMEOUT_SECONDS, RequestReader
 from seqrecord.storage.retrying import Retrier
+from seqrecord.storage.stopping import check_wanted
 from seqrecord.storage.whole import MOST_BYTES, WholeFileStorage, is_listed, tag_of
 
 if TYPE_CHECKING:
@@ -74,13 +75,16 @@ class ObjectStorage(WholeFileStorage):
         if expected is None:
             self._stored(path, data, "create")
             return
-        with suppress(NotFoundError):
+        try:
             answer = self._ask(path, lambda obstore, store: obstore.get(store, key))
             if tag_of(whole_of(answer, file, MOST_BYTES)) == expected:
                 meta = answer.meta
                 version = {n: meta[n] for n in ("e_tag", "version") if meta.get(n) is not None}
                 self._stored(path, data, version)
                 return
+        except NotFoundError as error:
+            if error.message != "no such file":  # but no such bucket
+                raise
         raise ConflictError("another writer has replaced or removed it", file=file)
 
     def create(self, path: str, *, replace: bool = False) -> Upload:
@@ -123,7 +127,7 @@ class ObjectStorage(WholeFileStorage):
                 return
             tried = True
             try:
-                self._stored(path, _Pieces(read, size), "overwrite")
+                self._stored(path, _Pieces(self.shown(path), read, size), "overwrite")
             except StorageError:
                 if self._size(path) != size:
                     raise
@@ -226,12 +230,13 @@ class ObjectStorage(WholeFileStorage):
 class _Pieces:
     """A file in pieces of `length` bytes, each read when it is due: there obstore can be ended."""
 
-    def __init__(self, read: Callable[[int, int], bytes], size: int) -> None:
-        self._read, self._size = read, size
+    def __init__(self, file: str, read: Callable[[int, int], bytes], size: int) -> None:
+        self._file, self._read, self._size = file, read, size
         self.length = max(PIECE_BYTES, -(-size // _MOST_PIECES))
 
     def __iter__(self) -> Iterator[bytes]:
         for start in range(0, self._size, self.length):
+            check_wanted(self._file)
             yield self._read(start, min(start + self.length, self._size))
 
 
