@@ -47,9 +47,13 @@ _PILLOW_ERRORS = (
 
 @dataclass(frozen=True)
 class ImageHeader:
-    """What an encoded image decodes to: its format, dtype and shape [H, W] or [H, W, C]."""
+    """What an encoded image declares: `shape` is [H, W] for one channel, else [H, W, C].
+
+    `mode` is Pillow's name of the kind of pixels, as `RGB`.
+    """
 
     format: str
+    mode: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
@@ -133,4 +137,5 @@ def _header(image: Image.Image, data: bytes | memoryview, name: str) -> ImageHea
     if image.mode not in modes:
         raise ValueError(f"a {name} image of Pillow mode {image.mode} cannot be kept encoded")
     dtype = np.dtype("<u2" if image.mode.startswith("I") else "u1")
-    return ImageHeader(name, dtype, (image.height, image.width, *_CHANNELS[image.mode]))
+    shape = (image.height, image.width, *_CHANNELS[image.mode])
+    return ImageHeader(name, image.mode, dtype, shape)

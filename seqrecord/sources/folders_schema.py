@@ -10,13 +10,14 @@ from typing import TypeAlias
 
 import numpy as np
 
+from seqrecord.codecs.images import ImageHeader
 from seqrecord.errors import SchemaError, SourceError
 from seqrecord.schema import CodecConfig, FeatureSpec, Schema
 from seqrecord.sources.arrays import npy_header
 from seqrecord.sources.exported import ExportedFeature, read_description
 from seqrecord.sources.folders_frames import check_time_axis
 from seqrecord.sources.folders_tree import EpisodeFolder
-from seqrecord.sources.images import ImageHeader, image_header, load_imagecodecs
+from seqrecord.sources.images import image_header, load_imagecodecs
 
 __all__ = ["find_schema"]
 

@@ -11,7 +11,6 @@ import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageFile
 
+from seqrecord.codecs.images import ImageHeader
 from seqrecord.errors import SourceError
 from seqrecord.schema import MAX_FRAME_BYTES
 from seqrecord.sources.files import read_bytes, unreadable
 
 __all__ = [
     "IMAGE_FORMATS",
-    "ImageHeader",
     "decode_image",
     "image_header",
     "load_imagecodecs",
@@ -49,16 +48,6 @@ _CHANNELS: dict[str, tuple[int, ...]] = {
     "RGB": (3,),
     "RGBA": (4,),
 }
-
-
-@dataclass(frozen=True)
-class ImageHeader:
-    """What an image's header declares: `shape` is [H, W] for one channel, else [H, W, C]."""
-
-    format: str
-    mode: str
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
 
 
 def image_header(path: Path) -> ImageHeader:
