@@ -6,9 +6,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from seqrecord.benching import BenchReport, bench
-from seqrecord.catalog import reindex
 from seqrecord.clips import ClipSpec
 from seqrecord.codecs import EncodedImage
+from seqrecord.commits import reindex
 from seqrecord.conversion import BadEpisode, ConvertReport, Progress, convert
 from seqrecord.drawing import draw_timeline, view
 from seqrecord.errors import (

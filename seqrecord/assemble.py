@@ -1,8 +1,8 @@
-"""Builds the index from the footers of record files."""
+"""Builds the index from the footers of record files, whoever wrote them, in whatever order."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
@@ -13,67 +13,135 @@ import pyarrow as pa
 
 from seqrecord.errors import FormatError
 from seqrecord.format import EpisodePart, Footer
-from seqrecord.index import MAX_INDEX_TEXT, Index
+from seqrecord.index import Index, check_text
 from seqrecord.schema import Schema
 
-__all__ = ["assemble", "complete_episodes"]
+__all__ = ["Assembled", "LostEpisode", "assemble", "complete_episodes"]
 
 
-def assemble(footers: Mapping[str, Footer]) -> tuple[Index, list[str]]:
-    """The index of all episodes that are complete in these record files, in ordinal order.
+@dataclass(frozen=True)
+class LostEpisode:
+    """A complete episode that is not in the index, since another one has its key.
 
-    `footers` are by path; the second value is the paths of the files that the index uses, in the
-    order in which it numbers them. Episodes without one of their parts are left out.
-
-    Raises `FormatError` for schemas or file ids that clash, parts of an episode that contradict
-    each other, and two complete episodes of one key or one ordinal; it names the file.
+    `files` are the paths of all record files that hold a piece of it.
     """
-    paths = list(footers)
-    schema = _common_schema(footers)
-    complete = sorted(
-        _complete(list(footers.values())).values(), key=lambda rows: rows.episode.ordinal
-    )
-    if schema is None or not complete:
+
+    uid: str
+    key: str
+    files: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """An index, and the paths of the record files that it uses in the order of its numbers."""
+
+    index: Index
+    files: tuple[str, ...]
+    next_ordinal: int  # that of the last episode, and one
+    lost: tuple[LostEpisode, ...]
+
+
+def assemble(
+    footers: Mapping[str, Footer],
+    committed: Collection[str] = (),
+    left_out: Collection[str] = (),
+) -> Assembled:
+    """The index of all episodes that are complete in these record files, by (ordinal, uid).
+
+    `footers` are by path. `committed` are the paths that a manifest names, and `left_out` the uids
+    of episodes in them that are not in its dataset: all other episodes that are complete in them
+    are. Of several episodes of one key that of the dataset wins, else the one of the smallest uid.
+    Of several copies of a chunk the one in a file of the dataset is taken, else that of the file of
+    the smallest id. So the result depends on neither the order of the files nor that of their
+    writers. Files are numbered in the order in which the episodes use them. Episodes that lack a
+    part are left out.
+
+    Raises `FormatError` for schemas or file ids that clash, and for parts of an episode that
+    contradict each other; it names the file.
+    """
+    schema = _common_schema(footers.items())
+    _check_ids(footers)
+    paths = sorted(footers, key=lambda path: (path not in committed, footers[path].file_id))
+    complete = _complete([footers[path] for path in paths])
+    in_dataset = np.array([path in committed for path in paths], bool)
+    left_out = frozenset(left_out)
+    rank = {
+        uid: (uid in left_out or not in_dataset[rows.files].all(), uid)
+        for uid, rows in complete.items()
+    }
+    winners: dict[str, str] = {}
+    for uid in sorted(complete, key=rank.__getitem__):
+        winners.setdefault(complete[uid].episode.key, uid)
+    if schema is None or not winners:
         raise FormatError(
             "no complete episode in any record file; an interrupted `seqrecord write` goes on with "
             "--resume"
         )
-    _check_unique(complete, paths)
-    _check_text(complete)
-    chunks = np.concatenate([rows.chunks for rows in complete])
-    first = np.cumsum([0, *(len(rows.chunks) for rows in complete)])
-    gaps = np.concatenate([_shifted(rows.gaps, first[i]) for i, rows in enumerate(complete)])
-    used, file = np.unique(np.concatenate([rows.files for rows in complete]), return_inverse=True)
-    parts = [rows.episode for rows in complete]
+    chosen = [complete[uid] for uid in winners.values()]
+    chosen.sort(key=lambda rows: (rows.episode.ordinal, rows.episode.uid))
+    index, used = _index_of(schema, chosen)
+    return Assembled(
+        index=index,
+        files=tuple(paths[number] for number in used),
+        next_ordinal=chosen[-1].episode.ordinal + 1,
+        lost=tuple(
+            LostEpisode(uid, rows.episode.key, frozenset(paths[number] for number in rows.pieces))
+            for uid, rows in complete.items()
+            if winners[rows.episode.key] != uid
+        ),
+    )
+
+
+def complete_episodes(footers: Sequence[tuple[str, Footer]]) -> dict[str, EpisodePart]:
+    """The last parts of all episodes that are complete in these record files, by uid.
+
+    Footers come with the paths of their files, of which there may be several: what is known of a
+    file that is not finished. Raises `FormatError` as `assemble` does, but for file ids.
+    """
+    _common_schema(footers)
+    return {uid: rows.episode for uid, rows in _complete([f for _, f in footers]).items()}
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of one complete episode; `gaps` count chunks from the episode's first.
+
+    `files` says where each chunk is, `pieces` where any piece of the episode is.
+    """
+
+    episode: EpisodePart
+    files: npt.NDArray[np.int64]
+    chunks: npt.NDArray[Any]
+    gaps: npt.NDArray[Any]
+    pieces: tuple[int, ...]
+
+
+def _index_of(schema: Schema, episodes: Sequence[_Rows]) -> tuple[Index, list[int]]:
+    """The index, and the numbers of the files that it uses, in the order of their first use."""
+    parts = [rows.episode for rows in episodes]
+    keys, metadata = [part.key for part in parts], [part.metadata for part in parts]
+    check_text(*(sum(len(text.encode()) for text in texts) for texts in (keys, metadata)))
+    chunks = np.concatenate([rows.chunks for rows in episodes])
+    first = np.cumsum([0, *(len(rows.chunks) for rows in episodes)])
+    gaps = np.concatenate([_shifted(rows.gaps, first[i]) for i, rows in enumerate(episodes)])
+    found, at, file = np.unique(
+        np.concatenate([rows.files for rows in episodes]), return_index=True, return_inverse=True
+    )
+    order = np.argsort(at)
     index = Index(
         schema=schema,
-        keys=pa.array([part.key for part in parts], pa.string()),
-        metadata=pa.array([part.metadata for part in parts], pa.string()),
+        keys=pa.array(keys, pa.string()),
+        metadata=pa.array(metadata, pa.string()),
         num_frames=np.array([part.num_frames for part in parts], np.int64),
         chunk_frames=np.array([part.chunk_frames for part in parts], np.int64),
-        file=file.astype(np.uint32),
+        file=np.argsort(order)[file].astype(np.uint32),
         offset=chunks["offset"].copy(),
         page_length=chunks["pages"]["length"].copy(),
         page_crc32c=chunks["pages"]["crc32c"].copy(),
         largest_frame=chunks["largest"].astype(np.uint32),
         gaps=gaps,
     )
-    return index, [paths[number] for number in used]
-
-
-def complete_episodes(footers: Sequence[Footer]) -> dict[str, EpisodePart]:
-    """The last parts of all episodes that are complete in these record files, by uid."""
-    return {uid: rows.episode for uid, rows in _complete(footers).items()}
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """The rows of one complete episode; `gaps` count chunks from the episode's first."""
-
-    episode: EpisodePart
-    files: npt.NDArray[np.int64]
-    chunks: npt.NDArray[Any]
-    gaps: npt.NDArray[Any]
+    return index, found[order].tolist()
 
 
 def _complete(footers: Sequence[Footer]) -> dict[str, _Rows]:
@@ -86,42 +154,62 @@ def _complete(footers: Sequence[Footer]) -> dict[str, _Rows]:
 
 
 def _join(footers: Sequence[Footer], parts: Sequence[tuple[int, int]]) -> _Rows | None:
-    """An episode's rows from its parts in several files, `None` if one is not there."""
+    """An episode's rows from its parts in several files, `None` if one is not there.
+
+    Of copies of a chunk the first is taken; they must be equal.
+    """
     described = [footers[file].episodes[number] for file, number in parts]
-    finished = [part for part in described if part.num_frames is not None]
-    episode = finished[0] if finished else described[0]
-    if len(finished) > 1 or any(
-        replace(part, num_frames=episode.num_frames) != episode for part in described
+    episode = next((part for part in described if part.num_frames is not None), described[0])
+    if any(
+        part.num_frames not in (None, episode.num_frames)
+        or replace(part, num_frames=episode.num_frames) != episode
+        for part in described
     ):
         raise _contradiction(episode)
     pieces = [(file, *_rows_of(footers[file], number)) for file, number in parts]
-    pieces.sort(key=lambda piece: int(piece[1]["first_frame"][0]))
     chunks = np.concatenate([rows for _, rows, _ in pieces])
+    firsts, chosen, copy_of = np.unique(
+        chunks["first_frame"], return_index=True, return_inverse=True
+    )
+    same = [name for name in chunks.dtype.names or () if name not in ("episode", "offset")]
+    if len(chosen) < len(chunks) and (chunks[same] != chunks[chosen][copy_of][same]).any():
+        raise _contradiction(episode)
     # Counted before anything of that length is made: a file may say any number of frames.
     num_frames = episode.num_frames
-    if num_frames is None or len(chunks) < -(-num_frames // episode.chunk_frames):
+    if num_frames is None or len(chosen) < -(-num_frames // episode.chunk_frames):
         return None
-    starts = np.arange(len(chunks)) * episode.chunk_frames
+    starts = np.arange(len(chosen)) * episode.chunk_frames
     sizes = np.minimum(episode.chunk_frames, num_frames - starts)
-    if not (
-        np.array_equal(chunks["first_frame"], starts)
-        and np.array_equal(chunks["num_frames"], sizes)
-    ):
+    if not (np.array_equal(firsts, starts) and np.array_equal(chunks["num_frames"][chosen], sizes)):
         raise _contradiction(episode)
     first = np.cumsum([0, *(len(rows) for _, rows, _ in pieces)])
+    gaps = np.concatenate([_shifted(gaps, first[i]) for i, (_, _, gaps) in enumerate(pieces)])
+    files = np.concatenate([np.full(len(rows), file) for file, rows, _ in pieces])
     return _Rows(
         episode,
-        np.concatenate([np.full(len(rows), file) for file, rows, _ in pieces]),
-        chunks,
-        np.concatenate([_shifted(gaps, first[i]) for i, (_, _, gaps) in enumerate(pieces)]),
+        files[chosen],
+        chunks[chosen],
+        _of_chunks(gaps, chosen, len(chunks)),
+        tuple(file for file, _ in parts),
     )
+
+
+def _of_chunks(
+    gaps: npt.NDArray[Any], chosen: npt.NDArray[np.intp], count: int
+) -> npt.NDArray[Any]:
+    """The gap rows of the chosen ones of so many chunks, by their place among those."""
+    place = np.full(count, -1)
+    place[chosen] = np.arange(len(chosen))
+    moved: npt.NDArray[Any] = gaps[place[gaps["chunk"]] >= 0].copy()
+    moved["chunk"] = place[moved["chunk"]]
+    return moved[np.argsort(moved["chunk"], kind="stable")]
 
 
 def _contradiction(episode: EpisodePart) -> FormatError:
     return FormatError(
-        "record files contradict each other about an episode; is one of them a copy?",
+        "record files contradict each other about an episode",
         episode=episode.key,
-        expected="parts of one uid that agree and together hold each frame once",
+        expected="parts of one uid that agree, and copies of a chunk that are equal",
         got=f"uid {episode.uid}",
     )
 
@@ -140,10 +228,9 @@ def _shifted(gaps: npt.NDArray[Any], by: int) -> npt.NDArray[Any]:
     return moved
 
 
-def _common_schema(footers: Mapping[str, Footer]) -> Schema | None:
+def _common_schema(footers: Iterable[tuple[str, Footer]]) -> Schema | None:
     schema: Schema | None = None
-    by_id: dict[str, str] = {}
-    for path, footer in footers.items():
+    for path, footer in footers:
         schema = schema or footer.schema
         if footer.schema != schema:
             pairs = zip_longest(schema.to_json(), footer.schema.to_json())
@@ -151,34 +238,11 @@ def _common_schema(footers: Mapping[str, Footer]) -> Schema | None:
             raise FormatError(
                 "record files of different schemas", file=path, expected=want or "no more", got=got
             )
-        if (other := by_id.setdefault(footer.file_id, path)) != path:
-            raise FormatError("two record files of one id: one is a copy", file=path, got=other)
     return schema
 
 
-def _check_unique(episodes: Sequence[_Rows], paths: Sequence[str]) -> None:
-    keys: set[str] = set()
-    ordinals: set[int] = set()
-    for rows in episodes:
-        part = rows.episode
-        if part.key in keys or part.ordinal in ordinals:
-            raise FormatError(
-                "two complete episodes of the same key or ordinal in the record files",
-                file=paths[rows.files[0]],
-                episode=part.key,
-                got=f"ordinal {part.ordinal}",
-            )
-        keys.add(part.key)
-        ordinals.add(part.ordinal)
-
-
-def _check_text(episodes: Sequence[_Rows]) -> None:
-    """The episode table holds all metadata, and all keys, as one string each."""
-    for name in ("key", "metadata"):
-        length = sum(len(getattr(rows.episode, name).encode()) for rows in episodes)
-        if length > MAX_INDEX_TEXT:
-            raise FormatError(
-                f"too much {name} text for one dataset",
-                expected=f"at most {MAX_INDEX_TEXT} bytes",
-                got=f"{length} bytes in {len(episodes)} episodes",
-            )
+def _check_ids(footers: Mapping[str, Footer]) -> None:
+    by_id: dict[str, str] = {}
+    for path, footer in footers.items():
+        if (other := by_id.setdefault(footer.file_id, path)) != path:
+            raise FormatError("two record files of one id: one is a copy", file=path, got=other)

@@ -1,60 +1,26 @@
-"""Manifest and index together: load a dataset's, commit a new one, rebuild a lost one."""
+"""Manifest and index together: what a reader opens."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import secrets
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from os import PathLike
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from seqrecord.assemble import assemble
-from seqrecord.checksum import crc32c
-from seqrecord.errors import (
-    ChecksumError,
-    DestinationError,
-    FormatError,
-    NotFoundError,
-    StateError,
-    StorageError,
-)
-from seqrecord.format import RECORDS, Footer
+from seqrecord.errors import ChecksumError, FormatError, NotFoundError, StateError
+from seqrecord.format import Footer
 from seqrecord.index import Index, most_table_bytes
-from seqrecord.manifest import (
-    INDEX_TABLES,
-    IndexFile,
-    Manifest,
-    RecordFile,
-    check_record_path,
-    commit_manifest,
-    read_manifest,
-)
+from seqrecord.manifest import INDEX_TABLES, Manifest, read_manifest
 from seqrecord.mapped import Mapped, map_file
 from seqrecord.ranges import ByteRange
 from seqrecord.record_reading import read_footer
-from seqrecord.storage import Storage, forget_cached, map_files, open_storage, request_threads
-from seqrecord.version import CREATED_BY
-from seqrecord.wording import counted
+from seqrecord.storage import Storage, forget_cached, map_files, request_threads
 
-__all__ = [
-    "INDEX",
-    "commit",
-    "index_of",
-    "load",
-    "load_version",
-    "map_table",
-    "read_footers",
-    "record_paths",
-    "reindex",
-    "tidy",
-]
-
-INDEX = "index"
+__all__ = ["index_of", "load", "load_index", "load_version", "map_table"]
 
 _logger = logging.getLogger("seqrecord")
 
@@ -67,11 +33,11 @@ def load(storage: Storage, *, verify: bool = True) -> tuple[Manifest, Index]:
     """
     manifest = read_manifest(storage)
     try:
-        return manifest, _load_index(storage, manifest, verify=verify)
+        return manifest, load_index(storage, manifest, verify=verify)
     except NotFoundError:
         # A writer may have committed, and dropped the old index, since the manifest was read.
         manifest = read_manifest(storage)
-        return manifest, _load_index(storage, manifest, verify=verify)
+        return manifest, load_index(storage, manifest, verify=verify)
 
 
 def load_version(storage: Storage, manifest: Manifest) -> tuple[Manifest, Index]:
@@ -81,7 +47,7 @@ def load_version(storage: Storage, manifest: Manifest) -> tuple[Manifest, Index]
     of the record files. Raises `StateError` where these, too, are not what they were.
     """
     try:
-        return manifest, _load_index(storage, manifest, verify=False)
+        return manifest, load_index(storage, manifest, verify=False)
     except NotFoundError:
         pass
     with contextlib.suppress(NotFoundError, FormatError):
@@ -91,7 +57,8 @@ def load_version(storage: Storage, manifest: Manifest) -> tuple[Manifest, Index]
     try:
         _logger.info("%s: the index is gone; reading that of the record files", storage.url)
         paths = [file.path for file in manifest.record_files]
-        index = index_of(map_files(storage, lambda path: read_footer(storage, path), paths), paths)
+        footers = map_files(storage, lambda path: read_footer(storage, path), paths)
+        index = index_of(footers, paths, manifest.left_out)
         got = index.fingerprint()
     except (NotFoundError, FormatError) as error:
         raise _changed(storage, manifest, str(error)) from error
@@ -100,14 +67,17 @@ def load_version(storage: Storage, manifest: Manifest) -> tuple[Manifest, Index]
     return manifest, index
 
 
-def index_of(footers: Mapping[str, Footer], paths: Sequence[str]) -> Index:
-    """The index of all complete episodes in these footers, with files numbered as in `paths`.
+def index_of(
+    footers: Mapping[str, Footer], paths: Sequence[str], left_out: Collection[str] = ()
+) -> Index:
+    """The index of a dataset of these record files, with files numbered as in `paths`.
 
     Raises `FormatError` as `assemble` does; it names a path.
     """
-    index, used = assemble(footers)
+    assembled = assemble(footers, paths, left_out)
     number = {path: position for position, path in enumerate(paths)}
-    return replace(index, file=np.array([number[path] for path in used], np.uint32)[index.file])
+    files = np.array([number[path] for path in assembled.files], np.uint32)
+    return replace(assembled.index, file=files[assembled.index.file])
 
 
 def _changed(storage: Storage, manifest: Manifest, got: str) -> StateError:
@@ -119,7 +89,8 @@ def _changed(storage: Storage, manifest: Manifest, got: str) -> StateError:
     )
 
 
-def _load_index(storage: Storage, manifest: Manifest, *, verify: bool) -> Index:
+def load_index(storage: Storage, manifest: Manifest, *, verify: bool = True) -> Index:
+    """The index of this manifest's dataset; see `load`."""
     mapped = _tables(storage, manifest, verify)
     tables = {name: pa.py_buffer(table.data) for name, table in mapped.items()}
     sizes = [file.size for file in manifest.record_files]
@@ -142,147 +113,6 @@ def _load_index(storage: Storage, manifest: Manifest, *, verify: bool) -> Index:
             got=counts,
         )
     return index
-
-
-def commit(
-    storage: Storage,
-    created_by: str,
-    *,
-    footers: Mapping[str, Footer] | None = None,
-    keys: Collection[str] = (),
-    paths: Collection[str] = (),
-) -> Manifest:
-    """Make the record files in `storage` the dataset: build the index, then put the manifest last.
-
-    Record files without any complete episode are left out. `footers`, by path, are those that the
-    caller has read already. Raises `FormatError` for a record file that cannot be read, and
-    `DestinationError` if the dataset would lack an episode of `keys` or a record file of `paths`.
-    Then the dataset is as it was.
-    """
-    found = read_footers(storage, footers)
-    try:
-        index, used = assemble(found)
-    except FormatError as error:  # it names a path
-        error.file = f"{storage.url}/{error.file or RECORDS}"
-        raise
-    _check_whole(storage, index, used, keys, paths)
-    sizes = map_files(storage, storage.size, used)
-    files = tuple(RecordFile(path, sizes[path], found[path].file_id) for path in used)
-    previous = _previous(storage)
-    generation = secrets.token_hex(6)
-    tables = {}
-    for name, data in index.encode().items():
-        path = f"{INDEX}/{generation}-{name}.arrow"
-        upload = storage.create(path)
-        try:
-            upload.write(memoryview(data))
-            upload.commit()
-        except BaseException:
-            upload.abort()
-            raise
-        tables[name] = IndexFile(path, data.size, f"{crc32c(memoryview(data)):08x}")
-    manifest = Manifest(
-        schema=index.schema,
-        record_files=files,
-        index=tables,
-        num_episodes=len(index.num_frames),
-        num_frames=int(index.num_frames.sum()),
-        fingerprint=index.fingerprint(),
-        created_by=created_by,
-    )
-    commit_manifest(storage, manifest)
-    # The index before this one stays for readers that have just read the manifest before.
-    kept = [*tables.values(), *(previous.index.values() if previous else ())]
-    keep = {file.path for file in kept}
-    tidy(storage, {*storage.list_files(INDEX), *storage.interrupted(INDEX)} - keep)
-    return manifest
-
-
-def tidy(storage: Storage, paths: Iterable[str]) -> None:
-    """Remove files that nothing needs. One that cannot be removed is logged: the commit stands."""
-    for path in paths:
-        try:
-            storage.remove(path)
-        except StorageError as error:
-            _logger.warning(
-                "%s/%s is not needed but cannot be removed: %s", storage.url, path, error
-            )
-
-
-def reindex(
-    location: str | PathLike[str],
-    *,
-    created_by: str = CREATED_BY,
-    storage_options: Mapping[str, Any] | None = None,
-) -> Manifest:
-    """Rebuild index and manifest of a dataset from its record files alone.
-
-    Logs a warning if a record file of the manifest before, where that can be read, is not there:
-    the dataset is made without it.
-    """
-    storage = open_storage(location, storage_options)
-    lock = storage.lock()
-    try:
-        if not storage.list_files(RECORDS):
-            cut = storage.interrupted(RECORDS)
-            goes_on = "; an interrupted `seqrecord write` goes on with --resume" if cut else ""
-            raise NotFoundError(f"no record files{goes_on}", file=f"{storage.url}/{RECORDS}")
-        previous = _previous(storage)
-        named = {file.path for file in previous.record_files} if previous else set()
-        if gone := sorted(named.difference(record_paths(storage))):
-            _logger.warning(
-                "the dataset is made without %s that the manifest before named: %s",
-                counted(len(gone), "record file"),
-                ", ".join(f"{storage.url}/{path}" for path in gone[:3]),
-            )
-        return commit(storage, created_by)
-    finally:
-        lock.release()
-        storage.close()
-
-
-def read_footers(storage: Storage, known: Mapping[str, Footer] | None = None) -> dict[str, Footer]:
-    """Footers of all finished record files, by path in order; those in `known` are not read."""
-    known = known or {}
-    paths = record_paths(storage)
-    for path in paths:
-        check_record_path(storage, path)
-    new = map_files(
-        storage, lambda path: read_footer(storage, path), [p for p in paths if p not in known]
-    )
-    return {path: known.get(path) or new[path] for path in paths}
-
-
-def record_paths(storage: Storage) -> list[str]:
-    """Paths of all finished record files, in order."""
-    return [path for path in storage.list_files(RECORDS) if path.endswith(".seqrec")]
-
-
-def _check_whole(
-    storage: Storage, index: Index, used: list[str], keys: Collection[str], paths: Collection[str]
-) -> None:
-    """`DestinationError` unless the index has all episodes of `keys` and uses all of `paths`."""
-    if lost := sorted(set(paths).difference(used)):
-        raise DestinationError(
-            "a record file of the dataset is gone since the writer began; nothing is committed",
-            file=f"{storage.url}/{lost[0]}",
-        )
-    if missing := [key for key in keys if key not in index.positions]:
-        raise DestinationError(
-            "the record files lack an episode that had ended (was a file removed?); nothing is "
-            "committed",
-            episode=missing[0],
-            expected=f"{len(keys)} episodes that had ended",
-            got=f"{len(keys) - len(missing)} of them",
-        )
-
-
-def _previous(storage: Storage) -> Manifest | None:
-    """The manifest before this commit, where one can be read."""
-    try:
-        return read_manifest(storage)
-    except (NotFoundError, FormatError):
-        return None
 
 
 def _tables(storage: Storage, manifest: Manifest, verify: bool) -> dict[str, Mapped]:

@@ -1,90 +1,114 @@
-"""Claims a destination for one writer: what may be written there, and what is there already."""
+"""What a writer begins with: what is there, what it adopts of it, and which ordinals are its own.
+
+Any number of writers may be at work on one destination. Each has files that no other writer
+touches, and commits with one conditional write; see docs/storage.md.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from seqrecord.assemble import complete_episodes
-from seqrecord.catalog import INDEX, commit, read_footers, record_paths, tidy
+from seqrecord.adoption import adopt
+from seqrecord.catalog import load_index
+from seqrecord.commits import Base, appended, put_version, read_base, rebuilt, record_sizes, tidy
 from seqrecord.errors import DestinationError, FormatError, NotFoundError
-from seqrecord.format import EpisodePart, Footer
-from seqrecord.manifest import Manifest, read_manifest
-from seqrecord.record_file import RECORDS
-from seqrecord.record_reading import read_footer
+from seqrecord.format import Footer
+from seqrecord.index import Index
+from seqrecord.manifest import Manifest, check_record_path
+from seqrecord.record_file import RECORDS, new_writer_id, writer_of
+from seqrecord.record_reading import read_file_id, read_footers
 from seqrecord.schema import Schema
-from seqrecord.sealing import seal
-from seqrecord.storage import KeepingStorage, Lock, Storage, map_files
+from seqrecord.storage import Storage, map_files
+from seqrecord.wording import counted
 
 __all__ = ["Destination", "WriteMode", "check_mode", "claim"]
 
 WriteMode = Literal["create", "resume", "append"]
 
+_logger = logging.getLogger("seqrecord")
+
 
 @dataclass
 class Destination:
-    """A destination that this process alone writes to, until `release`.
+    """A destination as one writer, of the id `writer`, found it when it began.
 
-    `finished` are the keys of all complete episodes with their ordinals, `committed` the keys of
-    those in the dataset as it stands. Ordinals from `first_ordinal` on are not in the dataset, and
-    from `next_ordinal` on nowhere.
+    `committed` are the keys of the dataset as it was, `adopted` those of other episodes that are
+    whole on the storage and will be committed too, with their ordinals. Ordinals from
+    `first_ordinal` on were not in the dataset, and from `next_ordinal` on nowhere.
     """
 
     storage: Storage
-    lock: Lock
+    writer: str
     schema: Schema | None
-    finished: Mapping[str, int]
     committed: frozenset[str]
+    adopted: Mapping[str, int]
     first_ordinal: int
     next_ordinal: int
-    _guarded: KeepingStorage = field(repr=False)
-    _footers: Mapping[str, Footer] = field(repr=False)
+    _base: Base = field(repr=False)
+    _index: Index | None = field(repr=False)  # of the dataset as it was
+    _footers: Mapping[str, Footer] = field(repr=False)  # of its files, and of those adopted
+
+    @property
+    def finished(self) -> frozenset[str]:
+        """The keys of all complete episodes."""
+        return self.committed | self.adopted.keys()
 
     def commit(self, created_by: str, keys: Collection[str]) -> Manifest:
-        """Make all that has been written the dataset.
+        """Make all that has been written under this writer's id, and adopted, the dataset.
 
-        `keys` are those of the episodes that must be in it. Raises `DestinationError`, and commits
-        nothing, if one is missing, or a record file of the dataset as it stands.
+        `keys` are those of the episodes that must be in it. Raises `ConflictError` if another
+        writer has committed since this one began, and `DestinationError` if an episode of `keys` is
+        missing or a record file of the dataset as it was. Then nothing is committed, and nothing
+        removed.
         """
-        manifest = commit(
-            self._guarded,
-            created_by,
-            footers=self._footers,
-            keys=keys,
-            paths=[path for path in self._guarded.kept if path.startswith(f"{RECORDS}/")],
-        )
+        sizes = record_sizes(self.storage)
+        if gone := sorted({*self._base.files, *self._footers}.difference(sizes)):
+            raise DestinationError(
+                "a record file of the dataset is gone since the writer began; nothing is committed",
+                file=f"{self.storage.url}/{gone[0]}",
+            )
+        own = {path: size for path, size in sizes.items() if writer_of(path) == self.writer}
+        footers = read_footers(self.storage, own)
+        if self._index is not None and not self._footers:
+            assert self._base.manifest is not None
+            version = appended(self._base.manifest, self._index, footers, sizes)
+        else:
+            version = rebuilt(self.storage, self._base, {**self._footers, **footers}, sizes)
+        if missing := [key for key in keys if key not in version.index.positions]:
+            raise DestinationError(
+                "the record files lack an episode that had ended (was a file removed?); nothing is "
+                "committed",
+                episode=missing[0],
+                expected=f"{len(keys)} episodes that had ended",
+                got=f"{len(keys) - len(missing)} of them",
+            )
+        manifest = put_version(self.storage, self._base, version, created_by)
         # Record files that hold nothing but pieces of episodes that were given up.
-        used = {file.path for file in manifest.record_files}
-        tidy(self._guarded, [path for path in record_paths(self.storage) if path not in used])
+        tidy(self.storage, own.keys() - {file.path for file in manifest.record_files})
         return manifest
 
     def release(self) -> None:
-        """Let other writers in."""
-        try:
-            self.storage.close()
-        finally:
-            self.lock.release()
+        """Close the storage. What is not committed stays there."""
+        self.storage.close()
 
 
 def claim(storage: Storage, mode: WriteMode) -> Destination:
-    """Lock the destination and look at what is there.
+    """Look at what is there, and begin as a writer of a new id. Closes `storage` on an error.
 
-    `create` wants nothing there. `append` wants a dataset and no leftovers of an interrupted
-    write. `resume` takes anything: it seals record files that a kill has cut and removes those in
-    which no episode had ended. Of a dataset that is there, all files must be there as its manifest
-    says; they are checked before anything is written, and never removed or replaced. Raises
-    `DestinationError` that says what to use instead, or which file is missing or another.
+    `create` wants nothing there. `append` wants a dataset; what others have left there is ignored.
+    `resume` takes anything, and adopts what is whole of what others have left; see `adopt`. Of a
+    dataset that is there, all files must be there as its manifest says; they are checked before
+    anything is written. Raises `DestinationError` that says what to use instead, or which file is
+    missing or another.
     """
     check_mode(mode)
-    lock = storage.lock()
     try:
-        return _claimed(storage, mode, lock)
+        return _claimed(storage, mode, new_writer_id())
     except BaseException:
-        try:
-            storage.close()
-        finally:
-            lock.release()
+        storage.close()
         raise
 
 
@@ -96,88 +120,79 @@ def check_mode(mode: str) -> None:
         )
 
 
-def _claimed(storage: Storage, mode: WriteMode, lock: Lock) -> Destination:
-    manifest = _manifest(storage)
-    files = {file.path for file in manifest.record_files} if manifest else set()
-    cut = [path for path in storage.interrupted(RECORDS) if path not in files]
-    loose = [path for path in record_paths(storage) if path not in files]
-    _check_mode_fits(storage, mode, manifest, bool(cut or loose))
-    footers = _checked_files(storage, manifest) if manifest else {}
-    committed = complete_episodes(list(footers.values()))
-    if manifest:
-        _check_counts(storage, manifest, committed)
-    # From here on files are written and removed, but none that the manifest names.
-    tables = {file.path for file in manifest.index.values()} if manifest else set()
-    guarded = KeepingStorage(storage, files | tables)
-    for path in storage.interrupted(INDEX):
-        if path not in tables:
-            guarded.reopen(path).upload.abort()
-    for path in cut:
-        seal(guarded, path)
-    footers = read_footers(storage, footers)
-    complete = complete_episodes(list(footers.values()))
-    for path, footer in list(footers.items()):
-        if path not in files and not any(part.uid in complete for part in footer.episodes):
-            guarded.remove(path)
-            del footers[path]
-    finished = {part.key: part.ordinal for part in complete.values()}
+def _claimed(storage: Storage, mode: WriteMode, writer: str) -> Destination:
+    base = read_base(storage)
+    manifest, files = base.manifest, base.files
+    ignored = {*files, *(manifest.removed if manifest else ())}
+    # Unfinished ones first: those that are finished in between are among the finished ones then.
+    unfinished = [] if mode == "append" else storage.unfinished(RECORDS)
+    sizes = record_sizes(storage)
+    unfinished = [cut for cut in unfinished if cut.path not in ignored | sizes.keys()]
+    loose = [path for path in sizes if path not in ignored]
+    _check_mode_fits(storage, mode, manifest, len(loose) + len(unfinished))
+    index = _checked_index(storage, manifest, sizes) if manifest else None
+    committed = frozenset(index.positions) if index else frozenset()
+    footers: dict[str, Footer] = {}
+    adopted: dict[str, int] = {}
+    if mode == "resume" and (loose or unfinished):
+        for path in loose:
+            check_record_path(storage, path)
+        footers = read_footers(storage, {path: sizes[path] for path in (*files, *loose)})
+        whole = adopt(storage, footers, unfinished, committed, writer)
+        # As in `assemble`: of several uids of one key the smallest is the one that is taken.
+        parts = [whole[uid] for uid in sorted(whole, reverse=True)]
+        adopted = {part.key: part.ordinal for part in parts if part.key not in committed}
+    first = manifest.next_ordinal if manifest else 0
+    schemas = [manifest.schema] if manifest else [footer.schema for footer in footers.values()]
     return Destination(
         storage=storage,
-        lock=lock,
-        schema=next((footer.schema for footer in footers.values()), None),
-        finished=finished,
-        committed=frozenset(part.key for part in committed.values()),
-        first_ordinal=max((part.ordinal for part in committed.values()), default=-1) + 1,
-        next_ordinal=max(finished.values(), default=-1) + 1,
-        _guarded=guarded,
+        writer=writer,
+        schema=next(iter(schemas), None),
+        committed=committed,
+        adopted=adopted,
+        first_ordinal=first,
+        next_ordinal=max((first, *(ordinal + 1 for ordinal in adopted.values()))),
+        _base=base,
+        _index=index,
         _footers=footers,
     )
 
 
-def _checked_files(storage: Storage, manifest: Manifest) -> dict[str, Footer]:
-    """Footers of the manifest's record files, by path.
+def _checked_index(storage: Storage, manifest: Manifest, sizes: Mapping[str, int]) -> Index:
+    """The index of the dataset, whose record files are looked at but not read.
 
     `DestinationError` for a record file or a file of the index that is missing, of another length,
     or, of the record files, of another id than the manifest says.
     """
-    sizes = {file.path: file.size for file in manifest.record_files}
-    sizes |= {file.path: file.size for file in manifest.index.values()}
     ids = {file.path: file.file_id for file in manifest.record_files}
-
-    def check(path: str) -> Footer | None:
-        shown = f"{storage.url}/{path}"
-        try:
-            size = storage.size(path)
-        except NotFoundError as error:
+    for file in manifest.record_files:
+        if (size := sizes.get(file.path)) != file.size:
             raise DestinationError(
-                f"a file of the dataset is missing; {_HELP}", file=shown
-            ) from error
-        if size != sizes[path]:
-            raise DestinationError(
-                f"a file of the dataset is not as long as its manifest says; {_HELP}",
-                file=shown,
-                expected=sizes[path],
+                f"a file of the dataset is missing; {_HELP}"
+                if size is None
+                else f"a file of the dataset is not as long as its manifest says; {_HELP}",
+                file=f"{storage.url}/{file.path}",
+                expected=file.size,
                 got=size,
             )
-        if path not in ids:
-            return None
-        try:
-            footer = read_footer(storage, path, size)
-        except FormatError as error:
-            raise DestinationError(
-                f"a record file of the dataset is damaged ({error.message}); {_HELP}", file=shown
-            ) from error
-        if footer.file_id != ids[path]:
-            raise DestinationError(
-                f"another record file than the one that the manifest names; {_HELP}",
-                file=shown,
-                expected=ids[path],
-                got=footer.file_id,
-            )
-        return footer
 
-    found = map_files(storage, check, sizes)
-    return {path: footer for path, footer in found.items() if footer is not None}
+    def check(path: str) -> None:
+        if (found := read_file_id(storage, path)) != ids[path]:
+            raise FormatError(
+                "another record file than the one that the manifest names",
+                file=f"{storage.url}/{path}",
+                expected=ids[path],
+                got=found,
+            )
+
+    try:
+        map_files(storage, check, ids)
+        return load_index(storage, manifest)
+    except (FormatError, NotFoundError) as error:
+        raise DestinationError(
+            f"a file of the dataset is missing or damaged: {error.message}; {_HELP}",
+            **error.facts(),
+        ) from error
 
 
 _HELP = (
@@ -186,46 +201,26 @@ _HELP = (
 )
 
 
-def _check_counts(
-    storage: Storage, manifest: Manifest, committed: Mapping[str, EpisodePart]
-) -> None:
-    """`DestinationError` if the record files hold other episodes than the manifest counts."""
-    frames = sum(part.num_frames or 0 for part in committed.values())
-    if (len(committed), frames) != (manifest.num_episodes, manifest.num_frames):
-        raise DestinationError(
-            "the manifest's record files hold other episodes than it counts; nothing was changed: "
-            "`seqrecord verify` says more, `seqrecord reindex` makes a dataset of them",
-            file=storage.url,
-            expected=f"{manifest.num_episodes} episodes of {manifest.num_frames} frames",
-            got=f"{len(committed)} episodes of {frames} frames",
-        )
-
-
-def _manifest(storage: Storage) -> Manifest | None:
-    try:
-        return read_manifest(storage)
-    except NotFoundError:
-        return None
-
-
 def _check_mode_fits(
-    storage: Storage, mode: WriteMode, manifest: Manifest | None, loose: bool
+    storage: Storage, mode: WriteMode, manifest: Manifest | None, left: int
 ) -> None:
+    """`left` counts the record files that no manifest names."""
     if mode == "create" and manifest is not None:
         raise DestinationError(
             "a dataset is there already; add to it with append (--append), or choose another place",
             file=storage.url,
         )
-    if mode == "create" and loose:
+    if mode == "create" and left:
         raise DestinationError(
-            "an interrupted write left record files there; go on with resume (--resume), or remove "
-            "them",
+            "another writer is at work there, or left record files when it was interrupted; go on "
+            "with resume (--resume), or remove them",
             file=storage.url,
         )
     if mode == "append" and manifest is None:
         raise DestinationError("no dataset to append to", file=storage.url)
-    if mode == "append" and loose:
-        raise DestinationError(
-            "an interrupted append left record files there; finish it with resume (--resume)",
-            file=storage.url,
+    if mode == "append" and left:
+        _logger.warning(
+            "%s: %s that no manifest names, of another writer that is at work or was interrupted; "
+            "this append leaves them alone, resume (--resume) brings their episodes in",
+            *(storage.url, counted(left, "record file")),
         )

@@ -35,7 +35,7 @@ from seqrecord.format.rows import (
 from seqrecord.format.text import FORBIDDEN_IN_KEY, MAX_KEY_LENGTH, parse_metadata
 from seqrecord.schema import Schema
 
-__all__ = ["MAX_INDEX_TEXT", "MAX_TABLE_BYTES", "Index", "most_table_bytes"]
+__all__ = ["MAX_INDEX_TEXT", "MAX_TABLE_BYTES", "Index", "check_text", "most_table_bytes"]
 
 MAX_INDEX_TEXT = 2**31 - 1  # bytes of all keys, and of all metadata: Arrow's offsets are int32
 
@@ -76,6 +76,17 @@ def _chunks_schema(schema: Schema) -> pa.Schema:
     if variable := len(schema.variable):
         fields.append(pa.field("largest_frame", numbers(variable), nullable=False))
     return pa.schema(fields)
+
+
+def check_text(key_bytes: int, metadata_bytes: int) -> None:
+    """`FormatError` for more text than the episode table holds: each column is one string."""
+    for name, length in (("key", key_bytes), ("metadata", metadata_bytes)):
+        if length > MAX_INDEX_TEXT:
+            raise FormatError(
+                f"too much {name} text for one dataset",
+                expected=f"at most {MAX_INDEX_TEXT} bytes",
+                got=f"{length} bytes",
+            )
 
 
 def most_table_bytes(
@@ -166,6 +177,33 @@ class Index:
         first: npt.NDArray[np.int64] = self.gaps["chunk"].astype(np.int64) * len(self.schema)
         order: npt.NDArray[np.int64] = first + self.gaps["feature"]
         return order
+
+    def extended(self, more: Index, first_file: int) -> Index:
+        """The episodes of this index, then those of `more`, whose files count from `first_file`.
+
+        Raises `FormatError` where both together hold too much text.
+        """
+        check_text(
+            *(
+                sum(pc.sum(pc.binary_length(text)).as_py() for text in texts)
+                for texts in ((self.keys, more.keys), (self.metadata, more.metadata))
+            )
+        )
+        gaps = more.gaps.copy()
+        gaps["chunk"] += np.uint32(len(self.file))
+        return Index(
+            schema=self.schema,
+            keys=pa.concat_arrays([self.keys, more.keys]),
+            metadata=pa.concat_arrays([self.metadata, more.metadata]),
+            num_frames=np.concatenate([self.num_frames, more.num_frames]),
+            chunk_frames=np.concatenate([self.chunk_frames, more.chunk_frames]),
+            file=np.concatenate([self.file, more.file + np.uint32(first_file)]),
+            offset=np.concatenate([self.offset, more.offset]),
+            page_length=np.concatenate([self.page_length, more.page_length]),
+            page_crc32c=np.concatenate([self.page_crc32c, more.page_crc32c]),
+            largest_frame=np.concatenate([self.largest_frame, more.largest_frame]),
+            gaps=np.concatenate([self.gaps, gaps]),
+        )
 
     def fingerprint(self) -> str:
         """SHA-256 of the content: schema, episodes and pages, however they are cut in files."""

@@ -20,13 +20,14 @@ from seqrecord.errors import (
     StorageError,
     VersionError,
 )
-from seqrecord.format import RECORDS
+from seqrecord.format import MAX_ORDINAL, RECORDS
 from seqrecord.format.text import parse_json
-from seqrecord.ranges import ByteRange
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage
 
 __all__ = [
+    "FILE_PATH",
+    "INDEX",
     "INDEX_TABLES",
     "MANIFEST",
     "MAX_MANIFEST_BYTES",
@@ -35,11 +36,14 @@ __all__ = [
     "Manifest",
     "RecordFile",
     "check_record_path",
-    "commit_manifest",
+    "parse_manifest",
+    "put_manifest",
     "read_manifest",
+    "read_tagged",
 ]
 
 MANIFEST = "manifest.json"
+INDEX = "index"  # the folder of the tables
 MANIFEST_VERSION = 1
 MAX_MANIFEST_BYTES = 1 << 25
 MAX_RECORD_FILES = 200_000
@@ -48,16 +52,17 @@ INDEX_TABLES = ("episodes", "chunks", "gaps")
 
 _RECORD_PATH = re.compile(r"records/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.seqrec")
 _INDEX_PATH = re.compile(r"index/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.arrow")
+FILE_PATH = re.compile(f"{_RECORD_PATH.pattern}|{_INDEX_PATH.pattern}")
 _FILE_ID = re.compile(r"[0-9a-f]{32}")
+_UID = re.compile(r"[0-9a-f]{32}")
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _CRC = re.compile(r"[0-9a-f]{8}")
 _CREATED_BY = re.compile(rf"[\x20-\x7e]{{0,{MAX_CREATED_BY_LENGTH}}}")
 _END = re.compile(rb',\n "crc32c": "([0-9a-f]{8})"\n}\n')
 _END_BYTES = 26
-_TRIES = 5
 _KEYS = {
-    *("format", "version", "created_by", "num_episodes", "num_frames", "fingerprint"),
-    *("schema", "index", "record_files", "crc32c"),
+    *("format", "version", "created_by", "num_episodes", "num_frames", "next_ordinal"),
+    *("fingerprint", "schema", "index", "record_files", "left_out", "removed", "crc32c"),
 }
 
 
@@ -81,7 +86,12 @@ class IndexFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a dataset consists of. `fingerprint` tells equal content, however it is cut in files."""
+    """What a dataset consists of. `fingerprint` tells equal content, however it is cut in files.
+
+    For writers only: ordinals of new episodes start at `next_ordinal`; `left_out` are the uids of
+    complete episodes in the record files that are not in the dataset, since another episode has
+    their key; `removed` are paths of files that `clean` removes, and that nobody may adopt.
+    """
 
     schema: Schema
     record_files: tuple[RecordFile, ...]
@@ -90,6 +100,9 @@ class Manifest:
     num_frames: int
     fingerprint: str
     created_by: str
+    next_ordinal: int = 0
+    left_out: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
         """The manifest as JSON text."""
@@ -99,10 +112,13 @@ class Manifest:
             "created_by": self.created_by,
             "num_episodes": self.num_episodes,
             "num_frames": self.num_frames,
+            "next_ordinal": self.next_ordinal,
             "fingerprint": self.fingerprint,
             "schema": self.schema.to_json(),
             "index": {table: asdict(self.index[table]) for table in INDEX_TABLES},
             "record_files": [asdict(file) for file in self.record_files],
+            "left_out": list(self.left_out),
+            "removed": list(self.removed),
         }
         text = json.dumps(value, indent=1).removesuffix("\n}").encode()
         return text + b',\n "crc32c": "%08x"\n}\n' % crc32c(text)
@@ -126,13 +142,7 @@ class Manifest:
             schema = Schema.from_json(value["schema"])
         except SchemaError as error:
             raise FormatError(f"the manifest's schema is not allowed: {error}") from error
-        files = value["record_files"]
-        if not isinstance(files, list) or not 1 <= len(files) <= MAX_RECORD_FILES:
-            raise FormatError(
-                "record_files is not a list of the right length",
-                expected=f"1 to {MAX_RECORD_FILES} entries",
-                got=len(files) if isinstance(files, list) else repr(files)[:50],
-            )
+        files = _list(value, "record_files", 1)
         tables = value["index"]
         _check_keys(tables, set(INDEX_TABLES), "the manifest's index")
         record_files = tuple(_record_file(file) for file in files)
@@ -147,6 +157,9 @@ class Manifest:
             num_frames=_count(value, "num_frames"),
             fingerprint=_text(value, "fingerprint", _FINGERPRINT),
             created_by=_text(value, "created_by", _CREATED_BY),
+            next_ordinal=_count(value, "next_ordinal", MAX_ORDINAL + 1),
+            left_out=tuple(_match(uid, "left_out", _UID) for uid in _list(value, "left_out")),
+            removed=tuple(_match(path, "removed", FILE_PATH) for path in _list(value, "removed")),
         )
 
 
@@ -163,45 +176,37 @@ def check_record_path(storage: Storage, path: str) -> None:
 def read_manifest(storage: Storage) -> Manifest:
     """The manifest of the dataset in `storage`.
 
-    Its length and its bytes are two requests, between which a writer may commit another one: bytes
-    that are no manifest are asked for again, as long as they are others than before.
-
     Raises `NotFoundError` where there is none: then there is no dataset, whatever else is there.
     """
-    file, before = f"{storage.url}/{MANIFEST}", b""
-    for is_last in (False,) * (_TRIES - 1) + (True,):
-        size = _size(storage)
-        data = bytearray(size)
-        try:
-            storage.read_ranges(MANIFEST, [ByteRange(0, size)], [memoryview(data)])
-        except StorageError:
-            if is_last or _size(storage) == size:
-                raise
-            continue
-        try:
-            return Manifest.parse(bytes(data))
-        except FormatError as error:
-            if is_last or data == before:
-                raise error.located(file=file) from error.__cause__
-            before = bytes(data)
-    raise AssertionError("the last try returns or raises")
+    data, _ = read_tagged(storage)
+    return parse_manifest(storage, data)
 
 
-def _size(storage: Storage) -> int:
+def read_tagged(storage: Storage) -> tuple[bytes, str]:
+    """The manifest's bytes, whatever they are, and their tag; see `Storage.read_whole`."""
     try:
-        size = storage.size(MANIFEST)
+        return storage.read_whole(MANIFEST, MAX_MANIFEST_BYTES)
     except NotFoundError as error:
         # More than the manifest may be missing: the container, for example.
         why = _what_is_there(storage) if error.message == "no such file" else error.message
         raise NotFoundError(f"no dataset here: {why}", file=storage.url) from error
-    if size > MAX_MANIFEST_BYTES:
+    except StorageError:
+        if (size := storage.size(MANIFEST)) <= MAX_MANIFEST_BYTES:
+            raise
         raise FormatError(
             "the manifest is too large",
             file=f"{storage.url}/{MANIFEST}",
             expected=f"at most {MAX_MANIFEST_BYTES} bytes",
             got=size,
-        )
-    return size
+        ) from None
+
+
+def parse_manifest(storage: Storage, data: bytes) -> Manifest:
+    """`Manifest.parse`; its errors name the file."""
+    try:
+        return Manifest.parse(data)
+    except FormatError as error:
+        raise error.located(file=f"{storage.url}/{MANIFEST}") from error.__cause__
 
 
 def _what_is_there(storage: Storage) -> str:
@@ -209,12 +214,12 @@ def _what_is_there(storage: Storage) -> str:
     if "://" not in storage.url and not Path(storage.url).exists():
         return "no such folder"
     try:
-        if storage.interrupted(RECORDS):
+        if storage.unfinished(RECORDS):
             return (
                 "an interrupted write left record files; the same `seqrecord write` with --resume "
                 "goes on"
             )
-        found = any(path.endswith(".seqrec") for path in storage.list_files(RECORDS))
+        found = any(file.path.endswith(".seqrec") for file in storage.files(RECORDS))
     except StorageError:
         return "it has no manifest"
     if not found:
@@ -225,10 +230,12 @@ def _what_is_there(storage: Storage) -> str:
     )
 
 
-def commit_manifest(storage: Storage, manifest: Manifest) -> None:
+def put_manifest(storage: Storage, manifest: Manifest, *, expected: str | None) -> None:
     """Put the manifest in place in one step: from then on the dataset is what it says.
 
-    Raises `FormatError`, and leaves what is there, for one that no reader would take.
+    Only if the one that is there still has the tag `expected`, `None` for none; otherwise
+    `ConflictError`. Raises `FormatError` for a manifest that no reader would take. Either way what
+    is there stays.
     """
     data = manifest.encode()
     if len(data) > MAX_MANIFEST_BYTES:
@@ -239,13 +246,7 @@ def commit_manifest(storage: Storage, manifest: Manifest) -> None:
             got=len(data),
         )
     Manifest.parse(data)
-    upload = storage.create(MANIFEST, replace=True)
-    try:
-        upload.write(data)
-        upload.commit()
-    except BaseException:
-        upload.abort()
-        raise
+    storage.put(MANIFEST, data, expected=expected)
 
 
 def _check_end(data: bytes) -> None:
@@ -290,18 +291,32 @@ def _index_file(value: object) -> IndexFile:
 
 
 def _text(value: object, key: str, pattern: re.Pattern[str]) -> str:
-    text = value.get(key) if isinstance(value, dict) else None
+    return _match(value.get(key) if isinstance(value, dict) else None, key, pattern)
+
+
+def _match(text: object, what: str, pattern: re.Pattern[str]) -> str:
     if not isinstance(text, str) or not pattern.fullmatch(text):
         raise FormatError(
-            f"the manifest has a bad {key}", expected=pattern.pattern, got=repr(text)[:200]
+            f"the manifest has a bad {what}", expected=pattern.pattern, got=repr(text)[:200]
         )
     return text
 
 
-def _count(value: object, key: str) -> int:
+def _count(value: object, key: str, most: int = 2**63 - 1) -> int:
     number = value.get(key) if isinstance(value, dict) else None
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 2**63:
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= most:
         raise FormatError(
-            f"the manifest has a bad {key}", expected="0 to 2**63 - 1", got=repr(number)[:50]
+            f"the manifest has a bad {key}", expected=f"0 to {most}", got=repr(number)[:50]
         )
     return number
+
+
+def _list(value: Mapping[str, object], key: str, least: int = 0) -> list[object]:
+    items = value[key]
+    if not isinstance(items, list) or not least <= len(items) <= MAX_RECORD_FILES:
+        raise FormatError(
+            f"{key} is not a list of the right length",
+            expected=f"{least} to {MAX_RECORD_FILES} entries",
+            got=len(items) if isinstance(items, list) else repr(items)[:50],
+        )
+    return items

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -13,10 +14,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.checksum import crc32c
+from seqrecord.checksum import Buffer, crc32c
 from seqrecord.chunk_length import ChunkLength
 from seqrecord.codecs import EncodedImage
-from seqrecord.errors import CodecError, DestinationError, FrameError
+from seqrecord.errors import ChecksumError, CodecError, DestinationError, FormatError, FrameError
 from seqrecord.format import (
     MAX_EPISODE_FRAMES,
     MAX_FOOTER_BYTES,
@@ -26,17 +27,31 @@ from seqrecord.format import (
     encode_footer,
     encode_header,
 )
-from seqrecord.format.pages import Blob, PageCodec, aligned
+from seqrecord.format.pages import Blob, PageCodec, aligned, page_offsets
 from seqrecord.format.rows import GAP_ROW, chunk_row
+from seqrecord.ranges import ByteRange
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.storage import Storage, Upload
 
-__all__ = ["RECORDS", "RecordFileWriter", "finish_upload"]
+__all__ = ["RECORDS", "RecordFileWriter", "new_writer_id", "writer_of"]
 
 FULL_FOOTER_BYTES = MAX_FOOTER_BYTES // 2  # no chunk and no episode adds as much
 FULL_FOOTER_EPISODES = 100_000  # whose JSON has as many values as a reader takes
 
+_NAME = re.compile(r"\d{5,}-([0-9a-f]{16})[0-9a-f]{16}\.seqrec")
+
 StoredFrame: TypeAlias = "Mapping[str, npt.ArrayLike | EncodedImage]"
+
+
+def new_writer_id() -> str:
+    """What a writer's files and episodes have in common and no other writer's: 64 random bits."""
+    return secrets.token_hex(8)
+
+
+def writer_of(path: str) -> str | None:
+    """The id of the writer of a record file, if its name has one."""
+    match = _NAME.fullmatch(path.rpartition("/")[2])
+    return match and match[1]
 
 
 class RecordFileWriter:
@@ -44,16 +59,18 @@ class RecordFileWriter:
 
     Holds one file open. A file is finished (footer, sync, rename) when it is full and on `close`;
     an episode that does not fit goes on in the next. After each episode the file is worth keeping:
-    `seal` makes a record file of what a kill leaves behind.
+    a resume copies the episodes that had ended from what a kill leaves behind. `writer` is a
+    `new_writer_id()`, which several of these may share.
 
     A failure to store anything breaks the writer, since what was stored before may be lost with it:
     the call raises the failure, every later one `DestinationError`. What is on the storage stays
-    for `seal`.
+    for a resume.
     """
 
-    def __init__(self, storage: Storage, schema: Schema, *, record_bytes: int) -> None:
+    def __init__(self, storage: Storage, schema: Schema, *, writer: str, record_bytes: int) -> None:
         self.schema = schema
         self._storage = storage
+        self._writer = writer
         self._record_bytes = record_bytes
         self._codecs = {name: PageCodec(spec) for name, spec in schema.items()}
         self._file: _OpenFile | None = None
@@ -85,7 +102,7 @@ class RecordFileWriter:
         """Start an episode; see `ChunkLength` for how `None` chooses its `chunk_frames`."""
         self.check()
         assert self._episode is None, "the episode before has not ended"
-        uid = secrets.token_hex(16)
+        uid = self._writer + secrets.token_hex(8)
         self._length = ChunkLength(self.schema, chunk_frames)
         self._episode = EpisodePart(key, uid, ordinal, 0, None, metadata)
         self._num_frames = 0
@@ -135,6 +152,30 @@ class RecordFileWriter:
             self._file.complete(self._num_frames)
         self._episode = None
 
+    def copy(self, piece: Footer, read: Callable[[ByteRange], memoryview]) -> None:
+        """Copy the one episode of `piece`, or its last part, from where `read` finds its bytes.
+
+        Checks every page. Raises `ChecksumError`, and forgets the copy, for one that is not as it
+        was written.
+        """
+        self.check()
+        assert self._episode is None, "the episode before has not ended"
+        (part,) = piece.episodes
+        self._episode = replace(part, num_frames=None)
+        try:
+            for number, row in enumerate(piece.chunks):
+                bits = piece.gaps[piece.gaps["chunk"] == number]
+                gaps = list(zip(bits["feature"].tolist(), bits["present"].tolist(), strict=True))
+                self._store(self._episode, row.reshape(1), gaps, _checked_pages(row, read))
+        except FormatError:
+            self.drop()
+            raise
+        assert self._file is not None
+        assert part.num_frames is not None, "not the last part"
+        with self._storing(BaseException):
+            self._file.complete(part.num_frames)
+        self._episode = None
+
     def drop(self) -> None:
         """Forget the episode that has begun. What earlier files hold of it is never referenced."""
         episode, self._episode, self._frames = self._episode, None, []
@@ -163,14 +204,25 @@ class RecordFileWriter:
         chunk = _Chunk(self.schema, self._frames[:num_frames])
         del self._frames[:num_frames]
         pages = [self._codecs[name].join(blobs) for name, blobs in chunk.blobs.items()]
+        row = chunk.row(self.schema, self._num_frames, pages)
+        self._store(episode, row, chunk.gaps, pages)
+        self._num_frames += chunk.num_frames
+
+    def _store(
+        self,
+        episode: EpisodePart,
+        row: npt.NDArray[Any],
+        gaps: Sequence[tuple[int, int]],
+        pages: Sequence[Buffer],
+    ) -> None:
+        """Add a chunk to the open file, or to the next one."""
         if self._file is not None and self._file.is_full(self._record_bytes):
             self._finish_file()
         # An interrupt breaks nothing here: `drop` takes back what was written.
         with self._storing(Exception):
             if self._file is None:
-                self._file = _OpenFile(self._storage, self.schema, episode.ordinal)
-            self._file.add(episode, self._num_frames, chunk, pages)
-        self._num_frames += chunk.num_frames
+                self._file = _OpenFile(self._storage, self.schema, self._writer, episode.ordinal)
+            self._file.add(episode, row, gaps, pages)
 
     def _finish_file(self) -> None:
         if self._file is not None:
@@ -189,17 +241,28 @@ class RecordFileWriter:
 
 
 class _Chunk:
-    """Encoded frames by feature; `present[i]` is feature i's validity bitmap."""
+    """Encoded frames by feature; `gaps` are (feature, validity bitmap) where frames lack it."""
 
     def __init__(self, schema: Schema, frames: Sequence[Mapping[str, Blob]]) -> None:
         self.num_frames = len(frames)
         self.blobs = {name: [f[name] for f in frames if name in f] for name in schema}
-        self.present = [
+        present = [
             sum(1 << number for number, frame in enumerate(frames) if name in frame)
             for name in schema
         ]
+        full = (1 << len(frames)) - 1
+        self.gaps = [(feature, bits) for feature, bits in enumerate(present) if bits != full]
 
-    def largest(self, spec: FeatureSpec) -> int:
+    def row(self, schema: Schema, first_frame: int, pages: Sequence[bytes]) -> npt.NDArray[Any]:
+        """The chunk's row, [1], but for its place in a file."""
+        row = np.zeros(1, chunk_row(len(schema), len(schema.variable)))
+        row["num_frames"], row["first_frame"] = self.num_frames, first_frame
+        row["pages"]["length"] = [len(page) for page in pages]
+        row["pages"]["crc32c"] = [crc32c(page) for page in pages]
+        row["largest"] = [self._largest(spec) for spec in schema.variable]
+        return row
+
+    def _largest(self, spec: FeatureSpec) -> int:
         """Bytes of the feature's largest frame."""
         sizes = [math.prod(blob.shape) for blob in self.blobs[spec.name]]
         return max(sizes, default=0) * spec.dtype.itemsize
@@ -208,12 +271,11 @@ class _Chunk:
 class _OpenFile:
     """A record file being written, and its rows of the index so far."""
 
-    def __init__(self, storage: Storage, schema: Schema, number: int) -> None:
+    def __init__(self, storage: Storage, schema: Schema, writer: str, ordinal: int) -> None:
         self._schema = schema
-        self._file_id = secrets.token_bytes(16)
-        path = f"{RECORDS}/{number:05d}-{self._file_id.hex()[:12]}.seqrec"
-        self.upload: Upload = storage.create(path)
-        self.upload.write(encode_header(self._file_id))
+        self._file_id = writer + secrets.token_hex(8)
+        self.upload: Upload = storage.create(f"{RECORDS}/{ordinal:05d}-{self._file_id}.seqrec")
+        self.upload.write(encode_header(bytes.fromhex(self._file_id)))
         self._episodes: list[EpisodePart] = []
         self._chunks: list[npt.NDArray[Any]] = []
         self._gaps: list[tuple[int, int, int]] = []
@@ -229,30 +291,20 @@ class _OpenFile:
     def add(
         self,
         episode: EpisodePart,
-        first_frame: int,
-        chunk: _Chunk,
-        pages: Sequence[bytes],
+        row: npt.NDArray[Any],
+        gaps: Sequence[tuple[int, int]],
+        pages: Sequence[Buffer],
     ) -> None:
-        _align(self.upload)  # on a storage that cannot rewind, a failed write leaves a stray end
+        """Write a chunk, of which `row` is the row but for its place here."""
         if not self._episodes or self._episodes[-1].uid != episode.uid:
             # In this order, since an interrupt may come between any two of them.
             self._first = (len(self._chunks), len(self._gaps))
             self._start = self.upload.tell()
             self._text_bytes += _text_bytes(episode)
             self._episodes.append(episode)
-        full = (1 << chunk.num_frames) - 1
-        self._gaps += [
-            (len(self._chunks), feature, bits)
-            for feature, bits in enumerate(chunk.present)
-            if bits != full
-        ]
-        start, lengths = self.upload.tell(), np.array([len(page) for page in pages])
-        row = np.zeros(1, chunk_row(len(self._schema), len(self._schema.variable)))
-        row["episode"] = len(self._episodes) - 1
-        row["num_frames"], row["first_frame"], row["offset"] = chunk.num_frames, first_frame, start
-        row["pages"]["length"] = lengths
-        row["pages"]["crc32c"] = [crc32c(page) for page in pages]
-        row["largest"] = [chunk.largest(spec) for spec in self._schema.variable]
+        self._gaps += [(len(self._chunks), feature, bits) for feature, bits in gaps]
+        row = row.copy()
+        row["episode"], row["offset"] = len(self._episodes) - 1, self.upload.tell()
         self._chunks.append(row)
         for page in pages:
             self.upload.write(page)
@@ -274,8 +326,7 @@ class _OpenFile:
         rows = np.concatenate(self._chunks[first:])
         rows["episode"] = 0
         gaps = [(chunk - first, feature, bits) for chunk, feature, bits in self._gaps[first_gap:]]
-        file_id = self._file_id.hex()
-        note = Footer(self._schema, file_id, (episode,), rows, np.array(gaps, GAP_ROW))
+        note = Footer(self._schema, self._file_id, (episode,), rows, np.array(gaps, GAP_ROW))
         self.upload.checkpoint(encode_footer(note))
 
     def forget(self, episode: EpisodePart) -> None:
@@ -292,10 +343,25 @@ class _OpenFile:
             return
         gaps = np.array(self._gaps, GAP_ROW)
         chunks = np.concatenate(self._chunks)
-        finish_upload(
-            self.upload,
-            Footer(self._schema, self._file_id.hex(), tuple(self._episodes), chunks, gaps),
-        )
+        footer = Footer(self._schema, self._file_id, tuple(self._episodes), chunks, gaps)
+        self.upload.write(encode_footer(footer))
+        self.upload.commit()
+
+
+def _checked_pages(
+    row: npt.NDArray[Any], read: Callable[[ByteRange], memoryview]
+) -> list[memoryview]:
+    """The pages of a chunk. Raises `ChecksumError` for one that is not as it was written."""
+    offsets = int(row["offset"]) + page_offsets(row["pages"]["length"])
+    data = read(ByteRange(int(offsets[0]), int(offsets[-1])))
+    pages = []
+    for start, page in zip((offsets - offsets[0]).tolist(), row["pages"], strict=False):
+        pages.append(data[start : start + int(page["length"])])
+        if crc32c(pages[-1]) != page["crc32c"]:
+            raise ChecksumError(
+                "a page does not match its checksum", offset=int(offsets[0]) + start
+            )
+    return pages
 
 
 def _text_bytes(episode: EpisodePart) -> int:
@@ -306,10 +372,3 @@ def _text_bytes(episode: EpisodePart) -> int:
 def _align(upload: Upload) -> None:
     if padding := aligned(upload.tell()) - upload.tell():
         upload.write(bytes(padding))
-
-
-def finish_upload(upload: Upload, footer: Footer) -> None:
-    """Make a record file of an upload that holds its chunks."""
-    _align(upload)
-    upload.write(encode_footer(footer))
-    upload.commit()

@@ -1,8 +1,8 @@
-"""Reads the footer of a record file: all that the file says of itself."""
+"""Reads header and footer of record files: all that they say of themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from seqrecord.errors import FormatError
 from seqrecord.format import (
@@ -14,9 +14,24 @@ from seqrecord.format import (
     parse_tail,
 )
 from seqrecord.ranges import ByteRange
-from seqrecord.storage import Storage, forget_cached
+from seqrecord.storage import Storage, forget_cached, map_files
 
-__all__ = ["read_footer"]
+__all__ = ["read_file_id", "read_footer", "read_footers"]
+
+
+def read_footers(storage: Storage, sizes: Mapping[str, int]) -> dict[str, Footer]:
+    """The footers of finished record files, by path; see `read_footer`."""
+    return map_files(storage, lambda path: read_footer(storage, path, sizes[path]), sizes)
+
+
+def read_file_id(storage: Storage, path: str) -> str:
+    """The id in a record file's header. Raises `FormatError` that names the file."""
+    data = bytearray(HEADER_BYTES)
+    storage.read_ranges(path, [ByteRange(0, HEADER_BYTES)], [memoryview(data)])
+    try:
+        return parse_header(data)
+    except FormatError as error:
+        raise error.located(file=f"{storage.url}/{path}") from error.__cause__
 
 
 def read_footer(storage: Storage, path: str, size: int | None = None) -> Footer:

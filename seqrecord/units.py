@@ -1,4 +1,4 @@
-"""Sizes in bytes, as numbers or as text."""
+"""Sizes in bytes and durations in seconds, as numbers or as text."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import operator
 import re
 from fractions import Fraction
 
-__all__ = ["format_size", "parse_size"]
+__all__ = ["format_size", "parse_duration", "parse_size"]
 
 _UNITS = {"": 1, "B": 1}
 for _power, _prefix in enumerate("KMGTP", start=1):
     _UNITS |= {f"{_prefix}B": 1000**_power, f"{_prefix}IB": 1024**_power}
+
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 _SIZE = re.compile(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([A-Za-z]*)\s*", re.ASCII)
 
@@ -34,6 +36,14 @@ def parse_size(size: int | str) -> int:
             f"not a size: {size!r:.50}; write for example 2GiB, or bytes as an integer"
         )
     return number
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of a duration such as `90`, `30m`, `12h`, `7d`. `ValueError` for anything else."""
+    match = _SIZE.fullmatch(text)
+    if match is None or match[2] not in _SECONDS:
+        raise ValueError(f"not a duration: {text[:50]!r}; write for example 7d, 12h or 30m")
+    return float(Fraction(match[1]) * _SECONDS[match[2]])
 
 
 def format_size(size: int) -> str:

@@ -48,6 +48,10 @@ class SeqRecordWriter:
     failure to write, of a full disk say: it is raised where it happens, and from then on this
     writer raises `DestinationError` and commits nothing.
 
+    Several writers may be at work on one destination, and none touches what another has written.
+    The first to commit succeeds; from then on the others raise `ConflictError` when they end, and
+    their episodes stay on the storage for `mode="resume"`.
+
     Args:
         destination: local path or URL of the dataset.
         schema: the features. By default they are those of the first chunk of frames.
@@ -60,7 +64,8 @@ class SeqRecordWriter:
             Where the shape of a feature varies, an episode's first frames decide for the episode.
         record_bytes: size at which a record file is full.
         mode: `create` a dataset where nothing is, `append` episodes to one, or `resume` an
-            interrupted write of either kind.
+            interrupted write of either kind: that also adopts all episodes that ended elsewhere on
+            the storage and are in no dataset, also those of a writer that is still at work.
         storage_options: for the filesystem that serves `destination`.
 
     Raises `DestinationError` for another mode, for a destination that `mode` does not fit, and for
@@ -138,8 +143,9 @@ class SeqRecordWriter:
     def close(self) -> Manifest:
         """Finish the last record file and commit the dataset.
 
-        Raises `DestinationError`, and commits nothing, if an episode has not ended, none was
-        written, or a failure to write came before.
+        Raises `ConflictError`, and commits nothing, if another writer has committed since this one
+        began; and `DestinationError` if an episode has not ended, none was written, or a failure to
+        write came before.
         """
         url = self._destination.storage.url
         if self._closed:
@@ -214,7 +220,10 @@ class SeqRecordWriter:
     def _use(self, schema: Schema) -> None:
         self._schema = stored_schema(schema, self._codecs, self._destination.schema)
         self._files = RecordFileWriter(
-            self._destination.storage, self._schema, record_bytes=self._record_bytes
+            self._destination.storage,
+            self._schema,
+            writer=self._destination.writer,
+            record_bytes=self._record_bytes,
         )
 
 

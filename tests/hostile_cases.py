@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from seqrecord.catalog import reindex
 from seqrecord.codecs.library import numcodecs
+from seqrecord.commits import reindex
 from seqrecord.errors import (
     ChecksumError,
     CodecError,
@@ -504,16 +504,6 @@ _PAGES = [
 _FILES = [
     Case("record file twice", _second_file(lambda p: None), FormatError, "two record files"),
     Case("name of a record file", _second_file(_other_episode, "a b.seqrec"), FormatError, "name"),
-    Case(
-        "key twice in the dataset",
-        _second_file(lambda p: _other_episode(p, key="env/P0")),
-        FormatError,
-        "same",
-    ),
-    Case(
-        "ordinal twice", _second_file(lambda p: _other_episode(p, ordinal=0)), FormatError, "same"
-    ),
-    Case("episode twice", _contradict(), FormatError, "contradict"),
     Case("parts of other keys", _contradict(key="other"), FormatError, "contradict"),
     Case(
         "schemas differ",

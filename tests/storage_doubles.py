@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 from seqrecord.checksum import Buffer
 from seqrecord.errors import StorageError, TransientError
 from seqrecord.ranges import ByteRange
-from seqrecord.storage.base import CutUpload, Storage, Upload, short_read
+from seqrecord.storage.base import FileInfo, Storage, Unfinished, Upload, short_read
 from seqrecord.storage.wrappers import StorageWrapper
 
 __all__ = [
@@ -28,7 +28,7 @@ __all__ = [
     "Throttled",
 ]
 
-Operation: TypeAlias = Literal["size", "read", "create", "write", "commit", "list", "remove"]
+Operation: TypeAlias = Literal["size", "read", "create", "write", "commit", "put", "list", "remove"]
 Failure: TypeAlias = "Exception | Literal['short', 'cut'] | None"
 """The error to raise, or `None`; a read may also end halfway, as if the file did (`"short"`) or as
 if the connection did (`"cut"`), with something else in the rest of its buffers."""
@@ -79,10 +79,10 @@ class CountingStorage(StorageWrapper):
             self.ranges.setdefault(path, []).extend(ranges)
         super().read_ranges(path, ranges, buffers)
 
-    def list_files(self, folder: str) -> list[str]:
+    def files(self, folder: str) -> list[FileInfo]:
         with self._lock:
             self.lists[folder] += 1
-        return super().list_files(folder)
+        return super().files(folder)
 
 
 class FaultyStorage(StorageWrapper):
@@ -130,17 +130,20 @@ class FaultyStorage(StorageWrapper):
         self.ask("create", path)
         return _FaultyUpload(self, super().create(path, replace=replace))
 
-    def list_files(self, folder: str) -> list[str]:
+    def put(self, path: str, data: bytes, *, expected: str | None) -> None:
+        self.ask("put", path)
+        super().put(path, data, expected=expected)
+
+    def files(self, folder: str) -> list[FileInfo]:
         self.ask("list", folder)
-        return super().list_files(folder)
+        return super().files(folder)
+
+    def unfinished(self, folder: str) -> list[Unfinished]:
+        return [_FaultyUnfinished(self, upload) for upload in super().unfinished(folder)]
 
     def remove(self, path: str) -> None:
         self.ask("remove", path)
         super().remove(path)
-
-    def reopen(self, path: str) -> CutUpload:
-        cut = super().reopen(path)
-        return CutUpload(_FaultyUpload(self, cut.upload), cut.readable, cut.checkpoints)
 
 
 class _FaultyUpload:
@@ -171,6 +174,25 @@ class _FaultyUpload:
 
     def abort(self) -> None:
         self._inner.abort()
+
+
+class _FaultyUnfinished:
+    def __init__(self, storage: FaultyStorage, inner: Unfinished) -> None:
+        self._storage = storage
+        self._inner = inner
+        self.path, self.modified = inner.path, inner.modified
+
+    def checkpoints(self) -> list[tuple[int, bytes]]:
+        self._storage.ask("read", self.path)
+        return self._inner.checkpoints()
+
+    def read_ranges(self, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]) -> None:
+        self._storage.ask("read", self.path)
+        self._inner.read_ranges(ranges, buffers)
+
+    def remove(self) -> None:
+        self._storage.ask("remove", self.path)
+        self._inner.remove()
 
 
 class FailAt:
@@ -290,9 +312,9 @@ class Throttled(StorageWrapper):
         super().read_ranges(path, ranges, buffers)
         time.sleep(max(0.0, due - time.monotonic()))
 
-    def list_files(self, folder: str) -> list[str]:
+    def files(self, folder: str) -> list[FileInfo]:
         time.sleep(self._latency)
-        return super().list_files(folder)
+        return super().files(folder)
 
 
 def _rebuild_throttled(inner: Storage, latency: float, rate: float) -> Throttled:

@@ -175,7 +175,7 @@ def test_a_server_that_says_when_is_left_alone_until_then(
 ) -> None:
     with FaultProxy(azurite.host, Scripted(["503"], of=_of_records), retry_after=2) as proxy:
         storage = opened(azurite, stored, proxied(azurite, proxy), backend=backend)
-        [record, *_] = storage.list_files("records")
+        record = storage.files("records")[0].path
         buffer = bytearray(100)
         start = time.monotonic()
         storage.read_ranges(record, [ByteRange(0, 100)], [memoryview(buffer)])

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord.catalog import load, reindex
+from seqrecord.catalog import load
+from seqrecord.commits import reindex
 from seqrecord.format.pages import PageCodec
 from seqrecord.record_reading import read_footer
 from seqrecord.storage import LocalStorage
@@ -76,8 +77,8 @@ def test_golden_files_hold_what_they_are_for() -> None:
     assert len(spanning.gaps) > 0
     parts = [
         part
-        for path in LocalStorage(GOLDEN / "spanning").list_files("records")
-        for part in read_footer(LocalStorage(GOLDEN / "spanning"), path).episodes
+        for file in LocalStorage(GOLDEN / "spanning").files("records")
+        for part in read_footer(LocalStorage(GOLDEN / "spanning"), file.path).episodes
     ]
     assert any(part.num_frames is None for part in parts)
     with seqrecord.open(GOLDEN / "measured") as dataset:

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pytest
 
 import seqrecord
-from seqrecord.catalog import load, reindex
+from seqrecord.catalog import load
+from seqrecord.commits import reindex
 from seqrecord.errors import ChecksumError, FormatError, SchemaError, SeqRecordError, StorageError
 from seqrecord.format import encode_footer, parse_footer
 from seqrecord.index import Index

@@ -6,23 +6,24 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from seqrecord.checksum import crc32c
-from seqrecord.errors import FormatError, NotFoundError, StorageError
+from seqrecord.errors import ConflictError, FormatError, NotFoundError, StorageError
 from seqrecord.manifest import (
     MAX_MANIFEST_BYTES,
     IndexFile,
     Manifest,
     RecordFile,
-    commit_manifest,
+    put_manifest,
     read_manifest,
+    read_tagged,
 )
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.storage import LocalStorage
-from tests.storage_doubles import CountingStorage
 
 _MANIFEST = Manifest(
     schema=Schema([FeatureSpec("a", np.dtype("<f4"), (None, 2), ({"id": "zstd", "level": 1},))]),
@@ -35,6 +36,9 @@ _MANIFEST = Manifest(
     num_frames=2,
     fingerprint="0" * 64,
     created_by="test",
+    next_ordinal=7,
+    left_out=("1" * 32,),
+    removed=("records/00003-cd.seqrec",),
 )
 
 _TEXT = """{
@@ -43,6 +47,7 @@ _TEXT = """{
  "created_by": "test",
  "num_episodes": 1,
  "num_frames": 2,
+ "next_ordinal": 7,
  "fingerprint": "0000000000000000000000000000000000000000000000000000000000000000",
  "schema": [
   {
@@ -83,6 +88,12 @@ _TEXT = """{
    "size": 1234,
    "file_id": "00000000000000000000000000000000"
   }
+ ],
+ "left_out": [
+  "11111111111111111111111111111111"
+ ],
+ "removed": [
+  "records/00003-cd.seqrec"
  ]"""
 
 
@@ -104,9 +115,10 @@ def test_commit(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     with pytest.raises(NotFoundError, match="no dataset here"):
         read_manifest(storage)
-    commit_manifest(storage, _MANIFEST)
+    put_manifest(storage, _MANIFEST, expected=None)
     assert read_manifest(storage) == _MANIFEST
-    commit_manifest(storage, replace(_MANIFEST, num_frames=3))
+    _, tag = read_tagged(storage)
+    put_manifest(storage, replace(_MANIFEST, num_frames=3), expected=tag)
     storage.close()
     assert read_manifest(storage).num_frames == 3
     assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
@@ -114,65 +126,52 @@ def test_commit(tmp_path: Path) -> None:
 
 def test_what_no_reader_would_take_is_not_committed(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
-    commit_manifest(storage, _MANIFEST)
+    put_manifest(storage, _MANIFEST, expected=None)
     bad = replace(_MANIFEST, record_files=(RecordFile("records/a b.seqrec", 1, "0" * 32),))
     with pytest.raises(FormatError, match="bad path"):
-        commit_manifest(storage, bad)
+        put_manifest(storage, bad, expected=read_tagged(storage)[1])
     assert read_manifest(storage) == _MANIFEST
 
 
 def test_failed_commit_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = LocalStorage(tmp_path)
-    commit_manifest(storage, _MANIFEST)
+    put_manifest(storage, _MANIFEST, expected=None)
+
+    _, tag = read_tagged(storage)
 
     def fail(fd: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(StorageError, match="No space"):
-        commit_manifest(storage, replace(_MANIFEST, num_frames=3))
+        put_manifest(storage, replace(_MANIFEST, num_frames=3), expected=tag)
     assert read_manifest(storage) == _MANIFEST
     assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
 
 
-class _Committing(LocalStorage):
-    """Commits another manifest after each look at the size of the one that is there.
-
-    Size and bytes are two requests, as they are where no file stays open.
-    """
-
-    def __init__(self, root: Path, manifests: list[Manifest]) -> None:
-        super().__init__(root)
-        self._manifests = manifests
-
-    def size(self, path: str) -> int:
-        size = super().size(path)
-        if self._manifests:
-            commit_manifest(LocalStorage(self.root), self._manifests.pop(0))
-            self.close()
-        return size
-
-
-@pytest.mark.parametrize("commits", [1, 2])
-@pytest.mark.parametrize("names", [("ab", "b" * 90), ("b" * 90, "ab")], ids=["longer", "shorter"])
-def test_a_commit_between_size_and_bytes(
-    names: tuple[str, str], commits: int, tmp_path: Path
+@pytest.mark.parametrize("tag", [None, "0" * 64])
+def test_another_manifest_than_the_expected_is_not_replaced(
+    tmp_path: Path, tag: str | None
 ) -> None:
-    old, new = (
-        replace(_MANIFEST, record_files=(RecordFile(f"records/{name}.seqrec", 1, "0" * 32),))
-        for name in names
-    )
-    commit_manifest(LocalStorage(tmp_path), old)
-    found = read_manifest(_Committing(tmp_path, [new, old][:commits]))
-    assert found == (new if commits == 1 else old)
+    storage = LocalStorage(tmp_path)
+    put_manifest(storage, _MANIFEST, expected=None)
+    with pytest.raises(ConflictError):
+        put_manifest(storage, replace(_MANIFEST, num_frames=3), expected=tag)
+    assert read_manifest(storage) == _MANIFEST
 
 
-def test_a_broken_manifest_is_read_twice_and_refused(tmp_path: Path) -> None:
-    (tmp_path / "manifest.json").write_bytes(_MANIFEST.encode()[:-30])
-    storage = CountingStorage(LocalStorage(tmp_path))
-    with pytest.raises(FormatError, match="not valid JSON"):
-        read_manifest(storage)
-    assert storage.sizes["manifest.json"] == 2
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"next_ordinal": 2**53 + 1},
+        {"left_out": ("0" * 31,)},
+        {"removed": ("records/../x.seqrec",)},
+        {"removed": ("manifest.json",)},
+    ],
+)
+def test_what_only_writers_look_at_is_checked_too(change: dict[str, Any]) -> None:
+    with pytest.raises(FormatError, match=next(iter(change))):
+        Manifest.parse(replace(_MANIFEST, **change).encode())
 
 
 def test_a_huge_manifest_is_not_read(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 import seqrecord
 from seqrecord import SeqRecordWriter
+from seqrecord.cleaning import clean
 from seqrecord.errors import NotFoundError
 from tests.power_loss import Call, Choice, Disk, Record, State, write_state
 
@@ -99,6 +100,7 @@ def told(calls: Iterable[Call]) -> list[str]:
             lambda found: f"records/{numbers.setdefault(found[0], len(numbers))}",
             path,
         )
+        path = re.sub(r"(\.manifest\.json)\.\w+", r"\1", path)
         return re.sub(r"index/\w+-", "index/", path)
 
     for call in calls:
@@ -116,6 +118,21 @@ def _upload(path: str, notes: int = 0) -> list[str]:
         f"rename {path}.partial {path}",
         f"sync folder {folder}".rstrip(),
         *([f"remove {path}.notes"] if notes else []),
+    ]
+
+
+def _put(*, first: bool) -> list[str]:
+    """The manifest, in one step and only if nothing came between."""
+    named = [
+        "link .manifest.json.new .manifest.json.next",
+        "rename .manifest.json.next manifest.json",
+    ]
+    return [
+        *(f"{kind} .manifest.json.new" for kind in ("create", "write", "sync")),
+        "sync folder",
+        *(["link .manifest.json.new manifest.json"] if first else named),
+        "remove .manifest.json.new",
+        "sync folder",
     ]
 
 
@@ -154,10 +171,7 @@ def test_the_order_of_a_write(tmp_path: Path) -> None:
                 *_upload(f"index/{table}.arrow"),
             )
         ),
-        "create manifest.json.partial",
-        "cut manifest.json.partial",
-        "write manifest.json.partial",
-        *_upload("manifest.json"),
+        *_put(first=True),
     ]
 
 
@@ -178,19 +192,14 @@ def test_the_order_of_an_append_and_of_a_resume(tmp_path: Path, mode: Any) -> No
             add(second, "c")
         second.close()
     lines = told(record.calls)
-    start = {
-        "append": [
-            "create records/0.seqrec.partial",
-            "cut records/0.seqrec.partial",
-            "write records/0.seqrec.partial",
-            "create records/0.seqrec.notes",
-            "write records/0.seqrec.notes",
-        ],
-        "resume": ["sync records/0.seqrec.partial", "cut records/0.seqrec.partial"],
-    }[mode]
     tables = ("episodes", "chunks", "gaps")
     expected = [
-        *start,
+        # Of the resume this is the copy of what was cut, to which it does nothing.
+        "create records/0.seqrec.partial",
+        "cut records/0.seqrec.partial",
+        "write records/0.seqrec.partial",
+        "create records/0.seqrec.notes",
+        "write records/0.seqrec.notes",
         "write records/0.seqrec.partial",
         *_upload("records/0.seqrec", notes=1),
         *(
@@ -203,10 +212,7 @@ def test_the_order_of_an_append_and_of_a_resume(tmp_path: Path, mode: Any) -> No
                 *_upload(f"index/{table}.arrow"),
             )
         ),
-        "create manifest.json.partial",
-        "cut manifest.json.partial",
-        "write manifest.json.partial",
-        *_upload("manifest.json"),
+        *_put(first=False),
     ]
     assert lines[: len(expected)] == expected
     # The index of the manifest before stays, the one before that goes, and nothing else.
@@ -279,6 +285,8 @@ def test_what_is_committed_is_whole_after_any_loss_of_power(
             assert resumed.finished_keys >= set(keys)
             add(resumed, sorted(EPISODES.keys() - resumed.finished_keys))
         assert sorted(keys_of(folder)) == sorted(EPISODES)
+        clean(folder, older_than=0)
+        assert sorted(keys_of(folder)) == sorted(EPISODES)
         assert not [p for p in folder.rglob("*") if p.name.endswith((".partial", ".notes"))]
 
     assert wrong(record.calls, tmp_path, resume) == ""
@@ -289,7 +297,7 @@ def test_what_is_committed_is_whole_after_any_loss_of_power(
     [
         r"sync .*seqrec\.partial",
         r"sync .*arrow\.partial",
-        r"sync .*manifest\.json\.partial",
+        r"sync .*manifest\.json\.\w+\.new",
         "sync folder",
         "sync folder new",
         "sync folder new/set",

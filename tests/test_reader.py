@@ -31,7 +31,7 @@ from seqrecord.catalog import load
 from seqrecord.checksum import crc32c
 from seqrecord.format.rows import GAP_ROW
 from seqrecord.index import Index
-from seqrecord.manifest import IndexFile, Manifest, RecordFile, commit_manifest
+from seqrecord.manifest import IndexFile, Manifest, RecordFile, put_manifest
 from seqrecord.storage import LocalStorage
 from tests.datasets import EPISODES, SmallFrame, small_schema, write_small
 from tests.storage_doubles import CountingStorage, FailAt, FailOften, FaultyStorage
@@ -404,7 +404,7 @@ def _commit(storage: LocalStorage, index: Index) -> None:
         crc = f"{crc32c(memoryview(data)):08x}"
         tables[name] = IndexFile(f"index/made-{name}.arrow", data.size, crc)
     size = int(index.offset.max()) + 10_000_000
-    commit_manifest(
+    put_manifest(
         storage,
         Manifest(
             schema=index.schema,
@@ -417,6 +417,7 @@ def _commit(storage: LocalStorage, index: Index) -> None:
             fingerprint=index.fingerprint(),
             created_by="test",
         ),
+        expected=None,
     )
 
 

@@ -45,7 +45,7 @@ def test_a_request_takes_its_latency_and_its_bytes(
     assert clock.now == pytest.approx(0.1)
     storage.size(PATH)
     assert clock.now == pytest.approx(0.15)
-    storage.list_files("records")
+    storage.files("records")
     assert clock.now == pytest.approx(0.2)
 
 

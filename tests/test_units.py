@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seqrecord.units import format_size, parse_size
+from seqrecord.units import format_size, parse_duration, parse_size
 
 
 @pytest.mark.parametrize(
@@ -69,3 +69,17 @@ def test_not_a_size(size: Any) -> None:
 )
 def test_format(size: int, expected: str) -> None:
     assert format_size(size) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("7d", 604_800), ("12h", 43_200), ("1.5m", 90), ("90", 90), ("0", 0), ("3s", 3)],
+)
+def test_parse_duration(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "d", "-1d", "7w", "7 days", "1e3", "7D"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(ValueError, match="not a duration"):
+        parse_duration(text)

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import seqrecord
+from seqrecord.cleaning import clean
 from seqrecord.errors import (
+    ConflictError,
     DestinationError,
     FormatError,
     FrameError,
@@ -20,15 +22,9 @@ from seqrecord.errors import (
 )
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.storage import LocalStorage, open_storage
-from seqrecord.storage.local import claims
 from seqrecord.writer import SeqRecordWriter
 from tests.made_source import made_frame
 from tests.storage_doubles import FailAt, FaultyStorage
-
-
-@pytest.fixture(autouse=True)
-def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "GRACE_SECONDS", 0.2)
 
 
 def write(destination: Any, episodes: dict[str, int], **options: Any) -> str:
@@ -116,27 +112,41 @@ def test_an_error_in_the_block_commits_nothing_and_keeps_what_ended(tmp_path: Pa
     assert resumed == write(tmp_path.with_name("whole"), {"a": 5, "b": 6})
 
 
-def test_leftovers_of_an_interrupted_append_do_not_hurt_the_dataset(tmp_path: Path) -> None:
+def test_leftovers_of_an_interrupted_append_do_not_hurt_the_dataset(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write(tmp_path, {"a": 5})
     writer = SeqRecordWriter(tmp_path, mode="append", chunk_frames=4)
     with writer.episode("b") as episode:
         episode.append(made_frame("b", 0))
     writer.abort()
     check(tmp_path, {"a": 5})
-    with pytest.raises(DestinationError, match="--resume"):
-        SeqRecordWriter(tmp_path, mode="append")
+    with caplog.at_level("WARNING"):
+        write(tmp_path, {"c": 2}, mode="append")  # leaves them alone
+    assert "1 record file that no manifest names" in caplog.text
+    check(tmp_path, {"a": 5, "c": 2})
     SeqRecordWriter(tmp_path, mode="resume").close()
-    check(tmp_path, {"a": 5, "b": 1})
+    check(tmp_path, {"a": 5, "b": 1, "c": 2})
 
 
 def test_two_writers_at_once(tmp_path: Path) -> None:
+    """The second to commit is refused, and loses nothing; see test_two_writers.py."""
     with SeqRecordWriter(tmp_path) as writer:
-        for mode in ("create", "resume", "append"):
-            with pytest.raises(DestinationError, match="another writer"):
-                SeqRecordWriter(tmp_path, mode=mode)
+        with pytest.raises(DestinationError, match="no dataset to append to"):
+            SeqRecordWriter(tmp_path, mode="append")
+        second = SeqRecordWriter(tmp_path)
         with writer.episode("a") as episode:
             episode.append(made_frame("a", 0))
+        with pytest.raises(DestinationError, match="another writer is at work there"):
+            SeqRecordWriter(tmp_path)
+    with second.episode("b") as episode:
+        episode.append(made_frame("b", 0))
+    with pytest.raises(ConflictError, match=r"another writer committed first.*--resume"):
+        second.close()
     check(tmp_path, {"a": 1})
+    SeqRecordWriter(tmp_path, mode="resume").close()
+    with seqrecord.open(tmp_path) as dataset:
+        assert set(dataset.episodes) == {"a", "b"}
 
 
 def test_no_episodes_are_no_dataset(tmp_path: Path) -> None:
@@ -417,6 +427,8 @@ def test_a_failing_disk_loses_no_episode_that_had_ended(
                     with writer.episode(key) as episode:
                         for i in range(length):
                             episode.append(made_frame(key, i))
+    check(tmp_path, EPISODES)
+    clean(tmp_path, older_than=0)
     check(tmp_path, EPISODES)
     assert not [name for name in files(tmp_path) if name.endswith((".partial", ".notes", ".lock"))]
 

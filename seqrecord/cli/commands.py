@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from seqrecord.catalog import reindex as rebuild
 from seqrecord.cli.caching import cache
+from seqrecord.cli.cleaning import clean
 from seqrecord.cli.options import AT_LEAST_1, PICTURE, common, dots_per_inch, feature_names
 from seqrecord.cli.terminal import (
     PROGRAM,
@@ -25,6 +25,7 @@ from seqrecord.cli.terminal import (
 from seqrecord.cli.timing import bench, trace
 from seqrecord.clips import ClipSpec
 from seqrecord.codecs import CODEC_NAMES
+from seqrecord.commits import reindex as rebuild
 from seqrecord.conversion import ConvertReport, Progress, convert
 from seqrecord.destination import WriteMode
 from seqrecord.drawing import DEFAULT_CLIP_LEN, picture_file
@@ -381,4 +382,5 @@ def view(
 
 main.add_command(bench)
 main.add_command(cache)
+main.add_command(clean)
 main.add_command(trace)

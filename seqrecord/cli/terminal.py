@@ -16,13 +16,14 @@ import click
 from tqdm import tqdm
 
 from seqrecord.errors import SeqRecordError
-from seqrecord.units import parse_size
+from seqrecord.units import parse_duration, parse_size
 from seqrecord.wording import one_line
 
 __all__ = [
     "PROGRAM",
     "ByteSize",
     "Commands",
+    "Duration",
     "FrameRange",
     "Interrupted",
     "Names",
@@ -167,6 +168,13 @@ class ByteSize(_Parsed):
 
     name = "size"
     parse = staticmethod(parse_size)
+
+
+class Duration(_Parsed):
+    """`30m`, `12h`, `7d`, or a number of seconds."""
+
+    name = "duration"
+    parse = staticmethod(parse_duration)
 
 
 def _parse_names(text: str) -> list[str]:

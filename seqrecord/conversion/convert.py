@@ -72,8 +72,9 @@ def convert(
         skip_bad_episodes: leave out episodes that raise `SourceError`, and report them.
         progress: called from this thread, several times a second.
 
-    Raises `SourceError` for a broken original and `DestinationError` for a destination that `mode`
-    does not fit.
+    Raises `SourceError` for a broken original, `DestinationError` for a destination that `mode`
+    does not fit, and `ConflictError` if another writer has committed meanwhile; then the episodes
+    stay there for `mode="resume"`.
     """
     check_mode(mode)
     check_sizes(chunk_frames, record_bytes)
@@ -95,6 +96,7 @@ def convert(
                 source=source,
                 storage=target.storage,
                 schema=schema,
+                writer=target.writer,
                 episodes=part,
                 chunk_frames=chunk_frames,
                 record_bytes=record_bytes,
@@ -103,7 +105,7 @@ def convert(
             for part in cut_in_groups(todo, schema.frame_nbytes, group_bytes)
         ]
         meter = Meter(total_frames, schema.frame_nbytes, progress)
-        bad = run_groups(groups, workers=workers, executor=executor, lock=target.lock, meter=meter)
+        bad = run_groups(groups, workers=workers, executor=executor, meter=meter)
         return _report(target, episodes, todo, bad)
     finally:
         target.release()
@@ -114,8 +116,7 @@ def _todo(target: Destination, episodes: Sequence[EpisodeInfo]) -> list[tuple[in
     new = [info for info in episodes if info.key not in target.committed]
     ordinals = {info.key: target.first_ordinal + i for i, info in enumerate(new)}
     todo = [info for info in new if info.key not in target.finished]
-    loose = target.finished.keys() - target.committed
-    if all(ordinals.get(key) == target.finished[key] for key in loose):
+    if all(ordinals.get(key) == ordinal for key, ordinal in target.adopted.items()):
         return [(ordinals[info.key], info) for info in todo]
     # The source, or another one, listed other episodes when the write was interrupted: what had
     # been finished stays where it is, and the others follow.

@@ -31,6 +31,7 @@ class Group:
     source: Source
     storage: Storage
     schema: Schema
+    writer: str  # the id that all workers share
     episodes: tuple[tuple[int, EpisodeInfo], ...]  # with their ordinals
     chunk_frames: int | None
     record_bytes: int
@@ -60,7 +61,9 @@ def cut_in_groups(
 def write_group(group: Group, advance: Callable[[int], None] | None = None) -> list[BadEpisode]:
     """Write one group into record files of its own. `advance` is called with frames done."""
     bad = []
-    files = RecordFileWriter(group.storage, group.schema, record_bytes=group.record_bytes)
+    files = RecordFileWriter(
+        group.storage, group.schema, writer=group.writer, record_bytes=group.record_bytes
+    )
     try:
         for ordinal, info in group.episodes:
             files.begin(

@@ -16,7 +16,6 @@ from typing import Any
 
 from seqrecord.conversion.groups import BadEpisode, Group, write_copy, write_group
 from seqrecord.errors import DestinationError, SeqRecordError
-from seqrecord.storage import Lock
 
 __all__ = ["Meter", "Progress", "run_groups"]
 
@@ -56,11 +55,10 @@ class Meter:
 
 
 def run_groups(
-    groups: Sequence[Group], *, workers: int, executor: Executor | None, lock: Lock, meter: Meter
+    groups: Sequence[Group], *, workers: int, executor: Executor | None, meter: Meter
 ) -> list[BadEpisode]:
     """Write all groups, on `executor`, or else on `workers` processes, one being this process.
 
-    Processes hold `lock` too: until the last of them has ended, nobody else takes the destination.
     Returns the episodes that were left out, in no order.
     """
     count = min(workers, len(groups))
@@ -69,7 +67,7 @@ def run_groups(
     elif count <= 1:
         bad = [bad for group in groups for bad in write_group(group, meter.add)]
     else:
-        with _pool(count, lock) as (pool, channel):
+        with _pool(count) as (pool, channel):
             bad = _run_on(pool, groups, meter, channel)
     meter.tell()
     return bad
@@ -133,14 +131,14 @@ class _StoppedError(SeqRecordError):
 
 
 @contextlib.contextmanager
-def _pool(workers: int, lock: Lock) -> Iterator[tuple[ProcessPoolExecutor, _Channel]]:
+def _pool(workers: int) -> Iterator[tuple[ProcessPoolExecutor, _Channel]]:
     # Spawned, not forked: the parent may have threads.
     context = multiprocessing.get_context("spawn")
     stop = context.RawValue("b", False)
     receiver, sender = context.Pipe(duplex=False)
     with receiver, sender:
         pool = ProcessPoolExecutor(
-            workers, context, initializer=_start_worker, initargs=(sender, stop, lock)
+            workers, context, initializer=_start_worker, initargs=(sender, stop)
         )
         try:
             yield pool, _Channel(receiver, stop)
@@ -164,11 +162,10 @@ def _interrupts_blocked() -> Iterator[None]:
 
 @dataclass
 class _Worker:
-    """A pool worker's end of the channel, and its part of the lock."""
+    """A pool worker's end of the channel."""
 
     frames: Any
     stop: Any
-    lock: Lock
     _untold: int = 0
 
     def advance(self, frames: int) -> None:
@@ -183,10 +180,10 @@ class _Worker:
 _worker: _Worker | None = None
 
 
-def _start_worker(frames: Any, stop: Any, lock: Lock) -> None:
+def _start_worker(frames: Any, stop: Any) -> None:
     global _worker
     os.set_blocking(frames.fileno(), False)
-    _worker = _Worker(frames, stop, lock)
+    _worker = _Worker(frames, stop)
     threading.Thread(target=_die_with_parent, daemon=True).start()
 
 

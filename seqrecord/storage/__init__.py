@@ -2,7 +2,6 @@
 
 from seqrecord.storage.base import CutUpload, FileInfo, Lock, Storage, Unfinished, Upload
 from seqrecord.storage.cache import CachedStorage, CacheInfo, cache_info, clear_cache, forget_cached
-from seqrecord.storage.keeping import KeepingStorage
 from seqrecord.storage.local import LocalStorage
 from seqrecord.storage.opening import StorageLike, open_storage
 from seqrecord.storage.parallel import RequestThreads, map_files, request_threads
@@ -17,7 +16,6 @@ __all__ = [
     "CutUpload",
     "FileInfo",
     "FsspecStorage",
-    "KeepingStorage",
     "LocalStorage",
     "Location",
     "Lock",

@@ -20,7 +20,8 @@ __all__ = ["Parts", "Unlisted", "compare_footer"]
 class Unlisted:
     """Episodes of record files of which the index says nothing.
 
-    They are leftovers of interrupted writes, unless all of an episode's chunks are there.
+    They are leftovers of interrupted writes, unless all of an episode's chunks are there. Those of
+    the uids `left_out` are not in the dataset since another episode has their key.
     """
 
     class Part(NamedTuple):
@@ -29,12 +30,17 @@ class Unlisted:
         episode: EpisodePart
         num_chunks: int
 
-    def __init__(self) -> None:
+    def __init__(self, left_out: Iterable[str] = ()) -> None:
+        self._known = set(left_out)
         self._episodes: dict[str, tuple[str, EpisodePart]] = {}
         self._num_chunks: dict[str, int] = {}
 
-    def add(self, path: str, parts: Iterable[Part]) -> None:
-        """Parts found in a record file."""
+    def add(self, path: str, parts: Iterable[Part], listed: Iterable[str] = ()) -> None:
+        """Parts found in a record file, and uids of which the index lists chunks in that file.
+
+        Of those, other files may hold copies.
+        """
+        self._known.update(listed)
         for part, num_chunks in parts:
             if part.uid not in self._episodes or part.num_frames:
                 self._episodes[part.uid] = (path, part)
@@ -49,7 +55,9 @@ class Unlisted:
                 episode=part.key,
             )
             for uid, (path, part) in self._episodes.items()
-            if part.num_frames and self._num_chunks[uid] == -(-part.num_frames // part.chunk_frames)
+            if uid not in self._known
+            and part.num_frames
+            and self._num_chunks[uid] == -(-part.num_frames // part.chunk_frames)
         ]
 
 
@@ -57,34 +65,24 @@ class Parts:
     """What record files say of episodes, file by file; `reindex` puts together what agrees."""
 
     def __init__(self) -> None:
-        self._said: dict[str, tuple[EpisodePart, bool]] = {}  # by uid, without its metadata
-        self._uids: dict[int, str] = {}  # of the episodes of the dataset, by ordinal
+        self._said: dict[str, EpisodePart] = {}  # by uid, with a digest of its metadata
 
-    def add(self, episodes: Iterable[EpisodePart], unlisted: set[str]) -> list[FormatError]:
-        """Parts of episodes in one record file, and where they contradict what was added before.
+    def add(self, episodes: Iterable[EpisodePart]) -> list[FormatError]:
+        """Parts of episodes in one record file, and where they contradict what was added before."""
+        return [error for part in episodes for error in self._add(part)]
 
-        `unlisted` are the uids of those that are not in the index, since a piece of them is lost.
-        """
-        return [error for part in episodes for error in self._add(part, part.uid in unlisted)]
-
-    def _add(self, part: EpisodePart, is_lost: bool) -> Iterator[FormatError]:
-        digest = hashlib.sha256(part.metadata.encode()).hexdigest()
-        said = replace(part, num_frames=None, metadata=digest)
-        ends = part.num_frames is not None
-        before, ended = self._said.get(part.uid, (said, False))
-        if before != said or (ended and ends):
+    def _add(self, part: EpisodePart) -> Iterator[FormatError]:
+        said = replace(part, metadata=hashlib.sha256(part.metadata.encode()).hexdigest())
+        before = self._said.get(part.uid, said)
+        if before.num_frames is None:
+            before = replace(before, num_frames=said.num_frames)
+        self._said[part.uid] = before
+        if replace(said, num_frames=said.num_frames or before.num_frames) != before:
             yield FormatError(
-                "record files contradict each other about an episode; is one of them a copy?",
+                "record files contradict each other about an episode",
                 episode=part.key,
-                expected="parts of one uid that agree, and one that has its number of frames",
+                expected="parts of one uid that agree",
                 got=f"uid {part.uid}",
-            )
-        self._said[part.uid] = before, ended or ends
-        if not is_lost and self._uids.setdefault(part.ordinal, part.uid) != part.uid:
-            yield FormatError(
-                "two episodes of one ordinal in the record files",
-                episode=part.key,
-                got=f"ordinal {part.ordinal}",
             )
 
 

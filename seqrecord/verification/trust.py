@@ -6,6 +6,7 @@ import contextlib
 from dataclasses import dataclass
 
 from seqrecord.catalog import index_of, load, map_table
+from seqrecord.commits import record_sizes
 from seqrecord.errors import FormatError, SeqRecordError
 from seqrecord.format import RECORDS, Footer
 from seqrecord.index import Index
@@ -18,9 +19,13 @@ __all__ = ["Files", "trusted_index"]
 
 @dataclass(frozen=True)
 class Files:
-    """The record files of a dataset, in the order in which its index numbers them."""
+    """The record files of a dataset, in the order in which its index numbers them.
+
+    `left_out` are the uids of complete episodes in them that are not in the index.
+    """
 
     record_files: tuple[RecordFile, ...]
+    left_out: frozenset[str] = frozenset()
 
     def manifest(self, index: Index) -> Manifest:
         """A manifest of these files, for reading them."""
@@ -38,11 +43,10 @@ def trusted_index(storage: Storage) -> tuple[Files, Index | None, list[SeqRecord
     try:
         manifest = read_manifest(storage)
     except FormatError as error:
-        paths = [path for path in storage.list_files(RECORDS) if path.endswith(".seqrec")]
-        files = Files(tuple(_record_file(storage, path) for path in paths))
+        files = Files(tuple(_record_file(storage, path) for path in record_sizes(storage)))
         rebuilt, errors = _rebuilt(storage, files)
         return files, rebuilt, [error, *errors]
-    files = Files(manifest.record_files)
+    files = Files(manifest.record_files, frozenset(manifest.left_out))
     problems = _check_tables(storage, manifest)
     if not problems:
         try:
@@ -72,7 +76,8 @@ def _rebuilt(storage: Storage, files: Files) -> tuple[Index | None, list[SeqReco
         except SeqRecordError:  # reported when the file is checked
             continue
     try:
-        return index_of(footers, [file.path for file in files.record_files]), []
+        paths = [file.path for file in files.record_files]
+        return index_of(footers, paths, files.left_out), []
     except FormatError as error:
         error.file = f"{storage.url}/{error.file or RECORDS}"
         return None, [error]

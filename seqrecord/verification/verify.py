@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from seqrecord.chunks import ChunkReader, Page
+from seqrecord.commits import record_sizes
 from seqrecord.cores import usable_cores
 from seqrecord.errors import ChecksumError, FormatError, SeqRecordError
 from seqrecord.format import RECORDS, EpisodePart
@@ -109,13 +110,12 @@ def _verify(
     files, index, problems = trusted_index(storage)
     notes = _notes(storage, files)
     state = _State(storage, files, index)
-    unlisted, parts = Unlisted(), Parts()
+    unlisted, parts = Unlisted(files.left_out), Parts()
     for number, result in enumerate(pool.map(state.check_file, range(len(files.record_files)))):
         problems += result.problems
         path = files.record_files[number].path
-        unlisted.add(path, result.unlisted)
-        lost = {part.episode.uid for part in result.unlisted}
-        clashes = parts.add(result.parts, lost)
+        unlisted.add(path, result.unlisted, result.listed)
+        clashes = parts.add(result.parts)
         problems += [error.located(file=f"{storage.url}/{path}") for error in clashes]
         if not result.readable:
             state.unreadable.add(number)
@@ -148,6 +148,7 @@ def _verify(
 class _FileResult:
     problems: list[SeqRecordError] = field(default_factory=list)
     unlisted: list[Unlisted.Part] = field(default_factory=list)
+    listed: Sequence[str] = ()
     parts: Sequence[EpisodePart] = ()
     readable: bool = True
 
@@ -212,6 +213,13 @@ class _State:
             rows = self._order[self._bounds[number] : self._bounds[number + 1]]
             found, result.unlisted = compare_footer(footer, index, rows)
             result.problems += [error.located(file=shown) for error in found]
+            chunks = np.bincount(footer.chunks["episode"])
+            missing = {part.episode.uid: part.num_chunks for part in result.unlisted}
+            result.listed = [
+                part.uid
+                for part, count in zip(footer.episodes, chunks.tolist(), strict=True)
+                if missing.get(part.uid, 0) < count
+            ]
         return result
 
     def chunks(self) -> Iterator[int]:
@@ -300,9 +308,9 @@ class _Pool:
 
 def _notes(storage: Storage, files: Files) -> list[str]:
     listed = {file.path for file in files.record_files}
-    stray = [path for path in storage.list_files(RECORDS) if path not in listed]
-    cut = storage.interrupted(RECORDS)
+    cut = [upload.path for upload in storage.unfinished(RECORDS)]
+    stray = [path for path in record_sizes(storage) if path not in listed]
     return [
         *(f"{storage.url}/{path}: not part of the dataset" for path in stray),
-        *(f"{storage.url}/{path}: left by an interrupted write" for path in cut),
+        *(f"{storage.url}/{path}: not finished, or left by an interrupted write" for path in cut),
     ]

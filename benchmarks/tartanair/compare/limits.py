@@ -83,7 +83,7 @@ def range_rate(location: str, options: Mapping[str, Any], *, seconds: float = 3.
 
     storage = open_storage(location, options)
     try:
-        sizes = {path: storage.size(path) for path in storage.list_files("records")}
+        sizes = {file.path: file.size for file in storage.files("records")}
         path = max(sizes, key=lambda name: sizes[name])
         starts = iter(range(0, sizes[path], BLOCK))  # taken by all threads, under the GIL
         deadline = time.perf_counter() + seconds
