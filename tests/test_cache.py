@@ -11,15 +11,13 @@ import random
 import resource
 import shutil
 import signal
-import sqlite3
 import stat
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -33,18 +31,8 @@ from seqrecord.ranges import ByteRange
 from seqrecord.record_reading import read_footer
 from seqrecord.storage import LocalStorage, Storage, open_storage
 from seqrecord.storage.cache import CachedStorage
-from seqrecord.storage.cache import store as store_module
-from seqrecord.storage.cache.entry import (
-    PIECE_BYTES,
-    CacheKey,
-    DamagedError,
-    read_entry,
-    size_on_disk,
-    write_entry,
-)
+from seqrecord.storage.cache.entry import PIECE_BYTES, DamagedError, read_entry, write_entry
 from seqrecord.storage.cache.folder import CacheFolder
-from seqrecord.storage.cache.index import CacheIndex
-from seqrecord.storage.cache.store import CacheStore
 from seqrecord.storage.wrappers import StorageWrapper
 from tests.datasets import write_small
 from tests.storage_contract import PATH, StorageContract, get, put
@@ -55,39 +43,44 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:Deprecati
 
 FORK = multiprocessing.get_context("fork")
 LIMIT = 2 << 20
+SPARE = 16 << 10
 DATA = np.random.default_rng(1).bytes(4 << 20)
 
 
 def on_disk(folder: Path) -> int:
     """Bytes that a folder takes, itself not counted."""
-    total = 0
+    sizes = {}  # a file that gets its name meanwhile is not two
     for path in folder.rglob("*"):
         try:
-            total += path.stat(follow_symlinks=False).st_blocks * 512
+            found = path.stat(follow_symlinks=False)
         except FileNotFoundError:  # gone meanwhile
             continue
-    return total
+        sizes[found.st_ino] = found.st_blocks * 512
+    return sum(sizes.values())
+
+
+def on_disk_now(folder: Path) -> int:
+    """As `on_disk` at one moment, while others use the cache in the folder."""
+    with CacheFolder(folder, patience=60).locked():
+        return on_disk(folder)
 
 
 class Cached:
     """A cached storage over a counting one over a folder that holds `DATA` at `PATH`."""
 
-    def __init__(self, root: Path, limit: int = LIMIT) -> None:
+    def __init__(self, root: Path, limit: int = LIMIT, **options: float) -> None:
         self.cache = root / "cache"
         local = LocalStorage(root / "remote")
         if not (root / "remote" / PATH).exists():
             put(local, PATH, DATA)
         self.remote = CountingStorage(local)
-        self.storage = CachedStorage(self.remote, self.cache, limit)
+        self.storage = CachedStorage(self.remote, self.cache, limit, **options)
 
     def check(self, start: int, stop: int) -> int:
         """Read a range and compare it; bytes read from the remote storage for it."""
         before = self.remote.bytes_read
         assert get(self.storage, PATH, start, stop) == DATA[start:stop]
         return self.remote.bytes_read - before
-
-    def end_pauses(self) -> None:
-        self.storage._paused_until = self.storage._adding_paused_until = 0.0
 
     def count(self, name: str) -> int:
         return self.storage.counters()[f"cache_{name}"]
@@ -366,10 +359,18 @@ def test_the_second_epoch_reads_nothing_remote(tmp_path: Path) -> None:
 # The limit, and who goes
 
 
-def _held(storage: CachedStorage) -> set[int]:
+def entries(cache: Path) -> dict[Path, ByteRange]:
+    """The files of entries, and what they hold."""
+    found = {}
+    for path in cache.glob("*/records/*/*/*-*"):
+        start, stop = path.name.split("-")
+        found[path] = ByteRange(int(start), int(stop))
+    return found
+
+
+def _held(cached: Cached) -> set[int]:
     """Numbers of the blocks of 100,000 bytes that are held."""
-    names = storage._store.ask(lambda index: index.of_storage(storage.url))
-    return {entry.start // 100_000 for entry in names}
+    return {item.start // 100_000 for item in entries(cached.cache).values()}
 
 
 def _blocks(cached: Cached, order: list[int]) -> None:
@@ -384,11 +385,11 @@ def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
     held: set[int] = set()
     for step in range(300):
         block = rng.randrange(40)
-        was_held = block in _held(cached.storage)
+        was_held = block in _held(cached)
         read = cached.check(block * 100_000, block * 100_000 + 90_000)
         assert (read == 0) == was_held
         recent = [block, *(other for other in recent if other != block)]
-        held = _held(cached.storage)
+        held = _held(cached)
         assert held == set(recent[: len(held)]), f"step {step}"
         assert on_disk(cached.cache) <= LIMIT
     assert len(held) >= 15, "most of the limit is used"
@@ -403,8 +404,8 @@ def test_uses_are_remembered_over_processes(tmp_path: Path) -> None:
     cached.storage.close()
     again = Cached(tmp_path)
     _blocks(again, list(range(10, 25)))
-    assert {0, 1} <= _held(again.storage)
-    assert not {2, 3} & _held(again.storage)
+    assert {0, 1} <= _held(again)
+    assert not {2, 3} & _held(again)
     again.storage.close()
 
 
@@ -449,7 +450,7 @@ def test_many_processes_and_threads_stay_within_the_limit(tmp_path: Path) -> Non
         worker.start()
     most = 0
     while any(worker.is_alive() for worker in workers):
-        most = max(most, on_disk(tmp_path / "cache"))
+        most = max(most, on_disk_now(tmp_path / "cache"))
     for worker in workers:
         worker.join()
     most = max(most, on_disk(tmp_path / "cache"))  # however seldom this process had a core
@@ -459,21 +460,17 @@ def test_many_processes_and_threads_stay_within_the_limit(tmp_path: Path) -> Non
 
 
 def _check_sound(root: Path) -> None:
-    """Index and files agree, nothing overlaps, nothing is half written, and reads are right."""
+    """No more is taken than what is said, nothing is half written for long, and reads are right."""
     cached = Cached(root)
-    folder = root / "cache" / "entries"
-    cached.check(0, 10)
-    entries = cached.storage._store.ask(lambda index: index.of_storage(cached.storage.url))
-    assert {path.name for path in folder.iterdir()} == {entry.name for entry in entries}
-    assert cached.storage._store.ask(lambda index: index.being_written()) == []
-    total = cached.storage._store.ask(lambda index: index.held_bytes(ready=True))
-    assert total == sum(entry.size for entry in entries)
-    for entry in entries:
-        path = folder / entry.name
-        assert entry.size == size_on_disk(entry.stop - entry.start) >= path.stat().st_blocks * 512
-    places = sorted((entry.start, entry.stop) for entry in entries)
-    assert all(stop <= start for (_, stop), (start, _) in pairwise(places))
+    _blocks(cached, [*range(20), *range(40)])  # more than there is room for
+    with CacheFolder(cached.cache).locked() as taken:
+        assert taken.bytes is not None
+        assert on_disk(cached.cache) <= taken.bytes + SPARE <= LIMIT
+    assert list((cached.cache / "new").iterdir()) == []
+    assert len(_held(cached)) >= 15
+    assert on_disk(cached.cache) <= LIMIT
     cached.check(0, len(DATA))
+    assert cached.count("damaged") == cached.count("failures") == 0
     cached.storage.close()
 
 
@@ -531,7 +528,7 @@ def test_two_caches_of_one_folder_in_one_process(tmp_path: Path) -> None:
 
 
 def _entry_file(cached: Cached) -> Path:
-    (path,) = (cached.cache / "entries").iterdir()
+    (path,) = entries(cached.cache)
     return path
 
 
@@ -549,15 +546,15 @@ def _truncate(path: Path) -> None:
     "damage",
     [
         lambda path: _flip(path, 0),
-        lambda path: _flip(path, 10),
-        lambda path: _flip(path, 45),
-        lambda path: _flip(path, 60),
-        lambda path: _flip(path, 70),
+        lambda path: _flip(path, 4999),
+        lambda path: _flip(path, 5000),
         lambda path: _flip(path, -1),
         _truncate,
+        lambda path: path.write_bytes(path.read_bytes() + b"x"),
         lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(bytes(5008)),
     ],
-    ids=["magic", "digest", "range", "checksum", "first", "last", "cut", "empty"],
+    ids=["first", "last", "checksum", "label", "cut", "long", "empty", "zeros"],
 )
 def test_a_damaged_entry_is_fetched_again(
     cached: Cached, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
@@ -574,18 +571,18 @@ def test_a_damaged_entry_is_fetched_again(
 
 
 def test_any_flipped_bit_is_noticed(tmp_path: Path) -> None:
-    key, item = CacheKey("memory://x", PATH), ByteRange(7, 1007)
+    label, item = b"memory://x", ByteRange(7, 1007)
     path = tmp_path / "entry"
     fd = os.open(path, os.O_RDWR | os.O_CREAT)
-    write_entry(fd, key, item, [memoryview(DATA)[7:300], memoryview(DATA)[300:1007]])
+    write_entry(fd, label, [memoryview(DATA)[7:300], memoryview(DATA)[300:1007]])
     for at in range(path.stat().st_size):
         byte = os.pread(fd, 1, at)
         os.pwrite(fd, bytes([byte[0] ^ 1 << at % 8]), at)
         with pytest.raises(DamagedError):
-            read_entry(fd, key, item, item, memoryview(bytearray(1000)))
+            read_entry(fd, label, item, item, memoryview(bytearray(1000)))
         os.pwrite(fd, byte, at)
     out = bytearray(1000)
-    read_entry(fd, key, item, item, memoryview(out))
+    read_entry(fd, label, item, item, memoryview(out))
     assert bytes(out) == DATA[7:1007]
     os.close(fd)
 
@@ -595,13 +592,14 @@ def test_an_entry_in_the_place_of_another(cached: Cached) -> None:
     first = _entry_file(cached)
     kept = first.read_bytes()
     cached.check(5000, 10_000)
-    (second,) = set((cached.cache / "entries").iterdir()) - {first}
+    (second,) = set(entries(cached.cache)) - {first}
     first.write_bytes(second.read_bytes())
     second.unlink()
-    second.symlink_to(tmp := cached.cache / "elsewhere")
+    second.symlink_to(tmp := cached.cache.parent / "elsewhere")
     tmp.write_bytes(kept)
     assert cached.check(0, 5000) == 5000
     assert cached.count("damaged") == 1
+    assert cached.check(5000, 10_000) == 5000, "links are not followed"
 
 
 def test_an_entry_that_is_gone_is_fetched_again(cached: Cached) -> None:
@@ -612,37 +610,24 @@ def test_an_entry_that_is_gone_is_fetched_again(cached: Cached) -> None:
     _check_sound(cached.cache.parent)
 
 
-@pytest.mark.parametrize("at", [0, 100, 5000])
-@pytest.mark.parametrize("is_open", [True, False])
-def test_a_damaged_index_costs_the_cache_and_nothing_else(
-    cached: Cached, at: int, is_open: bool
+@pytest.mark.parametrize("text", [b"", b"x", b"\xff" * 80, b"another-boot 1", b"unknown"])
+def test_a_count_that_is_damaged_or_of_another_boot_is_made_anew(
+    cached: Cached, text: bytes
 ) -> None:
-    cached.check(0, 500_000)
-    if not is_open:
-        cached.storage.close()
-    path = cached.cache / "index.sqlite"
-    data = bytearray(path.read_bytes())
-    data[at : at + 3000] = DATA[: len(data[at : at + 3000])]
-    with path.open("r+b") as file:
-        file.write(data)
-    cached.end_pauses()
-    for _ in range(4):
-        cached.check(0, 500_000)
-        cached.end_pauses()
-    assert cached.check(0, 500_000) == 0
+    """After a loss of power it may be older than the entries."""
+    _blocks(cached, list(range(20)))
+    (cached.cache / "taken").write_bytes(text)
+    _blocks(cached, list(range(30)))
     assert on_disk(cached.cache) <= LIMIT
-    cached.storage.close()
     _check_sound(cached.cache.parent)
 
 
-def test_an_index_of_another_version(cached: Cached) -> None:
+def test_names_of_others_in_the_folder_are_left_alone(cached: Cached) -> None:
     cached.check(0, 5000)
-    cached.storage.close()
-    db = sqlite3.connect(cached.cache / "index.sqlite")
-    db.execute("PRAGMA user_version = 9")
-    db.close()
-    assert cached.check(0, 5000) == 5000
-    assert cached.check(0, 5000) == 0
+    other = _entry_file(cached).with_name("note.txt")
+    other.write_text("x")
+    assert cached.check(0, 6000) == 1000
+    assert other.exists()
 
 
 def test_a_cache_removed_while_it_is_used(cached: Cached) -> None:
@@ -654,131 +639,128 @@ def test_a_cache_removed_while_it_is_used(cached: Cached) -> None:
 
 # Kills
 
-
-def _die(*_: Any, **__: Any) -> NoReturn:
-    os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError
-
-
-def _write_half(fd: int, key: CacheKey, item: ByteRange, data: list[memoryview]) -> None:
-    os.pwrite(fd, data[0][: item.length // 2], 100)
-    _die()
-
-
-def _write_whole(fd: int, key: CacheKey, item: ByteRange, data: list[memoryview]) -> None:
-    write_entry(fd, key, item, data)
-    _die()
-
-
-def _unlink(self: CacheFolder, name: str) -> None:
-    (self.path / "entries" / name).unlink()
-    _die()
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "replacement"),
-    [
-        (CacheIndex, "add", _die),
-        (store_module, "write_entry", _die),
-        (store_module, "write_entry", _write_half),
-        (store_module, "write_entry", _write_whole),
-        (CacheIndex, "finish", _die),
-        (CacheFolder, "unlink", _unlink),
-        (CacheIndex, "remove", _die),
-    ],
-    ids=["added", "empty", "half", "whole", "finishing", "evicting", "evicted"],
+CALLS = (
+    *((os, name) for name in ("open", "pwrite", "ftruncate", "utime", "write", "close")),
+    *((Path, name) for name in ("replace", "unlink", "mkdir", "rmdir")),
 )
-def test_a_kill_leaves_nothing_wrong(
-    owner: Any, name: str, replacement: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cached = Cached(tmp_path)
-    _blocks(cached, list(range(20)))
-    cached.storage.close()
-
-    def work() -> None:
-        cached.check(0, 10)  # opened before it goes wrong
-        monkeypatch.setattr(owner, name, replacement)
-        _blocks(cached, [30, 31, 32, 33])
-
-    worker = FORK.Process(target=work)
-    worker.start()
-    worker.join()
-    assert worker.exitcode == -signal.SIGKILL
-    assert on_disk(cached.cache) <= LIMIT
-    survivor = Cached(tmp_path)
-    _blocks(survivor, [33, 30, 32, 31])
-    assert survivor.count("damaged") == survivor.count("failures") == 0
-    survivor.storage.close()
-    _check_sound(tmp_path)
 
 
-def test_the_space_of_a_killed_writer_is_given_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def at_call(number: int, sign: int) -> None:
+    """This process gets a signal before its call `number` to the disk."""
+    left = number
+
+    def hooked(real: Any) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == -1:
+                os.kill(os.getpid(), sign)
+            return real(*args, **options)
+
+        return call
+
+    for owner, name in CALLS:
+        setattr(owner, name, hooked(getattr(owner, name)))
+
+
+def test_a_kill_leaves_nothing_wrong(tmp_path: Path) -> None:
+    """Before any call to the disk of a process that evicts entries, adds some and forgets one."""
+    kills = 0
+    for number in range(200):
+        root = tmp_path / str(number)
+        cached = Cached(root)
+        _blocks(cached, list(range(20)))
+
+        def work(cached: Cached = cached, number: int = number) -> None:
+            at_call(number, signal.SIGKILL)
+            _blocks(cached, [30, 31])
+            cached.storage.forget(PATH, [ByteRange(3_000_000, 3_000_001)])
+
+        worker = FORK.Process(target=work)
+        worker.start()
+        worker.join()
+        assert on_disk(cached.cache) <= LIMIT
+        survivor = Cached(root)
+        _blocks(survivor, [33, 30, 32, 31])
+        assert survivor.count("damaged") == survivor.count("failures") == 0
+        if number % 8 == 0:
+            _check_sound(root)
+        shutil.rmtree(root)
+        if worker.exitcode == 0:
+            break
+        assert worker.exitcode == -signal.SIGKILL
+        kills += 1
+    assert 20 < kills < 199
+
+
+def test_the_space_of_a_killed_writer_is_given_back(tmp_path: Path) -> None:
     """Also while another process has the cache open all the time."""
     cached = Cached(tmp_path)
-    is_open = FORK.Event()
+    cached.check(0, 10)
 
     def work() -> None:
-        assert is_open.wait(60)
-        monkeypatch.setattr(store_module, "write_entry", _write_half)
-        cached.check(1_000_000, 3_000_000)
+        real = os.pwrite
+
+        def pwrite(fd: int, data: Any, at: int) -> int:
+            if at > 1_000:  # inside an entry
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(fd, data, at)
+
+        os.pwrite = pwrite
+        cached.check(1_000_000, 2_500_000)
 
     worker = FORK.Process(target=work)
     worker.start()
-    cached.check(0, 10)
-    is_open.set()
     worker.join()
     assert worker.exitcode == -signal.SIGKILL
-    taken = cached.storage._store.ask(lambda index: index.held_bytes(ready=False))
-    assert taken > LIMIT / 2
+    left = list((cached.cache / "new").iterdir())
+    assert sum(path.stat().st_size for path in left) > LIMIT / 2
     _blocks(cached, list(range(20)))
-    assert cached.storage._store.ask(lambda index: index.held_bytes(ready=False)) == 0
-    assert len(_held(cached.storage)) >= 15
+    assert len(_held(cached)) >= 15
+    assert list((cached.cache / "new").iterdir()) == []
     cached.storage.close()
 
 
-def test_a_writer_that_lives_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cached, other = Cached(tmp_path), Cached(tmp_path)
-    writing, go_on = threading.Event(), threading.Event()
+def _slow_writer(root: Path, writing: Any, go_on: Any) -> None:
+    real = os.pwrite
 
-    def slow(fd: int, key: CacheKey, item: ByteRange, data: list[memoryview]) -> None:
-        writing.set()
-        assert go_on.wait(60)
-        write_entry(fd, key, item, data)
+    def pwrite(fd: int, data: Any, at: int) -> int:
+        if len(data) > 50_000:
+            writing.set()
+            assert go_on.wait(60)
+        return real(fd, data, at)
 
-    with ThreadPoolExecutor(1) as pool, monkeypatch.context() as patch:
-        patch.setattr(store_module, "write_entry", slow)
-        slow_read = pool.submit(cached.check, 3_900_000, 4_000_000)
-        assert writing.wait(60)
-        patch.undo()
-        third = Cached(tmp_path)  # looks for what a kill may have left
-        assert third.check(3_900_000, 4_000_000) == 100_000, "not there yet"
-        _blocks(other, list(range(30)))
-        go_on.set()
-        slow_read.result()
-    assert cached.check(3_900_000, 4_000_000) == 0
-    for one in (cached, other, third):
-        one.storage.close()
+    os.pwrite = pwrite
+    Cached(root).check(3_900_000, 4_000_000)
+
+
+def test_a_writer_that_lives_is_left_alone(tmp_path: Path) -> None:
+    writing, go_on = FORK.Event(), FORK.Event()
+    worker = FORK.Process(target=_slow_writer, args=(tmp_path, writing, go_on))
+    worker.start()
+    assert writing.wait(60)
+    other, third = Cached(tmp_path), Cached(tmp_path)
+    assert third.check(3_900_000, 3_900_100) == 100, "not there yet"
+    _blocks(other, list(range(30)))
+    go_on.set()
+    worker.join()
+    assert worker.exitcode == 0
+    assert other.check(3_900_100, 4_000_000) == 0
     _check_sound(tmp_path)
 
 
-def test_what_was_cleared_while_it_was_written_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_cleared_while_it_was_written_is_gone(tmp_path: Path) -> None:
+    writing, go_on = FORK.Event(), FORK.Event()
+    worker = FORK.Process(target=_slow_writer, args=(tmp_path, writing, go_on))
+    worker.start()
+    assert writing.wait(60)
+    seqrecord.clear_cache(tmp_path / "cache")
+    go_on.set()
+    worker.join()
+    assert worker.exitcode == 0
     cached = Cached(tmp_path)
-
-    def cleared(fd: int, key: CacheKey, item: ByteRange, data: list[memoryview]) -> None:
-        CacheStore(tmp_path / "cache", LIMIT).clear()
-        write_entry(fd, key, item, data)
-
-    monkeypatch.setattr(store_module, "write_entry", cleared)
-    cached.check(0, 1000)
-    monkeypatch.undo()
-    assert cached.count("failures") == 0
-    assert list((tmp_path / "cache" / "entries").iterdir()) == []
+    assert entries(cached.cache) == {}
     assert cached.check(0, 1000) == 1000
-    cached.storage.close()
     _check_sound(tmp_path)
 
 
@@ -787,7 +769,7 @@ def test_what_was_cleared_while_it_was_written_is_gone(
 
 def test_a_full_disk_is_passed_by(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def work() -> None:
-        cached = Cached(tmp_path)
+        cached, restless = Cached(tmp_path), Cached(tmp_path, pause=0.0)
         cached.check(0, 10_000)
         resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
         assert cached.check(100_000, 300_000) == 200_000
@@ -795,10 +777,9 @@ def test_a_full_disk_is_passed_by(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         assert cached.check(0, 10_000) == 0, "what is held is still read"
         assert cached.check(100_000, 300_000) == 200_000
         assert cached.count("failures") == 1, "adding rests a while"
-        cached.end_pauses()
-        assert cached.check(100_000, 300_000) == 200_000
-        assert cached.count("failures") == 2
-        cached.storage.close()
+        for count in (1, 2):
+            assert restless.check(100_000, 300_000) == 200_000
+            assert restless.count("failures") == count
 
     worker = FORK.Process(target=work)
     worker.start()
@@ -812,10 +793,11 @@ def test_a_full_disk_is_passed_by(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 def test_any_failure_of_the_disk_is_passed_by(
     name: str,
     number: int,
-    cached: Cached,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    cached = Cached(tmp_path, pause=0.0)
     cached.check(0, 1000)
     inside, works = str(cached.cache), getattr(os, name)
 
@@ -830,7 +812,6 @@ def test_any_failure_of_the_disk_is_passed_by(
         for _ in range(2):
             cached.check(0, 1000)
             cached.check(2000, 3000)
-            cached.end_pauses()
     monkeypatch.undo()
     assert cached.count("failures") >= 2
     assert caplog.text.count("passed by") == 1, "said once"
@@ -840,10 +821,11 @@ def test_any_failure_of_the_disk_is_passed_by(
     _check_sound(cached.cache.parent)
 
 
-def test_a_folder_that_cannot_be_made_is_passed_by(cached: Cached) -> None:
-    cached.cache.parent.joinpath("file").write_text("x")
-    storage = CachedStorage(cached.remote, cached.cache, LIMIT)
-    storage._store = CacheStore(cached.cache.parent / "file" / "cache", LIMIT)
+def test_a_folder_that_cannot_be_made_is_passed_by(tmp_path: Path) -> None:
+    local = LocalStorage(tmp_path / "remote")
+    put(local, PATH, DATA)
+    storage = CachedStorage(local, tmp_path / "file" / "cache", LIMIT)
+    (tmp_path / "file").write_text("x")
     assert get(storage, PATH, 0, 100) == DATA[:100]
     assert storage.counters()["cache_failures"] == 1
 
@@ -875,10 +857,8 @@ def test_only_the_owner_may_read_it(cached: Cached) -> None:
         cached.check(0, 1000)
     finally:
         os.umask(before)
-    for path in (cached.cache, cached.cache / "entries"):
-        assert stat.S_IMODE(path.stat().st_mode) == 0o700
-    for path in (cached.cache / "index.sqlite", _entry_file(cached)):
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(cached.cache.stat().st_mode) == 0o700
+    assert stat.S_IMODE(_entry_file(cached).stat().st_mode) == 0o600
 
 
 def test_a_pickled_copy_uses_the_same_cache_and_counts_anew(cached: Cached) -> None:

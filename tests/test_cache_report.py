@@ -14,10 +14,10 @@ from click.testing import CliRunner, Result
 import seqrecord
 from seqrecord.cli import main
 from seqrecord.errors import LocationError, NotFoundError
-from seqrecord.storage import CachedStorage, LocalStorage, open_storage
+from seqrecord.storage import CachedStorage, LocalStorage, Storage, StorageWrapper, open_storage
 from tests.datasets import write_small
 from tests.services import Azurite
-from tests.storage_contract import put
+from tests.storage_contract import PATH, get, put
 from tests.storage_doubles import CountingStorage
 
 URL = "memory://bucket/dataset"
@@ -98,6 +98,76 @@ def test_folder_and_limit_belong_together(options: dict[str, str]) -> None:
         open_storage(URL, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("url", "options", "place"),
+    [
+        ("az://data/set", {"account_name": "one"}, "https://one.blob.core.windows.net/data/set"),
+        ("az://data/set", {"account_name": "two"}, "https://two.blob.core.windows.net/data/set"),
+        (
+            "abfs://data@one.dfs.core.windows.net/set",
+            {},
+            "https://one.blob.core.windows.net/data/set",
+        ),
+        (
+            "https://one.blob.core.windows.net/data/set?sv=1&sig=S3CRET",
+            {},
+            "https://one.blob.core.windows.net/data/set",
+        ),
+        (
+            "az://data/set",
+            {"account_name": "one", "endpoint": "http://127.0.0.1:9/one"},
+            "http://127.0.0.1:9/one/data/set",
+        ),
+        ("s3://data/set", {}, "s3://data/set"),
+        ("s3://data/set", {"endpoint": "https://u:S3CRET@a.org/"}, "https://a.org/data/set"),
+        ("gs://data/set", {"anon": True}, "gs://data/set"),
+        ("gs://data/set", {"anon": True, "base_url": "http://h:1"}, "http://h:1/data/set"),
+        ("https://u:S3CRET@web.org/set", {}, "https://web.org/set"),
+        ("memory://data/set", {}, "memory://data/set"),
+        ("memory://data/set", {"host": "u:S3CRET@a"}, "memory://data/set a"),
+    ],
+)
+def test_the_cache_knows_files_by_account_and_endpoint(
+    url: str, options: dict[str, Any], place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "STORAGE_EMULATOR_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    keys = {"account_key": "a2V5"} if "one" in str(options) or "two" in str(options) else {}
+    storage = open_storage(
+        url, {**options, **keys}, cache_dir=tmp_path / "cache", cache_limit="1GiB"
+    )
+    assert storage.place == place
+
+
+class _At(StorageWrapper):
+    """Is somewhere else."""
+
+    def __init__(self, inner: Storage, place: str) -> None:
+        super().__init__(inner)
+        self.at = place
+
+    @property
+    def place(self) -> str:
+        return self.at
+
+
+def test_places_with_the_same_url_do_not_mix(tmp_path: Path) -> None:
+    places = [f"https://{account}.blob.core.windows.net/data/set" for account in ("one", "two")]
+    storages = []
+    for number, place in enumerate(places):
+        local = LocalStorage(tmp_path / str(number))
+        put(local, PATH, b"%d" % number * 100)
+        storages.append(CachedStorage(_At(local, place), tmp_path / "cache", "1MiB"))
+    for _ in range(2):
+        for number, storage in enumerate(storages):
+            assert get(storage, PATH) == b"%d" % number * 100
+    assert [held.url for held in seqrecord.cache_info(tmp_path / "cache").datasets] == places
+    seqrecord.clear_cache(tmp_path / "cache", "abfs://data@two.dfs.core.windows.net/set")
+    [left] = seqrecord.cache_info(tmp_path / "cache").datasets
+    assert left.url == places[0]
+    assert seqrecord.clear_cache(tmp_path / "cache", "az://data/set") == left.size
+
+
 # Looking into it
 
 
@@ -140,7 +210,7 @@ def test_all_is_cleared_while_it_is_used(remote: str, tmp_path: Path) -> None:
         run("cache", "clear", cache)
         info = seqrecord.cache_info(cache)
         assert (info.entries, info.datasets, info.oldest_use) == (0, (), None)
-        assert list((cache / "entries").iterdir()) == []
+        assert {path.name for path in cache.iterdir()} == {"CACHEDIR.TAG", "taken"}
         assert _poses(dataset) == before
         assert dataset.storage.counters()["cache_failures"] == 0
 

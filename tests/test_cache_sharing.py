@@ -8,10 +8,11 @@ import logging
 import multiprocessing
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,234 +22,135 @@ import fsspec
 import pytest
 
 import seqrecord
-from seqrecord.storage.cache import folder as folder_module
-from seqrecord.storage.cache import forks
+from seqrecord.ranges import ByteRange
 from seqrecord.storage.cache.folder import CacheFolder
 from tests.datasets import write_small
-from tests.test_cache import Cached
+from tests.storage_contract import PATH
+from tests.test_cache import Cached, at_call, entries
 
 # Forking with threads is what some of these tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
 FORK = multiprocessing.get_context("fork")
-OTHER = 1_000_000  # a place in `DATA` that no test has read before
-
-# Reads through a cache, and stops in the place that it is told.
-_STOPS = """
-import os, signal, sys
-from pathlib import Path
-import seqrecord.storage.cache.folder as folder
-import seqrecord.storage.cache.store as store
-from seqrecord.storage.cache.folder import CacheFolder
-from seqrecord.storage.cache.index import CacheIndex
-from seqrecord.ranges import ByteRange
-from tests.storage_contract import PATH
-from tests.test_cache import Cached
-
-root, place = Path(sys.argv[1]), sys.argv[2]
-
-def stops(*_, **__):
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-owner, name = {
-    "opening": (CacheFolder, "_open_index"),
-    "cleaning": (CacheFolder, "_clean"),
-    "finding": (CacheIndex, "overlapping"),
-    "making room": (store.CacheStore, "_make_room"),
-    "changing": (CacheIndex, "add"),
-    "removing": (CacheIndex, "remove"),
-    "writing": (store, "write_entry"),
-    "finishing": (CacheIndex, "finish"),
-    "clearing": (CacheFolder, "_delete_all"),
-}[place]
-cached = Cached(root)
-if place not in ("opening", "cleaning"):
-    cached.check(0, 10)
-setattr(owner, name, stops)
-if place == "removing":
-    cached.storage.forget(PATH, [ByteRange(0, 10)])
-if place == "clearing":
-    cached.storage._store.clear()
-cached.check(2_000_000, 2_100_000)
-"""
+OTHER = 3_500_000  # a place in `DATA` that nobody has read before
 
 
 @pytest.fixture
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_module, "_PATIENCE_SECONDS", 0.2)
+def stop(tmp_path: Path) -> Iterator[Callable[[int], bool]]:
+    """Forks a process that uses the cache; whether it was stopped before that call to the disk."""
+    stopped = []
 
-
-@pytest.fixture
-def stop(tmp_path: Path) -> Iterator[Callable[[str], None]]:
-    """Starts a process that uses the cache, and returns when it has been stopped in that place."""
-    children = []
-
-    def start(place: str) -> None:
-        child = subprocess.Popen([sys.executable, "-c", _STOPS, str(tmp_path), place])
-        children.append(child)
-        _, status = os.waitpid(child.pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(status), f"it has not come to {place}: status {status}"
+    def start(number: int) -> bool:
+        cached = Cached(tmp_path)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                at_call(number, signal.SIGSTOP)
+                cached.check(2_000_000, 2_100_000)
+                cached.storage.forget(PATH, [ByteRange(2_000_000, 2_000_010)])
+            finally:
+                os._exit(0)
+        _, status = os.waitpid(pid, os.WUNTRACED)
+        if os.WIFSTOPPED(status):
+            stopped.append(pid)
+        return os.WIFSTOPPED(status)
 
     yield start
-    for child in children:
-        child.kill()
-        child.wait()
+    for pid in stopped:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
-_HELD_SHARED = {"finding"}
-_FREE = {"writing"}
-
-
-@pytest.mark.usefixtures("patience")
-@pytest.mark.parametrize(
-    ("place", "is_open"),
-    [
-        *(("opening", True), ("cleaning", True), ("finding", True), ("making room", True)),
-        *(("changing", True), ("removing", True), ("writing", True), ("finishing", True)),
-        *(("clearing", True), ("opening", False), ("finding", False), ("finishing", False)),
-    ],
-)
 def test_a_process_that_is_stopped_stops_no_other(
-    place: str,
-    is_open: bool,
-    tmp_path: Path,
-    stop: Callable[[str], None],
-    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path, stop: Callable[[int], bool], caplog: pytest.LogCaptureFixture
 ) -> None:
-    cached = Cached(tmp_path)
+    """Wherever it is: what is held is read at once, what is not is read from the storage."""
+    busy = free = 0
+    for number in range(100):
+        cached = Cached(tmp_path, patience=0.05, pause=1000.0)
+        cached.check(0, 10_000)
+        if not stop(number):
+            break
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "seqrecord"), ThreadPoolExecutor(8) as pool:
+            assert sum(pool.map(cached.check, range(0, 800, 100), [10_000] * 8)) == 0
+            cached.check(OTHER, OTHER + 5000)
+            added = cached.check(OTHER, OTHER + 5000) == 0
+        assert cached.count("failures") == 0
+        assert bool(cached.count("busy")) == (not added)
+        assert caplog.text.count("is not free and is passed by") == (not added), "said once"
+        busy, free = busy + (not added), free + added
+        shutil.rmtree(tmp_path / "cache")
+    assert busy > 2
+    assert free > 2
+
+
+def test_what_is_held_is_read_while_another_holds_the_lock(tmp_path: Path) -> None:
+    cached = Cached(tmp_path, patience=0.05, pause=0.0)
     cached.check(0, 10_000)
-    if not is_open:
-        cached.storage.close()
-        cached = Cached(tmp_path)
-    stop(place)
-    folder = cached.storage._store._folder
-    if place in _HELD_SHARED | _FREE:  # what can be read is, however long a thread gets no core
-        folder._patience = 30.0 if is_open or place in _FREE else 2.0
-    with caplog.at_level(logging.WARNING, "seqrecord"), ThreadPoolExecutor(8) as pool:
-        reads = list(pool.map(lambda i: cached.check(100 * i, 10_000), range(8)))
-        if place not in _FREE:
-            folder._patience = 0.2
-        cached.check(OTHER, OTHER + 5000)
-        cached.end_pauses()
-        again = cached.check(OTHER, OTHER + 5000)
-        cached.end_pauses()
-    if place in _HELD_SHARED | _FREE:
-        assert sum(reads) == 0, "what is held is read"
-    assert again == (0 if place in _FREE else 5000)
-    assert cached.count("failures") == 0
-    assert bool(cached.count("busy")) == (place not in _FREE)
-    assert caplog.text.count("is not free and is passed by") == (place not in _FREE), "said once"
-    cached.storage.close()
+    with CacheFolder(tmp_path / "cache").locked():
+        assert cached.check(0, 10_000) == 0
+        for count in (1, 2):
+            assert cached.check(0, 20_000) == 10_000
+            assert cached.count("busy") == count
+    assert cached.check(0, 20_000) == 10_000
+    assert cached.check(0, 20_000) == 0
+    assert cached.count("busy") == 2
 
 
-@pytest.mark.usefixtures("patience")
-def test_the_cache_is_used_again_when_the_other_goes_on(
-    tmp_path: Path, stop: Callable[[str], None]
-) -> None:
-    cached = Cached(tmp_path)
+def test_adding_rests_a_while_after_another_had_the_lock(tmp_path: Path) -> None:
+    cached = Cached(tmp_path, patience=0.05, pause=1000.0)
     cached.check(0, 10_000)
-    holder = CacheFolder(tmp_path / "cache")
-    with holder.session(exclusive=True):
-        assert cached.check(0, 10_000) == 10_000
-        assert cached.count("busy") == 1
-    assert cached.check(0, 10_000) == 10_000, "it rests a while"
-    cached.end_pauses()
-    assert cached.check(0, 10_000) == 0
-    cached.storage.close()
-    holder.close()
+    with CacheFolder(tmp_path / "cache").locked():
+        cached.check(10_000, 20_000)
+    for _ in range(2):
+        assert cached.check(10_000, 20_000) == 10_000
+    assert cached.count("busy") == 1
 
 
-@pytest.mark.usefixtures("patience")
-@pytest.mark.parametrize("exclusive", [True, False])
-def test_damage_that_cannot_be_dropped_is_not_served(tmp_path: Path, exclusive: bool) -> None:
-    cached = Cached(tmp_path)
+def test_damage_is_dropped_while_another_holds_the_lock(tmp_path: Path) -> None:
+    cached = Cached(tmp_path, patience=0.05, pause=0.0)
     cached.check(0, 10_000)
-    (entry,) = (tmp_path / "cache" / "entries").iterdir()
-    data = bytearray(entry.read_bytes())
-    data[-1] ^= 1
-    entry.write_bytes(data)
-    holder = CacheFolder(tmp_path / "cache")
-    with holder.session(exclusive=exclusive):
+    _damage(tmp_path)
+    with CacheFolder(tmp_path / "cache").locked():
         for _ in range(2):
             assert cached.check(0, 10_000) == 10_000
-            cached.end_pauses()
-    holder.close()
-    assert cached.count("damaged") == (0 if exclusive else 1)
-    cached.storage.close()
+    assert cached.count("damaged") == 1
+
+
+def _damage(root: Path) -> None:
+    """Of the one entry that there is."""
+    (entry,) = entries(root / "cache")
+    data = bytearray(entry.read_bytes())
+    data[100] ^= 1
+    entry.write_bytes(data)
 
 
 def test_the_command_line_says_that_a_cache_is_not_free(
-    tmp_path: Path, stop: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Cached(tmp_path).check(0, 10_000)
-    monkeypatch.setattr("seqrecord.storage.cache.report._PATIENCE_SECONDS", 0.2)
-    stop("changing")
-    for function in (seqrecord.cache_info, seqrecord.clear_cache):
-        with pytest.raises(seqrecord.StorageError, match=r"cannot be used.*holds its lock"):
-            function(tmp_path / "cache")
-
-
-# Forks
-
-
-def test_a_fork_waits_until_no_thread_is_inside(tmp_path: Path) -> None:
-    folder = CacheFolder(tmp_path / "cache")
-    inside, go_on = threading.Event(), threading.Event()
-
-    def use() -> None:
-        with folder.session(exclusive=True) as index:
-            inside.set()
-            assert go_on.wait(60)
-            assert index.held_bytes(ready=True) == 0
-
-    thread = threading.Thread(target=use)
-    thread.start()
-    assert inside.wait(60)
-    timer = threading.Timer(0.2, go_on.set)
-    timer.start()
-    worker = FORK.Process(target=_use, args=(folder,))
-    worker.start()  # not before `go_on`
-    assert go_on.is_set()
-    for each in (thread, timer, worker):
-        each.join()
-    assert worker.exitcode == 0
-    folder.close()
-
-
-def test_a_fork_does_not_wait_for_a_thread_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forks, "_PATIENCE_SECONDS", 0.1)
-    folder = CacheFolder(tmp_path / "cache", patience=0.2)
-    inside, go_on = threading.Event(), threading.Event()
+    Cached(tmp_path).check(0, 10_000)
+    now = time.monotonic
+    with CacheFolder(tmp_path / "cache").locked():
+        assert seqrecord.cache_info(tmp_path / "cache").entries == 1, "looking needs no lock"
+        monkeypatch.setattr(time, "monotonic", lambda: 100 * now())  # its ten seconds are short
+        with pytest.raises(seqrecord.StorageError, match=r"cannot be used.*holds its lock"):
+            seqrecord.clear_cache(tmp_path / "cache")
 
-    def use() -> None:
-        with folder.session(exclusive=True) as index, index.transaction():
-            inside.set()
-            assert go_on.wait(60)
 
-    thread = threading.Thread(target=use)
-    thread.start()
-    assert inside.wait(60)
-    worker = FORK.Process(target=_find_busy, args=(folder,))
-    worker.start()
-    worker.join()
-    assert worker.exitcode == 0
+def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
+    """Of a thread that was adding when it was forked."""
+    cached = Cached(tmp_path, patience=5.0)
+    cached.check(0, 10_000)
+    go_on = FORK.Event()
+    with CacheFolder(tmp_path / "cache").locked():
+        worker = FORK.Process(target=go_on.wait, args=(60,))
+        worker.start()
+    assert cached.check(10_000, 20_000) == 10_000
+    assert cached.check(10_000, 20_000) == 0
+    assert cached.count("busy") == 0
     go_on.set()
-    thread.join()
-    with folder.session(exclusive=True):
-        pass
-    folder.close()
-
-
-def _use(folder: CacheFolder) -> None:
-    with folder.session(exclusive=True) as index:
-        assert index.held_bytes(ready=True) == 0
-
-
-def _find_busy(folder: CacheFolder) -> None:
-    with pytest.raises(folder_module.CacheBusyError), folder.session(exclusive=False):
-        pass
+    worker.join()
 
 
 # A read-only disk
@@ -299,21 +201,22 @@ def test_a_cache_on_a_read_only_disk_is_read(
     assert _bytes_of(tmp_path / "cache") == before
 
 
+def read_only_unlink(path: Path, missing_ok: bool = False) -> None:
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+
 def test_damage_on_a_read_only_disk_is_not_served(
-    tmp_path: Path, read_only: Callable[[], None]
+    tmp_path: Path, read_only: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cached = Cached(tmp_path)
     cached.check(0, 10_000)
     cached.storage.close()
-    (entry,) = (tmp_path / "cache" / "entries").iterdir()
-    data = bytearray(entry.read_bytes())
-    data[-1] ^= 1
-    entry.write_bytes(data)
+    _damage(tmp_path)
     read_only()
-    cached = Cached(tmp_path)
+    monkeypatch.setattr(Path, "unlink", read_only_unlink)
+    cached = Cached(tmp_path, pause=0.0)
     for _ in range(2):
         assert cached.check(0, 10_000) == 10_000
-        cached.end_pauses()
     assert cached.count("damaged") == 1
     cached.storage.close()
 
@@ -358,13 +261,9 @@ def test_a_cache_on_a_real_read_only_mount_is_read(tmp_path: Path) -> None:
     assert json.loads(ran.stdout) == [0, 10_000, 0]
 
 
-def test_an_epoch_is_read_through_a_cache_that_is_held(
-    tmp_path: Path, stop: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_epoch_is_read_through_a_cache_that_is_held(tmp_path: Path) -> None:
     """Through the public interface: a stopped job does not stop this one."""
-    monkeypatch.setattr(folder_module, "_PATIENCE_SECONDS", 0.2)
     Cached(tmp_path).check(0, 10)
-    stop("making room")
     write_small("memory://held/dataset")
     try:
         pipe = seqrecord.SeqRecordPipe(
@@ -374,7 +273,8 @@ def test_an_epoch_is_read_through_a_cache_that_is_held(
             cache_dir=tmp_path / "cache",
             cache_limit="16MiB",
         )
-        assert len(list(pipe)) == len(pipe)
+        with CacheFolder(tmp_path / "cache").locked():
+            assert len(list(pipe)) == len(pipe)
         assert pipe.dataset.storage.counters()["cache_busy"] >= 1
     finally:
         fsspec.filesystem("memory").store.clear()

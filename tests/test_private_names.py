@@ -52,21 +52,6 @@ LEFT: dict[str, set[str]] = {
         "a patch of seqrecord.pipes.SeqRecordStream",
     },
     "test_broken_writer.py": {"_destination", "a patch of claims.GRACE_SECONDS"},
-    "test_cache.py": {
-        "_adding_paused_until",
-        "_paused_until",
-        "_store",
-        "a patch of store_module.write_entry",
-    },
-    "test_cache_sharing.py": {
-        "_PATIENCE_SECONDS",
-        "_folder",
-        "_patience",
-        "_store",
-        "a patch of folder_module._PATIENCE_SECONDS",
-        "a patch of forks._PATIENCE_SECONDS",
-        "a patch of seqrecord.storage.cache.report._PATIENCE_SECONDS.seqrecord",
-    },
     "test_claimed_sizes.py": {
         "_temporary",
         "a patch of mapped._temporary",

@@ -145,6 +145,11 @@ class Storage(Protocol):
         """The root as it may be shown to anyone: no credentials, no query."""
         ...
 
+    @property
+    def place(self) -> str:
+        """The root as no other has it, account and endpoint included; nor are there credentials."""
+        ...
+
     def size(self, path: str) -> int:
         """A file's length in bytes. Looks anew: of a file replaced since, the new one's.
 

@@ -27,6 +27,8 @@ _OBJECT_STORES = frozenset({"hf", "oci", "oss"})  # a file is there when it is c
 _PIECE_BYTES = 8 << 20
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
 
+_PLACES = ("account_name", "endpoint", "endpoint_url", "base_url", "host", "port")
+
 _logger = logging.getLogger("seqrecord")
 
 
@@ -57,6 +59,11 @@ class FsspecStorage(WholeFileStorage):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self._protocol, self._root, self._url, self._options, self._retrier)
+
+    @property
+    def place(self) -> str:
+        said = [str(self._options[name]) for name in _PLACES if self._options.get(name)]
+        return " ".join([self._url, *(each.rpartition("@")[2].split("?")[0] for each in said)])
 
     def put(self, path: str, data: bytes, *, expected: str | None) -> None:
         _tell(self._url)

@@ -23,6 +23,10 @@ class StorageWrapper:
     def url(self) -> str:
         return self.inner.url
 
+    @property
+    def place(self) -> str:
+        return self.inner.place
+
     def size(self, path: str) -> int:
         return self.inner.size(path)
 

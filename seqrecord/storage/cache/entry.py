@@ -2,84 +2,67 @@
 
 ::
 
-    │ magic │ digest of URL and path │ start │ stop │ CRC32C of each piece │ CRC32C │ data │
+    │ data │ CRC32C of each piece │ CRC32C of what it is and of these │
 
-Integers are little-endian; the CRC32C before the data is that of all before it. Pieces are what
-is checked as one, so that a part of the range can be read without the rest.
+Integers are little-endian. Pieces are what is checked as one, so that a part of the range can be
+read without the rest.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import struct
 from collections.abc import Sequence
-from functools import cached_property
-from typing import NamedTuple
 
-import numpy as np
-
-from seqrecord.checksum import crc32c
+from seqrecord.checksum import Buffer, crc32c
 from seqrecord.ranges import ByteRange
 
-__all__ = [
-    "PIECE_BYTES",
-    "CacheKey",
-    "DamagedError",
-    "cut",
-    "read_entry",
-    "size_on_disk",
-    "write_entry",
-]
+__all__ = ["PIECE_BYTES", "DamagedError", "cut", "entry_bytes", "read_entry", "write_entry"]
 
 PIECE_BYTES = 256 << 10
-_MAGIC = b"SEQCACH1"
-_HEAD = struct.Struct("<8s32sQQ")
-_BLOCK_BYTES = 4096  # what a file takes is a multiple of it
-_READ_BYTES = 16 * PIECE_BYTES  # by one call: few calls, and checksums of what is in a cache
 
 
 class DamagedError(Exception):
     """An entry does not hold what it should."""
 
 
-class _Key(NamedTuple):
-    url: str
-    path: str
+def entry_bytes(length: int) -> int:
+    """Bytes of the file of an entry of `length` bytes."""
+    return length + 4 * -(-length // PIECE_BYTES) + 4
 
 
-class CacheKey(_Key):
-    """A stored file: the URL of its storage as it may be shown, without credentials, and a path."""
-
-    @cached_property
-    def digest(self) -> bytes:
-        return hashlib.sha256(f"{self.url}\0{self.path}".encode()).digest()
-
-    @property
-    def number(self) -> int:
-        """63 bits of the digest. Should two files share them, their entries look damaged."""
-        return int.from_bytes(self.digest[:8], "little") >> 1
-
-
-def size_on_disk(length: int) -> int:
-    """Bytes that an entry of `length` bytes takes."""
-    return -(-(_head_bytes(length) + length) // _BLOCK_BYTES) * _BLOCK_BYTES
+def write_entry(fd: int, label: bytes, data: Sequence[memoryview]) -> None:
+    """Write an entry, whose bytes are those of `data` joined; `label` says what they are."""
+    length = sum(map(len, data))
+    checksums = _checksums(data, length)
+    at = 0
+    for part in [*data, memoryview(checksums + _sum(label, checksums))]:
+        done = 0
+        while done < len(part):
+            done += os.pwrite(fd, part[done:], at + done)
+        at += done
 
 
-def write_entry(fd: int, key: CacheKey, item: ByteRange, data: Sequence[memoryview]) -> None:
-    """Write an entry, whose bytes are those of `data` joined, to an empty file.
+def read_entry(fd: int, label: bytes, entry: ByteRange, wanted: ByteRange, out: memoryview) -> None:
+    """Fill `out` with bytes `wanted`, a part of the range `entry` that the file should hold.
 
-    The head, which makes it one, comes last.
+    Raises `DamagedError` if it does not hold it, or not as it was written; `out` may then hold
+    anything.
     """
-    ends = range(0, item.length + PIECE_BYTES, PIECE_BYTES)
-    checksums = [crc32c(*cut(data, start, start + PIECE_BYTES)) for start in ends[:-1]]
-    head = _HEAD.pack(_MAGIC, key.digest, *item) + struct.pack(f"<{len(checksums)}I", *checksums)
-    head += struct.pack("<I", crc32c(head))
-    at = len(head)
-    for part in data:
-        _write(fd, part, at)
-        at += len(part)
-    _write(fd, memoryview(head), 0)
+    size = entry_bytes(entry.length)
+    tail = bytearray(size - entry.length)
+    _read(fd, [memoryview(tail)], entry.length)
+    if os.fstat(fd).st_size != size or _sum(label, tail[:-4]) != tail[-4:]:
+        raise DamagedError("its checksums are damaged, or it is another entry")
+    # Whole pieces in one call, with what is not wanted of the first and the last beside `out`.
+    start, stop = wanted.start - entry.start, wanted.stop - entry.start
+    first = start // PIECE_BYTES
+    begin, end = first * PIECE_BYTES, min(-(-stop // PIECE_BYTES) * PIECE_BYTES, entry.length)
+    parts = [memoryview(bytearray(start - begin)), out, memoryview(bytearray(end - stop))]
+    _read(fd, parts, begin)
+    found = _checksums(parts, end - begin)
+    if found != tail[4 * first : 4 * first + len(found)]:
+        raise DamagedError("its data is damaged")
 
 
 def cut(data: Sequence[memoryview], start: int, stop: int) -> list[memoryview]:
@@ -92,68 +75,19 @@ def cut(data: Sequence[memoryview], start: int, stop: int) -> list[memoryview]:
     return found
 
 
-def read_entry(
-    fd: int, key: CacheKey, entry: ByteRange, wanted: ByteRange, out: memoryview
-) -> None:
-    """Fill `out` with bytes `wanted`, a part of the range `entry` that the file should hold.
-
-    Raises `DamagedError` if it does not hold it, or not as it was written; `out` may then hold
-    anything.
-    """
-    checksums, base = _read_head(fd, key, entry)
-    at = wanted.start
-    while at < wanted.stop:
-        number = (at - entry.start) // PIECE_BYTES
-        piece = entry.start + number * PIECE_BYTES
-        whole = min(wanted.stop, at + _READ_BYTES)
-        if whole < entry.stop:
-            whole -= (whole - entry.start) % PIECE_BYTES
-        target = out[at - wanted.start :]
-        if at == piece and whole > at:
-            data = target[: whole - at]
-            _read(fd, data, base + at - entry.start)
-            _check(data, checksums[number:])
-            at = whole
-        else:  # a piece of which only a part is wanted
-            data = np.empty(min(PIECE_BYTES, entry.stop - piece), np.uint8).data
-            _read(fd, data, base + piece - entry.start)
-            _check(data, checksums[number:])
-            stop = min(piece + len(data), wanted.stop)
-            target[: stop - at] = data[at - piece : stop - piece]
-            at = stop
+def _checksums(data: Sequence[memoryview], length: int) -> bytes:
+    sums = [crc32c(*cut(data, at, at + PIECE_BYTES)) for at in range(0, length, PIECE_BYTES)]
+    return struct.pack(f"<{len(sums)}I", *sums)
 
 
-def _head_bytes(length: int) -> int:
-    return _HEAD.size + 4 * -(-length // PIECE_BYTES) + 4
+def _sum(label: bytes, checksums: Buffer) -> bytes:
+    return struct.pack("<I", crc32c(label, checksums))
 
 
-def _read_head(fd: int, key: CacheKey, entry: ByteRange) -> tuple[tuple[int, ...], int]:
-    """Checksums of the pieces, and where the data begins in the file."""
-    size = _head_bytes(entry.length)
-    head = os.pread(fd, size, 0)
-    if len(head) < size or struct.unpack("<I", head[-4:])[0] != crc32c(head[:-4]):
-        raise DamagedError("its head is damaged")
-    if _HEAD.unpack_from(head) != (_MAGIC, key.digest, *entry):
-        raise DamagedError("it is another entry")
-    return struct.unpack(f"<{(size - _HEAD.size) // 4 - 1}I", head[_HEAD.size : -4]), size
-
-
-def _check(data: memoryview, checksums: tuple[int, ...]) -> None:
-    for i, at in enumerate(range(0, len(data), PIECE_BYTES)):
-        if crc32c(data[at : at + PIECE_BYTES]) != checksums[i]:
-            raise DamagedError("its data is damaged")
-
-
-def _read(fd: int, out: memoryview, offset: int) -> None:
-    done = 0
-    while done < len(out):
-        count = os.preadv(fd, [out[done:]], offset + done)
+def _read(fd: int, parts: Sequence[memoryview], offset: int) -> None:
+    done, length = 0, sum(map(len, parts))
+    while done < length:
+        count = os.preadv(fd, cut(parts, done, length), offset + done)
         if count == 0:
             raise DamagedError("it ends early")
         done += count
-
-
-def _write(fd: int, data: memoryview, offset: int) -> None:
-    done = 0
-    while done < len(data):
-        done += os.pwrite(fd, data[done:], offset + done)

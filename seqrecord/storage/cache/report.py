@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from seqrecord.errors import NotFoundError, StorageError
-from seqrecord.storage.cache.folder import check_folder
-from seqrecord.storage.cache.index import Held
-from seqrecord.storage.cache.store import CacheStore
+from seqrecord.storage.cache.folder import CacheFolder
+from seqrecord.storage.cache.lock import check_folder
 from seqrecord.storage.url import local_path, parse_location
 from seqrecord.units import format_size
 
 __all__ = ["CacheInfo", "cache_info", "clear_cache"]
 
 _PATIENCE_SECONDS = 10.0  # a person would rather wait than start again
+
+
+class Held(NamedTuple):
+    """What is held of one storage: entries, and bytes on disk."""
+
+    url: str
+    entries: int
+    size: int
 
 
 @dataclass(frozen=True)
@@ -63,16 +69,16 @@ def cache_info(cache_dir: str | os.PathLike[str]) -> CacheInfo:
 
     Raises `NotFoundError` where there is no cache.
     """
-    with _opened(cache_dir) as (path, store):
-        use = store.ask(lambda index: index.last_use())
-        datasets = tuple(store.ask(lambda index: index.held()))
+    with _opened(cache_dir) as folder:
+        entries, size = folder.scan()
+        held = _held(folder)
         return CacheInfo(
-            path=str(path),
-            size=store.own_bytes() + sum(held.size for held in datasets),
-            entries=sum(held.entries for held in datasets),
-            oldest_use=use and _time(use[0]),
-            latest_use=use and _time(use[1]),
-            datasets=datasets,
+            path=str(folder.path),
+            size=size,
+            entries=len(entries),
+            oldest_use=_time(entries[0].used) if entries else None,
+            latest_use=_time(entries[-1].used) if entries else None,
+            datasets=tuple(sorted(each for each in held.values() if each.entries)),
         )
 
 
@@ -81,49 +87,58 @@ def clear_cache(
 ) -> int:
     """Empty a cache, or drop what it holds of the dataset at `location`; bytes that it gave back.
 
-    Whoever uses it meanwhile goes on, and reads anew. Raises `NotFoundError` where there is no
-    cache, or where it holds nothing of that dataset.
+    A location that says no account and no endpoint is meant in all of them. Whoever uses the cache
+    meanwhile goes on, and reads anew. Raises `NotFoundError` where there is no cache, or where it
+    holds nothing of that dataset.
     """
-    with _opened(cache_dir) as (path, store):
-        held = store.ask(lambda index: index.held())
-        if location is None:
-            store.clear()
-            return sum(item.size for item in held)
-        names = _names(location)
-        found = [item for item in held if item.url in names]
-        if not found:
-            raise NotFoundError(
-                "the cache holds nothing of this dataset",
-                file=str(path),
-                expected=", ".join(item.url for item in held[:5]) or "it is empty",
-                got=min(names),
-            )
-        for item in found:
-            store.clear(item.url)
-        return sum(item.size for item in found)
+    with _opened(cache_dir) as folder:
+        held = _held(folder)
+        if location is not None:
+            found = {path: each for path, each in held.items() if _is_meant(location, each.url)}
+            if not any(each.entries for each in found.values()):
+                raise NotFoundError(
+                    "the cache holds nothing of this dataset",
+                    file=str(folder.path),
+                    expected=", ".join(each.url for each in held.values() if each.entries)[:500]
+                    or "it is empty",
+                    got=parse_location(location).shown,
+                )
+            held = found
+        folder.clear(list(held))
+        return sum(each.size for each in held.values())
+
+
+def _held(folder: CacheFolder) -> dict[Path, Held]:
+    """What is held of each storage, by its folder."""
+    found = {}
+    for path, url in folder.storages().items():
+        entries, _ = CacheFolder(path).scan()
+        found[path] = Held(url, len(entries), sum(entry.size for entry in entries))
+    return found
 
 
 @contextlib.contextmanager
-def _opened(cache_dir: str | os.PathLike[str]) -> Iterator[tuple[Path, CacheStore]]:
+def _opened(cache_dir: str | os.PathLike[str]) -> Iterator[CacheFolder]:
     path = local_path(cache_dir, "the cache's folder").absolute()
     if not check_folder(path):
         raise NotFoundError("no cache here", file=str(path))
-    store = CacheStore(path, limit=0, patience=_PATIENCE_SECONDS)
     try:
-        yield path, store
+        yield CacheFolder(path, patience=_PATIENCE_SECONDS)
     except StorageError:
         raise
-    except (OSError, sqlite3.Error) as error:
+    except OSError as error:
         raise StorageError(f"the cache cannot be used: {error}", file=str(path)) from error
-    finally:
-        store.close()
 
 
-def _names(location: str | os.PathLike[str]) -> set[str]:
-    """The URLs by which a cache may know a dataset."""
+def _is_meant(location: str | os.PathLike[str], place: str) -> bool:
+    """Whether a location may be that place; one that says no account may be in any of them."""
     where = parse_location(location)
     shown = where.shown.rstrip("/")
-    return {str(Path(shown).expanduser().absolute())} if where.protocol == "file" else {shown}
+    if where.protocol == "file":
+        return place == str(Path(shown).expanduser().absolute())
+    if "endpoint" in where.options:
+        return place == f"{where.options['endpoint']}/{where.root}"
+    return place.split(" ")[0] == shown or place.endswith("/" + where.root.strip("/"))
 
 
 def _time(nanoseconds: int) -> datetime:

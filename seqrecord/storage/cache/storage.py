@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sqlite3
 import threading
 import time
 from collections import Counter
@@ -13,10 +12,10 @@ from typing import Any, TypeVar
 
 from seqrecord.errors import LocationError
 from seqrecord.ranges import ByteRange
-from seqrecord.storage.base import CutUpload, Storage, Upload, check_buffers
-from seqrecord.storage.cache.entry import CacheKey, DamagedError
-from seqrecord.storage.cache.folder import CacheBusyError, check_folder
-from seqrecord.storage.cache.index import Entry
+from seqrecord.storage.base import Storage, Upload, check_buffers
+from seqrecord.storage.cache.entry import DamagedError
+from seqrecord.storage.cache.folder import CacheKey, Entry
+from seqrecord.storage.cache.lock import CacheBusyError, CacheReadOnlyError, check_folder
 from seqrecord.storage.cache.store import MIN_LIMIT, CacheStore
 from seqrecord.storage.local import LocalStorage
 from seqrecord.storage.per_process import PerProcess
@@ -29,8 +28,9 @@ __all__ = ["CachedStorage", "forget_cached", "with_cache"]
 # Files that never change under their name, since it holds a unique id. The manifest does.
 _KEPT = (".seqrec", ".arrow")
 
+_PATIENCE_SECONDS = 2.0  # for the lock of the cache; all hold it briefly
 _PAUSE_SECONDS = 10.0  # without the cache after its disk has failed, or somebody else had it
-_FAILURES = (OSError, sqlite3.Error, LocationError)
+_FAILURES = (OSError, LocationError)
 
 _T = TypeVar("_T")
 _logger = logging.getLogger("seqrecord")
@@ -42,9 +42,10 @@ class CachedStorage(StorageWrapper):
     Ranges are kept as they are read, and any part of them is served from the cache later, by any
     process that uses the folder; what it lacks is read and kept too. Everything else, above all
     the manifest, passes. A cache that fails never fails the reading: it is passed by, and counted.
-    Nor does it hold it up: whoever has the cache for longer than two seconds, such as a process
-    that is stopped, is passed by too. A cache on a read-only disk is read. The cache knows files by
-    the URL as it may be shown, so it holds no credential.
+    Nor does it hold it up: reading asks for no lock, and where somebody has that of adding for
+    longer than `patience` seconds, such as a process that is stopped, nothing is added for `pause`
+    seconds. A cache on a read-only disk is read. The cache knows files by where they are, account
+    and endpoint included, and holds no credential.
 
     `counters` has, beside the inner storage's: `cache_hits` and `cache_misses`, ranges that came
     from the cache alone and those that did not; `cache_bytes` that it has served, `cache_evictions`
@@ -55,19 +56,28 @@ class CachedStorage(StorageWrapper):
     too small.
     """
 
-    def __init__(self, inner: Storage, cache_dir: str | os.PathLike[str], limit: int | str) -> None:
+    def __init__(
+        self,
+        inner: Storage,
+        cache_dir: str | os.PathLike[str],
+        limit: int | str,
+        *,
+        patience: float = _PATIENCE_SECONDS,
+        pause: float = _PAUSE_SECONDS,
+    ) -> None:
         super().__init__(inner)
         self._folder = local_path(cache_dir, "cache_dir").absolute()
         self._limit = _checked_limit(limit)
+        self._patience, self._pause = patience, pause
         check_folder(self._folder)
-        self._store = CacheStore(self._folder, self._limit)
+        self._store = CacheStore(self._folder, self._limit, patience=patience)
         self._lock = PerProcess(threading.Lock)
         self._counts: Counter[str] = Counter()
         # On the monotonic clock: until when nothing is asked of the cache, and nothing is added.
         self._paused_until = self._adding_paused_until = 0.0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return CachedStorage, (self.inner, str(self._folder), self._limit)
+        return _rebuild, (self.inner, str(self._folder), self._limit, self._patience, self._pause)
 
     def read_ranges(
         self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
@@ -81,7 +91,7 @@ class CachedStorage(StorageWrapper):
         if not wanted or not _is_kept(path):
             self.inner.read_ranges(path, ranges, buffers)
             return
-        key = CacheKey(self.url, path)
+        key = self._key(path)
         missing = self._serve(key, wanted)
         if missing:
             self.inner.read_ranges(path, [gap for gap, _ in missing], [out for _, out in missing])
@@ -95,13 +105,9 @@ class CachedStorage(StorageWrapper):
         self._forget(path)
         super().remove(path)
 
-    def reopen(self, path: str) -> CutUpload:
-        self._forget(path)
-        return super().reopen(path)
-
     def forget(self, path: str, ranges: Sequence[ByteRange]) -> bool:
         """Drop what is held of ranges of a file; whether there was any."""
-        key = CacheKey(self.url, path)
+        key = self._key(path)
         dropped = self._try(lambda: self._store.forget(key, ranges), 0)
         self._count(cache_damaged=dropped)
         return dropped > 0
@@ -110,23 +116,22 @@ class CachedStorage(StorageWrapper):
         with self._lock.get():
             return {**self.inner.counters(), **{name: self._counts[name] for name in _COUNTERS}}
 
-    def close(self) -> None:
-        self._store.close()
-        super().close()
+    def _key(self, path: str) -> CacheKey:
+        return CacheKey(self.place, path)
 
     def _serve(
         self, key: CacheKey, wanted: Sequence[tuple[ByteRange, memoryview]]
     ) -> list[tuple[ByteRange, memoryview]]:
         """Fill buffers from the cache; what is missing then, as ranges with their memory."""
-        ranges = [item for item, _ in wanted]
-        nothing: list[list[Entry]] = [[] for _ in ranges]
-        found = self._try(lambda: self._store.find(key, ranges), nothing)
         missing: list[tuple[ByteRange, memoryview]] = []
-        for (item, out), entries in zip(wanted, found, strict=True):
+        nothing: list[Entry] = []
+        for item, out in wanted:
             at, gaps = item.start, []
-            for entry in entries:
-                part = ByteRange(max(entry.start, item.start), min(entry.stop, item.stop))
-                if self._read(key, entry, part, out[part.start - item.start :][: part.length]):
+            for entry in self._try(lambda item=item: self._store.find(key, item), nothing):  # type: ignore[misc]
+                part = ByteRange(max(entry.range.start, at), min(entry.range.stop, item.stop))
+                if part.start < part.stop and self._read(
+                    key, entry, part, out[part.start - item.start :][: part.length]
+                ):
                     gaps.append(ByteRange(at, part.start))
                     at = part.stop
             gaps.append(ByteRange(at, item.stop))
@@ -145,13 +150,13 @@ class CachedStorage(StorageWrapper):
             return self._try(lambda: self._store.read(key, entry, part, out), False)
         except DamagedError as error:
             _logger.warning("%s: a damaged entry, read anew: %s", self._folder, error)
-            self._try(lambda: self._store.drop([entry]), None)
+            self._store.drop([entry])
             self._count(cache_damaged=1)
             return False
 
     def _forget(self, path: str) -> None:
         if _is_kept(path) and self._folder.exists():
-            self._try(lambda: self._store.forget(CacheKey(self.url, path)), 0)
+            self._try(lambda: self._store.forget_file(self._key(path)), None)
 
     def _add(self, key: CacheKey, parts: Sequence[tuple[ByteRange, memoryview]]) -> None:
         """Keep ranges. After a failure what is held is still read."""
@@ -159,8 +164,10 @@ class CachedStorage(StorageWrapper):
             return
         try:
             self._count(cache_evictions=self._store.add(key, parts))
+        except CacheReadOnlyError:
+            self._adding_paused_until = time.monotonic() + self._pause
         except _FAILURES as error:
-            self._adding_paused_until = time.monotonic() + _PAUSE_SECONDS
+            self._adding_paused_until = time.monotonic() + self._pause
             self._note_failure(error)
 
     def _try(self, function: Callable[[], _T], otherwise: _T) -> _T:
@@ -170,7 +177,7 @@ class CachedStorage(StorageWrapper):
         try:
             return function()
         except _FAILURES as error:
-            self._paused_until = time.monotonic() + _PAUSE_SECONDS
+            self._paused_until = time.monotonic() + self._pause
             self._note_failure(error)
             return otherwise
 
@@ -228,6 +235,12 @@ _COUNTERS = (
     *("cache_hits", "cache_misses", "cache_bytes"),
     *("cache_evictions", "cache_damaged", "cache_failures", "cache_busy"),
 )
+
+
+def _rebuild(
+    inner: Storage, folder: str, limit: int, patience: float, pause: float
+) -> CachedStorage:
+    return CachedStorage(inner, folder, limit, patience=patience, pause=pause)
 
 
 def _is_kept(path: str) -> bool:

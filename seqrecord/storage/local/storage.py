@@ -73,6 +73,10 @@ class LocalStorage:
     def url(self) -> str:
         return str(self.root)
 
+    @property
+    def place(self) -> str:
+        return str(self.root)
+
     def size(self, path: str) -> int:
         with local_errors(self._shown(path)):
             handle = self._open(path)

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from seqrecord.errors import AccessError, LocationError
 from seqrecord.storage.objects.settings import is_true, named, one_of, split_client_options
-from seqrecord.storage.objects.source import Bucket, Fetch
+from seqrecord.storage.objects.source import Bucket, Fetch, place_of
 from seqrecord.storage.packages import check_token_endpoint, missing
 from seqrecord.storage.url import Location
 
@@ -143,6 +143,10 @@ class AzureContainer(Bucket):
         except (OSError, UnicodeError):
             pass
         raise AccessError("the file of the SAS cannot be read", file=self.shown, got=file)
+
+    @property
+    def place(self) -> str:
+        return place_of(self.endpoint, self.path)
 
     def credential(self) -> Fetch | None:
         held = self.current()

@@ -9,7 +9,7 @@ from typing import Any
 
 from seqrecord.errors import AccessError
 from seqrecord.storage.objects.settings import is_true, named, one_of, split_client_options
-from seqrecord.storage.objects.source import Bucket, Fetch
+from seqrecord.storage.objects.source import Bucket, Fetch, place_of
 from seqrecord.storage.packages import check_token_endpoint, is_installed
 from seqrecord.storage.url import Location
 
@@ -92,6 +92,11 @@ class GcsBucket(Bucket):
     def is_reread(self) -> bool:
         fixed = ("skip_signature", "bearer_token", "service_account_key")
         return not any(self.config.get(name) for name in fixed)
+
+    @property
+    def place(self) -> str:
+        endpoint = self.config.get("base_url")
+        return place_of(endpoint, self.path) if endpoint else f"gs://{self.path}"
 
     def credential(self) -> Fetch | None:
         """google-auth's, for what obstore does not know: federation, impersonation."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from seqrecord.errors import AccessError
 from seqrecord.storage.objects.settings import is_true, named, split_client_options
-from seqrecord.storage.objects.source import Bucket, Fetch
+from seqrecord.storage.objects.source import Bucket, Fetch, place_of
 from seqrecord.storage.packages import is_installed, missing
 from seqrecord.storage.url import Location
 
@@ -76,6 +76,11 @@ class S3Bucket(Bucket):
     @property
     def is_reread(self) -> bool:
         return "access_key_id" not in self.config and not self.config.get("skip_signature")
+
+    @property
+    def place(self) -> str:
+        endpoint = self.config.get("endpoint")
+        return place_of(endpoint, self.path) if endpoint else f"s3://{self.path}"
 
     def credential(self) -> Fetch | None:
         profile = self.config.get("profile")

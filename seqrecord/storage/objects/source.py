@@ -7,13 +7,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar, Protocol, TypeVar
+from urllib.parse import urlsplit
 
 from seqrecord.errors import AccessError, StorageError
 from seqrecord.storage.failures import call, classify
 from seqrecord.storage.per_process import PerProcess
 from seqrecord.storage.requests import MAX_REQUEST_BYTES, SLOWEST
 
-__all__ = ["Bucket", "Client", "Clients", "Fetch", "ObjectSource", "Provider", "client_settings"]
+__all__ = [
+    "Bucket",
+    "Client",
+    "Clients",
+    "Fetch",
+    "ObjectSource",
+    "Provider",
+    "client_settings",
+    "place_of",
+]
 
 _NO_LIMIT = 10_000
 
@@ -43,6 +53,11 @@ class ObjectSource(Protocol):
 
     @property
     def is_reread(self) -> bool: ...
+
+    @property
+    def place(self) -> str:
+        """See `Storage.place`."""
+        ...
 
     def key(self, path: str) -> str:
         """The object's name, of a clean path below the root."""
@@ -91,6 +106,10 @@ class Bucket(ABC):
     @abstractmethod
     def filesystem(self, timeout: float) -> Any:
         """A new filesystem of fsspec, which repeats nothing by itself."""
+
+    @property
+    @abstractmethod
+    def place(self) -> str: ...
 
     def key(self, path: str) -> str:
         return f"{self.root}/{path}" if self.root else path
@@ -170,6 +189,13 @@ class Provider:
             self.failure = None
             return found
         raise RuntimeError("no credential")
+
+
+def place_of(endpoint: str, path: str) -> str:
+    """A path at an endpoint, without a password or a query that the endpoint may have."""
+    parts = urlsplit(endpoint)
+    host = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{host}{parts.path.rstrip('/')}/{path}".rstrip("/")
 
 
 def client_settings(

@@ -69,6 +69,10 @@ class ObjectStorage(WholeFileStorage):
             *(self._timeout, self._retrier, self._is_web),
         )
 
+    @property
+    def place(self) -> str:
+        return self._source.place
+
     def put(self, path: str, data: bytes, *, expected: str | None) -> None:
         self._check_written(path)
         file, key = self.shown(path), self._source.key(path)

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from seqrecord.errors import StorageError
 from seqrecord.storage.base import check_path
 from seqrecord.storage.failures import call
-from seqrecord.storage.objects.source import Client, client_settings
+from seqrecord.storage.objects.source import Client, client_settings, place_of
 from seqrecord.storage.requests import Request, RequestReader, fill, hurried
 
 __all__ = ["WebReader", "WebServer"]
@@ -31,6 +31,10 @@ class WebServer:
 
     without_obstore = "leave out client_options"
     is_reread = False
+
+    @property
+    def place(self) -> str:
+        return place_of(self.url, "")
 
     def key(self, path: str) -> str:
         return path
