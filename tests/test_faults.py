@@ -266,7 +266,7 @@ def test_what_is_said_while_a_service_is_gone(
         record.levelno == logging.WARNING for record in caplog.records if record.name == "seqrecord"
     )
     assert re.search(r"az://\S+: the storage failed: .*; tried again for \d+ s more", said[0])
-    assert re.fullmatch(r"az://\S+: it goes on after \d+ s", said[-1])
+    assert re.fullmatch(r"az://\S+: recovered after \d+ s", said[-1])
 
 
 # What will not pass

@@ -220,7 +220,7 @@ def test_a_long_silence_is_told_and_its_end(clock: Clock, caplog: pytest.LogCapt
     assert caplog.messages == [
         f"{FILE}: the storage failed: HTTP status 503; tried again for {left} s more"
         for left in (112, 104, 96)
-    ] + [f"{FILE}: it goes on after 32 s"]
+    ] + [f"{FILE}: recovered after 32 s"]
     caplog.clear()
     retrier.call(Failing(busy()), file=FILE)
     assert caplog.messages == []

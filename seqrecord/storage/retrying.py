@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import tenacity
-
 from seqrecord.errors import DeadlineError, StorageError, TransientError
 from seqrecord.ranges import ByteRange
 from seqrecord.storage.base import FileInfo, Storage, Unfinished, Upload
@@ -75,50 +73,30 @@ class Retrier:
     def call(self, function: Callable[[], _T], *, file: str, item: ByteRange | None = None) -> _T:
         """What `function()` returns, in the end. `file` and its range `item` are for the error."""
         state, start = self._state.get(), self._clock()
-        closed = state.closed
-        attempts = 0
-
-        def attempt() -> _T:
-            nonlocal attempts
+        closed, attempts = state.closed, 0
+        while True:
             attempts += 1
             state.count("requests")
-            return function()
-
-        def wait(call: tenacity.RetryCallState) -> float:
-            backoff = min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** (attempts - 1))
-            error = call.outcome.exception() if call.outcome else None
-            asked: float = getattr(error, "retry_after", None) or 0.0
-            left = start + self.deadline - self._clock()
-            return max(0.0, min(asked + backoff * (1 + self._draw()) / 2, left))
-
-        def pause(seconds: float) -> None:
-            state.count("retries")
-            self.sleep(seconds, file=file, closed=closed)
-
-        def tell(call: tenacity.RetryCallState) -> None:
+            try:
+                result = function()
+            except DeadlineError:
+                raise  # of a retrier below
+            except TransientError as error:
+                cause, asked = error.message, error.retry_after or 0.0
+            else:
+                if attempts > 1 and state.was_warned():
+                    _logger.warning("%s: recovered after %.0f s", file, self._clock() - start)
+                return result
             now = self._clock()
+            left = start + self.deadline - now
+            if left <= 0:
+                break
             if now - start >= _PATIENCE_SECONDS and state.may_warn(now):
-                cause = getattr(call.outcome and call.outcome.exception(), "message", "")
-                left = start + self.deadline - now
-                _logger.warning("%s: %s; tried again for %.0f s more", file, cause, max(0.0, left))
-
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(_may_pass),
-            stop=lambda _: self._clock() - start >= self.deadline,
-            wait=wait,
-            sleep=pause,
-            before_sleep=tell,
-            reraise=True,
-        )
-        try:
-            result = retrying(attempt)
-            if attempts > 1 and state.was_warned():
-                _logger.warning("%s: it goes on after %.0f s", file, self._clock() - start)
-            return result
-        except DeadlineError:
-            raise  # of a retrier below
-        except TransientError as error:
-            cause = error.message
+                _logger.warning("%s: %s; tried again for %.0f s more", file, cause, left)
+            state.count("retries")
+            backoff = min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** min(attempts - 1, 10))
+            wait = min(asked + backoff * (1 + self._draw()) / 2, left)
+            self.sleep(wait, file=file, closed=closed)
         what = f"bytes {item.start} to {item.stop} could not be read" if item else "it failed"
         raise DeadlineError(
             f"{what}: {counted(attempts, 'attempt')} in {self._clock() - start:.0f} s; "
@@ -264,10 +242,6 @@ class _State:
         with self._lock:
             closed, self.closed = self.closed, threading.Event()
         closed.set()
-
-
-def _may_pass(error: BaseException) -> bool:
-    return isinstance(error, TransientError) and not isinstance(error, DeadlineError)
 
 
 def _rebuild(deadline: float) -> Retrier:
