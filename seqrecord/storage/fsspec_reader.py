@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+from fsspec import AbstractFileSystem
+
 from seqrecord.errors import (
     AccessError,
     LocationError,
@@ -71,15 +73,17 @@ class FsspecReader(RequestReader):
     def read(self, path: str, request: Request) -> None:
         item, views = request
         shown, full = f"{self._shown}/{path}", self.full(path)
-        data = b""
+        data, failure = b"", None
         try:
-            data = self._ask(shown, lambda fs: fs.cat_file(full, start=item.start, end=item.stop))
+            data = self._ask(shown, lambda fs: _cat(fs, full, item.start, item.stop))
         except _CLEAR:
             raise
-        except StorageError:
-            pass  # of a range beyond the end, say, which each client tells in its own way
+        except StorageError as error:
+            failure = error
         if len(data) != item.length:
-            raise self.missing(path, shown, item, len(data))
+            # Of a range beyond the end each client tells in its own way.
+            missing = self.missing(path, shown, item, len(data))
+            raise failure if failure and isinstance(missing, TransientError) else missing
         fill(views, [data])
 
     def read_whole(self, path: str, limit: int) -> bytes:
@@ -88,7 +92,7 @@ class FsspecReader(RequestReader):
             raise too_large(shown, limit, size)
         full, data = self.full(path), b""
         if size:
-            data = self._ask(shown, lambda fs: fs.cat_file(full, end=limit + 1))
+            data = self._ask(shown, lambda fs: _cat(fs, full, 0, limit + 1))
         if len(data) > limit:  # it is another file now
             raise too_large(shown, limit, len(data))
         return data
@@ -108,6 +112,14 @@ class FsspecReader(RequestReader):
     def full(self, path: str) -> str:
         """The path in the filesystem."""
         return f"{self._root}/{check_path(path)}"
+
+
+def _cat(fs: Any, path: str, start: int, stop: int) -> bytes:
+    # Where it is done with a buffered file, that would read ahead, megabytes beyond each range.
+    is_buffered = type(fs).cat_file is AbstractFileSystem.cat_file and not fs.async_impl
+    buffering = {"cache_type": "none"} if is_buffered else {}
+    data: bytes = fs.cat_file(path, start=start, end=stop, **buffering)
+    return data
 
 
 def _rebuild(make: Callable[[], Any], root: str, shown: str, is_reread: bool) -> FsspecReader:

@@ -1,0 +1,106 @@
+"""A stub of the Hugging Face Hub: the few requests of its API that its filesystem makes to read."""
+
+from __future__ import annotations
+
+import json
+import re
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from tests.local_server import LocalServer
+
+__all__ = ["HubStub"]
+
+
+class HubStub(LocalServer):
+    """Serves `folder` as the dataset repository `repo`; with `token` to those alone who send it.
+
+    `sent` is how many bytes of files it has sent. Of the next `busy` reads of files each is
+    answered by 503.
+    """
+
+    def __init__(self, folder: Path, repo: str = "org/name", *, token: str | None = None) -> None:
+        self.folder, self.repo, self.token = folder, repo, token
+        self.sent = self.busy = 0
+        super().__init__(_Handler)
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://{self.host}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: HubStub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._serve()
+
+    def do_GET(self) -> None:
+        self._serve()
+
+    def _serve(self) -> None:
+        path, repo, token = unquote(urlsplit(self.path).path), self.server.repo, self.server.token
+        if token is not None and self.headers.get("Authorization") != f"Bearer {token}":
+            self._send(401, b"", {"X-Error-Code": "RepoNotFound"})
+        elif re.fullmatch(rf"/api/datasets/{repo}(/revision/main)?", path):
+            self._json({"id": repo, "sha": "0" * 40, "siblings": []})
+        elif found := re.fullmatch(rf"/api/datasets/{repo}/tree/main/?(.*)", path):
+            self._tree(found[1])
+        elif found := re.fullmatch(rf"/datasets/{repo}/resolve/main/(.+)", path):
+            self._file(self.server.folder / found[1])
+        else:
+            self._send(404, b"", {"X-Error-Code": "RepoNotFound"})
+
+    def _tree(self, path: str) -> None:
+        folder = self.server.folder / path
+        if not folder.is_dir():
+            self._send(404, b"", {"X-Error-Code": "EntryNotFound"})
+            return
+        self._json(
+            [
+                {
+                    "type": "directory" if item.is_dir() else "file",
+                    "path": item.relative_to(self.server.folder).as_posix(),
+                    "size": 0 if item.is_dir() else item.stat().st_size,
+                    "oid": "0" * 40,
+                }
+                for item in sorted(folder.iterdir())
+            ]
+        )
+
+    def _file(self, file: Path) -> None:
+        if not file.is_file():
+            self._send(404, b"", {"X-Error-Code": "EntryNotFound"})
+            return
+        if self.server.busy > 0:
+            self.server.busy -= 1
+            self._send(503, b"", {})
+            return
+        data = file.read_bytes()
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if asked is None:
+            self._send(200, data, {})
+        elif int(asked[1]) >= len(data):
+            self._send(416, b"", {"Content-Range": f"bytes */{len(data)}"})
+        else:
+            start, stop = int(asked[1]), min(int(asked[2]) + 1, len(data))
+            headers = {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"}
+            self.server.sent += stop - start
+            self._send(206, data[start:stop], headers)
+
+    def _json(self, value: object) -> None:
+        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
