@@ -130,7 +130,12 @@ def _claimed(storage: Storage, mode: WriteMode, writer: str) -> Destination:
     unfinished = [cut for cut in unfinished if cut.path not in ignored | sizes.keys()]
     loose = [path for path in sizes if path not in ignored]
     _check_mode_fits(storage, mode, manifest, len(loose) + len(unfinished))
-    index = _checked_index(storage, manifest, sizes) if manifest else None
+    try:
+        index = _checked_index(storage, manifest, sizes) if manifest else None
+    except DestinationError:
+        if read_base(storage).tag == base.tag:
+            raise
+        return _claimed(storage, mode, writer)  # others have committed, and removed old tables
     committed = frozenset(index.positions) if index else frozenset()
     footers: dict[str, Footer] = {}
     adopted: dict[str, int] = {}

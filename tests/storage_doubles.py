@@ -79,6 +79,12 @@ class CountingStorage(StorageWrapper):
             self.ranges.setdefault(path, []).extend(ranges)
         super().read_ranges(path, ranges, buffers)
 
+    def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
+        data, tag = super().read_whole(path, limit)
+        with self._lock:
+            self.ranges.setdefault(path, []).append(ByteRange(0, len(data)))
+        return data, tag
+
     def files(self, folder: str) -> list[FileInfo]:
         with self._lock:
             self.lists[folder] += 1
@@ -125,6 +131,11 @@ class FaultyStorage(StorageWrapper):
             if ends == "short":
                 raise short_read(f"{self.url}/{path}", ranges[-1], cut)
             raise TransientError("an answer was cut", file=f"{self.url}/{path}")
+
+    def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
+        if self.ask("read", path) is not None:
+            raise TransientError("an answer was cut", file=f"{self.url}/{path}")
+        return super().read_whole(path, limit)
 
     def create(self, path: str, *, replace: bool = False) -> Upload:
         self.ask("create", path)
@@ -311,6 +322,10 @@ class Throttled(StorageWrapper):
         due = time.monotonic() + self._latency + nbytes / self._rate
         super().read_ranges(path, ranges, buffers)
         time.sleep(max(0.0, due - time.monotonic()))
+
+    def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
+        time.sleep(self._latency)
+        return super().read_whole(path, limit)
 
     def files(self, folder: str) -> list[FileInfo]:
         time.sleep(self._latency)

@@ -288,6 +288,22 @@ def test_verify(dataset: Path) -> None:
     assert all(str(file) in line for line in lines)
 
 
+def test_clean(dataset: Path) -> None:
+    left = dataset / "records" / f"00009-{'a' * 32}.seqrec.partial"
+    left.write_bytes(b"of an interrupted append")
+    assert run("clean", dataset).stdout == f"{dataset}: 0 files removed\n"  # seven days
+    path = f"records/{left.stem}"
+    for _ in range(2):
+        lines = run("clean", dataset, "--older-than", "0", "--dry-run").stdout.splitlines()
+        assert lines == [path, f"{dataset}: 1 file would be removed"]
+    lines = run("clean", dataset, "--older-than=0s").stdout.splitlines()
+    assert lines == [path, f"{dataset}: 1 file removed"]
+    assert not left.exists()
+    run("verify", dataset)
+    assert "not a duration" in fail("clean", dataset, "--older-than", "week", code=2)
+    assert "no dataset there" in fail("clean", dataset.parent)
+
+
 def test_reindex(dataset: Path) -> None:
     before = seqrecord.open(dataset).fingerprint
     (dataset / "manifest.json").unlink()
@@ -423,7 +439,7 @@ def test_storage_options(monkeypatch: pytest.MonkeyPatch, dataset: Path) -> None
 
 
 def test_help_and_version() -> None:
-    commands = ["write", "info", "verify", "reindex", "export", "view"]
+    commands = ["write", "info", "verify", "reindex", "clean", "export", "view"]
     text = run().stdout
     for command in commands:
         assert f"\n  {command} " in text
@@ -447,6 +463,7 @@ run("write", "--src", {str(tree)!r}, "--workers", "1")
 run("info", records, "--clip-len", "2")
 run("verify", records, "--deep")
 run("reindex", records)
+run("clean", records)
 run("export", records, "cave/Easy/P000", {str(tmp_path / "out")!r})
 run("view", records, "-o", {str(tmp_path / "clip.png")!r})
 run("--version")

@@ -351,13 +351,13 @@ def test_other_requests_are_repeated_too(tmp_path: Path, operation: str) -> None
     storage = instantly(faulty(tmp_path, fault))
     actions: dict[str, Callable[[], object]] = {
         "size": lambda: storage.size(PATH),
-        "list": lambda: storage.list_files("records"),
+        "list": lambda: storage.files("records"),
         "remove": lambda: storage.remove(PATH),
         "create": lambda: put(storage, "records/b", DATA),
     }
     actions[operation]()
     assert storage.counters() == {"requests": 2, "retries": 1}
-    left = LocalStorage(tmp_path).list_files("records")
+    left = [file.path for file in LocalStorage(tmp_path).files("records")]
     assert left == {"remove": [], "create": [PATH, "records/b"]}.get(operation, [PATH])
 
 

@@ -334,7 +334,7 @@ def test_what_commands_print(
         texts += run(
             "write", "--src", str(tmp_path / "tree"), "--dst", where.url, "--workers=1", *words
         )
-        for command in ("info", "verify", "reindex", "bench"):
+        for command in ("info", "verify", "reindex", "clean", "bench"):
             extra = ["--clip-len=1"] if command == "bench" else []
             texts += run(command, where.url, *extra, *words)
         texts += run("info", where.url, "--storage-option", f"acount_key={MARK}", *words)

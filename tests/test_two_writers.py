@@ -251,6 +251,36 @@ def test_many_writers_that_end_in_any_order(tmp_path: Path) -> None:
     assert reindex(tmp_path).num_episodes == 9
 
 
+class Slow(StorageWrapper):
+    """Something happens before a table of the index is looked at for the first time."""
+
+    def __init__(self, inner: Storage, before: Callable[[], Any]) -> None:
+        super().__init__(inner)
+        self._before: Callable[[], Any] | None = before
+
+    def size(self, path: str) -> int:
+        if path.startswith("index/") and self._before:
+            before, self._before = self._before, None
+            before()
+        return super().size(path)
+
+
+def test_others_that_commit_while_a_writer_begins(tmp_path: Path) -> None:
+    """Twice, so that the tables of the manifest that it has read are gone."""
+    with writer(tmp_path) as old:
+        add(old, "a")
+
+    def others() -> None:
+        for key in "bc":
+            with writer(tmp_path, "append") as other:
+                add(other, key)
+
+    with writer(Slow(LocalStorage(tmp_path), others), "append") as late:
+        assert late.finished_keys == set("abc")
+        add(late, "d")
+    assert keys_of(tmp_path) == "abcd"
+
+
 # The manifest is put once
 
 

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 import seqrecord
 from seqrecord import LocationError
+from seqrecord.cleaning import clean
 from seqrecord.sources import open_source
 from seqrecord.storage import parse_location
 from tests.command_line import main
@@ -226,6 +227,7 @@ _TAKES_A_LOCATION: dict[str, Callable[[Any], Any]] = {
     "convert": lambda path: seqrecord.convert(open_source("source"), path),
     "verify": seqrecord.verify,
     "reindex": seqrecord.reindex,
+    "clean": lambda path: clean(path, older_than=0),
     "view": seqrecord.view,
     "pipe": lambda path: seqrecord.SeqRecordPipe(path, clip_len=2),
     "dataset": lambda path: seqrecord.SeqRecordDataset(path, clip_len=2),
@@ -275,7 +277,15 @@ def test_a_url_for_a_local_path_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        *("info {}", "verify {}", "reindex {}", "view {}", "bench {}", "export {} walk out"),
+        *(
+            "info {}",
+            "verify {}",
+            "reindex {}",
+            "clean {}",
+            "view {}",
+            "bench {}",
+            "export {} walk out",
+        ),
         *("write --src {}", "write --src source --dst {}", "export dataset alpha/Easy/P000 {}"),
         *("view dataset -o {}", "trace {}", "bench dataset --trace {}", "cache info {}"),
         *("cache clear {}", "bench memory://box --cache-limit 1GiB --cache-dir {}"),
