@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import math
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
-from typing import Any
 
 from matplotlib import style
 from matplotlib.axes import Axes
@@ -57,6 +58,9 @@ _STYLE = {
 }
 
 
+_lock = threading.Lock()  # matplotlib's settings are the whole process's
+
+
 class _Picture(Figure):
     """A figure that a notebook shows, whether pyplot was imported or not."""
 
@@ -101,9 +105,11 @@ class Page:
         return self.figure.text(*at, line, size=size, color=color, ha=ha, va=va)
 
 
-def styled() -> AbstractContextManager[Any]:
+@contextmanager
+def styled() -> Iterator[None]:
     """A context in which figures are made; what the user has set in matplotlib does not count."""
-    return style.context(["default", _STYLE])
+    with _lock, style.context(["default", _STYLE]):
+        yield
 
 
 def text_width(text: str, size: float) -> float:

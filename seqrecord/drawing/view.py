@@ -50,7 +50,7 @@ def view(
             loaders give it: feature name to frames [N, …], or to a list in which `None` is a
             missing frame; its `episode` and `start` become the heading.
         episode: key of the dataset's episode, by default the first.
-        start: number of the clip's first frame. [0, or what the clip says]
+        start: number of the clip's first frame; by default 0, or what the clip says.
         clip_len: frames in the clip; by default 16, or as many as the episode has from `start`.
         dilation: frames from one to the next.
         features: names of the features, in this order; all by default.
