@@ -7,7 +7,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from seqrecord import ClipError, MemoryLimitError, NotFoundError, SeqRecordStrea
 from seqrecord.benching.advice import advise
 from seqrecord.benching.report import StepTimes
 from seqrecord.engine.trace import Trace
+from seqrecord.ranges import ByteRange
+from seqrecord.storage import LocalStorage, StorageWrapper
 from tests.command_line import main
 from tests.datasets import HEIGHT, WIDTH, write_small
 
@@ -91,18 +95,30 @@ def test_a_slow_consumer(dataset: Path) -> None:
     assert report.advice[1:] == ("these are few batches: more of them would tell more.",)
 
 
-def test_a_slow_loader(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def slow(self: SeqRecordStream) -> Any:
-        for i in range(4):
-            time.sleep(1 if i == 0 else 0.02)
-            yield {"image": torch.zeros(2, 4, 5), "episode": ["a", "b"], "start": torch.zeros(2)}
+class SlowStorage(StorageWrapper):
+    """Which reads one chunk at a time: the first in a second, every other in 50 ms."""
 
-    monkeypatch.setattr(SeqRecordStream, "__iter__", slow)
-    report = bench(dataset, clip_len=4, batch_size=2, max_batches=4)
+    seconds, turn = 1.0, threading.Lock()
+
+    def read_ranges(
+        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
+    ) -> None:
+        if path.endswith(".seqrec"):
+            with self.turn:
+                time.sleep(self.seconds)
+                self.seconds = 0.05
+        super().read_ranges(path, ranges, buffers)
+
+
+def test_a_slow_loader(dataset: Path) -> None:
+    storage: Any = SlowStorage(LocalStorage(dataset))
+    features = ["image_left", "pose"]
+    options: dict[str, Any] = {"shuffle": False, "num_threads": 1, "features": features}
+    report = bench(storage, clip_len=4, stride=4, batch_size=1, **options)
     assert report.first_batch_seconds >= 1
     assert 0.02 <= report.waiting.max < 1, "the first batch does not count"
-    assert report.clip_bytes == 4 * (160 + 8)
-    assert report.clips_per_second == pytest.approx(6 / report.steady_seconds)
+    assert report.clip_bytes == 4 * (4 * (HEIGHT * WIDTH * 3 + 7 * 8) + 8)
+    assert report.clips_per_second == pytest.approx(3 / report.steady_seconds)
 
 
 def test_one_batch(dataset: Path) -> None:
@@ -234,20 +250,6 @@ def test_the_command_fails_in_a_line(dataset: Path, tmp_path: Path) -> None:
         [line] = result.stderr.splitlines()
         assert line.startswith("seqrecord: error: ")
     assert "not a size" in run("bench", dataset, "--memory-limit", "much", code=2).stderr
-
-
-def test_where_the_trace_goes(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream, seen = seqrecord.pipes.SeqRecordStream, {}
-
-    def remember(location: Any, **options: Any) -> SeqRecordStream:
-        seen["trace"] = options.pop("trace", "none")
-        return stream(location, **options)
-
-    monkeypatch.setattr(seqrecord.pipes, "SeqRecordStream", remember)
-    run("bench", dataset, "--clip-len", 4, "--batches", 1)
-    assert seen == {"trace": "none"}
-    run("bench", dataset, "--clip-len", 4, "--batches", 1, "--trace", "epoch.json")
-    assert seen == {"trace": "epoch.json"}
 
 
 @pytest.mark.skipif(

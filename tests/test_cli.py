@@ -11,18 +11,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
+import fsspec
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
 
 import seqrecord
-import seqrecord.cli.commands
 from seqrecord import SeqRecordError
+from seqrecord.cli.terminal import Commands
 from tests.command_line import COMMAND, main
 from tests.datasets import write_small
 from tests.trees import make_frames, write_v1, write_v2
@@ -396,45 +399,58 @@ def test_a_users_mistake_is_one_line(
     assert message in fail(*filled)
 
 
-def _raise(error: BaseException) -> Callable[..., Any]:
-    def function(*_: Any, **__: Any) -> Any:
-        raise error
-
-    return function
-
-
-def test_errors_of_the_system(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    full = OSError(errno.ENOSPC, "No space left on device", "/data/x")
-    monkeypatch.setattr(seqrecord.cli.commands, "convert", _raise(full))
-    assert fail("write", "--src", tree) == "No space left on device; file: /data/x"
-    monkeypatch.setattr(seqrecord.cli.commands, "convert", _raise(KeyboardInterrupt()))
-    assert "--resume goes on" in fail("write", "--src", tree, code=130)
-    monkeypatch.setattr(seqrecord.cli.commands, "open_dataset", _raise(KeyboardInterrupt()))
-    assert run("info", tree, code=130).stderr.split() == ["seqrecord:", "error:", "interrupted"]
-    two_lines = _raise(SeqRecordError("two\nlines"))
-    monkeypatch.setattr(seqrecord.cli.commands, "open_dataset", two_lines)
-    assert fail("info", tree) == "two lines"
-    result = run("info", tree, "--debug", code=1)
-    assert "Traceback" in result.stderr
-    assert result.stderr.splitlines()[-1] == "seqrecord: error: two lines"
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/data/x"),
+            1,
+            "No space left on device; file: /data/x",
+        ),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (SeqRecordError("two\nlines"), 1, "two lines"),
+    ],
+)
+def test_what_a_command_raises_is_one_line(error: BaseException, code: int, said: str) -> None:
+    for words in (["fail"], ["fail", "--debug"]):
+        result = CliRunner().invoke(failing(error), words)
+        assert result.exit_code == code
+        *before, last = result.stderr.strip().splitlines()
+        assert last == f"seqrecord: error: {said}"
+        assert ("Traceback (most recent call last):" in before) is ("--debug" in words)
 
 
-def test_a_defect_keeps_its_traceback(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seqrecord.cli.commands, "open_dataset", _raise(ZeroDivisionError()))
-    result = CliRunner().invoke(main, ["info", str(tree)])
+def test_a_defect_keeps_its_traceback() -> None:
+    result = CliRunner().invoke(failing(ZeroDivisionError()), ["fail"])
     assert isinstance(result.exception, ZeroDivisionError)
 
 
-def test_storage_options(monkeypatch: pytest.MonkeyPatch, dataset: Path) -> None:
+def failing(error: BaseException) -> Commands:
+    """The command line, with one command, which raises an error."""
+
+    @click.command()
+    @click.option("--debug", is_flag=True)
+    def fail(debug: bool) -> None:
+        raise error
+
+    return Commands(commands={"fail": fail})
+
+
+def test_storage_options_reach_the_filesystem() -> None:
     seen: dict[str, Any] = {}
 
-    def remember(path: str, **options: Any) -> Any:
-        seen.update(options["storage_options"])
-        return seqrecord.open(path)
+    class Remembering(MemoryFileSystem):  # type: ignore[misc]
+        protocol = "remembering"
+        cachable = False
 
-    monkeypatch.setattr(seqrecord.cli.commands, "open_dataset", remember)
+        def __init__(self, **options: Any) -> None:
+            super().__init__()
+            seen.update(options)
+
+    fsspec.register_implementation("remembering", Remembering, clobber=True)
     options = ["key=a=b", "anon=true", "connections=8", 'text="8"', "list=[1]"]
-    run("info", dataset, *(part for o in options for part in ("--storage-option", o)))
+    given = [word for option in options for word in ("--storage-option", option)]
+    assert "no dataset here" in fail("info", "remembering://nowhere", *given)
     assert seen == {"key": "a=b", "anon": True, "connections": 8, "text": "8", "list": "[1]"}
 
 

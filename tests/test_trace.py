@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import inspect
 import json
 import logging
 import os
+import resource
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
@@ -19,7 +18,6 @@ import pytest
 from torch.utils.data import DataLoader
 
 from seqrecord import NotFoundError, SeqRecordPipe, StorageError
-from seqrecord.engine import trace as trace_module
 from seqrecord.engine.trace import Trace, trace_path
 from tests.datasets import write_small
 from tests.torch_process import run_code
@@ -89,13 +87,9 @@ def test_off_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert files(tmp_path) == []
 
 
-def test_many_threads_lose_nothing_and_stay_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trace_module, "_FLUSH", 50)
-    monkeypatch.setattr(trace_module, "_MOST_IN_MEMORY", 200)
+def test_many_threads_lose_nothing_and_stay_bounded(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
-    trace = Trace(path)
+    trace = Trace(path, flush=50)
     most = 0
     together = threading.Barrier(8)
 
@@ -104,7 +98,7 @@ def test_many_threads_lose_nothing_and_stay_bounded(
         together.wait()
         for i in range(3000):
             trace.add("decode", float(i), i + 0.5, thread=number)
-            most = max(most, len(trace._events))
+            most = max(most, trace.num_in_memory)
 
     with ThreadPoolExecutor(8, "load") as pool:
         list(pool.map(work, range(8)))
@@ -117,7 +111,7 @@ def test_many_threads_lose_nothing_and_stay_bounded(
     assert sorted(names(path).values()) == [f"load_{i}" for i in range(8)]
     assert all(len(threads) == 1 for threads in lanes.values()), "a lane is one thread"
     assert {next(iter(threads)) for threads in lanes.values()} == set(range(8))
-    assert most <= 200 + 8
+    assert most <= 4 * 50 + 8
 
 
 def test_a_thread_that_ended_keeps_its_lane(tmp_path: Path) -> None:
@@ -172,17 +166,18 @@ def test_closing_twice_and_recording_after_it(tmp_path: Path) -> None:
 
 def test_closing_inside_of_writing(tmp_path: Path) -> None:
     """As a finalizer does, which may run in the midst of anything."""
-    trace = Trace(tmp_path / "t.json")
-    put, file = trace._file._put, trace._file
 
-    def put_and_close(text: str) -> None:
-        trace.close()
-        put(text)
+    class Closing:
+        def __str__(self) -> str:
+            trace.close()
+            return "closed"
 
-    file._put = put_and_close  # type: ignore[method-assign]
-    trace.add("decode", 0.0, 1.0)
-    assert not file.write(wait=True)
-    assert len(events(tmp_path / "t.json")) == 1
+    trace = Trace(tmp_path / "t.json", flush=2)
+    value: Any = Closing()
+    trace.add("decode", 0.0, 1.0, value=value)
+    trace.add("decode", 1.0, 2.0)  # which writes both
+    assert not trace.is_on
+    assert [e["args"] for e in events(tmp_path / "t.json")] == [{"value": "closed"}, {}]
     assert files(tmp_path) == ["t.json"]
 
 
@@ -201,23 +196,22 @@ def test_a_fork_writes_nothing(tmp_path: Path) -> None:
     assert files(tmp_path) == ["t.json"]
 
 
-def test_a_full_disk_ends_the_trace_only(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trace_module, "_FLUSH", 3)
-    trace = Trace(tmp_path / "t.json")
-
-    def full(text: str) -> Iterator[None]:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(trace._file, "_put", full)
-    with caplog.at_level(logging.WARNING, "seqrecord"):
-        for i in range(9):
-            trace.add("decode", float(i), i + 1.0)
+def test_a_full_disk_ends_the_trace_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Or a file that may not become larger, which is the same to who writes."""
+    trace = Trace(tmp_path / "t.json", flush=1000)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with caplog.at_level(logging.WARNING, "seqrecord"):
+            for i in range(40_000):
+                trace.add("decode", float(i), i + 1.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not trace.is_on
     trace.close()
     [record] = caplog.records
-    assert "No space left" in record.getMessage()
+    assert "the trace ends here" in record.getMessage()
+    assert "File too large" in record.getMessage()
     assert files(tmp_path) == []
 
 

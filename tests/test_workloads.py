@@ -114,8 +114,8 @@ def test_a_frame_is_resized_as_often_as_its_kind_says(
         resized.append(depth.shape)
         return original(depth)
 
-    original = frames._RESIZE[DEPTH]
-    monkeypatch.setitem(frames._RESIZE, DEPTH, counting)
+    original = frames.RESIZE[DEPTH]
+    monkeypatch.setitem(frames.RESIZE, DEPTH, counting)
     clips = recordings.clips(settings.clip_len, settings.stride)
     place = Place(folder_of(loader, recordings, work, settings))
     given = sum(len(batch["start"]) for batch in loader.open(place, clips, settings))

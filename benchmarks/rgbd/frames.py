@@ -64,12 +64,12 @@ def resize(frame: Mapping[str, npt.NDArray[Any]]) -> Arrays:
 
     Depth is not averaged: between an edge's two sides there is nothing.
     """
-    return {name: _RESIZE[name](array) for name, array in frame.items()}
+    return {name: RESIZE[name](array) for name, array in frame.items()}
 
 
 def resize_clip(clip: Mapping[str, npt.NDArray[Any]]) -> Arrays:
     """The same for arrays [N, …], frame by frame."""
-    return {name: np.stack([_RESIZE[name](array) for array in clip[name]]) for name in clip}
+    return {name: np.stack([RESIZE[name](array) for array in clip[name]]) for name in clip}
 
 
 def _resize_image(image: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -87,4 +87,4 @@ def _resize_depth(depth: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return metres
 
 
-_RESIZE = {IMAGE: _resize_image, DEPTH: _resize_depth}
+RESIZE = {IMAGE: _resize_image, DEPTH: _resize_depth}

@@ -33,7 +33,7 @@ from seqrecord.errors import NotFoundError, StorageError
 __all__ = ["NO_TRACE", "Trace", "trace_path"]
 
 _FLUSH = 2048  # spans in memory before some thread writes them
-_MOST_IN_MEMORY = 4 * _FLUSH  # … before all threads wait for that
+_MOST_IN_MEMORY = 4  # times as many, before all threads wait for that
 _MAX_SPANS = 1_000_000  # about 130 MB
 _NOTHING = nullcontext()
 
@@ -49,9 +49,9 @@ class Trace:
     traces of DataLoader workers line up.
 
     Bounded: `max_spans`, about 130 bytes each, are written, and what follows is counted. Up to
-    8,192 of them are in memory; the thread that brings them to 2,048 writes them to a hidden
-    file beside `path`, which `close` gives its name. Dropping the trace, and the interpreter's
-    exit, close it too. In a forked process it does nothing.
+    8,192 of them are in memory, or four times `flush`; the thread that brings them to 2,048, or to
+    `flush`, writes them to a hidden file beside `path`, which `close` gives its name. Dropping the
+    trace, and the interpreter's exit, close it too. In a forked process it does nothing.
 
     Names and arguments end up in the file: they must be of this program, never of a user's
     storage options.
@@ -62,15 +62,25 @@ class Trace:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str] | None = None, *, max_spans: int = _MAX_SPANS
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        max_spans: int = _MAX_SPANS,
+        flush: int = _FLUSH,
     ) -> None:
         self.is_on = path is not None
         self._events: deque[tuple[str, int, float, float | None, dict[str, Any]]] = deque()
+        self._flush = flush
         self._local = threading.local()
         if path is None:
             return
         self._file = _File(Path(path), self._events, max_spans)
         weakref.finalize(self, self._file.close)
+
+    @property
+    def num_in_memory(self) -> int:
+        """How many spans and counts are not yet written."""
+        return len(self._events)
 
     def span(self, name: str, **args: int | str) -> AbstractContextManager[object]:
         """A context whose time is recorded, however it ends, for the thread that leaves it."""
@@ -99,8 +109,8 @@ class Trace:
 
     def _append(self, event: tuple[str, int, float, float | None, dict[str, Any]]) -> None:
         self._events.append(event)
-        if len(self._events) >= _FLUSH and not self._file.write(
-            wait=len(self._events) >= _MOST_IN_MEMORY
+        if len(self._events) >= self._flush and not self._file.write(
+            wait=len(self._events) >= _MOST_IN_MEMORY * self._flush
         ):
             self.is_on = False
 
