@@ -41,6 +41,8 @@ __all__ = [
     "tidy",
 ]
 
+_MAX_SHOWN = 20  # episodes in one line of the log
+
 _logger = logging.getLogger("seqrecord")
 
 
@@ -108,14 +110,13 @@ def rebuilt(
     except FormatError as error:  # it names a path
         error.file = f"{storage.url}/{error.file or RECORDS}"
         raise
-    for episode in assembled.lost:
-        if episode.uid not in left_out:
-            _logger.warning(
-                "%s: episode %s was written twice; that of uid %s is left out",
-                storage.url,
-                episode.key,
-                episode.uid,
-            )
+    if new := [episode for episode in assembled.lost if episode.uid not in left_out]:
+        shown = [f"{episode.key} (uid {episode.uid})" for episode in new[:_MAX_SHOWN]]
+        _logger.warning(
+            "%s: %s written twice, and left out: %s%s",
+            *(storage.url, counted(len(new), "episode"), ", ".join(shown)),
+            ", …" if len(new) > _MAX_SHOWN else "",
+        )
     # A file of the dataset stays in it, though all that it held be copies now.
     paths = dict.fromkeys([*assembled.files, *(path for path in base.files if path in footers)])
     lost = (episode.uid for episode in assembled.lost if not episode.files.isdisjoint(paths))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import random
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -176,7 +178,7 @@ def test_a_committed_key_beats_one_that_is_not(
         caplog.clear()
         writer(folder, "resume").close()
         (said,) = [r.getMessage() for r in caplog.records if "written twice" in r.getMessage()]
-        assert "episode b" in said
+        assert "1 episode written twice, and left out: b (uid " in said
         assert uid not in said
         assert sorted(keys_of(folder)) == ["a", "b", "c"]
         fingerprint = read_manifest(LocalStorage(folder)).fingerprint
@@ -249,6 +251,52 @@ def test_many_writers_that_end_in_any_order(tmp_path: Path) -> None:
         thread.join()
     assert set(keys_of(tmp_path)) == set("abcdefghi")
     assert reindex(tmp_path).num_episodes == 9
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_happens_every_episode_that_ended_comes_in(tmp_path: Path, seed: int) -> None:
+    """Writers of all modes, interleaved, killed and refused, with a clean of old files between."""
+    rng = random.Random(seed)
+    at_work: list[SeqRecordWriter] = []
+    ended, committed = set[str](), set[str]()
+    for _ in range(60):
+        action = rng.choice(["begin", "write", "write", "write", "kill", "close", "clean"])
+        if action == "begin":
+            with contextlib.suppress(DestinationError):
+                mode = rng.choice(["create", "append", "resume"])
+                each = writer(tmp_path, mode, record_bytes=rng.choice([1, 500, 10_000]))
+                assert committed <= each.finished_keys <= ended
+                assert mode != "resume" or each.finished_keys == ended
+                at_work.append(each)
+        elif action == "clean":
+            with contextlib.suppress(DestinationError):
+                assert clean(tmp_path, older_than=3600) == []
+        elif at_work:
+            each = rng.choice(at_work)
+            left = sorted(LENGTHS.keys() - each.finished_keys)
+            if action == "write" and left:
+                key = rng.choice(left)
+                add(each, key)
+                ended.add(key)
+            elif action in ("kill", "close"):
+                at_work.remove(each)
+            if action == "kill":
+                kill(each)
+            elif action == "close":
+                with contextlib.suppress(DestinationError):
+                    each.close()
+                    assert set(keys_of(tmp_path)) == each.finished_keys
+                    assert committed <= each.finished_keys
+                    committed = set(each.finished_keys)
+    for each in at_work:
+        kill(each)
+    if ended:
+        writer(tmp_path, "resume").close()
+        assert set(keys_of(tmp_path)) == ended
+        fingerprint = read_manifest(LocalStorage(tmp_path)).fingerprint
+        clean(tmp_path, older_than=0)
+        assert set(keys_of(tmp_path)) == ended
+        assert reindex(tmp_path).fingerprint == fingerprint
 
 
 class Slow(StorageWrapper):
