@@ -409,6 +409,7 @@ def test_other_mistakes(dataset: Dataset, tmp_path: Path) -> None:
 
 def test_a_figure_is_written_and_shown(dataset: Dataset, tmp_path: Path) -> None:
     figure = view(dataset, "beta/Hard/P000")  # one frame; flow and mask are missing
+    assert "frame 0 of 1" in texts(figure)
     figure.savefig(tmp_path / "clip.png")
     figure.savefig(tmp_path / "clip.svg")
     with Image.open(tmp_path / "clip.png") as image:

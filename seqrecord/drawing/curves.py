@@ -62,7 +62,16 @@ def _plot(
     marker = 2.0 if len(numbers) <= _MAX_MARKERS else 0.5  # a point alone has no line
     for component in group:
         colour = colours[component % len(colours)]
-        axes.plot(numbers, values[:, component], "o-", color=colour, linewidth=1, markersize=marker)
+        # Not cut: where there are few points, the outer ones lie close to the border.
+        axes.plot(
+            numbers,
+            values[:, component],
+            "o-",
+            color=colour,
+            linewidth=1,
+            markersize=marker,
+            clip_on=False,
+        )
     axes.margins(x=0.03, y=0.12)
 
 

@@ -16,7 +16,7 @@ from matplotlib.patches import Circle, Patch
 
 from seqrecord.drawing.colours import NEUTRAL, flow_colours, label_colours
 from seqrecord.drawing.kinds import Kind
-from seqrecord.drawing.page import LINE, SMALL, Page
+from seqrecord.drawing.page import LINE, SMALL, Page, text_width
 from seqrecord.wording import number_text
 
 __all__ = ["LEGEND_WIDTH", "Panel", "make_panel"]
@@ -122,7 +122,8 @@ def _flow(frames: Sequence[Array]) -> Panel:
         disc = axes.imshow(wheel, extent=(-1, 1, 1, -1))
         disc.set_clip_path(Circle((0, 0), 1, transform=axes.transData))
         text = f"rim {number_text(longest)} px"
-        page.text(x + side / 2, top + side + 0.04, text, ha="center", va="top")
+        middle = max(side, text_width(text, SMALL)) / 2
+        page.text(x + middle, top + side + 0.04, text, ha="center", va="top")
 
     return Panel([flow_colours(frame, longest) for frame in frames], legend=legend)
 

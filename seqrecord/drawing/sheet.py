@@ -175,7 +175,7 @@ class _Row:
         """The feature's name, dtype and shape."""
         known = _known(self.frames)
         lines = [self.name]
-        if known and self.height > 2.5 * _LINE_HEIGHT:
+        if known and self.height > 3 * _LINE_HEIGHT:
             shapes = {frame.shape for frame in known}
             shape = shape_text(known[0].shape) if len(shapes) == 1 else "varying"
             lines += [known[0].dtype.name, shape]

@@ -202,8 +202,10 @@ def _draw(
     from seqrecord.drawing.sheet import draw_sheet  # imports matplotlib
 
     apart = f", {numbers.step} apart" if numbers.step > 1 else ""
-    subtitle = f"frames {numbers[0]} to {numbers[-1]}{of_how_many}{apart}"
-    return draw_sheet(frames, numbers=numbers, shown=columns, title=title, subtitle=subtitle)
+    which = f"frames {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"frame {numbers[0]}"
+    return draw_sheet(
+        frames, numbers=numbers, shown=columns, title=title, subtitle=f"{which}{of_how_many}{apart}"
+    )
 
 
 def _spread(count: int, most: int) -> list[int]:
