@@ -239,6 +239,69 @@ def test_what_a_kill_leaves_is_listed_and_read(place: Place, storage: Storage) -
     other.close()
 
 
+def _written(storage: Storage, seen: Storage) -> tuple[list[tuple[int, bytes]], bool]:
+    """Write until it fails; the checkpoints that were seen to be kept, and whether it succeeded."""
+    upload = storage.create(PATH)
+    kept: list[tuple[int, bytes]] = []
+
+    def is_decided() -> bool:
+        nonlocal kept
+        found = seen.unfinished("records")
+        kept = found[0].checkpoints() if found else kept
+        return kept[-1:] == [(stop, b"%d" % stop)] or not _uploading()
+
+    try:
+        for start, stop in ((0, 1 << 20), (1 << 20, 3 << 20), (3 << 20, len(LARGE))):
+            upload.write(LARGE[start:stop])
+            upload.checkpoint(b"%d" % stop)
+            wait_for(is_decided)
+        upload.commit()
+    except StorageError:
+        return kept, False
+    return kept, True
+
+
+def _uploading() -> bool:
+    return any(each.name == "seqrecord-upload" for each in threading.enumerate())
+
+
+@pytest.mark.usefixtures("small_pieces", "kept_at_once")
+@pytest.mark.parametrize("last", ["403", "lost"])
+def test_cut_off_after_any_request(place: Place, last: str) -> None:
+    """As by a kill: of the last request the service may see nothing, or do what it asks.
+
+    What follows is refused, which nobody repeats.
+    """
+    seen = place.open()
+    for number in range(100):
+        with FaultProxy(place.host) as proxy:
+            proxy.fault = Scripted([*[None] * number, last, *["403"] * 1000])
+            storage = place.open(proxy.host)
+            kept, succeeded = _written(storage, seen)
+        names = [file.path for file in seen.files("records")]
+        assert names or not succeeded
+        if names:
+            assert get(seen, PATH) == LARGE
+        found = seen.unfinished("records")
+        assert found or names or not kept
+        for left in found:
+            checkpoints = left.checkpoints()
+            assert names or checkpoints[: len(kept)] == kept
+            size = checkpoints[-1][0] if checkpoints else 0
+            buffer = bytearray(size)
+            left.read_ranges([ByteRange(0, size)], [memoryview(buffer)])
+            assert buffer == LARGE[:size]
+            left.remove()
+        seen.remove(PATH)
+        storage.close()
+        if proxy.faults[last] == 0:  # it needed no more requests
+            assert succeeded
+            break
+    assert number > 10
+    assert place.names() == []
+    seen.close()
+
+
 # Failures
 
 
@@ -255,7 +318,7 @@ def test_a_server_that_is_gone_is_a_deadline_error(place: Place, size: int) -> N
         with pytest.raises(DeadlineError):
             storage.put("manifest.json", b"x", expected=None)
         upload.checkpoint(b"one")
-        wait_for(lambda: not any(each.name == "seqrecord-upload" for each in threading.enumerate()))
+        wait_for(lambda: not _uploading())
         with pytest.raises(DeadlineError):
             upload.write(b"more")
         storage.close()
@@ -276,7 +339,7 @@ def test_close_waits_for_no_server_that_is_gone(
         started = time.monotonic()
         storage.close()
         assert time.monotonic() - started < 10  # of 120
-        assert not any(each.name == "seqrecord-upload" for each in threading.enumerate())
+        assert not _uploading()
 
 
 ACTIONS: dict[str, Callable[[Storage], object]] = {

@@ -38,7 +38,13 @@ class Store:
     @property
     def whole(self) -> WholeFiles:
         return WholeFiles(
-            "mem://x", self._send, self._put, self._files, self._read_ranges, self._remove
+            "mem://x",
+            send=self._send,
+            put=self._put,
+            files=self._files,
+            read_whole=self._read_whole,
+            read_ranges=self._read_ranges,
+            remove=self._remove,
         )
 
     @property
@@ -66,11 +72,14 @@ class Store:
             if path.startswith(f"{folder}/")
         ]
 
+    def _read_whole(self, path: str, limit: int) -> bytes:
+        if path not in self.objects:
+            raise NotFoundError("no such file", file=path)
+        return self.objects[path]
+
     def _read_ranges(
         self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
     ) -> None:
-        if path not in self.objects:
-            raise NotFoundError("no such file", file=path)
         for item, buffer in zip(ranges, buffers, strict=True):
             buffer[:] = self.objects[path][item.start : item.stop]
 

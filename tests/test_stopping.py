@@ -276,7 +276,7 @@ def test_an_upload_that_is_given_up_sends_nothing_more(monkeypatch: pytest.Monke
     def nothing(*_: Any) -> Any:
         raise AssertionError
 
-    store = WholeFiles("az://box", nothing, gone, nothing, nothing, lambda path: None)
+    store = WholeFiles("az://box", nothing, gone, nothing, nothing, nothing, lambda path: None)
     upload = spooled.SpooledUpload("file", store)
     upload.write(bytes(9 << 20))
     upload.checkpoint(b"note")

@@ -45,6 +45,8 @@ class WholeFiles:
     """A small file under a name that nobody else uses, in place of what is there."""
     files: Callable[[str], list[FileInfo]]
     """All files below a folder, however deep."""
+    read_whole: Callable[[str, int], bytes]
+    """A file of at most so many bytes, as it is now: a part may have been put twice."""
     read_ranges: Callable[[str, Sequence[ByteRange], Sequence[memoryview]], None]
     remove: Callable[[str], None]
     """Remove a file, which need not be there."""
@@ -146,14 +148,13 @@ class KeptParts:
         end = 0
         for number in range(len(self._files)):
             file = self._files.get(number)
-            if file is None or not _HEAD.size <= file.size <= _MOST_BYTES:
+            if file is None or file.size > _MOST_BYTES:
                 return
-            data = memoryview(bytearray(file.size))
             try:
-                self._store.read_ranges(file.path, [ByteRange(0, file.size)], [data])
+                data = self._store.read_whole(file.path, _MOST_BYTES)
             except NotFoundError:  # its writer has finished the file
                 return
-            part = _parse(file.path, data)
+            part = _parse(file.path, memoryview(data))
             if part is None or part.start > end:
                 return
             yield part
@@ -162,6 +163,8 @@ class KeptParts:
 
 def _parse(path: str, data: memoryview) -> _Part | None:
     """The part that a file holds, if it is a whole one."""
+    if len(data) < _HEAD.size:
+        return None
     magic, checked, version, start, stop, count = _HEAD.unpack_from(data)
     if (magic, version) != (_MAGIC, _VERSION) or crc32c(data[_CHECKED_FROM:]) != checked:
         return None

@@ -50,6 +50,9 @@ class WholeFileStorage(ABC):
             send=self.send,
             put=lambda path, data: self.retried(path, lambda: self.overwrite(path, data)),
             files=lambda folder: self.retried(folder, lambda: self.listed(folder, deep=True)),
+            read_whole=lambda path, limit: self.retried(
+                path, lambda: self.read_whole(path, limit)[0]
+            ),
             read_ranges=lambda path, ranges, buffers: self.retried(
                 path, lambda: self.read_ranges(path, ranges, buffers)
             ),
