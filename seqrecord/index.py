@@ -242,11 +242,12 @@ class Index:
         file_sizes: Sequence[int],
         *,
         release: Callable[[], None] | None = None,
+        block_pages: int = _BLOCK_PAGES,
     ) -> Index:
         """Inverse of `encode`: arrays that view `tables`, checked against each other and the files.
 
-        `release` is called now and then, when what was read of the tables need not stay in memory.
-        Raises `FormatError` that names the row, and the table as its `file`.
+        `release` is called after every `block_pages` pages, when what was read of the tables need
+        not stay in memory. Raises `FormatError` that names the row, and the table as its `file`.
         """
         episodes = _decode("episodes", tables["episodes"], _EPISODES)
         chunks = _decode("chunks", tables["chunks"], _chunks_schema(schema))
@@ -265,7 +266,7 @@ class Index:
             largest_frame=chunks.get("largest_frame", np.empty((count, 0), np.uint32)),
             gaps=_gap_rows(gaps, count * len(schema)),
         )
-        index._check(np.asarray(file_sizes, np.int64), release or (lambda: None))
+        index._check(np.asarray(file_sizes, np.int64), release or (lambda: None), block_pages)
         return index
 
     def _frames_per_chunk(self, dtype: type[_Integer]) -> npt.NDArray[_Integer]:
@@ -274,7 +275,9 @@ class Index:
         frames[last] = self.num_frames - (self.num_chunks - 1) * self.chunk_frames
         return frames
 
-    def _check(self, file_sizes: npt.NDArray[np.int64], release: Callable[[], None]) -> None:
+    def _check(
+        self, file_sizes: npt.NDArray[np.int64], release: Callable[[], None], block_pages: int
+    ) -> None:
         with _located("episodes"):
             self._check_episodes()
         with _located("chunks"):
@@ -283,7 +286,7 @@ class Index:
         with _located("gaps"):
             check_gaps(self.gaps, frames, self.schema, 0)
         with _located("chunks"):
-            self._check_chunks(frames, file_sizes, release)
+            self._check_chunks(frames, file_sizes, release, block_pages)
         release()
 
     def _check_episodes(self) -> None:
@@ -312,11 +315,12 @@ class Index:
         frames: npt.NDArray[np.uint8],
         file_sizes: npt.NDArray[np.int64],
         release: Callable[[], None],
+        block_pages: int,
     ) -> None:
         """Block by block: what is computed from a row is several times as large as the row."""
         sizes = file_sizes.astype(np.uint64)
         gap_chunk = np.ascontiguousarray(self.gaps["chunk"])
-        step = max(1, _BLOCK_PAGES // len(self.schema))
+        step = max(1, block_pages // len(self.schema))
         for first in range(0, len(self.file), step):
             rows = slice(first, first + step)
             self._check_places(rows, sizes)

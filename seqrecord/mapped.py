@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+from dataclasses import dataclass
 from typing import IO
 
 from seqrecord.checksum import crc32c
@@ -19,11 +20,19 @@ from seqrecord.ranges import ByteRange
 from seqrecord.storage import Storage, request_threads
 from seqrecord.storage.base import short_read
 
-__all__ = ["Mapped", "map_file"]
+__all__ = ["Mapped", "Sizes", "map_file"]
 
-_SMALL_BYTES = 32 << 20  # of a file that is read
-_BLOCK_BYTES = 32 << 20  # of a mapped file, checked at a time
-_COPY_BYTES = 8 << 20  # of a remote file, a piece; a client may hold it two times more
+
+@dataclass(frozen=True)
+class Sizes:
+    """In bytes; what they are by default was measured."""
+
+    small: int = 32 << 20  # of a file that is read
+    block: int = 32 << 20  # of a mapped file, checked at a time
+    piece: int = 8 << 20  # of a remote file, read at a time; a client may hold it two times more
+
+
+_SIZES = Sizes()
 _COPIES = 3  # pieces at a time
 
 
@@ -41,12 +50,15 @@ class Mapped:
             self._map.madvise(mmap.MADV_DONTNEED)
 
 
-def map_file(storage: Storage, path: str, size: int, *, checksum: bool) -> Mapped:
+def map_file(
+    storage: Storage, path: str, size: int, *, checksum: bool, sizes: Sizes = _SIZES
+) -> Mapped:
     """The first `size` bytes of a file. Raises `StorageError` for one that is shorter."""
-    local = storage.local_path(path) if size > _SMALL_BYTES else None
+    local = storage.local_path(path) if size > sizes.small else None
     if local is not None:
-        return _map_local(local, size, checksum)
-    file = _temporary(size) if size > _SMALL_BYTES else None
+        mapped = _map_local(local, size)
+        return _checked(mapped, sizes.block) if checksum else mapped
+    file = _temporary(size) if size > sizes.small else None
     if file is None:
         try:
             data = bytearray(size)
@@ -59,32 +71,31 @@ def map_file(storage: Storage, path: str, size: int, *, checksum: bool) -> Mappe
         storage.read_ranges(path, [ByteRange(0, size)], [memoryview(data)])
         return Mapped(data, crc32c(data) if checksum else None)
     with file:
-        _copy(storage, path, size, file)
+        _copy(storage, path, size, file, sizes.piece)
         mapped = Mapped(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ), None)
-    return _checked(mapped) if checksum else mapped
+    return _checked(mapped, sizes.block) if checksum else mapped
 
 
-def _map_local(path: str, size: int, checksum: bool) -> Mapped:
+def _map_local(path: str, size: int) -> Mapped:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             if (actual := os.fstat(fd).st_size) < size:
                 raise short_read(path, ByteRange(0, size), actual)
-            mapped = Mapped(mmap.mmap(fd, size, prot=mmap.PROT_READ), None)
+            return Mapped(mmap.mmap(fd, size, prot=mmap.PROT_READ), None)
         finally:
             os.close(fd)
     except FileNotFoundError:
         raise NotFoundError("no such file", file=path) from None
     except OSError as error:
         raise StorageError(error.strerror or str(error), file=path) from error
-    return _checked(mapped) if checksum else mapped
 
 
-def _checked(mapped: Mapped) -> Mapped:
+def _checked(mapped: Mapped, block: int) -> Mapped:
     """With its checksum, taken block by block."""
     actual = 0
-    for at in range(0, len(mapped.data), _BLOCK_BYTES):
-        actual = crc32c(mapped.data[at : at + _BLOCK_BYTES], start=actual)
+    for at in range(0, len(mapped.data), block):
+        actual = crc32c(mapped.data[at : at + block], start=actual)
         mapped.release()
     mapped.crc32c = actual
     return mapped
@@ -104,7 +115,7 @@ def _temporary(size: int) -> IO[bytes] | None:
     return file
 
 
-def _copy(storage: Storage, path: str, size: int, file: IO[bytes]) -> None:
+def _copy(storage: Storage, path: str, size: int, file: IO[bytes], piece: int) -> None:
     """Copy the file's first `size` bytes, several pieces at a time.
 
     A client's work on one piece goes on while the server sends another.
@@ -113,13 +124,13 @@ def _copy(storage: Storage, path: str, size: int, file: IO[bytes]) -> None:
     buffer = memoryview(target)
 
     def copy(at: int) -> None:
-        item = ByteRange(at, min(at + _COPY_BYTES, size))
+        item = ByteRange(at, min(at + piece, size))
         storage.read_ranges(path, [item], [buffer[item.start : item.stop]])
         target.madvise(mmap.MADV_DONTNEED)  # the file has them
 
     with request_threads(_COPIES, "copy") as threads:
         futures = [
-            threads.submit(f"{storage.url}/{path}", copy, at) for at in range(0, size, _COPY_BYTES)
+            threads.submit(f"{storage.url}/{path}", copy, at) for at in range(0, size, piece)
         ]
         for future in futures:
             future.result()

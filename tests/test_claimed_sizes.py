@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +14,10 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import FormatError, SeqRecordWriter, StorageError, mapped, reindex, verify
+from seqrecord import FormatError, SeqRecordWriter, StorageError, reindex, verify
 from seqrecord.catalog import load
 from seqrecord.format import MAX_FOOTER_BYTES, parse_footer
-from seqrecord.format.text import MAX_JSON_VALUES, parse_json
+from seqrecord.format.text import MAX_JSON_VALUES, MAX_METADATA_LENGTH, parse_json
 from seqrecord.manifest import (
     MAX_MANIFEST_BYTES,
     MAX_RECORD_FILES,
@@ -24,6 +25,7 @@ from seqrecord.manifest import (
     RecordFile,
     read_manifest,
 )
+from seqrecord.mapped import map_file
 from seqrecord.storage import LocalStorage
 from seqrecord.storage.wrappers import StorageWrapper
 from tests.tiny import change_manifest, sign_manifest, split_record, write_tiny
@@ -97,10 +99,10 @@ def test_no_room_for_a_copy_of_an_index(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "records").mkdir()
     (tmp_path / "records" / "a").write_bytes(b"")
     _stretch(tmp_path / "records" / "a", _HUGE)
-    monkeypatch.setattr(mapped, "_temporary", lambda size: None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     storage = StorageWrapper(LocalStorage(tmp_path))
     with pytest.raises(StorageError, match="no room") as caught:
-        mapped.map_file(storage, "records/a", 1 << 62, checksum=True)
+        map_file(storage, "records/a", 1 << 62, checksum=True)
     assert "TMPDIR" in str(caught.value)
 
 
@@ -170,22 +172,20 @@ def test_a_footer_that_claims_more_than_any_has(root: Path) -> None:
     assert _refused(lambda: reindex(root)) < 10 << 20
 
 
-def test_a_record_file_is_full_before_its_footer_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_file_is_full_before_its_footer_is(tmp_path: Path) -> None:
     """Long metadata of many short episodes: no file gets a footer that no reader takes."""
-    monkeypatch.setattr("seqrecord.record_file.FULL_FOOTER_BYTES", 200_000)
+    text = '"' * (MAX_METADATA_LENGTH // 2 - 20)  # each takes two characters
     with SeqRecordWriter(tmp_path / "x") as writer:
-        for number in range(20):
-            metadata = {"text": '"' * 30_000}
+        for number in range(50):
+            metadata = {"text": text}
             with writer.episode(f"e{number}", metadata=metadata) as episode:
                 episode.append({"a": np.array(number)})
     files = list((tmp_path / "x" / "records").iterdir())
-    assert len(files) > 3
-    assert all(file.stat().st_size < 400_000 for file in files)
+    assert len(files) > 2
+    assert all(file.stat().st_size < MAX_FOOTER_BYTES for file in files)
     with seqrecord.open(tmp_path / "x") as dataset:
-        assert [int(e[0]["a"]) for e in dataset.episodes.values()] == list(range(20))
-        assert dataset.episodes["e7"].metadata == {"text": '"' * 30_000}
+        assert [int(e[0]["a"]) for e in dataset.episodes.values()] == list(range(50))
+        assert dataset.episodes["e7"].metadata == {"text": text}
 
 
 def test_pages_that_no_file_can_hold(root: Path) -> None:

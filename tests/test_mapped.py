@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from seqrecord import ChecksumError, FormatError, NotFoundError, StorageError, mapped
+from seqrecord import ChecksumError, FormatError, NotFoundError, StorageError
 from seqrecord.catalog import load
 from seqrecord.checksum import crc32c
-from seqrecord.mapped import map_file
+from seqrecord.index import Index
+from seqrecord.mapped import Sizes, map_file
 from seqrecord.storage import LocalStorage, Storage, open_storage
 from seqrecord.storage.wrappers import StorageWrapper
 from tests.big_index import write_big_index
@@ -36,20 +38,15 @@ def local(tmp_path: Path) -> LocalStorage:
     return storage
 
 
-@pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapped, "_SMALL_BYTES", 1000)
-    monkeypatch.setattr(mapped, "_BLOCK_BYTES", 30_000)
-    monkeypatch.setattr(mapped, "_COPY_BYTES", 30_000)
+SMALL = Sizes(small=1000, block=30_000, piece=30_000)
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, 1001, 60_000, 100_000])
 @pytest.mark.parametrize("is_remote", [False, True])
-@pytest.mark.usefixtures("small_blocks")
 def test_the_bytes_and_their_checksum(local: LocalStorage, size: int, is_remote: bool) -> None:
     storage: Storage = StorageWrapper(local) if is_remote else local
     for checksum in (True, False):
-        found = map_file(storage, PATH, size, checksum=checksum)
+        found = map_file(storage, PATH, size, checksum=checksum, sizes=SMALL)
         for _ in range(2):
             assert found.data.tobytes() == DATA[:size]
             found.release()
@@ -57,35 +54,32 @@ def test_the_bytes_and_their_checksum(local: LocalStorage, size: int, is_remote:
         assert found.crc32c == (crc32c(DATA[:size]) if checksum else None)
 
 
-@pytest.mark.usefixtures("small_blocks")
 def test_a_copy_is_read_once_and_leaves_no_file(
     local: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = list(tmp_path.iterdir())
     storage = CountingStorage(local)
-    found = map_file(storage, PATH, len(DATA), checksum=True)
+    found = map_file(storage, PATH, len(DATA), checksum=True, sizes=SMALL)
     assert storage.bytes_read == len(DATA)
     assert list(tmp_path.iterdir()) == before
     assert found.data.tobytes() == DATA
 
 
-@pytest.mark.usefixtures("small_blocks")
 def test_without_room_for_a_copy_it_is_kept_in_memory(
     local: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    found = map_file(StorageWrapper(local), PATH, len(DATA), checksum=True)
+    found = map_file(StorageWrapper(local), PATH, len(DATA), checksum=True, sizes=SMALL)
     assert found.data.tobytes() == DATA
     assert found.crc32c == crc32c(DATA)
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
-@pytest.mark.usefixtures("small_blocks")
 def test_a_file_that_is_not_there(local: LocalStorage, is_remote: bool) -> None:
     storage: Storage = StorageWrapper(local) if is_remote else local
     with pytest.raises(NotFoundError, match="nothing"):
-        map_file(storage, "records/nothing", len(DATA), checksum=True)
+        map_file(storage, "records/nothing", len(DATA), checksum=True, sizes=SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -96,14 +90,23 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
-def test_blocks_are_checked_as_the_whole_is(
-    small: Path, is_remote: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("seqrecord.index._BLOCK_PAGES", 35)  # 7 chunks of 5 pages
-    monkeypatch.setattr(mapped, "_SMALL_BYTES", 1000)
+def test_blocks_are_checked_as_the_whole_is(small: Path, is_remote: bool) -> None:
     local = LocalStorage(small)
     storage: Storage = StorageWrapper(local) if is_remote else local
-    manifest, index = load(storage)
+    manifest, _ = load(storage)
+    sizes = [file.size for file in manifest.record_files]
+
+    def decode(tables: Any) -> Index:
+        return Index.decode(manifest.schema, tables, sizes, block_pages=35)  # 7 chunks of 5 pages
+
+    index = decode(
+        {
+            name: pa.py_buffer(
+                map_file(storage, file.path, file.size, checksum=True, sizes=SMALL).data
+            )
+            for name, file in manifest.index.items()
+        }
+    )
     assert len(index.file) == 40 * 9
     assert index.present(8, 2, 1) == 0
     for name in ("file", "offset", "page_length", "page_crc32c"):
@@ -117,9 +120,8 @@ def test_blocks_are_checked_as_the_whole_is(
         (359, {"page_length": 3}, "impossible length"),
     ):
         tables = _changed(index, row, changes)
-        sizes = [file.size for file in manifest.record_files]
         with pytest.raises(FormatError, match=message) as caught:
-            type(index).decode(manifest.schema, tables, sizes)
+            decode(tables)
         assert caught.value.got == f"row {row}"
         assert caught.value.file == "chunks"
 
@@ -135,11 +137,7 @@ def _changed(index: Any, row: int, changes: dict[str, int]) -> Any:
     return type(index)(**fields).encode()
 
 
-def test_a_remote_table_that_is_damaged_is_refused(
-    small: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mapped, "_SMALL_BYTES", 1000)
-
+def test_a_remote_table_that_is_damaged_is_refused(small: Path) -> None:
     class Damaging(StorageWrapper):
         def read_ranges(self, path: str, ranges: Any, buffers: Any) -> None:
             super().read_ranges(path, ranges, buffers)
@@ -192,7 +190,6 @@ def test_a_file_that_is_cut_under_an_open_dataset_is_an_error(
         assert beginning == "fine" or str(tmp_path) in line
 
 
-@pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("size", [1000, 50_000])
 @pytest.mark.parametrize("is_remote", [False, True])
 def test_a_file_that_is_shorter_than_it_was_is_an_error(
@@ -201,7 +198,7 @@ def test_a_file_that_is_shorter_than_it_was_is_an_error(
     storage: Storage = StorageWrapper(local) if is_remote else local
     os.truncate(local.root / PATH, size // 2)
     with pytest.raises(StorageError, match=r"ended early.*/dataset/"):
-        map_file(storage, PATH, size, checksum=True)
+        map_file(storage, PATH, size, checksum=True, sizes=SMALL)
 
 
 # 100 million frames
