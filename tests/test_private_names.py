@@ -32,11 +32,6 @@ LEFT: dict[str, set[str]] = {
     },
     "test_bench.py": {"a patch of seqrecord.pipes.SeqRecordStream"},
     "test_broken_writer.py": {"_destination"},
-    "test_claimed_sizes.py": {
-        "_temporary",
-        "a patch of mapped._temporary",
-        "a patch of seqrecord.record_file.FULL_FOOTER_BYTES.seqrecord",
-    },
     "test_committed.py": {"_destination"},
     "test_convert.py": {"_Channel", "_Worker"},
     "test_credentials.py": {
@@ -53,16 +48,6 @@ LEFT: dict[str, set[str]] = {
         "_Runtime",
         "a patch of reader_module._Runtime.lost",
         "a patch of reader_module._Runtime.used",
-    },
-    "test_mapped.py": {
-        "_BLOCK_BYTES",
-        "_BLOCK_PAGES",
-        "_COPY_BYTES",
-        "_SMALL_BYTES",
-        "a patch of mapped._BLOCK_BYTES",
-        "a patch of mapped._COPY_BYTES",
-        "a patch of mapped._SMALL_BYTES",
-        "a patch of seqrecord.index._BLOCK_PAGES.seqrecord",
     },
     "test_mount.py": {"_streams"},
     "test_objects.py": {
