@@ -31,8 +31,8 @@ DATA = np.random.default_rng(0).bytes(100_000)
 Add = Callable[[str, bytes], None]
 
 
-def put(storage: Storage, path: str, data: bytes, *, replace: bool = False) -> None:
-    upload = storage.create(path, replace=replace)
+def put(storage: Storage, path: str, data: bytes) -> None:
+    upload = storage.create(path)
     for start in range(0, len(data), 30_000):
         upload.write(data[start : start + 30_000])
     assert upload.tell() == len(data)

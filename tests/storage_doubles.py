@@ -137,9 +137,9 @@ class FaultyStorage(StorageWrapper):
             raise TransientError("an answer was cut", file=f"{self.url}/{path}")
         return super().read_whole(path, limit)
 
-    def create(self, path: str, *, replace: bool = False) -> Upload:
+    def create(self, path: str) -> Upload:
         self.ask("create", path)
-        return _FaultyUpload(self, super().create(path, replace=replace))
+        return _FaultyUpload(self, super().create(path))
 
     def put(self, path: str, data: bytes, *, expected: str | None) -> None:
         self.ask("put", path)
@@ -176,8 +176,8 @@ class _FaultyUpload:
     def checkpoint(self, note: bytes) -> None:
         self._inner.checkpoint(note)
 
-    def rewind(self, offset: int) -> bool:
-        return self._inner.rewind(offset)
+    def rewind(self, offset: int) -> None:
+        self._inner.rewind(offset)
 
     def commit(self) -> None:
         self._storage.ask("commit", self.path)

@@ -116,8 +116,8 @@ class _Full(LocalStorage):
 
     steps = 0
 
-    def create(self, path: str, *, replace: bool = False) -> Upload:
-        upload = super().create(path, replace=replace)
+    def create(self, path: str) -> Upload:
+        upload = super().create(path)
         for name in ("write", "commit"):
             setattr(upload, name, self._step(getattr(upload, name)))
         return upload

@@ -15,7 +15,13 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord.errors import DestinationError, NotFoundError, StorageError, TransientError
+from seqrecord.errors import (
+    ConflictError,
+    DestinationError,
+    NotFoundError,
+    StorageError,
+    TransientError,
+)
 from seqrecord.storage import Storage
 from seqrecord.storage.mounts import MountStorage, find_remote_mount
 from seqrecord.storage.mounts.streams import Streams
@@ -24,7 +30,7 @@ from tests.datasets import write_small
 from tests.fault_proxy import FaultProxy
 from tests.services import Azurite, Mount
 from tests.services.process import wait_for
-from tests.storage_contract import DATA, PATH, StorageContract, get, put
+from tests.storage_contract import DATA, PATH, StorageContract, get, names, put
 
 MakeMount = Callable[..., Mount]
 
@@ -219,7 +225,7 @@ def test_faults_of_listing_are_told_apart_too(
 
     monkeypatch.setattr(os, "scandir", scandir)
     with pytest.raises(TransientError):
-        storage.list_files("records")
+        storage.files("records")
 
 
 def test_a_mount_that_cannot_be_written_to_says_so(
@@ -232,8 +238,8 @@ def test_a_mount_that_cannot_be_written_to_says_so(
 
     monkeypatch.setattr(os, "ftruncate", ftruncate)
     with pytest.raises(DestinationError, match="write cache"):
-        storage.lock()
-    assert not (tmp_path / "dataset").exists()
+        storage.create(PATH)
+    assert list((tmp_path / "dataset").rglob("*")) == []
 
 
 # The table of mounts
@@ -333,7 +339,7 @@ def test_a_mount_is_found_and_read(azurite: Azurite, stored: str, mount: MakeMou
     mounted = mount(azurite, stored)
     assert find_remote_mount(mounted.path / "dataset" / "later") == str(mounted.path)
     storage = MountStorage(mounted.path / "dataset")
-    assert storage.list_files("records") == [PATH]
+    assert names(storage, "records") == [PATH]
     assert storage.size(PATH) == len(DATA)
     assert get(storage, PATH) == DATA
     assert storage.local_path(PATH) is None
@@ -349,11 +355,13 @@ def test_a_mount_is_found_and_read(azurite: Azurite, stored: str, mount: MakeMou
 
 def test_a_read_only_mount_says_what_to_do(azurite: Azurite, stored: str, mount: MakeMount) -> None:
     storage = MountStorage(mount(azurite, stored).path / "dataset")
-    for begin in (storage.lock, lambda: storage.create("records/new")):
+    for begin in (
+        lambda: storage.create("records/new"),
+        lambda: storage.put("manifest.json", b"{}", expected=None),
+    ):
         with pytest.raises(DestinationError, match=r"Read-only file system.*URL"):
             begin()
-    with pytest.raises(NotFoundError):
-        storage.reopen(PATH)
+    assert storage.unfinished("records") == []
 
 
 def test_a_mount_without_a_write_cache_says_what_to_do(
@@ -361,7 +369,7 @@ def test_a_mount_without_a_write_cache_says_what_to_do(
 ) -> None:
     mounted = mount(azurite, container, writable=True, options=("--vfs-cache-mode", "off"))
     with pytest.raises(DestinationError, match=r"write cache.*URL"):
-        MountStorage(mounted.path / "dataset").lock()
+        MountStorage(mounted.path / "dataset").create(PATH)
 
 
 def test_what_is_written_reaches_the_container(
@@ -369,11 +377,12 @@ def test_what_is_written_reaches_the_container(
 ) -> None:
     mounted = mount(azurite, container, writable=True)
     storage = MountStorage(mounted.path / "dataset")
-    lock = storage.lock()
     put(storage, PATH, DATA)
-    for data in (b"first", b"second"):
-        put(storage, "manifest.json", data, replace=True)
-    lock.release()
+    storage.put("manifest.json", b"first", expected=None)
+    _, tag = storage.read_whole("manifest.json", 100)
+    storage.put("manifest.json", b"second", expected=tag)
+    with pytest.raises(ConflictError):
+        storage.put("manifest.json", b"third", expected=tag)
     storage.close()
 
     def stored() -> dict[str, bytes]:
@@ -400,7 +409,7 @@ def test_a_dead_mount_is_transient_until_it_is_back(
         get(storage, PATH, 2_000_000, 2_000_010)
     assert os.strerror(errno.ENOTCONN) in str(caught.value)
     with pytest.raises(TransientError):
-        storage.list_files("records")
+        storage.files("records")
     mounted.close()
     with pytest.raises(TransientError, match="not mounted any more"):
         get(storage, PATH, 10, 20)

@@ -420,7 +420,7 @@ def test_a_forked_child_reads_and_says_how_to_write(place: Place, storage: Stora
     assert os.waitpid(pid, 0)[1] == 0
     upload.commit()
     assert get(storage, PATH) == DATA
-    assert storage.list_files("records") == [PATH, "records/other"]
+    assert [file.path for file in storage.files("records")] == [PATH, "records/other"]
 
 
 _SCRIPT = """

@@ -76,11 +76,8 @@ LEFT: dict[str, set[str]] = {
     "test_stopping.py": {"a patch of spooled.SAVE_SECONDS"},
     "test_storage.py": {
         "_MAX_HANDLES",
-        "_claim",
         "_filesystems",
-        "a patch of claims.GRACE_SECONDS",
         "a patch of local_module._MAX_HANDLES",
-        "a patch of seqrecord.storage.local.upload.GRACE_SECONDS.seqrecord",
     },
     "test_two_writers.py": {"_destination"},
 }

@@ -181,8 +181,8 @@ def actions(storage: Storage) -> list[Callable[[], object]]:
 
     return [
         partial(storage.size, "manifest.json"),
-        partial(storage.list_files, "records"),
-        partial(storage.list_files, "../records"),
+        partial(storage.files, "records"),
+        partial(storage.files, "../records"),
         partial(storage.files, "records"),
         partial(storage.unfinished, "records"),
         partial(storage.read_whole, "manifest.json", 100),

@@ -207,7 +207,7 @@ def test_rewound_to_anywhere(store: Store, offset: int) -> None:
     upload.checkpoint(b"two")
     wait_for(lambda: saved(store, 30_000))
     upload.write(DATA[30_000:47_000])
-    assert upload.rewind(offset)
+    upload.rewind(offset)
     assert upload.tell() == offset
     upload.write(b"new")
     upload.checkpoint(b"three")

@@ -3,7 +3,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-import multiprocessing
 import os
 import pickle
 import signal
@@ -19,9 +18,8 @@ import pytest
 from seqrecord.errors import DestinationError, LocationError, NotFoundError, StorageError
 from seqrecord.ranges import ByteRange
 from seqrecord.storage import FsspecStorage, LocalStorage, Storage, StorageWrapper, open_storage
-from seqrecord.storage.local import claims
 from seqrecord.storage.local import storage as local_module
-from tests.storage_contract import DATA, PATH, StorageContract, get, put
+from tests.storage_contract import DATA, PATH, StorageContract, get, names, put
 from tests.storage_doubles import CountingStorage, FailAt, FailOften, FaultyStorage, Slow
 
 # Forking with threads is what some of these tests are about.
@@ -140,8 +138,7 @@ def test_collected_storages_leave_no_descriptor(tmp_path: Path) -> None:
     get(storage, PATH)
     upload = storage.create("records/left")
     upload.write(b"x")
-    lock = storage.lock()
-    del storage, upload, lock
+    del storage, upload
     assert _open_fds() == before
 
 
@@ -206,7 +203,7 @@ def test_links_that_lead_out_are_not_followed(tmp_path: Path) -> None:
         storage.create("index/x.arrow")
     (tmp_path / "dataset/manifest.json.partial").symlink_to(tmp_path / "secret")
     with pytest.raises(StorageError):
-        storage.create("manifest.json", replace=True)
+        storage.create("manifest.json")
     assert (tmp_path / "secret").read_bytes() == b"secret"
     assert list((tmp_path / "outside").iterdir()) == []
 
@@ -220,7 +217,7 @@ def test_a_pipe_or_folder_is_not_a_file(tmp_path: Path) -> None:
             storage.size(path)
         with pytest.raises(StorageError, match="not a regular file"):
             get(storage, path, 0, 1)
-    assert storage.list_files("folder") == []
+    assert storage.files("folder") == []
 
 
 def test_a_file_that_shrinks_under_a_handle_is_an_error(tmp_path: Path) -> None:
@@ -237,17 +234,11 @@ def test_a_file_that_shrinks_under_a_handle_is_an_error(tmp_path: Path) -> None:
 # Local: uploads that something hits
 
 
-def test_an_upload_in_progress_cannot_be_taken_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("seqrecord.storage.local.upload.GRACE_SECONDS", 0.1)
+def test_a_name_is_written_by_one_upload(tmp_path: Path) -> None:
     storage, other = LocalStorage(tmp_path), LocalStorage(tmp_path)
     upload = storage.create(PATH)
     upload.write(b"mine")
-    assert other.interrupted("records") == [PATH]
-    with pytest.raises(DestinationError, match="still at work"):
-        other.reopen(PATH)
-    with pytest.raises(DestinationError, match="still at work"):
+    with pytest.raises(DestinationError, match="somebody writes"):
         other.create(PATH)
     upload.write(b"!")
     upload.commit()
@@ -260,39 +251,13 @@ def test_notes_that_a_kill_left_behind_the_rename_are_tidied(tmp_path: Path) -> 
     (tmp_path / f"{PATH}.notes").write_text('{"size": 1, "note": ""}\n')
     cut = storage.create("records/cut")
     cut.checkpoint(b"note")
-    assert storage.interrupted("records") == ["records/cut"]
+    assert [each.path for each in storage.unfinished("records")] == ["records/cut"]
     assert (tmp_path / f"{PATH}.notes").exists()  # who reads changes nothing
-    storage.lock().release()
-    names = ["cut.notes", "cut.partial", Path(PATH).name]
-    assert sorted(path.name for path in (tmp_path / "records").iterdir()) == sorted(names)
+    storage.put("manifest.json", b"{}", expected=None)
+    expected = ["cut.notes", "cut.partial", Path(PATH).name]
+    assert sorted(path.name for path in (tmp_path / "records").iterdir()) == sorted(expected)
     assert get(storage, PATH) == DATA
     cut.abort()
-
-
-@pytest.mark.parametrize(
-    "tail", [b'{"size": 4, "no', b"\xff\n", b'{"size": "x"}\n', b"[]\n", b"1\n"]
-)
-def test_half_a_note_ends_the_checkpoints(tmp_path: Path, tail: bytes) -> None:
-    storage = LocalStorage(tmp_path)
-    upload = storage.create(PATH)
-    upload.write(b"12345678")
-    upload.checkpoint(b"good")
-    storage.close()
-    with (tmp_path / f"{PATH}.notes").open("ab") as file:
-        file.write(tail)
-    assert storage.reopen(PATH).checkpoints == [(8, b"good")]
-
-
-def test_a_note_of_bytes_that_are_not_there_does_not_count(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path)
-    upload = storage.create(PATH)
-    upload.write(b"1234")
-    upload.checkpoint(b"one")
-    upload.write(b"5678")
-    upload.checkpoint(b"two")
-    storage.close()
-    os.truncate(tmp_path / f"{PATH}.partial", 6)
-    assert storage.reopen(PATH).checkpoints == [(4, b"one")]
 
 
 def _raise(error: int) -> Any:
@@ -308,7 +273,7 @@ def _raise(error: int) -> Any:
         (os, "write", errno.ENOSPC),
         (os, "fsync", errno.EIO),
         (Path, "replace", errno.EIO),
-        (os, "ftruncate", errno.EDQUOT),
+        (os, "write", errno.EDQUOT),
     ],
 )
 def test_errors_of_the_disk_name_the_file(
@@ -325,9 +290,9 @@ def test_errors_of_the_disk_name_the_file(
     storage.close()
     del caught
     assert _open_fds() <= before
-    assert storage.list_files("records") == ["records/before"]
+    assert names(storage, "records") == ["records/before"]
     storage.remove(PATH)
-    assert storage.interrupted("records") == []
+    assert storage.unfinished("records") == []
 
 
 def test_a_short_write_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,119 +324,12 @@ def test_a_checkpoint_on_a_full_disk_spoils_none_before(
     notes.write_bytes(whole)
     upload.checkpoint(b"three")
     storage.close()
-    assert [note for _, note in storage.reopen(PATH).checkpoints] == [b"one", b"three"]
-
-
-# Local: the lock
-
-
-@pytest.fixture
-def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "GRACE_SECONDS", 0.2)
-
-
-@pytest.mark.usefixtures("short_grace")
-def test_a_second_writer_is_refused(tmp_path: Path) -> None:
-    lock = LocalStorage(tmp_path).lock()
-    with pytest.raises(DestinationError, match="another writer"):
-        LocalStorage(tmp_path).lock()
-    lock.release()
-    LocalStorage(tmp_path).lock().release()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_lock_for_nothing_leaves_no_folder(tmp_path: Path) -> None:
-    LocalStorage(tmp_path / "new").lock().release()
-    assert not (tmp_path / "new").exists()
-    (tmp_path / "mine").mkdir()
-    LocalStorage(tmp_path / "mine").lock().release()
-    assert (tmp_path / "mine").exists()
-
-
-def test_waiting_lockers_get_the_lock_one_by_one(tmp_path: Path) -> None:
-    """The lock file is removed and made anew all the time; no two ever hold it together."""
-    holders, most, errors = 0, 0, []
-
-    def work() -> None:
-        nonlocal holders, most
-        for _ in range(15):
-            try:
-                lock = LocalStorage(tmp_path).lock()
-            except Exception as error:
-                errors.append(error)
-                return
-            holders += 1
-            most = max(most, holders)
-            holders -= 1
-            lock.release()
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    assert most == 1
-
-
-def _hold(lock: Any, ready: Any, go_on: Any) -> None:
-    ready.set()
-    go_on.wait(60)
-    lock.release()  # only its own part
-
-
-@pytest.mark.usefixtures("short_grace")
-def test_a_spawned_process_holds_the_lock_too(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    lock = LocalStorage(tmp_path).lock()
-    ready, go_on = context.Event(), context.Event()
-    process = context.Process(target=_hold, args=(lock, ready, go_on))
-    process.start()
-    try:
-        assert ready.wait(60)
-        claim = lock._claim  # type: ignore[attr-defined]
-        fd, claim.fd = claim.fd, -1
-        os.close(fd)  # as if this process had been killed
-        with pytest.raises(DestinationError):
-            LocalStorage(tmp_path).lock()
-    finally:
-        go_on.set()
-        process.join(60)
-    assert process.exitcode == 0
-    LocalStorage(tmp_path).lock().release()
-
-
-def test_a_forked_child_does_not_outlast_the_lock(tmp_path: Path) -> None:
-    lock = LocalStorage(tmp_path).lock()
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(write)
-        os.read(read, 1)
-        lock.release()
-        os._exit(0)
-    os.close(read)
-    lock.release()
-    second = LocalStorage(tmp_path).lock()
-    os.close(write)
-    assert os.waitpid(pid, 0)[1] == 0
-    assert (tmp_path / ".lock").exists()  # the child's release touched nothing
-    second.release()
-
-
-def test_a_filesystem_without_locks_is_warned_about(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fcntl.flock", _raise(errno.ENOLCK))
-    with pytest.warns(RuntimeWarning, match="no file locks"):
-        lock = LocalStorage(tmp_path).lock()
-    lock.release()
+    [found] = storage.unfinished("records")
+    assert [note for _, note in found.checkpoints()] == [b"one", b"three"]
 
 
 def test_a_folder_that_may_not_be_written_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StorageError, match="file"):
-        LocalStorage(tmp_path / "file").lock()
     with pytest.raises(StorageError, match="file"):
         LocalStorage(tmp_path / "file").create("a")
 
@@ -485,10 +343,10 @@ def test_a_failing_upload_shows_nothing_even_when_it_is_collected(tmp_path: Path
     upload.write(b"half")
     del upload
     gc.collect()
-    assert storage.list_files("records") == []
+    assert storage.files("records") == []
     storage.close()
     gc.collect()
-    assert storage.list_files("records") == []
+    assert storage.files("records") == []
     assert list(tmp_path.rglob("*")) == []
 
 
@@ -544,7 +402,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for table in ("_registry", "registry"):  # of classes that were imported before
         monkeypatch.setattr(sys.modules["fsspec.registry"], table, {})
     with pytest.raises(LocationError, match=r"a package is missing.*huggingface_hub") as caught:
-        open_storage("hf://datasets/a/b").list_files("records")
+        open_storage("hf://datasets/a/b").files("records")
     assert caught.value.__cause__ is None
 
 
@@ -568,7 +426,7 @@ def test_counts(tmp_path: Path) -> None:
     get(storage, PATH, 10, 30)
     get(storage, PATH, 0, 5)
     storage.size(PATH)
-    storage.list_files("records")
+    storage.files("records")
     assert storage.ranges == {PATH: [ByteRange(10, 30), ByteRange(0, 5)]}
     assert storage.bytes_read == 25
     assert storage.sizes == {PATH: 1}

@@ -1,6 +1,6 @@
 """Storages: local disk, mounts, Azure, any fsspec filesystem, and what goes around them."""
 
-from seqrecord.storage.base import CutUpload, FileInfo, Lock, Storage, Unfinished, Upload
+from seqrecord.storage.base import FileInfo, Storage, Unfinished, Upload
 from seqrecord.storage.cache import CachedStorage, CacheInfo, cache_info, clear_cache, forget_cached
 from seqrecord.storage.local import LocalStorage
 from seqrecord.storage.opening import StorageLike, open_storage
@@ -13,12 +13,10 @@ from seqrecord.storage.wrappers import StorageWrapper
 __all__ = [
     "CacheInfo",
     "CachedStorage",
-    "CutUpload",
     "FileInfo",
     "FsspecStorage",
     "LocalStorage",
     "Location",
-    "Lock",
     "RequestThreads",
     "Storage",
     "StorageLike",

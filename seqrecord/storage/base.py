@@ -11,9 +11,7 @@ from seqrecord.errors import LocationError, StorageError
 from seqrecord.ranges import ByteRange
 
 __all__ = [
-    "CutUpload",
     "FileInfo",
-    "Lock",
     "RangeReader",
     "Storage",
     "Unfinished",
@@ -28,7 +26,7 @@ __all__ = [
 class Upload(Protocol):
     """A file being written front to back. Nothing is visible under its name before `commit`.
 
-    Leaving one neither committed nor aborted is what a kill does; see `Storage.interrupted`.
+    Leaving one neither committed nor aborted is what a kill does; see `Storage.unfinished`.
     Used by one thread at a time.
     """
 
@@ -44,14 +42,11 @@ class Upload(Protocol):
         ...
 
     def checkpoint(self, note: bytes) -> None:
-        """What has been written so far is worth keeping after a kill, together with `note`.
-
-        A storage that cannot keep unfinished files ignores it.
-        """
+        """What has been written so far is worth keeping after a kill, together with `note`."""
         ...
 
-    def rewind(self, offset: int) -> bool:
-        """Forget everything after `offset`; false where the storage cannot."""
+    def rewind(self, offset: int) -> None:
+        """Forget everything after `offset`."""
         ...
 
     def commit(self) -> None:
@@ -61,19 +56,6 @@ class Upload(Protocol):
     def abort(self) -> None:
         """Leave nothing behind. Does nothing after a `commit` that succeeded."""
         ...
-
-
-@dataclass(frozen=True)
-class CutUpload:
-    """An upload that a kill has cut: `readable` is the path under which its bytes can be read.
-
-    `checkpoints` are the bytes written at each, with its note. Bytes below the last checkpoint may
-    still be wrong where the machine went down with the process.
-    """
-
-    upload: Upload
-    readable: str
-    checkpoints: list[tuple[int, bytes]]
 
 
 @dataclass(frozen=True)
@@ -192,28 +174,12 @@ class Storage(Protocol):
         """Uploads into a folder that have not ended, sorted by path."""
         ...
 
-    def create(self, path: str, *, replace: bool = False) -> Upload:
-        """Start a file. `DestinationError` on commit if it exists, unless `replace`."""
-        ...
-
-    def list_files(self, folder: str) -> list[str]:
-        """Paths of the finished files directly in a folder, sorted; empty if there is none."""
+    def create(self, path: str) -> Upload:
+        """Start a file under a name that nobody else uses; if it is used, `DestinationError`."""
         ...
 
     def remove(self, path: str) -> None:
         """Remove a file and what an interrupted upload of it left; neither need be there."""
-        ...
-
-    def interrupted(self, folder: str) -> list[str]:
-        """Paths of uploads in a folder that a kill has cut and that can be reopened, sorted."""
-        ...
-
-    def reopen(self, path: str) -> CutUpload:
-        """Take up an interrupted upload. `DestinationError` while it is still being written."""
-        ...
-
-    def lock(self) -> Lock:
-        """Claim the root for one writer. `DestinationError` while another holds it."""
         ...
 
     def local_path(self, path: str) -> str | None:
@@ -233,16 +199,6 @@ class Storage(Protocol):
         The storage opens its handles again when it is used again.
         """
         ...
-
-
-class Lock(Protocol):
-    """A claim that ends with `release`, or with the process.
-
-    Pickled to a process that `multiprocessing` spawns, it is the same claim there: after a kill of
-    the first process it lasts until the others have ended too.
-    """
-
-    def release(self) -> None: ...
 
 
 def check_path(path: str) -> str:

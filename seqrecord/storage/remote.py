@@ -74,9 +74,9 @@ class FsspecStorage(WholeFileStorage):
         if self._tag(path) != tag_of(data):
             raise ConflictError("another writer replaced it at the same time", file=shown)
 
-    def create(self, path: str, *, replace: bool = False) -> Upload:
+    def create(self, path: str) -> Upload:
         self._filesystems.get()  # a package that is missing is noticed now, not at the commit
-        return super().create(path, replace=replace)
+        return super().create(path)
 
     def send(self, path: str, read: Callable[[int, int], bytes], size: int) -> None:
         tried = False

@@ -172,19 +172,14 @@ class RetryingStorage(StorageWrapper):
         return self._repeated(folder, lambda: self.inner.files(folder))
 
     def unfinished(self, folder: str) -> list[Unfinished]:
-        return self._repeated(folder, lambda: self.inner.unfinished(folder))
+        found = self._repeated(folder, lambda: self.inner.unfinished(folder))
+        return [_RetryingUnfinished(each, self._repeated) for each in found]
 
-    def create(self, path: str, *, replace: bool = False) -> Upload:
-        return self._repeated(path, lambda: self.inner.create(path, replace=replace))
-
-    def list_files(self, folder: str) -> list[str]:
-        return self._repeated(folder, lambda: self.inner.list_files(folder))
+    def create(self, path: str) -> Upload:
+        return self._repeated(path, lambda: self.inner.create(path))
 
     def remove(self, path: str) -> None:
         self._repeated(path, lambda: self.inner.remove(path))
-
-    def interrupted(self, folder: str) -> list[str]:
-        return self._repeated(folder, lambda: self.inner.interrupted(folder))
 
     def counters(self) -> dict[str, int]:
         counts = Counter(self.inner.counters())
@@ -205,6 +200,26 @@ class RetryingStorage(StorageWrapper):
             return function()
 
         return self._retrier.call(request, file=file, item=item)
+
+
+class _RetryingUnfinished:
+    """Repeats what is read of an unfinished upload."""
+
+    def __init__(
+        self, inner: Unfinished, repeated: Callable[[str, Callable[[], Any]], Any]
+    ) -> None:
+        self.path, self.modified = inner.path, inner.modified
+        self._inner, self._repeated = inner, repeated
+
+    def checkpoints(self) -> list[tuple[int, bytes]]:
+        found: list[tuple[int, bytes]] = self._repeated(self.path, self._inner.checkpoints)
+        return found
+
+    def read_ranges(self, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]) -> None:
+        self._repeated(self.path, lambda: self._inner.read_ranges(ranges, buffers))
+
+    def remove(self) -> None:
+        self._repeated(self.path, self._inner.remove)
 
 
 class _State:

@@ -50,9 +50,8 @@ class SpooledUpload:
     def checkpoint(self, note: bytes) -> None:
         self._spool.checkpoint(note)
 
-    def rewind(self, offset: int) -> bool:
+    def rewind(self, offset: int) -> None:
         self._spool.rewind(offset)
-        return True
 
     def commit(self) -> None:
         self._spool.check()

@@ -6,15 +6,12 @@ import hashlib
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import replace as changed
 from typing import TypeVar
 
-from seqrecord.errors import LocationError, NotFoundError
+from seqrecord.errors import LocationError
 from seqrecord.ranges import ByteRange
 from seqrecord.storage.base import (
-    CutUpload,
     FileInfo,
-    Lock,
     Unfinished,
     Upload,
     check_path,
@@ -100,12 +97,8 @@ class WholeFileStorage(ABC):
     def unfinished(self, folder: str) -> list[Unfinished]:
         return kept_uploads(folder, self._whole)
 
-    def create(self, path: str, *, replace: bool = False) -> Upload:
-        check_path(path)
-        store = self._whole
-        if replace:  # until all that is replaced is written with `put`
-            store = changed(store, send=lambda path, read, n: store.put(path, read(0, n)))
-        upload = SpooledUpload(path, store)
+    def create(self, path: str) -> Upload:
+        upload = SpooledUpload(check_path(path), self._whole)
         self._uploads.get().add(upload)
         return upload
 
@@ -113,23 +106,6 @@ class WholeFileStorage(ABC):
         self.delete(check_path(path))
         for file in self.listed(f"{PARTS}/{path}", deep=False):
             self.delete(file.path)
-
-    # What follows goes when nothing above asks for it any more.
-
-    def list_files(self, folder: str) -> list[str]:
-        return [file.path for file in self.files(folder)]
-
-    def interrupted(self, folder: str) -> list[str]:
-        check_path(folder)
-        return []
-
-    def reopen(self, path: str) -> CutUpload:
-        raise NotFoundError("no interrupted upload", file=self.shown(check_path(path)))
-
-    def lock(self) -> Lock:
-        return _NoLock()
-
-    # That was it.
 
     def local_path(self, path: str) -> str | None:
         check_path(path)
@@ -149,11 +125,6 @@ class WholeFileStorage(ABC):
 
     def shown(self, path: str) -> str:
         return f"{self._url}/{path}"
-
-
-class _NoLock:
-    def release(self) -> None:
-        pass
 
 
 def tag_of(data: bytes) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from seqrecord.ranges import ByteRange
-from seqrecord.storage.base import CutUpload, FileInfo, Lock, Storage, Unfinished, Upload
+from seqrecord.storage.base import FileInfo, Storage, Unfinished, Upload
 
 __all__ = ["StorageWrapper"]
 
@@ -47,23 +47,11 @@ class StorageWrapper:
     def unfinished(self, folder: str) -> list[Unfinished]:
         return self.inner.unfinished(folder)
 
-    def create(self, path: str, *, replace: bool = False) -> Upload:
-        return self.inner.create(path, replace=replace)
-
-    def list_files(self, folder: str) -> list[str]:
-        return self.inner.list_files(folder)
+    def create(self, path: str) -> Upload:
+        return self.inner.create(path)
 
     def remove(self, path: str) -> None:
         self.inner.remove(path)
-
-    def interrupted(self, folder: str) -> list[str]:
-        return self.inner.interrupted(folder)
-
-    def reopen(self, path: str) -> CutUpload:
-        return self.inner.reopen(path)
-
-    def lock(self) -> Lock:
-        return self.inner.lock()
 
     def local_path(self, path: str) -> str | None:  # noqa: ARG002 - never mapped
         return None

@@ -97,9 +97,9 @@ class CachedStorage(StorageWrapper):
             self.inner.read_ranges(path, [gap for gap, _ in missing], [out for _, out in missing])
             self._add(key, missing)
 
-    def create(self, path: str, *, replace: bool = False) -> Upload:
+    def create(self, path: str) -> Upload:
         self._forget(path)
-        return super().create(path, replace=replace)
+        return super().create(path)
 
     def remove(self, path: str) -> None:
         self._forget(path)

@@ -14,16 +14,13 @@ from typing import Any
 from seqrecord.errors import LocationError, StorageError
 from seqrecord.ranges import ByteRange
 from seqrecord.storage.base import (
-    CutUpload,
     FileInfo,
-    Lock,
     Unfinished,
     Upload,
     check_buffers,
     check_path,
     short_read,
 )
-from seqrecord.storage.local.claims import LocalLock
 from seqrecord.storage.local.folders import make_folder
 from seqrecord.storage.local.replacing import put_file, read_file
 from seqrecord.storage.local.unfinished import LocalUnfinished
@@ -124,15 +121,15 @@ class LocalStorage:
             for each in found
         ]
 
-    def create(self, path: str, *, replace: bool = False) -> Upload:
+    def create(self, path: str) -> Upload:
         target = self._target(path)
         with local_errors(str(target)):
             self._check_inside(target)
             make_folder(target.parent)
-            return self._started(LocalUpload(path, target, replace=replace))
-
-    def list_files(self, folder: str) -> list[str]:
-        return [each.path for each in self.files(folder)]
+            upload = LocalUpload(path, target)
+        with _lock:
+            self._uploads.add(upload)
+        return upload
 
     def remove(self, path: str) -> None:
         target = self._target(path)
@@ -140,27 +137,6 @@ class LocalStorage:
         with local_errors(str(target)):
             for name in (with_suffix(target, NOTES), with_suffix(target, PARTIAL), target):
                 name.unlink(missing_ok=True)
-
-    def interrupted(self, folder: str) -> list[str]:
-        return [each.path for each in self.unfinished(folder)]
-
-    def reopen(self, path: str) -> CutUpload:
-        target = self._target(path)
-        with local_errors(str(target)):
-            self._check_inside(with_suffix(target, PARTIAL))
-            upload = self._started(LocalUpload(path, target, replace=False, reopen=True))
-            checkpoints = LocalUnfinished(self, self.root, path, 0.0).checkpoints()
-            return CutUpload(upload, path + PARTIAL, checkpoints)
-
-    def lock(self) -> Lock:
-        with local_errors(self.url):
-            lock = LocalLock(self.root)
-            try:
-                self._tidy()
-            except BaseException:
-                lock.release()
-                raise
-            return lock
 
     def _tidy(self) -> None:
         """Remove what a kill leaves that hits between a rename and the removal of its notes."""
@@ -204,11 +180,6 @@ class LocalStorage:
 
     def _shown(self, path: str) -> str:
         return str(self.root / path)
-
-    def _started(self, upload: LocalUpload) -> LocalUpload:
-        with _lock:
-            self._uploads.add(upload)
-        return upload
 
     def _open(self, path: str) -> _Handle:
         target = self._target(path)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from seqrecord.checksum import Buffer
 from seqrecord.errors import DestinationError, NotFoundError, StorageError
-from seqrecord.storage.local.claims import GRACE_SECONDS, ClaimedFile
 from seqrecord.storage.local.folders import sync_folder
 
 __all__ = ["NOTES", "PARTIAL", "LocalUpload", "local_errors", "with_suffix"]
@@ -22,32 +21,20 @@ NOTES = ".notes"
 class LocalUpload:
     """Writes beside its target; checkpoints go to a file of notes, one JSON line each."""
 
-    def __init__(self, path: str, target: Path, *, replace: bool, reopen: bool = False) -> None:
+    def __init__(self, path: str, target: Path) -> None:
         self.path = path
         self._target = target
-        self._replace = replace
-        self._notes = with_suffix(target, NOTES)
-        self._committed = False
-        # Holding the claim, nobody takes up this upload as an interrupted one while it is written.
-        self._file = ClaimedFile(
-            with_suffix(target, PARTIAL),
-            create=not reopen,
-            held="another writer is still at work on this file",
-            grace=GRACE_SECONDS if reopen else 0,
-        )
-        if reopen:
-            # After a sync that failed, memory may still hold what the disk has not: who reads it
-            # again is to see the disk.
-            os.fsync(self._file.fd)
-            os.posix_fadvise(self._file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        else:
-            self._notes.unlink(missing_ok=True)
-            os.ftruncate(self._file.fd, 0)
-        self._size = os.lseek(self._file.fd, 0, os.SEEK_END)
+        self._partial, self._notes = with_suffix(target, PARTIAL), with_suffix(target, NOTES)
+        self._size, self._fd, self._committed = 0, -1, False
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            self._fd = os.open(self._partial, flags, 0o666)
+        except FileExistsError:
+            raise DestinationError("somebody writes this file already", file=str(target)) from None
 
     def write(self, data: Buffer) -> None:
         view = memoryview(data).cast("B")
-        fd = self._fd()
+        fd = self._open_fd()
         with local_errors(str(self._target)):
             while view:
                 written = os.write(fd, view)
@@ -71,44 +58,48 @@ class LocalUpload:
             finally:
                 os.close(fd)
 
-    def rewind(self, offset: int) -> bool:
-        fd = self._fd()
+    def rewind(self, offset: int) -> None:
+        fd = self._open_fd()
         with local_errors(str(self._target)):
             os.ftruncate(fd, offset)
             self._size = os.lseek(fd, offset, os.SEEK_SET)
-        return True
 
     def commit(self) -> None:
-        fd = self._fd()
+        fd = self._open_fd()
         try:
             with local_errors(str(self._target)):
                 os.fsync(fd)
-                # Names of record files are unique, so nothing comes between this and the rename.
-                if not self._replace and self._target.exists():
+                # Nobody else uses its name, so nothing comes between this and the rename.
+                if self._target.exists():
                     raise DestinationError("the file exists already", file=str(self._target))
-                self._file.path.replace(self._target)
+                self._partial.replace(self._target)
                 self._committed = True
                 sync_folder(self._target.parent)
                 self._notes.unlink(missing_ok=True)
         finally:
-            self._file.close()
+            self.leave()
 
     def abort(self) -> None:
         if self._committed:
             return
         with local_errors(str(self._target)):
             self._notes.unlink(missing_ok=True)
-            self._file.path.unlink(missing_ok=True)
-        self._file.close()
+            self._partial.unlink(missing_ok=True)
+        self.leave()
 
     def leave(self) -> None:
-        """Close it, to be reopened."""
-        self._file.close()
+        """Close it, as a kill does."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
-    def _fd(self) -> int:
-        if self._file.fd < 0:
+    def __del__(self) -> None:
+        self.leave()
+
+    def _open_fd(self) -> int:
+        if self._fd < 0:
             raise StorageError("the upload is closed", file=str(self._target))
-        return self._file.fd
+        return self._fd
 
 
 def with_suffix(path: Path, suffix: str) -> Path:

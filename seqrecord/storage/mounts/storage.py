@@ -13,9 +13,7 @@ from typing import Any
 from seqrecord.errors import DestinationError, NotFoundError, StorageError, TransientError
 from seqrecord.ranges import ByteRange
 from seqrecord.storage.base import (
-    CutUpload,
     FileInfo,
-    Lock,
     Unfinished,
     Upload,
     check_buffers,
@@ -23,6 +21,7 @@ from seqrecord.storage.base import (
 )
 from seqrecord.storage.failures import classify
 from seqrecord.storage.local import LocalStorage
+from seqrecord.storage.local.folders import make_folder
 from seqrecord.storage.mounts.streams import Streams
 from seqrecord.storage.mounts.table import find_remote_mount
 from seqrecord.storage.per_process import PerProcess
@@ -51,6 +50,7 @@ class MountStorage(LocalStorage):
         super().__init__(root)
         self._max_handles = max_handles
         self._streams = PerProcess(lambda: Streams(max_handles))
+        self._was_tried = False
         self._mount_point = find_remote_mount(self.root)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -89,9 +89,14 @@ class MountStorage(LocalStorage):
             for item, buffer in wanted:
                 _read_exactly(fd, self._shown(path), item, buffer)
 
-    def create(self, path: str, *, replace: bool = False) -> Upload:
+    def create(self, path: str) -> Upload:
+        """As `Storage.create`; `DestinationError` where the mount cannot do what writing takes."""
         with self._errors(path, writing=True):
-            return super().create(path, replace=replace)
+            if not self._was_tried:
+                make_folder(self.root)
+                _try_to_write(self.root)
+                self._was_tried = True
+            return super().create(path)
 
     def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
         with self._errors(path):
@@ -114,24 +119,6 @@ class MountStorage(LocalStorage):
         self._streams.get().drop(path)
         with self._errors(path):
             super().remove(path)
-
-    def reopen(self, path: str) -> CutUpload:
-        with self._errors(path, writing=True):
-            return super().reopen(path)
-
-    def lock(self) -> Lock:
-        """Claim the root for one writer of this machine; other machines may not see the claim.
-
-        `DestinationError` where the mount cannot do what writing takes.
-        """
-        with self._errors("", writing=True):
-            lock = super().lock()
-            try:
-                _try_to_write(self.root)
-            except BaseException:
-                lock.release()
-                raise
-            return lock
 
     def local_path(self, path: str) -> str | None:
         self._target(path)

@@ -12,7 +12,7 @@ from seqrecord.errors import (
     NotFoundError,
     StorageError,
 )
-from seqrecord.storage.base import FileInfo, Lock, Upload, check_path
+from seqrecord.storage.base import FileInfo, Upload, check_path
 from seqrecord.storage.conditional import put_once
 from seqrecord.storage.objects.reader import use_obstore, whole_of
 from seqrecord.storage.objects.source import Clients, ObjectSource
@@ -91,17 +91,13 @@ class ObjectStorage(WholeFileStorage):
                 raise
         raise ConflictError("another writer has replaced or removed it", file=file)
 
-    def create(self, path: str, *, replace: bool = False) -> Upload:
+    def create(self, path: str) -> Upload:
         self._check_written(path)
-        return super().create(path, replace=replace)
+        return super().create(path)
 
     def remove(self, path: str) -> None:
         self._check_written(path)
         super().remove(path)
-
-    def lock(self) -> Lock:
-        self._check_written("manifest.json")
-        return super().lock()
 
     def close(self) -> None:
         super().close()
