@@ -1,0 +1,143 @@
+"""Writers that a test kills: `python -m tests.killed_writer` forks one for each job it is given.
+
+A job is a line of JSON; see `Writers`. It is forked from a process that has imported all but
+obstore, which no fork could use, so that many kills take little time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from seqrecord import SeqRecordWriter
+from seqrecord.assemble import complete_episodes
+from seqrecord.format import parse_footer
+from seqrecord.format.pages import aligned
+from seqrecord.record_reading import read_footers
+from seqrecord.storage import Storage, open_storage
+from seqrecord.storage import spooled as spooled_module
+from tests.made_source import MadeSource
+from tests.services.process import wait_for
+
+__all__ = ["SETTINGS", "Writers"]
+
+SETTINGS: dict[str, Any] = {"chunk_frames": 2, "record_bytes": 30_000}
+
+
+class Writers:
+    """A process that forks writers; close it."""
+
+    def __init__(self) -> None:
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "tests.killed_writer"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parent.parent,
+        )
+
+    def run(
+        self,
+        url: str,
+        options: dict[str, Any],
+        *,
+        mode: str,
+        lengths: Sequence[int],
+        straight: dict[str, Any],
+        started: Callable[[int], None],
+    ) -> tuple[bool, list[str]]:
+        """Write what is missing of `MadeSource(lengths)`; whether it was done, and what it told.
+
+        It tells the key of each episode that it has ended when that was seen to be durable, with
+        the storage options `straight`. `started` gets the writer's pid before it writes.
+        """
+        job = {"url": url, "options": options, "straight": straight, "mode": mode}
+        self._tell(json.dumps({**job, "lengths": list(lengths)}))
+        started(int(self._hear()))
+        self._tell("go")
+        told: list[str] = []
+        while not (line := self._hear()).startswith("ended"):
+            told.append(line.strip())
+        status = int(line.split()[1])
+        assert status in (0, signal.SIGKILL), f"the writer failed: {status}"
+        return status == 0, told
+
+    def close(self) -> None:
+        self._server.communicate(timeout=60)
+
+    def _tell(self, line: str) -> None:
+        assert self._server.stdin is not None
+        self._server.stdin.write(f"{line}\n")
+        self._server.stdin.flush()
+
+    def _hear(self) -> str:
+        assert self._server.stdout is not None
+        return self._server.stdout.readline()
+
+
+def _write(job: dict[str, Any]) -> None:
+    spooled_module.SAVE_SECONDS = 0.02
+    source = MadeSource(job["lengths"])
+    straight = open_storage(job["url"], job["straight"])
+    with SeqRecordWriter(
+        job["url"],
+        schema=source.schema(),
+        mode=job["mode"],
+        storage_options=job["options"],
+        **SETTINGS,
+    ) as writer:
+        for info in source.episodes():
+            if info.key in writer.finished_keys:
+                continue
+            with writer.episode(info.key, metadata=info.metadata) as episode:
+                for frame in source.frames(info):
+                    episode.append(frame)
+            key = info.key
+            wait_for(lambda key=key: key in _durable(straight))  # type: ignore[misc]
+            os.write(1, f"{key}\n".encode())
+
+
+def _durable(storage: Storage) -> set[str]:
+    """Keys of the episodes that are whole in finished record files and unfinished uploads."""
+    sizes = {file.path: file.size for file in storage.files("records")}
+    footers = list(read_footers(storage, sizes).items())
+    for upload in storage.unfinished("records"):
+        for size, note in upload.checkpoints():
+            footers.append((upload.path, parse_footer(note, aligned(size))))
+    return {part.key for part in complete_episodes(footers).values()}
+
+
+def _serve() -> None:
+    while line := sys.stdin.readline():
+        job = json.loads(line)
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            with contextlib.suppress(KeyboardInterrupt):
+                os.read(reading, 1)
+                try:
+                    _write(job)
+                    code = 0
+                except Exception as error:  # shown, and told by the exit status
+                    sys.stderr.write(f"{type(error).__name__}: {error}\n")
+                    sys.stderr.flush()
+            os._exit(code)
+        os.write(1, f"{pid}\n".encode())
+        sys.stdin.readline()
+        os.write(writing, b"!")
+        _, status = os.waitpid(pid, 0)
+        os.close(reading)
+        os.close(writing)
+        os.write(1, f"ended {status}\n".encode())
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,140 @@
+"""Writers killed between any two requests leave the old dataset or the new, and what had ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord import convert
+from seqrecord.errors import NotFoundError
+from tests.fault_proxy import FaultProxy, Request
+from tests.killed_writer import SETTINGS, Writers
+from tests.made_source import MadeSource, made_frame
+from tests.places import CLOUDS, Place
+
+pytestmark = [pytest.mark.service, pytest.mark.slow, pytest.mark.timeout(600)]
+
+OLD = (2, 3)
+NEW = (2, 3, 1, 4)
+
+
+@pytest.fixture(scope="module")
+def writers() -> Iterator[Writers]:
+    writers = Writers()
+    yield writers
+    writers.close()
+
+
+@dataclass
+class Killer:
+    """Kills a process at the `number`-th request, from 0, before the service acts or `after`."""
+
+    number: int
+    after: bool
+    pid: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __call__(self, request: Request) -> str | None:
+        if request.number < self.number or (self.after and request.number == self.number):
+            return None
+        self._kill()
+        return "reset"
+
+    def acted(self, number: int) -> None:
+        if self.after and number == self.number:
+            self._kill()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def keys(lengths: tuple[int, ...]) -> set[str]:
+    return {info.key for info in MadeSource(lengths).episodes()}
+
+
+def there(url: str, options: dict[str, Any]) -> set[str] | None:
+    """Keys of a dataset's episodes, all of whose frames are right; `None` without a dataset."""
+    try:
+        dataset = seqrecord.open(url, storage_options=options)
+    except NotFoundError:
+        return None
+    with dataset:
+        source = MadeSource(NEW)
+        for info in source.episodes():
+            if info.key in dataset.episodes:
+                episode = dataset.episodes[info.key]
+                assert len(episode) == info.num_frames
+                for number in range(len(episode)):
+                    frame = made_frame(info.key, number)
+                    assert np.array_equal(np.asarray(episode[number]["image"]), frame["image"])
+        found = list(dataset.episodes)
+        assert len(found) == len(set(found))
+        return set(found)
+
+
+@pytest.mark.parametrize("place", CLOUDS[:2], indirect=True)
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("mode", ["create", "append", "resume"])
+def test_killed_at_every_request(place: Place, writers: Writers, mode: str, after: bool) -> None:
+    root, straight = place.at(place.host)
+    number, done = 0, False
+    with FaultProxy(place.host) as proxy:
+        options = place.at(proxy.host)[1]
+        while not done:
+            url = f"{root}/{number}"
+            before: set[str] | None = None
+            ended: set[str] = set()
+            if mode != "create":
+                convert(MadeSource(OLD), url, workers=1, storage_options=straight, **SETTINGS)
+                before = keys(OLD)
+            if mode == "resume":  # what another writer, that was killed, has left
+                ended = _kill(proxy, writers, url, options, straight, "append", Killer(25, False))[
+                    1
+                ]
+                assert ended
+            killer = Killer(number, after)
+            done, told = _kill(proxy, writers, url, options, straight, mode, killer)
+            ended |= told
+            now = there(url, straight)
+            assert now in (before, keys(NEW))
+            assert now == keys(NEW) or not done
+            report = convert(
+                MadeSource(NEW), url, mode="resume", workers=1, storage_options=straight, **SETTINGS
+            )
+            assert ended | (before or set()) <= set(report.skipped), number
+            assert there(url, straight) == keys(NEW)
+            assert seqrecord.verify(url, deep=True, storage_options=straight).ok
+            number += 1
+    assert number > 8
+
+
+def _kill(
+    proxy: FaultProxy,
+    writers: Writers,
+    url: str,
+    options: dict[str, Any],
+    straight: dict[str, Any],
+    mode: str,
+    killer: Killer,
+) -> tuple[bool, set[str]]:
+    """Whether the writer was done before it was killed, and what it had told."""
+
+    def started(pid: int) -> None:
+        killer.pid = pid
+        proxy.reset()
+        proxy.fault, proxy.acted = killer, killer.acted
+
+    done, told = writers.run(
+        url, options, mode=mode, lengths=NEW, straight=straight, started=started
+    )
+    return done, set(told)
