@@ -51,6 +51,7 @@ CONSUMER_SECONDS = 0.05
 RECORD_BYTES = {"azurite": None, "moto": 64 << 20}  # None: the default
 WRITES = {"raw": 1, "balanced": 2}  # times so many frames, by codecs
 CLIENT_THREADS = {"stream": [2, 8, 16], "narrow": [8]}
+FRAME_BYTES = 480 * 640 * (3 + 4 + 8 + 1 + 1)  # of all features but poses
 QUIET = 0.1  # share of the machine that others may take
 ATTEMPTS = 3  # at a row beside which others took more
 
@@ -181,6 +182,12 @@ def rows(setup: Setup, cores: Sequence[int] = ()) -> dict[str, Row]:
                 arguments={"records": records, "frames": frames, "codecs": codecs},
                 writes=(setup.services[name] if name else None, setup.folder / "written"),
             )
+    for name, service in setup.services.items():
+        nbytes = setup.write_frames * FRAME_BYTES
+        store = service.cloud.store(service.host(""))
+        whole: Any = {"store": store, "nbytes": nbytes}
+        writes = (service, setup.folder / "written")
+        add(f"client/{name}/write-raw", "client-write", arguments=whole, writes=writes)
     for name, version_ in itertools.product(places, setup.trees):
         here = {"location": str(setup.folder / version_ / setup.index), "options": None}
         there = setup.services[name].place(f"{version_}/index") if name else here
@@ -214,7 +221,10 @@ def _run(row: Row) -> dict[str, Any]:
         service, folder = row.writes
         written = f"written-{time.monotonic_ns()}"
         here = {"location": str(folder / written), "options": None}
-        job |= service.place(written) if service else here
+        if job["action"] == "client-write":
+            job["name"] = f"{written}/object"
+        else:
+            job |= service.place(written) if service else here
     counted = row.counted.proxy.requests if row.counted else 0
     before, spent, start = psutil.cpu_times(), _spent(), time.perf_counter()
     output = _call(row.tree, [str(_ROWS), json.dumps(job)])

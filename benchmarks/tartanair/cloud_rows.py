@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 PAGE = 4096
+WRITE_BYTES = 16 << 20
 REQUEST_BYTES = 12 << 20  # of the client alone: the loader's are of 8 to 16 MiB
 FEATURES = ("image_left", "depth_left", "flow", "mask", "seg_left")
 EPISODE_FRAMES = 80  # of what is written
@@ -153,6 +154,27 @@ def client(
     }
 
 
+def client_write(store: dict[str, Any], name: str, nbytes: int) -> Result:
+    """One object of bytes that are in memory, stored by obstore in pieces of 16 MiB.
+
+    Four of them are under way at once.
+    """
+    import numpy as np
+    import obstore
+
+    opened = _store(**store)
+    piece = np.random.default_rng(0).bytes(WRITE_BYTES)
+    start, cpu = time.perf_counter(), time.process_time()
+    pieces = (piece[: nbytes - at] for at in range(0, nbytes, WRITE_BYTES))
+    obstore.put(opened, name, pieces, chunk_size=WRITE_BYTES, max_concurrency=4)
+    seconds = time.perf_counter() - start
+    return {
+        "seconds": seconds,
+        "bytes_per_second": nbytes / seconds,
+        "cpu_seconds": time.process_time() - cpu,
+    }
+
+
 def _store(kind: str, bucket: str, **settings: Any) -> Any:
     from obstore.store import AzureStore, S3Store
 
@@ -222,6 +244,7 @@ def _peak_memory() -> int:
 ACTIONS: dict[str, Callable[..., Result]] = {
     "epoch": epoch,
     "client": client,
+    "client-write": client_write,
     "open": opening,
     "write": writing,
     "pack": packing,

@@ -88,6 +88,9 @@ def figures(results: Results) -> Iterator[Figure]:
             f"written, {codecs}: MB/s of frames",
             lambda v, p, row=row: quotient(get(v, p, row, "bytes_per_second"), 1e6),
         )
+        if codecs == "raw":
+            what = "written, raw: rate / of the client alone"
+            yield from figure(what, of_client(row, row))
         what = f"written, {codecs}: seconds / to local disk"
         yield from figure(what, of_local(row, row))
 
@@ -150,7 +153,7 @@ writes this page; raw results are in [cloud.json](cloud.json).
   with 80 MB/s a connection. `stream`: a consumer that only looks. `narrow`: that behind a line of
   1 Gbit/s for all connections together. `count`: through a proxy that counts.
 - `client/…`: obstore alone fetches the same record files in requests of 12 MiB, at the best of
-  several numbers of threads.
+  several numbers of threads, and stores one object as large as what is written.
 - `open`: an index of {index_frames:,} frames. `write-…`: frames that are in memory, in those
   codecs ({write_frames}); MB/s are of the frames' own bytes.
 - CPU: seconds of the measured process in that epoch; of the services over the whole row.
