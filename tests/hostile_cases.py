@@ -585,6 +585,10 @@ _MANIFEST = [
     Case(
         "created_by", _manifest(lambda v: v.update(created_by="\x1b[2J")), FormatError, "created_by"
     ),
+    Case("next_ordinal 2**60", _manifest(lambda v: v.update(next_ordinal=1 << 60)), FormatError),
+    Case("left_out is an object", _manifest(lambda v: v.update(left_out={})), FormatError, "list"),
+    Case("uid in left_out", _manifest(lambda v: v.update(left_out=[1])), FormatError, "left_out"),
+    Case("removed path", _manifest(lambda v: v.update(removed=["a"])), FormatError, "removed"),
     Case("one feature less", _manifest(lambda v: v["schema"].pop()), FormatError, "other columns"),
     Case(
         "other dtype",
