@@ -118,6 +118,18 @@ def test_what_a_network_does(error: Exception) -> None:
     assert type(classify(error, FILE)) is TransientError
 
 
+def test_a_token_endpoint_that_is_busy_may_pass() -> None:
+    exceptions = pytest.importorskip("google.auth.exceptions")
+    assert type(classify(exceptions.RefreshError("x", retryable=True), FILE)) is TransientError
+    assert type(classify(exceptions.RefreshError("x"), FILE)) is AccessError
+    exceptions = pytest.importorskip("botocore.exceptions")
+    for status, kind in ((503, TransientError), (429, TransientError), (400, AccessError)):
+        said = f"Received non 200 response {status} from container metadata: {SECRET}"
+        error = exceptions.CredentialRetrievalError(provider="x", error_msg=said)
+        assert type(classify(error, FILE)) is kind
+        assert SECRET not in str(classify(error, FILE))
+
+
 def test_a_host_that_does_not_exist_will_not_come() -> None:
     outer = OSError("cannot connect")
     outer.__cause__ = socket.gaierror(socket.EAI_NONAME, "x")

@@ -25,7 +25,7 @@ from seqrecord.errors import (
     TransientError,
 )
 
-__all__ = ["call", "classify"]
+__all__ = ["call", "classify", "is_busy"]
 
 _T = TypeVar("_T")
 
@@ -67,7 +67,7 @@ def classify(error: BaseException, shown: str) -> StorageError:
             "SSL_CERT_FILE (of S3 AWS_CA_BUNDLE too) or as storage option root_certificate",
             file=shown,
         )
-    if code in _BUSY_CODES or status in _BUSY:  # a token endpoint's too
+    if code in _BUSY_CODES or status in _BUSY or _first(_may_pass, chain):  # a token endpoint's too
         return _transient(described, chain, shown)
     if code == "ContainerNotFound":
         return NotFoundError("no such container: check the account's and its name", file=shown)
@@ -94,6 +94,11 @@ def classify(error: BaseException, shown: str) -> StorageError:
     if number in _PASSING or (status is None and broken):
         return _transient(described, chain, shown)
     return StorageError(f"the storage failed: {described}", file=shown)
+
+
+def is_busy(status: int) -> bool:
+    """Whether a server that answers this status may do what was asked later."""
+    return status in _BUSY
 
 
 def _transient(described: str, chain: list[BaseException], shown: str) -> TransientError:
@@ -179,6 +184,7 @@ _MISSING = frozenset({"FileNotFoundError", "ResourceNotFoundError", "obstore.Not
 _UNAUTHORIZED = frozenset(
     {
         "ClientAuthenticationError",
+        "CredentialRetrievalError",  # botocore
         "CredentialUnavailableError",
         "DefaultCredentialsError",  # google-auth
         "NoCredentialsError",  # botocore
@@ -259,6 +265,11 @@ def _is_untrusted(chain: list[BaseException]) -> bool:
     )
 
 
+def _may_pass(error: BaseException) -> bool | None:
+    """Whether google-auth says so."""
+    return (_is_of(error, "google") and getattr(error, "retryable", False)) or None
+
+
 def _status(error: BaseException) -> int | None:
     response = getattr(error, "response", None)
     if isinstance(response, dict):  # botocore
@@ -274,6 +285,9 @@ def _status(error: BaseException) -> int | None:
     ):
         if type(value) is int and 100 <= value < 600:
             return value
+    if _is_of(error, "botocore"):  # of an endpoint for credentials
+        found = re.search(r"Received non 200 response (\d{3})\b", str(error))
+        return int(found[1]) if found else None
     if _is_obstore(error):  # its text is all that it has
         found = re.search(r"status(?: code)?:? (\d{3})\b", str(error))
         return int(found[1]) if found else None

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from seqrecord.errors import AccessError, LocationError
+from seqrecord.errors import AccessError, LocationError, TransientError
+from seqrecord.storage.failures import is_busy
 from seqrecord.storage.objects.settings import is_true, named, one_of, split_client_options
 from seqrecord.storage.objects.source import Bucket, Fetch, place_of
 from seqrecord.storage.packages import check_token_endpoint, missing
@@ -158,7 +159,28 @@ class AzureContainer(Bucket):
             return None
         from obstore.auth.azure import AzureCredentialProvider
 
-        return AzureCredentialProvider(self.identity(held))
+        statuses: list[int] = []
+        provider = AzureCredentialProvider(
+            self.identity(
+                held,
+                # What fails is repeated with the request that needs the token.
+                retry_total=0,
+                raw_response_hook=lambda answer: statuses.append(answer.http_response.status_code),
+            )
+        )
+
+        def fetch() -> Any:
+            statuses.clear()
+            try:
+                return provider()
+            except Exception:
+                # The default chain's exception has nothing but text of what each of it said.
+                busy = [status for status in statuses if is_busy(status)]
+                if not busy:
+                    raise
+            raise TransientError(f"there was no token: HTTP status {busy[-1]}", file=self.shown)
+
+        return fetch
 
     def store(self, **settings: Any) -> Any:
         from obstore.store import AzureStore
@@ -195,11 +217,11 @@ class AzureContainer(Bucket):
         )
         return filesystem
 
-    def identity(self, held: Mapping[str, Any], *, is_async: bool = False) -> Any:
+    def identity(self, held: Mapping[str, Any], *, is_async: bool = False, **settings: Any) -> Any:
         """A new credential of azure-identity: a client secret's, or the default chain.
 
-        A `client_id` alone chooses among managed and workload identities. Raises `LocationError`
-        without azure-identity, and where a token would go over plain http.
+        A `client_id` alone chooses among managed and workload identities; `settings` go to it.
+        Raises `LocationError` without azure-identity, and where a token would go over plain http.
         """
         try:
             if is_async:
@@ -212,11 +234,12 @@ class AzureContainer(Bucket):
             ) from None
         check_token_endpoint(self.endpoint, self.endpoint)
         if "client_secret" in held:
-            return identity.ClientSecretCredential(**{name: held[name] for name in _IDENTITY})
+            names = {name: held[name] for name in _IDENTITY}
+            return identity.ClientSecretCredential(**names, **settings)
         chosen = ("managed_identity_client_id", "workload_identity_client_id")
         client_id = held.get("client_id")
         return identity.DefaultAzureCredential(
-            **(dict.fromkeys(chosen, client_id) if client_id else {})
+            **(dict.fromkeys(chosen, client_id) if client_id else {}), **settings
         )
 
     def _async_credential(self) -> Any:
