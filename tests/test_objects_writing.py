@@ -485,6 +485,7 @@ def test_killed_and_resumed(place: Place, storage: Storage, tmp_path: Path, work
     report = convert(
         SOURCE, place.url, mode="resume", workers=1, storage_options=options, **SETTINGS
     )
+    assert report.skipped  # what had ended was kept
     local = convert(SOURCE, tmp_path / "local", workers=1, **SETTINGS)
     assert report.manifest.fingerprint == local.manifest.fingerprint
     assert seqrecord.verify(place.url, deep=True, storage_options=options).ok
