@@ -32,7 +32,7 @@ _NUMBER = re.compile(r"\d{5,9}")
 class WholeFiles:
     """What is asked of a storage that only takes whole files, `root` its URL as it may be shown.
 
-    Each of these repeats what may pass, and raises `StorageError`s.
+    What writes and removes repeats what may pass; all raise `StorageError`s.
     """
 
     root: str

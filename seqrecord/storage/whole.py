@@ -10,12 +10,7 @@ from typing import TypeVar
 
 from seqrecord.errors import LocationError
 from seqrecord.ranges import ByteRange
-from seqrecord.storage.base import (
-    FileInfo,
-    Unfinished,
-    Upload,
-    check_path,
-)
+from seqrecord.storage.base import FileInfo, Unfinished, Upload, check_path
 from seqrecord.storage.parts import PARTS, WholeFiles, kept_uploads
 from seqrecord.storage.per_process import PerProcess
 from seqrecord.storage.redaction import redact_logs
@@ -33,8 +28,7 @@ _T = TypeVar("_T")
 class WholeFileStorage(ABC):
     """A `Storage` with `SpooledUpload`s; `reader` reads, and the abstract methods do the rest.
 
-    Uploads, and what is read of unfinished ones, repeat their requests by `retrier`; the other
-    requests are for a `RetryingStorage` around this one.
+    Uploads repeat their requests by `retrier`; the others are for a `RetryingStorage` around this.
     """
 
     def __init__(self, reader: RequestReader, shown: str, retrier: Retrier | None) -> None:
@@ -46,13 +40,9 @@ class WholeFileStorage(ABC):
             self._url,
             send=self.send,
             put=lambda path, data: self.retried(path, lambda: self.overwrite(path, data)),
-            files=lambda folder: self.retried(folder, lambda: self.listed(folder, deep=True)),
-            read_whole=lambda path, limit: self.retried(
-                path, lambda: self.read_whole(path, limit)[0]
-            ),
-            read_ranges=lambda path, ranges, buffers: self.retried(
-                path, lambda: self.read_ranges(path, ranges, buffers)
-            ),
+            files=lambda folder: self.listed(folder, deep=True),
+            read_whole=lambda path, limit: self.read_whole(path, limit)[0],
+            read_ranges=self.read_ranges,
             remove=lambda path: self.retried(path, lambda: self.delete(path)),
         )
 

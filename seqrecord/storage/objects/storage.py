@@ -186,7 +186,10 @@ class ObjectStorage(WholeFileStorage):
         """Files in a folder, sorted, without what stands for a folder; with `deep` below it too."""
         prefix = self._source.key(check_path(folder)) + "/"
         if self._is_web:
-            raise StorageError("a web server does not list its files", file=self.shown(folder))
+            raise StorageError(
+                "a web server does not list its files, and cannot be written to",
+                file=self.shown(folder),
+            )
 
         def listed(obstore: Any, store: ObjectStore) -> tuple[Sequence[Any], Sequence[str]]:
             if deep:
