@@ -44,7 +44,7 @@ def open_objects(where: Location, settings: StorageSettings, rest: Mapping[str, 
         blobfiles, rest = split_blobfile_options(rest) if by_blobfile else ({}, rest)
         container = bucket = AzureContainer.resolve(where, rest, os.environ)
         if by_blobfile:
-            _need("blobfile", where, "blobfile", "azure-storage-blob")
+            _need("blobfile", where, "blobfile")
             given = bool(set(rest) - {"account_name"})
             reader = BlobfileReader(container, given=given, options=blobfiles)
         else:
