@@ -172,6 +172,7 @@ def test_a_footer_that_claims_more_than_any_has(root: Path) -> None:
     assert _refused(lambda: reindex(root)) < 10 << 20
 
 
+@pytest.mark.slow  # 50 MB of metadata
 def test_a_record_file_is_full_before_its_footer_is(tmp_path: Path) -> None:
     """Long metadata of many short episodes: no file gets a footer that no reader takes."""
     text = '"' * (MAX_METADATA_LENGTH // 2 - 20)  # each takes two characters
