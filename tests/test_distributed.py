@@ -13,7 +13,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 import seqrecord
-from seqrecord import ClipError, SeqRecordPipe
+from seqrecord import ClipError, SeqRecordPipe, SeqRecordStream
 from seqrecord.cores import usable_cores
 from seqrecord.pipes.distributed import Ranks, worker_threads
 from seqrecord.plan import Split
@@ -88,31 +88,44 @@ def test_ranks_that_make_no_sense(path: Path, given: tuple[Any, Any]) -> None:
         SeqRecordPipe(path, clip_len=3, rank=given[0], world_size=given[1])
 
 
+def clips_of(location: Any, **given: Any) -> list[tuple[str, int]]:
+    """The clips of this process, in their order."""
+    pipe = SeqRecordPipe(location, clip_len=3, features=["id"], **given)
+    return [name for clip in pipe for name in names(clip)]
+
+
 @pytest.mark.parametrize(
-    ("environment", "expected"),
+    ("environment", "rank", "world_size"),
     [
-        ({"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "0"}, Split(2, 3)),
-        ({"LOCAL_RANK": "1", "WORLD_SIZE": "2"}, Split(1, 2)),
-        ({"LOCAL_RANK": "1", "WORLD_SIZE": "4", "NODE_RANK": "0"}, Split(1, 4)),
+        ({"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "0"}, 2, 3),
+        ({"LOCAL_RANK": "1", "WORLD_SIZE": "2"}, 1, 2),
+        ({"LOCAL_RANK": "1", "WORLD_SIZE": "4", "NODE_RANK": "0"}, 1, 4),
         (
             {"LOCAL_RANK": "1", "WORLD_SIZE": "4", "NODE_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
-            Split(3, 4),
+            *(3, 4),
         ),
         (
             {"LOCAL_RANK": "0", "WORLD_SIZE": "6", "GROUP_RANK": "2", "LOCAL_WORLD_SIZE": "2"},
-            Split(4, 6),
+            *(4, 6),
         ),
-        ({"LOCAL_RANK": "1"}, Split()),
-        ({"WORLD_SIZE": "1"}, Split()),
-        ({"LOCAL_RANK": "0", "WORLD_SIZE": "1"}, Split()),
+        ({"LOCAL_RANK": "1"}, 0, 1),
+        ({"WORLD_SIZE": "1"}, 0, 1),
+        ({"LOCAL_RANK": "0", "WORLD_SIZE": "1"}, 0, 1),
     ],
 )
 def test_environments(
-    environment: dict[str, str], expected: Split, monkeypatch: pytest.MonkeyPatch
+    path: Path,
+    environment: dict[str, str],
+    rank: int,
+    world_size: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    dataset = seqrecord.open(path)
+    parts = [clips_of(dataset, rank=i, world_size=world_size) for i in range(world_size)]
+    assert len(set(map(tuple, parts))) == world_size
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert Ranks().split() == expected
+    assert clips_of(dataset) == parts[rank]
 
 
 @pytest.mark.parametrize(
@@ -132,31 +145,44 @@ def test_environments(
     ],
 )
 def test_an_environment_that_makes_no_sense(
-    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pipe = SeqRecordPipe(path, clip_len=3)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ClipError, match=r"make no sense.*give rank="):
-        Ranks().split()
-    pickle.dumps(Ranks())  # is no time to complain
+        next(iter(pipe))
+    pickle.dumps(pipe)  # is no time to complain
 
 
-def test_a_rank_goes_to_processes_that_this_one_starts_and_no_further(rank: Any) -> None:
+def test_a_rank_goes_to_processes_that_this_one_starts_and_no_further(
+    path: Path, rank: Any
+) -> None:
+    def of(number: int, world_size: int) -> list[tuple[str, int]]:
+        return clips_of(path, rank=number, world_size=world_size)
+
+    settings: dict[str, Any] = {"clip_len": 3, "features": ["id"]}
     rank(1, 2)
-    sent = pickle.dumps(Ranks())
+    sent = pickle.dumps(SeqRecordStream(path, **settings))
+    given = pickle.dumps(SeqRecordStream(path, **settings, rank=3, world_size=5))
     context = multiprocessing.get_context("fork")
     with context.Pool(1) as pool:
         rank(0, 4)  # as in a fork server, whose environment is an older one
-        assert pool.apply(_split_of, (sent, "7")) == Split(1, 2)
-        assert pool.apply(_split_of, (pickle.dumps(Ranks(3, 5)), "7")) == Split(3, 5)
-    assert pickle.loads(sent).split() == Split(0, 4)  # what it finds itself
+        assert pool.apply(_clips_of, (sent, "7")) == of(1, 2)
+        assert pool.apply(_clips_of, (given, "7")) == of(3, 5)
+    assert _names(pickle.loads(sent)) == of(0, 4)  # what it finds itself
 
 
-def _split_of(ranks: bytes, world_size: str) -> Split:
+def _clips_of(stream: bytes, world_size: str) -> list[tuple[str, int]]:
     os.environ.update(RANK="0", WORLD_SIZE=world_size)
-    found: Ranks = pickle.loads(ranks)
-    assert copy.deepcopy(found).split() == found.split()
-    return found.split()
+    found: SeqRecordStream = pickle.loads(stream)
+    clips = _names(copy.deepcopy(found))
+    assert _names(found) == clips
+    return clips
+
+
+def _names(stream: SeqRecordStream) -> list[tuple[str, int]]:
+    return [name for clip in stream for name in names(clip)]
 
 
 @pytest.mark.parametrize(("batch_size", "num_workers"), [(None, 0), (1, 0), (4, 0), (4, 2)])
