@@ -259,6 +259,7 @@ def test_a_pool_that_is_gone_leaves_what_is_lent() -> None:
         pipe.send("gone")
         pipe.recv()
         SharedBufferPool((1,), np.dtype("u1"), keep=1).take()
+        gc.collect()
         pipe.send(descriptors())
         pipe.recv()
 
@@ -277,7 +278,6 @@ def test_a_pool_that_is_gone_leaves_what_is_lent() -> None:
 
 def descriptors() -> int:
     """How many segments this process has open."""
-    gc.collect()
     found = 0
     for link in Path("/proc/self/fd").iterdir():
         try:
