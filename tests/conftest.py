@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -33,6 +34,13 @@ def pytest_configure() -> None:
     # A shell starts what it runs in the background deaf to Ctrl-C, and that is inherited.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    # Modules and tests live as long as the process: no collection, of which tests ask for many,
+    # need look at them again, and no forked process copies their pages for that.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
