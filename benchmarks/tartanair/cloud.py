@@ -91,6 +91,7 @@ def main() -> None:
     parser.add_argument("--index-frames", type=int, default=100_000_000, help="of the large index")
     parser.add_argument("--write-frames", type=int, default=160)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--before-repeats", type=int, help="of its rows; all of them by default")
     parser.add_argument("--rows", nargs="*", default=["*"], help="patterns of their names")
     parser.add_argument("--services", nargs="*", choices=SERVICES, default=list(SERVICES))
     parser.add_argument("--quiet", type=float, default=0.0, help="seconds to wait for, at most")
@@ -124,8 +125,11 @@ def main() -> None:
             document["cores"] = {"rows": len(cores), "services": len(os.sched_getaffinity(0))}
             results: Results = {name: [] for name in chosen}
             document["rows"] = results
-            for _ in range(arguments.repeats):
+            some = arguments.before_repeats
+            for number in range(arguments.repeats):
                 for name, row in chosen.items():
+                    if name.startswith("before/") and some is not None and number >= some:
+                        continue
                     results[name].append(_measured(name, row, quiet=arguments.quiet))
                     _save(folder, document)
     if arguments.to:

@@ -104,8 +104,13 @@ def page(document: Mapping[str, Any]) -> str:
     """The published page."""
     settings, commits, services = (document[name] for name in ("settings", "commits", "services"))
     before = f", before: `{commits['before']}`" if "before" in commits else ""
-    cores, repeats = document["cores"], max(map(len, document["rows"].values()))
-    others = max(run["others"] for runs in document["rows"].values() for run in runs)
+    cores, rows = document["cores"], document["rows"]
+    repeats = max(map(len, rows.values()))
+    if "before" in commits:
+        counts = [len(runs) for name, runs in rows.items() if name.startswith("before/")]
+        again = max(counts, default=repeats)
+        before += f" (of that, medians of {again})" if again != repeats else ""
+    others = max(run["others"] for runs in rows.values() for run in runs)
     return _PAGE.format(
         machine=document["machine"],
         commit=f"`{commits['now']}`{before}",
@@ -203,6 +208,8 @@ _COLUMNS = (
 def _all_rows(results: Results) -> str:
     lines = []
     for name, runs in results.items():
+        if not runs:  # the benchmark goes on
+            continue
         values = [(median(runs, key), form, unit) for _, key, form, unit in _COLUMNS]
         cells = [
             "" if value is None else format(value / unit, form) for value, form, unit in values
