@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, get_args
 
 from seqrecord.adoption import adopt
@@ -51,7 +52,7 @@ class Destination:
     _index: Index | None = field(repr=False)  # of the dataset as it was
     _footers: Mapping[str, Footer] = field(repr=False)  # of its files, and of those adopted
 
-    @property
+    @cached_property
     def finished(self) -> frozenset[str]:
         """The keys of all complete episodes."""
         return self.committed | self.adopted.keys()
