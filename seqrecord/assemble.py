@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -166,43 +166,50 @@ def _join(footers: Sequence[Footer], parts: Sequence[tuple[int, int]]) -> _Rows 
         for part in described
     ):
         raise _contradiction(episode)
-    pieces = [(file, *_rows_of(footers[file], number)) for file, number in parts]
-    chunks = np.concatenate([rows for _, rows, _ in pieces])
-    firsts, chosen, copy_of = np.unique(
-        chunks["first_frame"], return_index=True, return_inverse=True
-    )
+    pieces = [_Piece(file, *_rows_of(footers[file], number)) for file, number in parts]
+    file, chunks, gaps = pieces[0]
+    files = np.full(len(chunks), file)
+    if len(pieces) > 1:
+        files, chunks, gaps = _gathered(pieces, episode)
+    # Counted before anything of that length is made: a file may say any number of frames.
+    num_frames = episode.num_frames
+    if num_frames is None or len(chunks) < -(-num_frames // episode.chunk_frames):
+        return None
+    starts = np.arange(len(chunks)) * episode.chunk_frames
+    sizes = np.minimum(episode.chunk_frames, num_frames - starts)
+    if not (
+        np.array_equal(chunks["first_frame"], starts)
+        and np.array_equal(chunks["num_frames"], sizes)
+    ):
+        raise _contradiction(episode)
+    return _Rows(episode, files, chunks, gaps, tuple(file for file, _ in parts))
+
+
+class _Piece(NamedTuple):
+    """An episode's chunk and gap rows in one file; gaps count from the first of the chunks."""
+
+    file: int
+    chunks: npt.NDArray[Any]
+    gaps: npt.NDArray[Any]
+
+
+def _gathered(
+    pieces: Sequence[_Piece], episode: EpisodePart
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any], npt.NDArray[Any]]:
+    """The file of each chunk, the chunks and their gaps, front to back; of copies the first."""
+    chunks = np.concatenate([piece.chunks for piece in pieces])
+    _, chosen, copy_of = np.unique(chunks["first_frame"], return_index=True, return_inverse=True)
     same = [name for name in chunks.dtype.names or () if name not in ("episode", "offset")]
     if len(chosen) < len(chunks) and (chunks[same] != chunks[chosen][copy_of][same]).any():
         raise _contradiction(episode)
-    # Counted before anything of that length is made: a file may say any number of frames.
-    num_frames = episode.num_frames
-    if num_frames is None or len(chosen) < -(-num_frames // episode.chunk_frames):
-        return None
-    starts = np.arange(len(chosen)) * episode.chunk_frames
-    sizes = np.minimum(episode.chunk_frames, num_frames - starts)
-    if not (np.array_equal(firsts, starts) and np.array_equal(chunks["num_frames"][chosen], sizes)):
-        raise _contradiction(episode)
-    first = np.cumsum([0, *(len(rows) for _, rows, _ in pieces)])
-    gaps = np.concatenate([_shifted(gaps, first[i]) for i, (_, _, gaps) in enumerate(pieces)])
-    files = np.concatenate([np.full(len(rows), file) for file, rows, _ in pieces])
-    return _Rows(
-        episode,
-        files[chosen],
-        chunks[chosen],
-        _of_chunks(gaps, chosen, len(chunks)),
-        tuple(file for file, _ in parts),
-    )
-
-
-def _of_chunks(
-    gaps: npt.NDArray[Any], chosen: npt.NDArray[np.intp], count: int
-) -> npt.NDArray[Any]:
-    """The gap rows of the chosen ones of so many chunks, by their place among those."""
-    place = np.full(count, -1)
+    first = np.cumsum([0, *(len(piece.chunks) for piece in pieces)])
+    gaps = np.concatenate([_shifted(piece.gaps, first[i]) for i, piece in enumerate(pieces)])
+    place = np.full(len(chunks), -1)
     place[chosen] = np.arange(len(chosen))
-    moved: npt.NDArray[Any] = gaps[place[gaps["chunk"]] >= 0].copy()
-    moved["chunk"] = place[moved["chunk"]]
-    return moved[np.argsort(moved["chunk"], kind="stable")]
+    gaps = gaps[place[gaps["chunk"]] >= 0]
+    gaps["chunk"] = place[gaps["chunk"]]
+    files = np.concatenate([np.full(len(piece.chunks), piece.file) for piece in pieces])
+    return files[chosen], chunks[chosen], gaps[np.argsort(gaps["chunk"], kind="stable")]
 
 
 def _contradiction(episode: EpisodePart) -> FormatError:
