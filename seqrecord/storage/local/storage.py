@@ -104,7 +104,7 @@ class LocalStorage:
 
     def put(self, path: str, data: bytes, *, expected: str | None) -> None:
         target = self._target(path)
-        with local_errors(str(target)):
+        with local_errors(str(target), writing=True):
             self._check_inside(target)
             make_folder(target.parent)
             put_file(target, data, expected, shared=self._shared)
@@ -123,7 +123,7 @@ class LocalStorage:
 
     def create(self, path: str) -> Upload:
         target = self._target(path)
-        with local_errors(str(target)):
+        with local_errors(str(target), writing=True):
             self._check_inside(target)
             make_folder(target.parent)
             upload = LocalUpload(path, target)

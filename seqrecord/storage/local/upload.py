@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ __all__ = ["NOTES", "PARTIAL", "LocalUpload", "local_errors", "with_suffix"]
 
 PARTIAL = ".partial"
 NOTES = ".notes"
+_REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 
 
 class LocalUpload:
@@ -107,8 +109,8 @@ def with_suffix(path: Path, suffix: str) -> Path:
 
 
 @contextlib.contextmanager
-def local_errors(file: str) -> Iterator[None]:
-    """The system's errors as this package's."""
+def local_errors(file: str, *, writing: bool = False) -> Iterator[None]:
+    """The system's errors as this package's; `DestinationError` where nothing may be written."""
     try:
         yield
     except StorageError:
@@ -116,4 +118,6 @@ def local_errors(file: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise NotFoundError("no such file", file=file) from error
     except OSError as error:
+        if writing and error.errno in _REFUSED:
+            raise DestinationError(f"it cannot be written: {error.strerror}", file=file) from error
         raise StorageError(error.strerror or str(error), file=file) from error
