@@ -254,6 +254,9 @@ def test_a_token_is_asked_for_and_sent(make: Make, monkeypatch: pytest.MonkeyPat
     from azure.core.credentials import AccessToken, AccessTokenInfo
 
     class Credential:
+        def __init__(self, **_: Any) -> None:
+            pass
+
         def get_token(self, *scopes: str, **_: Any) -> AccessToken:
             assert scopes == ("https://storage.azure.com/.default",)
             return AccessToken("T0KEN", 4_000_000_000)
@@ -262,6 +265,9 @@ def test_a_token_is_asked_for_and_sent(make: Make, monkeypatch: pytest.MonkeyPat
             return AccessTokenInfo(*self.get_token(*scopes))
 
     class AsyncCredential:
+        def __init__(self, **_: Any) -> None:
+            pass
+
         async def get_token(self, *scopes: str, **_: Any) -> AccessToken:
             return Credential().get_token(*scopes)
 

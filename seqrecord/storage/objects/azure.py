@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -160,20 +161,26 @@ class AzureContainer(Bucket):
         from obstore.auth.azure import AzureCredentialProvider
 
         statuses: list[int] = []
-        provider = AzureCredentialProvider(
-            self.identity(
+
+        def new() -> AzureCredentialProvider:
+            identity = self.identity(
                 held,
                 # What fails is repeated with the request that needs the token.
                 retry_total=0,
                 raw_response_hook=lambda answer: statuses.append(answer.http_response.status_code),
             )
-        )
+            return AzureCredentialProvider(identity)
+
+        provider: AzureCredentialProvider | None = new()
 
         def fetch() -> Any:
+            nonlocal provider
+            provider = provider or new()
             statuses.clear()
             try:
                 return provider()
             except Exception:
+                provider = None  # msal gives a failure again for some seconds, and asks nobody
                 # The default chain's exception has nothing but text of what each of it said.
                 busy = [status for status in statuses if is_busy(status)]
                 if not busy:
@@ -224,10 +231,7 @@ class AzureContainer(Bucket):
         Raises `LocationError` without azure-identity, and where a token would go over plain http.
         """
         try:
-            if is_async:
-                from azure.identity import aio as identity
-            else:
-                from azure import identity  # type: ignore[no-redef]
+            identity = importlib.import_module("azure.identity" + (".aio" if is_async else ""))
         except ImportError:
             raise LocationError(
                 f"a package is missing: {missing('azure-identity')}", file=self.endpoint
