@@ -14,7 +14,13 @@ import numpy as np
 from seqrecord.chunks import ChunkReader, Page
 from seqrecord.commits import record_sizes
 from seqrecord.cores import usable_cores
-from seqrecord.errors import ChecksumError, FormatError, SeqRecordError
+from seqrecord.errors import (
+    ChecksumError,
+    FormatError,
+    SeqRecordError,
+    StorageError,
+    TransientError,
+)
 from seqrecord.format import RECORDS, EpisodePart
 from seqrecord.index import Index
 from seqrecord.record_reading import read_footer
@@ -308,8 +314,13 @@ class _Pool:
 
 def _notes(storage: Storage, files: Files) -> list[str]:
     listed = {file.path for file in files.record_files}
-    cut = [upload.path for upload in storage.unfinished(RECORDS)]
-    stray = [path for path in record_sizes(storage) if path not in listed]
+    try:
+        cut = [upload.path for upload in storage.unfinished(RECORDS)]
+        stray = [path for path in record_sizes(storage) if path not in listed]
+    except TransientError:
+        raise
+    except StorageError as error:  # of a web server, and where listing is forbidden
+        return [f"{storage.url}: what else lies there cannot be listed: {error.message}"]
     return [
         *(f"{storage.url}/{path}: not part of the dataset" for path in stray),
         *(f"{storage.url}/{path}: not finished, or left by an interrupted write" for path in cut),
