@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socketserver
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,7 +64,14 @@ class _Handler(socketserver.BaseRequestHandler):
                 if not part:
                     return
                 head += part
-            self.server.asked.append(head.decode())
+            head, _, body = head.partition(b"\r\n\r\n")
+            self.server.asked.append(f"{head.decode()}\r\n\r\n")
+            sent = re.search(r"content-length: *(\d+)", head.decode().lower())
+            while sent is not None and len(body) < int(sent[1]):
+                part = self.request.recv(65536)
+                if not part:
+                    return
+                body += part
             answers = self.server.answers
             canned = answers.pop(0) if len(answers) > 1 else answers[0]
             self.request.sendall(canned.data)

@@ -1,0 +1,310 @@
+"""Faults on the way to each cloud, in all that is asked of it: what passes, and what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord import convert
+from seqrecord.errors import (
+    AccessError,
+    ConflictError,
+    DeadlineError,
+    LocationError,
+    NotFoundError,
+    StorageError,
+    TransientError,
+)
+from seqrecord.storage import spooled as spooled_module
+from seqrecord.storage.objects import reader as reader_module
+from seqrecord.storage.objects import storage as storage_module
+from tests.canned_server import Canned, CannedServer, answer
+from tests.datasets import write_small
+from tests.fault_proxy import FaultProxy, Request, Scripted, Seeded
+from tests.made_source import MadeSource, made_frame
+from tests.places import CLOUDS, PLACES, Place
+from tests.storage_contract import DATA, PATH, get, left, put
+
+KINDS = ("reset", "lost", "cut", "short", "500", "503", "429", "busy")
+LARGE = np.random.default_rng(3).bytes(11 << 20)
+SETTINGS: dict[str, Any] = {"chunk_frames": 4, "record_bytes": 30_000}
+SOURCE = MadeSource((9, 3, 1, 6))
+
+clouds = pytest.mark.parametrize("place", CLOUDS, indirect=True)
+# What waits between attempts, often.
+slowly = pytest.mark.parametrize(
+    "place", [*CLOUDS[:2], pytest.param("gs", marks=pytest.mark.slow)], indirect=True
+)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All through obstore, parts at once, and several pieces of few bytes."""
+    monkeypatch.setattr(reader_module._Runtime, "used", True)
+    monkeypatch.setattr(spooled_module, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(storage_module, "PIECE_BYTES", 5 << 20)
+
+
+# One fault, then another, in each thing that is asked of a service
+
+
+@slowly
+@pytest.mark.parametrize("kind", [pytest.param("stall", marks=pytest.mark.slow), *KINDS])
+def test_every_operation_survives_two_faults(place: Place, kind: str) -> None:
+    with FaultProxy(place.host, retry_after=0) as proxy:
+        storage = place.open(proxy.host, deadline=8)  # what hangs is given up after 2 s
+
+        def faulty(operation: Callable[[], Any]) -> Any:
+            before = proxy.faults[kind]
+            proxy.fault = Scripted([kind, kind])
+            found = operation()
+            proxy.fault = None
+            assert proxy.faults[kind] > before
+            return found
+
+        faulty(lambda: storage.put("manifest.json", b"one", expected=None))
+        data, tag = faulty(lambda: storage.read_whole("manifest.json", 100))
+        assert data == b"one"
+        faulty(lambda: storage.put("manifest.json", b"two", expected=tag))
+        with pytest.raises(ConflictError):
+            faulty(lambda: storage.put("manifest.json", b"three", expected=tag))
+        assert faulty(lambda: get(storage, "manifest.json", 0, 3)) == b"two"
+        upload = storage.create(PATH)
+        upload.write(DATA)
+        faulty(upload.commit)
+        assert get(storage, PATH) == DATA
+        assert [file.path for file in faulty(lambda: storage.files("records"))] == [PATH]
+        faulty(lambda: storage.remove(PATH))
+        assert storage.files("records") == []
+        storage.close()
+
+
+@slowly
+@pytest.mark.parametrize("kind", ["reset", "lost", "cut", "busy"])
+@pytest.mark.parametrize("which", range(5))
+def test_a_file_in_pieces_survives_a_fault_of_any(place: Place, kind: str, which: int) -> None:
+    """Of its beginning, of a piece, of its end."""
+    if place.kind == "azurite" and which == 4:
+        pytest.skip("there nothing is asked to begin")
+    with FaultProxy(place.host, retry_after=0) as proxy:
+        storage = place.open(proxy.host)
+        upload = storage.create(PATH)
+        upload.write(LARGE)
+        proxy.fault = Scripted([None] * which + [kind], lambda request: request.method != "HEAD")
+        upload.commit()
+        assert proxy.faults[kind] == 1
+        assert get(storage, PATH) == LARGE
+        assert storage.unfinished("records") == []
+        storage.close()
+
+
+@clouds
+@pytest.mark.parametrize("kind", ["reset", "lost", "busy"])
+def test_what_is_kept_of_an_upload_survives_faults(place: Place, kind: str) -> None:
+    with FaultProxy(place.host, Scripted([kind, kind]), retry_after=0) as proxy:
+        storage = place.open(proxy.host)
+        upload = storage.create(PATH)
+        upload.write(b"first")
+        upload.checkpoint(b"one")
+        storage.close()
+        assert proxy.faults[kind] == 2
+    other = place.open()
+    assert left(other) == [(PATH, [(5, b"one")], b"first")]
+    other.close()
+
+
+@pytest.mark.parametrize("place", PLACES, indirect=True)
+@pytest.mark.parametrize("kind", ["busy", "stall", "shifted", "429"])
+def test_what_is_read_is_right_or_read_again(place: Place, kind: str) -> None:
+    place.put(PATH, LARGE)
+    with FaultProxy(place.host, Scripted([kind, kind]), retry_after=0) as proxy:
+        storage = place.open(proxy.host, deadline=8)
+        assert get(storage, PATH, 5, 3 << 20) == LARGE[5 : 3 << 20]
+        assert proxy.faults[kind] == 2
+        storage.close()
+
+
+@slowly
+@pytest.mark.parametrize("seed", range(2))
+def test_a_dataset_through_a_bad_network(place: Place, seed: int) -> None:
+    kinds = ("reset", "lost", "cut", "short", "500", "503", "429", "busy")
+    fault = Seeded(seed, 0.15, kinds, methods=("GET", "HEAD", "PUT", "POST", "DELETE"))
+    with FaultProxy(place.host, fault, retry_after=0) as proxy:
+        url, options = place.at(proxy.host)
+        options = {**options, "deadline": 60}
+        first = MadeSource(SOURCE.lengths[:2])
+        convert(first, url, workers=1, storage_options=options, **SETTINGS)
+        convert(SOURCE, url, mode="append", workers=1, storage_options=options, **SETTINGS)
+        assert len(proxy.faults) > 1
+        with seqrecord.open(url, storage_options=options) as dataset:
+            assert len(dataset.episodes) == len(SOURCE.lengths)
+            for key, episode in dataset.episodes.items():
+                for number in range(len(episode)):
+                    image = np.asarray(episode[number]["image"])
+                    assert np.array_equal(image, made_frame(key, number)["image"])
+    assert seqrecord.verify(url, deep=True, storage_options=place.options).ok
+
+
+# What will not pass
+
+
+def _is_list(request: Request) -> bool:
+    _, _, query = request.path.partition("?")
+    return request.method == "GET" and ("comp=list" in query or "list-type" in query)
+
+
+@clouds
+def test_a_listing_that_is_forbidden(place: Place) -> None:
+    with FaultProxy(place.host, lambda request: "403" if _is_list(request) else None) as proxy:
+        storage = place.open(proxy.host)
+        for action in (storage.files, storage.unfinished):
+            with pytest.raises(AccessError, match="access is refused") as caught:
+                action("records")
+            assert place.url in str(caught.value)
+        url, options = place.at(proxy.host)
+        with pytest.raises(AccessError) as caught:
+            convert(SOURCE, url, workers=1, storage_options=options, **SETTINGS)
+        assert place.url in str(caught.value)
+        assert proxy.requests < 20
+        storage.close()
+    assert place.names() == []
+
+
+@clouds
+def test_a_service_that_is_gone_is_a_deadline(place: Place) -> None:
+    storage = place.open("127.0.0.1:1", deadline=0.3)
+    upload = storage.create(PATH)
+    upload.write(DATA)
+    for action in (
+        lambda: storage.put("a", b"x", expected=None),
+        lambda: storage.read_whole("a", 9),
+        lambda: storage.files("records"),
+        lambda: storage.remove("a"),
+        upload.commit,
+    ):
+        with pytest.raises(DeadlineError) as caught:
+            action()
+        assert place.url in str(caught.value)
+    storage.close()
+
+
+def s3_at(server: CannedServer) -> Place:
+    options = {"access_key_id": "a", "secret_access_key": "b", "endpoint": f"http://{server.host}"}
+    return Place("s3", server.host, lambda _: ("s3://box/set", options), _nothing, list)
+
+
+def gs_at(server: CannedServer) -> Place:
+    options = {"bearer_token": "t", "base_url": f"http://{server.host}"}
+    return Place("gs", server.host, lambda _: ("gs://box/set", options), _nothing, list)
+
+
+def _nothing(_path: str, _data: bytes) -> None:
+    pass
+
+
+@pytest.mark.parametrize("open_at", [s3_at, gs_at])
+@pytest.mark.parametrize(
+    ("status", "code", "error"),
+    [
+        (403, "AccessDenied", AccessError),
+        (403, "InvalidAccessKeyId", AccessError),
+        (401, "AuthenticationRequired", AccessError),
+        (404, "NoSuchBucket", NotFoundError),
+        (400, "AuthorizationHeaderMalformed", LocationError),
+        (301, "PermanentRedirect", LocationError),
+        (503, "SlowDown", DeadlineError),
+        (503, "ServiceUnavailable", DeadlineError),
+        (429, "TooManyRequests", DeadlineError),
+        (403, "rateLimitExceeded", DeadlineError),
+    ],
+)
+def test_what_s3_and_gcs_say_to_a_writer(
+    open_at: Callable[[CannedServer], Place], status: int, code: str, error: type[StorageError]
+) -> None:
+    text = f"<Error><Code>{code}</Code><Message>S3CRET</Message></Error>".encode()
+    with CannedServer([Canned(answer(status, text))]) as server:
+        storage = open_at(server).open(deadline=0.3)
+        for action in (
+            lambda: storage.put("manifest.json", b"x", expected=None),
+            lambda: storage.files("records"),
+            lambda: put(storage, PATH, DATA),
+        ):
+            with pytest.raises(error) as caught:
+                action()
+            assert type(caught.value) is error
+            assert storage.url in str(caught.value)
+            assert "S3CRET" not in str(caught.value)
+        storage.close()
+
+
+# What may not be listed
+
+
+@pytest.mark.parametrize("place", PLACES, indirect=True)
+def test_a_dataset_that_cannot_be_listed_is_verified(place: Place, small: Path) -> None:
+    stored(small, place)
+    with FaultProxy(place.host, lambda request: "403" if _is_list(request) else None) as proxy:
+        url, options = place.at(proxy.host)
+        report = seqrecord.verify(url, deep=True, storage_options=options)
+        assert report.ok
+        assert any("cannot be listed" in note for note in report.notes)
+
+
+# Objects that are not what they were
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("datasets") / "local"
+    write_small(folder)
+    return folder
+
+
+def stored(folder: Path, place: Place) -> list[str]:
+    """The dataset put there; paths of its record files."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    for file in files:
+        place.put(file.relative_to(folder).as_posix(), file.read_bytes())
+    return sorted(f"records/{path.name}" for path in files if path.suffix == ".seqrec")
+
+
+def read_all(location: str, options: dict[str, Any]) -> None:
+    with seqrecord.open(location, storage_options=options) as dataset:
+        _read(dataset.episodes.values())
+
+
+def _read(episodes: Iterable[seqrecord.Episode]) -> None:
+    for episode in episodes:
+        for number in range(len(episode)):
+            episode[number]
+
+
+@pytest.mark.parametrize("place", PLACES, indirect=True)
+def test_an_object_shorter_than_its_claim(place: Place, small: Path) -> None:
+    path = stored(small, place)[-1]
+    data = (small / path).read_bytes()
+    place.put(path, data[: len(data) // 2])
+    with pytest.raises(StorageError, match=path.rpartition("/")[2]) as caught:
+        read_all(place.url, {**place.options, "deadline": 5})
+    assert not isinstance(caught.value, (TransientError, NotFoundError))
+    assert not seqrecord.verify(place.url, storage_options=place.options).ok
+
+
+@pytest.mark.parametrize("place", PLACES, indirect=True)
+def test_an_object_that_is_replaced_in_the_middle_of_an_epoch(place: Place, small: Path) -> None:
+    paths = stored(small, place)
+    with seqrecord.open(place.url, storage_options=place.options) as dataset:
+        episodes = list(dataset.episodes.values())
+        for episode in episodes:
+            episode[0]
+        for path in paths:
+            place.put(path, (small / path).read_bytes()[::-1])
+        with pytest.raises(StorageError, match="replaced while it was read") as caught:
+            _read(episodes)
+    assert not isinstance(caught.value, TransientError)
+    assert place.url in str(caught.value)
