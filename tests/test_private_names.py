@@ -74,11 +74,8 @@ LEFT: dict[str, set[str]] = {
         "a patch of spooled.SAVE_SECONDS",
     },
     "test_stopping.py": {"a patch of spooled.SAVE_SECONDS"},
-    "test_storage.py": {
-        "_MAX_HANDLES",
-        "_filesystems",
-        "a patch of local_module._MAX_HANDLES",
-    },
+    "test_storage.py": {"_MAX_HANDLES", "_filesystems", "a patch of local_module._MAX_HANDLES"},
+    "test_token_endpoints.py": {"_Runtime", "a patch of reader_module._Runtime.used"},
     "test_two_writers.py": {"_destination"},
 }
 
