@@ -411,8 +411,14 @@ def test_a_dead_mount_is_transient_until_it_is_back(
     with pytest.raises(TransientError):
         storage.files("records")
     mounted.close()
-    with pytest.raises(TransientError, match="not mounted any more"):
-        get(storage, PATH, 10, 20)
+    for action in (
+        lambda: get(storage, PATH, 10, 20),
+        lambda: storage.files("records"),  # and no empty list
+        lambda: storage.unfinished("records"),
+        lambda: storage.read_whole("manifest.json", 1000),
+    ):
+        with pytest.raises(TransientError, match="not mounted any more"):
+            action()
     mounted.restart()
     assert get(storage, PATH, 2_000_000, 2_000_010) == LONG[2_000_000:2_000_010]
     storage.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import threading
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from seqrecord.errors import LocationError, StorageError
+from seqrecord.errors import LocationError, NotFoundError, StorageError
 from seqrecord.ranges import ByteRange
 from seqrecord.storage.base import (
     FileInfo,
@@ -75,7 +76,7 @@ class LocalStorage:
         return str(self.root)
 
     def size(self, path: str) -> int:
-        with local_errors(self._shown(path)):
+        with self._errors(path):
             handle = self._open(path)
             self._keep(path, handle)
             return os.fstat(handle.fd).st_size
@@ -85,7 +86,7 @@ class LocalStorage:
     ) -> None:
         check_buffers(ranges, buffers)
         shown = self._shown(path)
-        with local_errors(shown):
+        with self._errors(path):
             with _lock:
                 handle = self._handles.get(path)
                 if handle is not None:
@@ -98,13 +99,13 @@ class LocalStorage:
 
     def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
         target = self._target(path)
-        with local_errors(str(target)):
+        with self._errors(path):
             self._check_inside(target)
             return read_file(target, limit)
 
     def put(self, path: str, data: bytes, *, expected: str | None) -> None:
         target = self._target(path)
-        with local_errors(str(target), writing=True):
+        with self._errors(path, writing=True):
             self._check_inside(target)
             make_folder(target.parent)
             put_file(target, data, expected, shared=self._shared)
@@ -123,7 +124,7 @@ class LocalStorage:
 
     def create(self, path: str) -> Upload:
         target = self._target(path)
-        with local_errors(str(target), writing=True):
+        with self._errors(path, writing=True):
             self._check_inside(target)
             make_folder(target.parent)
             upload = LocalUpload(path, target)
@@ -134,7 +135,7 @@ class LocalStorage:
     def remove(self, path: str) -> None:
         target = self._target(path)
         self._drop(path)
-        with local_errors(str(target)):
+        with self._errors(path):
             for name in (with_suffix(target, NOTES), with_suffix(target, PARTIAL), target):
                 name.unlink(missing_ok=True)
 
@@ -164,16 +165,22 @@ class LocalStorage:
     def _infos(self, folder: str, is_meant: Callable[[str], bool]) -> list[FileInfo]:
         target = self._target(folder)
         found = []
-        with local_errors(str(target)):
-            self._check_inside(target)
-            try:
+        try:
+            with self._errors(folder):
+                self._check_inside(target)
                 with os.scandir(target) as entries:
                     for entry in entries:
                         if not entry.name.startswith(".") and is_meant(entry.name):
                             found += _info(folder, entry)
-            except FileNotFoundError:
-                return []
+        except NotFoundError:
+            return []
         return sorted(found, key=lambda each: each.path)
+
+    def _errors(
+        self, path: str, *, writing: bool = False
+    ) -> contextlib.AbstractContextManager[None]:
+        """The system's errors as this package's, about a path."""
+        return local_errors(self._shown(path), writing=writing)
 
     def _target(self, path: str) -> Path:
         return self.root / check_path(path)

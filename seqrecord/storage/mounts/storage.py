@@ -13,8 +13,6 @@ from typing import Any
 from seqrecord.errors import DestinationError, NotFoundError, StorageError, TransientError
 from seqrecord.ranges import ByteRange
 from seqrecord.storage.base import (
-    FileInfo,
-    Unfinished,
     Upload,
     check_buffers,
     short_read,
@@ -61,8 +59,7 @@ class MountStorage(LocalStorage):
 
     def size(self, path: str) -> int:
         target = self._target(path)
-        # Reads that follow are of this file or of a newer one.
-        self._streams.get().drop(path)
+        self._drop(path)  # reads that follow are of this file or of a newer one
         with self._errors(path):
             self._check_inside(target)
             found = target.stat()
@@ -98,28 +95,6 @@ class MountStorage(LocalStorage):
                 self._was_tried = True
             return super().create(path)
 
-    def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
-        with self._errors(path):
-            return super().read_whole(path, limit)
-
-    def put(self, path: str, data: bytes, *, expected: str | None) -> None:
-        self._streams.get().drop(path)
-        with self._errors(path, writing=True):
-            super().put(path, data, expected=expected)
-
-    def files(self, folder: str) -> list[FileInfo]:
-        with self._errors(folder):
-            return super().files(folder)
-
-    def unfinished(self, folder: str) -> list[Unfinished]:
-        with self._errors(folder):
-            return super().unfinished(folder)
-
-    def remove(self, path: str) -> None:
-        self._streams.get().drop(path)
-        with self._errors(path):
-            super().remove(path)
-
     def local_path(self, path: str) -> str | None:
         self._target(path)
         return None
@@ -129,6 +104,9 @@ class MountStorage(LocalStorage):
         if streams is not None:
             streams.drop()
         super().close()
+
+    def _drop(self, path: str) -> None:
+        self._streams.get().drop(path)
 
     def _open_file(self, path: str) -> int:
         target = self._target(path)
@@ -150,22 +128,22 @@ class MountStorage(LocalStorage):
         try:
             yield
             return
-        except (StorageError, OSError) as error:
-            cause = error.__cause__ if isinstance(error, StorageError) else error
+        except StorageError:
+            raise
+        except OSError as error:
+            failure: StorageError
             if isinstance(error, FileNotFoundError) and self._is_gone():
-                failure: StorageError = TransientError(
+                failure = TransientError(
                     "it is not mounted any more", file=shown, expected=self._mount_point
                 )
-            elif isinstance(cause, OSError):
-                failure = classify(cause, shown)
-                if writing and not isinstance(failure, (NotFoundError, TransientError)):
-                    failure = DestinationError(
-                        f"this mount cannot be written to ({cause.strerror}): mount it writable "
-                        "and with a write cache, or write to the URL of what is mounted",
-                        file=shown,
-                    )
             else:
-                raise
+                failure = classify(error, shown)
+            if writing and not isinstance(failure, (NotFoundError, TransientError)):
+                failure = DestinationError(
+                    f"this mount cannot be written to ({error.strerror}): mount it writable and "
+                    "with a write cache, or write to the URL of what is mounted",
+                    file=shown,
+                )
         raise failure
 
     def _is_gone(self) -> bool:
