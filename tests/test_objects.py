@@ -472,6 +472,8 @@ def test_a_token_does_not_go_over_plain_http() -> None:
     storage = open_storage("az://b/p", options)
     with pytest.raises(LocationError, match="plain http"):
         storage.size("a")
+    with pytest.raises(LocationError, match="plain http"):
+        storage.put("a", b"x", expected=None)
 
 
 @pytest.mark.parametrize(
