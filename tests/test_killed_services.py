@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,8 @@ from tests.fault_proxy import FaultProxy, Request
 from tests.killed_writer import SETTINGS, Writers
 from tests.made_source import MadeSource, made_frame
 from tests.places import CLOUDS, Place
+from tests.services.process import wait_for
+from tests.storage_contract import DATA, PATH, left
 
 pytestmark = [pytest.mark.service, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -116,6 +119,22 @@ def test_killed_at_every_request(place: Place, writers: Writers, mode: str, afte
             assert seqrecord.verify(url, deep=True, storage_options=straight).ok
             number += 1
     assert number > 8
+
+
+@pytest.mark.parametrize("place", CLOUDS, indirect=True)
+def test_what_has_ended_is_durable_within_five_seconds(place: Place) -> None:
+    storage, other = place.open(), place.open()
+    storage.files("records")  # its client is made
+    upload = storage.create(PATH)
+    upload.write(DATA)
+    start = time.monotonic()
+    upload.checkpoint(b"one")
+    wait_for(lambda: bool(other.unfinished("records")))
+    assert time.monotonic() - start < 5
+    assert left(other) == [(PATH, [(len(DATA), b"one")], DATA)]
+    upload.abort()
+    storage.close()
+    other.close()
 
 
 def _kill(
