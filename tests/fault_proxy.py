@@ -32,7 +32,12 @@ KINDS = {
     "shifted": "another range than was asked for, of the same length, and the answer says so",
     "hang": "no answer until the client gives up",
 }
-_CODES = {500: "InternalError", 503: "ServerBusy", 403: "AuthorizationFailure"}
+_CODES = {
+    403: "AuthorizationFailure",
+    409: "ConditionalRequestConflict",  # S3's, of two puts at the same time
+    500: "InternalError",
+    503: "ServerBusy",
+}
 _BUSY = (429, 503)
 _PIECES = 20
 _OWN = {"connection", "keep-alive", "transfer-encoding", "content-length"}

@@ -154,6 +154,18 @@ def test_a_put_whose_answer_is_lost_has_succeeded(place: Place, kind: str) -> No
         storage.close()
 
 
+def test_puts_at_the_same_time_are_tried_again(place: Place) -> None:
+    with FaultProxy(place.host) as proxy:
+        storage = place.open(proxy.host)
+        for data, before in ((b"one", None), (b"two", b"one")):
+            tag = None if before is None else storage.read_whole("manifest.json", 9)[1]
+            proxy.fault = Scripted(["409"], lambda request: request.method == "PUT")
+            storage.put("manifest.json", data, expected=tag)
+            assert storage.read_whole("manifest.json", 9)[0] == data
+        assert proxy.faults["409"] == 2
+        storage.close()
+
+
 # Lists
 
 

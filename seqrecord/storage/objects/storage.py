@@ -11,6 +11,7 @@ from seqrecord.errors import (
     DestinationError,
     NotFoundError,
     StorageError,
+    TransientError,
 )
 from seqrecord.storage.base import FileInfo, Upload, check_path
 from seqrecord.storage.conditional import put_once
@@ -30,6 +31,9 @@ PIECE_BYTES = 16 << 20  # of a file that is sent: one request
 _MOST_PIECES = 10_000  # S3 takes no more; Azure 50,000
 _AT_ONCE = 4  # pieces under way, so 80 MiB of memory
 _SLOWER = 5  # times the timeout of other requests: so many pieces share the way up
+
+_REFUSED = ("AlreadyExistsError", "PreconditionError")
+_AT_THE_SAME_TIME = "ConditionalRequestConflict"  # of S3, which has put neither then
 
 _T = TypeVar("_T")
 
@@ -162,8 +166,11 @@ class ObjectStorage(WholeFileStorage):
                     obstore.put(store, key, data, chunk_size=length, max_concurrency=_AT_ONCE)
                 return
             except Exception as error:
-                if type(error).__name__ not in ("AlreadyExistsError", "PreconditionError"):
+                if mode == "overwrite" or type(error).__name__ not in _REFUSED:
                     raise
+                at_once = _AT_THE_SAME_TIME in str(error)
+            if at_once:
+                raise TransientError("another put came at the same time", file=self.shown(path))
             raise ConflictError(
                 "the file exists already" if mode == "create" else "another writer replaced it",
                 file=self.shown(path),
