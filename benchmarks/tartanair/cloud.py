@@ -281,6 +281,8 @@ def _versions(folder: Path, before: str | None) -> Iterator[dict[str, Path]]:
         return
     tree = folder / "before-tree"
     git = ["git", "-C", str(_ROOT), "worktree"]
+    if tree.exists():  # of a run that was killed
+        subprocess.run([*git, "remove", "--force", str(tree)], check=True)
     subprocess.run([*git, "add", "--force", "--detach", str(tree), before], check=True)
     try:
         yield {**trees, "before": tree}
