@@ -33,7 +33,7 @@ class Sizes:
 
 
 _SIZES = Sizes()
-_COPIES = 3  # pieces at a time
+_COPIES = 2  # pieces at a time
 
 
 class Mapped:
