@@ -53,7 +53,7 @@ WRITES = {"raw": 1, "balanced": 2}  # times so many frames, by codecs
 CLIENT_THREADS = {"stream": [2, 8, 16], "narrow": [8]}
 FRAME_BYTES = 480 * 640 * (3 + 4 + 8 + 1 + 1)  # of all features but poses
 QUIET = 0.1  # share of the machine that others may take
-ATTEMPTS = 3  # at a row beside which others took more
+ATTEMPTS = 2  # at a row beside which others took more
 
 _ROOT = Path(__file__).parents[2]
 _ROWS = Path(__file__).with_name("cloud_rows.py")
@@ -266,7 +266,7 @@ def _wait_for_quiet(seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         before, ours, start = psutil.cpu_times(), cpu_seconds(), time.perf_counter()
-        time.sleep(2)
+        time.sleep(0.5)
         others = _busy(before, psutil.cpu_times()) - (cpu_seconds() - ours)
         if others <= QUIET * (time.perf_counter() - start) * (os.cpu_count() or 1):
             return
