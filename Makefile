@@ -1,6 +1,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 DEMO := demo
 BENCH := bench
 INSTALLED := $(VENV)/installed
@@ -44,16 +45,16 @@ demo: $(INSTALLED) ## Render a small TartanAir tree, pack it, verify it, stream 
 	$(BIN)/python -m benchmarks.tartanair.demo $(DEMO)
 
 test: $(INSTALLED) ## Run the fast tests
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
+	$(PYTEST)
 
 test-slow: $(INSTALLED) ## Run the tests that take minutes
-	$(BIN)/python -m pytest -m 'slow and not service'
+	$(PYTEST) -m 'slow and not service'
 
 test-services: $(INSTALLED) ## Run the tests that need Azurite, moto, nginx or a FUSE mount
-	$(BIN)/python -m pytest -m service
+	$(PYTEST) -m service
 
 test-all: $(INSTALLED) ## Run every test
-	$(BIN)/python -m pytest -m ''
+	$(PYTEST) -m ''
 
 docs: $(INSTALLED) ## Build the documentation into build/site; a warning is an error
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import seqrecord
-from seqrecord.errors import DestinationError, LocationError, NotFoundError
+from seqrecord.errors import ConflictError, DestinationError, LocationError, NotFoundError
 from seqrecord.sources import open_source
 from tests.blobfile_pool import pool_to
 from tests.datasets import SmallFrame, small_frames, small_schema, write_small
@@ -153,8 +153,13 @@ def test_a_writer_in_azure(empty: Place) -> None:
         with writer.episode("a") as episode:
             for frame in frames:
                 episode.append(frame)
-        with pytest.raises(DestinationError, match="another writer"):
-            seqrecord.SeqRecordWriter(empty.url, mode="resume", storage_options=empty.options)
+        second = seqrecord.SeqRecordWriter(empty.url, mode="resume", storage_options=empty.options)
+    with (
+        pytest.raises(ConflictError, match="another writer"),
+        second,
+        second.episode("b") as episode,
+    ):
+        episode.append(frames[0])
     with seqrecord.open(empty.url, storage_options=empty.options) as dataset:
         for i, frame in enumerate(frames):
             _assert_same_frame(dataset.episodes["a"][i], frame)
