@@ -20,6 +20,8 @@ from benchmarks.tartanair.cloud_table import figures, page, tables
 from tests.services import need_azurite
 from tests.web_server import WebFolder
 
+PUBLISHED = Path(__file__).parents[1] / "benchmarks" / "tartanair"
+
 
 def test_the_made_index_opens(tmp_path: Path) -> None:
     make_index(tmp_path, 10_000)
@@ -61,6 +63,12 @@ def test_figures_are_ratios_of_medians_of_rows() -> None:
     text = tables({"rows": RESULTS})
     assert "| figure | to reach | moto (S3) | before |" in text
     assert "| epoch / epoch from local disk | <= 1.1 | **1.15** | 2.00 |" in text
+
+
+def test_the_published_page_is_of_the_published_results() -> None:
+    document = json.loads((PUBLISHED / "cloud.json").read_text())
+    text = (PUBLISHED / "CLOUD.md").read_text()
+    assert text.startswith(page(document))
 
 
 def test_the_page_names_machine_and_versions() -> None:

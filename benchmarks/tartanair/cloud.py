@@ -326,7 +326,8 @@ def _serving(
 
 
 def _pack(folder: Path, name: str, tree: Path, index: str, index_frames: int) -> None:
-    """Pack with one version what is not there yet."""
+    """Pack with one version what is not there yet, and compile it, as an installation is."""
+    _call(tree, ["-m", "compileall", "-q", "seqrecord"])
     for service, record_bytes in RECORD_BYTES.items():
         records = folder / name / f"records-{service}"
         if not (records / "manifest.json").exists():
