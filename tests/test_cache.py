@@ -884,3 +884,11 @@ def test_forgetting_a_range(cached: Cached) -> None:
     assert not cached.storage.forget(PATH, [ByteRange(1000, 2000)])
     assert cached.storage.forget(PATH, [ByteRange(999, 2000)])
     assert cached.check(0, 1000) == 1000
+
+
+def test_a_folder_that_has_grown_counts(tmp_path: Path) -> None:
+    cached = Cached(tmp_path)
+    for start in range(0, len(DATA), len(DATA) // 450):
+        cached.check(start, start + 10)
+    _check_sound(tmp_path)
+    cached.storage.close()

@@ -176,13 +176,14 @@ class CacheFolder:
         sizes = {each.inode(): _size(each) for each in _walk(self.path / NEW)}
         taken = sum(sizes.values())
         for each in _walk(self.path):
-            if each.is_dir(follow_symlinks=False):
-                if not (tidy and each.name != NEW and _try_rmdir(each.path)):
-                    taken += FOLDER_BYTES
-                continue
             with contextlib.suppress(FileNotFoundError):
                 found = each.stat(follow_symlinks=False)
-                size = size_on_disk(found.st_size)
+                if each.is_dir(follow_symlinks=False):
+                    if not (tidy and each.name != NEW and _try_rmdir(each.path)):
+                        # A folder that has held many names stays as large as it has become.
+                        taken += max(FOLDER_BYTES, found.st_blocks * 512)
+                    continue
+                size = size_on_disk(found.st_size) - _NAME_BYTES
                 taken += 0 if each.inode() in sizes else size
                 if (item := _range(each.name)) is not None:
                     entries.append(Entry(item, each.path, size, found.st_mtime_ns))
