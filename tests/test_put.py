@@ -115,6 +115,28 @@ def test_a_large_file_is_not_read_whole(storage: LocalStorage) -> None:
         storage.read_whole(PATH, 999)
 
 
+def test_whoever_looks_at_a_name_does_not_cost_it(
+    storage: LocalStorage, no_links: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another writer has the lock for the moment in which it looks whether it was left behind."""
+    storage.put(PATH, OLD, expected=None)
+    real, looks = fcntl.flock, 0
+
+    def flock(fd: int, operation: int) -> None:
+        nonlocal looks
+        name = Path(f"/proc/self/fd/{fd}").readlink().name
+        if name.endswith(".next") and operation & fcntl.LOCK_EX and not looks:
+            looks += 1
+            raise BlockingIOError(errno.EWOULDBLOCK, "looked at")
+        real(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    storage.put(PATH, NEW, expected=tag(storage))
+    assert looks == 1
+    assert content(storage) == NEW
+    assert names(storage) == [PATH]
+
+
 # Several writers
 
 

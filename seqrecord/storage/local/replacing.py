@@ -159,7 +159,12 @@ class _New:
             fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except FileExistsError:
             return None
-        if _try_lock(fd) is False or not _is_at(fd, name):
+        # Whoever looks whether it was left behind has the lock for a moment: to give up then would
+        # leave it behind indeed.
+        end = time.monotonic() + _PATIENCE_SECONDS
+        while (free := _try_lock(fd)) is False and _is_at(fd, name) and time.monotonic() < end:
+            time.sleep(_POLL_SECONDS / 10)
+        if free is False or not _is_at(fd, name):
             os.close(fd)
             return None
         self._name_fd = fd
