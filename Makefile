@@ -44,17 +44,17 @@ bench-results: $(INSTALLED) ## Write benchmarks/tartanair/RESULTS.md and its plo
 demo: $(INSTALLED) ## Render a small TartanAir tree, pack it, verify it, stream it, draw a clip
 	$(BIN)/python -m benchmarks.tartanair.demo $(DEMO)
 
-test: $(INSTALLED) ## Run the fast tests
-	$(PYTEST)
+test: $(INSTALLED) ## Run the fast tests, half of whose time is waiting
+	$(PYTEST) -n $$(( ($$(nproc) * 3 + 1) / 2 ))
 
-test-slow: $(INSTALLED) ## Run the tests that take minutes
-	$(PYTEST) -m 'slow and not service'
+test-slow: $(INSTALLED) ## Run the tests that take minutes, and many examples of each property
+	$(PYTEST) -m '(slow or hypothesis) and not service' --hypothesis-profile=many
 
 test-services: $(INSTALLED) ## Run the tests that need Azurite, moto, nginx or a FUSE mount
 	$(PYTEST) -m service
 
 test-all: $(INSTALLED) ## Run every test
-	$(PYTEST) -m ''
+	$(PYTEST) -m '' --hypothesis-profile=many
 
 docs: $(INSTALLED) ## Build the documentation into build/site; a warning is an error
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

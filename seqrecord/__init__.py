@@ -5,99 +5,74 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from seqrecord.benching import BenchReport, bench
+from seqrecord import errors
 from seqrecord.clips import ClipSpec
-from seqrecord.codecs import EncodedImage
-from seqrecord.commits import reindex
-from seqrecord.conversion import BadEpisode, ConvertReport, Progress, convert
-from seqrecord.drawing import draw_timeline, view
 from seqrecord.errors import (
-    AccessError,
-    ChecksumError,
     ClipError,
-    CodecError,
-    DeadlineError,
-    DestinationError,
     FormatError,
-    FrameError,
-    LocationError,
-    MemoryLimitError,
-    MissingPackageError,
     NotFoundError,
-    SchemaError,
     SeqRecordError,
-    SourceError,
     StateError,
     StorageError,
-    TransientError,
-    VersionError,
 )
-from seqrecord.exporting import export
-from seqrecord.reader import Dataset, Episode
-from seqrecord.reader import open_dataset as open  # noqa: A004 - `seqrecord.open`, as `gzip.open`
-from seqrecord.schema import FeatureSpec, Schema
-from seqrecord.storage import CacheInfo, cache_info, clear_cache
-from seqrecord.summary import Summary, summarize
-from seqrecord.verification import VerifyProgress, VerifyReport, verify
+from seqrecord.reading.reader import Episode, SeqRecordReader
+from seqrecord.reading.reader import open_dataset as open  # noqa: A004 - `seqrecord.open`, as `gzip.open`
+from seqrecord.reading.summary import summarize
+from seqrecord.reading.verification import verify
+from seqrecord.schema import EncodedImage, FeatureSpec, Schema
+from seqrecord.sources import EpisodeInfo, Folders, Source, TartanAir, open_source
+from seqrecord.storage import cache_info, clear_cache
 from seqrecord.version import __version__
-from seqrecord.writer import SeqRecordWriter
+from seqrecord.writing.commits import reindex
+from seqrecord.writing.convert import convert
+from seqrecord.writing.export import export
+from seqrecord.writing.writer import SeqRecordWriter
 
 if TYPE_CHECKING:
-    from seqrecord.device import prefetch_to_device
-    from seqrecord.pipes import (
+    from seqrecord.engine.device import prefetch_to_device
+    from seqrecord.pipes.loaders import (
         SeqRecordDataset,
         SeqRecordNode,
         SeqRecordPipe,
         SeqRecordStream,
     )
+    from seqrecord.pipes.options import LoaderOptions
+    from seqrecord.tools.bench import bench
+    from seqrecord.tools.drawing import draw_timeline, view
 
 __all__ = [
-    "AccessError",
-    "BadEpisode",
-    "BenchReport",
-    "CacheInfo",
-    "ChecksumError",
     "ClipError",
     "ClipSpec",
-    "CodecError",
-    "ConvertReport",
-    "Dataset",
-    "DeadlineError",
-    "DestinationError",
     "EncodedImage",
     "Episode",
+    "EpisodeInfo",
     "FeatureSpec",
+    "Folders",
     "FormatError",
-    "FrameError",
-    "LocationError",
-    "MemoryLimitError",
-    "MissingPackageError",
+    "LoaderOptions",
     "NotFoundError",
-    "Progress",
     "Schema",
-    "SchemaError",
     "SeqRecordDataset",
     "SeqRecordError",
     "SeqRecordNode",
     "SeqRecordPipe",
+    "SeqRecordReader",
     "SeqRecordStream",
     "SeqRecordWriter",
-    "SourceError",
+    "Source",
     "StateError",
     "StorageError",
-    "Summary",
-    "TransientError",
-    "VerifyProgress",
-    "VerifyReport",
-    "VersionError",
+    "TartanAir",
     "__version__",
     "bench",
     "cache_info",
     "clear_cache",
     "convert",
     "draw_timeline",
+    "errors",
     "export",
     "open",
+    "open_source",
     "prefetch_to_device",
     "reindex",
     "summarize",
@@ -105,17 +80,27 @@ __all__ = [
     "view",
 ]
 
-_NEED_TORCH = {
-    "SeqRecordDataset": "pipes",
-    "SeqRecordNode": "pipes",
-    "SeqRecordPipe": "pipes",
-    "SeqRecordStream": "pipes",
-    "prefetch_to_device": "device",
+_IMPORTED_LATER = {
+    "LoaderOptions": "pipes.options",
+    "SeqRecordDataset": "pipes.loaders",
+    "SeqRecordNode": "pipes.loaders",
+    "SeqRecordPipe": "pipes.loaders",
+    "SeqRecordStream": "pipes.loaders",
+    "bench": "tools.bench",
+    "draw_timeline": "tools.drawing",
+    "prefetch_to_device": "engine.device",
+    "view": "tools.drawing",
 }
 
 
-def __getattr__(name: str) -> Any:
-    # Writing, inspecting and random access do without torch, which takes seconds to import.
-    if name in _NEED_TORCH:
-        return getattr(importlib.import_module(f"seqrecord.{_NEED_TORCH[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # or a type checker would take any name for one that is there
+
+    def __getattr__(name: str) -> Any:
+        # Writing, inspecting and random access do without torch, which takes seconds to import, and
+        # without the tools.
+        if name in _IMPORTED_LATER:
+            return getattr(importlib.import_module(f"seqrecord.{_IMPORTED_LATER[name]}"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

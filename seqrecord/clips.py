@@ -18,16 +18,18 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError
-from seqrecord.order import IntArray
 
 __all__ = [
     "ClipSpec",
     "ClipTable",
     "EpisodeTable",
+    "IntArray",
     "MissingFrames",
     "enumerate_clips",
     "missing_from_bitmaps",
 ]
+
+IntArray = npt.NDArray[np.int64]
 
 MAX_SETTING = 1 << 31  # exclusive, of each of a clip's numbers: their products stay in int64
 _BITMAP_ROWS = 1 << 16  # expanded to one byte per frame at a time
@@ -124,8 +126,8 @@ class MissingFrames:
 class ClipTable:
     """The clips of the selected episodes, in canonical order: by episode, then by start.
 
-    Segment `i` holds `count[i]` clips of `episode[i]`, which start at `first_start[i]` and from
-    there every `spec.stride` frames; int64[segments] each. `num_short_episodes` of the selected
+    Run `i` is `count[i]` clips of `episode[i]`, which start at `first_start[i]` and from there
+    every `spec.stride` frames; int64[runs] each. `num_short_episodes` of the selected
     episodes are too short for a single clip; `num_incomplete` clips were left out because one of
     their frames lacks a requested feature. `selected`, int64[selected episodes], is what was asked
     for, in ascending order.
@@ -138,7 +140,7 @@ class ClipTable:
     count: IntArray
     num_short_episodes: int = 0
     num_incomplete: int = 0
-    offsets: IntArray = field(init=False)  # canonical position of each segment's first clip
+    offsets: IntArray = field(init=False)  # canonical position of each run's first clip
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "offsets", np.cumsum(self.count) - self.count)
@@ -163,9 +165,9 @@ class ClipTable:
         """
         if len(positions) and not (positions.min() >= 0 and positions.max() < self.num_clips):
             raise IndexError(f"a clip's position is not in [0, {self.num_clips})")
-        segment = np.searchsorted(self.offsets, positions, side="right") - 1
-        step = positions - self.offsets[segment]
-        return self.episode[segment], self.first_start[segment] + step * self.spec.stride
+        run = np.searchsorted(self.offsets, positions, side="right") - 1
+        step = positions - self.offsets[run]
+        return self.episode[run], self.first_start[run] + step * self.spec.stride
 
 
 def enumerate_clips(
@@ -189,13 +191,13 @@ def enumerate_clips(
     possible = np.where(room >= 0, room // spec.stride + 1, 0)
     if missing is None:
         missing = MissingFrames.none()
-    # Number the possible clips 0, 1, … over all selected episodes; missing frames strike out
-    # intervals of these numbers and what is left between the intervals are the segments.
+    # Number the possible clips 0, 1, … over all selected episodes; missing frames exclude
+    # intervals of these numbers; what is left between the intervals are the runs.
     stops = np.cumsum(possible)
-    struck_start, struck_stop = _struck(spec, missing, selected, possible)
-    struck_start, struck_stop = _united(struck_start, struck_stop)
-    starts = np.sort(np.concatenate((stops - possible, struck_stop)))
-    ends = np.sort(np.concatenate((stops, struck_start)))
+    excluded_start, excluded_stop = _excluded(spec, missing, selected, possible)
+    excluded_start, excluded_stop = _united(excluded_start, excluded_stop)
+    starts = np.sort(np.concatenate((stops - possible, excluded_stop)))
+    ends = np.sort(np.concatenate((stops, excluded_start)))
     kept = ends > starts
     first, count = starts[kept], (ends - starts)[kept]
     owner = np.searchsorted(stops, first, side="right")
@@ -206,7 +208,7 @@ def enumerate_clips(
         spec.phase + (first - (stops - possible)[owner]) * spec.stride,
         count,
         num_short_episodes=int((possible == 0).sum()),
-        num_incomplete=int((struck_stop - struck_start).sum()),
+        num_incomplete=int((excluded_stop - excluded_start).sum()),
     )
 
 
@@ -254,12 +256,12 @@ def _runs_of_bits(
     return episode[row], base[row] + start, base[row] + stop
 
 
-def _struck(
+def _excluded(
     spec: ClipSpec, missing: MissingFrames, selected: IntArray, possible: IntArray
 ) -> tuple[IntArray, IntArray]:
     """Intervals of possible clips, numbered over all selected episodes, that miss a frame.
 
-    Missing frames `[a, b)` strike the starts `[a - i * dilation, b - i * dilation)` for every `i`
+    Missing frames `[a, b)` exclude the starts `[a - i * dilation, b - i * dilation)` for every `i`
     below `length`: separate intervals when the run is shorter than the dilation, else one.
     """
     place = np.searchsorted(selected, missing.episode)

@@ -22,11 +22,11 @@ _LOCAL_RANKS = (
 def usable_cores(*, environ: Mapping[str, str] | None = None, root: Path | None = None) -> int:
     """How many cores this process should use, at least 1.
 
-    That is the least of the cores that it may run on (its affinity, or where Python knows it
-    `os.process_cpu_count`) and of its share of the machine: the machine's cores, or those that a
-    container's CPU set or quota leaves (cgroup v2 `cpu.max` and `cpuset.cpus.effective`, and their
-    counterparts of v1), divided by the ranks on this machine. Ranks are counted by what torchrun,
-    MPI or Slurm say in the environment; a process that nobody says it of counts as the only one.
+    That is the smaller one of two numbers: the cores that it may run on (its affinity, or
+    `os.process_cpu_count` where Python has it), and its share of the machine. The share is the
+    machine's cores, or those that a container's CPU set or quota allows (cgroup v2 `cpu.max` and
+    `cpuset.cpus.effective`, and their counterparts of v1), divided by the ranks on this machine.
+    torchrun, MPI or Slurm say in the environment how many ranks there are; else there is one.
 
     `root` is the folder in which the system's files are, for tests.
     """

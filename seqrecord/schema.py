@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ __all__ = [
     "MAX_FRAME_BYTES",
     "MAX_NAME_LENGTH",
     "CodecConfig",
+    "EncodedImage",
     "FeatureSpec",
     "Frame",
     "Schema",
@@ -37,8 +38,19 @@ _DTYPES = frozenset("|b1 |i1 <i2 <i4 <i8 |u1 <u2 <u4 <u8 <f2 <f4 <f8 <c8 <c16".s
 CodecConfig = Mapping[str, Any]
 """A codec as its JSON configuration: `{"id": "zstd", "level": 1}`."""
 
-Frame = Mapping[str, npt.NDArray[Any]]
-"""One time step: feature name to array. A feature that the frame lacks is left out."""
+
+@dataclass(frozen=True)
+class EncodedImage:
+    """A PNG or JPEG file's bytes, to be stored as they are by the codec `seqrecord.image`."""
+
+    data: bytes
+
+
+Frame: TypeAlias = "Mapping[str, npt.ArrayLike | EncodedImage]"
+"""One time step as it is stored: feature name to array, or to an image that stays encoded.
+
+A feature that the frame lacks is left out.
+"""
 
 
 @dataclass(frozen=True)

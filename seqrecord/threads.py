@@ -1,9 +1,9 @@
-"""A pool of threads that drops what is queued when it ends, and never keeps the interpreter.
+"""A pool of threads that drops queued tasks when it ends, and never delays the interpreter's exit.
 
-`concurrent.futures` joins the threads of its own pools when the interpreter leaves: before `atexit`
-runs, so before anybody can say that what is queued is not wanted any more, and all of it is done
-first. The threads here are daemons. Whoever makes a pool ends it; what runs on in a thread of its
-own while the main thread leaves registers with `atexit` for that.
+`concurrent.futures` joins the threads of its pools when the interpreter exits. That happens before
+`atexit` functions run, so nobody can cancel queued tasks, and all of them are done first. The
+threads here are daemons. The maker of a pool ends it. A thread that still runs when the main
+thread exits registers with `atexit` to end its pool.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from seqrecord import FeatureSpec, Schema
 from seqrecord.checksum import crc32c
+from seqrecord.format.index import Index
+from seqrecord.format.manifest import IndexFile, Manifest, RecordFile
 from seqrecord.format.pages import chunk_bytes
 from seqrecord.format.rows import GAP_ROW
-from seqrecord.index import Index
-from seqrecord.manifest import IndexFile, Manifest, RecordFile
 
 __all__ = ["write_big_index"]
 

@@ -8,7 +8,7 @@ import socketserver
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.local_server import LocalServer, reset
+from tests.local_server import LocalServer, read_head, reset
 
 __all__ = ["Canned", "CannedServer", "answer"]
 
@@ -58,15 +58,9 @@ class _Handler(socketserver.BaseRequestHandler):
 
     def handle(self) -> None:
         with contextlib.suppress(OSError):
-            head = b""
-            while b"\r\n\r\n" not in head:
-                part = self.request.recv(65536)
-                if not part:
-                    return
-                head += part
-            head, _, body = head.partition(b"\r\n\r\n")
-            self.server.asked.append(f"{head.decode()}\r\n\r\n")
-            sent = re.search(r"content-length: *(\d+)", head.decode().lower())
+            head, body = read_head(self.request)
+            self.server.asked.append(f"{head}\r\n\r\n")
+            sent = re.search(r"content-length: *(\d+)", head.lower())
             while sent is not None and len(body) < int(sent[1]):
                 part = self.request.recv(65536)
                 if not part:

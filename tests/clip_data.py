@@ -20,7 +20,7 @@ import torch
 
 from seqrecord import SeqRecordWriter
 from seqrecord.pipes.epochs import share_all
-from seqrecord.writer import Codecs
+from seqrecord.writing.writer import Codecs
 
 __all__ = [
     "LARGE",

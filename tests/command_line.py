@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from seqrecord.cli import main
+from seqrecord.tools.cli import main
 
 __all__ = ["COMMAND", "main"]
 
-COMMAND = [sys.executable, "-m", "seqrecord.cli"]
+COMMAND = [sys.executable, "-m", "seqrecord"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -11,6 +12,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tests.gcs_stub import GcsStub
@@ -27,6 +29,14 @@ from tests.services import (
     need_nginx,
 )
 
+# `make test` tries a few examples of each property; `make test-slow` takes the other profile.
+hypothesis.settings.register_profile("few", max_examples=25, deadline=None)
+hypothesis.settings.register_profile("many", max_examples=300, deadline=None)
+hypothesis.settings.load_profile("few")
+
+# Forked from a process that has these, a worker starts at once; one that is spawned imports torch.
+multiprocessing.set_forkserver_preload(["torch.utils.data", "torchdata.stateful_dataloader"])
+
 _SERVICES = {"azurite", "moto", "mortal_azurite", "mount", "nginx"}
 
 
@@ -37,6 +47,16 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
+    _freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    if nextitem is None or nextitem.path != item.path:
+        _freeze()
+
+
+def _freeze() -> None:
     # Modules and tests live as long as the process: no collection, of which tests ask for many,
     # need look at them again, and no forked process copies their pages for that.
     gc.collect()
@@ -49,6 +69,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         used: list[str] = getattr(item, "fixturenames", [])
         if _SERVICES & set(used):
             item.add_marker("service")
+
+
+@pytest.fixture(scope="session")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data set of `tests.clip_data`, written once; who changes a data set writes its own."""
+    from tests.clip_data import write_numbered  # and torch, which takes seconds
+
+    return write_numbered(tmp_path_factory.mktemp("numbered") / "records")
+
+
+@pytest.fixture(scope="session")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with large images, whose raw pages are read straight into their place."""
+    from tests.clip_data import LARGE, write_numbered
+
+    folder = tmp_path_factory.mktemp("large")
+    return write_numbered(folder / "records", codecs="raw", shape=LARGE)
+
+
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "all"])
+def thorough(request: pytest.FixtureRequest) -> bool:
+    """Whether to try every case there is, which is a slow test, or a part of them."""
+    return bool(request.param)
 
 
 @pytest.fixture(scope="session")

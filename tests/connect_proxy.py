@@ -9,7 +9,7 @@ import socketserver
 import threading
 from collections.abc import Callable
 
-from tests.local_server import LocalServer, reset
+from tests.local_server import LocalServer, read_head, reset
 
 __all__ = ["ConnectProxy"]
 
@@ -43,13 +43,8 @@ class _Handler(socketserver.BaseRequestHandler):
 
     def handle(self) -> None:
         with contextlib.suppress(OSError):
-            head = b""
-            while b"\r\n\r\n" not in head:
-                part = self.request.recv(65536)
-                if not part:
-                    return
-                head += part
-            method, host, _ = head.decode("latin-1").split(" ", 2)
+            head, _ = read_head(self.request)
+            method, host, _ = head.split(" ", 2)
             if method != "CONNECT":
                 self.request.sendall(b"HTTP/1.1 405 No\r\nContent-Length: 0\r\n\r\n")
                 return

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from PIL import Image
 
 from seqrecord import EncodedImage, FeatureSpec, Schema, SeqRecordWriter
-from seqrecord.destination import WriteMode
-from seqrecord.writer import Codecs
+from seqrecord.writing.destination import WriteMode
+from seqrecord.writing.writer import Codecs
 
 __all__ = [
     "EPISODES",

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord import CodecError
-from seqrecord.codecs import CodecConfig, FrameCodec, resolve
+from seqrecord.codecs import FrameCodec, resolve
+from seqrecord.errors import CodecError
+from seqrecord.schema import CodecConfig
 
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -1,7 +1,7 @@
 """As much of Google Cloud Storage as reading and writing a dataset need, on 127.0.0.1.
 
-Its XML API is what obstore speaks, its JSON API what gcsfs reads with. `gcp-storage-emulator`
-serves neither as they want it. That real GCS does the same was not tried.
+It has the XML API, as obstore speaks it, which `gcp-storage-emulator` has not. That real GCS does
+the same was not tried.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import base64
 import email.utils
 import hashlib
 import itertools
-import json
 import re
 import threading
 import time
@@ -153,23 +152,14 @@ class _Handler(BaseHTTPRequestHandler):
             for name, values in parse_qs(parts.query, keep_blank_values=True).items()
         }
         self.server.asked.append(f"{self.command} {self.path}")
-        api = re.fullmatch(r"/(download/)?storage/v1/b/([^/]+)(?:/(o)(?:/([^/]+))?)?", parts.path)
         try:
             refused = self.server.refuse(self.command, self.path)
             if refused is not None:
                 raise _Refusal(*refused)
-            if api is not None:
-                bucket, name = unquote(api[2]), unquote(api[4] or "")
-                self._json(api[1] or "", bucket, name, bool(api[3]), query)
-                return
             bucket, _, name = parts.path[1:].partition("/")
             self._xml(unquote(bucket), unquote(name), query, body)
         except _Refusal as refusal:
-            if api is None:
-                self._error(refusal.status, refusal.code)
-            else:
-                error = {"code": refusal.status, "message": refusal.code}
-                self._send(refusal.status, json.dumps({"error": error}).encode())
+            self._error(refusal.status, refusal.code)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve  # noqa: N815 - looked up by name
 
@@ -227,19 +217,6 @@ class _Handler(BaseHTTPRequestHandler):
             f"<Size>{len(held.data)}</Size></Contents>"
         )
 
-    def _json(self, way: str, bucket: str, name: str, objects: bool, query: dict[str, str]) -> None:
-        names = self.server.names(bucket)
-        if not objects:
-            self._send(200, json.dumps({"kind": "storage#bucket", "name": bucket}).encode())
-        elif not name:
-            held = {each: self.server.buckets[bucket][each] for each in names}
-            self._send(200, json.dumps(_listed(bucket, held, query)).encode())
-        elif query.get("alt") == "media" or way == "download/":
-            self._media(self.server.find(bucket, name))
-        else:
-            found = self.server.find(bucket, name)
-            self._send(200, json.dumps(_described(bucket, name, found)).encode())
-
     def _media(self, found: _Object) -> None:
         data, headers = found.data, _named(found)
         if self.headers.get("If-Match", found.tag) != found.tag:
@@ -295,28 +272,3 @@ def _entry(name: str, prefix: str, delimiter: str) -> str:
 
 def _time(found: _Object) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(found.modified))
-
-
-def _described(bucket: str, name: str, found: _Object) -> dict[str, Any]:
-    return {
-        "kind": "storage#object",
-        "bucket": bucket,
-        "name": name,
-        "size": str(len(found.data)),
-        "md5Hash": _md5(found.data),
-        "generation": str(found.generation),
-        "updated": _time(found),
-        "timeCreated": _time(found),
-    }
-
-
-def _listed(bucket: str, held: dict[str, _Object], query: dict[str, str]) -> dict[str, Any]:
-    prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-    names = [name for name in held if name.startswith(prefix)]
-    entries = {_entry(name, prefix, delimiter) for name in names}
-    items = [_described(bucket, name, held[name]) for name in sorted(entries) if name in held]
-    return {
-        "kind": "storage#objects",
-        "items": items,
-        "prefixes": sorted(entries.difference(held)),
-    }

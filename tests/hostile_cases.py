@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from seqrecord.codecs.library import numcodecs
-from seqrecord.commits import reindex
+from seqrecord.codecs.base import numcodecs
 from seqrecord.errors import (
     ChecksumError,
     CodecError,
@@ -31,6 +30,7 @@ from seqrecord.errors import (
     StorageError,
     VersionError,
 )
+from seqrecord.writing.commits import reindex
 from tests.tiny import (
     RecordParts,
     change_manifest,

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from seqrecord import SeqRecordWriter
-from seqrecord.assemble import complete_episodes
 from seqrecord.format import parse_footer
 from seqrecord.format.pages import aligned
-from seqrecord.record_reading import read_footers
+from seqrecord.reading.index_building import complete_episodes
+from seqrecord.reading.record_footers import read_footers
 from seqrecord.storage import Storage, open_storage
 from seqrecord.storage import spooled as spooled_module
 from tests.made_source import MadeSource

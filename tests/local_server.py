@@ -9,7 +9,7 @@ import struct
 import threading
 from typing import Any
 
-__all__ = ["LocalServer", "reset"]
+__all__ = ["LocalServer", "read_head", "reset"]
 
 
 class LocalServer(socketserver.ThreadingTCPServer):
@@ -57,6 +57,18 @@ class LocalServer(socketserver.ThreadingTCPServer):
         with self._guard:
             self._connections.discard(request)
         super().shutdown_request(request)
+
+
+def read_head(connection: socket.socket) -> tuple[str, bytes]:
+    """The head of a request, and what came of its body; raises `OSError` where it ends before."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        part = connection.recv(65536)
+        if not part:
+            raise ConnectionError("the request ends in its head")
+        data += part
+    head, _, body = data.partition(b"\r\n\r\n")
+    return head.decode("latin-1"), body
 
 
 def reset(connection: socket.socket) -> None:

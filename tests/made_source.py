@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord import FeatureSpec, Schema, SourceError
+from seqrecord import FeatureSpec, Schema
+from seqrecord.errors import SourceError
 from seqrecord.sources import EpisodeInfo
 
 __all__ = ["EndlessSource", "MadeSource", "made_frame"]

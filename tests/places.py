@@ -64,10 +64,9 @@ def make_place(kind: str, fixture: Callable[[str], Any], folder: Path) -> Iterat
     if kind == "azurite":
         yield _azurite(fixture("azurite"))
     elif kind == "s3":
-        pytest.importorskip("s3fs", reason="pip install s3fs")
+        pytest.importorskip("botocore", reason="pip install boto3")
         yield _s3(fixture("moto"))
     elif kind == "gs":
-        pytest.importorskip("gcsfs", reason="pip install gcsfs")
         yield _gs(fixture("gcs"))
     else:
         with WebFolder(folder / "web") as server:

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec
 from seqrecord.clips import EpisodeTable
-from seqrecord.plan import EpochPlan, PlanSettings, Split
-from seqrecord.plan.steps import Loads, Round
+from seqrecord.sampling import EpochPlan, Part, PlanSettings
+from seqrecord.sampling.rounds import Loads, Round
 from tests.clip_cases import Case, cases
 
-__all__ = ["Engine", "Request", "chunks_of", "requests", "splits"]
+__all__ = ["Engine", "Request", "chunks_of", "parts", "requests"]
 
 
 class Engine:
@@ -99,12 +99,12 @@ class Request:
     case: Case
     settings: PlanSettings
     epoch: int
-    num_splits: int
+    num_parts: int
 
     def plan(self, index: int = 0) -> EpochPlan:
-        split = Split(index, self.num_splits)
+        part = Part(index, self.num_parts)
         case = self.case
-        return EpochPlan(case.table, case.episodes, self.settings, epoch=self.epoch, split=split)
+        return EpochPlan(case.table, case.episodes, self.settings, epoch=self.epoch, part=part)
 
     def run(self, plan: EpochPlan) -> Engine:
         engine = Engine(plan, self.case.episodes, self.case.spec, tight=not self.case.missing)
@@ -123,7 +123,7 @@ def requests(draw: st.DrawFn) -> Request:
         batch_size=draw(st.none() | st.integers(1, 7)),
         drop_last=draw(st.booleans()),
         equal=draw(st.booleans()),
-        open_episodes=draw(st.integers(1, 6)),
+        num_cursors=draw(st.integers(1, 6)),
         block_frames=draw(st.integers(1, 40)),
         run_frames=draw(st.none() | st.integers(1, 50)),
         first_block_frames=draw(st.integers(1, 40)),
@@ -131,17 +131,15 @@ def requests(draw: st.DrawFn) -> Request:
     return Request(draw(cases()), chosen, draw(st.integers(0, 3)), draw(st.integers(1, 4)))
 
 
-def splits(request: Request) -> list[EpochPlan]:
-    """The plans of all splits; none where the request is refused, as it must be."""
+def parts(request: Request) -> list[EpochPlan]:
+    """The plans of all parts; none where the request is refused, as it must be."""
     total, size = request.case.table.num_clips, request.settings.batch_size or 1
-    most = (
-        total // request.num_splits if request.settings.equal else -(-total // request.num_splits)
-    )
+    most = total // request.num_parts if request.settings.equal else -(-total // request.num_parts)
     if total and most < size and request.settings.drop_last:
         with pytest.raises(ClipError, match="drop_last leaves no batch at all"):
             request.plan()
         return []
-    return [request.plan(index) for index in range(request.num_splits)]
+    return [request.plan(index) for index in range(request.num_parts)]
 
 
 def chunks_of(case: Case, frames: set[tuple[int, int]]) -> set[int]:

@@ -35,7 +35,6 @@ class Call:
         "write",
         "cut",
         "sync",
-        "link",
         "rename",
         "remove",
         "folder",
@@ -64,7 +63,7 @@ class Record:
         """Record calls of this process."""
         real_open, real_write, real_fsync = os.open, os.write, os.fsync
         real_cut, real_replace, real_unlink = os.ftruncate, Path.replace, Path.unlink
-        real_mkdir, real_rmdir, real_link = Path.mkdir, Path.rmdir, os.link
+        real_mkdir, real_rmdir = Path.mkdir, Path.rmdir
 
         def opening(path: Any, flags: int, *args: Any, **options: Any) -> int:
             new = bool(flags & os.O_CREAT) and not os.path.lexists(path)
@@ -93,10 +92,6 @@ class Record:
             if path := self._path_of(fd):
                 self.calls.append(Call("cut", path, offset=size))
 
-        def linking(path: Any, target: Any) -> None:
-            real_link(path, target)
-            self._add("link", path, target)
-
         def renaming(path: Path, target: Any) -> Any:
             result = real_replace(path, target)
             self._add("rename", path, target)
@@ -120,7 +115,6 @@ class Record:
 
         with (
             mock.patch.multiple(os, open=opening, write=writing, fsync=syncing, ftruncate=cutting),
-            mock.patch.object(os, "link", linking),
             mock.patch.object(Path, "replace", renaming),
             mock.patch.object(Path, "unlink", removing),
             mock.patch.object(Path, "mkdir", folder),
@@ -193,14 +187,15 @@ class Disk:
             self._parent(call.path).pending.append([(_name(call.path), new)])
         elif call.kind == "remove":
             self._parent(call.path).pending.append([(_name(call.path), None)])
-        elif call.kind == "link":
-            self._parent(call.target).pending.append([(_name(call.target), self._find(call.path))])
         elif call.kind == "rename":
-            parent = self._parent(call.path)
-            assert parent is self._parent(call.target), "renames stay in their folder"
-            entry = self._find(call.path)
-            # One change: a file never has both names, or none.
-            parent.pending.append([(_name(call.path), None), (_name(call.target), entry)])
+            parent, other = self._parent(call.path), self._parent(call.target)
+            gone: Any = (_name(call.path), None)
+            new_name = (_name(call.target), self._find(call.path))
+            if parent is other:
+                parent.pending.append([gone, new_name])  # a file never has both names, or none
+            else:
+                parent.pending.append([gone])
+                other.pending.append([new_name])
         elif call.kind == "sync folder":
             folder = self._find(call.path)
             assert isinstance(folder, _Folder)

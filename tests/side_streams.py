@@ -17,10 +17,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from seqrecord.device.nested import map_tensors
-from seqrecord.device.streams import Mark, SideStream, find_device, side_stream
+from seqrecord.engine.device.prefetch import map_tensors
+from seqrecord.engine.device.streams import Mark, SideStream, find_device, side_stream
 
-__all__ = ["NO_GPU", "STREAMS", "LateStream", "make_stream", "on_host"]
+__all__ = ["NO_GPU", "STREAMS", "LateStream", "OutrunStream", "make_stream", "on_host"]
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device here")
 
@@ -38,13 +38,13 @@ def on_host(item: Any) -> Any:
 
 
 class LateStream(SideStream):
-    """Does what was queued, in order, up to the mark that is waited for or handed over."""
+    """Does what was queued, in order, up to the mark that is waited for or given away."""
 
     pins_memory = False
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
-        self.handed_over: list[list[torch.Tensor]] = []
+        self.given: list[list[torch.Tensor]] = []
         self._lock = threading.Lock()
         self._todo: deque[Callable[[], object]] = deque()
         self._queued = self._done = 0
@@ -55,9 +55,9 @@ class LateStream(SideStream):
     def mark(self) -> Mark:
         return _LateMark(self, self._queued)
 
-    def hand_over(self, mark: Mark, tensors: Iterable[torch.Tensor]) -> Mark:
+    def give_to_current(self, mark: Mark, tensors: Iterable[torch.Tensor]) -> Mark:
         mark.wait()  # the consumer of these tests has no stream that could
-        self.handed_over.append(list(tensors))
+        self.given.append(list(tensors))
         return mark
 
     def queue(self, work: Callable[[], object]) -> None:
@@ -119,3 +119,31 @@ class _PutOff(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._stream.queue(lambda: made.copy_(args[0]))
             return made
         return func(*args, **kwargs)
+
+
+class OutrunStream(LateStream):
+    """Whose consumer's device never comes to a mark before somebody waits for it.
+
+    `waited` gets the numbers of the marks that are waited for, counted as they are given away.
+    """
+
+    def __init__(self, waited: list[int]) -> None:
+        super().__init__()
+        self._waited = waited
+
+    def give_to_current(self, mark: Mark, tensors: Iterable[torch.Tensor]) -> Mark:
+        super().give_to_current(mark, tensors)
+        return _Taken(len(self.given) - 1, self._waited)
+
+
+class _Taken(Mark):
+    is_reached, time = False, 0.0
+
+    def __init__(self, number: int, waited: list[int]) -> None:
+        self._number, self._waited = number, waited
+
+    def wait(self) -> None:
+        self._waited.append(self._number)
+
+    def seconds_since(self, earlier: Mark) -> float:
+        raise NotImplementedError

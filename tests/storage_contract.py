@@ -20,9 +20,10 @@ from seqrecord.errors import (
     NotFoundError,
     StorageError,
 )
-from seqrecord.ranges import ByteRange
-from seqrecord.storage import Storage
-from seqrecord.storage import spooled as spooled_module
+from seqrecord.storage import Storage, StorageWrapper
+from seqrecord.storage.ranges import ByteRange
+from seqrecord.storage.spooled import Keeping
+from seqrecord.storage.whole import WholeFileStorage
 from tests.services.process import wait_for
 
 PATH = "records/00000-ab.seqrec"
@@ -224,9 +225,13 @@ class StorageContract(ReadContract):
         return lambda path, data: put(storage, path, data)
 
     @pytest.fixture(autouse=True)
-    def kept_soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kept_soon(self, storage: Storage) -> None:
         """What is worth keeping is kept at once, and not within five seconds."""
-        monkeypatch.setattr(spooled_module, "SAVE_SECONDS", 0.1)
+        inner = storage
+        while isinstance(inner, StorageWrapper):
+            inner = inner.inner
+        if isinstance(inner, WholeFileStorage):
+            inner.keeping = Keeping(0.1)
 
     # Small files, put if what is there is as expected
 
@@ -425,8 +430,13 @@ class StorageContract(ReadContract):
         upload.checkpoint(b"note 3")
         other = [(5, b"note 1"), (10, b"note 3")]
         wait_for(lambda: left(copy) == [(PATH, other, b"firstother")])
+        upload.rewind(5)
+        upload.write(b"longer than all before")
+        upload.checkpoint(b"note 4")
+        longer = [(5, b"note 1"), (27, b"note 4")]
+        wait_for(lambda: left(copy) == [(PATH, longer, b"firstlonger than all before")])
         upload.commit()
-        assert get(copy, PATH) == b"firstother"
+        assert get(copy, PATH) == b"firstlonger than all before"
         assert copy.unfinished("records") == []
         copy.close()
 

@@ -1,4 +1,4 @@
-"""A reader that has opened goes on with what it has opened, in other processes too."""
+"""A reader keeps reading what it has opened, in other processes too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 import seqrecord
 from seqrecord.errors import StateError
-from seqrecord.writer import SeqRecordWriter
+from seqrecord.writing.writer import SeqRecordWriter
 from tests.tiny import KEY, read_all, tiny_frames, write_tiny
 
 
@@ -34,7 +34,7 @@ def _clips(root: Path) -> Any:
 
 def _frames(opened: Any) -> list[Any]:
     """All that it gives, in the order of episodes and frames."""
-    if isinstance(opened, seqrecord.Dataset):
+    if isinstance(opened, seqrecord.SeqRecordReader):
         return [
             (key, i, frame["raw"].tolist())
             for key, episode in opened.episodes.items()
@@ -90,13 +90,14 @@ def test_a_dataset_that_is_another_one_is_refused(tmp_path: Path) -> None:
     assert str(root) in str(caught.value)
 
 
+@pytest.mark.parametrize("start", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["pipe", "map"])
-def test_spawned_workers_in_the_middle_of_a_training(kind: str, tmp_path: Path) -> None:
+def test_new_workers_in_the_middle_of_a_training(kind: str, start: str, tmp_path: Path) -> None:
     root = write_tiny(tmp_path / "dataset", record_bytes=1)
     loaded: Any = _pipe(root) if kind == "pipe" else _clips(root)
     right = _frames(loaded)
     loader: DataLoader[Any] = DataLoader(
-        loaded, batch_size=None, num_workers=1, multiprocessing_context="spawn"
+        loaded, batch_size=None, num_workers=1, multiprocessing_context=start
     )
     for appends in (0, 1, 2):  # an epoch each, whose worker is a new process
         for number in range(appends):

@@ -8,6 +8,7 @@ import pytest
 
 from seqrecord.errors import LocationError
 from seqrecord.storage import parse_location
+from seqrecord.storage.failures import call
 from seqrecord.storage.objects.azure import AzureContainer
 
 SECRET = "MARKED-S3CRET"
@@ -193,4 +194,4 @@ def test_an_endpoint_of_the_options_comes_first() -> None:
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "azure.identity", None)
     with pytest.raises(LocationError, match=": pip install azure-identity;"):
-        resolve(HTTPS).identity({})
+        call("file", resolve(HTTPS).identity, {})

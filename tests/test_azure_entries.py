@@ -85,7 +85,7 @@ def _plain(value: Any) -> Any:
     return value.numpy().tobytes() if torch.is_tensor(value) else value
 
 
-@pytest.mark.parametrize("backend", ["obstore", "adlfs", "blobfile"])
+@pytest.mark.parametrize("backend", ["obstore", "urllib3", "adlfs", "blobfile"])
 def test_a_pipe_gives_the_same_clips(
     place: Place, backend: str, azurite: Azurite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,7 +218,7 @@ def test_the_write_command(empty: Place, tmp_path: Path) -> None:
 
 def test_the_program_on_its_own(place: Place) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "seqrecord.cli", "verify", place.url, *place.words],
+        [sys.executable, "-m", "seqrecord", "verify", place.url, *place.words],
         capture_output=True,
         text=True,
         check=False,

@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 import seqrecord
-from seqrecord.cli import main
 from seqrecord.errors import LocationError, NotFoundError
 from seqrecord.storage import CachedStorage, LocalStorage, Storage, StorageWrapper, open_storage
+from seqrecord.tools.cli import main
 from tests.datasets import write_small
 from tests.services import Azurite
 from tests.storage_contract import PATH, get, put
@@ -195,7 +195,7 @@ def test_one_dataset_is_cleared(remote: str, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     fill(remote, cache)
     fill(CountingStorage(LocalStorage(tmp_path / "dataset")), cache)
-    assert "given back" in run("cache", "clear", cache, remote + "/").output
+    assert "freed" in run("cache", "clear", cache, remote + "/").output
     [left] = seqrecord.cache_info(cache).datasets
     assert left.url == str(tmp_path / "dataset")
     with pytest.raises(NotFoundError, match="nothing of this dataset"):
@@ -215,7 +215,7 @@ def test_all_is_cleared_while_it_is_used(remote: str, tmp_path: Path) -> None:
         assert dataset.storage.counters()["cache_failures"] == 0
 
 
-def _poses(dataset: seqrecord.Dataset) -> list[bytes]:
+def _poses(dataset: seqrecord.SeqRecordReader) -> list[bytes]:
     frames = dataset.select(["pose"]).episodes["alpha/Easy/P001"].read(range(3))
     return [pose.tobytes() for pose in frames["pose"]]
 

@@ -22,8 +22,8 @@ import fsspec
 import pytest
 
 import seqrecord
-from seqrecord.ranges import ByteRange
 from seqrecord.storage.cache.folder import CacheFolder
+from seqrecord.storage.ranges import ByteRange
 from tests.datasets import write_small
 from tests.storage_contract import PATH
 from tests.test_cache import Cached, at_call, entries
@@ -62,11 +62,14 @@ def stop(tmp_path: Path) -> Iterator[Callable[[int], bool]]:
 
 
 def test_a_process_that_is_stopped_stops_no_other(
-    tmp_path: Path, stop: Callable[[int], bool], caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    stop: Callable[[int], bool],
+    caplog: pytest.LogCaptureFixture,
+    thorough: bool,
 ) -> None:
     """Wherever it is: what is held is read at once, what is not is read from the storage."""
     busy = free = 0
-    for number in range(100):
+    for number in range(0, 100, 1 if thorough else 2):
         cached = Cached(tmp_path, patience=0.05, pause=1000.0)
         cached.check(0, 10_000)
         if not stop(number):
@@ -78,11 +81,10 @@ def test_a_process_that_is_stopped_stops_no_other(
             added = cached.check(OTHER, OTHER + 5000) == 0
         assert cached.count("failures") == 0
         assert bool(cached.count("busy")) == (not added)
-        assert caplog.text.count("is not free and is passed by") == (not added), "said once"
+        assert caplog.text.count("is locked by another process") == (not added), "said once"
         busy, free = busy + (not added), free + added
         shutil.rmtree(tmp_path / "cache")
-    assert busy > 2
-    assert free > 2
+    assert min(busy, free) >= 2
 
 
 def test_what_is_held_is_read_while_another_holds_the_lock(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from PIL import Image
 
 import seqrecord
 from seqrecord import SeqRecordError
-from seqrecord.cli.terminal import Commands
+from seqrecord.tools.cli.terminal import Commands
 from tests.command_line import COMMAND, main
 from tests.datasets import write_small
 from tests.trees import make_frames, write_v1, write_v2
@@ -264,14 +264,12 @@ def test_what_lies_where_no_dataset_is(dataset: Path, tmp_path: Path) -> None:
     [first, *_] = sorted((dataset / "records").iterdir())
     first.rename(first.with_name(f"{first.name}.partial"))  # as a kill leaves it
     line = fail("info", dataset)
-    assert "with --resume goes on" in line
+    assert "with --resume continues" in line
     assert "reindex" not in line
     for file in (dataset / "records").glob("*.seqrec"):
         file.unlink()
     assert fail("info", dataset) == line
-    assert "no record files; an interrupted `seqrecord write` goes on with" in fail(
-        "reindex", dataset
-    )
+    assert "no record files; `seqrecord write --resume` continues" in fail("reindex", dataset)
 
 
 def test_verify(dataset: Path) -> None:
@@ -383,7 +381,7 @@ def test_wrong_use(tree: Path, dataset: Path, arguments: list[str], message: str
         (["info", "{tree}"], "no dataset here"),
         (["info", "az:///path"], "an az:// URL without container"),
         (["info", "{dataset}", "--features", "none"], "no such feature"),
-        (["info", "{dataset}", "--storage-option", "a=b"], "of no use to a local path"),
+        (["info", "{dataset}", "--storage-option", "a=b"], "a local path does not take"),
         (["verify", "{tree}"], "no dataset here"),
         (["export", "{dataset}", "none", "{tree}"], "no such episode"),
         (["view", "{dataset}", "--start", "11"], "a clip outside its episode"),
@@ -523,10 +521,10 @@ def test_ctrl_c_keeps_what_is_finished(tree: Path, blocked: Path, tmp_path: Path
     assert process.returncode == 130
     assert "Traceback" not in errors
     assert errors.splitlines()[-1] == (
-        "seqrecord: error: interrupted; the same command with --resume goes on after the finished "
-        "episodes"
+        "seqrecord: error: interrupted; the same command with --resume continues after the "
+        "finished episodes"
     )
-    assert "an interrupted `seqrecord write` goes on with --resume" in fail("info", destination)
+    assert "`seqrecord write --resume` continues an interrupted write" in fail("info", destination)
     blocked.unlink()
     blocked.with_suffix(".original").rename(blocked)
     result = run("write", "--src", tree, "--dst", destination, "--workers", 1, "--resume")

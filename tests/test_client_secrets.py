@@ -16,6 +16,7 @@ from seqrecord.errors import DeadlineError
 from seqrecord.storage import Storage, open_storage
 from tests.canned_server import Canned, CannedServer, answer
 from tests.local_server import LocalServer
+from tests.obstore_runtime import obstore_is
 from tests.services.authority import Authority
 from tests.storage_contract import get
 
@@ -89,8 +90,7 @@ def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TokenE
             super().__init__(*words, disable_instance_discovery=True, **settings)
 
     monkeypatch.setattr(identity, "ClientSecretCredential", Here)
-    monkeypatch.setattr("seqrecord.storage.objects.reader._Runtime.used", True)
-    with TokenEndpoint(tmp_path) as server:
+    with TokenEndpoint(tmp_path) as server, obstore_is(used=True):
         monkeypatch.setenv("AZURE_AUTHORITY_HOST", f"https://{server.host}")
         monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(server.certificate))
         yield server
@@ -106,7 +106,7 @@ def part() -> Canned:
     return Canned(answer(206, BODY, Content_Range="bytes 0-99/1000"))
 
 
-@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("status", [503, pytest.param(429, marks=pytest.mark.slow)])
 def test_a_busy_token_endpoint_is_asked_again(endpoint: TokenEndpoint, status: int) -> None:
     endpoint.busy, endpoint.status = 4, status
     with CannedServer([part()]) as server:

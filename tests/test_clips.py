@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from seqrecord import ClipError, ClipSpec
 from seqrecord.clips import (
@@ -31,7 +31,6 @@ def runs(missing: MissingFrames) -> list[tuple[int, int, int]]:
 
 
 @given(cases())
-@settings(max_examples=150, deadline=None)
 def test_enumerates_every_whole_clip_in_order(case: Case) -> None:
     table = case.table
     assert located(table) == case.clips()
@@ -43,7 +42,6 @@ def test_enumerates_every_whole_clip_in_order(case: Case) -> None:
 
 
 @given(cases())
-@settings(max_examples=100, deadline=None)
 def test_missing_runs_are_the_missing_frames(case: Case) -> None:
     found = runs(case.missing_frames)
     assert {(e, f) for e, start, stop in found for f in range(start, stop)} == case.missing

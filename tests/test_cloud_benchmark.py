@@ -20,6 +20,8 @@ from benchmarks.tartanair.cloud_table import figures, page, tables
 from tests.services import need_azurite
 from tests.web_server import WebFolder
 
+pytestmark = pytest.mark.slow  # of the benchmarks, not of the package
+
 PUBLISHED = Path(__file__).parents[1] / "benchmarks" / "tartanair"
 
 

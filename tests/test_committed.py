@@ -12,12 +12,13 @@ import pytest
 
 import seqrecord
 from seqrecord import SeqRecordWriter, convert
-from seqrecord.destination import claim
 from seqrecord.errors import DestinationError, NotFoundError
-from seqrecord.manifest import Manifest, put_manifest, read_manifest, read_tagged
-from seqrecord.ranges import ByteRange
+from seqrecord.format.manifest import Manifest, put_manifest, read_manifest, read_tagged
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper
+from seqrecord.storage.ranges import ByteRange
 from seqrecord.version import CREATED_BY
+from seqrecord.writing.destination import begin
+from tests.abandoned import abandon
 from tests.made_source import MadeSource
 
 EPISODES = {"a": 9, "b": 2, "c": 30, "d": 5}
@@ -58,6 +59,10 @@ def exchange(path: Path) -> None:
     path.write_bytes(path.with_name("other").read_bytes())
 
 
+# By whom it is found, and which of the record files: what is not the first, and a conversion.
+ALSO_HARMED = [("writer", -1), ("convert", 2)]
+
+
 def other_header(path: Path) -> None:
     other = path.with_name("other").read_bytes()
     path.write_bytes(other[:64] + path.read_bytes()[64:])
@@ -65,7 +70,10 @@ def other_header(path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["append", "resume"])
 @pytest.mark.parametrize("harm", [Path.unlink, cut, lengthen, exchange, other_header])
-@pytest.mark.parametrize(("tool", "number"), [("writer", 0), ("writer", -1), ("convert", 2)])
+@pytest.mark.parametrize(
+    ("tool", "number"),
+    [("writer", 0), *(pytest.param(*c, marks=pytest.mark.slow) for c in ALSO_HARMED)],
+)
 def test_a_record_file_that_is_not_the_manifests(
     tmp_path: Path, mode: Any, harm: Callable[[Path], None], number: int, tool: str
 ) -> None:
@@ -118,7 +126,7 @@ def test_a_resume_checks_before_it_touches_what_was_cut(tmp_path: Path) -> None:
     with writer.episode("e") as episode:
         for _ in range(3):
             episode.append({"x": np.zeros(50, np.uint8)})
-    writer._destination.release()  # as a kill does
+    abandon(writer)
     gone = record_files(tmp_path)[1]
     kept = gone.read_bytes()
     gone.unlink()
@@ -177,9 +185,9 @@ def test_the_files_of_a_remote_dataset_are_asked_for_together(tmp_path: Path) ->
     count = len(record_files(tmp_path))
     assert 3 < count <= 16
     storage = Together(LocalStorage(tmp_path), count)
-    claimed = claim(storage, "append")
-    assert claimed.finished == EPISODES.keys()
-    claimed.release()
+    begun = begin(storage, "append")
+    assert begun.finished == EPISODES.keys()
+    begun.release()
     assert storage.met == count  # each is asked once
 
 
@@ -220,12 +228,12 @@ def test_a_commit_without_a_finished_episode_fails(tmp_path: Path, mode: Any) ->
 
 def test_a_commit_that_would_drop_a_committed_file_fails(tmp_path: Path) -> None:
     write(tmp_path, EPISODES)
-    claimed = claim(LocalStorage(tmp_path), "append")
+    begun = begin(LocalStorage(tmp_path), "append")
     record_files(tmp_path)[1].unlink()
     before = contents(tmp_path)
     with pytest.raises(DestinationError, match="nothing is committed"):
-        claimed.commit(CREATED_BY, claimed.finished)
-    claimed.release()
+        begun.commit(CREATED_BY, begun.finished)
+    begun.release()
     assert contents(tmp_path) == before
 
 

@@ -40,6 +40,8 @@ from benchmarks.tartanair.loaders.base import Batch, Loader, Settings
 from benchmarks.tartanair.loaders.registry import all_loaders
 from tests.compare_rows import row
 
+pytestmark = pytest.mark.slow  # of the benchmarks, not of the package
+
 BASE = Settings(clip_len=3, batch_size=2)
 
 
@@ -155,6 +157,7 @@ time.sleep(100)
             time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_row_that_fails_says_why(tree: Tree, work: Path) -> None:
     result = run_task(task(tree, work, loader="hdf5x"), 60)
     assert result == {"error": "KeyError: 'hdf5x'"}

@@ -20,6 +20,7 @@ from benchmarks.tartanair.loaders.registry import all_loaders
 
 # Other people's loaders leave files open and warn of this and that.
 pytestmark = [
+    pytest.mark.slow,  # of the benchmarks, not of the package
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -50,6 +51,7 @@ def test_in_order(loader: Loader, tree: Tree, work: Path) -> None:
     assert problems(loader, tree, work, SETTINGS) == []
 
 
+@pytest.mark.slow
 def test_shuffled_with_workers(loader: Loader, tree: Tree, work: Path) -> None:
     settings = replace(SETTINGS, shuffle=loader.shuffles[-1], workers=2)
     assert problems(loader, tree, work, settings) == []

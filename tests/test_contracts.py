@@ -11,7 +11,6 @@ from torchdata.nodes import BaseNode, Batcher, Mapper, ParallelMapper, Prefetche
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from seqrecord import SeqRecordNode, SeqRecordPipe, SeqRecordStream
-from tests.clip_data import write_numbered
 from tests.resume_contract import Resumable, check_node, check_resume, check_stateful_loader
 
 pytestmark = [
@@ -19,11 +18,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
 ]
 SETTINGS: dict[str, Any] = {"clip_len": 3, "stride": 2, "seed": 2, "features": ["id"]}
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_numbered(tmp_path_factory.mktemp("contracts") / "records")
 
 
 def started(clip: dict[str, Any]) -> dict[str, Any]:
@@ -54,7 +48,9 @@ def test_a_node_of_batches(path: Path) -> None:
     check_node(SeqRecordNode(path, **SETTINGS, batch_size=4), 3)
 
 
-@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, True)])
+@pytest.mark.parametrize(
+    ("workers", "persistent"), [(0, False), pytest.param(2, True, marks=pytest.mark.slow)]
+)
 def test_stateful_loader(path: Path, workers: int, persistent: bool) -> None:
     def make(snapshot_every_n_steps: int = 1) -> StatefulDataLoader[Any]:
         return StatefulDataLoader(

@@ -17,9 +17,7 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import Progress, convert
-from seqrecord.cleaning import clean
-from seqrecord.conversion import workers
+from seqrecord import convert
 from seqrecord.errors import (
     ConflictError,
     DestinationError,
@@ -30,13 +28,20 @@ from seqrecord.errors import (
 )
 from seqrecord.sources import EpisodeInfo
 from seqrecord.storage import LocalStorage
+from seqrecord.writing import convert_workers
+from seqrecord.writing.cleaning import clean
+from seqrecord.writing.convert import Progress
 from tests.made_source import EndlessSource, MadeSource, made_frame
 from tests.storage_doubles import FailAt, FaultyStorage
 
 # Forking with threads is what some of these tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
-SMALL: dict[str, Any] = {"chunk_frames": 4, "record_bytes": 60_000}
+SMALL: dict[str, Any] = {"chunk_frames": 4, "record_bytes": "60kB"}
+
+
+# Two are processes, each of which imports what it needs.
+BY_ONE_AND_TWO = pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +71,7 @@ def check(destination: Path, source: MadeSource, *, without: tuple[int, ...] = (
     assert leftovers == []
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [1, 3, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_dataset_does_not_depend_on_the_workers(
     tmp_path: Path, expected: str, workers: int
 ) -> None:
@@ -78,7 +83,7 @@ def test_the_dataset_does_not_depend_on_the_workers(
     check(tmp_path, MadeSource())
 
 
-@pytest.mark.parametrize("kind", ["threads", "fork", "spawn"])
+@pytest.mark.parametrize("kind", ["threads", "fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_on_a_given_executor(tmp_path: Path, expected: str, kind: str) -> None:
     executor: Executor = ThreadPoolExecutor(3)
     if kind != "threads":
@@ -97,7 +102,7 @@ def test_into_memory() -> None:
         assert dataset.num_frames == 5
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@BY_ONE_AND_TWO
 def test_progress_ends_at_all_frames(tmp_path: Path, workers: int) -> None:
     seen: list[Progress] = []
     convert(MadeSource(), tmp_path, workers=workers, progress=seen.append, **SMALL)
@@ -114,10 +119,10 @@ def test_nobody_waits_for_a_pipe_that_is_not_read() -> None:
     stop = context.RawValue("b", False)
     with receiver, sender:
         os.set_blocking(sender.fileno(), False)
-        worker = workers._Worker(sender, stop)
+        worker = convert_workers._Worker(sender, stop)
         for _ in range(50_000):
             worker.advance(1)
-        channel = workers._Channel(receiver, stop)
+        channel = convert_workers._Channel(receiver, stop)
         first = channel.take()
         worker.advance(1)
         assert first < 50_000
@@ -127,7 +132,7 @@ def test_nobody_waits_for_a_pipe_that_is_not_read() -> None:
 # Bad episodes
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@BY_ONE_AND_TWO
 def test_bad_episodes_are_left_out_and_listed_in_order(tmp_path: Path, workers: int) -> None:
     source = MadeSource(bad={6: 1, 2: 9, 0: 0}, lies={4: 5, 5: 12})
     report = convert(source, tmp_path / "d", workers=workers, skip_bad_episodes=True, **SMALL)
@@ -157,7 +162,7 @@ def test_a_bad_episode_stops_and_a_resume_goes_on(
         seqrecord.open(tmp_path)
     with pytest.raises(DestinationError, match="--resume"):
         convert(MadeSource(), tmp_path, **SMALL)
-    report = convert(MadeSource(), tmp_path, mode="resume", workers=workers, **SMALL)
+    report = convert(MadeSource(), tmp_path, mode="resume", workers=1, **SMALL)
     assert report.skipped
     assert report.manifest.fingerprint == expected
 
@@ -224,6 +229,7 @@ def test_episodes_that_cannot_be_listed(tmp_path: Path, how: str) -> None:
         ({"chunk_frames": 65}, SchemaError),
         ({"chunk_frames": 0}, SchemaError),
         ({"record_bytes": 0}, DestinationError),
+        ({"record_bytes": "60 elephants"}, DestinationError),
         ({"codecs": "nothing"}, SchemaError),
         ({"mode": "w"}, DestinationError),
         ({"mode": "overwrite"}, DestinationError),
@@ -336,7 +342,7 @@ class _Deadly(MadeSource):
 def test_a_worker_that_is_killed_is_a_clear_error(tmp_path: Path, expected: str) -> None:
     with pytest.raises(DestinationError, match=r"killed, or out of memory.*--resume"):
         convert(_Deadly(), tmp_path, workers=2, **SMALL)
-    report = convert(MadeSource(), tmp_path, mode="resume", workers=2, **SMALL)
+    report = convert(MadeSource(), tmp_path, mode="resume", workers=1, **SMALL)
     assert report.manifest.fingerprint == expected
 
 
@@ -417,7 +423,7 @@ def test_ctrl_c_leaves_no_process_and_a_resume_goes_on(
     assert report.manifest.fingerprint == expected
 
 
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("late", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_killed_parent_takes_its_workers_along(
     tmp_path: Path, expected: str, endless: EndlessSource, late: bool
 ) -> None:
@@ -458,6 +464,7 @@ def test_a_second_conversion_at_once_makes_the_same_dataset(tmp_path: Path, expe
     check(tmp_path, MadeSource())
 
 
+@pytest.mark.slow
 def test_memory_stays_within_a_few_chunks(tmp_path: Path) -> None:
     """200 MB of incompressible frames, in chunks of 6 MB."""
     script = f"""

@@ -1,4 +1,4 @@
-"""Streams, staging and the arena of a device: what is there when it is needed, and not before.
+"""Streams and staging of a device: what is there when it is needed, and not before.
 
 Tests run on every kind of stream that there is here, see `side_streams`.
 """
@@ -6,7 +6,7 @@ Tests run on every kind of stream that there is here, see `side_streams`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -14,16 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord import ClipError, prefetch_to_device
-from seqrecord.arena import Arena
-from seqrecord.device.arena import DeviceArena
-from seqrecord.device.batches import DeviceBatches
-from seqrecord.device.staging import Block, Staging
-from seqrecord.device.streams import CudaStream, Mark, SideStream, find_device
-from seqrecord.frames import ArraySpec
+from seqrecord.engine.device.staging import Staging, StagingBuffer
+from seqrecord.engine.device.streams import CudaStream, SideStream, find_device
 from tests.side_streams import STREAMS, LateStream, make_stream
 
 
@@ -144,7 +140,7 @@ def test_what_cuda_is_asked_for() -> None:
     with stream.use():
         cuda.calls.append("work")
     end = stream.mark()
-    before = stream.hand_over(end, tensors)
+    before = stream.give_to_current(end, tensors)
     before.wait()
     assert cuda.calls == [
         "mark 0 in cuda:1",  # whose time is known
@@ -231,7 +227,7 @@ def test_no_context_is_made_on_another_gpu(is_ours: bool) -> None:
         with stream.use():
             cuda.touch()  # an allocation
         last = stream.mark()
-        before = stream.hand_over(last, [cuda])  # type: ignore[list-item]
+        before = stream.give_to_current(last, [cuda])  # type: ignore[list-item]
         before.wait()
         assert last.is_reached
         assert last.time
@@ -246,12 +242,12 @@ def test_no_context_is_made_on_another_gpu(is_ours: bool) -> None:
 # ---- staging
 
 
-def test_a_block_is_written_to_again_only_when_it_was_copied(stream: SideStream) -> None:
+def test_a_buffer_is_written_to_again_only_when_it_was_copied(stream: SideStream) -> None:
     staging = Staging(stream)
     targets, addresses = [], set()
     for number in range(9):
-        with staging.take([8]) as block:
-            piece, array = block.array((2,), np.dtype("<i4"))
+        with staging.acquire([8]) as buffer:
+            piece, array = buffer.array((2,), np.dtype("<i4"))
             array[:] = number
             addresses.add(array.ctypes.data)
             with stream.use():
@@ -263,164 +259,28 @@ def test_a_block_is_written_to_again_only_when_it_was_copied(stream: SideStream)
     assert len(addresses) <= 3
 
 
-def test_blocks_grow() -> None:
+def test_buffers_grow() -> None:
     staging = Staging(make_stream("cpu"))
-    with staging.take([10]) as small:
+    with staging.acquire([10]) as small:
         pass
-    with staging.take([5]) as again:
+    with staging.acquire([5]) as again:
         assert again is small
-    with staging.take([1000]) as large:
+    with staging.acquire([1000]) as large:
         assert large.nbytes >= 1000
-    with staging.take([10]) as kept:
+    with staging.acquire([10]) as kept:
         assert kept is large
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["u1", "<f8", "?", "<u2"]))))
-def test_pieces_of_a_block_do_not_overlap(wanted: list[tuple[int, str]]) -> None:
+def test_pieces_of_a_buffer_do_not_overlap(wanted: list[tuple[int, str]]) -> None:
     dtypes = [np.dtype(name) for _, name in wanted]
     counts = [count for count, _ in wanted]
     sizes = [count * dtype.itemsize for count, dtype in zip(counts, dtypes, strict=True)]
-    block = Block(Block.room(sizes), pin=False)
-    made = [block.array((count,), dtype) for count, dtype in zip(counts, dtypes, strict=True)]
+    buffer = StagingBuffer(StagingBuffer.room(sizes), pin=False)
+    made = [buffer.array((count,), dtype) for count, dtype in zip(counts, dtypes, strict=True)]
     for number, (_, array) in enumerate(made):
         array[:] = number
     for number, (memory, array) in enumerate(made):
         assert array.dtype == dtypes[number]
         assert array.tolist() == [dtypes[number].type(number)] * counts[number]
         assert memory.numpy().tobytes() == array.tobytes()
-
-
-# ---- the arena
-
-SPECS = {
-    "image": ArraySpec(np.dtype("u1"), (3, 5)),  # 15 bytes: words of one
-    "flow": ArraySpec(np.dtype("<f4"), (2, 3)),  # 24: words of eight
-    "short": ArraySpec(np.dtype("<u2"), (3,)),
-    "flag": ArraySpec(np.dtype("?"), ()),
-    "note": ArraySpec(np.dtype("u1"), (None,)),
-    "empty": ArraySpec(np.dtype("<f4"), (0, 2)),
-    "step": ArraySpec(np.dtype("<i8"), ()),
-}
-NUM_ROWS, CLIP_LEN = 12, 2
-
-
-def frame(number: int) -> dict[str, Any]:
-    """A frame whose arrays are like no other's."""
-    rng = np.random.default_rng(number)
-    frame = {}
-    for name, spec in SPECS.items():
-        shape: Any = spec.shape if spec.is_fixed else (1 + number % 3,)
-        frame[name] = rng.integers(0, 200, shape).astype(spec.dtype)
-    return frame
-
-
-@settings(deadline=None, max_examples=60)
-@given(data=st.data())
-@pytest.mark.parametrize("kind", STREAMS)
-def test_what_is_gathered_was_loaded(kind: str, data: st.DataObject) -> None:
-    """Against a model, with rows that are loaded again and again while batches are under way."""
-    stream = make_stream(kind)
-    arena = DeviceArena(SPECS, NUM_ROWS, stream)
-    batches = DeviceBatches(arena, CLIP_LEN)
-    held: dict[int, int] = {}  # row: number of its frame
-    loaded = crossed = 0
-    under_way: list[tuple[Any, list[list[int]]]] = []
-    for _ in range(data.draw(st.integers(1, 6))):
-        for _ in range(data.draw(st.integers(1, 3))):
-            first, count = data.draw(st.integers(0, NUM_ROWS - 1)), data.draw(st.integers(1, 5))
-            rows = (first + np.arange(count)) % NUM_ROWS  # around the ring's end
-            load, places = arena.load(rows)
-            with load:
-                for place, row in zip(places.tolist(), rows.tolist(), strict=True):
-                    loaded += 1
-                    held[row] = loaded
-                    for name, array in frame(loaded).items():
-                        load[name][place] = array
-                nbytes = load.store()
-                assert nbytes == sum(
-                    array.nbytes for row in rows.tolist() for array in frame(held[row]).values()
-                )
-                crossed += nbytes
-        if held:
-            clip = st.lists(st.sampled_from(sorted(held)), min_size=CLIP_LEN, max_size=CLIP_LEN)
-            clips = data.draw(st.lists(clip, min_size=1, max_size=4))
-            batch = batches.begin(len(clips))
-            cut = data.draw(st.integers(0, len(clips)))
-            for part in (clips[:cut], clips[cut:]):
-                if part:
-                    assert batch.gather(np.array(part)) == 8 * CLIP_LEN * len(part)
-            under_way.append((batch, [[held[row] for row in rows] for rows in clips]))
-    for batch, clips in under_way:
-        batch.hand_over()
-        assert list(batch.features) == list(SPECS)
-        for name, spec in SPECS.items():
-            for i, numbers in enumerate(clips):
-                for k, number in enumerate(numbers):
-                    got = batch.features[name][i][k]
-                    expected = frame(number)[name]
-                    assert got.device == stream.device
-                    assert got.cpu().numpy().dtype == spec.dtype
-                    np.testing.assert_array_equal(got.cpu().numpy(), expected)
-    spans = arena.copied(wait=True)
-    assert sum(span.nbytes for span in spans) == crossed
-    assert all(span.begin <= span.end for span in spans)
-    assert arena.copied() == []
-
-
-def test_an_arena_takes_what_the_hosts_takes() -> None:
-    fixed = {name: spec for name, spec in SPECS.items() if spec.is_fixed}
-    assert DeviceArena(SPECS, 7, make_stream("cpu")).nbytes == Arena(fixed, 7).nbytes
-
-
-def test_a_load_that_fails_stores_nothing() -> None:
-    stream = LateStream()
-    arena = DeviceArena(SPECS, 4, stream)
-    load, _ = arena.load(np.array([0, 1]))
-    with pytest.raises(ZeroDivisionError), load:
-        raise ZeroDivisionError
-    assert arena.copied(wait=True) == []
-
-
-def test_what_is_handed_over_is_all_of_a_batch() -> None:
-    stream = LateStream()
-    arena = DeviceArena(SPECS, 4, stream)
-    load, _ = arena.load(np.arange(4))
-    with load:
-        for place in range(4):
-            for name, array in frame(place).items():
-                load[name][place] = array
-        load.store()
-    batch = DeviceBatches(arena, 2).begin(2)
-    batch.gather(np.array([[0, 1], [2, 3]]))
-    batch.hand_over()
-    (tensors,) = stream.handed_over
-    fixed = [name for name, spec in SPECS.items() if spec.is_fixed]
-    assert {id(batch.features[name]) for name in fixed} <= {id(t) for t in tensors}
-    assert len(tensors) == len(fixed) + 4  # and four notes
-
-
-def test_batches_do_not_outrun_the_consumers_device() -> None:
-    """A batch begins only when the device has come to the last but two that were taken."""
-    waited: list[int] = []
-
-    class Taken(Mark):
-        is_reached, time = False, 0.0
-
-        def __init__(self, number: int) -> None:
-            self._number = number
-
-        def wait(self) -> None:
-            waited.append(self._number)
-
-        def seconds_since(self, earlier: Mark) -> float:
-            raise NotImplementedError
-
-    class Stream(LateStream):
-        def hand_over(self, mark: Mark, tensors: Iterable[torch.Tensor]) -> Mark:
-            super().hand_over(mark, tensors)
-            return Taken(len(self.handed_over) - 1)
-
-    batches = DeviceBatches(DeviceArena(SPECS, 4, Stream()), 2)
-    for number in range(6):
-        batches.begin(1).hand_over()
-        assert waited == list(range(max(0, number - 2)))

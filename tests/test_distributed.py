@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import multiprocessing
 import os
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,10 @@ import seqrecord
 from seqrecord import ClipError, SeqRecordPipe, SeqRecordStream
 from seqrecord.cores import usable_cores
 from seqrecord.pipes.distributed import Ranks, worker_threads
-from seqrecord.plan import Split
-from tests.clip_data import names, write_numbered
+from seqrecord.sampling import Part
+from tests.clip_data import names
 from tests.rank_jobs import PATIENCE, check_once, finish, start
 from tests.torch_workers import be_worker
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_numbered(tmp_path_factory.mktemp("distributed") / "records")
 
 
 @pytest.fixture
@@ -37,35 +34,35 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_alone() -> None:
-    assert Ranks().split() == Split(0, 1)
+    assert Ranks().part() == Part(0, 1)
     assert worker_threads() == usable_cores()
 
 
 def test_rank_by_rank_and_worker_by_worker(rank: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks()  # made before the rank is known
     rank(2, 3)
-    assert ranks.split() == Split(2, 3)
-    assert ranks.splits_of_workers(2) == [Split(4, 6), Split(5, 6)]
+    assert ranks.part() == Part(2, 3)
+    assert ranks.parts_of_workers(2) == [Part(4, 6), Part(5, 6)]
     be_worker(monkeypatch, 1, 4)
-    assert ranks.split() == Split(9, 12)
+    assert ranks.part() == Part(9, 12)
     assert worker_threads() == max(1, usable_cores() // 4)
-    assert ranks.split_beside(12) == Split()  # the filter deals out to all of them
-    assert ranks.split_beside(4) == Split(2, 3)  # … to the workers only
-    assert ranks.split_beside(1) == Split(9, 12)  # … to nobody
+    assert ranks.part_beside(12) == Part()  # the filter deals out to all of them
+    assert ranks.part_beside(4) == Part(2, 3)  # … to the workers only
+    assert ranks.part_beside(1) == Part(9, 12)  # … to nobody
 
 
 def test_ranks_that_are_given(rank: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rank(2, 3)
-    assert Ranks(1, 5).split() == Split(1, 5)
-    assert Ranks(world_size=1).split() == Split()
-    assert Ranks(0, 1).splits_of_workers(2) == [Split(0, 2), Split(1, 2)]
+    assert Ranks(1, 5).part() == Part(1, 5)
+    assert Ranks(world_size=1).part() == Part()
+    assert Ranks(0, 1).parts_of_workers(2) == [Part(0, 2), Part(1, 2)]
     be_worker(monkeypatch, 1, 2)
-    assert Ranks(1, 5).split() == Split(3, 10)
-    assert Ranks(1, 5).split_beside(2) == Split(1, 5)
-    assert Ranks(1, 3).split_beside(6) == Split()
+    assert Ranks(1, 5).part() == Part(3, 10)
+    assert Ranks(1, 5).part_beside(2) == Part(1, 5)
+    assert Ranks(1, 3).part_beside(6) == Part()
     for given in (Ranks(1, 5), Ranks(world_size=1)):
         with pytest.raises(ClipError, match="leave the filter out"):
-            given.split_beside(6)
+            given.part_beside(6)
 
 
 @pytest.mark.parametrize(
@@ -185,9 +182,17 @@ def _names(stream: SeqRecordStream) -> list[tuple[str, int]]:
     return [name for clip in stream for name in names(clip)]
 
 
-@pytest.mark.parametrize(("batch_size", "num_workers"), [(None, 0), (1, 0), (4, 0), (4, 2)])
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("rotate_phase", [False, True])
+def parts() -> Iterator[Any]:
+    """Sizes of batches, numbers of workers, whether to drop the last and to rotate the phase."""
+    for case in itertools.product(
+        [(None, 0), (1, 0), (4, 0), (4, 2)], (False, True), (False, True)
+    ):
+        (_, num_workers), drop_last, rotate_phase = case
+        marks = pytest.mark.slow if num_workers and drop_last != rotate_phase else ()
+        yield pytest.param(*case[0], drop_last, rotate_phase, marks=marks)
+
+
+@pytest.mark.parametrize(("batch_size", "num_workers", "drop_last", "rotate_phase"), list(parts()))
 def test_all_ranks_get_equally_many_items(
     path: Path,
     rank: Any,
@@ -276,9 +281,8 @@ def test_ranks_of_the_environment_with_a_sharding_filter(
     assert len(clips) == len(set(clips)) == total
 
 
-@pytest.mark.parametrize(
-    "method", ["fork", *(pytest.param(m, marks=pytest.mark.slow) for m in ("forkserver", "spawn"))]
-)
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.slow
 @pytest.mark.timeout(PATIENCE + 50)
 def test_a_process_group(path: Path, tmp_path: Path, method: str) -> None:
     script = ["-m", "tests.rank_jobs.process_group", str(path), str(tmp_path / "store"), method]

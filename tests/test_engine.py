@@ -15,23 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import seqrecord
-from seqrecord import (
-    ChecksumError,
-    ClipError,
-    Dataset,
-    MemoryLimitError,
-    SeqRecordPipe,
-    SeqRecordStream,
-)
-from seqrecord.ranges import ByteRange
+from seqrecord import ClipError, SeqRecordPipe, SeqRecordReader, SeqRecordStream
+from seqrecord.errors import ChecksumError, MemoryLimitError
 from seqrecord.storage import LocalStorage, StorageLike, StorageWrapper
+from seqrecord.storage.ranges import ByteRange
 from tests.clip_data import (
-    LARGE,
     check,
     digest,
     leaves_nothing,
@@ -47,19 +40,6 @@ BATCH: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "shuffle_buffer": 16}
 FIXED = ["image", "flow", "id"]  # features of a fixed shape
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_numbered(tmp_path_factory.mktemp("engine") / "records")
-
-
-@pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Raw pages that are read straight into their rows, and beside them small ones that are not."""
-    folder = tmp_path_factory.mktemp("engine")
-    return write_numbered(folder / "large", codecs="raw", shape=LARGE)
-
-
-@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_every_clip_is_right(path: Path, large: Path, data: st.DataObject) -> None:
     clip_len, dilation = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 3))
@@ -80,7 +60,7 @@ def test_every_clip_is_right(path: Path, large: Path, data: st.DataObject) -> No
             batch_size=batch_size,
             shuffle=data.draw(st.booleans()),
             shuffle_buffer=data.draw(st.sampled_from([1, 5, 64])),
-            open_episodes=data.draw(st.none() | st.integers(1, 9)),
+            num_cursors=data.draw(st.none() | st.integers(1, 9)),
             memory_limit=data.draw(st.sampled_from(limits)),
             num_threads=data.draw(st.integers(1, 3)),
             seed=data.draw(st.integers(0, 9)),
@@ -373,10 +353,10 @@ class Wrapper:
         self._inner.read_ranges(path, ranges, buffers)
 
 
-def wrapped(path: Path, at_read: Callable[[int], None]) -> Dataset:
+def wrapped(path: Path, at_read: Callable[[int], None]) -> SeqRecordReader:
     dataset = seqrecord.open(path)
     storage: Any = Wrapper(dataset.storage, at_read)
-    return Dataset(storage, dataset.manifest, dataset.index)
+    return SeqRecordReader(storage, dataset.manifest, dataset.index)
 
 
 def test_an_error_in_the_storage(path: Path) -> None:
@@ -445,7 +425,10 @@ print("leaving", flush=True)
 """
 
 
-@pytest.mark.parametrize("way", ["", "sys.exit(0)", "raise ValueError('mine')", "del pipe"])
+SAME_WAYS = [pytest.param(way, marks=pytest.mark.slow) for way in ("sys.exit(0)", "del pipe")]
+
+
+@pytest.mark.parametrize("way", ["", "raise ValueError('mine')", *SAME_WAYS])
 def test_the_interpreter_exits_in_the_middle(path: Path, way: str) -> None:
     done = run_code(EXIT.format(way), path)
     assert done.stdout == "leaving\n"

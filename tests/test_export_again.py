@@ -15,23 +15,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
 import seqrecord
 from seqrecord import (
     ClipError,
-    Dataset,
-    DestinationError,
     EncodedImage,
     FeatureSpec,
     Schema,
+    SeqRecordReader,
     SeqRecordWriter,
-    SourceError,
     convert,
     export,
 )
+from seqrecord.errors import DestinationError, SourceError
 from seqrecord.sources import Folders, open_source
 from tests.datasets import write_small
 
@@ -113,7 +112,7 @@ def _write(root: Path, schema: Schema, episodes: dict[str, Any]) -> None:
                     episode.append(frame)
 
 
-def _assert_same(dataset: Dataset, again: Dataset) -> None:
+def _assert_same(dataset: SeqRecordReader, again: SeqRecordReader) -> None:
     assert sorted(again.episodes) == sorted(dataset.episodes)
     assert list(map(str, again.features.values())) == list(map(str, dataset.features.values()))
     for key, episode in dataset.episodes.items():
@@ -128,7 +127,6 @@ def _assert_same(dataset: Dataset, again: Dataset) -> None:
                 assert read[name].tobytes() == array.tobytes(), name
 
 
-@settings(max_examples=40, deadline=None)
 @given(made=datasets(), keep_encoded=st.booleans(), codec=st.sampled_from(["balanced", "raw"]))
 def test_any_episode(made: tuple[Schema, dict[str, Any]], keep_encoded: bool, codec: str) -> None:
     schema, episodes = made
@@ -146,19 +144,19 @@ def test_any_episode(made: tuple[Schema, dict[str, Any]], keep_encoded: bool, co
 
 
 @pytest.fixture
-def dataset(tmp_path: Path) -> Dataset:
+def dataset(tmp_path: Path) -> SeqRecordReader:
     write_small(tmp_path / "records")
     return seqrecord.open(tmp_path / "records")
 
 
-def test_a_dataset_of_every_kind(dataset: Dataset, tmp_path: Path) -> None:
+def test_a_dataset_of_every_kind(dataset: SeqRecordReader, tmp_path: Path) -> None:
     for key in dataset.episodes:
         export(dataset, key, tmp_path / "tree")
     convert(open_source(tmp_path / "tree"), tmp_path / "again", workers=2)
     _assert_same(dataset, seqrecord.open(tmp_path / "again"))
 
 
-def test_some_frames_of_some_features(dataset: Dataset, tmp_path: Path) -> None:
+def test_some_frames_of_some_features(dataset: SeqRecordReader, tmp_path: Path) -> None:
     key, chosen = "alpha/Easy/P000", range(1, 11, 3)
     export(dataset, key, tmp_path / "tree", features=["note", "step", "mask"], frames=chosen)
     convert(Folders(tmp_path / "tree"), tmp_path / "again", workers=1)
@@ -170,7 +168,9 @@ def test_some_frames_of_some_features(dataset: Dataset, tmp_path: Path) -> None:
         assert all((read[place][name] == frame[name]).all() for name in frame)
 
 
-def test_frames_with_none_of_the_features_are_left_out(dataset: Dataset, tmp_path: Path) -> None:
+def test_frames_with_none_of_the_features_are_left_out(
+    dataset: SeqRecordReader, tmp_path: Path
+) -> None:
     key = "alpha/Easy/P000"
     export(dataset, key, tmp_path / "tree", features=["flow", "mask"], frames=range(8, 11))
     convert(Folders(tmp_path / "tree"), tmp_path / "again", workers=1)
@@ -243,7 +243,9 @@ def test_a_key_below_another_episodes_file(tmp_path: Path) -> None:
     assert sorted(p for p in (tmp_path / "tree").rglob("*") if p.is_file()) == before
 
 
-def test_a_full_disk(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk(
+    dataset: SeqRecordReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(fd: int, offset: int, length: int) -> None:
         assert length > 11 * 7 * 8  # the pose of all frames
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -355,7 +357,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, str]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_broken(dataset: Dataset, tmp_path: Path, name: str) -> None:
+def test_broken(dataset: SeqRecordReader, tmp_path: Path, name: str) -> None:
     damage, message, file = BROKEN[name]
     for key in list(dataset.episodes)[:2]:
         export(dataset, key, tmp_path / "tree")

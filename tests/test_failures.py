@@ -14,14 +14,8 @@ from typing import Any
 
 import pytest
 
-from seqrecord import (
-    AccessError,
-    DestinationError,
-    LocationError,
-    NotFoundError,
-    StorageError,
-    TransientError,
-)
+from seqrecord import NotFoundError, StorageError
+from seqrecord.errors import AccessError, DestinationError, LocationError, TransientError
 from seqrecord.storage.failures import call, classify
 
 FILE = "az://container/dataset/records/0"
@@ -128,6 +122,22 @@ def test_a_token_endpoint_that_is_busy_may_pass() -> None:
         error = exceptions.CredentialRetrievalError(provider="x", error_msg=said)
         assert type(classify(error, FILE)) is kind
         assert SECRET not in str(classify(error, FILE))
+
+
+@pytest.mark.parametrize(
+    ("module", "package"),
+    [
+        ("obstore.store", "obstore"),
+        ("azure.identity", "azure-identity"),
+        ("google", "google-auth"),
+        ("google.auth", "google-auth"),
+        ("botocore.auth", "botocore"),
+    ],
+)
+def test_a_missing_package_is_named(module: str, package: str) -> None:
+    error = classify(ModuleNotFoundError("x", name=module), FILE)
+    assert type(error) is LocationError
+    assert str(error) == f"a package is missing: pip install {package}; file: {FILE}"
 
 
 def test_a_host_that_does_not_exist_will_not_come() -> None:

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqrecord import ChecksumError, FeatureSpec, FormatError, Schema, VersionError
+from seqrecord import FeatureSpec, FormatError, Schema
 from seqrecord.checksum import crc32c
+from seqrecord.errors import ChecksumError, VersionError
 from seqrecord.format import (
     EpisodePart,
     Footer,

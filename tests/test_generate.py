@@ -33,6 +33,8 @@ from benchmarks.tartanair.png import decode_png16, encode_png
 from benchmarks.tartanair.render import render
 from benchmarks.tartanair.scene import RING, Scene
 
+pytestmark = pytest.mark.slow  # what it makes is in the fast tests of those that read it
+
 HEIGHT, WIDTH, FRAMES = 96, 128, 4
 REAL = Path(__file__).parents[2] / "shared" / "data"
 REAL_V1 = REAL / "tartanair_v1" / "abandonedfactory" / "Easy" / "P000"

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord.catalog import load
-from seqrecord.commits import reindex
 from seqrecord.format.pages import PageCodec
-from seqrecord.record_reading import read_footer
+from seqrecord.reading.metadata import load
+from seqrecord.reading.record_footers import read_footer
 from seqrecord.storage import LocalStorage
+from seqrecord.writing.commits import reindex
 from tests.golden.make_v1 import GOLDEN, describe_frame
 from tests.tiny import copy_dataset
 

@@ -12,9 +12,9 @@ import pytest
 import seqrecord
 from seqrecord.errors import DeadlineError, NotFoundError, StorageError, TransientError
 from seqrecord.storage import Storage, open_storage
-from seqrecord.storage.objects import reader as reader_module
 from tests.connect_proxy import ConnectProxy
 from tests.datasets import write_small
+from tests.obstore_runtime import obstore_is
 from tests.services import Authority, Nginx
 from tests.storage_contract import Add, ReadContract, get
 
@@ -30,14 +30,13 @@ def url(nginx: Nginx, tmp_path: Path) -> str:
 
 
 @pytest.fixture(params=["obstore", "without"])
-def client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Everything through obstore, or, as in a fork, nothing; no proxy but the test's own."""
-    monkeypatch.setattr(reader_module._Runtime, "used", request.param == "obstore")
-    monkeypatch.setattr(reader_module._Runtime, "lost", request.param != "obstore")
     for name in PROXIES:
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
-    return str(request.param)
+    with obstore_is(used=request.param == "obstore", lost=request.param != "obstore"):
+        yield str(request.param)
 
 
 @pytest.fixture

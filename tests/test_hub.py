@@ -61,6 +61,7 @@ def test_nothing_is_read_ahead(hub: HubStub, folder: Path) -> None:
     storage.close()
 
 
+@pytest.mark.slow  # the Hub's own client waits between attempts
 def test_a_busy_hub_is_asked_again(hub: HubStub) -> None:
     storage = open_storage(URL, {"endpoint": hub.endpoint})
     hub.busy = 2
@@ -73,7 +74,7 @@ def test_the_command_line_with_a_token_and_an_endpoint_of_the_environment(folder
     with HubStub(folder, token="hf_S3CRET") as hub:
         for token in ("hf_S3CRET", "hf_WR0NG"):
             done = subprocess.run(
-                [sys.executable, "-m", "seqrecord.cli", "info", URL],
+                [sys.executable, "-m", "seqrecord", "info", URL],
                 env={**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_TOKEN": token},
                 capture_output=True,
                 text=True,

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from seqrecord.catalog import load
 from seqrecord.errors import FormatError
+from seqrecord.format.index import MAX_INDEX_TEXT, Index
 from seqrecord.format.rows import GAP_ROW
-from seqrecord.index import MAX_INDEX_TEXT, Index
+from seqrecord.reading.metadata import load
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.storage import LocalStorage
 from tests.tiny import write_tiny

@@ -24,8 +24,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_torchrun(path: str) -> None:
     found = finish([start([*TORCHRUN, "3", "-m", "tests.rank_jobs.torchrun", path])])
     assert len(found) == 3
-    for name, splits in [("environment", 3), ("0 workers", 3), ("2 workers", 6)]:
-        check_equal(found, name, TOTAL, splits)
+    for name, parts in [("environment", 3), ("0 workers", 3), ("2 workers", 6)]:
+        check_equal(found, name, TOTAL, parts)
     # Two ranks are given the same number, and get the same.
     a, b, c = sorted(found, key=lambda part: repr(part["together"]))
     assert (a["together"] == b["together"]) != (b["together"] == c["together"])

@@ -15,21 +15,16 @@ from tqdm import tqdm
 import seqrecord
 from seqrecord import (
     ClipError,
-    Dataset,
-    SchemaError,
     SeqRecordDataset,
     SeqRecordPipe,
+    SeqRecordReader,
     SeqRecordStream,
     SeqRecordWriter,
 )
+from seqrecord.errors import SchemaError
 from tests.clip_data import check, digest, names, possible_clips, write_numbered
 from tests.storage_doubles import CountingStorage
 from tests.torch_workers import be_worker
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_numbered(tmp_path_factory.mktemp("loader") / "records")
 
 
 @pytest.mark.parametrize(
@@ -44,7 +39,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"batch_size": True},
         {"batch_size": "4"},
         {"shuffle_buffer": 0},
-        {"open_episodes": 0},
+        {"num_cursors": 0},
         {"num_threads": 0},
         {"seed": None},
         {"seed": 1.5},
@@ -234,10 +229,10 @@ def test_a_progress_bar_of_an_epoch_that_is_resumed(path: Path) -> None:
     assert (bar.n, bar.total) == (15, 15)
 
 
-def counted(path: Path) -> tuple[CountingStorage, Callable[[list[str]], Dataset]]:
+def counted(path: Path) -> tuple[CountingStorage, Callable[[list[str]], SeqRecordReader]]:
     dataset = seqrecord.open(path)
     storage = CountingStorage(dataset.storage)
-    return storage, lambda features: Dataset(
+    return storage, lambda features: SeqRecordReader(
         storage, dataset.manifest, dataset.index, features=features
     )
 

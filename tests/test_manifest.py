@@ -13,7 +13,7 @@ import pytest
 
 from seqrecord.checksum import crc32c
 from seqrecord.errors import ConflictError, FormatError, NotFoundError, StorageError
-from seqrecord.manifest import (
+from seqrecord.format.manifest import (
     MAX_MANIFEST_BYTES,
     IndexFile,
     Manifest,

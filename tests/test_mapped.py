@@ -14,11 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from seqrecord import ChecksumError, FormatError, NotFoundError, StorageError
-from seqrecord.catalog import load
+from seqrecord import FormatError, NotFoundError, StorageError
 from seqrecord.checksum import crc32c
-from seqrecord.index import Index
-from seqrecord.mapped import Sizes, map_file
+from seqrecord.errors import ChecksumError
+from seqrecord.format.index import Index
+from seqrecord.reading.mapped import Sizes, map_file
+from seqrecord.reading.metadata import load
 from seqrecord.storage import LocalStorage, Storage, open_storage
 from seqrecord.storage.wrappers import StorageWrapper
 from tests.big_index import write_big_index

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seqrecord import MemoryLimitError, SeqRecordPipe
+from seqrecord import SeqRecordPipe
+from seqrecord.errors import MemoryLimitError
 from seqrecord.storage import LocalStorage, StorageWrapper
 from tests.clip_data import names, possible_clips, write_numbered
 
@@ -43,10 +44,13 @@ requests = st.fixed_dictionaries(
         "batch_size": st.none() | st.integers(1, 9),
         "shuffle": st.booleans(),
         "shuffle_buffer": st.sampled_from([1, 16, 1000]),
-        "open_episodes": st.none() | st.integers(1, 9),
+        "num_cursors": st.none() | st.integers(1, 9),
         "num_threads": st.integers(1, 4),
     }
 )
+
+
+costly = settings(max_examples=settings().max_examples // 5)
 
 
 def taken(work: Callable[[], object]) -> int:
@@ -60,7 +64,7 @@ def taken(work: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-@settings(max_examples=20, deadline=None)
+@costly
 @given(request=requests)
 def test_the_least_that_would_do(path: Path, request: dict[str, Any]) -> None:
     with pytest.raises(MemoryLimitError) as caught:
@@ -85,7 +89,7 @@ def test_the_least_that_would_do(path: Path, request: dict[str, Any]) -> None:
     assert sorted(clips) == sorted(expected)
 
 
-@settings(max_examples=20, deadline=None)
+@costly
 @given(request=requests, limit=st.sampled_from([2, 4, 10, 30]).map(lambda n: n << 20))
 def test_the_limit_is_kept(path: Path, request: dict[str, Any], limit: int) -> None:
     try:
@@ -123,7 +127,7 @@ def test_what_the_consumer_holds_is_not_kept_for_the_next_time(path: Path) -> No
 def test_an_epoch_of_other_needs_begins_without_the_memory_of_the_one_before(path: Path) -> None:
     """Without the garbage collector, which would find a cycle some time."""
     least = r"at least (\d+) bytes"
-    phases: dict[str, Any] = {"clip_len": 5, "features": ["image"], "open_episodes": 3}
+    phases: dict[str, Any] = {"clip_len": 5, "features": ["image"], "num_cursors": 3}
     with pytest.raises(MemoryLimitError) as caught:
         SeqRecordPipe(path, **phases, batch_size=9, memory_limit=1)
     limit = int(re.findall(least, str(caught.value))[0])

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seqrecord import FeatureSpec, MemoryLimitError, Schema, SeqRecordPipe, SeqRecordWriter
+from seqrecord import FeatureSpec, Schema, SeqRecordPipe, SeqRecordWriter
+from seqrecord.errors import MemoryLimitError
 from tests.torch_process import run_code
 
 _MIB = 1 << 20

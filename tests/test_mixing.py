@@ -37,7 +37,7 @@ def quality(batches: list[list[tuple[str, int]]]) -> Quality:
 def test_small_frames_are_as_good_as_fully_shuffled(path: Path) -> None:
     pipe = SeqRecordPipe(path, clip_len=16, batch_size=32)
     batches = [names(batch) for batch in pipe]
-    after = quality(batches[1000 // 32 :])  # of the ramp
+    after = quality(batches[1000 // 32 :])  # the first rounds are small
     assert after.episodes >= 8.5
     assert after.neighbours <= 0.06
     assert quality(batches).neighbours <= 0.2
@@ -57,10 +57,10 @@ def test_a_number_that_is_given_binds(path: Path) -> None:
     assert held <= (256 + 32 * (16 + 8)) * FRAME.nbytes < most / 4
 
 
-def test_a_resumed_epoch_goes_on_in_any_round(path: Path) -> None:
+def test_a_resumed_epoch_goes_on_in_any_round(path: Path, thorough: bool) -> None:
     pipe = SeqRecordPipe(path, clip_len=16, batch_size=32)
     batches = [names(batch) for batch in pipe]
-    for batch in (3, 11, 100, len(batches) - 2):
+    for batch in (3, 11, 100, len(batches) - 2) if thorough else (100,):
         pipe = SeqRecordPipe(path, clip_len=16, batch_size=32)
         iterator = iter(pipe)
         for _ in range(batch):

@@ -23,6 +23,7 @@ from seqrecord.errors import (
     TransientError,
 )
 from seqrecord.storage import Storage
+from seqrecord.storage.local.handle import Handle
 from seqrecord.storage.mounts import MountStorage, find_remote_mount
 from seqrecord.storage.mounts.streams import Streams
 from seqrecord.storage.retrying import Retrier, RetryingStorage
@@ -66,20 +67,19 @@ class TestAWritableMount(StorageContract):
 
 
 class Opened:
-    """Opens nothing, and keeps what was read through each handle."""
+    """Opens any file, and keeps what was read through each handle."""
 
     def __init__(self) -> None:
-        self.reads: dict[int, list[tuple[int, int]]] = {}
-        self.streams: Streams | None = None
+        self.reads: dict[Handle, list[tuple[int, int]]] = {}
 
     def read(self, streams: Streams, path: str, start: int, stop: int) -> None:
-        with streams.take(path, start, stop, self._open) as fd:
-            self.reads[fd].append((start, stop))
+        with streams.take(path, start, stop, self.open) as handle:
+            self.reads[handle].append((start, stop))
 
-    def _open(self) -> int:
-        fd = os.open(os.devnull, os.O_RDONLY)
-        self.reads[fd] = []
-        return fd
+    def open(self) -> Handle:
+        handle = Handle(Path(__file__))
+        self.reads[handle] = []
+        return handle
 
 
 @pytest.mark.parametrize("threads", [1, 8])
@@ -111,13 +111,13 @@ def test_reads_of_one_handle_wait_for_their_turn() -> None:
     order = []
 
     def first() -> None:
-        with streams.take("a", 0, 10, opened._open):
+        with streams.take("a", 0, 10, opened.open):
             inside.set()
             go_on.wait()
             order.append(0)
 
     def later(number: int) -> None:
-        with streams.take("a", number * 10, number * 10 + 10, opened._open):
+        with streams.take("a", number * 10, number * 10 + 10, opened.open):
             order.append(number)
 
     threads = [threading.Thread(target=first)]
@@ -126,8 +126,8 @@ def test_reads_of_one_handle_wait_for_their_turn() -> None:
     for number in (1, 2, 3):
         threads.append(threading.Thread(target=later, args=(number,)))
         threads[-1].start()
-        wait_for(lambda n=number: next(iter(streams._streams)).tail == n * 10 + 10)  # type: ignore[misc]
-    with streams.take("a", 5, 6, opened._open):  # behind them: a handle of its own
+        wait_for(lambda n=number: streams.places == [("a", n * 10 + 10)])  # type: ignore[misc]
+    with streams.take("a", 5, 6, opened.open):  # behind them: a handle of its own
         assert order == []
     go_on.set()
     for thread in threads:
@@ -141,9 +141,9 @@ def test_the_least_recently_used_handle_makes_room() -> None:
     streams, opened = Streams(limit=2), Opened()
     for path in ("a", "b", "a", "c"):
         opened.read(streams, path, 0 if path != "a" else len(opened.reads), 1)
-    assert [each.path for each in streams._streams] == ["a", "c"]
+    assert streams.places == [("a", 1), ("c", 1)]
     streams.drop("a")
-    assert [each.path for each in streams._streams] == ["c"]
+    assert streams.places == [("c", 1)]
     streams.drop()
 
 
@@ -169,8 +169,9 @@ def test_a_forked_child_opens_its_own(tmp_path: Path) -> None:
     get(storage, PATH, 0, 10)
     child = os.fork()
     if child == 0:
-        streams = storage._streams.get()
-        os._exit(0 if not streams._streams and get(storage, PATH) == DATA else 1)
+        before = len(_open_below(tmp_path))
+        get(storage, PATH, 10, 20)
+        os._exit(0 if len(_open_below(tmp_path)) == before + 1 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     storage.close()
 
@@ -195,7 +196,7 @@ def test_what_may_pass_is_transient_and_the_file_is_opened_anew(
             get(storage, PATH, 10, 20)
     assert PATH in str(caught.value)
     assert caught.value.__cause__ is None
-    assert not storage._streams.get()._streams
+    assert _open_below(tmp_path) == []
     assert get(storage, PATH, 10, 20) == DATA[10:20]
     storage.close()
 

@@ -10,16 +10,11 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from seqrecord import SeqRecordPipe, SeqRecordStream
-from tests.clip_data import names, write_numbered
+from tests.clip_data import names
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
 CLIPS: dict[str, Any] = {"clip_len": 7, "features": ["id"], "episodes": "set/[03]"}
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_numbered(tmp_path_factory.mktemp("notices") / "records")
 
 
 LOADERS: list[tuple[Any, Any, dict[str, Any]]] = [
@@ -29,7 +24,7 @@ LOADERS: list[tuple[Any, Any, dict[str, Any]]] = [
     (SeqRecordPipe, DataLoader, {"num_workers": 2}),
     (SeqRecordStream, DataLoader, {"num_workers": 2}),
     (SeqRecordStream, StatefulDataLoader, {"num_workers": 2}),
-    (SeqRecordStream, DataLoader, {"num_workers": 1, "multiprocessing_context": "spawn"}),
+    (SeqRecordStream, DataLoader, {"num_workers": 1, "multiprocessing_context": "forkserver"}),
 ]
 
 

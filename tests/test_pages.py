@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqrecord import CodecError, EncodedImage, FeatureSpec, FormatError, FrameError, SchemaError
+from seqrecord import EncodedImage, FeatureSpec, FormatError
+from seqrecord.errors import CodecError, FrameError, SchemaError
 from seqrecord.format.pages import Blob, PageCodec, aligned, page_offsets, table_bytes
 
 _ZSTD = ({"id": "zstd", "level": 1},)

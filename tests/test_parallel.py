@@ -12,15 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqrecord import NotFoundError, StorageError, TransientError
-from seqrecord.ranges import ByteRange
+from seqrecord import NotFoundError, StorageError
+from seqrecord.errors import TransientError
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper
-from seqrecord.storage import parallel as parallel_module
 from seqrecord.storage.parallel import ParallelStorage
+from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.requests import MAX_GAP, RequestReader, fill, hurried, plan
-from seqrecord.storage.retrying import RetryingStorage
+from seqrecord.storage.retrying import Retrier, RetryingStorage
 from seqrecord.storage.stopping import check_wanted
-from seqrecord.threads import ThreadPool
 from tests.storage_contract import DATA, PATH, StorageContract, get, put
 from tests.storage_doubles import CountingStorage, FailTransiently, FaultyStorage
 
@@ -166,13 +165,16 @@ class Recording(RequestReader):
     def __init__(self) -> None:
         self.asked: list[ByteRange] = []
 
-    def size(self, path: str) -> int:
+    def length(self, path: str) -> int:
         return len(DATA)
 
     def read(self, path: str, request: tuple[ByteRange, list[memoryview]]) -> None:
         item, views = request
         self.asked.append(item)
         fill(views, [DATA[item.start : item.stop]])
+
+    def read_whole(self, path: str, limit: int) -> bytes:
+        return DATA
 
     def close(self) -> None:
         pass
@@ -308,8 +310,7 @@ def test_each_piece_is_repeated_by_itself(tmp_path: Path) -> None:
         FaultyStorage(LocalStorage(tmp_path), FailTransiently(3, 0.4, ("read",)))
     )
     put(counting, PATH, DATA)
-    retrying = RetryingStorage(counting)
-    retrying._retrier._sleep = lambda _: None
+    retrying = RetryingStorage(counting, retrier=Retrier(sleep=lambda _: None))
     storage = small(retrying, max_requests=4)
     for _ in range(20):
         assert get(storage, PATH, 0, 64_000) == DATA[:64_000]
@@ -327,14 +328,13 @@ def test_an_absent_file_is_not_found_whatever_is_asked(tmp_path: Path) -> None:
 def test_a_leaving_interpreter_is_an_error_of_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Leaving(ThreadPool):
-        def submit(self, *_: object) -> object:  # type: ignore[override]
-            raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
 
     storage = small(LocalStorage(tmp_path))
     put(storage, PATH, DATA)
-    monkeypatch.setattr(parallel_module, "ThreadPool", Leaving)
-    with pytest.raises(StorageError, match="interpreter leaves"):
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(StorageError, match="interpreter exits"):
         get(storage, PATH)
 
 

@@ -1,4 +1,4 @@
-"""Phases in turns: together they are every clip, and no epoch is left without one."""
+"""Phases of epochs: together they are every clip, and no epoch is left without one."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from seqrecord import ClipSpec, MemoryLimitError
+from seqrecord import ClipSpec
 from seqrecord.clips import enumerate_clips
-from seqrecord.plan import EpochPlan, Phases, PlanSettings, resident_bound
-from seqrecord.plan.budget import default_settings
-from seqrecord.plan.phases import typical_table
+from seqrecord.errors import MemoryLimitError
+from seqrecord.sampling import ClipFacts, EpochPlan, Phases, PlanSettings, resident_bound
+from seqrecord.sampling.memory import default_settings
+from seqrecord.sampling.phases import typical_table
 from tests.clip_cases import Case, cases, episode_table
 
 
@@ -29,7 +30,6 @@ def phases_of(case: Case) -> Phases:
 
 
 @given(cases())
-@settings(max_examples=120, deadline=None)
 def test_counts_the_clips_of_every_phase(case: Case) -> None:
     expected = {
         phase: len(clips)
@@ -51,13 +51,14 @@ def test_counts_the_clips_of_every_phase(case: Case) -> None:
 
 
 @given(cases(), st.booleans(), st.integers(-3, 2**70), st.integers(0, 2**60))
-@settings(max_examples=80, deadline=None)
-def test_a_turn_has_every_clip_once(case: Case, shuffle: bool, seed: int, turn: int) -> None:
+def test_so_many_epochs_have_every_clip_once(
+    case: Case, shuffle: bool, seed: int, group: int
+) -> None:
     phases = phases_of(case)
     if not len(phases):
         return
     order = [
-        phases.of_epoch(turn * len(phases) + i, seed=seed, shuffle=shuffle)
+        phases.of_epoch(group * len(phases) + i, seed=seed, shuffle=shuffle)
         for i in range(len(phases))
     ]
     clips = Counter(clip for phase in order for clip in at_phase(case, phase).clips())
@@ -67,11 +68,11 @@ def test_a_turn_has_every_clip_once(case: Case, shuffle: bool, seed: int, turn: 
         assert order == sorted(order)
 
 
-def test_turns_have_orders_of_their_own() -> None:
+def test_the_order_of_phases_is_drawn_anew() -> None:
     phases = Phases(np.array([0]), np.array([8]), np.array([3]))
     orders = {
-        tuple(phases.of_epoch(8 * turn + i, seed=seed, shuffle=True) for i in range(8))
-        for turn in range(5)
+        tuple(phases.of_epoch(8 * group + i, seed=seed, shuffle=True) for i in range(8))
+        for group in range(5)
         for seed in range(5)
     }
     assert len(orders) == 25
@@ -93,31 +94,29 @@ def test_the_order_of_phases_is_that_of_version_1() -> None:
     st.integers(1, 300),
     st.integers(1, 3),
 )
-@settings(max_examples=80, deadline=None)
 def test_one_choice_of_settings_fits_every_phase(
     case: Case,
     shuffle: bool,
     shuffle_buffer: int,
     batch_size: int | None,
     max_frames: int,
-    num_splits: int,
+    num_parts: int,
 ) -> None:
     case = at_phase(case, 0)
     every = replace(case, spec=replace(case.spec, stride=1))
-    table = typical_table(every.table, case.spec.stride)
+    facts = ClipFacts.of(typical_table(every.table, case.spec.stride), case.episodes)
     wanted = PlanSettings(shuffle=shuffle, batch_size=batch_size, rotate_phase=True)
     try:
         chosen = default_settings(
-            table,
-            case.episodes,
+            facts,
             wanted,
             shuffle_buffer=shuffle_buffer,
             max_frames=max_frames,
-            num_splits=num_splits,
+            num_parts=num_parts,
         )
     except MemoryLimitError:
         return
-    bound = resident_bound(table, case.episodes, chosen)
+    bound = resident_bound(facts, chosen)
     assert bound <= max_frames
     for phase in range(case.spec.stride):
         plan = EpochPlan(at_phase(case, phase).table, case.episodes, chosen)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.forkserver
 import pickle
 import weakref
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import seqrecord
 from seqrecord import ClipError, SeqRecordDataset, SeqRecordNode, SeqRecordPipe, SeqRecordStream
-from tests.clip_data import check, digest, leaves_nothing, names, possible_clips, write_numbered
+from tests.clip_data import check, digest, leaves_nothing, names, possible_clips
 from tests.resume_contract import Resumable, check_resume
 
 FEATURES = ["image", "flow", "note", "id"]
@@ -29,11 +30,6 @@ pytestmark = [
 ]
 CLIP: dict[str, Any] = {"clip_len": 3, "shuffle_buffer": 16, "seed": 2}
 BATCH: dict[str, Any] = {**CLIP, "batch_size": 4}
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_numbered(tmp_path_factory.mktemp("pipes") / "records")
 
 
 def few(clip: dict[str, Any]) -> dict[str, Any]:
@@ -50,10 +46,11 @@ def only_id(frame: dict[str, Any]) -> dict[str, Any]:
 LOADERS = [
     (0, None, False, None),
     (0, None, False, 4),
-    (2, "fork", False, None),
+    pytest.param(2, "fork", False, None, marks=pytest.mark.slow),
     (2, "fork", False, 4),
     (2, "fork", True, 4),
-    (1, "spawn", False, 4),  # each start imports torch anew
+    (1, "forkserver", False, 4),
+    pytest.param(1, "spawn", False, 4, marks=pytest.mark.slow),  # each start imports torch anew
 ]
 
 
@@ -65,6 +62,8 @@ def test_loader_gives_every_clip_once(
     expected = possible_clips(FEATURES, 3)
     in_process = [[names(batch) for batch in plain] for _ in range(3)]
     del plain
+    if start == "forkserver":
+        multiprocessing.forkserver.ensure_running()  # it stays
     with leaves_nothing():
         pipe = SeqRecordPipe(path, **CLIP, batch_size=batch_size)
         loader = DataLoader(
@@ -75,7 +74,7 @@ def test_loader_gives_every_clip_once(
             multiprocessing_context=start,
         )
         epochs = []
-        for _ in range(2 if start == "spawn" else 3):
+        for _ in range(2 if workers else 3):
             clips = [check(batch, FEATURES, 3) for batch in loader]
             assert len(clips) == len(loader)
             assert sorted(name for batch in clips for name in batch) == expected
@@ -273,25 +272,8 @@ def stateful(path: Path, workers: int, **settings: Any) -> StatefulDataLoader[An
     )
 
 
-def set_epoch(loader: Any, epoch: int) -> None:
-    loader.dataset.set_epoch(epoch)
-
-
 def test_resume_a_stateful_loader(path: Path) -> None:
     check_resume(lambda: stateful(path, 0), positions=lambda n: range(0, n, 4))
-
-
-def middle_and_end(count: int) -> list[int]:
-    return [1, count // 2, count - 1]
-
-
-def test_resume_a_stateful_loader_with_workers(path: Path) -> None:
-    with leaves_nothing():
-        check_resume(lambda: stateful(path, 2), positions=middle_and_end, set_epoch=set_epoch)
-
-
-def test_resume_a_stateful_loader_with_persistent_workers(path: Path) -> None:
-    check_resume(lambda: stateful(path, 2, persistent=True), positions=middle_and_end)
 
 
 def test_resume_where_one_worker_has_ended(path: Path) -> None:

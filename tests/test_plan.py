@@ -10,21 +10,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec
 from seqrecord.clips import enumerate_clips
-from seqrecord.plan import EpochPlan, PlanSettings, Split, resident_bound
+from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings, resident_bound
 from tests.clip_cases import Case, episode_table
 from tests.golden.make_plan_v1 import CASES, GOLDEN, plan_rounds
-from tests.plan_cases import Engine, Request, chunks_of, requests, splits
+from tests.plan_cases import Engine, Request, chunks_of, parts, requests
 
 
 @given(requests())
-@settings(max_examples=150, deadline=None)
-def test_splits_are_disjoint_and_cover_the_epoch(request: Request) -> None:
-    plans = splits(request)
+def test_parts_are_disjoint_and_cover_the_epoch(request: Request) -> None:
+    plans = parts(request)
     emitted = [request.run(plan).clips for plan in plans]
     together = Counter(clip for clips in emitted for clip in clips)
     assert [plan.num_clips for plan in plans] == [len(clips) for clips in emitted]
@@ -46,9 +45,8 @@ def test_splits_are_disjoint_and_cover_the_epoch(request: Request) -> None:
 
 
 @given(requests())
-@settings(max_examples=80, deadline=None)
-def test_splits_have_equally_many_clips_in_full_batches(request: Request) -> None:
-    plans = splits(request)
+def test_parts_have_equally_many_clips_in_full_batches(request: Request) -> None:
+    plans = parts(request)
     size, total = request.settings.batch_size or 1, request.case.table.num_clips
     for plan in plans:
         places = request.run(plan).places
@@ -62,7 +60,7 @@ def test_splits_have_equally_many_clips_in_full_batches(request: Request) -> Non
         if request.settings.drop_last:
             assert all(sizes[b] == size for b in sizes)
     counts = [plan.num_clips for plan in plans]
-    low, high = total // request.num_splits, -(-total // request.num_splits)
+    low, high = total // request.num_parts, -(-total // request.num_parts)
     if not plans:
         return
     if request.settings.equal:
@@ -77,16 +75,15 @@ def test_splits_have_equally_many_clips_in_full_batches(request: Request) -> Non
 @example(
     Request(
         Case((17,), (16,), ClipSpec(2, stride=8, phase=7), (0,), frozenset()),
-        PlanSettings(open_episodes=1, block_frames=1, run_frames=None),
+        PlanSettings(num_cursors=1, block_frames=1, run_frames=None),
         epoch=0,
-        num_splits=1,
+        num_parts=1,
     )
 )
-@settings(max_examples=120, deadline=None)
 def test_memory_and_reading_are_bounded(request: Request) -> None:
     case = request.case
-    bound = resident_bound(case.table, case.episodes, request.settings)
-    for plan in splits(request):
+    bound = resident_bound(ClipFacts.of(case.table, case.episodes), request.settings)
+    for plan in parts(request):
         engine = request.run(plan)
         assert engine.most_frames <= plan.max_resident_frames <= bound
         if not request.settings.shuffle and not request.settings.drop_last:
@@ -102,7 +99,6 @@ def test_memory_and_reading_are_bounded(request: Request) -> None:
 
 
 @given(requests(), st.integers(1, 4))
-@settings(max_examples=150, deadline=None)
 def test_says_when_no_frame_is_used_twice_or_waits_for_a_later_round(
     request: Request, blocks: int
 ) -> None:
@@ -112,7 +108,7 @@ def test_says_when_no_frame_is_used_twice_or_waits_for_a_later_round(
         case = replace(case, spec=spec)
         settings = replace(request.settings, block_frames=spec.stride * blocks)
         request = replace(request, case=case, settings=settings)
-    for plan in splits(request):
+    for plan in parts(request):
         disjoint, exact, most_batches = True, True, 0
         kept: set[tuple[int, int]] = set()  # loaded in a round that has no clip of them
         for work in plan.rounds():
@@ -144,9 +140,8 @@ def test_says_when_no_frame_is_used_twice_or_waits_for_a_later_round(
 
 
 @given(requests(), st.data())
-@settings(max_examples=80, deadline=None)
 def test_resumes_at_every_batch(request: Request, data: st.DataObject) -> None:
-    for plan in splits(request):
+    for plan in parts(request):
         whole = request.run(plan)
         batches = list(range(plan.num_batches + 1))
         if len(batches) > 8:
@@ -164,9 +159,8 @@ def test_resumes_at_every_batch(request: Request, data: st.DataObject) -> None:
 
 
 @given(requests())
-@settings(max_examples=60, deadline=None)
 def test_a_plan_is_a_function_of_its_arguments(request: Request) -> None:
-    for one, other in zip(splits(request), splits(request), strict=True):
+    for one, other in zip(parts(request), parts(request), strict=True):
         first, second = request.run(one), request.run(other)
         assert (first.clips, first.chunks) == (second.clips, second.chunks)
 
@@ -177,11 +171,11 @@ def abandonedfactory(spec: ClipSpec, chosen: PlanSettings, chunk_frames: int = 8
     return Request(case, chosen, 0, 1)
 
 
-CHOSEN = PlanSettings(batch_size=32, open_episodes=38, block_frames=8, run_frames=2679)
+CHOSEN = PlanSettings(batch_size=32, num_cursors=38, block_frames=8, run_frames=2679)
 
 
 def test_order_differs_by_seed_and_epoch_also_in_one_episode() -> None:
-    chosen = replace(CHOSEN, open_episodes=4, run_frames=None)
+    chosen = replace(CHOSEN, num_cursors=4, run_frames=None)
     case = Case((600,), (8,), ClipSpec(16), (0,), frozenset())
     orders, cuts = set(), set()
     for seed in range(4):
@@ -248,7 +242,7 @@ def test_rounds_begin_small_and_at_most_double() -> None:
 
 def test_a_round_may_hold_many_short_episodes() -> None:
     case = Case((20,) * 600, (8,) * 600, ClipSpec(16), tuple(range(600)), frozenset())
-    chosen = PlanSettings(batch_size=8, open_episodes=4, block_frames=2000, run_frames=None)
+    chosen = PlanSettings(batch_size=8, num_cursors=4, block_frames=2000, run_frames=None)
     request = Request(case, chosen, 0, 1)
     plan = request.plan()
     assert max(len(np.unique(work.clips.episode)) for work in plan.rounds()) > 100
@@ -256,11 +250,11 @@ def test_a_round_may_hold_many_short_episodes() -> None:
     assert len(list(plan.rounds())) < 12
 
 
-def test_fewer_clips_than_splits() -> None:
+def test_fewer_clips_than_parts() -> None:
     case = Case((17,), (8,), ClipSpec(16), (0,), frozenset())
-    plans = splits(Request(case, PlanSettings(), 0, 3))
+    plans = parts(Request(case, PlanSettings(), 0, 3))
     assert [(plan.num_clips, plan.num_repeated) for plan in plans] == [(1, 1), (1, 0), (1, 0)]
-    exact = splits(Request(case, PlanSettings(equal=False), 0, 3))
+    exact = parts(Request(case, PlanSettings(equal=False), 0, 3))
     assert sorted(plan.num_clips for plan in exact) == [0, 1, 1]
     with pytest.raises(ClipError, match=r"no batch at all.*at least 3 clips.*got: 2 clips"):
         Request(case, PlanSettings(drop_last=True), 0, 3).plan(2)
@@ -275,18 +269,18 @@ def test_no_clip_at_all_is_an_empty_plan() -> None:
 
 
 @pytest.mark.parametrize("batch_size", [None, 1, 4])
-def test_a_split_one_clip_short_gives_one_that_another_gives_too(batch_size: int | None) -> None:
+def test_a_part_one_clip_short_gives_one_that_another_gives_too(batch_size: int | None) -> None:
     case = Case((32,), (8,), ClipSpec(16), (0,), frozenset())  # 17 clips
     request = Request(case, PlanSettings(batch_size=batch_size), 0, 2)
-    plans = splits(request)
+    plans = parts(request)
     assert [(plan.num_clips, plan.num_repeated) for plan in plans] == [(9, 1), (9, 0)]
     assert len({plan.num_batches for plan in plans}) == 1
     emitted = Counter(clip for plan in plans for clip in request.run(plan).clips)
     assert sorted(emitted.values()) == [1] * 16 + [2]
     exact = replace(request, settings=replace(request.settings, equal=False))
-    assert [plan.num_clips for plan in splits(exact)] == [8, 9]
+    assert [plan.num_clips for plan in parts(exact)] == [8, 9]
     dropping = replace(request, settings=replace(request.settings, drop_last=True))
-    assert {plan.num_clips for plan in splits(dropping)} == {8}
+    assert {plan.num_clips for plan in parts(dropping)} == {8}
 
 
 @pytest.mark.parametrize("batch", [-1, 2])
@@ -296,16 +290,16 @@ def test_refuses_a_batch_that_is_not_there(batch: int) -> None:
         Request(case, PlanSettings(batch_size=4), 0, 1).plan().locate(batch)
 
 
-@pytest.mark.parametrize("name", ["batch_size", "open_episodes", "block_frames", "run_frames"])
+@pytest.mark.parametrize("name", ["batch_size", "num_cursors", "block_frames", "run_frames"])
 def test_refuses_settings_below_one(name: str) -> None:
     with pytest.raises(ClipError, match=f"{name} is too small"):
         PlanSettings(**{name: 0})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("index", "count"), [(1, 1), (-1, 2), (0, 0)])
-def test_refuses_a_split_out_of_range(index: int, count: int) -> None:
-    with pytest.raises(ClipError, match="not a split"):
-        Split(index, count)
+def test_refuses_a_part_out_of_range(index: int, count: int) -> None:
+    with pytest.raises(ClipError, match="not a part"):
+        Part(index, count)
 
 
 @pytest.mark.parametrize("spec", [ClipSpec(16), ClipSpec(16, stride=16, phase=5)])
@@ -332,7 +326,7 @@ def test_a_million_clips_are_planned_quickly_and_small(spec: ClipSpec) -> None:
 
 
 def test_the_order_does_not_depend_on_episodes_that_are_not_selected() -> None:
-    spec, settings = ClipSpec(3, 1, 1), PlanSettings(seed=4, open_episodes=3, block_frames=24)
+    spec, settings = ClipSpec(3, 1, 1), PlanSettings(seed=4, num_cursors=3, block_frames=24)
     orders = []
     for others in ((), (17,), (17, 2, 90)):
         lengths, first = [*others, 40, 9, 23, *others], len(others)

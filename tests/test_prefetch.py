@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,11 +15,11 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import seqrecord
 from seqrecord import ClipError, SeqRecordStream, StateError, prefetch_to_device
-from seqrecord.device.prefetch import DevicePrefetcher
-from seqrecord.device.streams import Mark, SideStream
-from tests.clip_data import leaves_nothing, write_numbered
+from seqrecord.engine.device.prefetch import DevicePrefetcher
+from seqrecord.engine.device.streams import SideStream
+from tests.clip_data import leaves_nothing
 from tests.resume_contract import check_resume
-from tests.side_streams import NO_GPU, STREAMS, LateStream, make_stream, on_host
+from tests.side_streams import NO_GPU, STREAMS, LateStream, OutrunStream, make_stream, on_host
 
 BATCH: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "shuffle_buffer": 16}
 
@@ -27,11 +27,6 @@ BATCH: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "shuffle_buffer": 16}
 @pytest.fixture(params=STREAMS)
 def stream(request: pytest.FixtureRequest) -> SideStream:
     return make_stream(request.param)
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_numbered(tmp_path_factory.mktemp("prefetch") / "records")
 
 
 class Pair(NamedTuple):
@@ -135,33 +130,15 @@ def test_batches_come_in_order_and_change_no_more(stream: SideStream, depth: int
 def test_all_tensors_are_handed_over_before_their_batch() -> None:
     stream = LateStream()
     for number, batch in enumerate(DevicePrefetcher(Counting(4), stream, 2), start=1):
-        assert len(stream.handed_over) == number
-        assert [id(t) for t in stream.handed_over[-1]] == [id(batch["x"]), id(batch["y"][0])]
+        assert len(stream.given) == number
+        assert [id(t) for t in stream.given[-1]] == [id(batch["x"]), id(batch["y"][0])]
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_a_loop_does_not_outrun_its_device(depth: int) -> None:
     """A batch is moved only when the device has come to the last but two that were taken."""
     waited: list[int] = []
-
-    class Taken(Mark):
-        is_reached, time = False, 0.0
-
-        def __init__(self, number: int) -> None:
-            self._number = number
-
-        def wait(self) -> None:
-            waited.append(self._number)
-
-        def seconds_since(self, earlier: Mark) -> float:
-            raise NotImplementedError
-
-    class Stream(LateStream):
-        def hand_over(self, mark: Mark, tensors: Iterable[torch.Tensor]) -> Mark:
-            super().hand_over(mark, tensors)
-            return Taken(len(self.handed_over) - 1)
-
-    prefetcher = DevicePrefetcher(Counting(12), Stream(), depth)
+    prefetcher = DevicePrefetcher(Counting(12), OutrunStream(waited), depth)
     moved = []
     for number, _ in enumerate(prefetcher):
         most = max(0, number - 2) if number + depth <= 12 else len(waited)

@@ -10,7 +10,9 @@ TESTS = Path(__file__).parent
 
 def test_the_tests_that_the_table_names_are_there() -> None:
     text = (TESTS.parent / "docs/storage.md").read_text("utf-8")
-    table, _, rest = text.partition("## What holds where")[2].partition("The tests that show it:")
+    table, _, rest = text.partition("## What each storage guarantees")[2].partition(
+        "The tests that show it:"
+    )
     lines = re.findall(r"^(\d+)\. (.*)$", rest.partition("**How")[0], re.MULTILINE)
     marks = {mark for group in re.findall(r"\((\d[\d, ]*)\)", table) for mark in group.split(", ")}
     assert marks == {number for number, _ in lines}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqrecord.ranges import ByteRange, coalesce
+from seqrecord.storage.ranges import ByteRange, coalesce
 
 _RANGES = st.lists(
     st.builds(lambda a, n: ByteRange(a, a + n), st.integers(0, 60), st.integers(0, 20))

@@ -14,7 +14,7 @@ from torchdata.nodes import Batcher, Loader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from seqrecord import SeqRecordNode, SeqRecordPipe, SeqRecordStream, StateError
-from tests.clip_data import names, write_numbered
+from tests.clip_data import names
 
 README = Path(__file__).parents[1] / "README.md"
 SETTINGS: dict[str, Any] = {"clip_len": 3, "seed": 2, "features": ["id"]}
@@ -25,11 +25,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
 ]
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_numbered(tmp_path_factory.mktemp("readme") / "records")
 
 
 def row(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -124,8 +119,12 @@ def test_loader_with_workers(path: Path) -> None:
             data.state_dict()
 
 
+# Workers are in the row above, and StatefulDataLoader's in tests/test_worker_epochs.py.
+WITH_WORKERS = pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+
+
 @row("StatefulDataLoader")
-@pytest.mark.parametrize("workers", [0, 2])
+@WITH_WORKERS
 def test_stateful_loader(path: Path, workers: int) -> None:
     def make() -> Any:
         stream = SeqRecordStream(path, **BATCHES)
@@ -210,7 +209,7 @@ def test_chains(path: Path) -> None:
 
 @row("Lightning's Trainer")
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("workers", [0, 2])
+@WITH_WORKERS
 def test_lightning(path: Path, tmp_path: Path, workers: int) -> None:
     lightning = pytest.importorskip("pytorch_lightning")
 
@@ -257,7 +256,7 @@ def test_lightning(path: Path, tmp_path: Path, workers: int) -> None:
 
 @row("Accelerate")
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("workers", [0, 2])
+@WITH_WORKERS
 def test_accelerate(path: Path, tmp_path: Path, workers: int) -> None:
     accelerate = pytest.importorskip("accelerate")
     from accelerate.utils import DataLoaderConfiguration

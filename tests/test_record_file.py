@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from seqrecord.errors import FormatError
-from seqrecord.record_file import RecordFileWriter, new_writer_id, writer_of
-from seqrecord.record_reading import read_footer
+from seqrecord.reading.record_footers import read_footer
 from seqrecord.storage import LocalStorage
+from seqrecord.writing.destination import new_writer_id, writer_of
+from seqrecord.writing.record_file import RecordFileWriter
 from tests.tiny import TINY, tiny_frames
 
 

@@ -29,9 +29,9 @@ from benchmarks.tartanair.compare.published import (
 from benchmarks.tartanair.compare.report import describe, write_all
 from benchmarks.tartanair.compare.results import write, write_published
 from benchmarks.tartanair.compare.timeline import (
-    Lane,
     SteppedDataset,
     Timeline,
+    Track,
     draw,
     naive_timeline,
     our_timeline,
@@ -41,8 +41,10 @@ from benchmarks.tartanair.generate import generate
 from benchmarks.tartanair.loaders.base import Settings
 from benchmarks.tartanair.loaders.raw_files import RawFilesDataset
 from benchmarks.tartanair.loaders.registry import all_loaders
-from seqrecord.recipe import DEFAULT_CODEC
+from seqrecord.writing.stored_schema import DEFAULT_CODEC
 from tests import compare_rows
+
+pytestmark = pytest.mark.slow  # of the benchmarks, not of the package
 
 BASE = Settings()
 ABOUT = {
@@ -364,6 +366,7 @@ def test_results_say_what_they_are_of(tmp_path: Path) -> None:
 
 
 @needs_matplotlib
+@pytest.mark.slow
 def test_every_plot_is_drawn_from_the_small_grid(tmp_path: Path) -> None:
     loaders = all_loaders()
     cells = small_grid(loaders, BASE)
@@ -508,6 +511,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_steps_make_the_baselines_samples(tree: Path) -> None:
     arguments: dict[str, Any] = {"clip_len": 3, "features": BASE.features}
     expected, stepped = RawFilesDataset(tree, **arguments), SteppedDataset(tree, **arguments)
@@ -533,21 +537,21 @@ def test_timelines_of_both(tree: Path, tmp_path: Path) -> None:
             into.append({name: dataset[number][name].numpy()[0] for name in settings.features})
     naive = naive_timeline(tree, settings, seconds=0.05)
     ours = our_timeline(tmp_path / "records", settings, seconds=0.05)
-    assert [lane.name for lane in naive.lanes] == ["consumer", "worker 0", "worker 1"]
-    assert [lane.name for lane in ours.lanes][:2] == ["consumer", "conductor"]
+    assert [track.name for track in naive.tracks] == ["consumer", "worker 0", "worker 1"]
+    assert [track.name for track in ours.tracks][:2] == ["consumer", "scheduler"]
     for timeline in (naive, ours):
         assert 0 < timeline.seconds <= 0.05
         assert timeline.clips >= settings.batch_size
-        for lane in timeline.lanes:
-            assert all(0 <= begin <= end <= timeline.seconds for _, begin, end in lane.spans)
-    kinds = {kind for lane in ours.lanes for kind, _, _ in lane.spans}
+        for track in timeline.tracks:
+            assert all(0 <= begin <= end <= timeline.seconds for _, begin, end in track.spans)
+    kinds = {kind for track in ours.tracks for kind, _, _ in track.spans}
     assert {"copy", "consumer at work"} <= kinds
 
 
 @needs_matplotlib
 def test_a_span_has_its_colour_where_it_is(tmp_path: Path) -> None:
-    lane = Lane("consumer", [("consumer waits", 0.0, 0.5), ("consumer at work", 0.5, 1.0)])
-    path = draw([Timeline("a timeline", 1.0, [lane], 4)], tmp_path / "timeline.png")
+    track = Track("consumer", [("consumer waits", 0.0, 0.5), ("consumer at work", 0.5, 1.0)])
+    path = draw([Timeline("a timeline", 1.0, [track], 4)], tmp_path / "timeline.png")
     with Image.open(path) as image:
         pixels = np.asarray(image.convert("RGB"), int)
     below = pixels[pixels.shape[0] // 3 :]  # without the legend

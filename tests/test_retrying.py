@@ -23,11 +23,11 @@ from seqrecord.errors import (
     StorageError,
     TransientError,
 )
-from seqrecord.ranges import ByteRange
 from seqrecord.storage import LocalStorage, Storage
 from seqrecord.storage.pacing import Pace
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.per_process import PerProcess
+from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.retrying import Retrier, RetryingStorage
 from tests.storage_contract import DATA, PATH, StorageContract, get, put
 from tests.storage_doubles import FailAt, FailTransiently, Fault, FaultyStorage
@@ -449,14 +449,13 @@ def test_a_pace_forgets_the_files_that_rest() -> None:
     for i in range(5000):
         clock.now += 1
         assert pace.delay(str(i)) == 0
-    assert len(pace._due) < 2000
+    assert len(pace) < 2000
 
 
 def test_requests_wait_for_their_turn(tmp_path: Path, clock: Clock) -> None:
     storage = RetryingStorage(
         LocalStorage(tmp_path), requests_per_second=100, retrier=clock.retrier()
     )
-    storage._pace = PerProcess(lambda: Pace(100, clock=clock))
     put(storage, PATH, DATA)
     for _ in range(50):
         get(storage, PATH, 0, 1)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seqrecord import FeatureSpec, Schema, SchemaError
+from seqrecord import FeatureSpec, Schema
+from seqrecord.errors import SchemaError
 from seqrecord.schema import MAX_FEATURES, MAX_FRAME_BYTES, MAX_NAME_LENGTH
 
 _U1 = np.dtype("u1")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,16 @@ from seqrecord.errors import (
     TransientError,
 )
 from seqrecord.storage import spooled as spooled_module
-from seqrecord.storage.objects import reader as reader_module
 from seqrecord.storage.objects import storage as storage_module
 from tests.canned_server import Canned, CannedServer, answer
 from tests.datasets import write_small
 from tests.fault_proxy import FaultProxy, Request, Scripted, Seeded
 from tests.made_source import MadeSource, made_frame
+from tests.obstore_runtime import obstore_is
 from tests.places import CLOUDS, PLACES, Place
 from tests.storage_contract import DATA, PATH, get, left, put
+
+pytestmark = pytest.mark.slow  # even with the services that need nothing installed
 
 KINDS = ("reset", "lost", "cut", "short", "500", "503", "429", "busy")
 LARGE = np.random.default_rng(3).bytes(11 << 20)
@@ -43,11 +45,12 @@ slowly = pytest.mark.parametrize(
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """All through obstore, parts at once, and several pieces of few bytes."""
-    monkeypatch.setattr(reader_module._Runtime, "used", True)
     monkeypatch.setattr(spooled_module, "SAVE_SECONDS", 0.0)
     monkeypatch.setattr(storage_module, "PIECE_BYTES", 5 << 20)
+    with obstore_is(used=True):
+        yield
 
 
 # One fault, then another, in each thing that is asked of a service
@@ -119,7 +122,9 @@ def test_what_is_kept_of_an_upload_survives_faults(place: Place, kind: str) -> N
 
 
 @pytest.mark.parametrize("place", PLACES, indirect=True)
-@pytest.mark.parametrize("kind", ["busy", "stall", "shifted", "429"])
+@pytest.mark.parametrize(
+    "kind", ["busy", pytest.param("stall", marks=pytest.mark.slow), "shifted", "429"]
+)
 def test_what_is_read_is_right_or_read_again(place: Place, kind: str) -> None:
     place.put(PATH, LARGE)
     with FaultProxy(place.host, Scripted([kind, kind]), retry_after=0) as proxy:
@@ -228,7 +233,7 @@ def test_what_s3_and_gcs_say_to_a_writer(
 ) -> None:
     text = f"<Error><Code>{code}</Code><Message>S3CRET</Message></Error>".encode()
     with CannedServer([Canned(answer(status, text))]) as server:
-        storage = open_at(server).open(deadline=0.3)
+        storage = open_at(server).open(deadline=0.1)
         for action in (
             lambda: storage.put("manifest.json", b"x", expected=None),
             lambda: storage.files("records"),

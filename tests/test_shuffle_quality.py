@@ -35,6 +35,7 @@ def test_a_buffer_emits_every_clip_once_and_none_too_early() -> None:
     assert (order - np.arange(500)).max() <= 100
 
 
+@pytest.mark.slow
 def test_prints_a_table(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -42,8 +43,8 @@ def test_prints_a_table(
     shuffle_quality.main()
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     orders = [row for row in rows if row.count("|") == 7]
-    splits = [row for row in rows if row.count("|") == 10]
+    parts = [row for row in rows if row.count("|") == 10]
     assert orders[1] == "|---|---|---|---|---|---|"
     assert len(orders) == 2 + 3 + 18
-    assert len(splits) == 2 + 8
-    assert len(rows) == len(orders) + len(splits)
+    assert len(parts) == 2 + 8
+    assert len(rows) == len(orders) + len(parts)

@@ -18,7 +18,8 @@ import numpy.typing as npt
 import pytest
 from PIL import Image, ImageFile
 
-from seqrecord import EncodedImage, LocationError, SourceError
+from seqrecord import EncodedImage
+from seqrecord.errors import LocationError, SourceError
 from seqrecord.sources import Folders, Source, TartanAir, open_source
 from seqrecord.sources.images import read_image
 from tests.trees import REAL_DATA, Frames, make_frames, write_junk, write_v1, write_v2

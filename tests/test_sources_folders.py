@@ -17,7 +17,8 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
-from seqrecord import EncodedImage, SourceError
+from seqrecord import EncodedImage
+from seqrecord.errors import SourceError
 from seqrecord.sources import Folders, Source
 from tests.trees import write_junk
 
@@ -420,7 +421,7 @@ def test_metadata_is_json(tmp_path: Path) -> None:
 _CUT = """
 import os, sys
 from pathlib import Path
-from seqrecord import SourceError
+from seqrecord.errors import SourceError
 from seqrecord.sources import Folders
 
 source = Folders(sys.argv[1])

@@ -9,17 +9,25 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from seqrecord.checksum import crc32c
-from seqrecord.errors import DestinationError, NotFoundError, StorageError, TransientError
-from seqrecord.ranges import ByteRange
-from seqrecord.storage import Unfinished, spooled
+from seqrecord.errors import (
+    AccessError,
+    DestinationError,
+    NotFoundError,
+    StorageError,
+    TransientError,
+)
+from seqrecord.storage import Unfinished
 from seqrecord.storage.base import FileInfo
-from seqrecord.storage.parts import WholeFiles, encode_part, kept_uploads
-from seqrecord.storage.spooled import SpooledUpload
+from seqrecord.storage.parts import Content, WholeFiles, encode_part, kept_uploads
+from seqrecord.storage.ranges import ByteRange
+from seqrecord.storage.spooled import Keeping, SpooledUpload
+from seqrecord.storage.stopping import unwanted_if
 from tests.services.process import wait_for
 
 PATH = "records/00000-ab.seqrec"
@@ -33,7 +41,15 @@ class Store:
         self.objects: dict[str, bytes] = {}
         self.on_put: Callable[[], None] = lambda: None
         self.on_send: Callable[[], None] = lambda: None
+        self.on_remove: Callable[[str], None] = lambda path: None
         self.clock = 0.0
+        self.taken = b""  # of what is sent now
+        self.piece_bytes = 700
+        self.save_seconds, self.part_bytes, self.whole_seconds = 4.0, 8 << 20, 60.0
+
+    def upload(self, path: str, send_from_bytes: int = 1 << 30) -> SpooledUpload:
+        keeping = Keeping(self.save_seconds, self.part_bytes, send_from_bytes, self.whole_seconds)
+        return SpooledUpload(path, self.whole, keeping)
 
     @property
     def whole(self) -> WholeFiles:
@@ -54,11 +70,14 @@ class Store:
     def unfinished(self) -> list[Unfinished]:
         return kept_uploads("records", self.whole)
 
-    def _send(self, path: str, read: Callable[[int, int], bytes], size: int) -> None:
+    def _send(self, path: str, content: Content) -> None:
         self.on_send()
         if path in self.objects:
             raise DestinationError("the file exists already", file=path)
-        self.objects[path] = read(0, size)
+        self.taken = b""
+        while piece := content.read(len(self.taken), len(self.taken) + self.piece_bytes):
+            self.taken += piece
+        self.objects[path] = self.taken
 
     def _put(self, path: str, data: bytes) -> None:
         self.on_put()
@@ -84,7 +103,16 @@ class Store:
             buffer[:] = self.objects[path][item.start : item.stop]
 
     def _remove(self, path: str) -> None:
+        self.on_remove(path)
         self.objects.pop(path, None)
+
+
+CALLS: dict[str, Callable[[SpooledUpload], object]] = {
+    "write": lambda upload: upload.write(b"x"),
+    "checkpoint": lambda upload: upload.checkpoint(b"two"),
+    "rewind": lambda upload: upload.rewind(0),
+    "commit": lambda upload: upload.commit(),
+}
 
 
 @pytest.fixture
@@ -95,17 +123,18 @@ def store() -> Iterator[Store]:
 
 
 @pytest.fixture
-def kept_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spooled, "SAVE_SECONDS", 0.0)
+def kept_at_once(store: Store) -> None:
+    store.save_seconds = 0.0
 
 
 @pytest.fixture
-def never_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spooled, "SAVE_SECONDS", 1e6)
+def never_due(store: Store) -> None:
+    store.save_seconds = 1e6
 
 
 def threads() -> list[threading.Thread]:
-    return [each for each in threading.enumerate() if each.name == "seqrecord-upload"]
+    names = ("seqrecord-upload", "seqrecord-send")
+    return [each for each in threading.enumerate() if each.name in names]
 
 
 def read(left: Unfinished, start: int, stop: int) -> bytes:
@@ -125,7 +154,7 @@ def saved(store: Store, size: int) -> bool:
 @pytest.mark.usefixtures("kept_at_once")
 @pytest.mark.parametrize("end", ["commit", "abort", "leave", "drop"])
 def test_there_is_a_thread_from_the_first_checkpoint_to_the_end(store: Store, end: str) -> None:
-    upload = SpooledUpload(PATH, store.whole)
+    upload = store.upload(PATH)
     upload.write(DATA)
     assert threads() == []
     upload.checkpoint(b"one")
@@ -143,8 +172,8 @@ def test_there_is_a_thread_from_the_first_checkpoint_to_the_end(store: Store, en
 
 def test_it_ends_with_the_interpreter() -> None:
     code = (
-        "import sys\nfrom tests.test_spooled import PATH, Store, SpooledUpload, spooled\n"
-        "spooled.SAVE_SECONDS = 1e6\nupload = SpooledUpload(PATH, Store().whole)\n"
+        "import sys\nfrom tests.test_spooled import PATH, Store\n"
+        "store = Store()\nstore.save_seconds = 1e6\nupload = store.upload(PATH)\n"
         "upload.write(b'x')\nupload.checkpoint(b'one')\n"
     )
     root = Path(__file__).parent.parent
@@ -157,7 +186,7 @@ def test_it_ends_with_the_interpreter() -> None:
 
 @pytest.mark.usefixtures("never_due")
 def test_checkpoints_soon_after_one_another_are_one_part(store: Store) -> None:
-    upload = SpooledUpload(PATH, store.whole)
+    upload = store.upload(PATH)
     for i in range(10):
         upload.write(b"x")
         upload.checkpoint(b"%d" % i)
@@ -181,9 +210,9 @@ def test_a_part_is_as_documented(store: Store) -> None:
 
 
 @pytest.mark.usefixtures("never_due")
-def test_what_is_long_is_several_parts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spooled, "PART_BYTES", 30_000)
-    upload = SpooledUpload(PATH, store.whole)
+def test_what_is_long_is_several_parts(store: Store) -> None:
+    store.part_bytes = 30_000
+    upload = store.upload(PATH)
     for start in range(0, 100_000, 10_000):
         upload.write(DATA[start : start + 10_000])
         if start in (20_000, 30_000, 90_000):
@@ -199,7 +228,7 @@ def test_what_is_long_is_several_parts(store: Store, monkeypatch: pytest.MonkeyP
 @pytest.mark.usefixtures("kept_at_once")
 @pytest.mark.parametrize("offset", [0, 1, 25_000, 29_999, 30_000, 31_000, 47_000])
 def test_rewound_to_anywhere(store: Store, offset: int) -> None:
-    upload = SpooledUpload(PATH, store.whole)
+    upload = store.upload(PATH)
     upload.write(DATA[:25_000])
     upload.checkpoint(b"one")
     wait_for(lambda: saved(store, 25_000))
@@ -212,7 +241,8 @@ def test_rewound_to_anywhere(store: Store, offset: int) -> None:
     upload.write(b"new")
     upload.checkpoint(b"three")
     expected = DATA[:offset] + b"new"
-    wait_for(lambda: store.unfinished()[0].checkpoints()[-1] == (len(expected), b"three"))
+    three = (len(expected), b"three")  # meanwhile there may be no checkpoint that counts
+    wait_for(lambda: [each.checkpoints()[-1:] for each in store.unfinished()] == [[three]])
     (left,) = store.unfinished()
     notes = [(size, note) for size, note in ((25_000, b"one"), (30_000, b"two")) if size <= offset]
     assert left.checkpoints() == [*notes, (len(expected), b"three")]
@@ -221,14 +251,26 @@ def test_rewound_to_anywhere(store: Store, offset: int) -> None:
     assert store.objects == {PATH: expected}
 
 
-def test_uploads_at_random_are_read_as_they_were_written(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(spooled, "PART_BYTES", 1000)
+@pytest.mark.usefixtures("kept_at_once")
+@pytest.mark.parametrize("offset", [0, 1, 24_999, 25_000, 29_999])
+def test_a_checkpoint_that_is_taken_back_counts_no_more(store: Store, offset: int) -> None:
+    upload = store.upload(PATH)
+    for stop, note in ((25_000, b"one"), (30_000, b"two")):
+        upload.write(DATA[upload.tell() : stop])
+        upload.checkpoint(note)
+        wait_for(partial(saved, store, stop))
+    upload.rewind(offset)
+    upload.leave()
+    (left,) = store.unfinished()
+    assert left.checkpoints() == ([(25_000, b"one")] if offset >= 25_000 else [])
+
+
+def test_uploads_at_random_are_read_as_they_were_written(store: Store) -> None:
+    store.part_bytes = 1000
     for seed in range(60):
         draw = random.Random(seed)
-        monkeypatch.setattr(spooled, "SAVE_SECONDS", draw.choice([0.0, 0.001, 1e6]))
-        upload, data = SpooledUpload(PATH, store.whole), bytearray()
+        store.save_seconds = draw.choice([0.0, 0.001, 1e6])
+        upload, data = store.upload(PATH), bytearray()
         notes: list[tuple[int, bytes]] = []
         for number in range(draw.randrange(1, 30)):
             if draw.random() < 0.2 and data:
@@ -254,11 +296,9 @@ def test_uploads_at_random_are_read_as_they_were_written(
 @pytest.mark.usefixtures("never_due")
 @pytest.mark.parametrize("damage", ["missing", "cut", "changed", "longer", "empty", "other"])
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_the_unbroken_run_of_parts_counts(
-    store: Store, monkeypatch: pytest.MonkeyPatch, damage: str, number: int
-) -> None:
-    monkeypatch.setattr(spooled, "PART_BYTES", 1000)
-    upload = SpooledUpload(PATH, store.whole)
+def test_the_unbroken_run_of_parts_counts(store: Store, damage: str, number: int) -> None:
+    store.part_bytes = 1000
+    upload = store.upload(PATH)
     for i in range(3):
         upload.write(DATA[i * 1000 : (i + 1) * 1000])
         upload.checkpoint(b"%d" % i)
@@ -287,7 +327,7 @@ def test_the_unbroken_run_of_parts_counts(
 
 @pytest.mark.usefixtures("kept_at_once")
 def test_it_goes_on_being_kept_while_it_is_sent(store: Store) -> None:
-    upload = SpooledUpload(PATH, store.whole)
+    upload = store.upload(PATH)
     sending, putting = threading.Event(), threading.Event()
 
     def on_put() -> None:
@@ -307,29 +347,200 @@ def test_it_goes_on_being_kept_while_it_is_sent(store: Store) -> None:
     assert list(store.objects) == [PATH]
 
 
+# Sent while it is written
+
+
+@pytest.mark.usefixtures("never_due")
+def test_a_long_file_is_sent_while_it_is_written(store: Store) -> None:
+    upload = store.upload(PATH, send_from_bytes=30_000)
+    upload.write(DATA[:29_999])
+    assert threads() == []
+    upload.write(DATA[29_999:60_000])
+    wait_for(lambda: len(store.taken) > 59_000)
+    upload.checkpoint(b"one")
+    upload.write(DATA[60_000:])
+    wait_for(lambda: len(store.taken) > 99_000)
+    assert store.objects == {}
+    upload.commit()
+    assert store.objects == {PATH: DATA}
+
+
+@pytest.mark.usefixtures("never_due")
+@pytest.mark.parametrize("end", ["commit", "abort", "leave", "drop"])
+def test_what_sends_ends_with_the_upload(store: Store, end: str) -> None:
+    upload = store.upload(PATH, send_from_bytes=1000)
+    upload.write(DATA[:50_000])
+    upload.checkpoint(b"one")
+    upload.write(DATA[50_000:])
+    wait_for(lambda: len(store.taken) > 99_000)
+    assert len(threads()) == 2
+    if end == "drop":
+        del upload
+        gc.collect()
+    else:
+        getattr(upload, end)()
+    assert threads() == []
+    assert (PATH in store.objects) == (end == "commit")
+    assert bool(store.parts) == (end == "leave")
+
+
+@pytest.mark.usefixtures("never_due")
+@pytest.mark.parametrize("offset", [0, 1, 25_000, 60_000, 99_000, 100_000])
+def test_what_was_sent_and_is_taken_back_is_sent_anew(store: Store, offset: int) -> None:
+    upload = store.upload(PATH, send_from_bytes=1000)
+    upload.write(DATA)
+    wait_for(lambda: len(store.taken) > 99_000)
+    upload.rewind(offset)
+    upload.write(b"new")
+    upload.commit()
+    assert store.objects == {PATH: DATA[:offset] + b"new"}
+
+
+@pytest.mark.usefixtures("never_due")
+def test_after_something_was_taken_back_only_what_is_sure_is_sent_before_the_end(
+    store: Store,
+) -> None:
+    upload = store.upload(PATH, send_from_bytes=1000)
+    upload.write(DATA[:50_000])
+    wait_for(lambda: len(store.taken) > 49_000)
+    upload.rewind(40_000)
+    upload.write(DATA[40_000:60_000])
+    upload.checkpoint(b"one")
+    upload.write(DATA[60_000:])
+    wait_for(lambda: 59_000 < len(store.taken) <= 60_000)
+    upload.rewind(60_000)
+    upload.checkpoint(b"two")
+    assert 59_000 < len(store.taken) <= 60_000, "nothing is sent a third time"
+    upload.commit()
+    assert store.objects == {PATH: DATA[:60_000]}
+
+
+def test_random_uploads_are_sent_as_they_were_written(store: Store) -> None:
+    store.save_seconds = 0.0
+    for seed in range(60):
+        draw = random.Random(seed)
+        store.piece_bytes = draw.randrange(1, 2000)
+        upload, data = store.upload(PATH, send_from_bytes=2000), bytearray()
+        for _ in range(draw.randrange(1, 30)):
+            if draw.random() < 0.2 and data:
+                del data[draw.randrange(len(data) + 1) :]
+                upload.rewind(len(data))
+            piece = draw.randbytes(draw.randrange(3000))
+            upload.write(piece)
+            data += piece
+            if draw.random() < 0.3:
+                upload.checkpoint(b"note")
+        upload.commit()
+        assert store.objects == {PATH: data}
+        store.objects.clear()
+
+
+@pytest.mark.usefixtures("never_due")
+@pytest.mark.parametrize("call", CALLS)
+def test_what_fails_while_it_is_sent_is_raised_by_the_next_call(store: Store, call: str) -> None:
+    def fail() -> None:
+        raise AccessError("as asked", file=PATH)
+
+    store.on_send = fail
+    upload = store.upload(PATH, send_from_bytes=1000)
+    upload.write(DATA)
+    wait_for(lambda: threads() == [])
+    for _ in range(2):
+        with pytest.raises(AccessError, match="as asked"):
+            CALLS[call](upload)
+    upload.leave()
+    assert store.objects == {}
+
+
+@pytest.mark.usefixtures("never_due")
+def test_a_commit_of_what_cannot_be_sent_can_be_repeated(store: Store) -> None:
+    whole, fails = threading.Event(), [True]
+
+    def on_send() -> None:
+        if fails[0]:
+            assert whole.wait(60)
+            raise TransientError("as asked", file=PATH)
+
+    store.on_send = on_send
+    upload = store.upload(PATH, send_from_bytes=1000)
+    upload.write(DATA)
+    whole.set()
+    with pytest.raises(TransientError, match="as asked"):
+        upload.commit()
+    fails[0] = False
+    upload.commit()
+    assert store.objects == {PATH: DATA}
+
+
+def test_nothing_waits_for_what_is_unwanted(store: Store) -> None:
+    sending, is_over = threading.Event(), threading.Event()
+
+    def on_send() -> None:
+        sending.set()
+        assert is_over.wait(60)
+
+    store.on_send = on_send
+    upload = store.upload(PATH, send_from_bytes=1000)
+    upload.write(DATA)
+    with unwanted_if(sending.is_set), pytest.raises(StorageError, match="nobody waits"):
+        upload.commit()
+    is_over.set()
+    upload.abort()
+    assert threads() == []
+
+
+@pytest.mark.usefixtures("kept_at_once")
+def test_parts_do_not_wait_for_a_file_whose_sending_stands_still(store: Store) -> None:
+    store.whole_seconds = 0.05
+    upload = store.upload(PATH)
+    upload.write(DATA)
+    putting = threading.Event()
+    store.on_put = putting.set
+
+    def on_send() -> None:
+        upload.checkpoint(b"one")
+        assert putting.wait(60)
+
+    store.on_send = on_send
+    upload.commit()
+    assert store.objects == {PATH: DATA}
+
+
+@pytest.mark.usefixtures("kept_at_once")
+def test_no_part_is_put_that_the_whole_file_comes_before(store: Store) -> None:
+    """All that is to be kept is the whole file, which is under way."""
+    upload = store.upload(PATH)
+    upload.write(DATA)
+    putting = threading.Event()
+    store.on_put = putting.set
+
+    def on_send() -> None:
+        upload.checkpoint(b"one")
+        assert not putting.wait(0.2)
+
+    store.on_send = on_send
+    upload.commit()
+    assert store.objects == {PATH: DATA}
+    assert not putting.is_set()
+
+
 # Failures
 
 
 @pytest.mark.usefixtures("kept_at_once")
-@pytest.mark.parametrize("call", ["write", "checkpoint", "commit", "rewind"])
+@pytest.mark.parametrize("call", CALLS)
 def test_what_the_thread_fails_with_is_raised_by_the_next_call(store: Store, call: str) -> None:
     def fail() -> None:
         raise TransientError("as asked", file="part")
 
     store.on_put = fail
-    upload = SpooledUpload(PATH, store.whole)
+    upload = store.upload(PATH)
     upload.write(DATA)
     upload.checkpoint(b"one")
     wait_for(lambda: threads() == [])
-    calls: dict[str, Callable[[], object]] = {
-        "write": lambda: upload.write(b"x"),
-        "checkpoint": lambda: upload.checkpoint(b"two"),
-        "commit": upload.commit,
-        "rewind": lambda: upload.rewind(0),
-    }
     for _ in range(2):
         with pytest.raises(TransientError, match="as asked"):
-            calls[call]()
+            CALLS[call](upload)
     upload.leave()
     assert store.objects == {}
 
@@ -341,7 +552,7 @@ def test_a_commit_that_fails_can_be_repeated_or_left(store: Store) -> None:
 
     for end in ("commit", "leave", "abort"):
         store.on_send = fail
-        upload = SpooledUpload(PATH, store.whole)
+        upload = store.upload(PATH)
         upload.write(DATA)
         upload.checkpoint(b"one")
         with pytest.raises(TransientError):
@@ -355,13 +566,13 @@ def test_a_commit_that_fails_can_be_repeated_or_left(store: Store) -> None:
 
 @pytest.mark.usefixtures("kept_at_once")
 def test_parts_that_cannot_be_removed_do_not_fail_a_commit(
-    store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(path: str) -> None:
         raise StorageError("as asked", file=path)
 
-    monkeypatch.setattr(store, "_remove", fail)
-    upload = SpooledUpload(PATH, store.whole)
+    store.on_remove = fail
+    upload = store.upload(PATH)
     upload.write(DATA)
     upload.checkpoint(b"one")
     wait_for(lambda: saved(store, len(DATA)))

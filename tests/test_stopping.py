@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import NotFoundError, SeqRecordPipe, SeqRecordWriter, StorageError, TransientError
-from seqrecord.ranges import ByteRange
-from seqrecord.storage import LocalStorage, Storage, spooled
+from seqrecord import NotFoundError, SeqRecordPipe, SeqRecordWriter, StorageError
+from seqrecord.errors import TransientError
+from seqrecord.storage import LocalStorage, Storage
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.parts import WholeFiles
+from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.retrying import Retrier, RetryingStorage
+from seqrecord.storage.spooled import Keeping, SpooledUpload
 from seqrecord.storage.stopping import check_wanted, unwanted_if
 from seqrecord.storage.wrappers import StorageWrapper
 from tests.clip_data import leaves_nothing
@@ -263,8 +265,7 @@ def test_a_reader_that_has_stopped_reads_no_more_pieces(tmp_path: Path) -> None:
 # Uploads
 
 
-def test_an_upload_that_is_given_up_sends_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spooled, "SAVE_SECONDS", 0.0)
+def test_an_upload_that_is_given_up_sends_nothing_more() -> None:
     retrier = Retrier(deadline=DEADLINE)
 
     def gone(path: str, data: bytes) -> None:
@@ -277,7 +278,7 @@ def test_an_upload_that_is_given_up_sends_nothing_more(monkeypatch: pytest.Monke
         raise AssertionError
 
     store = WholeFiles("az://box", nothing, gone, nothing, nothing, nothing, lambda path: None)
-    upload = spooled.SpooledUpload("file", store)
+    upload = SpooledUpload("file", store, Keeping(0.0))
     upload.write(bytes(9 << 20))
     upload.checkpoint(b"note")
     while not retrier.counters()["retries"]:

@@ -16,9 +16,9 @@ import fsspec
 import pytest
 
 from seqrecord.errors import DestinationError, LocationError, NotFoundError, StorageError
-from seqrecord.ranges import ByteRange
 from seqrecord.storage import FsspecStorage, LocalStorage, Storage, StorageWrapper, open_storage
-from seqrecord.storage.local import storage as local_module
+from seqrecord.storage.clients import Clients
+from seqrecord.storage.ranges import ByteRange
 from tests.storage_contract import DATA, PATH, StorageContract, get, names, put
 from tests.storage_doubles import CountingStorage, FailAt, FailOften, FaultyStorage, Slow
 
@@ -98,9 +98,8 @@ def test_a_storage_is_a_storage(tmp_path: Path, memory: FsspecStorage) -> None:
 # Local: handles
 
 
-def test_more_files_than_handles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_module, "_MAX_HANDLES", 3)
-    storage = LocalStorage(tmp_path)
+def test_more_files_than_handles(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path, max_handles=3)
     for i in range(10):
         put(storage, f"records/{i}", b"%d" % i)
     before = _open_fds()
@@ -408,11 +407,13 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_client_is_made_anew_in_a_forked_child(memory: FsspecStorage) -> None:
     put(memory, PATH, DATA)
-    mine = memory._filesystems.get()
-    assert memory._filesystems.get() is mine
+    clients = Clients(object, is_reread=False)
+    mine = clients.ask("file", lambda client: client)
+    assert clients.ask("file", lambda client: client) is mine
     pid = os.fork()
     if pid == 0:
-        ok = memory._filesystems.get() is not mine and get(memory, PATH, 0, 9) == DATA[:9]
+        other = clients.ask("file", lambda client: client)
+        ok = other is not mine and get(memory, PATH, 0, 9) == DATA[:9]
         os._exit(0 if ok else 1)
     assert os.waitpid(pid, 0)[1] == 0
 

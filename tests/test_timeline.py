@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from seqrecord import FormatError, NotFoundError, SeqRecordError, StorageError, draw_timeline
-from seqrecord.drawing.spans import KINDS, covered, read_spans, union
 from seqrecord.engine.trace import Trace
+from seqrecord.tools.drawing.spans import KINDS, covered, read_spans, union
 
 
 def write_trace(path: Path, *events: tuple[str, str, float, float], pid: int = 1) -> Path:
@@ -81,12 +81,12 @@ def test_the_innermost_span_counts(
         expected[begin:end] = [kind] * (end - begin)
     path = tmp_path_factory.getbasetemp() / "t.json"
     write_trace(path, *[("a", KINDS[k], float(b), float(e)) for b, e, k in ordered])
-    [lane] = read_spans([path]).lanes
-    begins = np.rint(lane.begin).astype(int) + ordered[0][0]  # a trace begins at 0
-    ends = np.rint(lane.end).astype(int) + ordered[0][0]
+    [track] = read_spans([path]).tracks
+    begins = np.rint(track.begin).astype(int) + ordered[0][0]  # a trace begins at 0
+    ends = np.rint(track.end).astype(int) + ordered[0][0]
     assert (begins[1:] >= ends[:-1]).all()
     got = [-1] * 81
-    for kind, begin, end in zip(lane.kind.tolist(), begins, ends, strict=True):
+    for kind, begin, end in zip(track.kind.tolist(), begins, ends, strict=True):
         got[begin:end] = [kind] * (end - begin)
     nested = all(e <= b2 or e2 <= e for b, e, _ in ordered for b2, e2, _ in ordered if b2 >= b)
     assert [k >= 0 for k in got] == [k >= 0 for k in expected]
@@ -113,13 +113,13 @@ def test_reading(tmp_path: Path) -> None:
     trace = Trace(tmp_path / "t.json")
     trace.add("wait for batch", 10.0, 11.0)
     trace.add("consumer", 11.0, 14.0)
-    trace.add("fetch", 10.5, 11.5, lane="load_0", chunk=3)
-    trace.add("something else", 13.0, 13.5, lane="load_0")
+    trace.add("fetch", 10.5, 11.5, track="load_0", chunk=3)
+    trace.add("something else", 13.0, 13.5, track="load_0")
     trace.count("ready", batches=3)
     trace.close()
     found = read_spans([tmp_path / "t.json"])
     assert (found.seconds, found.num_spans, found.lost) == (4.0, 4, 0)
-    first, second = found.lanes
+    first, second = found.tracks
     assert [KINDS[k] for k in first.kind] == ["starve", "consumer"]
     assert (first.begin.tolist(), first.end.tolist()) == ([0.0, 1.0], [1.0, 4.0])
     assert (second.name, [KINDS[k] for k in second.kind]) == ("load_0", ["fetch", "other"])
@@ -133,8 +133,8 @@ def test_reading_a_list_of_events(tmp_path: Path) -> None:
     path.write_text(
         '[{"ph":"B","name":"x"},{"ph":"X","name":"decode","ts":5,"dur":2,"args":{"a":{"b":[1]}}}]'
     )
-    [lane] = read_spans([path]).lanes
-    assert (lane.name, lane.end.tolist()) == ("thread 0", [2e-6])
+    [track] = read_spans([path]).tracks
+    assert (track.name, track.end.tolist()) == ("thread 0", [2e-6])
 
 
 def test_the_picture(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_thousands_of_spans_in_a_pixel(tmp_path: Path) -> None:
     """A quarter of the time decoding, in spans far narrower than a pixel: a quarter of a row."""
     trace = Trace(tmp_path / "t.json")
     for i in range(100_000):
-        trace.add("decode", i * 1e-3, i * 1e-3 + 0.25e-3, lane="load_0")
+        trace.add("decode", i * 1e-3, i * 1e-3 + 0.25e-3, track="load_0")
     trace.close()
     picture = Picture(draw_timeline(tmp_path / "t.json"))
     assert picture.rows("decoding") == pytest.approx(0.25 * (1 + 0.16 / 0.3), abs=0.05)
@@ -218,7 +218,10 @@ def test_traces_of_workers_are_drawn_together(tmp_path: Path) -> None:
     one = write_trace(tmp_path / "a.json", ("load_0", "fetch", 0.0, 1.0), pid=7)
     two = write_trace(tmp_path / "b.json", ("load_0", "decode", 1.0, 2.0), pid=8)
     found = read_spans([one, two])
-    assert [(lane.process, lane.begin.tolist()) for lane in found.lanes] == [(7, [0.0]), (8, [1.0])]
+    assert [(track.process, track.begin.tolist()) for track in found.tracks] == [
+        (7, [0.0]),
+        (8, [1.0]),
+    ]
     picture = Picture(draw_timeline([one, two]))
     assert {"load 0 · 7", "load 0 · 8", "a.json, b.json"} <= set(picture.texts)
     assert picture.rows("reading", 0, 1) > 1

@@ -14,8 +14,8 @@ import pytest
 
 from seqrecord.errors import AccessError, DeadlineError
 from seqrecord.storage import Storage, open_storage
-from seqrecord.storage.objects import reader as reader_module
 from tests.local_server import LocalServer
+from tests.obstore_runtime import obstore_is
 from tests.storage_contract import get
 
 # google-auth says so of credentials whose file names where they are to be asked for.
@@ -107,11 +107,10 @@ def cloud(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Cloud]:
     pytest.importorskip("obstore", reason="pip install obstore")
-    monkeypatch.setattr(reader_module._Runtime, "used", True)  # else it looks without obstore
     for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AZURE_CLIENT_SECRET"):
         monkeypatch.delenv(name, raising=False)
     expires = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 3600))
-    with Objects() as objects:
+    with Objects() as objects, obstore_is(used=True):  # else it looks without obstore
         if request.param == "az":
             pytest.importorskip("azure.identity", reason="pip install azure-identity")
             given: dict[str, Any] = {"access_token": TOKEN, "resource": "x", "token_type": "Bearer"}

@@ -41,7 +41,7 @@ def test_the_file(tmp_path: Path) -> None:
     trace = Trace(path)
     trace.add("decode", 2.0, 2.25, chunk=7, file='a "quoted" name')
     trace.add("wait for batch", 3.0, 3.0000015)
-    trace.add("device copy", 3.0, 3.5, lane="cuda:0")
+    trace.add("device copy", 3.0, 3.5, track="cuda:0")
     trace.count("resident", bytes=12)
     assert files(tmp_path) != ["epoch.json"], "it has its name only when it is whole"
     trace.close()
@@ -105,16 +105,16 @@ def test_many_threads_lose_nothing_and_stay_bounded(tmp_path: Path) -> None:
     trace.close()
     found = events(path)
     assert len(found) == 8 * 3000
-    lanes: dict[int, set[int]] = {}
+    tracks: dict[int, set[int]] = {}
     for event in found:
-        lanes.setdefault(event["tid"], set()).add(event["args"]["thread"])
+        tracks.setdefault(event["tid"], set()).add(event["args"]["thread"])
     assert sorted(names(path).values()) == [f"load_{i}" for i in range(8)]
-    assert all(len(threads) == 1 for threads in lanes.values()), "a lane is one thread"
-    assert {next(iter(threads)) for threads in lanes.values()} == set(range(8))
+    assert all(len(threads) == 1 for threads in tracks.values()), "a track is one thread"
+    assert {next(iter(threads)) for threads in tracks.values()} == set(range(8))
     assert most <= 4 * 50 + 8
 
 
-def test_a_thread_that_ended_keeps_its_lane(tmp_path: Path) -> None:
+def test_a_thread_that_ended_keeps_its_track(tmp_path: Path) -> None:
     trace = Trace(tmp_path / "t.json")
     for number in range(3):  # the system gives them one and the same number
         thread = threading.Thread(target=trace.add, args=("fetch", 0.0, 1.0), name=f"t{number}")
@@ -294,11 +294,11 @@ def test_an_iteration_is_traced(records: Path, tmp_path: Path) -> None:
         assert count["wait for batch"] == batches + 1
         assert count["fetch"] == count["decode"]
     found = events(tmp_path / "epoch.json")
-    lanes = names(tmp_path / "epoch.json").values()
-    assert "seqrecord-engine-conductor" in lanes
-    assert any(name.startswith("seqrecord-engine-load") for name in lanes)
+    tracks = names(tmp_path / "epoch.json").values()
+    assert "seqrecord-engine-scheduler" in tracks
+    assert any(name.startswith("seqrecord-engine-load") for name in tracks)
     consumer = {event["tid"] for event in found if event["cat"] == "consumer"}
-    assert {names(tmp_path / "epoch.json")[lane] for lane in consumer} == {
+    assert {names(tmp_path / "epoch.json")[track] for track in consumer} == {
         threading.current_thread().name
     }
 

@@ -17,12 +17,13 @@ import pytest
 
 import seqrecord
 from seqrecord import SeqRecordWriter, reindex, verify
-from seqrecord.cleaning import clean
 from seqrecord.errors import ConflictError, DestinationError, NotFoundError, TransientError
-from seqrecord.manifest import MANIFEST, read_manifest
-from seqrecord.record_reading import read_footer
+from seqrecord.format.manifest import MANIFEST, read_manifest
+from seqrecord.reading.record_footers import read_footer
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper
 from seqrecord.storage.retrying import Retrier, RetryingStorage
+from seqrecord.writing.cleaning import clean
+from tests.abandoned import abandon
 from tests.storage_doubles import CountingStorage
 
 LENGTHS = {key: 1 + number % 7 for number, key in enumerate("abcdefghijkl")}
@@ -43,11 +44,6 @@ def add(to: SeqRecordWriter, keys: Iterable[str]) -> None:
         with to.episode(key) as episode:
             for number in range(LENGTHS[key]):
                 episode.append(frame(key, number))
-
-
-def kill(killed: SeqRecordWriter) -> None:
-    """What a kill does: nothing more is written, and what is open stays as it is."""
-    killed._destination.release()
 
 
 def keys_of(folder: Path) -> str:
@@ -199,7 +195,7 @@ def _parts(folder: Path) -> list[Any]:
 def test_two_resumes_at_the_same_time(tmp_path: Path, keys: str) -> None:
     killed = writer(tmp_path)
     add(killed, "abcdef")
-    kill(killed)
+    abandon(killed)
     one, two = writer(tmp_path, "resume"), writer(tmp_path, "resume")
     assert one.finished_keys == two.finished_keys == set("abcdef")
     add(one, keys[0])
@@ -219,7 +215,7 @@ def test_a_resume_killed_and_resumed(tmp_path: Path) -> None:
         killed = writer(tmp_path, "resume", record_bytes=10_000)
         assert len(killed.finished_keys) == 2 * next(left)
         add(killed, keys)
-        kill(killed)
+        abandon(killed)
     writer(tmp_path, "resume").close()
     assert keys_of(tmp_path) == "abcdef"
     assert clean(tmp_path, older_than=0)
@@ -281,7 +277,7 @@ def test_whatever_happens_every_episode_that_ended_comes_in(tmp_path: Path, seed
             elif action in ("kill", "close"):
                 at_work.remove(each)
             if action == "kill":
-                kill(each)
+                abandon(each)
             elif action == "close":
                 with contextlib.suppress(DestinationError):
                     each.close()
@@ -289,7 +285,7 @@ def test_whatever_happens_every_episode_that_ended_comes_in(tmp_path: Path, seed
                     assert committed <= each.finished_keys
                     committed = set(each.finished_keys)
     for each in at_work:
-        kill(each)
+        abandon(each)
     if ended:
         writer(tmp_path, "resume").close()
         assert set(keys_of(tmp_path)) == ended
@@ -399,7 +395,7 @@ def test_clean_removes_what_is_old_and_not_named(tmp_path: Path) -> None:
     named = {path for path in tmp_path.rglob("*") if path.is_file()}
     killed = writer(tmp_path, "append")
     add(killed, "def")
-    kill(killed)
+    abandon(killed)
     (tmp_path / "index" / "0123456789abcdef-gaps.arrow").write_bytes(b"of no manifest")
     left = {path for path in tmp_path.rglob("*") if path.is_file()} - named
     assert any(path.suffix == ".partial" for path in left)
@@ -435,7 +431,7 @@ def test_clean_leaves_all_of_a_writer_that_is_at_work(tmp_path: Path) -> None:
 def test_clean_where_no_dataset_is(tmp_path: Path) -> None:
     killed = writer(tmp_path)
     add(killed, "ab")
-    kill(killed)
+    abandon(killed)
     before = record_files(tmp_path)
     with pytest.raises(DestinationError, match="no dataset there"):
         clean(tmp_path, older_than=0)
@@ -459,12 +455,17 @@ class Meanwhile(StorageWrapper):
             self._after()
 
 
-def test_clean_beside_a_resume_that_began_before(tmp_path: Path) -> None:
-    with writer(tmp_path) as old:
+def write_and_kill(folder: Path) -> None:
+    """A dataset of `a` and `b`, and what a killed append of `c` to `f` leaves."""
+    with writer(folder) as old:
         add(old, "ab")
-    killed = writer(tmp_path, "append")
+    killed = writer(folder, "append")
     add(killed, "cdef")
-    kill(killed)
+    abandon(killed)
+
+
+def test_clean_beside_a_resume_that_began_before(tmp_path: Path) -> None:
+    write_and_kill(tmp_path)
     resumed = writer(tmp_path, "resume")
     assert resumed.finished_keys == set("abcdef")
     assert clean(tmp_path, older_than=0)
@@ -474,11 +475,7 @@ def test_clean_beside_a_resume_that_began_before(tmp_path: Path) -> None:
 
 
 def test_clean_beside_a_resume_that_commits_at_this_moment(tmp_path: Path) -> None:
-    with writer(tmp_path) as old:
-        add(old, "ab")
-    killed = writer(tmp_path, "append")
-    add(killed, "cdef")
-    kill(killed)
+    write_and_kill(tmp_path)
     resumed = writer(tmp_path, "resume")
     before = record_files(tmp_path)
     storage: Any = Meanwhile(LocalStorage(tmp_path), before=resumed.close)
@@ -489,11 +486,7 @@ def test_clean_beside_a_resume_that_commits_at_this_moment(tmp_path: Path) -> No
 
 
 def test_a_resume_that_begins_while_clean_removes(tmp_path: Path) -> None:
-    with writer(tmp_path) as old:
-        add(old, "ab")
-    killed = writer(tmp_path, "append")
-    add(killed, "cdef")
-    kill(killed)
+    write_and_kill(tmp_path)
 
     def resume() -> None:
         with writer(tmp_path, "resume") as resumed:
@@ -511,11 +504,7 @@ def test_a_resume_that_begins_while_clean_removes(tmp_path: Path) -> None:
 
 
 def test_a_clean_that_was_killed_goes_on(tmp_path: Path) -> None:
-    with writer(tmp_path) as old:
-        add(old, "ab")
-    killed = writer(tmp_path, "append")
-    add(killed, "cdef")
-    kill(killed)
+    write_and_kill(tmp_path)
 
     def stop() -> None:
         raise KeyboardInterrupt

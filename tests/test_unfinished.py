@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from seqrecord.errors import NotFoundError, StorageError
-from seqrecord.ranges import ByteRange
 from seqrecord.storage import LocalStorage, Unfinished
 from seqrecord.storage.mounts import MountStorage
+from seqrecord.storage.ranges import ByteRange
 from tests.storage_contract import DATA, PATH, get, put
 
 

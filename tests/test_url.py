@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 import seqrecord
-from seqrecord import LocationError
-from seqrecord.cleaning import clean
+from seqrecord.errors import LocationError
 from seqrecord.sources import open_source
 from seqrecord.storage import parse_location
+from seqrecord.writing.cleaning import clean
 from tests.command_line import main
 from tests.datasets import write_small
 
@@ -251,15 +251,14 @@ def _check_refused(function: Callable[[Any], Any], path: Any, says: str) -> None
 
 
 @pytest.mark.usefixtures("nothing_written")
-@pytest.mark.parametrize("name", [*_TAKES_A_LOCATION, *_TAKES_A_PATH])
 @pytest.mark.parametrize(
-    "path",
+    ("name", "path"),
     [
-        Path(SIGNED),
-        Path(SIGNED).absolute(),
-        Path(f"s3://me:{SECRET}@bucket"),
-        str(Path(SIGNED)),
-        PurePosixPath(f"HTTPS://host/{SECRET}"),
+        *((name, Path(SIGNED)) for name in (*_TAKES_A_LOCATION, *_TAKES_A_PATH)),
+        ("open", Path(SIGNED).absolute()),
+        ("open", Path(f"s3://me:{SECRET}@bucket")),
+        ("open", str(Path(SIGNED))),
+        ("open", PurePosixPath(f"HTTPS://host/{SECRET}")),
     ],
 )
 def test_a_url_in_a_path_object_is_refused(name: str, path: Any) -> None:

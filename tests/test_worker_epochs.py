@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -20,7 +21,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from seqrecord import SeqRecordPipe, SeqRecordStream, StateError
 from seqrecord.pipes.counter import EpochCounter
-from tests.clip_data import digest, leaves_nothing, names, write_numbered
+from tests.clip_data import digest, leaves_nothing, names
 from tests.resume_contract import check_resume
 
 pytestmark = [
@@ -31,11 +32,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
 ]
 SETTINGS: dict[str, Any] = {"clip_len": 3, "shuffle_buffer": 16, "seed": 2, "batch_size": 4}
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_numbered(tmp_path_factory.mktemp("workers") / "records")
 
 
 def stream(path: Path, **changes: Any) -> SeqRecordStream:
@@ -56,18 +52,17 @@ def run(loader: Any) -> list[Any]:
     return [names(batch) for batch in loader]
 
 
-STARTS = [
-    ("fork", False, 3),
-    ("fork", True, 3),
-    pytest.param("forkserver", False, 2, marks=pytest.mark.slow),
-    pytest.param("forkserver", True, 2, marks=pytest.mark.slow),
-    pytest.param("spawn", False, 2, marks=pytest.mark.slow),
-    pytest.param("spawn", True, 2, marks=pytest.mark.slow),
-]
+def starts() -> Iterator[Any]:
+    """How workers start and whether they persist, under which loader, and for so many epochs."""
+    quick = [(DataLoader, "fork", True), (StatefulDataLoader, "fork", False)]
+    for case in itertools.product(
+        (DataLoader, StatefulDataLoader), ("fork", "forkserver", "spawn"), (False, True)
+    ):
+        marks = () if case in quick else pytest.mark.slow
+        yield pytest.param(*case, 3 if case[1] == "fork" else 2, marks=marks)
 
 
-@pytest.mark.parametrize(("start", "persistent", "num_epochs"), STARTS)
-@pytest.mark.parametrize("loader_of", [DataLoader, StatefulDataLoader])
+@pytest.mark.parametrize(("loader_of", "start", "persistent", "num_epochs"), list(starts()))
 def test_epochs_of_workers_are_those_of_the_plan(
     path: Path, loader_of: Any, start: str, persistent: bool, num_epochs: int
 ) -> None:
@@ -87,14 +82,14 @@ def test_epochs_of_workers_are_those_of_the_plan(
 
 
 def test_epochs_of_workers_of_a_forkserver(path: Path) -> None:
-    """As Python 3.14 starts them; the other ways are slow tests, for each start imports torch."""
+    """As Python 3.14 starts them."""
     loader = StatefulDataLoader(
         stream(path), batch_size=None, num_workers=1, multiprocessing_context="forkserver"
     )
     assert [run(loader) for _ in range(2)] == [planned(path, epoch, 1) for epoch in range(2)]
 
 
-@pytest.mark.parametrize("reseed", [True, False])
+@pytest.mark.parametrize("reseed", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_equal_seeds_are_not_taken_for_one_epoch(path: Path, reseed: bool) -> None:
     data = stream(path)
     for epoch in range(3):
@@ -113,7 +108,7 @@ def test_an_epoch_left_early_in_workers_is_over(path: Path) -> None:
     assert run(loader) == planned(path, 1, 2)
 
 
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("persistent", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_set_epoch_reaches_workers(path: Path, persistent: bool) -> None:
     data = stream(path)
     loader = DataLoader(data, batch_size=None, num_workers=2, persistent_workers=persistent)
@@ -142,7 +137,7 @@ def test_workers_may_set_the_epoch(path: Path) -> None:
 
 def test_a_new_number_of_workers_goes_on_with_the_next_epoch(path: Path) -> None:
     data = stream(path)
-    for epoch, workers in enumerate((2, 3, 1, 2)):
+    for epoch, workers in enumerate((2, 3, 1)):
         loader = DataLoader(data, batch_size=None, num_workers=workers)
         assert run(loader) == planned(path, epoch, workers)
 
@@ -178,7 +173,8 @@ def _rank(data: SeqRecordStream, rank: int, queue: Any) -> None:
     queue.put((rank, [run(loader) for _ in range(2 + rank)]))
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_ranks_that_were_sent_one_stream_count_alone(path: Path, method: str) -> None:
     data = stream(path)
     assert run(DataLoader(data, batch_size=None, num_workers=1)) == planned(path, 0, 1)
@@ -204,13 +200,14 @@ def test_ranks_that_were_sent_one_stream_count_alone(path: Path, method: str) ->
 # ---- resuming
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_resuming_with_workers(path: Path, persistent: bool) -> None:
+@pytest.mark.parametrize("persistent", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_resuming_with_workers(path: Path, persistent: bool, thorough: bool) -> None:
     check_resume(
         lambda: StatefulDataLoader(
             stream(path), batch_size=None, num_workers=2, persistent_workers=persistent
         ),
-        positions=lambda n: [n // 2],
+        num_epochs=3 if thorough else 2,
+        positions=lambda n: [n // 2, n - 1] if thorough else [n // 2],
     )
 
 
@@ -232,12 +229,14 @@ def test_resuming_with_workers_that_are_not_forked(path: Path, start: str) -> No
     assert run(again) == planned(path, 1, 2)
 
 
-def test_resuming_with_set_epoch(path: Path) -> None:
-    check_resume(
-        lambda: StatefulDataLoader(stream(path), batch_size=None, num_workers=2),
-        positions=lambda n: [n // 2],
-        set_epoch=lambda loader, epoch: loader.dataset.set_epoch(epoch),  # type: ignore[attr-defined]
-    )
+def test_resuming_with_set_epoch(path: Path, thorough: bool) -> None:
+    with leaves_nothing():
+        check_resume(
+            lambda: StatefulDataLoader(stream(path), batch_size=None, num_workers=2),
+            num_epochs=3 if thorough else 2,
+            positions=lambda n: [n // 2, n - 1] if thorough else [],
+            set_epoch=lambda loader, epoch: loader.dataset.set_epoch(epoch),  # type: ignore[attr-defined]
+        )
 
 
 def test_a_rank_takes_up_the_state_of_another(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +265,7 @@ def test_the_settings_of_a_state_reach_the_workers_of_later_epochs(path: Path) -
     def loader(**changes: Any) -> Any:
         return StatefulDataLoader(stream(path, **changes), batch_size=None, num_workers=2)
 
-    few = {"open_episodes": 3}
+    few = {"num_cursors": 3}
     one = loader(**few)
     iterator = iter(one)
     next(iterator)

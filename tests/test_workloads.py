@@ -28,6 +28,7 @@ from benchmarks.tartanair.loaders.base import Loader, Place, Settings
 
 # Other people's loaders leave files open and warn of this and that.
 pytestmark = [
+    pytest.mark.slow,  # of the benchmarks, not of the package
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -71,11 +72,13 @@ def test_in_order(row: tuple[Workload, Loader], works: dict[str, Path]) -> None:
     assert problems(row, works, SETTINGS[row[0].name]) == []
 
 
+@pytest.mark.slow
 def test_shuffled(row: tuple[Workload, Loader], works: dict[str, Path]) -> None:
     settings = replace(SETTINGS[row[0].name], shuffle=row[1].shuffles[-1])
     assert problems(row, works, settings) == []
 
 
+@pytest.mark.slow
 def test_clips_apart(row: tuple[Workload, Loader], works: dict[str, Path]) -> None:
     settings = replace(SETTINGS[row[0].name], stride=2)
     assert problems(row, works, settings) == []
@@ -189,6 +192,7 @@ def test_lengths_of_recordings(
     assert workload.episodes(num_frames, count) == expected
 
 
+@pytest.mark.slow
 def test_a_row_of_a_workload(works: dict[str, Path]) -> None:
     """In a process of its own, which gets its loaders and recordings by the workload's name."""
     recordings = opened(AUDIO, works)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord.cleaning import clean
 from seqrecord.errors import (
     ConflictError,
     DestinationError,
@@ -22,7 +21,8 @@ from seqrecord.errors import (
 )
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.storage import LocalStorage, open_storage
-from seqrecord.writer import SeqRecordWriter
+from seqrecord.writing.cleaning import clean
+from seqrecord.writing.writer import SeqRecordWriter
 from tests.made_source import made_frame
 from tests.storage_doubles import FailAt, FaultyStorage
 
@@ -137,7 +137,7 @@ def test_two_writers_at_once(tmp_path: Path) -> None:
         second = SeqRecordWriter(tmp_path)
         with writer.episode("a") as episode:
             episode.append(made_frame("a", 0))
-        with pytest.raises(DestinationError, match="another writer is at work there"):
+        with pytest.raises(DestinationError, match="another writer is running there"):
             SeqRecordWriter(tmp_path)
     with second.episode("b") as episode:
         episode.append(made_frame("b", 0))
@@ -372,6 +372,8 @@ def test_layout_of_the_input_does_not_matter(
         ({"chunk_frames": 0}, SchemaError),
         ({"chunk_frames": 65}, SchemaError),
         ({"record_bytes": 0}, DestinationError),
+        ({"record_bytes": "0.3 B"}, DestinationError),
+        ({"record_bytes": "much"}, DestinationError),
         ({"codecs": "no-such-preset"}, SchemaError),
         ({"codecs": {"y": "raw"}}, SchemaError),
     ],
@@ -402,7 +404,9 @@ def test_added_to_with_other_features_or_codecs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("operation", ["write", "commit", "create"])
-@pytest.mark.parametrize("number", [0, 1, 2, 5, 9])
+@pytest.mark.parametrize(
+    "number", [0, 2, 9, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 5))]
+)
 @pytest.mark.parametrize("onwards", [True, False])
 def test_a_failing_disk_loses_no_episode_that_had_ended(
     tmp_path: Path, operation: Any, number: int, onwards: bool

@@ -14,11 +14,12 @@ __all__ = ["WebFolder"]
 
 
 class WebFolder(LocalServer):
-    """Serves the files of `folder`; `sent` is how many bytes of their bodies it could send."""
+    """Serves the files of `folder`; `sent` is how many bytes of their bodies it could send,
+    `connections` how many were made to it."""
 
     def __init__(self, folder: Path, *, ranges: bool = True, head: bool = True) -> None:
         self.folder, self.ranges, self.head = folder, ranges, head
-        self.sent = 0
+        self.sent = self.connections = 0
         super().__init__(_Handler)
 
     @property
@@ -29,6 +30,10 @@ class WebFolder(LocalServer):
 class _Handler(BaseHTTPRequestHandler):
     server: WebFolder
     protocol_version = "HTTP/1.1"
+
+    def setup(self) -> None:
+        self.server.connections += 1
+        super().setup()
 
     def log_message(self, *_: Any) -> None:
         pass

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import socket
 import threading
-from types import TracebackType
 
 __all__ = ["Line"]
 
@@ -53,12 +52,7 @@ class Line:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._accepting.cancel)
         self._thread.join()
         self._listener.close()
@@ -101,8 +95,7 @@ class Line:
         async def receive() -> None:
             data = b"first"
             while data:
-                await room.wait()
-                data = await self._loop.sock_recv(source, _PIECE)
+                data = await self._loop.sock_recv(source, min(_PIECE, await room.wait()))
                 room.take(len(data))
                 self._free[way] = max(self._free[way], self._loop.time()) + len(data) / self._rate
                 pieces.put_nowait((self._free[way] + self._delay, data))
@@ -123,15 +116,16 @@ class Line:
 
 
 class _Room:
-    """Bytes that may be under way; `wait` ends when there is room for some."""
+    """Bytes that may be under way; `wait` ends when there is room for some, and says how many."""
 
     def __init__(self, nbytes: int) -> None:
         self._left = nbytes
         self._some = asyncio.Event()
         self._some.set()
 
-    async def wait(self) -> None:
+    async def wait(self) -> int:
         await self._some.wait()
+        return self._left
 
     def take(self, nbytes: int) -> None:
         self._left -= nbytes

@@ -54,7 +54,7 @@ def epoch(
     """
     import numpy as np
 
-    import seqrecord.pipes  # torch takes seconds, whatever is read
+    import seqrecord.pipes.loaders  # torch takes seconds, whatever is read
 
     def touch(array: Any) -> None:
         np.asarray(array).reshape(-1).view(np.uint8)[::PAGE].max()

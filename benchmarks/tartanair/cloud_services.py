@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from benchmarks.tartanair.cloud_line import Line
 from seqrecord.checksum import crc32c
+from seqrecord.format.index import Index
+from seqrecord.format.manifest import IndexFile, Manifest, RecordFile
 from seqrecord.format.rows import GAP_ROW
-from seqrecord.index import Index
-from seqrecord.manifest import IndexFile, Manifest, RecordFile
 from seqrecord.schema import FeatureSpec, Schema
 from tests.fault_proxy import FaultProxy
 from tests.services import Azurite, Moto

@@ -23,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from seqrecord.codecs import PRESETS, CodecConfig, FrameCodec, resolve
+from seqrecord.codecs import PRESETS, FrameCodec, resolve
+from seqrecord.schema import CodecConfig
 
 Frames = dict[str, list[npt.NDArray[Any]]]
 

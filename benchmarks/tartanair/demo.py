@@ -89,7 +89,7 @@ def step(text: str) -> None:
 
 
 def command(*arguments: object) -> None:
-    python("seqrecord.cli", *arguments)
+    python("seqrecord", *arguments)
 
 
 def python(module: str, *arguments: object) -> None:

@@ -108,7 +108,7 @@ def make_pipe(records: Path, device: str | None) -> seqrecord.SeqRecordPipe:
 
 
 def copying(pipe: seqrecord.SeqRecordPipe, device: str) -> Callable[[], Batches]:
-    """As many whole batches as the pipe has, from pinned memory that is reused."""
+    """As many whole batches as the pipe has, from pinned buffers that are used again."""
     batches = []
     for batch in islice(pipe, RING):
         features = {name: value for name, value in batch.items() if is_feature(value)}

@@ -109,9 +109,8 @@ intervals by Student's t. *Differs*: whether the interval of the differences lea
 
 {drawn}
 
-The training loss of an order with little mixing is not to be compared with the others': it is \
-of the recording that is read at that time, which the network fits closely. What counts is the \
-validation error.
+Do not compare training losses: with little mixing, the loss is that of the recording which is \
+read at that time, and the network fits that recording closely. Compare validation errors.
 """
 
 

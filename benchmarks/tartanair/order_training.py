@@ -4,7 +4,7 @@
 
 Depth from colour, on rendered episodes; validation on other episodes of the same scenes. With one
 seed the initial weights are the same for all orders, and so are an epoch's clips: only their order
-differs. Runs are kept in FOLDER/order_training.jsonl as they end; `--resume` goes on after the
+differs. Runs are kept in FOLDER/order_training.jsonl as they end; `--resume` continues after the
 last. Results are FOLDER/order_training.json, .md and .png and order_errors.png, which `--docs`
 copies to docs/. About 40 s a run on two cores; what is measured is no time, so the machine need not
 be quiet.
@@ -33,7 +33,7 @@ import seqrecord
 from benchmarks.tartanair.generate import generate
 from benchmarks.tartanair.order_report import REFERENCE, STUDENT_T, Run, write_report
 from benchmarks.tartanair.timing import machine
-from seqrecord.pipes import SeqRecordPipe
+from seqrecord import SeqRecordPipe
 from seqrecord.sources import open_source
 
 HEIGHT, WIDTH = 64, 96

@@ -1,8 +1,8 @@
 """How much more two threads copy than one, here and now.
 
-A virtual machine's two processors may be two cores or two halves of one, and which of the two may
-change while a benchmark runs: that decides how fast memory is copied. So it is asked before and
-after every epoch, and epochs are compared with those of the same level alone.
+Two virtual CPUs may be two physical cores, or share one, and that may change while a benchmark
+runs. It decides how fast memory is copied. So the speed of copying is measured before and after
+every epoch, and an epoch is compared only with epochs of the same level of speed.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Prints two Markdown tables. The first is of abandonedfactory's ten episodes: plans over a grid of
 cursors, blocks and run lengths, what `default_settings` chooses, and for comparison sequential
 reading, a 100-clip buffer over sequential reading, and a full permutation. The second is of what
-`default_settings` chooses for so many splits. Pure integers; nothing is read.
+`default_settings` chooses for so many parts. Pure integers; nothing is read.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.clips import ClipSpec, ClipTable, EpisodeTable, enumerate_clips
-from seqrecord.plan import EpochPlan, PlanSettings, Split
-from seqrecord.plan.budget import default_settings
+from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings
+from seqrecord.sampling.memory import default_settings
 
 __all__ = [
     "ABANDONEDFACTORY",
@@ -39,7 +39,7 @@ HEADER = """\
 | overlapping neighbours per clip | overlap with the batch before |
 |---|---|---|---|---|---|"""
 SPLITS_HEADER = """\
-| frames | splits | room for frames | chosen | resident frames | read / distinct \
+| frames | parts | room for frames | chosen | resident frames | read / distinct \
 | episodes per batch | overlapping neighbours per clip | overlap with the batch before |
 |---|---|---|---|---|---|---|---|---|"""
 
@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--chunk-frames", type=int, default=8)
     parser.add_argument("--max-frames", type=int, default=1000)
     parser.add_argument("--epochs", type=int, default=5, help="epochs to average over")
-    parser.add_argument("--some", type=int, default=32, help="splits to average over, of many")
+    parser.add_argument("--some", type=int, default=32, help="parts to average over, of many")
     args = parser.parse_args()
 
     episodes = episode_table(ABANDONEDFACTORY, args.chunk_frames)
@@ -136,13 +136,13 @@ def main() -> None:
     for name, settings in _grid(table, episodes, args.batch_size, args.max_frames):
         found = measure(table, episodes, settings, epochs=args.epochs)
         _print_row(name, [found.quality], found.resident, found.reread)
-    _print_splits(args)
+    _print_parts(args)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Figures of whole epochs: the mean quality of their splits' batches, the most frames held by
-    a split, and frames read over distinct frames that clips need."""
+    """Figures of whole epochs: the mean quality of their parts' batches, the most frames held by
+    a part, and frames read over distinct frames that clips need."""
 
     quality: Quality
     resident: int
@@ -154,37 +154,37 @@ def measure(
     episodes: EpisodeTable,
     settings: PlanSettings,
     *,
-    num_splits: int = 1,
+    num_parts: int = 1,
     some: int | None = None,
     epochs: int = 1,
     skip_batches: int = 0,
 ) -> Measured:
-    """The figures of `epochs` epochs, without the first `skip_batches` of each split.
+    """The figures of `epochs` epochs, without the first `skip_batches` of each part.
 
-    With `some`, of so many of the splits, evenly spaced, for each epoch.
+    With `some`, of so many of the parts, evenly spaced, for each epoch.
     """
     in_order = EpochPlan(table, episodes, PlanSettings(shuffle=False))  # loads every frame once
     distinct = sum(int(work.loads.count.sum()) for work in in_order.rounds())
-    chosen = np.unique(np.linspace(0, num_splits - 1, some or num_splits).astype(int)).tolist()
+    chosen = np.unique(np.linspace(0, num_parts - 1, some or num_parts).astype(int)).tolist()
     figures, read, resident = [], 0, 0
     for epoch in range(epochs):
         for index in chosen:
-            split = Split(index, num_splits)
-            plan = EpochPlan(table, episodes, settings, epoch=epoch, split=split)
+            part = Part(index, num_parts)
+            plan = EpochPlan(table, episodes, settings, epoch=epoch, part=part)
             starts = [plan.first_clip(batch) for batch in range(plan.num_batches + 1)]
             figure, loaded = _measure(plan, table, np.diff(starts), skip_batches)
             figures.append(figure)
             read += loaded
             resident = max(resident, plan.max_resident_frames)
-    share = epochs * len(chosen) / num_splits
+    share = epochs * len(chosen) / num_parts
     return Measured(_mean(figures), resident, read / share / distinct)
 
 
-def _print_splits(args: argparse.Namespace) -> None:
-    """The second table: what the defaults are for so many splits."""
+def _print_parts(args: argparse.Namespace) -> None:
+    """The second table: what the defaults are for so many parts."""
     print(f"\n{SPLITS_HEADER}")
     base = PlanSettings(seed=1, batch_size=args.batch_size)
-    for copies, num_splits, max_frames in (
+    for copies, num_parts, max_frames in (
         (1, 1, args.max_frames),
         (1, 1, ROOM),
         (1, 8, args.max_frames),
@@ -198,24 +198,23 @@ def _print_splits(args: argparse.Namespace) -> None:
         spec = ClipSpec(args.clip_len, args.stride)
         table = enumerate_clips(spec, episodes, np.arange(len(episodes)))
         chosen = default_settings(
-            table,
-            episodes,
+            ClipFacts.of(table, episodes),
             base,
             shuffle_buffer=None,
             max_frames=max_frames,
-            num_splits=num_splits,
+            num_parts=num_parts,
         )
         found = measure(
             table,
             episodes,
             chosen,
-            num_splits=num_splits,
-            some=min(num_splits, args.some),
-            epochs=args.epochs if copies * num_splits < COPIES else 1,
+            num_parts=num_parts,
+            some=min(num_parts, args.some),
+            epochs=args.epochs if copies * num_parts < COPIES else 1,
         )
         quality = found.quality
         print(
-            f"| {int(episodes.num_frames.sum()):,} | {num_splits} | {max_frames:,} "
+            f"| {int(episodes.num_frames.sum()):,} | {num_parts} | {max_frames:,} "
             f"| {_described(chosen)} | {found.resident:,} | {found.reread:.3f} "
             f"| {quality.episodes:.1f} | {quality.neighbours:.2f} | {quality.carried:.2f} |"
         )
@@ -246,11 +245,11 @@ def _grid(
         (64, 8, None),
         (64, 32, None),
     ):
-        settings = replace(base, open_episodes=cursors, block_frames=block, run_frames=run)
+        settings = replace(base, num_cursors=cursors, block_frames=block, run_frames=run)
         yield _described(settings), settings
     for buffer in (64, 256, 1000, None):
         chosen = default_settings(
-            table, episodes, base, shuffle_buffer=buffer, max_frames=max_frames
+            ClipFacts.of(table, episodes), base, shuffle_buffer=buffer, max_frames=max_frames
         )
         asked = "default" if buffer is None else f"default for shuffle_buffer {buffer}"
         name = f"{asked}: {_described(chosen)}"
@@ -259,7 +258,7 @@ def _grid(
 
 def _described(settings: PlanSettings) -> str:
     return (
-        f"{settings.open_episodes} cursors, blocks of {settings.block_frames}, "
+        f"{settings.num_cursors} cursors, blocks of {settings.block_frames}, "
         f"runs of {settings.run_frames or 'any length'}"
     )
 
@@ -267,7 +266,7 @@ def _described(settings: PlanSettings) -> str:
 def _measure(
     plan: EpochPlan, table: ClipTable, sizes: IntArray, skip_batches: int
 ) -> tuple[Quality, int]:
-    """The figures of one split of an epoch, and how many frames it loads."""
+    """The figures of one part of an epoch, and how many frames it loads."""
     rounds = list(plan.rounds())
     skipped = int(sizes[:skip_batches].sum())
     episode = np.concatenate([r.clips.episode for r in rounds])[skipped:]

@@ -93,9 +93,9 @@ def measure(row: Row, folder: Path) -> dict[str, Any]:
 
     `epochs` are rates, each with what `Scaling` said before and after.
     """
-    importlib.import_module("seqrecord.pipes")  # torch takes seconds, whoever loads
+    importlib.import_module("seqrecord.pipes.loaders")  # torch takes seconds, whoever loads
     if row.cold:
-        drop_page_cache(folder)
+        drop_page_cache(folder.rglob("*.seqrec"))
     with Scaling.start() as scaling:
         scaling.now()
         if row.spin:
@@ -106,7 +106,7 @@ def measure(row: Row, folder: Path) -> dict[str, Any]:
         epochs: list[tuple[float, float, float]] = []
         for number in range(EPOCHS):
             if row.cold:
-                drop_page_cache(folder)
+                drop_page_cache(folder.rglob("*.seqrec"))
             # Nothing can be asked beside a thread that takes a core.
             before = 0.0 if row.spin or not number else scaling.now()
             clips, read = 0, bytes_by_system_calls()

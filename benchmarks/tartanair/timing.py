@@ -65,9 +65,9 @@ def touch(array: Any) -> int:
     return int(flat[::PAGE].max())
 
 
-def drop_page_cache(folder: Path) -> None:
-    """Ask the kernel to forget the record files."""
-    for path in folder.rglob("*.seqrec"):
+def drop_page_cache(paths: Iterable[Path]) -> None:
+    """Ask the kernel to drop these files from the page cache."""
+    for path in paths:
         fd = os.open(path, os.O_RDONLY)
         try:
             with contextlib.suppress(OSError):  # of a mount that is read-only

@@ -3,8 +3,6 @@
 from seqrecord.codecs.chain import (
     CODEC_NAMES,
     PRESETS,
-    CodecConfig,
-    EncodedImage,
     FrameCodec,
     image_chain,
     probe,
@@ -14,8 +12,6 @@ from seqrecord.codecs.chain import (
 __all__ = [
     "CODEC_NAMES",
     "PRESETS",
-    "CodecConfig",
-    "EncodedImage",
     "FrameCodec",
     "image_chain",
     "probe",

@@ -9,51 +9,56 @@ parameters are checked against closed lists; numcodecs' registry is never asked 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.codecs.compressors import COMPRESSORS, ERRORS, Compressor
-from seqrecord.codecs.filters import Bias, Delta, SubtractGreen, UIntArray, Zigzag
+from seqrecord.codecs.base import (
+    ERRORS,
+    MAX_BUFFER_BYTES,
+    Compressor,
+    Filter,
+    Parameters,
+    UIntArray,
+    thread_buffer,
+)
+from seqrecord.codecs.bias import Bias
+from seqrecord.codecs.blosc import Blosc
+from seqrecord.codecs.delta import Delta
 from seqrecord.codecs.images import FORMATS, check_storable, decode_image_into, encode_image, probe
-from seqrecord.codecs.names import CODEC_NAMES, named_chain
-from seqrecord.codecs.presets import PRESETS, CodecConfig
-from seqrecord.codecs.scratch import MAX_SCRATCH_BYTES, scratch
+from seqrecord.codecs.lz4 import Lz4
+from seqrecord.codecs.presets import CODEC_NAMES, PRESETS, named_chain
+from seqrecord.codecs.streams import Bz2, Lzma, Zlib
+from seqrecord.codecs.subtract_green import SubtractGreen
+from seqrecord.codecs.zigzag import Zigzag
+from seqrecord.codecs.zstd import Zstd
 from seqrecord.errors import CodecError, SchemaError
+from seqrecord.schema import CodecConfig, EncodedImage
 
 __all__ = [
     "CODEC_NAMES",
     "PRESETS",
-    "CodecConfig",
-    "EncodedImage",
     "FrameCodec",
     "image_chain",
     "probe",
     "resolve",
 ]
 
-_FILTERS: dict[str, tuple[Any, dict[str, Collection[object]]]] = {
-    "seqrecord.bias": (Bias, {}),
-    "seqrecord.delta": (
-        Delta,
-        {"axis": (None, *range(-8, 8)), "width": (2, 4, 8), "restart": range(2, 4097)},
-    ),
-    "seqrecord.subtract_green": (SubtractGreen, {}),
-    "seqrecord.zigzag": (Zigzag, {}),
+_FILTERS: dict[str, type[Filter]] = {
+    codec.codec_id: codec for codec in (Bias, Delta, SubtractGreen, Zigzag)
+}
+_COMPRESSORS: dict[str, type[Compressor]] = {
+    codec.codec_id: codec for codec in (Blosc, Bz2, Lz4, Lzma, Zlib, Zstd)
 }
 _IMAGE = "seqrecord.image"
-_IMAGE_PARAMS: dict[str, Collection[object]] = {"format": FORMATS, "quality": range(1, 101)}
-_REQUIRED = {"seqrecord.delta": {"axis"}, _IMAGE: {"format"}}
+_PARAMETERS: dict[str, Parameters] = {
+    **{name: codec.parameters for name, codec in _FILTERS.items()},
+    **{name: codec.parameters for name, codec in _COMPRESSORS.items()},
+    _IMAGE: {"format": FORMATS, "quality": range(1, 101)},
+}
+_REQUIRED = {Delta.codec_id: {"axis"}, _IMAGE: {"format"}}
 _MAX_CHAIN = 4
-
-
-@dataclass(frozen=True)
-class EncodedImage:
-    """A PNG or JPEG file's bytes, to be stored as they are by the codec `seqrecord.image`."""
-
-    data: bytes
 
 
 def resolve(
@@ -168,8 +173,8 @@ class FrameCodec:
         waits = [
             isinstance(s, Delta) and s.is_serial(numbers.shape, numbers.itemsize) for s in steps
         ]
-        if any(waits) and out.nbytes <= MAX_SCRATCH_BYTES:
-            source = scratch("frame", numbers.size, numbers.dtype).reshape(numbers.shape)
+        if any(waits) and out.nbytes <= MAX_BUFFER_BYTES:
+            source = thread_buffer("frame", numbers.size, numbers.dtype).reshape(numbers.shape)
         target = source.reshape(-1).view(np.uint8)
         if self._compressor is not None and out.size:
             self._compressor.decode_into(view, target)
@@ -207,9 +212,9 @@ def _build(
     dtype: np.dtype[Any],
     shape: tuple[int | None, ...],
     feature: str | None,
-) -> tuple[list[Any], Compressor | None, dict[str, Any] | None]:
+) -> tuple[list[Filter], Compressor | None, dict[str, Any] | None]:
     """Filters, compressor and image parameters of a chain, all checked; nothing is trusted."""
-    filters: list[Any] = []
+    filters: list[Filter] = []
     compressor: Compressor | None = None
     try:
         if len(configs) > _MAX_CHAIN:
@@ -223,13 +228,13 @@ def _build(
                 check_storable(dtype, tuple(shape), params["format"])
                 return [], None, params
             if name in _FILTERS:
-                step = _FILTERS[name][0](**params)
+                step = _FILTERS[name](**params)
                 step.check(_unsigned_shape(dtype, probe_shape), _unsigned_size(dtype))
                 filters.append(step)
             elif position != len(configs) - 1:
                 raise ValueError(f"{name} is not the last of its chain")
             else:
-                compressor = Compressor({"id": name, **params})
+                compressor = _COMPRESSORS[name](**params)
     except (ValueError, TypeError) as error:
         raise SchemaError("not a codec that is allowed", feature=feature, got=str(error)) from error
     return filters, compressor, None
@@ -240,12 +245,12 @@ def _check_config(config: object) -> tuple[str, dict[str, Any]]:
     if not isinstance(config, Mapping) or not isinstance(config.get("id"), str):
         raise ValueError(f"a codec is an object with an id, not {repr(config)[:100]}")
     name = config["id"]
-    known = {**COMPRESSORS, **{i: p for i, (_, p) in _FILTERS.items()}, _IMAGE: _IMAGE_PARAMS}
-    if name not in known:
-        raise ValueError(f"unknown id {name[:50]!r}, expected one of {', '.join(sorted(known))}")
+    if name not in _PARAMETERS:
+        expected = ", ".join(sorted(_PARAMETERS))
+        raise ValueError(f"unknown id {name[:50]!r}, expected one of {expected}")
     params = {key: value for key, value in config.items() if key != "id"}
     for key, value in params.items():
-        allowed = known[name].get(key)
+        allowed = _PARAMETERS[name].get(key)
         if allowed is None or not _is_allowed(value, allowed):
             raise ValueError(f"{name} does not take {str(key)[:50]!r} of {repr(value)[:50]}")
     missing = _REQUIRED.get(name, set()) - set(params)

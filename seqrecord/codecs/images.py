@@ -22,7 +22,7 @@ FORMATS = ("png", "jpeg")
 
 _SIGNATURES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg"}
 _CHANNELS = {"L": (), "RGB": (3,), "RGBA": (4,), "I;16": (), "I": ()}
-# PNG's (bit depth, colour type) that Pillow hands over without loss, and the modes that it may use.
+# PNG's (bit depth, colour type) that Pillow decodes without loss, and the modes that it may use.
 # It would quietly halve the depth of 16-bit colour.
 _PNG_MODES = {(8, 0): {"L"}, (8, 2): {"RGB"}, (8, 6): {"RGBA"}, (16, 0): {"I;16", "I"}}
 _JPEG_MODES = {"L", "RGB"}

@@ -1,25 +1,53 @@
-"""Presets: names for chains that depend on a feature's dtype and frame shape.
+"""Codecs by name: a preset, or an image codec that may take parameters, `jpeg:quality=90`.
 
-docs/codecs.md has the measurements that the choices come from, and says what else was tried.
+A preset is a name for chains that depend on a feature's dtype and frame shape.
+
+docs/codecs.md has measurements, and benchmarks/tartanair/CODECS.md says what else was tried.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-__all__ = ["PRESETS", "CodecConfig", "preset_chain"]
+from seqrecord.schema import CodecConfig
 
-CodecConfig = Mapping[str, Any]
-"""A codec as its JSON configuration: `{"id": "zstd", "level": 1}`."""
+__all__ = ["CODEC_NAMES", "PRESETS", "named_chain", "preset_chain"]
 
 PRESETS: tuple[str, ...] = ("raw", "fast", "balanced", "small")
 """Names of chains that depend on dtype and shape, from the fastest to the smallest."""
 
+_IMAGES: dict[str, tuple[CodecConfig, CodecConfig]] = {
+    "png": ({"id": "seqrecord.image", "format": "png"}, {}),
+    "jpeg": ({"id": "seqrecord.image", "format": "jpeg"}, {"quality": 90}),
+}
+"""By name: the configuration, and the parameters that may be given, with their defaults."""
+
+CODEC_NAMES: tuple[str, ...] = (*PRESETS, *_IMAGES)
+"""All names: the presets first."""
+
 _RESTART = 16  # rows: fewer make larger files, more take longer to sum
+
+
+def named_chain(
+    text: str, dtype: np.dtype[Any], shape: tuple[int | None, ...]
+) -> tuple[CodecConfig, ...]:
+    """The chain that `NAME` or `NAME:PARAMETER=VALUE,…` means for frames of this dtype and shape.
+
+    Values are JSON. Raises `ValueError` for a name or parameter that is not known; values are not
+    checked.
+    """
+    name, _, rest = text.partition(":")
+    if name not in CODEC_NAMES:
+        raise ValueError(f"no codec is named {name[:50]!r}")
+    config, defaults = _IMAGES.get(name, ({}, {}))
+    given = dict(_parameter(name, item, defaults) for item in rest.split(",")) if rest else {}
+    if name in PRESETS:
+        return preset_chain(name, dtype, shape)
+    return ({**config, **defaults, **given},)
 
 
 def preset_chain(
@@ -76,3 +104,14 @@ def _blosc(cname: str, level: int, *, shuffle: int = 1) -> CodecConfig:
 def _is_grid(shape: tuple[int | None, ...]) -> bool:
     """Whether the last two axes are long enough to be an image's height and width."""
     return len(shape) >= 2 and all(n is None or n >= 16 for n in shape[-2:])
+
+
+def _parameter(name: str, text: str, allowed: CodecConfig) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if key not in allowed or not equals:
+        takes = ", ".join(allowed) or "no parameter"
+        raise ValueError(f"{name} takes {takes}, not {text[:50]!r}")
+    try:
+        return key, json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name}: {key} is not a number: {value[:50]!r}") from error

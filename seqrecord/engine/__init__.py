@@ -1,9 +1,1 @@
-"""Executes a plan in the background, and leaves nothing behind when it ends, however it ends."""
-
-from seqrecord.engine.engine import (
-    Engine,
-)
-
-__all__ = [
-    "Engine",
-]
+"""Executes a plan in background threads; nothing of them is left when it ends, for any reason."""

@@ -1,35 +1,38 @@
-"""Executes a plan in the background, and leaves nothing behind when it ends, however it ends.
+"""Executes a plan in the background, and ends all of its threads on every way out.
 
-The threads belong to a conductor, which knows nothing of the engine but the channel between them.
-Finished batches wait there: the conductor never runs further ahead than `prefetch` of them.
+The engine is the consumer's end of a `Channel`; the thread of a `Scheduler` fills it, and does not
+refer to the engine. Finished batches wait in the channel: the thread never runs further ahead than
+`prefetch` of them.
 """
 
 from __future__ import annotations
 
-import atexit
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from time import perf_counter
+from functools import partial
+from typing import Any
 
 import torch
 
 from seqrecord.clips import ClipSpec
-from seqrecord.engine.channel import Channel, ClosedError
-from seqrecord.engine.conductor import Conductor
-from seqrecord.engine.crew import THREAD_NAME
-from seqrecord.engine.filling import Batch
+from seqrecord.engine.batches import Batch
+from seqrecord.engine.buffers import Buffers, HostBuffers, KeptBuffers, Needs
+from seqrecord.engine.device.buffers import DeviceBuffers
+from seqrecord.engine.disjoint import DisjointExecutor
+from seqrecord.engine.loading import ChunkLoader
+from seqrecord.engine.overlapping import OverlappingExecutor
+from seqrecord.engine.scheduler import Channel, ClosedError, Executor, Scheduler, WorkerPool
 from seqrecord.engine.stats import EngineStats
-from seqrecord.engine.workspace import Needs, Workspace, Workspaces
 from seqrecord.errors import ClipError
-from seqrecord.frames import ArraySpec, FrameTransform
-from seqrecord.plan import EpochPlan
-from seqrecord.reader import Dataset
+from seqrecord.reading.frames import ArraySpec, FrameTransform
+from seqrecord.reading.reader import SeqRecordReader
+from seqrecord.sampling import EpochPlan
+from seqrecord.sampling.memory import CONSUMER, Memory
 
 __all__ = ["Engine"]
 
-_PATIENCE = 1.0  # seconds; see `_close`
+_PATIENCE = 1.0  # seconds; see `Scheduler.close`
 
 
 class Engine:
@@ -40,8 +43,8 @@ class Engine:
     for each load. With a `device`, arena and batches are there, and the host has, beside chunks,
     the decoded frames of the loads under way and of two more that the device copies.
 
-    An error in a thread is raised by `next`, after the batches before it, with the traceback of
-    that thread. In a forked process it is of no use.
+    `next` raises the error of a thread after the batches before it, with that thread's traceback.
+    In a forked process it raises `ClipError`.
 
     Args:
         dataset: of the plan, with the requested features.
@@ -49,18 +52,16 @@ class Engine:
         plan: what to do.
         spec: the clips of the plan.
         batch: the first batch to deliver.
-        num_rows: rows of the arena, at least `plan.max_resident_frames`; more let loads run ahead.
-            0 for a plan whose clips do not overlap: frames are then loaded straight into them.
+        memory: rows of the arena, at least `plan.max_resident_frames`, more let loads run ahead; 0
+            for a plan whose clips do not overlap: frames are then loaded straight into them.
+            `prefetch`: batches that are built or wait, without an arena `plan.most_batches`.
+            Chunks to load at a time, and from storage that isn't a local disk more to hold.
         num_threads: for copying, and at most so many for loading.
-        max_loads: chunks to load at a time.
-        max_ahead: chunks more to hold as they are stored, from storage that isn't a local disk.
-        prefetch: batches that are filled or wait, at least 1; without an arena
-            `plan.most_batches`.
         frame_transform: called once for each frame, before the arena.
         device: with its number, where the arena and batches are; the host by default.
         shared: the consumer sends the batches to another process.
         stats: counts what is done.
-        workspaces: where memory comes from, and where it goes for the next iteration.
+        kept: where memory comes from, and where it goes for the next iteration.
     """
 
     drop: Callable[[], object]
@@ -68,54 +69,46 @@ class Engine:
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: SeqRecordReader,
         specs: Mapping[str, ArraySpec],
         plan: EpochPlan,
         spec: ClipSpec,
         *,
         batch: int = 0,
-        num_rows: int,
+        memory: Memory,
         num_threads: int,
-        max_loads: int,
-        max_ahead: int = 0,
-        prefetch: int,
         frame_transform: FrameTransform | None = None,
         device: torch.device | None = None,
         shared: bool = False,
         stats: EngineStats,
-        workspaces: Workspaces,
+        kept: KeptBuffers,
     ) -> None:
         self.stats = stats
-        self._process = os.getpid()
-        self._channel: Channel[Batch] = Channel(prefetch)
+        self._channel: Channel[Batch] = Channel(memory.prefetch, stats)
         size = plan.first_clip(1) if plan.num_batches else 1
         # Batches that are ever in use: those in the channel and the consumer's last two.
-        needs = Needs(specs, num_rows, size, spec.length, prefetch + 2, device, shared)
-        workspace = workspaces.take(needs)
+        batches = memory.prefetch + CONSUMER
+        needs = Needs(specs, memory.num_rows, size, spec.length, batches, device, shared)
+        buffers = kept.acquire(needs, HostBuffers if device is None else DeviceBuffers)
         stats.watch(dataset.storage.counters)
-        conductor = Conductor(
-            plan=plan,
-            spec=spec,
-            dataset=dataset,
-            workspace=workspace,
-            frame_transform=frame_transform,
+        loader = ChunkLoader(dataset, buffers, plan.frame_step, frame_transform, num_threads, stats)
+        workers = WorkerPool(
+            loader,
             num_threads=num_threads,
-            max_loads=max_loads,
-            max_ahead=max_ahead,
+            memory=memory,
             channel=self._channel,
             stats=stats,
         )
-        # The thread refers to the conductor only, so that dropping the engine ends it.
-        thread = threading.Thread(
-            target=_run,
-            args=(conductor, batch, workspace, weakref.ref(workspaces)),
-            name=f"{THREAD_NAME}-conductor",
-            daemon=True,
-        )
-        thread.start()
-        _running[self._channel] = thread
-        self._thread = thread
-        drop = weakref.finalize(self, _close, self._channel, thread, self._process, _PATIENCE)
+        executor: Executor
+        if isinstance(buffers, HostBuffers) and not memory.num_rows:
+            executor = DisjointExecutor(plan, spec, buffers, workers, self._channel)
+        else:
+            executor = OverlappingExecutor(plan, spec, buffers, workers, self._channel)
+        # The thread does not refer to the engine, so that dropping the engine ends it.
+        run = partial(_run, executor, buffers, workers, batch if batch < plan.num_batches else None)
+        release = partial(_release, weakref.ref(kept), buffers)
+        self._scheduler = Scheduler(self._channel, run, release)
+        drop = weakref.finalize(self, self._scheduler.close, _PATIENCE)
         drop.atexit = False
         self.drop = drop
 
@@ -123,60 +116,33 @@ class Engine:
         return self
 
     def __next__(self) -> Batch:
-        if os.getpid() != self._process:
-            raise ClipError("an iteration does not go on in a forked process: begin another there")
-        begin = perf_counter()
+        if os.getpid() != self._scheduler.process:
+            raise ClipError("an iteration cannot continue in a forked process: begin another")
         try:
             batch = self._channel.get()
         except ClosedError:
             raise ClipError("this iteration was ended: another one has begun") from None
-        finally:
-            end = perf_counter()
-            self.stats.add(waiting_for_batches_seconds=end - begin)
-            self.stats.trace.add("wait for batch", begin, end)
         batch.arrive()
         self.stats.add(batches=1, clips=len(batch))
         return batch
 
     def close(self) -> None:
         """End all threads; nothing is left when it returns."""
-        _close(self._channel, self._thread, self._process, None)
+        self._scheduler.close()
 
 
-def _run(
-    conductor: Conductor,
-    batch: int,
-    workspace: Workspace,
-    workspaces: weakref.ref[Workspaces],
-) -> None:
-    """What the conductor's thread does; its memory is the next iteration's, if there is one."""
-    end = conductor.run(batch)
-    if (alive := workspaces()) is not None:
-        alive.give_back(workspace)
-    del workspace, alive
-    end()
+def _run(executor: Executor, buffers: Buffers[Any], workers: WorkerPool, batch: int | None) -> None:
+    """What the scheduler's thread does: deliver the batches from `batch` on; none for `None`."""
+    buffers.begin(workers.stats)
+    try:
+        with workers:
+            if batch is not None:
+                executor.run(batch)
+    finally:
+        buffers.end()
 
 
-_running: weakref.WeakKeyDictionary[Channel[Batch], threading.Thread] = weakref.WeakKeyDictionary()
-os.register_at_fork(after_in_child=_running.clear)  # a fork has none of the threads
-
-
-@atexit.register
-def _close_all() -> None:
-    for channel, thread in list(_running.items()):
-        _close(channel, thread, os.getpid(), None)
-
-
-def _close(
-    channel: Channel[Batch], thread: threading.Thread, process: int, patience: float | None
-) -> None:
-    """End an engine's threads and wait for that, for `patience` seconds.
-
-    A finalizer calls this wherever the garbage collector happens to run: maybe in a thread that
-    holds a lock that the engine's threads wait for, or in one of these. So it must not insist.
-    """
-    if os.getpid() != process:
-        return  # a fork's copy: there are no threads, and the channel's lock may be held for ever
-    channel.close()
-    if not threading.current_thread().name.startswith(THREAD_NAME):
-        thread.join(patience)
+def _release(kept: weakref.ref[KeptBuffers], buffers: Buffers[Any]) -> None:
+    """Keep the memory for the next iteration, if there is one."""
+    if (alive := kept()) is not None:
+        alive.release(buffers)

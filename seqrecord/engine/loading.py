@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.chunks import Chunk, Page
+from seqrecord.clips import IntArray
+from seqrecord.engine.arena import Place, Rows
+from seqrecord.engine.buffers import Buffers
 from seqrecord.engine.stats import EngineStats
-from seqrecord.engine.workspace import Scratch
 from seqrecord.format.pages import aligned
-from seqrecord.frames import ArraySpec, FrameTransform, add_place, apply_transform, check_arrays
-from seqrecord.plan import Loads
-from seqrecord.reader import Dataset
+from seqrecord.reading.chunks import Chunk, Page
+from seqrecord.reading.frames import (
+    FrameTransform,
+    add_place,
+    apply_transform,
+    check_arrays,
+)
+from seqrecord.reading.reader import SeqRecordReader
+from seqrecord.sampling import Clips, Loads
 
-__all__ = ["ChunkLoader", "Fetched", "Load", "Place", "Rows", "each_load"]
+__all__ = ["ChunkLoader", "Fetched", "Load", "each_load", "first_uses", "frame_key"]
 
 # Raw pages of at least so many bytes are read straight into their rows. Smaller ones are read
 # together with their neighbours and copied; where every request costs, all but large ones are.
 _LEAST_STRAIGHT = 64 << 10
 _LEAST_STRAIGHT_REMOTE = 8 << 20
+
+_FRAMES = 1 << 40  # more than an episode has
 
 
 @dataclass(frozen=True)
@@ -47,22 +56,29 @@ def each_load(loads: Loads) -> list[Load]:
     return [Load(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
-class Rows(Protocol):
-    """Rows of frames by feature: an array [rows, …], or what can `make` arrays in its rows."""
-
-    def __getitem__(self, feature: str) -> Any: ...
-
-
-@dataclass(frozen=True, eq=False)
-class Place:
-    """Where some of a load's frames go: `frames`, counted in the load, into `rows`; int64[n]."""
-
-    target: Rows
-    frames: npt.NDArray[np.int64]
-    rows: npt.NDArray[np.int64]
+def frame_key(run: IntArray, frame: IntArray) -> IntArray:
+    """A number for each frame of a run, int64[n]; it ascends with runs, and with frames in them."""
+    return run * _FRAMES + frame
 
 
-class _Run(NamedTuple):
+def first_uses(loads: Loads, clips: Clips, *, span: int, frame_step: int) -> IntArray:
+    """The number in `clips` of the first clip that needs a load, int64[loads].
+
+    A load that no clip of the round needs gets `len(clips)`. A clip spans `span` frames.
+    """
+    place = frame_key(clips.run, clips.start)
+    order = np.argsort(place, kind="stable")
+    place = place[order]
+    first, last = loads.first, loads.first + (loads.count - 1) * frame_step
+    low = np.searchsorted(place, frame_key(loads.run, np.maximum(first - span + 1, 0)))
+    high = np.searchsorted(place, frame_key(loads.run, last), side="right")
+    # The least number in each of the ranges [low, high): every second of these.
+    bounds = np.stack((low, high), axis=1).ravel()
+    least = np.minimum.reduceat(np.append(order, len(clips)), bounds)[::2]
+    return np.where(high > low, least, len(clips))
+
+
+class _Slice(NamedTuple):
     """Frames `[first, first + length)` of a load go into rows `[row, row + length)`."""
 
     target: Rows
@@ -78,8 +94,8 @@ class Fetched:
     chunk: Chunk
     pages: Sequence[Page]
     straight: Collection[str]  # features
-    data: Sequence[memoryview]  # by page, in `block`
-    block: npt.NDArray[np.uint8]
+    data: Sequence[memoryview]  # by page, in `buffer`
+    buffer: npt.NDArray[np.uint8]
 
 
 class ChunkLoader:
@@ -90,9 +106,8 @@ class ChunkLoader:
 
     def __init__(
         self,
-        dataset: Dataset,
-        scratch: Scratch,
-        specs: Mapping[str, ArraySpec],
+        dataset: SeqRecordReader,
+        buffers: Buffers[Any],
         frame_step: int,
         transform: FrameTransform | None,
         num_threads: int,
@@ -100,8 +115,8 @@ class ChunkLoader:
     ) -> None:
         self._dataset = dataset
         self._reader = dataset.chunk_reader()
-        self._scratch = scratch
-        self._specs = specs
+        self.is_local = self._reader.is_local
+        self._buffers = buffers
         self._frame_step = frame_step
         self._transform = transform
         self._decoding = threading.BoundedSemaphore(num_threads)
@@ -112,12 +127,13 @@ class ChunkLoader:
 
         Frames of the load that have no place are not decoded.
         """
-        if fetched is None:
-            fetched = self.fetch(load, places)
-        try:
-            self._decode(load, places, fetched)
-        finally:
-            self._scratch.give_back(fetched.block)
+        with self._buffers.storing(places) as targets:
+            if fetched is None:
+                fetched = self.fetch(load, targets)
+            try:
+                self._decode(load, targets, fetched)
+            finally:
+                self._buffers.chunks.release(fetched.buffer)
 
     def fetch(self, load: Load, places: Sequence[Place] = ()) -> Fetched:
         """Read the load's chunk; with `places`, large raw pages straight into these."""
@@ -125,27 +141,29 @@ class ChunkLoader:
         pages = self._reader.pages(chunk)
         straight = self._straight(load, chunk, pages, places)
         shared = [page for page in pages if page.feature not in straight]
-        block = self._scratch.take(sum(aligned(page.stop - page.start) for page in shared))
+        buffer = self._buffers.chunks.acquire(
+            sum(aligned(page.stop - page.start) for page in shared)
+        )
         used = 0
 
         def allocate(length: int) -> memoryview:
             nonlocal used
             used += length
-            return block[used - length : used].data
+            return buffer[used - length : used].data
 
         begin = perf_counter()
         try:
             with self._naming(chunk):
                 data = self._reader.read(pages, into=straight, allocate=allocate)
         except BaseException:
-            self._scratch.give_back(block)
+            self._buffers.chunks.release(buffer)
             raise
         end = perf_counter()
         self._stats.trace.add("fetch", begin, end, chunk=load.chunk)
         self._stats.add(
             bytes_read=sum(page.stop - page.start for page in pages), fetch_seconds=end - begin
         )
-        return Fetched(chunk, pages, straight.keys(), data, block)
+        return Fetched(chunk, pages, straight.keys(), data, buffer)
 
     def _decode(self, load: Load, places: Sequence[Place], fetched: Fetched) -> None:
         chunk, pages = fetched.chunk, fetched.pages
@@ -154,21 +172,21 @@ class ChunkLoader:
             begin = perf_counter()
             inside = load.first - chunk.first_frame + np.arange(load.count) * self._frame_step
             # Frames that lack a feature are in no clip, yet they may lie between others.
-            runs = _runs(places, _all_present(pages, inside))
+            slices = _slices(places, _all_present(pages, inside))
             if self._transform is not None:
-                self._store_transformed(chunk, pages, fetched.data, inside, runs, self._transform)
+                self._store_transformed(chunk, pages, fetched.data, inside, slices, self._transform)
             else:
                 with self._naming(chunk):
                     for page, item in zip(pages, fetched.data, strict=True):
                         if page.feature not in fetched.straight:
                             start = perf_counter()
-                            self._store(page, item, inside, runs)
+                            self._store(page, item, inside, slices)
                             seconds[page.feature] += perf_counter() - start
             end = perf_counter()
         self._stats.trace.add("decode", begin, end, chunk=load.chunk)
         self._stats.add_decoding(seconds)
         self._stats.add(
-            loads=1, frames_decoded=sum(run.length for run in runs), decode_seconds=end - begin
+            loads=1, frames_decoded=sum(item.length for item in slices), decode_seconds=end - begin
         )
 
     def _straight(
@@ -177,8 +195,8 @@ class ChunkLoader:
         """Rows that whole raw pages can be read into as they are, by feature."""
         if self._transform is not None or load.count != chunk.num_frames:
             return {}
-        runs = _runs(places, np.ones(load.count, bool))
-        if sum(run.length for run in runs) != load.count:
+        slices = _slices(places, np.ones(load.count, bool))
+        if sum(item.length for item in slices) != load.count:
             return {}
         found = {}
         least = _LEAST_STRAIGHT if self._reader.is_local else _LEAST_STRAIGHT_REMOTE
@@ -190,12 +208,12 @@ class ChunkLoader:
             if page.present >> skipped != (1 << page.num_present) - 1:
                 continue
             parts = [
-                run.target[page.feature][
-                    run.row + max(0, skipped - run.first) : run.row
-                    + min(run.length, skipped + page.num_present - run.first)
+                item.target[page.feature][
+                    item.row + max(0, skipped - item.first) : item.row
+                    + min(item.length, skipped + page.num_present - item.first)
                 ]
-                for run in runs
-                if run.first < skipped + page.num_present and run.first + run.length > skipped
+                for item in slices
+                if item.first < skipped + page.num_present and item.first + item.length > skipped
             ]
             found[page.feature] = [memoryview(p.reshape(-1).view(np.uint8)) for p in parts]
         return found
@@ -205,18 +223,18 @@ class ChunkLoader:
         page: Page,
         data: memoryview,
         inside: npt.NDArray[np.int64],
-        runs: Iterable[_Run],
+        slices: Iterable[_Slice],
     ) -> None:
         """Decode frames of a page, counted from the chunk's first, into rows of their feature."""
-        for run in runs:
-            target = run.target[page.feature]
-            frames = inside[run.first : run.first + run.length].tolist()
+        for item in slices:
+            target = item.target[page.feature]
+            frames = inside[item.first : item.first + item.length].tolist()
             if page.largest is not None:
                 shapes = self._reader.shapes(page, data)
-                arrays = target.make(run.row, [shapes[page.position(i) or 0] for i in frames])
+                arrays = target.make(item.row, [shapes[page.position(i) or 0] for i in frames])
                 self._reader.decode(page, data, frames, arrays)
             else:
-                out = target[run.row : run.row + run.length]
+                out = target[item.row : item.row + item.length]
                 self._reader.decode(page, data, _as_range(frames), out)
 
     def _store_transformed(
@@ -225,19 +243,19 @@ class ChunkLoader:
         pages: Sequence[Page],
         data: Sequence[memoryview],
         inside: npt.NDArray[np.int64],
-        runs: Iterable[_Run],
+        slices: Iterable[_Slice],
         transform: FrameTransform,
     ) -> None:
-        for run in runs:
-            for i in range(run.length):
-                frame = int(inside[run.first + i])
+        for item in slices:
+            for i in range(item.length):
+                frame = int(inside[item.first + i])
                 with self._naming(chunk):
                     decoded = self._reader.decode_frame(pages, data, frame)
                 with self._naming(chunk, frame):
                     arrays = apply_transform(transform, decoded)
-                    check_arrays(arrays, self._specs)
+                    check_arrays(arrays, self._buffers.needs.specs)
                 for name, array in arrays.items():
-                    run.target[name][run.row + i] = array
+                    item.target[name][item.row + i] = array
 
     @contextmanager
     def _naming(self, chunk: Chunk, transformed: int | None = None) -> Iterator[None]:
@@ -265,12 +283,12 @@ def _all_present(pages: Sequence[Page], inside: npt.NDArray[np.int64]) -> npt.ND
     return np.array([bool(present >> i & 1) for i in inside.tolist()], bool)
 
 
-def _runs(places: Sequence[Place], wanted: npt.NDArray[np.bool_]) -> list[_Run]:
-    """The wanted frames of the places, as runs of consecutive frames and rows, by frame.
+def _slices(places: Sequence[Place], wanted: npt.NDArray[np.bool_]) -> list[_Slice]:
+    """The wanted frames of the places, as slices of consecutive frames and rows, by frame.
 
     Rows mostly follow each other, but for one place where a ring begins anew.
     """
-    runs = []
+    found = []
     for place in places:
         some = wanted[place.frames]
         frames, rows = place.frames[some], place.rows[some]
@@ -278,8 +296,10 @@ def _runs(places: Sequence[Place], wanted: npt.NDArray[np.bool_]) -> list[_Run]:
         edges = [0, *breaks.tolist(), len(frames)]
         for start, stop in pairwise(edges):
             if start < stop:
-                runs.append(_Run(place.target, int(frames[start]), int(rows[start]), stop - start))
-    return sorted(runs, key=lambda run: run.first)
+                found.append(
+                    _Slice(place.target, int(frames[start]), int(rows[start]), stop - start)
+                )
+    return sorted(found, key=lambda item: item.first)
 
 
 def _as_range(frames: list[int]) -> range | list[int]:

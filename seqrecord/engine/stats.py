@@ -1,4 +1,4 @@
-"""What an engine has done, and which stage holds the others up."""
+"""What an engine has done, and which stage the others wait for."""
 
 from __future__ import annotations
 
@@ -6,12 +6,24 @@ import threading
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
-from seqrecord.bottleneck import STAGES, bottleneck
 from seqrecord.engine.trace import Trace
 
-__all__ = ["EngineStats"]
+__all__ = ["STAGES", "EngineStats", "Stage", "bottleneck"]
+
+Stage = Literal["consumer", "fetch", "decode", "gather", "device"]
+
+STAGES: Mapping[Stage, str] = {
+    "consumer": "the consumer: batches wait for it",
+    "fetch": "reading: more is asked for than the storage delivers",
+    "decode": "decoding: a faster codec, or more threads, would help",
+    "gather": "copying clips into batches: memory bandwidth",
+    "device": "copying frames to the device: the bus",
+}
+"""What `stats()` says of each."""
+
+_LITTLE = 0.05  # a share of a step that is not worth a change
 
 
 @dataclass
@@ -20,7 +32,7 @@ class EngineStats:
 
     `bytes_read` counts pages, `frames_decoded` frames that clips need, each once although it may
     have many features. `clips` and `batches` are those handed to the consumer. `resident_bytes` is
-    the most that the frames held have taken, in the arena or in batches being filled.
+    the most that the frames held have taken, in the arena or in batches being built.
     `device_bytes` went to the device: each frame once, and the arena's rows of each clip.
     `loads_held_back` counts loads that could not begin ahead of their round, for want of memory.
     """
@@ -38,10 +50,10 @@ class EngineStats:
     fetch_seconds: float = 0.0  # reading pages and checking them
     decode_seconds: float = 0.0  # into the arena, `frame_transform` included
     gather_seconds: float = 0.0  # from the arena into batches
-    waiting_for_loads_seconds: float = 0.0  # the engine's, for frames
-    waiting_for_consumer_seconds: float = 0.0  # the engine's, for the consumer to take a batch
-    waiting_for_batches_seconds: float = 0.0  # the consumer's
-    device_seconds: float = 0.0  # from the host to the device; the copies', not a thread's
+    waiting_for_loads_seconds: float = 0.0  # by the scheduler, for frames
+    waiting_for_consumer_seconds: float = 0.0  # by the scheduler, to begin a batch
+    waiting_for_batches_seconds: float = 0.0  # by the consumer
+    device_seconds: float = 0.0  # from the host to the device; of the copies, not of a thread
     decode_seconds_by_feature: dict[str, float] = field(default_factory=dict)
     trace: Trace = field(default_factory=Trace, repr=False, compare=False)
     _counters: Callable[[], Mapping[str, int]] = field(default=dict, repr=False, compare=False)
@@ -69,8 +81,9 @@ class EngineStats:
         self._counters, self._counted = counters, dict(counters())
 
     def hold(self, resident_bytes: int) -> None:
-        """So much is held now."""
+        """So many bytes of frames are held now."""
         self.resident_bytes = max(self.resident_bytes, resident_bytes)
+        self.trace.count("resident", bytes=resident_bytes)
 
     def report(self) -> dict[str, Any]:
         """All counters by name, the storage's too, and the `bottleneck` in words."""
@@ -80,3 +93,36 @@ class EngineStats:
         storage = {name: now - before.get(name, 0) for name, now in self._counters().items()}
         words = STAGES[bottleneck(counters)] if self.clips else "nothing has been delivered yet"
         return {**storage, **counters, "bottleneck": words}
+
+
+def bottleneck(
+    stats: Mapping[str, Any],
+    *,
+    waiting: float | None = None,
+    copying: float = 0.0,
+    consuming: float = 0.0,
+) -> Stage:
+    """The stage that the others wait for, from the seconds that an engine has counted.
+
+    Where the consumer was watched, that tells more of it than the engine can: `waiting`, `copying`
+    and `consuming` are seconds of a mean step that it waits for data, that it waits for the copy to
+    the device, and that it works.
+    """
+    if waiting is None:
+        waited = stats.get("waiting_for_batches_seconds", 0.0)
+        if waited < stats.get("waiting_for_consumer_seconds", 0.0):
+            return "consumer"
+    elif max(waiting, copying) < _LITTLE * (waiting + copying + consuming or 1.0):
+        return "consumer"
+    elif copying > waiting:
+        return "device"
+    seconds: dict[Stage, float] = {
+        stage: stats.get(f"{stage}_seconds", 0.0) for stage in ("decode", "fetch", "gather")
+    }
+    if stats.get("device_seconds", 0.0) > max(seconds.values()):
+        return "device"
+    # Several threads load, and their seconds add up: what counts is how long batches waited.
+    loading, gathering = stats.get("waiting_for_loads_seconds", 0.0), seconds.pop("gather")
+    if gathering >= loading and gathering > 0:
+        return "gather"
+    return max(seconds, key=seconds.__getitem__)

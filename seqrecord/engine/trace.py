@@ -87,19 +87,19 @@ class Trace:
         return _Span(self, name, args) if self.is_on else _NOTHING
 
     def add(
-        self, name: str, begin: float, end: float, *, lane: str | None = None, **args: int | str
+        self, name: str, begin: float, end: float, *, track: str | None = None, **args: int | str
     ) -> None:
         """Record what this thread did from `begin` to `end`, in seconds of `perf_counter`.
 
-        `lane` names another place than this thread: a device's stream.
+        `track` names another place than this thread: a device's stream.
         """
         if self.is_on:
-            self._append((name, self._lane(lane), begin, end - begin, args))
+            self._append((name, self._track(track), begin, end - begin, args))
 
     def count(self, name: str, **values: int) -> None:
         """Record what values a counter has from now on."""
         if self.is_on:
-            self._append((name, self._lane(None), perf_counter(), None, values))
+            self._append((name, self._track(None), perf_counter(), None, values))
 
     def close(self) -> None:
         """Write all, and give the file its name. What is recorded after that is lost."""
@@ -114,15 +114,15 @@ class Trace:
         ):
             self.is_on = False
 
-    def _lane(self, name: str | None) -> int:
-        """The number of a lane, or of this thread's. Threads' own numbers are used again."""
+    def _track(self, name: str | None) -> int:
+        """The number of a track, or of this thread's. Threads' own numbers are used again."""
         try:
-            lanes: dict[str | None, int] = self._local.lanes
+            tracks: dict[str | None, int] = self._local.tracks
         except AttributeError:
-            lanes = self._local.lanes = {}
-        if name not in lanes:
-            lanes[name] = self._file.lane(name)
-        return lanes[name]
+            tracks = self._local.tracks = {}
+        if name not in tracks:
+            tracks[name] = self._file.track(name)
+        return tracks[name]
 
 
 def trace_path(
@@ -158,10 +158,10 @@ class _Span:
 
 
 class _File:
-    """The file, and the lanes in it. Knows nothing of the `Trace`, which can so be dropped.
+    """The file, and the tracks in it. It does not refer to the `Trace`, which can be dropped.
 
     A finalizer may call `close` in a thread that is just writing: so the lock is reentrant, and
-    one who comes again leaves the rest to the first.
+    a second call in that thread leaves the rest to the first.
     """
 
     def __init__(self, path: Path, events: deque[Any], max_spans: int) -> None:
@@ -170,7 +170,7 @@ class _File:
         self._left = max_spans
         self._lost = 0
         self._lock = threading.RLock()
-        self._lanes: list[str] = []
+        self._tracks: list[str] = []
         self._named: dict[str, int] = {}
         self._inside = self._closing = False
         self._process = os.getpid()
@@ -187,17 +187,17 @@ class _File:
             raise StorageError(f"no trace can be written: {reason}", file=str(path)) from error
         self._put('{"displayTimeUnit":"ms","traceEvents":[\n')
 
-    def lane(self, name: str | None) -> int:
-        """A number for the lane of a name, or for a thread."""
+    def track(self, name: str | None) -> int:
+        """A number for the track of a name, or for a thread."""
         if os.getpid() != self._process:
             return 0
         with self._lock:
             if name is not None and name in self._named:
                 return self._named[name]
-            self._lanes.append(name or threading.current_thread().name)
+            self._tracks.append(name or threading.current_thread().name)
             if name is not None:
-                self._named[name] = len(self._lanes)
-            return len(self._lanes)
+                self._named[name] = len(self._tracks)
+            return len(self._tracks)
 
     def write(self, *, wait: bool) -> bool:
         """Write what there is, or let another thread do it; whether more may come."""
@@ -238,7 +238,7 @@ class _File:
 
     def _lines(self) -> Iterator[str]:
         while self._events:
-            name, lane, begin, seconds, args = self._events.popleft()
+            name, track, begin, seconds, args = self._events.popleft()
             if self._left <= 0:
                 self._lost += 1
                 continue
@@ -246,12 +246,12 @@ class _File:
             yield (
                 f'{{{_what(name, seconds is None)},"ts":{begin * 1e6:.3f},'
                 + (f'"dur":{seconds * 1e6:.3f},' if seconds is not None else "")
-                + f'"pid":{self._process},"tid":{lane},"args":{_as_json(args)}}},\n'
+                + f'"pid":{self._process},"tid":{track},"args":{_as_json(args)}}},\n'
             )
 
     def _end(self) -> None:
         names = [("process_name", 0, f"seqrecord {self._process}")]
-        names += [("thread_name", i, name) for i, name in enumerate(self._lanes, 1)]
+        names += [("thread_name", i, name) for i, name in enumerate(self._tracks, 1)]
         lines = [
             _as_json(
                 {"ph": "M", "name": kind, "pid": self._process, "tid": i, "args": {"name": name}}

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.codecs import EncodedImage, FrameCodec, probe
+from seqrecord.codecs import FrameCodec, probe
 from seqrecord.errors import CodecError, FormatError, FrameError, SchemaError
-from seqrecord.schema import MAX_FRAME_BYTES, FeatureSpec
+from seqrecord.schema import MAX_FRAME_BYTES, EncodedImage, FeatureSpec
 
 __all__ = [
     "ALIGNMENT",

@@ -1,4 +1,4 @@
-"""Who has asked a pipe for an iterator or a length, where torch offers no other sign."""
+"""Finds who iterates over a pipe or asks for its length, where torch has no other way to tell."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = [
     "find_holder",
     "find_iterating",
     "find_loader",
-    "is_dealt_by_accelerate",
+    "is_distributed_by_accelerate",
     "is_running",
 ]
 
@@ -40,21 +40,21 @@ def find_iterating() -> DataLoader[Any] | None:
     return loader
 
 
-def is_dealt_by_accelerate() -> bool:
-    """Whether Accelerate deals out to ranks what is being asked for, as what it prepares does."""
+def is_distributed_by_accelerate() -> bool:
+    """Whether Accelerate is iterating, which distributes to ranks what a loader gives."""
     accelerate = sys.modules.get("accelerate.data_loader")
     if accelerate is None:
         return False
-    dealers = (accelerate.IterableDatasetShard, accelerate.DataLoaderDispatcher)
-    codes = _codes(*(dealer.__iter__ for dealer in dealers))
+    distributing = (accelerate.IterableDatasetShard, accelerate.DataLoaderDispatcher)
+    codes = _codes(*(cls.__iter__ for cls in distributing))
     return any(frame.f_code in codes for frame in _frames())
 
 
 def find_filter() -> ShardingFilter | None:
     """The `.sharding_filter()` further down the chain that is asking.
 
-    A pipe knows those that it pulls from, not those that pull from it. `apply_sharding` is for one
-    pipe of a chain only, and the filter is that.
+    A pipe knows the pipes before it, not those behind it. `apply_sharding` is for one pipe of a
+    chain only, and that is the filter.
     """
     found: ShardingFilter | None = _owner(ShardingFilter.__iter__, ShardingFilter.__len__)
     return found
@@ -63,7 +63,7 @@ def find_filter() -> ShardingFilter | None:
 def find_holder() -> str | None:
     """The class of a pipe of torch's further down the chain that may hold items, or skip some.
 
-    What a consumer was given is then not what was taken from here. `.map()`, `.collate()`,
+    The consumer has then not been given all that this pipe gave. `.map()`, `.collate()`,
     `.batch()` and `.filter()` hold none between two of their items.
     """
     passing = _codes(Mapper.__iter__, Batcher.__iter__, Filter.__iter__)

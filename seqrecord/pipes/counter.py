@@ -21,16 +21,18 @@ from seqrecord.errors import ClipError
 __all__ = ["EpochCounter"]
 
 _SIZE = 1 << 16  # bytes, of which no more is taken than is written to
-_TURN, _SEED, _EPOCH, _NEXT, _BEGUN, _NOTE = range(6)  # uint64 each; the note's length, at the end
+_ITERATION, _SEED, _EPOCH, _NEXT, _BEGUN, _NOTE = range(
+    6
+)  # uint64 each; the note's length, at the end
 _NOTE_AT, _WORKERS_AT = 64, 4096  # the note's bytes; a uint64 for each worker
 
 
 class EpochCounter:
     """Counts the iterations that groups of worker processes begin. Goes to spawned processes too.
 
-    A *turn* is one iteration over a DataLoader, by a worker process or several. Workers of one
-    turn know each other by the seed that the DataLoader draws for them, and by this: each of them
-    takes part in a turn once. So an equal seed twice, by whoever sets it, is two turns.
+    One iteration over a DataLoader is by one worker process or several. All of them get the same
+    seed from the DataLoader, and each takes part once. So the same seed from the same worker a
+    second time is another iteration.
     """
 
     def __init__(self, next_epoch: int) -> None:
@@ -49,14 +51,14 @@ class EpochCounter:
         self._memory = mmap.mmap(file, _SIZE)
 
     def set_next(self, epoch: int, note: bytes = b"") -> None:
-        """The next turn is of this epoch, whatever the ones before were."""
+        """The next iteration is of this epoch, whatever the ones before were."""
         with self._lock():
             self._set(_NEXT, epoch)
             self._set(_BEGUN, 0)
             self._write(note)
 
     def begin(self, worker: int, seed: int, epoch: int | None = None, note: bytes = b"") -> int:
-        """The epoch of the iteration that a worker begins: the same for all workers of a turn.
+        """The epoch of the iteration that a worker begins: the same for all of its workers.
 
         That is the next one, or `epoch` where the worker knows it; the `note` is then kept.
         """
@@ -64,17 +66,17 @@ class EpochCounter:
         if slot >= _SIZE // 8:
             raise ClipError("too many workers", expected=f"fewer than {_SIZE // 8}", got=worker)
         with self._lock():
-            turn = self._get(_TURN)
-            if seed != self._get(_SEED) or self._get(slot) == turn:
-                turn += 1
-                self._set(_TURN, turn)
+            iteration = self._get(_ITERATION)
+            if seed != self._get(_SEED) or self._get(slot) == iteration:
+                iteration += 1
+                self._set(_ITERATION, iteration)
                 self._set(_SEED, seed)
                 self._take(self._get(_NEXT) if epoch is None else epoch)
             elif epoch is not None:
                 self._take(epoch)
             if epoch is not None:
                 self._write(note)
-            self._set(slot, turn)
+            self._set(slot, iteration)
             return self._get(_EPOCH)
 
     def begun(self) -> int | None:
@@ -100,7 +102,7 @@ class EpochCounter:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        fcntl.lockf(self._file, fcntl.LOCK_EX)  # a process that dies lets go of it
+        fcntl.lockf(self._file, fcntl.LOCK_EX)  # the system unlocks it when the process dies
         try:
             yield
         finally:

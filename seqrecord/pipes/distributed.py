@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
-import operator
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +15,15 @@ from torch.utils.data import get_worker_info
 
 from seqrecord.cores import usable_cores
 from seqrecord.errors import ClipError
-from seqrecord.pipes.callers import is_dealt_by_accelerate
-from seqrecord.plan import Split
+from seqrecord.pipes.callers import is_distributed_by_accelerate
+from seqrecord.pipes.options import check_rank
+from seqrecord.sampling import Part
 
-__all__ = ["Rank", "Ranks", "items_beside", "worker_threads"]
+__all__ = ["Rank", "Ranks", "items_beside", "say_once", "worker_threads"]
+
+_logger = logging.getLogger("seqrecord")
+_lock = threading.Lock()
+_said: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,7 @@ class Ranks:
     """
 
     def __init__(self, rank: int | None = None, world_size: int | None = None) -> None:
-        self._given = None if rank is world_size is None else _check(rank, world_size)
+        self._given = None if rank is world_size is None else Rank(*check_rank(rank, world_size))
         self._sent: Rank | None = None  # found by the process that pickled this
         self._senders: frozenset[int] = frozenset()  # it, and its own sender
 
@@ -53,7 +59,7 @@ class Ranks:
         except ClipError:  # not now: who iterates there will find the same
             sent = None
         if self._given is None:
-            _refuse_dealt(sent)
+            _refuse_distributed(sent)
         senders = self._senders if self._is_sent() else frozenset()
         return {**self.__dict__, "_sent": sent, "_senders": senders | {os.getpid()}}
 
@@ -61,47 +67,47 @@ class Ranks:
         """This process's rank.
 
         Raises `ClipError` if the environment makes no sense, and for a rank that was found where
-        Accelerate deals out to the ranks what each is given.
+        Accelerate distributes to the ranks what each is given.
         """
         if self._given is not None:
             return self._given
         found = self._find()
-        _refuse_dealt(found)
+        _refuse_distributed(found)
         return found or Rank()
 
-    def split(self) -> Split:
+    def part(self) -> Part:
         """The part of this rank and worker: parts are numbered rank by rank, worker by worker."""
         rank, (worker, workers) = self.current(), _worker()
-        return Split(rank.number * workers + worker, rank.count * workers)
+        return Part(rank.number * workers + worker, rank.count * workers)
 
-    def splits_of_workers(self, num_workers: int) -> list[Split]:
+    def parts_of_workers(self, num_workers: int) -> list[Part]:
         """The parts of this rank's workers, in a process that has so many of them."""
         rank = self.current()
         first, count = rank.number * num_workers, rank.count * num_workers
-        return [Split(first + i, count) for i in range(num_workers)]
+        return [Part(first + i, count) for i in range(num_workers)]
 
-    def split_beside(self, num_instances: int) -> Split:
-        """What is left to split for one who feeds a filter that deals out to so many instances.
+    def part_beside(self, num_instances: int) -> Part:
+        """The part for a pipe before a filter that distributes to so many instances.
 
         A `.sharding_filter()` is told of its instances by a DataLoader: of workers, and of ranks
         where `torch.distributed` is initialized. It may not be told of any.
 
-        Raises `ClipError` where the filter deals out to ranks that are not the given ones.
+        Raises `ClipError` where the filter distributes to other ranks than the given ones.
         """
         rank, (_, workers) = self.current(), _worker()
         if num_instances == 1:
-            return self.split()
+            return self.part()
         if num_instances == workers:
-            return Split(rank.number, rank.count)
+            return Part(rank.number, rank.count)
         if self._given is not None and num_instances != self._given.count * workers:
             raise ClipError(
-                "a .sharding_filter() deals out to the ranks of torch.distributed, not to those "
+                "a .sharding_filter() distributes to the ranks of torch.distributed, not to those "
                 "that were given",
                 expected=f"{self._given.count} ranks; leave the filter out: without one, ranks and "
                 "workers get parts of their own",
                 got=f"{num_instances // workers} ranks",
             )
-        return Split()
+        return Part()
 
     def _find(self) -> Rank | None:
         if (rank := _of_process_group()) is not None:
@@ -117,8 +123,8 @@ class Ranks:
 def items_beside(num_items: int, num_workers: int) -> int | None:
     """How many of the whole epoch's items a `.sharding_filter()` leaves to this rank's workers.
 
-    `None` where it deals out to workers only, for `torch.distributed` is not initialized. A
-    DataLoader numbers the workers of all ranks in turn: the first one of each rank, the second …
+    `None` where it distributes to workers only, for `torch.distributed` is not initialized. A
+    DataLoader numbers the workers of all ranks so: the first one of each rank, then the second …
     """
     if (rank := _of_process_group()) is None:
         return None
@@ -132,34 +138,34 @@ def worker_threads() -> int:
     return max(1, usable_cores() // _worker()[1])
 
 
+def say_once(notice: str) -> None:
+    """Log a warning to `seqrecord`, once in a process, and not from each rank and worker again.
+
+    Every rank and worker comes to say the same. So the first one says it, as far as a process
+    knows by now which it is.
+    """
+    info = get_worker_info()
+    try:
+        rank = Ranks().current().number
+    except ClipError:  # raised where the rank is needed
+        rank = 0
+    with _lock:
+        if rank or (info is not None and info.id) or notice in _said:
+            return
+        _said.add(notice)
+    _logger.warning("%s", notice)
+
+
 def _worker() -> tuple[int, int]:
     info = get_worker_info()
     return (info.id, info.num_workers) if info is not None else (0, 1)
 
 
-def _check(rank: int | None, world_size: int | None) -> Rank:
-    try:
-        if isinstance(rank, bool) or isinstance(world_size, bool):
-            raise TypeError
-        count = operator.index(world_size)  # type: ignore[arg-type]  # None is a TypeError
-        number = 0 if rank is None and count == 1 else operator.index(rank)  # type: ignore[arg-type]
-    except TypeError:
-        number, count = 0, 0
-    if not 0 <= number < count:
-        raise ClipError(
-            "rank and world_size make no sense",
-            expected="both, with 0 <= rank < world_size; or world_size=1 alone, for the whole "
-            "epoch; or neither, to find them",
-            got=f"rank={rank!r} world_size={world_size!r}",
-        )
-    return Rank(number, count)
-
-
-def _refuse_dealt(found: Rank | None) -> None:
+def _refuse_distributed(found: Rank | None) -> None:
     """An error where only a part of a part would arrive."""
-    if found is not None and found.count > 1 and is_dealt_by_accelerate():
+    if found is not None and found.count > 1 and is_distributed_by_accelerate():
         raise ClipError(
-            "Accelerate deals out to its ranks what is already this rank's part",
+            "Accelerate distributes to its ranks what is already this rank's part",
             expected="world_size=1, or a loader that is not given to accelerator.prepare",
             got=f"rank {found.number} of {found.count}, which was found",
         )

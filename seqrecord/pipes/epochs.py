@@ -1,4 +1,4 @@
-"""Epochs: where a loader is, which can be saved and taken up again."""
+"""Epochs: the position of a loader, which can be saved and loaded."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from dataclasses import asdict
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
-from torch.utils.data import get_worker_info
+from torch.utils.data import DataLoader, default_collate, get_worker_info
 
-from seqrecord.engine import Engine
+from seqrecord.engine.engine import Engine
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.callers import find_iterating
+from seqrecord.pipes.clip_loader import Clip, ClipLoader
 from seqrecord.pipes.counter import EpochCounter
-from seqrecord.pipes.loader import Clip, ClipLoader
-from seqrecord.pipes.notices import tell_of_collating
-from seqrecord.pipes.states import Part, State, parse_settings
-from seqrecord.plan import Split
+from seqrecord.pipes.distributed import say_once
+from seqrecord.pipes.states import Sharing, State, parse_settings
+from seqrecord.sampling import Part
 
 __all__ = ["Epochs", "share_all"]
 
@@ -33,19 +33,19 @@ class Epochs:
 
     The position is two integers: the epoch, and how many of its batches were delivered. Every
     iteration is of the epoch after the one that was begun before, whether that was left early or
-    not; only after `load` one goes on inside an epoch. One iteration runs at a time: a new one
+    not; only after `load` one starts inside an epoch. One iteration runs at a time: a new one
     ends the engine of the one before.
 
     Copies in a DataLoader's worker processes and the object that they are copies of know by a
     counter which epoch was begun last. In the worker processes an epoch begins when an iteration
-    is made. All other copies go their own way.
+    is made. All other copies are independent.
     """
 
     def __init__(self, loader: ClipLoader) -> None:
         self.loader = loader
         self._epoch = 0
         self._batch = 0  # delivered; more than 0 only in an epoch that was begun, or loaded
-        self._part: Part | None = None  # of the batches counted
+        self._sharing: Sharing | None = None  # of the batches counted
         self._begun = False  # batches of this epoch were asked for
         self._ended = False  # … and there are no more
         self._offered = False  # an iteration of this epoch was made, and maybe not begun
@@ -54,15 +54,15 @@ class Epochs:
         self._iteration: object = None  # the one that moves the position
         self._engine: Engine | None = None
         self._stats = EngineStats()
-        self._dropped = 0  # clips of the split that `drop_last` leaves out
-        self._repeated = 0  # clips of the split that another one gives too
+        self._dropped = 0  # clips of the part that `drop_last` leaves out
+        self._repeated = 0  # clips of the part that another one gives too
         self._counter: EpochCounter | None = None
         self._note = b""  # the settings of the state that was loaded, for workers to come
         _alive.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
         self._follow_workers()
-        # Who is sent to a process that is being started counts with it; other copies do not.
+        # A copy for a process that is being started shares the counter; other copies do not.
         counter = self._share() if get_spawning_popen() is not None else None
         return {**self.__dict__, "_engine": None, "_iteration": None, "_counter": counter}
 
@@ -84,35 +84,35 @@ class Epochs:
         """Whether this process has begun the epoch that the position is in, or has ended it."""
         return self._begun
 
-    def iterate(self, split: Split, threads: int | None = None) -> Iterator[Clip]:
+    def iterate(self, part: Part) -> Iterator[Clip]:
         """The batches of one epoch, or those that are left of the one that was loaded.
 
         The epoch counts as begun with the first `next`. Raises `StateError` when a state was
-        loaded that is in the middle of an epoch of other splits.
+        loaded that is in the middle of an epoch of other parts.
         """
         if self._engine is not None:
             self._engine.close()  # its memory must be free before the next one's is taken
             self._engine = None
             self._stats.trace.close()
-        part = _part_of(split)
+        sharing = _sharing_of(part)
         self._look_at_consumer()
         self._follow_workers()
         if (worker := get_worker_info()) is not None and self._counter is not None:
             self._begin_with_others(self._counter, worker.id, worker.seed - worker.id)
-        elif self._begun or self._is_over(part, split):
+        elif self._begun or self._is_over(sharing, part):
             self._go_to(self._epoch + 1)
-        if self._batch and self._part != part:
+        if self._batch and self._sharing != sharing:
             raise StateError(
-                "the saved state is in the middle of an epoch that was split otherwise",
-                expected=part,
-                got=self._part,
+                "the saved state is in the middle of an epoch that other ranks or workers share",
+                expected=sharing,
+                got=self._sharing,
             )
-        self._part, self._offered = part, True
+        self._sharing, self._offered = sharing, True
         self._iteration = iteration = object()
-        return self._run(iteration, split, part, threads)
+        return self._run(iteration, part, sharing)
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is of this epoch, from its start; one that runs goes on as it is.
+        """The next iteration is of this epoch, from its start; one that runs does not change.
 
         If a position in this epoch was loaded, and not yet begun, it stays. An iteration that was
         made and not yet begun is of this epoch too.
@@ -131,8 +131,8 @@ class Epochs:
             self._loaded = os.getpid()  # it holds for this worker's next iteration
         self._publish()
 
-    def state(self, split: Split, *, at_end: bool = False) -> dict[str, Any]:
-        """The position, as JSON; `split` names the part where no iteration has.
+    def state(self, part: Part, *, at_end: bool = False) -> dict[str, Any]:
+        """The position, as JSON; `part` says whose, where no iteration has.
 
         After an epoch's end that is the start of the next one, unless `at_end` keeps it at the
         end. A DataLoader's worker stays there, for others may not have come to their end.
@@ -148,41 +148,41 @@ class Epochs:
                 "own",
                 got=f"a state_dict() asked for while workers run, or have run, epoch {self._epoch}",
             )
-        part = self._part or _part_of(split)
+        sharing = self._sharing or _sharing_of(part)
         over = self._ended and not at_end and get_worker_info() is None
         return State(
             epoch=self._epoch + over,
             batch=0 if over else self._batch,
-            part=part,
-            settings=self.loader.settings(part.num_splits),
+            sharing=sharing,
+            settings=self.loader.settings(sharing.num_parts),
             request=self.loader.request(),
             episodes=self.loader.selection.identity,
         ).to_json()
 
-    def load(self, state: Mapping[str, Any], split: Split) -> None:
-        """Take up a position: the next iteration goes on right after the batches delivered.
+    def load(self, state: Mapping[str, Any], part: Part) -> None:
+        """Load a position: the next iteration starts right after the batches delivered.
 
         This epoch and those after it have the settings that the state says, where memory and
-        defaults would have chosen others. `split` is the one that an iteration would have.
+        defaults would have chosen others. `part` is the one that an iteration would have.
 
         Raises `StateError` for a state of another dataset, of other settings, or of no loader, and
         `MemoryLimitError` for one whose settings do not fit; the position is then as it was.
         """
         saved = State.parse(state)
         self.loader.check_state(saved)
-        part, batch, note = saved.part, saved.batch, b""
-        if batch or part.num_splits == split.count:
-            with self.loader.adopting(saved.settings, part.num_splits):
+        sharing, batch, note = saved.sharing, saved.batch, b""
+        if batch or sharing.num_parts == part.count:
+            with self.loader.with_settings(saved.settings, sharing.num_parts):
                 self._check_batch(saved)
-            said = {"num_splits": part.num_splits, "settings": asdict(saved.settings)}
+            said = {"num_parts": sharing.num_parts, "settings": asdict(saved.settings)}
             note = json.dumps(said).encode()
         self._go_to(saved.epoch)
-        self._batch, self._part, self._note = batch, part if batch else None, note
+        self._batch, self._sharing, self._note = batch, sharing if batch else None, note
         self._loaded = os.getpid()
         self._publish()
 
     def stats(self) -> dict[str, Any]:
-        """What the last iteration has done so far, and what holds it up, in words."""
+        """What the last iteration has done so far, and what limits it, in words."""
         clips = self.loader.clips(self._epoch)
         return {
             **self._stats.report(),
@@ -192,20 +192,18 @@ class Epochs:
             "episodes_too_short": clips.num_short_episodes,
         }
 
-    def _run(
-        self, iteration: object, split: Split, part: Part, threads: int | None
-    ) -> Iterator[Clip]:
+    def _run(self, iteration: object, part: Part, sharing: Sharing) -> Iterator[Clip]:
         if self._iteration is not iteration:
             raise ClipError("this iteration was ended: another one has begun")
-        self._begun, self._loaded, self._part = True, None, part
+        self._begun, self._loaded, self._sharing = True, None, sharing
         self._publish()
-        plan = self.loader.plan(self._epoch, split)
+        plan = self.loader.plan(self._epoch, part)
         # Without `equal`, another rank may have had a batch more than this one has.
         self._batch = min(self._batch, plan.num_batches)
         trace = self.loader.trace()
         self._stats = EngineStats(trace=trace)
         self._dropped, self._repeated = plan.num_dropped, plan.num_repeated
-        engine = self.loader.start(plan, batch=self._batch, threads=threads, stats=self._stats)
+        engine = self.loader.start(plan, batch=self._batch, stats=self._stats)
         self._engine = engine
         try:
             for batch in engine:
@@ -228,24 +226,24 @@ class Epochs:
     def _go_to(self, epoch: int) -> None:
         """To the start of an epoch."""
         _check_epoch(epoch)
-        self._epoch, self._batch, self._part = epoch, 0, None
+        self._epoch, self._batch, self._sharing = epoch, 0, None
         self._begun = self._ended = self._offered = self._in_workers = False
         self._iteration = self._loaded = None
 
-    def _is_over(self, part: Part, split: Split) -> bool:
+    def _is_over(self, sharing: Sharing, part: Part) -> bool:
         """Whether a position was loaded where no batch is left, and an iteration offered since.
 
-        A loader makes one iteration when it takes up a state and, if that was of an epoch that had
+        A loader makes one iteration when it loads a state and, if that was of an epoch that had
         ended, another one for the next epoch.
         """
-        if not (self._offered and self._batch and self._part == part):
+        if not (self._offered and self._batch and self._sharing == sharing):
             return False
-        return self._batch >= self.loader.plan(self._epoch, split).num_batches
+        return self._batch >= self.loader.plan(self._epoch, part).num_batches
 
     def _check_batch(self, state: State) -> None:
-        count = state.part.num_splits
-        try:  # no split has more batches than the last one
-            num_batches = self.loader.plan(state.epoch, Split(count - 1, count)).num_batches
+        count = state.sharing.num_parts
+        try:  # no part has more batches than the last one
+            num_batches = self.loader.plan(state.epoch, Part(count - 1, count)).num_batches
         except ClipError as error:
             raise StateError(f"the saved state is of no epoch: {error}") from error
         if state.batch > num_batches:
@@ -274,7 +272,7 @@ class Epochs:
         around = (loader.dataset, *vars(loader.dataset).values())
         if any(getattr(data, "_epochs", None) is self for data in around):
             clip_len = self.loader.selection.spec.length
-            tell_of_collating(loader, batch_size=self.loader.batch_size, clip_len=clip_len)
+            _tell_of_collating(loader, batch_size=self.loader.batch_size, clip_len=clip_len)
 
     def _owns_counter(self) -> bool:
         """Whether this process is the one whose workers count there.
@@ -285,18 +283,18 @@ class Epochs:
         return self._counter is not None and self._counter.owner == os.getpid()
 
     def _publish(self) -> None:
-        """Let workers of later turns know where this process is."""
+        """Tell workers of later iterations which epoch is next."""
         if self._counter is not None and self._owns_counter():
             self._counter.set_next(self._epoch + self._begun)
 
     def _follow_workers(self) -> None:
-        """Take note of the epoch that workers have begun since this process has last published."""
+        """Go to the epoch that workers have begun since this process published last."""
         if self._counter is None or not self._owns_counter():
             return
         if (epoch := self._counter.begun()) is not None:
             self._go_to(epoch)
             self._begun = self._in_workers = True
-            self._adopt(self._counter.note())
+            self._use_note(self._counter.note())
 
     def _begin_with_others(self, counter: EpochCounter, worker: int, seed: int) -> None:
         """Begin an epoch in a worker process: the one that was loaded here, else the next one."""
@@ -305,26 +303,45 @@ class Epochs:
             epoch = counter.begin(worker, seed, self._epoch, self._note)
         else:
             epoch = counter.begin(worker, seed)
-            self._adopt(counter.note())
+            self._use_note(counter.note())
         if self._begun or epoch != self._epoch:
             self._go_to(epoch)
         self._loaded = None
 
-    def _adopt(self, note: bytes) -> None:
+    def _use_note(self, note: bytes) -> None:
         """Keep the settings of a state that workers have loaded, and that they have left a note of.
 
-        A StatefulDataLoader hands a state to one epoch's workers; those of the next one start as
-        copies of an object that has not seen it.
+        A StatefulDataLoader gives a state to one epoch's workers; those of the next epoch start as
+        copies of an object that has not got it.
         """
         if note and note != self._note:
             said = json.loads(note)
-            self.loader.adopt(parse_settings(said["settings"]), said["num_splits"])
+            self.loader.use_settings(parse_settings(said["settings"]), said["num_parts"])
             self._note = note
 
 
-def _part_of(split: Split) -> Part:
+def _sharing_of(part: Part) -> Sharing:
     worker = get_worker_info()
-    return Part.of(split, worker.id, worker.num_workers) if worker else Part.of(split, 0, 1)
+    return Sharing.of(part, worker.id, worker.num_workers) if worker else Sharing.of(part, 0, 1)
+
+
+def _tell_of_collating(loader: DataLoader[Any], *, batch_size: int | None, clip_len: int) -> None:
+    """Say that a DataLoader makes batches of batches, or of one clip each, if it does.
+
+    `DataLoader(pipe)` does: its own `batch_size` is 1.
+    """
+    if loader.batch_size is None or loader.collate_fn is not default_collate:
+        return
+    if batch_size is not None:
+        say_once(
+            "a DataLoader collates what it is given, which are batches, so tensors have the shape "
+            f"[{loader.batch_size}, {batch_size}, {clip_len}, …]: give it batch_size=None"
+        )
+    elif loader.batch_size == 1:
+        say_once(
+            "a DataLoader collates single clips one by one, so tensors have the shape "
+            f"[1, {clip_len}, …]: give it batch_size=None, and batch_size= to the pipe"
+        )
 
 
 def _check_epoch(epoch: int) -> None:
@@ -336,7 +353,7 @@ _alive: weakref.WeakSet[Epochs] = weakref.WeakSet()
 
 
 def share_all() -> None:
-    """Give all loaders of this process the counter that a fork of it goes on with."""
+    """Give all loaders of this process a counter, which its forks then share."""
     for epochs in list(_alive):
         epochs._share()
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from os import PathLike
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,22 +14,28 @@ import torch
 from seqrecord.clips import (
     ClipSpec,
     ClipTable,
+    IntArray,
     enumerate_clips,
 )
 from seqrecord.errors import ClipError
-from seqrecord.frames import ArraySpec, FrameTransform, add_place, apply_transform
-from seqrecord.order import IntArray
-from seqrecord.pipes.notices import say_once
-from seqrecord.plan import Phases
-from seqrecord.reader import Dataset, EpisodeFilter, open_dataset
-from seqrecord.storage import StorageLike
-from seqrecord.wording import counted
+from seqrecord.format.pages import ALIGNMENT
+from seqrecord.pipes.distributed import say_once
+from seqrecord.pipes.options import ClipOptions
+from seqrecord.reading.frames import ArraySpec, add_place, apply_transform
+from seqrecord.reading.reader import DatasetLike, SeqRecordReader, reader_of
+from seqrecord.sampling import Phases
+from seqrecord.sampling.memory import FrameSizes
+from seqrecord.sampling.phases import typical_table
+from seqrecord.text import counted
 
 __all__ = ["ClipSelection"]
+
+_Options = TypeVar("_Options", bound=ClipOptions)
 
 _RESERVED = ("episode", "start")  # what a clip tells of itself
 
 _CHUNKS_AT_ONCE = 1 << 16
+_TENSOR_BYTES = 1 << 10  # of a tensor beside what it holds: one for each frame of a variable shape
 
 
 class ClipSelection:
@@ -39,53 +43,35 @@ class ClipSelection:
 
     With `rotate_phase`, `clips` are those of all phases and `clips_of` gives those of one.
 
-    See `SeqRecordPipe` for the arguments. What is left out is said in a warning, logged to
+    What is left out is said in a warning, logged to
     `seqrecord` once, and counted in `clips`.
 
     Raises `ClipError` where there is no clip at all, and for a feature that no tensor can hold.
     """
 
-    dataset: Dataset  # with the requested features only
+    dataset: SeqRecordReader  # with the requested features only
     spec: ClipSpec
     selected: IntArray  # rows of the selected episodes
     clips: ClipTable
-    phases: Phases | None = None  # those that epochs have in turn
+    phases: Phases | None = None  # the phases of one epoch after the other
     left_out: str  # what would be clips, or has none, in words; empty if nothing is
     arrays: dict[str, ArraySpec]  # of each feature of a frame, after `frame_transform`
 
     def __init__(
-        self,
-        location: StorageLike | Dataset,
-        *,
-        clip_len: int,
-        stride: int = 1,
-        dilation: int = 1,
-        features: Sequence[str] | None = None,
-        rotate_phase: bool = False,
-        episodes: EpisodeFilter = None,
-        frame_transform: FrameTransform | None = None,
-        verify: bool = True,
-        storage_options: Mapping[str, Any] | None = None,
-        cache_dir: str | PathLike[str] | None = None,
-        cache_limit: int | str | None = None,
+        self, location: DatasetLike, options: ClipOptions, *, rotate_phase: bool = False
     ) -> None:
-        if isinstance(features, str):
-            raise ClipError("features are a list of names", expected=[features], got=features)
-        self.spec = ClipSpec(clip_len, stride, dilation)
-        if isinstance(location, Dataset):
-            self.dataset = location if features is None else location.select(features)
-        else:
-            self.dataset = open_dataset(
-                location,
-                features=features,
-                verify=verify,
-                storage_options=storage_options,
-                cache_dir=cache_dir,
-                cache_limit=cache_limit,
-            )
-        self.frame_transform = frame_transform
+        self.spec = options.spec
+        self.dataset = reader_of(
+            location,
+            features=options.features,
+            verify=options.verify,
+            storage_options=options.storage_options,
+            cache_dir=options.cache_dir,
+            cache_limit=options.cache_limit,
+        )
+        self.frame_transform = options.frame_transform
         table, missing = self.dataset.episode_table, self.dataset.missing_frames()
-        self.selected = self.dataset.find_episodes(episodes)
+        self.selected = self.dataset.find_episodes(options.episodes)
         every = replace(self.spec, stride=1) if rotate_phase else self.spec
         self.clips = enumerate_clips(every, table, self.selected, missing)
         self.left_out = self._left_out()
@@ -106,8 +92,39 @@ class ClipSelection:
                 f"{self.dataset.url}: {self.clips.num_clips:,} clips; left out: {self.left_out}"
             )
 
+    @property
+    def typical_clips(self) -> ClipTable:
+        """Clips from which settings are chosen that hold for every epoch."""
+        if self.phases is None:
+            return self.clips
+        return typical_table(self.clips, self.spec.stride)
+
+    def frame_sizes(self, batch_size: int | None) -> FrameSizes:
+        """A variable shape counts as its largest frame of the selected episodes, decoded."""
+        index, arrays = self.dataset.index, self.arrays.values()
+        frame = sum(spec.nbytes for spec in arrays)
+        variable = sum(not spec.is_fixed for spec in arrays)
+        stored = self.stored_arrays().values()
+        columns = [index.schema.position(name) for name in self.dataset.features]
+        padded = index.page_length[:, columns].astype("i8") + (ALIGNMENT - 1)
+        chunk = int((padded // ALIGNMENT * ALIGNMENT).sum(axis=1).max())
+        if self.frame_transform is not None:
+            chunk += sum(spec.nbytes for spec in stored) + frame
+        else:  # codecs may need room for a frame that is in no row yet
+            chunk += sum(spec.nbytes for spec in stored if not spec.is_fixed)
+        frame = max(1, frame)
+        frames = (batch_size or 1) * self.spec.length
+        return FrameSizes(frame, chunk, frames * (frame + variable * _TENSOR_BYTES))
+
+    def portable(self, options: _Options) -> _Options:
+        """The options for another process: a function that chose episodes need not be picklable."""
+        if not callable(options.episodes):
+            return options
+        keys = self.dataset.index.keys.take(self.selected).to_pylist()
+        return replace(options, episodes=keys)
+
     def clips_of(self, phase: int) -> ClipTable:
-        """The clips of one phase of those that epochs have in turn."""
+        """The clips of one phase."""
         if self._last is None or self._last.spec.phase != phase:
             self._last = enumerate_clips(
                 replace(self.spec, phase=phase),
@@ -158,8 +175,8 @@ class ClipSelection:
 
     def describe(self) -> str:
         """A line for people, and one for each feature with its dtype and shape in a clip."""
-        turns = f" in turns of {len(self.phases)} epochs" if self.phases is not None else ""
-        lines = [f"{self.dataset.url!r}, {self.clips.num_clips} clips{turns}"]
+        over = f" in every {len(self.phases)} epochs" if self.phases is not None else ""
+        lines = [f"{self.dataset.url!r}, {self.clips.num_clips} clips{over}"]
         if self.left_out:
             lines[0] += f"; left out: {self.left_out}"
         for name, spec in self.arrays.items():

@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields
 from typing import Any, get_args, get_type_hints
 
 from seqrecord.errors import ClipError, StateError
-from seqrecord.plan import PlanSettings, Split
-from seqrecord.wording import counted
+from seqrecord.sampling import Part, PlanSettings
+from seqrecord.text import counted
 
-__all__ = ["Part", "State", "parse_settings", "shown"]
+__all__ = ["Sharing", "State", "parse_settings", "shown"]
 
 _VERSION = 2
 _KEYS = (
@@ -26,12 +26,12 @@ _KEYS = (
 )
 _EPISODES = ("count", "frames", "digest", "dataset")
 _MAX_INTEGER = 1 << 63  # exclusive
-_MAX_SPLITS = 1 << 31  # exclusive
+_MAX_PARTS = 1 << 31  # exclusive
 _MAX_SETTING = 1 << 31  # exclusive; a seed may be larger
 
 
 @dataclass(frozen=True)
-class Part:
+class Sharing:
     """Worker `worker` of `workers`, of any of `ranks` ranks: their positions are the same."""
 
     ranks: int
@@ -39,14 +39,14 @@ class Part:
     worker: int
 
     @classmethod
-    def of(cls, split: Split, worker: int, workers: int) -> Part:
-        """That of a split which a rank's worker has, or which all of its workers have."""
-        if split.count % workers or split.index % workers != worker:
+    def of(cls, part: Part, worker: int, workers: int) -> Sharing:
+        """That of a part which a rank's worker has, or which all of its workers have."""
+        if part.count % workers or part.index % workers != worker:
             worker, workers = 0, 1
-        return cls(split.count // workers, workers, worker)
+        return cls(part.count // workers, workers, worker)
 
     @property
-    def num_splits(self) -> int:
+    def num_parts(self) -> int:
         """Of the epoch, in all."""
         return self.ranks * self.workers
 
@@ -61,7 +61,7 @@ class State:
 
     epoch: int
     batch: int
-    part: Part
+    sharing: Sharing
     settings: PlanSettings
     request: Mapping[str, Any]
     """What was asked for beside the settings: clips and features, by the name of the argument."""
@@ -73,9 +73,9 @@ class State:
             "version": _VERSION,
             "epoch": self.epoch,
             "batch": self.batch,
-            "ranks": self.part.ranks,
-            "workers": self.part.workers,
-            "worker": self.part.worker,
+            "ranks": self.sharing.ranks,
+            "workers": self.sharing.workers,
+            "worker": self.sharing.worker,
             "settings": dict(vars(self.settings)),
             "request": dict(self.request),
             "episodes": dict(self.episodes),
@@ -96,12 +96,12 @@ class State:
             )
         _check_keys("a state", state, _KEYS)
         numbers = {name: _integer(name, state[name]) for name in _KEYS[1:6]}
-        part = Part(numbers["ranks"], numbers["workers"], numbers["worker"])
-        if not part.worker < part.workers or not 0 < part.num_splits < _MAX_SPLITS:
+        sharing = Sharing(numbers["ranks"], numbers["workers"], numbers["worker"])
+        if not sharing.worker < sharing.workers or not 0 < sharing.num_parts < _MAX_PARTS:
             raise StateError(
                 "a state's ranks and workers make no sense",
-                expected=f"worker < workers, and fewer than {_MAX_SPLITS} in all ranks",
-                got=shown(part),
+                expected=f"worker < workers, and fewer than {_MAX_PARTS} in all ranks",
+                got=shown(sharing),
             )
         for name in ("request", "episodes"):
             if not isinstance(state[name], Mapping):
@@ -110,7 +110,7 @@ class State:
         return cls(
             numbers["epoch"],
             numbers["batch"],
-            part,
+            sharing,
             parse_settings(state["settings"]),
             state["request"],
             state["episodes"],

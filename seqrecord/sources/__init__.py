@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from seqrecord.errors import SourceError
-from seqrecord.sources.base import EpisodeInfo, Source, SourceFrame
+from seqrecord.sources.base import EpisodeInfo, Source
 from seqrecord.sources.folders import Folders
 from seqrecord.sources.tartanair import CAMERAS, TartanAir
 
@@ -15,7 +15,6 @@ __all__ = [
     "EpisodeInfo",
     "Folders",
     "Source",
-    "SourceFrame",
     "TartanAir",
     "open_source",
 ]

@@ -1,4 +1,4 @@
-"""Checked reading of `.npy` files: nothing is unpickled and no header is believed.
+"""Checked reading of `.npy` files: nothing is unpickled, and headers are not trusted.
 
 The format is numpy's own, https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html.
 Its header is compared with the file's size before anything is allocated.

@@ -6,23 +6,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-import numpy.typing as npt
+from seqrecord.schema import Frame, Schema
 
-from seqrecord.codecs import EncodedImage
-from seqrecord.schema import Schema
-
-__all__ = ["EpisodeInfo", "Source", "SourceFrame"]
-
-SourceFrame = Mapping[str, "npt.NDArray[Any] | EncodedImage"]
-"""One frame as a source yields it: arrays, or images that stay encoded as they are."""
+__all__ = ["EpisodeInfo", "Source"]
 
 
 @dataclass(frozen=True)
 class EpisodeInfo:
     """What is known of an episode before its frames are read.
 
-    `key` is unique in the source and in the dataset. `num_frames` comes from a listing.
-    `metadata` is JSON: text, numbers, booleans, `None`, lists and dicts of them.
+    Args:
+        key: its name in the dataset, unique there: a clean relative path, as
+            `abandonedfactory/Easy/P000`.
+        num_frames: how many frames `Source.frames` yields.
+        metadata: JSON: text, numbers, booleans, `None`, lists and dicts of them. The dataset keeps
+            it, and `episodes=` of the loaders can choose by it.
     """
 
     key: str
@@ -32,19 +30,35 @@ class EpisodeInfo:
 
 @runtime_checkable
 class Source(Protocol):
-    """Episodes to be packed. A source is picklable: `convert` sends it to its workers.
+    """Where `convert` gets episodes from. Any object with these three methods is a source.
 
-    `schema()` looks at as few files as it can; its codecs are empty except for features that
-    stay encoded, since codecs are the writer's choice.
-    `episodes()` lists all episodes in their final order, a function of the source alone.
-    `frames(info)` reads one episode's frames in order, one at a time.
-
-    Errors with an original file are `SourceError`s that name the file, the episode and what was
-    expected; `frames` raises them, and `episodes` raises only what concerns the source as a whole.
+    It must be picklable, since each worker process gets a copy. `TartanAir` and `Folders` are
+    sources, and docs/reference/writing.md has an example of one's own.
     """
 
-    def schema(self) -> Schema: ...
+    def schema(self) -> Schema:
+        """The features of all episodes: name, dtype and frame shape (`None` for what varies).
 
-    def episodes(self) -> Sequence[EpisodeInfo]: ...
+        Codecs are the writer's choice, so leave them empty, but for images that stay encoded. Look
+        at as few files as possible. Raises `SourceError` where there is nothing to read.
+        """
+        ...
 
-    def frames(self, info: EpisodeInfo) -> Iterator[SourceFrame]: ...
+    def episodes(self) -> Sequence[EpisodeInfo]:
+        """All episodes, in their final order, which must be the same in every call.
+
+        A conversion that resumes or appends skips those whose keys are there. Raises `SourceError`
+        only for what concerns the source as a whole.
+        """
+        ...
+
+    def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
+        """One episode's frames in order: feature name to array, or to an `EncodedImage`.
+
+        An array has the dtype and shape that the schema says. A feature that a frame lacks is left
+        out. Frames are taken one by one: yield them, and hold no more than one in memory where
+        that is possible; an array may be filled again for the next frame. Raises `SourceError` that
+        names the file and the episode for an original that is missing or broken, which
+        `skip_bad_episodes` leaves out.
+        """
+        ...

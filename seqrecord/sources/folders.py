@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from seqrecord.errors import SourceError
-from seqrecord.schema import Schema
+from seqrecord.schema import Frame, Schema
 from seqrecord.sources.arrays import npy_header
-from seqrecord.sources.base import EpisodeInfo, SourceFrame
+from seqrecord.sources.base import EpisodeInfo
 from seqrecord.sources.exported import read_description
 from seqrecord.sources.files import local_root
 from seqrecord.sources.folders_frames import check_time_axis, read_frames
@@ -62,7 +62,7 @@ class Folders:
     def episodes(self) -> Sequence[EpisodeInfo]:
         return [self._info(episode) for episode in self._episodes]
 
-    def frames(self, info: EpisodeInfo) -> Iterator[SourceFrame]:
+    def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         try:
             yield from read_frames(self._folder(info.key), self.schema())
         except SourceError as error:

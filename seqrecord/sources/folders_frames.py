@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.codecs import EncodedImage
 from seqrecord.errors import SourceError
-from seqrecord.schema import FeatureSpec, Schema
+from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.arrays import NpyFile, npy_header, read_npy
-from seqrecord.sources.base import SourceFrame
 from seqrecord.sources.exported import (
     DESCRIPTION,
     ExportedEpisode,
@@ -28,7 +26,7 @@ from seqrecord.sources.images import IMAGE_FORMATS, decode_image, read_image_fil
 __all__ = ["check_time_axis", "read_frames"]
 
 
-def read_frames(path: Path, schema: Schema) -> Iterator[SourceFrame]:
+def read_frames(path: Path, schema: Schema) -> Iterator[Frame]:
     """The features of `schema` frame by frame.
 
     Raises `SourceError` before the first frame if the features' lengths or frame names disagree.

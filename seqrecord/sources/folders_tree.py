@@ -27,7 +27,7 @@ __all__ = [
 
 METADATA = "metadata.json"
 
-MAX_DEPTH = 32  # a link that leads back up would go on for ever
+MAX_DEPTH = 32  # a link that leads back up would never end
 MAX_METADATA_BYTES = 1 << 22
 _NUMBERED = re.compile(r"(.*[_.\- ])?\d+([_.\- ].*)?", re.DOTALL)
 _DIGITS = re.compile(r"(\d+)", re.ASCII)

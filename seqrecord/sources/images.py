@@ -1,7 +1,7 @@
 """Checked reading of PNG and JPEG files: whole, of the right kind, and at their full depth.
 
-Pillow decodes them. It turns 16-bit colour PNGs into 8 bits without a word, so those go to
-imagecodecs, an optional extra.
+Pillow decodes them. It would turn 16-bit colour PNGs into 8 bits and say nothing, so imagecodecs,
+an optional extra, decodes those.
 """
 
 from __future__ import annotations
@@ -192,8 +192,8 @@ _lifted = False
 def _no_truncated_images() -> Iterator[None]:
     """Decode strictly even where a program has told Pillow to let truncated images pass.
 
-    That switch belongs to the whole process: the first thread in lifts it, the last one out puts
-    it back.
+    The switch is the whole process's: the first thread that decodes turns it off, and the last
+    one turns it on again.
     """
     global _strict_users, _lifted
     with _lenient_lock:

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from seqrecord.errors import SourceError
-from seqrecord.schema import CodecConfig, FeatureSpec, Schema
+from seqrecord.schema import CodecConfig, FeatureSpec, Frame, Schema
 from seqrecord.sources.arrays import npy_header
-from seqrecord.sources.base import EpisodeInfo, SourceFrame
+from seqrecord.sources.base import EpisodeInfo
 from seqrecord.sources.files import local_root
 from seqrecord.sources.images import load_imagecodecs
 from seqrecord.sources.tartanair_frames import (
@@ -87,7 +87,7 @@ class TartanAir:
     def episodes(self) -> Sequence[EpisodeInfo]:
         return [self._info(trajectory) for trajectory in self._trajectories]
 
-    def frames(self, info: EpisodeInfo) -> Iterator[SourceFrame]:
+    def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         try:
             trajectory = trajectory_of(Path(self.root), info.key)
             schema, sizes = self._probed

@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.codecs import EncodedImage
 from seqrecord.errors import SourceError
-from seqrecord.schema import FeatureSpec, Schema
+from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.arrays import read_npy
-from seqrecord.sources.base import SourceFrame
 from seqrecord.sources.files import list_folder
 from seqrecord.sources.images import read_image_file
 from seqrecord.sources.poses import read_poses
@@ -26,7 +24,7 @@ __all__ = ["FrameLists", "has_frames", "imu_counts", "list_frames", "read_frames
 
 def read_frames(
     trajectory: Trajectory, schema: Schema, size: Size, *, keep_encoded: bool
-) -> Iterator[SourceFrame]:
+) -> Iterator[Frame]:
     """The features of `schema` frame by frame; pixels are [H, W, ...] of `size`.
 
     Raises `SourceError` before the first frame if the frame lists disagree.

@@ -1,4 +1,4 @@
-"""Storages: local disk, mounts, Azure, any fsspec filesystem, and what goes around them."""
+"""Storages: local disk, mounts, object stores, any fsspec filesystem; retries and the cache."""
 
 from seqrecord.storage.base import FileInfo, Storage, Unfinished, Upload
 from seqrecord.storage.cache import CachedStorage, CacheInfo, cache_info, clear_cache, forget_cached

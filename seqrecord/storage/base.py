@@ -1,4 +1,4 @@
-"""The Storage protocol: the few operations on files that everything above is written with."""
+"""The Storage protocol: the few operations on files that all other rooms use."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Protocol, runtime_checkable
 
 from seqrecord.checksum import Buffer
 from seqrecord.errors import LocationError, StorageError
-from seqrecord.ranges import ByteRange
+from seqrecord.storage.ranges import ByteRange
 
 __all__ = [
     "FileInfo",
-    "RangeReader",
     "Storage",
     "Unfinished",
     "Upload",
@@ -26,7 +25,7 @@ __all__ = [
 class Upload(Protocol):
     """A file being written front to back. Nothing is visible under its name before `commit`.
 
-    Leaving one neither committed nor aborted is what a kill does; see `Storage.unfinished`.
+    A killed process leaves it neither committed nor aborted; see `Storage.unfinished`.
     Used by one thread at a time.
     """
 
@@ -35,27 +34,21 @@ class Upload(Protocol):
 
     def write(self, data: Buffer) -> None:
         """Append bytes."""
-        ...
 
     def tell(self) -> int:
         """Bytes written so far."""
-        ...
 
     def checkpoint(self, note: bytes) -> None:
-        """What has been written so far is worth keeping after a kill, together with `note`."""
-        ...
+        """Keep what has been written so far, and `note`, even if the process is killed later."""
 
     def rewind(self, offset: int) -> None:
         """Forget everything after `offset`."""
-        ...
 
     def commit(self) -> None:
         """Make the file durable, then visible under its name, in one step."""
-        ...
 
     def abort(self) -> None:
         """Leave nothing behind. Does nothing after a `commit` that succeeded."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -68,7 +61,7 @@ class FileInfo:
 
 
 class Unfinished(Protocol):
-    """What is durable of an upload that has not ended: its writer was killed, or is still at work.
+    """The durable bytes of an upload that has not ended: its writer was killed, or still runs.
 
     It can be read by anyone, on any machine, and nothing here disturbs its writer. It may grow, or
     go because its writer finished the file, between two calls.
@@ -77,39 +70,22 @@ class Unfinished(Protocol):
     @property
     def path(self) -> str:
         """The path of the file when it is finished."""
-        ...
 
     @property
     def modified(self) -> float:
         """When it last grew, in seconds since 1970."""
-        ...
 
     def checkpoints(self) -> list[tuple[int, bytes]]:
         """The bytes written at each checkpoint, with its note, in order, as far as both are whole.
 
         Bytes below the last one may still be wrong where a machine went down with its writer.
         """
-        ...
 
     def read_ranges(self, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]) -> None:
         """As `Storage.read_ranges`, of bytes below the last checkpoint."""
-        ...
 
     def remove(self) -> None:
         """Remove all that is there of it; for `seqrecord clean` alone."""
-        ...
-
-
-class RangeReader(Protocol):
-    """The reading half of a `Storage`, with the same rules: what a cloud client is needed for."""
-
-    def size(self, path: str) -> int: ...
-
-    def read_ranges(
-        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
-    ) -> None: ...
-
-    def close(self) -> None: ...
 
 
 @runtime_checkable
@@ -125,12 +101,10 @@ class Storage(Protocol):
     @property
     def url(self) -> str:
         """The root as it may be shown to anyone: no credentials, no query."""
-        ...
 
     @property
     def place(self) -> str:
         """The root as no other has it, account and endpoint included; nor are there credentials."""
-        ...
 
     def size(self, path: str) -> int:
         """A file's length in bytes. Looks anew: of a file replaced since, the new one's.
@@ -138,7 +112,6 @@ class Storage(Protocol):
         Files are not changed in place, but the manifest is replaced; reads that follow are of the
         file that this saw, or of a newer one.
         """
-        ...
 
     def read_ranges(
         self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
@@ -148,7 +121,6 @@ class Storage(Protocol):
         All of them or an error: never a short buffer. One call is one unit for the storage, which
         may merge, split, reorder and overlap its ranges.
         """
-        ...
 
     def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
         """A small file's bytes and its tag, which belong together whoever replaces it meanwhile.
@@ -156,7 +128,6 @@ class Storage(Protocol):
         A file that was replaced has another tag. Looks anew. `StorageError` for a file of more than
         `limit` bytes, of which no more than that are read.
         """
-        ...
 
     def put(self, path: str, data: bytes, *, expected: str | None) -> None:
         """Put a small file in place, durably and in one step, if its tag is still `expected`.
@@ -164,41 +135,33 @@ class Storage(Protocol):
         `None`: if nothing is there. Otherwise `ConflictError`, and what is there stays as it is.
         An attempt whose answer was lost is not a conflict: see `put_once`.
         """
-        ...
 
     def files(self, folder: str) -> list[FileInfo]:
         """The finished files directly in a folder, sorted by path; empty if there is none."""
-        ...
 
     def unfinished(self, folder: str) -> list[Unfinished]:
         """Uploads into a folder that have not ended, sorted by path."""
-        ...
 
     def create(self, path: str) -> Upload:
         """Start a file under a name that nobody else uses; if it is used, `DestinationError`."""
-        ...
 
     def remove(self, path: str) -> None:
         """Remove a file and what an interrupted upload of it left; neither need be there."""
-        ...
 
     def local_path(self, path: str) -> str | None:
         """Where the file can be memory-mapped, if it can."""
-        ...
 
     def counters(self) -> dict[str, int]:
         """What was counted in this process so far, by name; empty where nothing is.
 
         `requests` to a service, `retries` of them, and what a cache has served.
         """
-        ...
 
     def close(self) -> None:
-        """Close handles, and leave uploads that are still open as a kill would.
+        """Close handles. Uploads that are still open stay as a kill would leave them.
 
         The storage opens its handles again when it is used again.
         """
-        ...
 
 
 def check_path(path: str) -> str:

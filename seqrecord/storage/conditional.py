@@ -15,7 +15,7 @@ _MOST_BYTES = 64 << 20  # a manifest is smaller
 
 
 def put_once(storage: Storage, path: str, data: bytes, *, expected: str | None) -> None:
-    """One attempt of `storage.put`, after which what is there decides.
+    """One attempt of `storage.put`; the file that is there then tells whether it succeeded.
 
     After a refusal or an error that may pass, the file is read: if it holds `data`, the put
     succeeded and only its answer was lost. So no other file may ever hold the same bytes. If it is

@@ -1,31 +1,32 @@
 """Exceptions of cloud clients and of the system as errors of this package.
 
 A client's exception may hold a signed URL or a header with a key, in its text, its attributes and
-those that it chains. So nothing of it is kept but its kind, its HTTP status, the service's code if
-it is a known one, its errno and the seconds that the server asked to wait.
+those that it chains. So only these are kept: its kind, its HTTP status, the service's code if that
+is known, its errno and the seconds that the server asked to wait.
 """
 
 from __future__ import annotations
 
-import datetime
 import email.utils
 import errno
 import os
 import re
 import socket
 import ssl
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from seqrecord.errors import (
     AccessError,
+    ConflictError,
     LocationError,
     NotFoundError,
     StorageError,
     TransientError,
 )
 
-__all__ = ["call", "classify", "is_busy"]
+__all__ = ["GIVE_ONE", "call", "classify", "is_busy"]
 
 _T = TypeVar("_T")
 
@@ -44,8 +45,13 @@ def call(shown: str, function: Callable[..., _T], /, *args: Any, **kwargs: Any) 
     raise failure
 
 
+def is_busy(status: int) -> bool:
+    """Whether a server that answers this status may answer otherwise later."""
+    return str(status) in _BUSY
+
+
 def classify(error: BaseException, shown: str) -> StorageError:
-    """What an exception of any client means for `shown`, without anything that it says.
+    """The error of this package that an exception of any client means, without the client's text.
 
     `NotFoundError` for a missing file or container, `AccessError` for a refusal, `LocationError`
     for a host that does not exist and a missing package, `TransientError` for what may go well if
@@ -53,170 +59,141 @@ def classify(error: BaseException, shown: str) -> StorageError:
     """
     if isinstance(error, ModuleNotFoundError) and error.name:
         name = error.name if error.name.startswith("azure.") else error.name.partition(".")[0]
-        return LocationError(
-            f"a package is missing: pip install {name.replace('.', '-')}", file=shown
-        )
+        package = "google-auth" if name == "google" else name.replace(".", "-")
+        return LocationError(f"a package is missing: pip install {package}", file=shown)
     chain = list(_chain(error))
-    status = _first(_status, chain)
-    code = _first(_code, chain)
-    number = _first(_errno, chain)
+    status, code, number = _first(_status, chain), _first(_code, chain), _first(_errno, chain)
+    said = "\n".join(str(item) for item in chain if _is_of(item, "obstore"))
+    marks = {str(status), str(code), errno.errorcode.get(number or 0, "")}
+    marks.update(mark for item in chain for mark in _kinds(item))
     described = _describe(error, status, code, number)
-    if _is_untrusted(chain):
-        return StorageError(
-            "the server's certificate is not trusted: check the endpoint, or give its authority in "
-            "SSL_CERT_FILE (of S3 AWS_CA_BUNDLE too) or as storage option root_certificate",
-            file=shown,
-        )
-    if code in _BUSY_CODES or status in _BUSY or _first(_may_pass, chain):  # a token endpoint's too
-        return _transient(described, chain, shown)
-    if code == "ContainerNotFound":
-        return NotFoundError("no such container: check the account's and its name", file=shown)
-    if code == "NoSuchBucket":
-        return NotFoundError("no such bucket: check its name", file=shown)
-    if code in _ELSEWHERE or _says(chain, "incorrectly configured region") or status == 301:
-        return LocationError(
-            f"the bucket is in another region or place ({described}): check the endpoint, and the "
-            "storage option region or AWS_REGION",
-            file=shown,
-        )
-    if _says(chain, *_METADATA_SERVERS):
-        return AccessError(f"no credential was found ({described}): {_GIVE_ONE}", file=shown)
-    if code in _REFUSALS or status in (401, 403) or _any(chain, _UNAUTHORIZED):
-        check = _REFUSALS.get(code or "", _CHECK_ALL)
-        return AccessError(f"access is refused ({described}): {check}", file=shown)
-    if status == 404 or number == errno.ENOENT or _any(chain, _MISSING):
-        return NotFoundError("no such file", file=shown)
-    if _is_unknown_host(chain):
-        return LocationError("no such host: check the account's name or the endpoint", file=shown)
-    if number in (errno.EACCES, errno.EPERM) and status is None:
-        return AccessError(f"access is refused ({described}): check the permissions", file=shown)
-    broken = _any(chain, _BROKEN) or _is_broken_obstore(chain)
-    if number in _PASSING or (status is None and broken):
-        return _transient(described, chain, shown)
+    for kind, message, marked, texts in _RULES[: None if status is None else -1]:
+        if not marks.isdisjoint(marked) or any(text in said for text in texts):
+            check = _REFUSALS.get(str(code), "check the key, SAS or identity and what it may do")
+            failure = kind(message.format(described, check=check), file=shown)
+            if isinstance(failure, TransientError):
+                failure.retry_after = _first(_retry_after, chain)
+            return failure
     return StorageError(f"the storage failed: {described}", file=shown)
 
 
-def is_busy(status: int) -> bool:
-    """Whether a server that answers this status may do what was asked later."""
-    return status in _BUSY
-
-
-def _transient(described: str, chain: list[BaseException], shown: str) -> TransientError:
-    failure = TransientError(f"the storage failed: {described}", file=shown)
-    failure.retry_after = _first(_retry_after, chain)
-    return failure
-
-
-_GIVE_ONE = "give a key or identity, or skip_signature for what is public"
-_CHECK_ALL = "check the key, SAS or identity and what it may do there"
-_REFUSALS = {
-    "AuthenticationFailed": "the key or SAS is wrong or expired, or the clock here is; check them",
-    "AuthorizationFailure": "check the key or SAS, what it may do, and the account's network rules",
-    "AuthorizationPermissionMismatch": "check the permissions of the SAS, or the identity's role",
-    "AuthorizationProtocolMismatch": "the SAS is for another protocol; check http or https",
-    "AuthorizationResourceTypeMismatch": "the SAS is for other kinds of resources; check it",
-    "AuthorizationServiceMismatch": "the SAS is for another service; check it",
-    "AuthorizationSourceIPMismatch": "the SAS is for other addresses; check it",
-    "InsufficientAccountPermissions": "check what the key, SAS or identity may do",
-    "InvalidAuthenticationInfo": "the credential cannot be understood; check it",
-    "AccountIsDisabled": "the account is disabled",
-    "KeyBasedAuthenticationNotPermitted": "the account takes no keys; use an identity",
-    "NoAuthenticationInformation": "no credential was given; give a key, SAS or identity",
-    "PublicAccessNotPermitted": "no credential was given; give a key, SAS or identity",
+_CHECKS = {  # what to check, by the service's codes
+    "the key or SAS is wrong or expired, or the clock here is; check them": "AuthenticationFailed",
+    "check the key or SAS, what it may do, and the account's network rules": "AuthorizationFailure",
+    "check the permissions of the SAS, or the identity's role": "AuthorizationPermissionMismatch",
+    "the SAS is for another protocol, service, resource or address; check it": (
+        "AuthorizationProtocolMismatch AuthorizationResourceTypeMismatch "
+        "AuthorizationServiceMismatch AuthorizationSourceIPMismatch"
+    ),
+    "check what the key, SAS or identity may do": "InsufficientAccountPermissions",
+    "the credential cannot be understood; check it": "InvalidAuthenticationInfo",
+    "the account is disabled": "AccountIsDisabled",
+    "the account takes no keys; use an identity": "KeyBasedAuthenticationNotPermitted",
+    "no credential was given; give a key, SAS or identity": (
+        "NoAuthenticationInformation PublicAccessNotPermitted"
+    ),
+    "check what the key or identity may do there; of a file that is missing S3 and GCS say so too, "
+    "to whoever may not list": "AccessDenied",
+    "the session token has expired; renew it": "ExpiredToken TokenRefreshRequired",
+    "there is no such access key; check it": "InvalidAccessKeyId",
+    "the session token is wrong; check it": "InvalidToken",
+    "the clock here is wrong; check it": "RequestTimeTooSkewed",
+    "the secret access key is wrong, or the clock here is; check them": "SignatureDoesNotMatch",
 }
-_REFUSALS |= {
-    "AccessDenied": "check what the key or identity may do there; of a file that is missing S3 and "
-    "GCS say so too, to whoever may not list",
-    "ExpiredToken": "the session token has expired; renew it",
-    "InvalidAccessKeyId": "there is no such access key; check it",
-    "InvalidToken": "the session token is wrong; check it",
-    "RequestTimeTooSkewed": "the clock here is wrong; check it",
-    "SignatureDoesNotMatch": "the secret access key is wrong, or the clock here is; check them",
-    "TokenRefreshRequired": "the session token has expired; renew it",
-}
-_BUSY_CODES = frozenset(
-    {
-        "InternalError",
-        "OperationTimedOut",
-        "RequestTimeout",
-        "ServerBusy",
-        "ServiceUnavailable",
-        "SlowDown",
-        "rateLimitExceeded",  # of GCS, with status 403 or 429
-        "userRateLimitExceeded",
-    }
-)
-_ELSEWHERE = frozenset(
-    {
-        "AuthorizationHeaderMalformed",
-        "IllegalLocationConstraintException",
-        "PermanentRedirect",
+GIVE_ONE = "give a key, a profile or an identity, or skip_signature for what is public"
+_REFUSALS = {code: check for check, codes in _CHECKS.items() for code in codes.split()}
+_BUSY = ("408", "425", "429", "500", "502", "503", "504")
+
+_Rule = tuple[type[StorageError], str, frozenset[str], tuple[str, ...]]
+
+
+def _rule(kind: type[StorageError], message: str, marks: str = "", *texts: str) -> _Rule:
+    return kind, message, frozenset(marks.split()), texts
+
+
+# What it is and what to say; the marks that tell it: HTTP statuses, a service's codes, numbers of
+# the system, kinds of exceptions by name, so that no client is imported to understand the errors of
+# another; and texts of obstore's errors, which have nothing else. The first rule that fits counts,
+# and the last one only where there is no HTTP status.
+_RULES = (
+    _rule(
+        StorageError,
+        "the server's certificate is not trusted: check the endpoint, or give its authority in "
+        "SSL_CERT_FILE (of S3 AWS_CA_BUNDLE too) or as storage option root_certificate",
+        "SSLCertVerificationError",
+        *("InvalidCertificate", "invalid peer certificate", "certificate verify failed"),
+    ),
+    _rule(  # a token endpoint's too; of GCS rate limits come with status 403 or 429
+        TransientError,
+        "the storage failed: {}",
+        f"{' '.join(_BUSY)} InternalError OperationTimedOut RequestTimeout ServerBusy SlowDown "
+        "ServiceUnavailable rateLimitExceeded userRateLimitExceeded ConditionalRequestConflict "
+        "google.retryable",
+    ),
+    _rule(ConflictError, "the file exists already", "obstore.AlreadyExistsError"),
+    _rule(ConflictError, "another writer replaced it", "obstore.PreconditionError"),
+    _rule(
+        StorageError,
+        "the server does not answer ranges (206 and Content-Range): it would send whole files",
+        "",
+        *("NotPartial", "RangeNotSupported", "non-partial response"),
+    ),
+    _rule(StorageError, "the file ended early", "416"),
+    _rule(
+        NotFoundError, "no such container: check the account's and its name", "ContainerNotFound"
+    ),
+    _rule(NotFoundError, "no such bucket: check its name", "NoSuchBucket"),
+    _rule(
+        LocationError,
+        "the bucket is in another region or place ({}): check the endpoint, and the storage "
+        "option region or AWS_REGION",
+        "301 AuthorizationHeaderMalformed IllegalLocationConstraintException PermanentRedirect "
         "TemporaryRedirect",
-    }
-)
-_CODES = {*_REFUSALS, *_BUSY_CODES, *_ELSEWHERE}
-_CODES |= {"BlobNotFound", "ContainerNotFound", "NoSuchBucket", "NoSuchKey"}
-_METADATA_SERVERS = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
-
-_BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
-_PASSING = frozenset(
-    {
-        errno.EAGAIN,
-        errno.ECONNABORTED,
-        errno.ECONNREFUSED,
-        errno.ECONNRESET,
-        errno.EHOSTUNREACH,
-        errno.EINTR,
-        errno.EIO,
-        errno.ENETDOWN,
-        errno.ENETRESET,
-        errno.ENETUNREACH,
-        errno.ENOTCONN,
-        errno.EPIPE,
-        errno.ESHUTDOWN,
-        errno.ESTALE,
-        errno.ETIMEDOUT,
-    }
-)
-
-# Kinds by name, so that no client is imported to understand the errors of another.
-_MISSING = frozenset({"FileNotFoundError", "ResourceNotFoundError", "obstore.NotFoundError"})
-_UNAUTHORIZED = frozenset(
-    {
-        "ClientAuthenticationError",
-        "CredentialRetrievalError",  # botocore
-        "CredentialUnavailableError",
-        "DefaultCredentialsError",  # google-auth
-        "NoCredentialsError",  # botocore
-        "PartialCredentialsError",
-        "ProfileNotFound",
-        "RefreshError",  # google-auth
-        "PermissionDeniedError",
+        "incorrectly configured region",
+    ),
+    _rule(
+        AccessError,
+        f"no credential was found ({{}}): {GIVE_ONE}",
+        "CredentialUnavailableError DefaultCredentialsError NoCredentialsError",
+        *("169.254.169.254", "169.254.170.2", "metadata.google.internal"),
+    ),
+    _rule(
+        AccessError,
+        "access is refused ({}): {check}",
+        f"401 403 {' '.join(_REFUSALS)} ClientAuthenticationError CredentialRetrievalError "
+        "PartialCredentialsError PermissionDeniedError ProfileNotFound RefreshError "
         "UnauthenticatedError",
-    }
+    ),
+    _rule(
+        NotFoundError,
+        "no such file",
+        "404 ENOENT FileNotFoundError ResourceNotFoundError obstore.NotFoundError BlobNotFound "
+        "NoSuchKey",
+    ),
+    _rule(
+        LocationError,
+        "no such host: check the account's name or the endpoint",
+        "EAI_NONAME",
+        "Name or service not known",
+    ),
+    _rule(AccessError, "access is refused ({}): check the permissions", "EACCES EPERM"),
+    _rule(
+        TransientError,
+        "the storage failed: {}",
+        "EAGAIN ECONNABORTED ECONNREFUSED ECONNRESET EHOSTUNREACH EINTR EIO ENETDOWN ENETRESET "
+        "ENETUNREACH ENOTCONN EPIPE ESHUTDOWN ESTALE ETIMEDOUT",
+    ),
+    _rule(
+        TransientError,
+        "the storage failed: {}",
+        "ClientConnectionError ClientPayloadError ChunkedEncodingError ConnectionError EOFError "
+        "HTTPClientError HTTPException IncompleteReadError ProtocolError ServiceRequestError "
+        "ServiceResponseError SSLError TimeoutError TimeoutException TransportError gaierror",
+        *("error sending request", "HTTP error", "error decoding response", "timed out", "dns"),
+    ),
 )
-_BROKEN = frozenset(
-    {
-        "ClientConnectionError",  # aiohttp
-        "ClientPayloadError",
-        "ChunkedEncodingError",  # requests
-        "ConnectionError",
-        "EOFError",
-        "HTTPClientError",  # botocore
-        "HTTPException",  # http.client: what the server says is no HTTP
-        "IncompleteReadError",  # azure-core
-        "ProtocolError",  # urllib3
-        "ServiceRequestError",
-        "ServiceResponseError",
-        "SSLError",  # ssl, and those that wrap it; of a certificate it is known before this
-        "TimeoutError",
-        "TimeoutException",  # httpx
-        "TransportError",
-        "gaierror",  # of a name server: the name itself was known to be wrong before this
-    }
-)
-_OBSTORE_KINDS = frozenset({"Connect", "Decode", "Interrupted", "Request", "Timeout"})
-_SECONDS_PER_MS = 0.001
+_CODES = frozenset().union(*(marks for _, _, marks, _ in _RULES))
+_OBSTORE_KINDS = ("Connect", "Decode", "Interrupted", "Request", "Timeout")
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -237,69 +214,41 @@ def _first(ask: Callable[[BaseException], _T | None], chain: list[BaseException]
     return next((answer for item in chain if (answer := ask(item)) is not None), None)
 
 
-def _any(chain: list[BaseException], kinds: frozenset[str]) -> bool:
-    for item in chain:
-        for kind in type(item).__mro__:
-            package = kind.__module__.partition(".")[0]
-            if kind.__name__ in kinds or f"{package}.{kind.__name__}" in kinds:
-                return True
-    return False
-
-
 def _is_of(error: BaseException, *packages: str) -> bool:
     return type(error).__module__.partition(".")[0] in packages
 
 
-def _is_obstore(error: BaseException) -> bool:
-    return _is_of(error, "obstore")
-
-
-def _says(chain: list[BaseException], *texts: str) -> bool:
-    """Whether obstore says one of these: its errors have nothing but text."""
-    return any(_is_obstore(e) and any(text in str(e) for text in texts) for e in chain)
-
-
-def _is_untrusted(chain: list[BaseException]) -> bool:
-    return any(isinstance(e, ssl.SSLCertVerificationError) for e in chain) or _says(
-        chain, "InvalidCertificate", "invalid peer certificate", "certificate verify failed"
-    )
-
-
-def _may_pass(error: BaseException) -> bool | None:
-    """Whether google-auth says so."""
-    return (_is_of(error, "google") and getattr(error, "retryable", False)) or None
+def _kinds(error: BaseException) -> Iterator[str]:
+    """Names of its classes; those of obstore also with its name before them."""
+    for kind in type(error).__mro__:
+        yield kind.__name__
+        yield f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
+    if _is_of(error, "google") and getattr(error, "retryable", False):
+        yield "google.retryable"
+    is_unknown = isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME
+    if is_unknown or getattr(error, "response_status", None) == 600:  # blobfile's own number
+        yield "EAI_NONAME"
 
 
 def _status(error: BaseException) -> int | None:
     response = getattr(error, "response", None)
-    if isinstance(response, dict):  # botocore
-        value = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        return value if type(value) is int else None
-    for value in (
-        getattr(error, "code", None) if _is_of(error, "urllib", "gcsfs") else None,
-        getattr(error, "status", None),
-        getattr(error, "status_code", None),
-        getattr(error, "response_status", None),  # blobfile
-        getattr(response, "status_code", None),
-        getattr(response, "status", None),
-    ):
-        if type(value) is int and 100 <= value < 600:
-            return value
-    if _is_of(error, "botocore"):  # of an endpoint for credentials
-        found = re.search(r"Received non 200 response (\d{3})\b", str(error))
-        return int(found[1]) if found else None
-    if _is_obstore(error):  # its text is all that it has
-        found = re.search(r"status(?: code)?:? (\d{3})\b", str(error))
-        return int(found[1]) if found else None
-    return None
+    said = response if isinstance(response, dict) else {}  # botocore's
+    names = ("status", "status_code", "response_status")  # the last is blobfile's
+    values = [
+        said.get("ResponseMetadata", {}).get("HTTPStatusCode"),
+        getattr(error, "code", None) if _is_of(error, "gcsfs") else None,
+        *(getattr(holder, name, None) for holder in (error, response) for name in names),
+    ]
+    if _is_of(error, "botocore", "obstore"):  # of botocore an endpoint's that gives credentials
+        text = r"(?:Received non 200 response|status(?: code)?:?) (\d{3})\b"
+        values += map(int, re.findall(text, str(error)))
+    return next((v for v in values if type(v) is int and 100 <= v < 600), None)
 
 
 def _code(error: BaseException) -> str | None:
     response = getattr(error, "response", None)
-    if isinstance(response, dict):  # botocore
-        code = response.get("Error", {}).get("Code")
-        return code if code in _CODES else None
-    code = getattr(error, "error_code", None) or getattr(error, "error", None)
+    code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
+    code = code or getattr(error, "error_code", None) or getattr(error, "error", None)
     code = getattr(code, "value", code)  # azure-core has an enum
     if code is None:  # obstore's errors have nothing but text, and some of them are builtins
         found = re.search(r"<Code>(\w+)</Code>|\b(\w*[rR]ateLimitExceeded)\b", str(error))
@@ -314,42 +263,30 @@ def _errno(error: BaseException) -> int | None:
     return number if type(number) is int and number > 0 else None
 
 
-def _is_unknown_host(chain: list[BaseException]) -> bool:
-    if any(isinstance(e, socket.gaierror) and e.errno == socket.EAI_NONAME for e in chain):
-        return True
-    if any(getattr(e, "response_status", None) == 600 for e in chain):  # blobfile's own number
-        return True
-    return _says(chain, "Name or service not known")
-
-
-def _is_broken_obstore(chain: list[BaseException]) -> bool:
-    """Whether obstore's text is that of a request that broke: it has no kinds for them."""
-    marks = ("error sending request", "HTTP error", "error decoding response", "timed out", "dns")
-    return _says(chain, *marks)
+def _describe(
+    error: BaseException, status: int | None, code: str | None, number: int | None
+) -> str:
+    """The kind of error, in words that cannot hold a secret."""
+    words = [type(error).__name__]
+    if _is_of(error, "obstore") and (kind := re.search(r"HttpError \{\s*kind: (\w+)", str(error))):
+        words += [kind[1]] if kind[1] in _OBSTORE_KINDS else []
+    words += [f"HTTP status {status}"] if status is not None else []
+    words += [code] if code is not None else []
+    words += [os.strerror(number)] if number is not None else []
+    return ", ".join(words)
 
 
 def _retry_after(error: BaseException) -> float | None:
-    headers = _headers(error)
-    for name, unit in (
-        ("retry-after-ms", _SECONDS_PER_MS),
-        ("x-ms-retry-after-ms", _SECONDS_PER_MS),
-        ("retry-after", 1.0),
-    ):
-        if name in headers and (seconds := _seconds(headers[name])) is not None:
+    """Seconds that the server asked to wait."""
+    holders = (error, getattr(error, "response", None))
+    headers: list[Any] = [getattr(holder, "headers", None) for holder in holders]
+    pairs = [pair for each in headers if hasattr(each, "items") for pair in each.items()]
+    found = {str(name).lower(): str(value) for name, value in pairs}
+    units = {"retry-after-ms": 0.001, "x-ms-retry-after-ms": 0.001, "retry-after": 1.0}
+    for name, unit in units.items():
+        if name in found and (seconds := _seconds(found[name])) is not None:
             return seconds * unit
     return None
-
-
-def _headers(error: BaseException) -> dict[str, str]:
-    text = getattr(error, "error_headers", None)
-    if isinstance(text, str):  # blobfile
-        pairs = [item.partition(": ") for item in text.split(", ")]
-        return {name.lower(): value for name, _, value in pairs}
-    for holder in (getattr(error, "response", None), error):
-        headers: Any = getattr(holder, "headers", None)
-        if hasattr(headers, "items"):
-            return {str(name).lower(): str(value) for name, value in headers.items()}
-    return {}
 
 
 def _seconds(text: str) -> float | None:
@@ -357,25 +294,6 @@ def _seconds(text: str) -> float | None:
     if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text.strip()):
         return float(text)
     try:
-        date = email.utils.parsedate_to_datetime(text)
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
     except ValueError:
         return None
-    if date.tzinfo is None:
-        date = date.replace(tzinfo=datetime.timezone.utc)
-    return max(0.0, (date - datetime.datetime.now(datetime.timezone.utc)).total_seconds())
-
-
-def _describe(
-    error: BaseException, status: int | None, code: str | None, number: int | None
-) -> str:
-    """What kind of error it was, in words that cannot hold a secret."""
-    words = [type(error).__name__]
-    if _is_obstore(error) and (kind := re.search(r"HttpError \{\s*kind: (\w+)", str(error))):
-        words += [kind[1]] if kind[1] in _OBSTORE_KINDS else []
-    if status is not None:
-        words.append(f"HTTP status {status}")
-    if code is not None:
-        words.append(code)
-    if number is not None:
-        words.append(os.strerror(number))
-    return ", ".join(words)

@@ -13,7 +13,7 @@ from seqrecord.storage.base import Storage
 from seqrecord.storage.cache import with_cache
 from seqrecord.storage.local import LocalStorage
 from seqrecord.storage.mounts import MountStorage, find_remote_mount
-from seqrecord.storage.objects import open_objects
+from seqrecord.storage.objects import OBJECTS, open_objects
 from seqrecord.storage.options import StorageSettings, split_options
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.remote import FsspecStorage
@@ -22,8 +22,8 @@ from seqrecord.storage.url import Location, parse_location
 
 __all__ = ["StorageLike", "open_storage"]
 
-_OBJECTS = ("az", "s3", "s3a", "gs", "gcs", "http", "https")
-_PLAIN = (("http", "fsspec"), ("https", "fsspec"))  # whatever fsspec makes of them
+_OBJECT_BACKENDS = (None, "obstore", "urllib3")
+_PACKAGES = {"az": "adlfs", "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}  # fsspec's
 
 StorageLike: TypeAlias = "str | os.PathLike[str] | Storage"
 """A local path, a URL, or a storage that is open already."""
@@ -51,7 +51,7 @@ def open_storage(
 def _opened(location: StorageLike, options: dict[str, Any]) -> Storage:
     if not isinstance(location, (str, os.PathLike)) and isinstance(location, Storage):
         if options:
-            raise LocationError("storage_options are of no use to a storage", file=location.url)
+            raise LocationError("an open storage takes no storage_options", file=location.url)
         return location
     where = parse_location(location, backend=options.get("backend"))
     # What the URL says of a backend counts where the options say nothing.
@@ -73,14 +73,14 @@ def _local(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) 
     useful = {"mount", "deadline"} if is_mount else {"mount"}
     if useless := sorted({*rest, *settings.given()} - useful):
         raise LocationError(
-            f"storage_options are of no use to a {'mount' if is_mount else 'local path'}",
+            f"a {'mount' if is_mount else 'local path'} does not take these storage_options",
             file=where.shown,
             got=", ".join(useless),
         )
     if not is_mount:
         return LocalStorage(where.root)
-    # Not in parallel pieces, since a mount's handles want to be read front to back; and how many
-    # requests it makes of its service is its own affair.
+    # Not in parallel pieces, because a mount's handles must be read front to back. The mount itself
+    # decides how many requests it makes.
     return RetryingStorage(
         MountStorage(where.root), deadline=settings.deadline, requests_per_second=math.inf
     )
@@ -89,21 +89,26 @@ def _local(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) 
 def _remote(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) -> Storage:
     if settings.mount:
         raise LocationError("storage option mount is of local paths alone", file=where.shown)
-    if where.protocol in _OBJECTS and (where.protocol, settings.backend) not in _PLAIN:
+    is_object = settings.backend in _OBJECT_BACKENDS and where.protocol in OBJECTS
+    if is_object or (where.protocol, settings.backend) == ("az", "blobfile"):
         return _layered(open_objects(where, settings, rest), settings)
     storage = _fsspec(where, settings, rest)
     return storage if where.protocol == "memory" else _layered(storage, settings)
 
 
 def _fsspec(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) -> Storage:
-    if settings.backend not in (None, "fsspec"):
+    package = _PACKAGES.get(where.protocol, "fsspec")
+    if settings.backend not in (None, "fsspec", package):
+        objects = ("obstore", "urllib3", "blobfile")[: 3 if where.protocol == "az" else 2]
+        known = {*(objects if where.protocol in OBJECTS else ()), "fsspec", package}
         raise LocationError(
             f"no such backend for {where.protocol}://",
             file=where.shown,
-            expected="fsspec",
+            expected=f"one of {', '.join(sorted(known))}",
             got=settings.backend,
         )
-    options = {**where.options, **rest}
+    said = {name: value for name, value in where.options.items() if name != "endpoint"}
+    options = {**said, **rest}  # those of the filesystem
     return FsspecStorage(
         where.protocol,
         where.root,

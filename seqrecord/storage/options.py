@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -17,11 +18,11 @@ __all__ = ["StorageSettings", "split_options"]
 class StorageSettings:
     """What this package itself takes from `storage_options`.
 
-    `backend` names the client that reads: of Azure `obstore`, `urllib3`, `adlfs` or `blobfile`, and
-    of any other URL `fsspec`. `mount` says that a local path is a mount of remote storage, or that
-    it is none; by itself it is looked up. Of a URL or a mount, `deadline` is how many seconds a
-    request may fail and be tried again, `max_requests` how many are under way at once, and
-    `requests_per_second` how many may start for one file.
+    `backend` names the client that reads: `obstore`, a package that reads without it, or for any
+    other URL `fsspec`. `mount` says whether a local path is a mount of remote storage; by default
+    the kernel's table of mounts says it. For a URL or a mount, a request that fails is tried again
+    for `deadline` seconds, at most `max_requests` are in flight, and at most `requests_per_second`
+    start for one file.
     """
 
     backend: str | None = None
@@ -36,66 +37,51 @@ class StorageSettings:
 
 
 def split_options(options: Mapping[str, Any], shown: str) -> tuple[StorageSettings, dict[str, Any]]:
-    """Ours, and the rest for the client; raises `LocationError` for a value that will not do.
+    """Ours, and the rest for the client; raises `LocationError` for a value that is not allowed.
 
     Values may be text, as the command line gives them.
     """
     rest = dict(options)
     ours = {each.name: rest.pop(each.name) for each in fields(StorageSettings) if each.name in rest}
-    read = {
-        "backend": _text,
-        "mount": _flag,
-        "deadline": _positive,
-        "max_requests": _count,
-        "requests_per_second": _positive,
-    }
     chosen: dict[str, Any] = {}
     for name, value in ours.items():
         if value is None:
             continue
-        try:
-            chosen[name] = read[name](value)
-        except (ValueError, TypeError) as error:
-            expected = str(error)
-        else:
-            continue
-        raise LocationError(
-            f"storage option {name}", file=shown, expected=expected, got=repr(value)[:80]
-        )
+        read, expected = _KINDS[name]
+        with suppress(ValueError, TypeError, LookupError, ArithmeticError):
+            chosen[name] = read(value)
+        if name not in chosen:
+            raise LocationError(
+                f"storage option {name}", file=shown, expected=expected, got=repr(value)[:80]
+            )
     return StorageSettings(**chosen), rest
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError("a name")
-    return value
-
-
-def _flag(value: object) -> bool:
-    text = str(value).lower()
-    if text in ("true", "1", "yes", "on"):
-        return True
-    if text in ("false", "0", "no", "off"):
-        return False
-    raise ValueError("true or false")
-
-
 def _positive(value: Any) -> float:
-    number = _number(value)
-    if not 0 < number < float("inf"):
-        raise ValueError("a number above 0")
+    if not 0 < (number := float(value)) < float("inf"):
+        raise ValueError
     return number
 
 
 def _count(value: Any) -> int:
-    number = _number(value)
-    if number < 1 or number != int(number):
-        raise ValueError("a whole number of at least 1")
+    if (number := float(value)) < 1 or number % 1:
+        raise ValueError
     return int(number)
 
 
-def _number(value: Any) -> float:
-    try:
-        return float(value)
-    except (ValueError, TypeError, OverflowError):
-        return float("nan")
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise TypeError
+    return value
+
+
+_FLAGS = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(
+    ("false", "0", "no", "off"), False
+)
+_KINDS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "backend": (_name, "a name"),
+    "mount": (lambda value: _FLAGS[str(value).lower()], "true or false"),
+    "deadline": (_positive, "a number above 0"),
+    "max_requests": (_count, "a whole number of at least 1"),
+    "requests_per_second": (_positive, "a number above 0"),
+}

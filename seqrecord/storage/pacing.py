@@ -1,4 +1,4 @@
-"""So many requests a second, for each file: a service answers 503 to more."""
+"""Limits the requests a second to each file: a service answers 503 to more."""
 
 from __future__ import annotations
 
@@ -25,6 +25,10 @@ class Pace:
         self._clock = clock
         self._lock = threading.Lock()
         self._due: dict[str, float] = {}  # when the next request is due, at an even pace
+
+    def __len__(self) -> int:
+        """Files that it keeps in mind."""
+        return len(self._due)
 
     def delay(self, path: str) -> float:
         """Seconds that a request to `path` must wait; the turn after it is another's."""

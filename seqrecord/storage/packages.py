@@ -1,4 +1,4 @@
-"""What clients of a storage need: packages that are installed, an endpoint that is safe."""
+"""Which packages a client needs, and whether an endpoint is safe for a token."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from seqrecord.errors import LocationError
 
-__all__ = ["check_token_endpoint", "is_installed", "missing"]
+__all__ = ["check_token_endpoint", "is_installed"]
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -27,8 +27,3 @@ def is_installed(package: str) -> bool:
         return importlib.util.find_spec(package.replace("-", ".")) is not None
     except (ImportError, ValueError):  # of a package whose parent is missing, or half gone
         return False
-
-
-def missing(*packages: str) -> str:
-    """The line that installs those of these packages that are missing, or all if none is."""
-    return f"pip install {' '.join([p for p in packages if not is_installed(p)] or packages)}"

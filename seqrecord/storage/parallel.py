@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager
 from contextvars import copy_context
+from functools import partial
 from typing import Any, TypeVar
 
 from seqrecord.errors import StorageError
-from seqrecord.ranges import ByteRange
 from seqrecord.storage.base import Storage, check_buffers
 from seqrecord.storage.per_process import PerProcess
+from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.requests import MAX_GAP, MAX_REQUEST_BYTES, Part, plan
 from seqrecord.storage.stopping import check_wanted, unwanted_if
 from seqrecord.storage.wrappers import StorageWrapper
@@ -51,7 +52,13 @@ class ParallelStorage(StorageWrapper):
         self._places = PerProcess(lambda: threading.BoundedSemaphore(max_requests))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.inner, self._max_requests, self._max_gap, self._max_bytes)
+        make = partial(
+            ParallelStorage,
+            max_requests=self._max_requests,
+            max_gap=self._max_gap,
+            max_bytes=self._max_bytes,
+        )
+        return make, (self.inner,)
 
     def read_ranges(
         self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
@@ -92,7 +99,7 @@ class RequestThreads:
             return self._pool.submit(copy_context().run, function, item)
         except RuntimeError:
             pass
-        raise StorageError("the interpreter leaves: no thread to read with", file=file)
+        raise StorageError("the interpreter exits: no thread to read with", file=file)
 
 
 @contextmanager
@@ -122,7 +129,3 @@ def map_files(
     with request_threads(min(len(paths), MAX_REQUESTS), "files") as threads:
         futures = [threads.submit(f"{storage.url}/{path}", function, path) for path in paths]
         return {path: future.result() for path, future in zip(paths, futures, strict=True)}
-
-
-def _rebuild(inner: Storage, requests: int, gap: int, nbytes: int) -> ParallelStorage:
-    return ParallelStorage(inner, max_requests=requests, max_gap=gap, max_bytes=nbytes)

@@ -1,4 +1,4 @@
-"""Parts: small files that hold what of an upload is worth keeping, until the upload is one file.
+"""Parts: small files that hold the bytes of an upload until the upload is one file.
 
 docs/storage.md, "Parts", has their bytes. The parts of `records/a` are `parts/records/a/00000` and
 so on. A part that begins before the end of those before it replaces what they have from there on.
@@ -8,15 +8,31 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, Protocol
 
 from seqrecord.checksum import crc32c
-from seqrecord.errors import LocationError, NotFoundError
-from seqrecord.ranges import ByteRange
-from seqrecord.storage.base import FileInfo, Unfinished, check_buffers, check_path, short_read
+from seqrecord.errors import NotFoundError
+from seqrecord.storage.base import (
+    FileInfo,
+    Unfinished,
+    check_buffers,
+    check_path,
+    short_read,
+)
+from seqrecord.storage.ranges import ByteRange
 
-__all__ = ["PARTS", "KeptParts", "WholeFiles", "encode_part", "kept_uploads", "part_path"]
+__all__ = [
+    "PARTS",
+    "Content",
+    "KeptParts",
+    "WholeFiles",
+    "encode_part",
+    "kept_uploads",
+    "part_path",
+]
 
 PARTS = "parts"
 
@@ -28,6 +44,21 @@ _MOST_BYTES = 256 << 20  # a part is smaller, and read as a whole
 _NUMBER = re.compile(r"\d{5,9}")
 
 
+class Content(Protocol):
+    """The bytes of a file, which may still be written while they are sent."""
+
+    @property
+    def size(self) -> int | None:
+        """How many bytes the file has; `None` while it is written."""
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Bytes `start` to `stop`, as soon as they are there; fewer only at the file's end.
+
+        Who sends reads front to back, and begins anew at 0. `StorageError` where bytes that were
+        read before have been taken back, and where the upload has ended.
+        """
+
+
 @dataclass(frozen=True)
 class WholeFiles:
     """What is asked of a storage that only takes whole files, `root` its URL as it may be shown.
@@ -36,15 +67,15 @@ class WholeFiles:
     """
 
     root: str
-    send: Callable[[str, Callable[[int, int], bytes], int], None]
-    """`send(path, read, size)`: a new file of `size` bytes, which `read(start, stop)` gives.
+    send: Callable[[str, Content], None]
+    """A new file, which may still be written: then it is there when it is whole.
 
     `DestinationError` if there is one.
     """
     put: Callable[[str, bytes], None]
     """A small file under a name that nobody else uses, in place of what is there."""
     files: Callable[[str], list[FileInfo]]
-    """All files below a folder, however deep."""
+    """All files below a folder, however deep, whose paths are clean."""
     read_whole: Callable[[str, int], bytes]
     """A file of at most so many bytes, as it is now: a part may have been put twice."""
     read_ranges: Callable[[str, Sequence[ByteRange], Sequence[memoryview]], None]
@@ -52,15 +83,14 @@ class WholeFiles:
     """Remove a file, which need not be there."""
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(NamedTuple):
     """Bytes `start` to `stop` of the upload, which begin at `offset` of the file `path`."""
 
     path: str
     offset: int
     start: int
     stop: int
-    notes: tuple[tuple[int, bytes], ...] = ()
+    notes: list[tuple[int, bytes]]
 
 
 def part_path(path: str, number: int) -> str:
@@ -84,7 +114,7 @@ def kept_uploads(folder: str, store: WholeFiles) -> list[Unfinished]:
     found: dict[str, dict[int, FileInfo]] = {}
     for file in store.files(prefix.rstrip("/")):
         name, _, number = file.path.removeprefix(prefix).partition("/")
-        if file.path.startswith(prefix) and _is_clean(name) and _NUMBER.fullmatch(number):
+        if file.path.startswith(prefix) and _NUMBER.fullmatch(number):
             found.setdefault(f"{folder}/{name}", {})[int(number)] = file
     return [KeptParts(path, parts, store) for path, parts in sorted(found.items())]
 
@@ -93,39 +123,31 @@ class KeptParts:
     """An `Unfinished` upload, of its parts by number. Of those, the unbroken run from 0 counts."""
 
     def __init__(self, path: str, files: dict[int, FileInfo], store: WholeFiles) -> None:
-        self._path, self._files, self._store = path, files, store
-        self._run: list[_Part] | None = None
+        self.path = path
+        self.modified = max(file.modified for file in files.values())
+        self._files, self._store = files, store
 
     def __repr__(self) -> str:
-        return f"KeptParts({self._path!r}, {len(self._files)} parts)"
-
-    @property
-    def path(self) -> str:
-        return self._path
-
-    @property
-    def modified(self) -> float:
-        return max(file.modified for file in self._files.values())
+        return f"KeptParts({self.path!r}, {len(self._files)} parts)"
 
     def checkpoints(self) -> list[tuple[int, bytes]]:
-        return [note for part in self._parts() for note in part.notes]
+        return [note for part in self._run for note in part.notes]
 
     def read_ranges(self, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]) -> None:
         check_buffers(ranges, buffers)
         wanted: dict[str, tuple[list[ByteRange], list[memoryview]]] = {}
+        end = self._run[-1].stop if self._run else 0
         for item, buffer in zip(ranges, buffers, strict=True):
-            at, view = item.start, buffer.cast("B")
-            for part in self._parts():
-                if not part.start <= at < min(part.stop, item.stop):
-                    continue
-                stop = min(part.stop, item.stop)
-                offset = part.offset + at - part.start
-                inside, views = wanted.setdefault(part.path, ([], []))
-                inside.append(ByteRange(offset, offset + stop - at))
-                views.append(view[at - item.start : stop - item.start])
-                at = stop
-            if at < item.stop:
-                raise short_read(f"{self._store.root}/{self._path}", item, at - item.start)
+            if item.length and item.stop > end:
+                shown = f"{self._store.root}/{self.path}"
+                raise short_read(shown, item, max(0, end - item.start))
+            for part in self._run:
+                start, stop = max(item.start, part.start), min(item.stop, part.stop)
+                if start < stop:
+                    inside, views = wanted.setdefault(part.path, ([], []))
+                    offset = part.offset - part.start
+                    inside.append(ByteRange(offset + start, offset + stop))
+                    views.append(buffer.cast("B")[start - item.start : stop - item.start])
         for path, (inside, views) in wanted.items():
             self._store.read_ranges(path, inside, views)
 
@@ -134,64 +156,41 @@ class KeptParts:
         for number in sorted(self._files, reverse=True):
             self._store.remove(self._files[number].path)
 
-    def _parts(self) -> list[_Part]:
-        """The run, read and checked once; no two of its parts hold the same bytes."""
-        if self._run is None:
-            run: list[_Part] = []
-            for part in self._read():
-                run = [_cut(each, part.start) for each in run]
-                run.append(part)
-            self._run = run
-        return self._run
-
-    def _read(self) -> Iterator[_Part]:
-        end = 0
+    @cached_property
+    def _run(self) -> list[_Part]:
+        """Read and checked once; together its parts hold each byte once, up to the last's end."""
+        run: list[_Part] = []
         for number in range(len(self._files)):
-            file = self._files.get(number)
-            if file is None or file.size > _MOST_BYTES:
-                return
-            try:
-                data = self._store.read_whole(file.path, _MOST_BYTES)
-            except NotFoundError:  # its writer has finished the file
-                return
-            part = _parse(file.path, memoryview(data))
-            if part is None or part.start > end:
-                return
-            yield part
-            end = part.stop
+            part = _read(self._store, self._files.get(number))
+            if part is None or part.start > (run[-1].stop if run else 0):
+                break
+            run = [*(_cut(each, part.start) for each in run), part]
+        return run
 
 
-def _parse(path: str, data: memoryview) -> _Part | None:
+def _read(store: WholeFiles, file: FileInfo | None) -> _Part | None:
     """The part that a file holds, if it is a whole one."""
-    if len(data) < _HEAD.size:
+    if file is None or file.size > _MOST_BYTES:
         return None
-    magic, checked, version, start, stop, count = _HEAD.unpack_from(data)
-    if (magic, version) != (_MAGIC, _VERSION) or crc32c(data[_CHECKED_FROM:]) != checked:
-        return None
-    at, notes = _HEAD.size, []
-    for _ in range(count):
-        if at + _NOTE.size > len(data):
+    notes = []
+    try:
+        data = memoryview(store.read_whole(file.path, _MOST_BYTES))
+        magic, checked, version, start, stop, count = _HEAD.unpack_from(data)
+        if (magic, version) != (_MAGIC, _VERSION) or crc32c(data[_CHECKED_FROM:]) != checked:
             return None
-        size, length = _NOTE.unpack_from(data, at)
-        at += _NOTE.size
-        notes.append((size, bytes(data[at : at + length])))
-        at += length
-    if stop - start != len(data) - at:
+        at = _HEAD.size
+        for _ in range(count):
+            size, length = _NOTE.unpack_from(data, at)
+            at += _NOTE.size + length
+            notes.append((size, bytes(data[at - length : at])))
+    except (NotFoundError, struct.error):  # its writer has finished the file, or it is cut
         return None
-    return _Part(path, at, start, stop, tuple(notes))
+    return _Part(file.path, at, start, stop, notes) if stop - start == len(data) - at else None
 
 
 def _cut(part: _Part, end: int) -> _Part:
     """The part without what lies at `end` and after it."""
     if part.stop <= end:
         return part
-    notes = tuple(note for note in part.notes if note[0] <= end)
-    return _Part(part.path, part.offset, part.start, max(part.start, end), notes)
-
-
-def _is_clean(name: str) -> bool:
-    try:
-        check_path(name)
-    except LocationError:
-        return False
-    return True
+    notes = [note for note in part.notes if note[0] <= end]
+    return part._replace(stop=max(part.start, end), notes=notes)

@@ -1,4 +1,4 @@
-"""Keeps signatures and passwords out of what client libraries log of their requests."""
+"""Removes signatures and passwords from what client libraries log of their requests."""
 
 from __future__ import annotations
 
@@ -8,55 +8,30 @@ import re
 __all__ = ["redact_logs"]
 
 # Those that log URLs as they are: urllib3 at DEBUG every one, and what it tries again as a warning.
-_LOGGERS = (
-    "aiohttp.client",
-    "asyncio",
-    "azure.core.pipeline.policies.http_logging_policy",
-    "azure.storage.blob._shared.policies",
-    "boto3",
-    "botocore",
-    "botocore.auth",
-    "botocore.endpoint",
-    "botocore.hooks",
-    "botocore.parsers",
-    "botocore.regions",
-    "aiobotocore",
-    "aiobotocore.endpoint",
-    "fsspec",
-    "fsspec.http",
-    "gcsfs",
-    "google.auth",
-    "google.auth.transport.requests",
-    "google.oauth2",
-    "httpx",
-    "httpx2",
-    "huggingface_hub.utils._http",
-    "s3fs",
-    "urllib3.connectionpool",
-    "urllib3.poolmanager",
-    "urllib3.util.retry",
-)
-_SECRETS = (
-    # A signature, as a query has it, in the URL or quoted into another.
-    (re.compile(r"(sig|signature|token)(=|%3D)[^&\s'\"<>]+", re.IGNORECASE), r"\1\2…"),
-    (re.compile(r"(//)[^/\s'\"<>@]+@"), r"\1…@"),
-    (re.compile(r"(AccountKey|SharedAccessSignature)=[^;\s'\"]+", re.IGNORECASE), r"\1=…"),
-    # What S3's and GCS's clients send and log: headers, tokens in JSON, their own dicts.
-    (
-        re.compile(
-            r"(Bearer\s+|Signature=|Credential=|x-amz-security-token:\s*)[^\s,'\"]+", re.IGNORECASE
-        ),
-        r"\1…",
-    ),
-    (
-        re.compile(
+_LOGGERS = """
+aiobotocore aiobotocore.endpoint aiohttp.client asyncio
+azure.core.pipeline.policies.http_logging_policy azure.storage.blob._shared.policies
+boto3 botocore botocore.auth botocore.endpoint botocore.hooks botocore.parsers botocore.regions
+fsspec fsspec.http gcsfs google.auth google.auth.transport.requests google.oauth2
+httpx httpx2 huggingface_hub.utils._http s3fs
+urllib3.connectionpool urllib3.poolmanager urllib3.util.retry
+"""
+# What stays of each is its group.
+_SECRETS = [
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        # A signature, as a query has it, in the URL or quoted into another.
+        r"((?:sig|signature|token)(?:=|%3D))[^&\s'\"<>]+",
+        r"(//)[^/\s'\"<>@]+(?=@)",
+        r"((?:AccountKey|SharedAccessSignature)=)[^;\s'\"]+",
+        # What S3's and GCS's clients send and log: headers, tokens in JSON, their own dicts.
+        r"(Bearer\s+|Signature=|Credential=|x-amz-security-token:\s*)[^\s,'\"]+",
+        (
             r"((?:secret|token|private_key|assertion|authorization|access_key)[\w-]*"
-            r"['\"]?\s*[:=]\s*b?['\"])[^'\"]+",
-            re.IGNORECASE,
+            r"['\"]?\s*[:=]\s*b?['\"])[^'\"]+"
         ),
-        r"\1…",
-    ),
-)
+    )
+]
 
 
 def redact_logs() -> None:
@@ -64,7 +39,7 @@ def redact_logs() -> None:
 
     For the whole process, and as often as one likes.
     """
-    for name in _LOGGERS:
+    for name in _LOGGERS.split():
         logging.getLogger(name).addFilter(_FILTER)
 
 
@@ -84,8 +59,8 @@ class _Redaction(logging.Filter):
 
 
 def _redacted(text: str) -> str:
-    for pattern, replacement in _SECRETS:
-        text = pattern.sub(replacement, text)
+    for pattern in _SECRETS:
+        text = pattern.sub(r"\1…", text)
     return text
 
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import fsspec
 from fsspec.registry import known_implementations
 
-from seqrecord.errors import ConflictError, DestinationError, LocationError, NotFoundError
-from seqrecord.storage.base import FileInfo, Upload, check_path
-from seqrecord.storage.failures import call
+from seqrecord.errors import ConflictError, LocationError, NotFoundError
+from seqrecord.storage.base import FileInfo, Upload
 from seqrecord.storage.fsspec_reader import FsspecReader
 from seqrecord.storage.retrying import Retrier
-from seqrecord.storage.whole import MOST_BYTES, WholeFileStorage, is_listed, tag_of
+from seqrecord.storage.whole import MOST_BYTES, Pieces, WholeFileStorage, files_of, tag_of
 
 __all__ = ["FsspecStorage"]
 
@@ -51,14 +51,10 @@ class FsspecStorage(WholeFileStorage):
         retrier: Retrier | None = None,
     ) -> None:
         self._protocol, self._options = protocol, dict(options or {})
-        self._root = root.rstrip("/")
-        make = partial(_filesystem, protocol, shown, self._options)
-        reader = FsspecReader(make, self._root, shown)
-        super().__init__(reader, shown, retrier)
-        self._filesystems = reader.filesystems
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self._protocol, self._root, self._url, self._options, self._retrier)
+        self._remote = FsspecReader(
+            functools.partial(_filesystem, protocol, shown, self._options), root, shown
+        )
+        super().__init__(self._remote, shown, retrier)
 
     @property
     def place(self) -> str:
@@ -75,36 +71,24 @@ class FsspecStorage(WholeFileStorage):
             raise ConflictError("another writer replaced it at the same time", file=shown)
 
     def create(self, path: str) -> Upload:
-        self._filesystems.get()  # a package that is missing is noticed now, not at the commit
+        self._ask(path, lambda _: None)  # a package that is missing is noticed now
         return super().create(path)
 
-    def send(self, path: str, read: Callable[[int, int], bytes], size: int) -> None:
-        tried = False
+    def piece_limits(self) -> tuple[int, int]:
+        return _PIECE_BYTES, sys.maxsize
 
-        def attempt() -> None:
-            nonlocal tried
-            try:
-                found: int | None = self.size(path)
-            except NotFoundError:
-                found = None
-            if found is not None and not (tried and found == size):
-                raise DestinationError("the file exists already", file=self.shown(path))
-            tried = True
-            if found is None:
-                pieces = range(0, size, _PIECE_BYTES)
-                self._write(path, (read(at, min(at + _PIECE_BYTES, size)) for at in pieces))
-
-        self.retried(path, attempt)
+    def upload(self, path: str, pieces: Pieces) -> None:
+        self._write(path, pieces)
 
     def overwrite(self, path: str, data: bytes) -> None:
         self._write(path, [data])
 
     def _write(self, path: str, pieces: Iterable[bytes]) -> None:
         """Put a file in place, under another name until it is whole."""
-        fs, full = self._filesystems.get(), self._full(path)
+        full = self._remote.full(path)
         target = full if self._protocol in _OBJECT_STORES else full + _PARTIAL
 
-        def write() -> None:
+        def write(fs: Any) -> None:
             fs.makedirs(full.rpartition("/")[0], exist_ok=True)
             file = fs.open(target, "wb")
             try:
@@ -121,7 +105,10 @@ class FsspecStorage(WholeFileStorage):
             if target != full:
                 fs.mv(target, full)
 
-        call(self.shown(path), write)
+        self._ask(path, write)
+
+    def _ask(self, path: str, function: Callable[[Any], Any]) -> Any:
+        return self._remote.clients.ask(self.shown(path), function)
 
     def _tag(self, path: str) -> str | None:
         try:
@@ -131,12 +118,12 @@ class FsspecStorage(WholeFileStorage):
 
     def delete(self, path: str) -> None:
         with contextlib.suppress(NotFoundError):
-            call(self.shown(path), self._filesystems.get().rm_file, self._full(path))
+            self._ask(path, lambda fs: fs.rm_file(self._remote.full(path)))
 
     def listed(self, folder: str, *, deep: bool) -> list[FileInfo]:
-        fs, full = self._filesystems.get(), self._full(folder)
+        full = self._remote.full(folder)
 
-        def ls() -> list[dict[str, Any]]:
+        def listed(fs: Any) -> list[dict[str, Any]]:
             fs.invalidate_cache(full)
             try:
                 if deep:
@@ -145,22 +132,14 @@ class FsspecStorage(WholeFileStorage):
             except FileNotFoundError:
                 return []
 
-        found = [
-            (entry["name"].rpartition(f"/{folder}/")[2], entry)
-            for entry in call(self.shown(folder), ls)
-            if entry["type"] == "file"
-        ]
-        return sorted(
+        return files_of(
+            folder,
             (
-                FileInfo(f"{folder}/{name}", int(entry["size"] or 0), _modified(entry))
-                for name, entry in found
-                if is_listed(name) and not name.endswith(_PARTIAL)
+                (entry["name"].rpartition(f"/{folder}/")[2], entry["size"] or 0, _modified(entry))
+                for entry in self._ask(folder, listed)
+                if entry["type"] == "file" and not entry["name"].endswith(_PARTIAL)
             ),
-            key=lambda file: file.path,
         )
-
-    def _full(self, path: str) -> str:
-        return f"{self._root}/{check_path(path)}"
 
 
 def _modified(entry: Mapping[str, Any]) -> float:
@@ -177,18 +156,11 @@ def _modified(entry: Mapping[str, Any]) -> float:
     return time.time()
 
 
-class _Told:
-    """Whether it was said in this process that a storage has no conditional writes."""
-
-    yet = False
-
-
+@functools.cache  # once in a process
 def _tell(url: str) -> None:
-    if not _Told.yet:
-        _Told.yet = True
-        _logger.warning(
-            "%s: this storage has no conditional writes: let one writer be at work at a time", url
-        )
+    _logger.warning(
+        "%s: this storage has no conditional writes: let one writer be at work at a time", url
+    )
 
 
 def _filesystem(protocol: str, shown: str, options: Mapping[str, Any]) -> Any:
@@ -203,9 +175,3 @@ def _filesystem(protocol: str, shown: str, options: Mapping[str, Any]) -> Any:
         ) from None
     # Not the cached instance, which would be another one in every thread.
     return kind(skip_instance_cache=True, **options)
-
-
-def _rebuild(
-    protocol: str, root: str, shown: str, options: Mapping[str, Any], retrier: Retrier
-) -> FsspecStorage:
-    return FsspecStorage(protocol, root, shown=shown, options=options, retrier=retrier)

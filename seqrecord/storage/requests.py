@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from seqrecord.checksum import Buffer
-from seqrecord.errors import StorageError, TransientError
-from seqrecord.ranges import ByteRange
-from seqrecord.storage.base import check_buffers, check_path, short_read, too_large
+from seqrecord.errors import NotFoundError, StorageError, TransientError
+from seqrecord.storage.base import check_buffers, check_path, short_read
+from seqrecord.storage.ranges import ByteRange
 
 __all__ = [
     "MAX_GAP",
@@ -81,10 +82,21 @@ def _pieces(
 
 
 class RequestReader(ABC):
-    """A `RangeReader` that makes one request of ranges that touch, as `plan` leaves them."""
+    """Reads, and makes one request of ranges that touch, as `plan` leaves them."""
 
     @abstractmethod
-    def size(self, path: str) -> int: ...
+    def length(self, path: str) -> int:
+        """A file's length, of a clean path; asked for without its bytes."""
+
+    def size(self, path: str) -> int:
+        check_path(path)
+        try:
+            return self.length(path)
+        except NotFoundError:
+            pass
+        # Reading says whether it is the container that is not there.
+        self.read(path, (ByteRange(0, 1), [memoryview(bytearray(1))]))
+        return self.length(path)  # now it is there
 
     @abstractmethod
     def read(self, path: str, request: Request) -> None:
@@ -98,33 +110,15 @@ class RequestReader(ABC):
     ) -> None:
         check_buffers(ranges, buffers)
         check_path(path)
-        requests: list[Request] = []
-        for item, buffer in zip(ranges, buffers, strict=True):
-            if not item.length:
-                continue
-            view = buffer.cast("B")
-            if requests and requests[-1][0].stop == item.start:
-                (start, _), views = requests[-1]
-                requests[-1] = ByteRange(start, item.stop), [*views, view]
-            else:
-                requests.append((item, [view]))
-        if not requests:
+        parts = plan(ranges, buffers, max_gap=0, max_bytes=sys.maxsize)
+        if not parts:
             self.size(path)  # raises if it is not there
-        for request in requests:
-            self.read(path, request)
+        for items, views in parts:
+            self.read(path, (ByteRange(items[0].start, items[-1].stop), views))
 
+    @abstractmethod
     def read_whole(self, path: str, limit: int) -> bytes:
         """A small file's bytes, all of the same moment; `StorageError` for more than `limit`."""
-        size = -1
-        data = bytearray()
-        while len(data) != size:  # at first, and where it was replaced meanwhile
-            data = bytearray(max(0, size))
-            if data:
-                self.read(path, (ByteRange(0, len(data)), [memoryview(data)]))
-            size = self.size(path)
-            if size > limit:
-                raise too_large(path, limit, size)
-        return bytes(data)
 
     def missing(self, path: str, file: str, item: ByteRange, got: int) -> StorageError:
         """The error of an answer that held `got` bytes of a range, and was no error itself.
@@ -173,7 +167,7 @@ def hurried(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Buffer]:
-    """The chunks, or a `TransientError` when they come too slowly: another server may be faster.
+    """The chunks, or a `TransientError` when they come too slowly: the next attempt may be faster.
 
     That is, when after `timeout` seconds they were fewer than 64 KiB a second.
     """

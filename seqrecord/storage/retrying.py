@@ -8,17 +8,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from seqrecord.errors import DeadlineError, StorageError, TransientError
-from seqrecord.ranges import ByteRange
 from seqrecord.storage.base import FileInfo, Storage, Unfinished, Upload
 from seqrecord.storage.conditional import put_once
 from seqrecord.storage.pacing import Pace
 from seqrecord.storage.per_process import PerProcess
+from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.stopping import check_wanted
 from seqrecord.storage.wrappers import StorageWrapper
-from seqrecord.wording import counted
+from seqrecord.text import counted
 
 __all__ = ["DEADLINE_SECONDS", "REQUESTS_PER_SECOND", "Retrier", "RetryingStorage"]
 
@@ -26,9 +27,9 @@ DEADLINE_SECONDS = 120.0
 REQUESTS_PER_SECOND = 400.0  # to one file; Azure's limit is about 500 to a blob
 
 _FIRST_WAIT = 0.25  # seconds before the second attempt, doubled each time
-_LONGEST_WAIT = 8.0  # so a server that returns is not left alone for longer
+_LONGEST_WAIT = 8.0  # so that a server that recovers is soon asked again
 _POLL_SECONDS = 0.25
-_PATIENCE_SECONDS = 5.0  # until a warning, and between two of them
+PATIENCE_SECONDS = 5.0  # until a warning, and between two of them
 
 _logger = logging.getLogger("seqrecord")
 
@@ -39,13 +40,13 @@ class Retrier:
     """Repeats what raises `TransientError`, and nothing else.
 
     The wait before attempt n + 1 is drawn from the upper half of [0, 0.25 s * 2 ** (n - 1)], at
-    most 8 s of it, so that threads which failed together don't come back together. Where the server
+    most 8 s of it, so that threads which failed together don't try again together. Where the server
     said how long to wait, that comes on top. The last attempt starts at the deadline, `deadline`
     seconds after the first; when it fails too, it is a `DeadlineError`, which says how many there
     were and the last one's cause. An attempt itself takes as long as its client lets it.
 
-    What has failed for 5 s is logged as a warning, and what goes well then too; of many requests
-    that fail together, one speaks.
+    What has failed for `patience` seconds is logged as a warning, and what goes well then too; of
+    many requests that fail together, one speaks.
 
     `close`, the end of the main thread, and the condition of `unwanted_if`, wake those that wait;
     they fail with `StorageError`.
@@ -55,25 +56,26 @@ class Retrier:
 
     def __init__(
         self,
-        *,
         deadline: float = DEADLINE_SECONDS,
+        *,
+        patience: float = PATIENCE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] | None = None,
         draw: Callable[[], float] = random.random,
     ) -> None:
         if not deadline >= 0:
             raise ValueError(f"a deadline of {deadline} seconds")
-        self.deadline = deadline
-        self._clock, self._sleep, self._draw = clock, sleep, draw
+        self.deadline, self._patience = deadline, patience
+        self.clock, self._sleep, self._draw = clock, sleep, draw
         self._state = PerProcess(_State)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.deadline,)
+        return Retrier, (self.deadline,)
 
     def call(self, function: Callable[[], _T], *, file: str, item: ByteRange | None = None) -> _T:
         """What `function()` returns, in the end. `file` and its range `item` are for the error."""
-        state, start = self._state.get(), self._clock()
-        closed, attempts = state.closed, 0
+        state, start = self._state.get(), self.clock()
+        closed, backoff, attempts = state.closed, _FIRST_WAIT, 0
         while True:
             attempts += 1
             state.count("requests")
@@ -85,27 +87,26 @@ class Retrier:
                 cause, asked = error.message, error.retry_after or 0.0
             else:
                 if attempts > 1 and state.was_warned():
-                    _logger.warning("%s: recovered after %.0f s", file, self._clock() - start)
+                    _logger.warning("%s: recovered after %.0f s", file, self.clock() - start)
                 return result
-            now = self._clock()
+            now = self.clock()
             left = start + self.deadline - now
             if left <= 0:
                 break
-            if now - start >= _PATIENCE_SECONDS and state.may_warn(now):
+            if now - start >= self._patience and state.may_warn(now, self._patience):
                 _logger.warning("%s: %s; tried again for %.0f s more", file, cause, left)
             state.count("retries")
-            backoff = min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** min(attempts - 1, 10))
             wait = min(asked + backoff * (1 + self._draw()) / 2, left)
             self.sleep(wait, file=file, closed=closed)
+            backoff = min(_LONGEST_WAIT, 2 * backoff)
         what = f"bytes {item.start} to {item.stop} could not be read" if item else "it failed"
         raise DeadlineError(
-            f"{what}: {counted(attempts, 'attempt')} in {self._clock() - start:.0f} s; "
-            f"at last {cause}",
+            f"{what}: {counted(attempts, 'attempt')} in {now - start:.0f} s; at last {cause}",
             file=file,
         )
 
     def sleep(self, seconds: float, *, file: str, closed: threading.Event | None = None) -> None:
-        """Wait; `StorageError` if it is closed, the interpreter leaves or nobody waits any more."""
+        """Wait; `StorageError` if closed, if the interpreter exits, or the request is cancelled."""
         if self._sleep is not None:
             self._sleep(seconds)
             return
@@ -120,11 +121,13 @@ class Retrier:
 
     def counters(self) -> dict[str, int]:
         """`requests`, attempts that is, and `retries`, the attempts after a first, so far."""
-        return self._state.get().counters()
+        return dict(self._state.get().counts)
 
     def close(self) -> None:
-        """Wake those that wait. What starts afterwards may wait again."""
-        self._state.get().wake()
+        """Wake the threads that wait. Calls that start afterwards may wait again."""
+        state = self._state.get()
+        closed, state.closed = state.closed, threading.Event()
+        closed.set()
 
 
 class RetryingStorage(StorageWrapper):
@@ -145,11 +148,7 @@ class RetryingStorage(StorageWrapper):
     ) -> None:
         super().__init__(inner)
         self._retrier = retrier or Retrier(deadline=deadline)
-        self._rate = requests_per_second
-        self._pace = PerProcess(lambda: Pace(requests_per_second))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_storage, (self.inner, self._retrier, self._rate)
+        self._pace = PerProcess(partial(Pace, requests_per_second, clock=self._retrier.clock))
 
     def size(self, path: str) -> int:
         return self._repeated(path, lambda: self.inner.size(path))
@@ -227,41 +226,23 @@ class _State:
 
     def __init__(self) -> None:
         self.closed = threading.Event()
+        self.counts = {"requests": 0, "retries": 0}
         self._lock = threading.Lock()
-        self._counts = {"requests": 0, "retries": 0}
         self._warned: float | None = None
 
     def count(self, name: str) -> None:
         with self._lock:
-            self._counts[name] += 1
+            self.counts[name] += 1
 
-    def counters(self) -> dict[str, int]:
-        with self._lock:
-            return dict(self._counts)
-
-    def may_warn(self, now: float) -> bool:
+    def may_warn(self, now: float, patience: float) -> bool:
         """Whether it is time for another warning; then one is given."""
         with self._lock:
-            if self._warned is not None and now - self._warned < _PATIENCE_SECONDS:
-                return False
-            self._warned = now
-            return True
+            due = self._warned is None or now - self._warned >= patience
+            self._warned = now if due else self._warned
+            return due
 
     def was_warned(self) -> bool:
         """Whether a warning stands; no longer after this."""
         with self._lock:
             warned, self._warned = self._warned, None
             return warned is not None
-
-    def wake(self) -> None:
-        with self._lock:
-            closed, self.closed = self.closed, threading.Event()
-        closed.set()
-
-
-def _rebuild(deadline: float) -> Retrier:
-    return Retrier(deadline=deadline)
-
-
-def _rebuild_storage(inner: Storage, retrier: Retrier, rate: float) -> RetryingStorage:
-    return RetryingStorage(inner, requests_per_second=rate, retrier=retrier)

@@ -1,4 +1,4 @@
-"""Uploads to where a file can only be put as a whole: spooled to a local file first."""
+"""Uploads to storages that take only whole files: written to a local file, and sent from it."""
 
 from __future__ import annotations
 
@@ -10,34 +10,55 @@ import time
 import weakref
 from collections.abc import Callable
 from contextvars import copy_context
+from dataclasses import dataclass
 from typing import Any
 
 from seqrecord.checksum import Buffer
 from seqrecord.errors import StorageError
 from seqrecord.storage.parts import WholeFiles, encode_part, part_path
-from seqrecord.storage.stopping import unwanted_if
+from seqrecord.storage.stopping import check_wanted, unwanted_if
 
-__all__ = ["LEAVE_SECONDS", "SAVE_SECONDS", "SpooledUpload"]
+__all__ = ["LEAVE_SECONDS", "SAVE_SECONDS", "Keeping", "SpooledUpload"]
 
 SAVE_SECONDS = 4.0  # after a checkpoint: with the request it is durable within five
 LEAVE_SECONDS = 5.0  # for what is kept at the end
-PART_BYTES = 8 << 20  # of the file, in one part
+
+_UNDER_WAY_BYTES = 64 << 20  # that a store may have taken to send, and not sent yet
+_POLL_SECONDS = 0.25
+_KEEPER, _SENDER = "seqrecord-upload", "seqrecord-send"  # names of threads
 
 _logger = logging.getLogger("seqrecord")
 
 
-class SpooledUpload:
-    """Writes go to a temporary local file without a name, and `commit` sends that as one.
+@dataclass(frozen=True)
+class Keeping:
+    """How soon after a checkpoint parts are put, and how much of the file each has at most.
 
-    A thread, from the first checkpoint to the end of the upload, puts what lies below the last
-    checkpoint as parts, so that it can be read after a kill. What it fails with is raised by the
-    next call.
+    A file of `send_from_bytes` is long: it is sent while it is written. Parts that are due wait for
+    `whole_seconds` at most where the whole file seems to be there as soon as they would be.
     """
 
-    def __init__(self, path: str, store: WholeFiles) -> None:
+    save_seconds: float
+    part_bytes: int = 8 << 20
+    send_from_bytes: int = 32 << 20
+    whole_seconds: float = 5.0
+
+
+class SpooledUpload:
+    """Writes go to a temporary local file without a name, which is sent as one object.
+
+    A long file is sent while it is written, by a thread of its own; the store shows it when it is
+    committed. Where `rewind` takes back what has been sent, all is sent anew.
+
+    Another thread, from the first checkpoint to the end of the upload, puts what lies below the
+    last checkpoint as parts, so that it can be read after a kill; but none that would be there no
+    sooner than the whole file. What a thread fails with is raised by the next call.
+    """
+
+    def __init__(self, path: str, store: WholeFiles, keeping: Keeping | None = None) -> None:
         self.path = path
         self._store = store
-        self._spool = _Spool(path, store)
+        self._spool = _Spool(path, store, keeping or Keeping(SAVE_SECONDS))
         # When it is collected, and when the interpreter leaves.
         self._stop = weakref.finalize(self, self._spool.stop)
 
@@ -45,7 +66,7 @@ class SpooledUpload:
         self._spool.write(data)
 
     def tell(self) -> int:
-        return self._spool.size
+        return self._spool.written
 
     def checkpoint(self, note: bytes) -> None:
         self._spool.checkpoint(note)
@@ -54,9 +75,8 @@ class SpooledUpload:
         self._spool.rewind(offset)
 
     def commit(self) -> None:
-        self._spool.check()
         # Checkpoints go on being kept meanwhile: it may take minutes.
-        self._store.send(self.path, self._spool.read, self._spool.size)
+        self._spool.send()
         self._end()
 
     def abort(self) -> None:
@@ -80,26 +100,39 @@ class SpooledUpload:
 
 
 class _Spool:
-    """The local file, and the thread that keeps what lies below checkpoints."""
+    """The local file, and the threads that keep what lies below checkpoints and send it all."""
 
-    def __init__(self, path: str, store: WholeFiles) -> None:
+    def __init__(self, path: str, store: WholeFiles, keeping: Keeping) -> None:
         self._path, self._store, self._shown = path, store, f"{store.root}/{path}"
+        self._keeping = keeping
         self._pid = os.getpid()
         self._changed = threading.Condition()  # of what follows
         self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by `stop`
         self._notes: list[tuple[int, bytes]] = []  # of checkpoints that are in no part yet
-        self._saved = 0  # bytes that are in parts
+        self._kept = self._saved = 0  # bytes below the last checkpoint, and bytes that are in parts
+        self._is_undone = False  # some of what is in parts
         self._due: float | None = None  # when notes are to go into parts, on the monotonic clock
         self._is_busy = False  # with a part
-        self._failure: BaseException | None = None
+        self._keeper: threading.Thread | None = None
+        self._sender: threading.Thread | None = None
+        self._failures: dict[str, BaseException] = {}  # of the threads, by name
+        self._read = 0  # bytes, by who sends
+        self._begun = 0.0  # when the first of them was, on the monotonic clock
+        self._is_whole = False  # nothing more is written, unless the sending fails
+        self._is_taken_back = False  # what was read
+        self._was_rewound = False
         self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
-        self.size = self.num_parts = 0
+        self.written = self.num_parts = 0
+
+    @property
+    def size(self) -> int | None:
+        """As `Content.size`."""
+        return self.written if self._is_whole else None
 
     def check(self) -> None:
-        """Raise what the thread has failed with; `StorageError` after the end."""
-        if self._failure is not None:
-            raise self._failure
+        """Raise what a thread has failed with; `StorageError` after the end."""
+        for failure in self._failures.values():
+            raise failure
         if self._stopped.is_set():
             raise StorageError("the upload is closed", file=self._shown)
 
@@ -109,49 +142,83 @@ class _Spool:
             self.check()
             while view:
                 count = self._local(self._file.write, view)
-                self.size += count
+                self.written += count
                 view = view[count:]
+            if self._sender is None and self.written >= self._keeping.send_from_bytes:
+                self._sender = self._start(_SENDER, self._stream)
+            self._changed.notify_all()
 
     def checkpoint(self, note: bytes) -> None:
         with self._changed:
             self.check()
-            self._notes.append((self.size, note))
+            self._notes.append((self.written, note))
+            self._kept = self.written
             if self._due is None:
-                self._due = time.monotonic() + SAVE_SECONDS
-                self._changed.notify_all()
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=copy_context().run,
-                    args=(self._keep,),
-                    name="seqrecord-upload",
-                    daemon=True,
-                )
-                self._thread.start()
+                self._due = time.monotonic() + self._keeping.save_seconds
+            if self._keeper is None:
+                self._keeper = self._start(_KEEPER, self._keep)
+            self._changed.notify_all()
 
     def rewind(self, offset: int) -> None:
         with self._changed:
             self.check()
-            if not 0 <= offset <= self.size:
-                raise ValueError(f"cannot rewind {self.size} bytes to {offset}")
+            if not 0 <= offset <= self.written:
+                raise ValueError(f"cannot rewind {self.written} bytes to {offset}")
             self._local(self._file.truncate, offset)
             self._file.seek(offset)
-            self.size = offset
-            self._saved = min(self._saved, offset)
+            self.written = offset
+            if offset < self._saved:  # a part without bytes takes back what parts have
+                self._is_undone = True
+                if self._due is None:
+                    self._due = time.monotonic() + self._keeping.save_seconds
+                    self._changed.notify_all()
+            self._saved, self._kept = min(self._saved, offset), min(self._kept, offset)
             self._notes = [note for note in self._notes if note[0] <= offset]
+            if offset < self._read:
+                self._is_taken_back = self._was_rewound = True
+                self._changed.notify_all()
+
+    def send(self) -> None:
+        """Have all of it sent, by the thread that has begun with it, or by this one."""
+        check_wanted(self._shown)
+        with self._changed:
+            self.check()
+            self._is_whole = True
+            self._changed.notify_all()
+        try:
+            if (sender := self._sender) is None:
+                self._store.send(self._path, self)
+                return
+            while sender.is_alive():
+                check_wanted(self._shown)
+                sender.join(_POLL_SECONDS)
+            self._sender = None  # so that it can be tried again
+            if _SENDER in self._failures:
+                raise self._failures.pop(_SENDER)
+        except BaseException:
+            with self._changed:
+                self._is_whole = False
+                self._changed.notify_all()
+            raise
 
     def read(self, start: int, stop: int) -> bytes:
-        """Bytes of the file, for `WholeFiles.send`."""
-        pieces: list[bytes] = []
+        """As `Content.read`."""
         with self._changed:
-            if self._file.closed:
-                raise StorageError("the upload is closed", file=self._shown)
-            while start < stop:
-                piece = self._local(os.pread, self._file.fileno(), stop - start, start)
-                if not piece:
-                    raise StorageError("the temporary file was cut", file=self._shown)
-                pieces.append(piece)
-                start += len(piece)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            if start == 0:
+                self._read, self._is_taken_back = 0, False
+                self._begun = time.monotonic()
+            # What an error took back once is not sent again before it is sure.
+            while not self._is_whole and stop > (self._kept if self._was_rewound else self.written):
+                self._check_sent()
+                self._changed.wait(_POLL_SECONDS)
+            self._check_sent()
+            stop = min(stop, self.written)
+            self._read = max(self._read, stop)
+            self._changed.notify_all()
+        data = self._bytes(start, stop)  # the writer need not wait for that
+        with self._changed:
+            self._check_sent()
+        return data
 
     def finish(self, seconds: float) -> None:
         """Keep what is to be kept now, and wait for that for so long."""
@@ -164,63 +231,107 @@ class _Spool:
             self._changed.wait_for(self._is_done, seconds)
 
     def stop(self) -> None:
-        """End the thread, after the request that it is at, and drop the file."""
+        """End the threads, after the requests that they are at, and drop the file."""
         if self._pid != os.getpid():
-            return  # a forked child has neither the thread nor, perhaps, the lock
+            return  # a forked child has neither the threads nor, perhaps, the lock
         with self._changed:
             self._stopped.set()
             self._changed.notify_all()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(LEAVE_SECONDS)
+        deadline = time.monotonic() + LEAVE_SECONDS
+        for thread in (self._keeper, self._sender):
+            if thread is not None and thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
         with self._changed:
             self._file.close()
 
+    def _check_sent(self) -> None:
+        """Raise `StorageError` where there is nothing to send any more, or not what there was."""
+        if self._stopped.is_set() or self._file.closed:
+            raise StorageError("the upload is closed", file=self._shown)
+        if self._is_taken_back:
+            raise StorageError("what was sent of it is taken back", file=self._shown)
+        check_wanted(self._shown)
+
     def _is_done(self) -> bool:
-        if self._stopped.is_set() or self._failure is not None:
-            return True
-        return self._due is None and not self._is_busy
+        is_idle = self._due is None and not self._is_busy
+        return is_idle or self._stopped.is_set() or _KEEPER in self._failures
+
+    def _start(self, name: str, work: Callable[[], None]) -> threading.Thread:
+        def do() -> None:
+            try:
+                with unwanted_if(self._stopped.is_set):
+                    work()
+            except BaseException as error:
+                if not self._stopped.is_set():
+                    self._failures[name] = error
+            with self._changed:
+                self._changed.notify_all()
+
+        thread = threading.Thread(target=copy_context().run, args=(do,), name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def _stream(self) -> None:
+        """A thread: send the file while it is written."""
+        while True:
+            try:
+                self._store.send(self._path, self)
+                return
+            except StorageError:
+                if not self._is_taken_back:
+                    raise
 
     def _keep(self) -> None:
-        """The thread: put parts when they are due."""
-        try:
-            with unwanted_if(self._stopped.is_set):
-                while self._wait():
-                    self._save()
-        except BaseException as error:
-            with self._changed:
-                if not self._stopped.is_set():
-                    self._failure = error
-                self._changed.notify_all()
+        """A thread: put parts when they are due."""
+        while self._wait():
+            self._save()
 
     def _wait(self) -> bool:
         """Whether parts are due, as soon as they are; false at the end."""
         with self._changed:
             while not self._stopped.is_set():
                 left = None if self._due is None else self._due - time.monotonic()
-                if left is not None and left <= 0:
-                    return True
+                if self._due is not None and left is not None and left <= 0:
+                    if not self._is_there_sooner(self._due):
+                        return True
+                    left = _POLL_SECONDS
                 self._changed.wait(left)
         return False
+
+    def _is_there_sooner(self, due: float) -> bool:
+        """Whether the whole file takes fewer bytes than the parts, and goes fast enough."""
+        sent, now = max(0, self._read - _UNDER_WAY_BYTES), time.monotonic()
+        left = self.written - sent
+        end = now + left * (now - self._begun) / sent if sent else now
+        is_soon = end <= due + self._keeping.whole_seconds
+        return self._is_whole and is_soon and left <= self._kept - self._saved
 
     def _save(self) -> None:
         """Put one part: all that is due, or as much of it as goes into one."""
         with self._changed:
             end = self._notes[-1][0] if self._notes else self._saved
-            start, stop = self._saved, min(end, self._saved + PART_BYTES)
+            start, stop = self._saved, min(end, self._saved + self._keeping.part_bytes)
             notes = [note for note in self._notes if note[0] <= stop]
-            data = self.read(start, stop)
-            number = self.num_parts
+            data = self._bytes(start, stop)
+            number, is_needed = self.num_parts, bool(notes or data or self._is_undone)
             # Taken as done: after a failure nothing is kept any more.
+            self._is_undone = False
             self._notes, self._saved = self._notes[len(notes) :], stop
-            self.num_parts += bool(notes or data)
+            self.num_parts += is_needed
             if not self._notes:
                 self._due = None
             self._is_busy = True
-        if notes or data:
+        if is_needed:
             self._store.put(part_path(self._path, number), encode_part(start, data, notes))
         with self._changed:
             self._is_busy = False
             self._changed.notify_all()
+
+    def _bytes(self, start: int, stop: int) -> bytes:
+        data: bytes = self._local(os.pread, self._file.fileno(), stop - start, start)
+        if len(data) < stop - start:
+            raise StorageError("the temporary file was cut", file=self._shown)
+        return data
 
     def _local(self, function: Callable[..., Any], *args: Any) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""Work that nobody waits for any more: who starts it says when that is, who repeats it asks."""
+"""Cancelling requests: the caller gives a condition, and retries check it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _is_unwanted: ContextVar[Callable[[], bool]] = ContextVar("is_unwanted", default
 
 @contextmanager
 def unwanted_if(condition: Callable[[], bool]) -> Iterator[None]:
-    """In this context, what is asked of a storage is of no use once `condition()`.
+    """In this context, requests to a storage are cancelled once `condition()` is true.
 
-    Then it fails soon with `StorageError`, instead of being tried again until its deadline. Other
-    users of the storage notice nothing. The condition is asked by any thread, and often.
+    A cancelled request raises `StorageError` soon, instead of being repeated until its deadline.
+    Requests of other users of the storage continue. Any thread may call the condition, and often.
     """
     outer = _is_unwanted.get()
     token = _is_unwanted.set(lambda: condition() or outer())

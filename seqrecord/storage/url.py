@@ -15,16 +15,13 @@ from seqrecord.errors import LocationError
 __all__ = ["Location", "local_path", "parse_location"]
 
 # The public cloud, the national ones, and accounts that have a DNS zone.
+_CLOUD = (
+    r"(core\.windows\.net|core\.usgovcloudapi\.net|core\.chinacloudapi\.cn|storage\.azure\.net)"
+)
 _HOST = re.compile(
-    r"(?P<account>[a-z0-9]{3,24})(?P<zone>\.z[0-9]+)?\.(?P<kind>blob|dfs)\.(?P<cloud>"
-    r"core\.windows\.net|core\.usgovcloudapi\.net|core\.chinacloudapi\.cn|storage\.azure\.net)"
+    rf"(?P<account>[a-z0-9]{{3,24}})(?P<zone>\.z[0-9]+)?\.(?P<kind>blob|dfs)\.(?P<cloud>{_CLOUD})"
 )
-_AZURE_CLOUDS = (
-    ".core.windows.net",
-    ".core.usgovcloudapi.net",
-    ".core.chinacloudapi.cn",
-    ".storage.azure.net",
-)
+_ANY_HOST = re.compile(rf".*\.{_CLOUD}", re.IGNORECASE)
 _HTTPS = "https://ACCOUNT.blob.core.windows.net/CONTAINER/PATH"
 _ABFS = "abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH"
 _BLOBFILE = "blobfile+az"
@@ -61,9 +58,7 @@ def parse_location(location: str | os.PathLike[str], *, backend: str | None = No
 
     Raises `LocationError` for what is unclear; the message shows what to write.
     """
-    text: str | bytes = os.fspath(location)
-    if not isinstance(text, str) or not text or "\0" in text:
-        raise LocationError("not a path or URL", expected="text", got=repr(location)[:200])
+    text = _text(location, "not a path or URL")
     if "://" not in text:
         _refuse_broken_url(location, text)
         return _local(text, text)
@@ -82,7 +77,7 @@ def parse_location(location: str | os.PathLike[str], *, backend: str | None = No
         return _local(unquote(parts.path), unquote(parts.path))
     if ".." in parts.path.split("/"):
         raise LocationError("a URL with .. in its path", got=shown)
-    if scheme in ("http", "https") and host.lower().endswith(_AZURE_CLOUDS):
+    if scheme in ("http", "https") and _ANY_HOST.fullmatch(host):
         return _https(parts, shown)
     if scheme in ("abfs", "abfss") or (scheme == "az" and "@" in parts.netloc):
         return _abfs(parts, shown)
@@ -108,9 +103,7 @@ def local_path(path: str | os.PathLike[str], what: str) -> Path:
     `what` names it in the error. Raises `LocationError` for a URL, whose text may hold a signature
     and is therefore not shown.
     """
-    text: str | bytes = os.fspath(path)
-    if not isinstance(text, str) or not text or "\0" in text:
-        raise LocationError(f"{what}: not a path", expected="text", got=repr(path)[:200])
+    text = _text(path, f"{what}: not a path")
     if (found := _SCHEME.match(text)) is not None and text.startswith("//", found.end() - 1):
         raise LocationError(
             f"{what}: a URL",
@@ -119,6 +112,13 @@ def local_path(path: str | os.PathLike[str], what: str) -> Path:
         )
     _refuse_broken_url(path, text)
     return Path(_local(text, text).root)
+
+
+def _text(path: str | os.PathLike[str], problem: str) -> str:
+    text: str | bytes = os.fspath(path)
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise LocationError(problem, expected="text", got=repr(path)[:200])
+    return text
 
 
 def _refuse_broken_url(path: str | os.PathLike[str], text: str) -> None:

@@ -1,24 +1,30 @@
-"""What storages have in common to which a file can only be put as a whole."""
+"""The common base of storages that take a file only as a whole."""
 
 from __future__ import annotations
 
 import hashlib
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from seqrecord.errors import LocationError
-from seqrecord.ranges import ByteRange
+from seqrecord.errors import (
+    DestinationError,
+    LocationError,
+    NotFoundError,
+    StorageError,
+    TransientError,
+)
 from seqrecord.storage.base import FileInfo, Unfinished, Upload, check_path
-from seqrecord.storage.parts import PARTS, WholeFiles, kept_uploads
+from seqrecord.storage.parts import PARTS, Content, WholeFiles, kept_uploads
 from seqrecord.storage.per_process import PerProcess
-from seqrecord.storage.redaction import redact_logs
+from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.requests import RequestReader
 from seqrecord.storage.retrying import Retrier
-from seqrecord.storage.spooled import SpooledUpload
+from seqrecord.storage.spooled import Keeping, SpooledUpload
+from seqrecord.storage.stopping import check_wanted
 
-__all__ = ["MOST_BYTES", "WholeFileStorage", "is_listed", "tag_of"]
+__all__ = ["MOST_BYTES", "Pieces", "WholeFileStorage", "files_of", "tag_of"]
 
 MOST_BYTES = 64 << 20  # of what is put in place; a manifest is smaller
 
@@ -31,27 +37,23 @@ class WholeFileStorage(ABC):
     Uploads repeat their requests by `retrier`; the others are for a `RetryingStorage` around this.
     """
 
+    keeping: Keeping | None = None  # of uploads that begin from now on; `None`: the default
+
     def __init__(self, reader: RequestReader, shown: str, retrier: Retrier | None) -> None:
-        redact_logs()
         self._reader, self._url = reader, shown.rstrip("/")
         self._retrier = retrier or Retrier()
         self._uploads = PerProcess[weakref.WeakSet[SpooledUpload]](weakref.WeakSet)
-        self._whole = WholeFiles(
-            self._url,
-            send=self.send,
-            put=lambda path, data: self.retried(path, lambda: self.overwrite(path, data)),
-            files=lambda folder: self.listed(folder, deep=True),
-            read_whole=lambda path, limit: self.read_whole(path, limit)[0],
-            read_ranges=self.read_ranges,
-            remove=lambda path: self.retried(path, lambda: self.delete(path)),
-        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._url!r}, {type(self._reader).__name__})"
 
     @abstractmethod
-    def send(self, path: str, read: Callable[[int, int], bytes], size: int) -> None:
-        """As `WholeFiles.send`."""
+    def upload(self, path: str, pieces: Pieces) -> None:
+        """Put a new file in place; one attempt."""
+
+    @abstractmethod
+    def piece_limits(self) -> tuple[int, int]:
+        """Bytes of a piece of a new file, and how many pieces it may have at most."""
 
     @abstractmethod
     def overwrite(self, path: str, data: bytes) -> None:
@@ -85,10 +87,10 @@ class WholeFileStorage(ABC):
         return self.listed(check_path(folder), deep=False)
 
     def unfinished(self, folder: str) -> list[Unfinished]:
-        return kept_uploads(folder, self._whole)
+        return kept_uploads(folder, self._files())
 
     def create(self, path: str) -> Upload:
-        upload = SpooledUpload(check_path(path), self._whole)
+        upload = SpooledUpload(check_path(path), self._files(), self.keeping)
         self._uploads.get().add(upload)
         return upload
 
@@ -110,6 +112,52 @@ class WholeFileStorage(ABC):
         self._retrier.close()  # what waits for a server that is gone
         self._reader.close()
 
+    def send(self, path: str, content: Content) -> None:
+        """Store a new file, whose name nobody else uses, once, however often it is sent."""
+        sent: int | None = None  # by an attempt whose answer may have been lost
+
+        def attempt() -> None:
+            nonlocal sent
+            found = self._size(path)
+            if found is not None and found != sent:
+                raise DestinationError("the file exists already", file=self.shown(path))
+            if found is not None:
+                return
+            pieces, failure = Pieces(self.shown(path), content, *self.piece_limits()), None
+            try:
+                self.upload(path, pieces)
+            except StorageError as error:
+                failure = error
+            sent = pieces.total
+            if sent is not None and (found := self._size(path)) == sent:
+                return  # if it failed, then the answer was lost
+            raise failure or StorageError(
+                "a file was stored at another length",
+                file=self.shown(path),
+                expected=sent,
+                got=found,
+            )
+
+        self.retried(path, attempt)
+
+    def _size(self, path: str) -> int | None:
+        try:
+            return self.size(path)
+        except NotFoundError:
+            return None
+
+    def _files(self) -> WholeFiles:
+        """What uploads ask of this storage."""
+        return WholeFiles(
+            self._url,
+            send=self.send,
+            put=lambda path, data: self.retried(path, lambda: self.overwrite(path, data)),
+            files=lambda folder: self.listed(folder, deep=True),
+            read_whole=lambda path, limit: self.read_whole(path, limit)[0],
+            read_ranges=self.read_ranges,
+            remove=lambda path: self.retried(path, lambda: self.delete(path)),
+        )
+
     def retried(self, path: str, function: Callable[[], _T]) -> _T:
         return self._retrier.call(function, file=self.shown(path))
 
@@ -117,13 +165,45 @@ class WholeFileStorage(ABC):
         return f"{self._url}/{path}"
 
 
+class Pieces:
+    """A file in pieces of `length` bytes, or more where `most` would not do, read as they are due.
+
+    `total` is the file's length, known when all have been read.
+    """
+
+    def __init__(self, file: str, content: Content, length: int, most: int) -> None:
+        self._file, self._content, self._most = file, content, most
+        self.length = max(length, -(-(content.size or 0) // most))
+        self.total: int | None = None
+
+    def __iter__(self) -> Iterator[bytes]:
+        at, number = 0, 0
+        while True:
+            check_wanted(self._file)
+            piece = self._content.read(at, at + self.length)
+            if not piece:
+                break
+            if number == self._most:
+                raise TransientError("it became too long for its pieces", file=self._file)
+            yield piece
+            at, number = at + len(piece), number + 1
+        self.total = at
+
+
 def tag_of(data: bytes) -> str:
     """The tag of a file that holds `data`: whichever client reads it, it is the same."""
     return hashlib.sha256(data).hexdigest()
 
 
-def is_listed(name: str) -> bool:
-    """Whether what lies in a folder under this name is a file of ours."""
+def files_of(folder: str, found: Iterable[tuple[str, int, float]]) -> list[FileInfo]:
+    """Files of ours, sorted, among what lies in a folder: names in it, bytes, times of change."""
+    return sorted(
+        (FileInfo(f"{folder}/{name}", size, at) for name, size, at in found if _is_ours(name)),
+        key=lambda file: file.path,
+    )
+
+
+def _is_ours(name: str) -> bool:
     try:
         check_path(name)
     except LocationError:

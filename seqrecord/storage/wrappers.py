@@ -1,17 +1,17 @@
-"""A storage around another one, which passes everything on."""
+"""A storage around another one, which passes every call on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from seqrecord.ranges import ByteRange
 from seqrecord.storage.base import FileInfo, Storage, Unfinished, Upload
+from seqrecord.storage.ranges import ByteRange
 
 __all__ = ["StorageWrapper"]
 
 
 class StorageWrapper:
-    """Passes everything on. Nothing is memory-mapped through it: that would pass it by."""
+    """Passes every call on, but maps no file into memory: such reads would not come through it."""
 
     def __init__(self, inner: Storage) -> None:
         self.inner = inner

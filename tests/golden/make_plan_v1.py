@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from seqrecord.clips import ClipSpec, enumerate_clips
-from seqrecord.plan import EpochPlan, PlanSettings, Split
+from seqrecord.sampling import EpochPlan, Part, PlanSettings
 from tests.clip_cases import episode_table
 
 __all__ = ["CASES", "GOLDEN", "plan_rounds"]
@@ -85,12 +85,14 @@ def plan_rounds(case: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The rounds of a case's plan, as JSON."""
     episodes = episode_table(case["num_frames"], case["chunk_frames"])
     table = enumerate_clips(ClipSpec(**case["spec"]), episodes, np.arange(len(episodes)))
+    settings = dict(case["settings"])
+    settings["num_cursors"] = settings.pop("open_episodes")  # the file keeps the old name
     plan = EpochPlan(
         table,
         episodes,
-        PlanSettings(**case["settings"]),
+        PlanSettings(**settings),
         epoch=case["epoch"],
-        split=Split(*case["split"]),
+        part=Part(*case["split"]),
     )
     kept = {
         "loads": ("cursor", "run", "chunk", "first", "count"),

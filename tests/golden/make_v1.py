@@ -22,12 +22,12 @@ import numpy.typing as npt
 from PIL import Image
 
 from seqrecord.checksum import crc32c
-from seqrecord.codecs import EncodedImage, resolve
+from seqrecord.codecs import resolve
 from seqrecord.format import EpisodePart, Footer, encode_footer, encode_header
 from seqrecord.format.pages import PageCodec
 from seqrecord.format.rows import GAP_ROW, chunk_row
-from seqrecord.schema import CodecConfig, FeatureSpec, Schema
-from seqrecord.writer import SeqRecordWriter
+from seqrecord.schema import CodecConfig, EncodedImage, FeatureSpec, Schema
+from seqrecord.writing.writer import SeqRecordWriter
 
 __all__ = ["GOLDEN", "describe_frame", "expected"]
 

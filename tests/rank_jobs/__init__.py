@@ -71,13 +71,13 @@ def check_once(found: Sequence[Found], total: int) -> None:
         assert len(clips) == len(set(clips)) == total, (name, len(clips), len(set(clips)), total)
 
 
-def check_equal(found: Sequence[Found], name: str, total: int, splits: int) -> None:
+def check_equal(found: Sequence[Found], name: str, total: int, parts: int) -> None:
     """Assert that ranks had equally many steps, and clips once, but for those that even it out."""
     sizes = [sorted(map(len, part[name])) for part in found]
     assert all(size == sizes[0] for size in sizes), sizes
     clips = _clips(found, name)
     assert len(set(clips)) == total
-    assert len(clips) == -(-total // splits) * splits
+    assert len(clips) == -(-total // parts) * parts
 
 
 def _clips(found: Sequence[Found], name: str) -> list[tuple[str, int]]:

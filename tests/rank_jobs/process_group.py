@@ -53,6 +53,6 @@ def run_node(node: SeqRecordNode) -> list[list[tuple[str, int]]]:
 
 
 if __name__ == "__main__":
-    mp.set_forkserver_preload(["seqrecord.pipes", "tests.clip_data"])  # torch only once
+    mp.set_forkserver_preload(["seqrecord.pipes.loaders", "tests.clip_data"])  # torch only once
     path, store, method, rank, world_size = sys.argv[1:]
     main(path, store, method, int(rank), int(world_size))

@@ -10,10 +10,16 @@ import numpy as np
 
 from benchmarks.audio.loaders.numpy_files import FORMAT, npy_file
 from benchmarks.audio.loaders.numpy_files import prepare as prepare_numpy
-from benchmarks.audio.loaders.original import prepare as prepare_wav
 from benchmarks.audio.wav import BLOCK, FEATURE, wav_file
 from benchmarks.tartanair.compare.recordings import Clip
-from benchmarks.tartanair.loaders.base import Batches, Loader, Place, Settings, one_format
+from benchmarks.tartanair.loaders.base import (
+    Batches,
+    Loader,
+    Place,
+    Settings,
+    one_format,
+    prepare_link,
+)
 from benchmarks.tartanair.loaders.dali_epochs import DaliEpochs
 
 SHAPES = {FEATURE: (BLOCK,)}
@@ -77,7 +83,7 @@ LOADERS = [
     Loader(
         name="dali-wav",
         format=one_format("original"),
-        prepare=prepare_wav,
+        prepare=prepare_link("wav"),
         open=open_wav,
         storages=("local", "cold"),
         needs=("nvidia.dali",),

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.audio.wav import FEATURE, read_blocks, wav_file
-from benchmarks.tartanair.compare.recordings import Clip, Recordings
-from benchmarks.tartanair.loaders.base import Batches, Loader, Place, Settings, one_format
+from benchmarks.tartanair.compare.recordings import Clip
+from benchmarks.tartanair.loaders.base import (
+    Batches,
+    Loader,
+    Place,
+    Settings,
+    one_format,
+    prepare_link,
+)
 from benchmarks.tartanair.loaders.map_style import map_style
-
-
-def prepare(recordings: Recordings, folder: Path, _settings: Settings) -> None:
-    (folder / "wav").symlink_to(recordings.root.resolve(), target_is_directory=True)
 
 
 class Reader:
@@ -34,7 +37,7 @@ LOADERS = [
     Loader(
         name="original",
         format=one_format("original"),
-        prepare=prepare,
+        prepare=prepare_link("wav"),
         open=open_batches,
         storages=("local", "cold"),
         note="WAV files, seeking to the clip",

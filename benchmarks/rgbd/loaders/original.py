@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks.rgbd.frames import PER_CLIP, decode, frame_file, resize_clip
-from benchmarks.tartanair.compare.recordings import Clip, Recordings
-from benchmarks.tartanair.loaders.base import Batches, Loader, Place, Settings, one_format
+from benchmarks.tartanair.compare.recordings import Clip
+from benchmarks.tartanair.loaders.base import (
+    Batches,
+    Loader,
+    Place,
+    Settings,
+    one_format,
+    prepare_link,
+)
 from benchmarks.tartanair.loaders.map_style import map_style
-
-
-def prepare(recordings: Recordings, folder: Path, _settings: Settings) -> None:
-    (folder / "files").symlink_to(recordings.root.resolve(), target_is_directory=True)
 
 
 class Reader:
@@ -45,7 +48,7 @@ LOADERS = [
     Loader(
         name="original",
         format=one_format("original"),
-        prepare=prepare,
+        prepare=prepare_link("files"),
         open=open_batches,
         storages=("local", "cold"),
         kind=PER_CLIP,

@@ -78,8 +78,8 @@ def disk_rate(folder: Path) -> float | None:
 
 def range_rate(location: str, options: Mapping[str, Any], *, seconds: float = 3.0) -> float:
     """Bytes a second of a storage's largest file, in ranges of 8 MiB that threads ask for."""
-    from seqrecord.ranges import ByteRange
     from seqrecord.storage import open_storage
+    from seqrecord.storage.ranges import ByteRange
 
     storage = open_storage(location, options)
     try:

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.tartanair.compare.cell import Cell
 from benchmarks.tartanair.loaders.base import Loader, Settings
 from benchmarks.tartanair.timing import markdown
-from seqrecord.recipe import DEFAULT_CODEC
+from seqrecord.writing.stored_schema import DEFAULT_CODEC
 
 __all__ = [
     "BATCH_SIZE",

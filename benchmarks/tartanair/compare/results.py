@@ -48,7 +48,7 @@ from benchmarks.tartanair.compare.results_workload import workload_part
 from benchmarks.tartanair.compare.workloads import TARTANAIR, WORKLOADS
 from benchmarks.tartanair.loaders.base import USUAL, Settings
 from benchmarks.tartanair.loaders.registry import all_loaders
-from seqrecord.recipe import DEFAULT_CODEC
+from seqrecord.writing.stored_schema import DEFAULT_CODEC
 
 __all__ = ["document", "published_part", "write", "write_published"]
 

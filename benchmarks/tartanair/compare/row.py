@@ -5,7 +5,6 @@ The last line that it prints is the result as JSON.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -17,8 +16,9 @@ from typing import Any
 from benchmarks.tartanair.compare.prepared import files_of, folder_of, prepare
 from benchmarks.tartanair.compare.workloads import TARTANAIR, WORKLOADS
 from benchmarks.tartanair.loaders.base import Place, Settings
+from benchmarks.tartanair.timing import drop_page_cache
 
-__all__ = ["Task", "forget", "warm"]
+__all__ = ["Task", "warm"]
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Task:
 
         cold = self.settings.storage in ("cold", "mount")
         if cold:
-            forget(place.folder)
+            drop_page_cache(files_of(place.folder))
         elif self.settings.storage == "local":
             warm(place.folder)
         clips = recordings.clips(self.settings.clip_len, self.settings.stride)
@@ -93,18 +93,6 @@ class Task:
             max_seconds=self.max_seconds,
             began=began,
         )
-
-
-def forget(folder: Path) -> None:
-    """Ask the kernel to drop a folder's files from the page cache."""
-    for path in files_of(folder):
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            with contextlib.suppress(OSError):  # of a mount that is read-only
-                os.fsync(fd)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(fd)
 
 
 def warm(folder: Path) -> None:

@@ -30,7 +30,7 @@ from benchmarks.tartanair.loaders.base import Settings
 from benchmarks.tartanair.loaders.raw_files import RawFilesDataset, file_name
 from benchmarks.tartanair.loaders.registry import all_loaders
 
-__all__ = ["Lane", "SteppedDataset", "Timeline", "draw", "naive_timeline", "our_timeline"]
+__all__ = ["SteppedDataset", "Timeline", "Track", "draw", "naive_timeline", "our_timeline"]
 
 PNG = Path(__file__).parents[1] / "plots" / "timeline.png"
 WORKERS = 2
@@ -62,7 +62,7 @@ _CPU = torch.device("cpu")
 
 
 @dataclass
-class Lane:
+class Track:
     """A thread or a process."""
 
     name: str
@@ -75,7 +75,7 @@ class Timeline:
 
     title: str
     seconds: float
-    lanes: list[Lane]
+    tracks: list[Track]
     clips: int
 
 
@@ -131,8 +131,8 @@ def naive_timeline(root: Path, settings: Settings, seconds: float = SECONDS) -> 
         prefetch_factor=settings.prefetch,
         collate_fn=_collate,
     )
-    consumer = Lane("consumer")
-    workers = {number: Lane(f"worker {number}") for number in range(WORKERS)}
+    consumer = Track("consumer")
+    workers = {number: Track(f"worker {number}") for number in range(WORKERS)}
     clock = time.perf_counter
     begin = first = clock()
     for batch in batches:
@@ -146,7 +146,7 @@ def naive_timeline(root: Path, settings: Settings, seconds: float = SECONDS) -> 
         consumer.spans += [("consumer waits", begin, came), ("consumer at work", came, done)]
         begin = done
         # A worker's steps are known once it has sent the batch that they were for.
-        if all(lane.spans and lane.spans[-1][2] > first + seconds for lane in workers.values()):
+        if all(track.spans and track.spans[-1][2] > first + seconds for track in workers.values()):
             break
     seconds = min(seconds, begin - first)
     title = f"original, {WORKERS} workers: every clip reads and decodes all of its frames"
@@ -156,7 +156,7 @@ def naive_timeline(root: Path, settings: Settings, seconds: float = SECONDS) -> 
 def our_timeline(records: Path, settings: Settings, seconds: float = SECONDS) -> Timeline:
     """Ours in the middle of its second epoch, from the engine's own trace."""
     import seqrecord
-    from seqrecord.drawing.spans import KINDS, read_spans
+    from seqrecord.tools.drawing.spans import KINDS, read_spans
 
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "epoch.json"
@@ -172,42 +172,42 @@ def our_timeline(records: Path, settings: Settings, seconds: float = SECONDS) ->
             for batch in pipe:
                 to_device(batch, _CPU)
         spans = read_spans([trace])
-    lanes = [
-        Lane(
-            lane.name.removeprefix("seqrecord-engine-").replace("_", " "),
+    tracks = [
+        Track(
+            track.name.removeprefix("seqrecord-engine-").replace("_", " "),
             [
                 (_KINDS[KINDS[kind]], float(begin), float(end))
-                for kind, begin, end in zip(lane.kind, lane.begin, lane.end, strict=True)
+                for kind, begin, end in zip(track.kind, track.begin, track.end, strict=True)
                 if KINDS[kind] in _KINDS
             ],
         )
-        for lane in spans.lanes
+        for track in spans.tracks
     ]
-    for lane in lanes:
-        if any(kind.startswith("consumer") for kind, _, _ in lane.spans):
-            lane.name = "consumer"
-    lanes.sort(key=lambda lane: (lane.name != "consumer", lane.name != "conductor", lane.name))
+    for track in tracks:
+        if any(kind.startswith("consumer") for kind, _, _ in track.spans):
+            track.name = "consumer"
+    tracks.sort(key=lambda track: (track.name != "consumer", track.name != "scheduler", track.name))
     start = max(0.0, (spans.seconds - seconds) / 2)
     seconds = min(seconds, spans.seconds)
     title = "seqrecord, threads: every frame is read and decoded once"
-    return _window(title, lanes, start, seconds, settings)
+    return _window(title, tracks, start, seconds, settings)
 
 
 def draw(timelines: Sequence[Timeline], path: Path) -> Path:
     """One below the other, with the same seconds."""
-    heights = [len(timeline.lanes) for timeline in timelines]
+    heights = [len(timeline.tracks) for timeline in timelines]
     figure, axes = new_figure(
         10, 1.8 + 0.4 * sum(heights), rows=len(timelines), sharex=True, height_ratios=heights
     )
     for one, timeline in zip(np.atleast_1d(axes), timelines, strict=True):
-        for place, lane in enumerate(timeline.lanes):
+        for place, track in enumerate(timeline.tracks):
             for kind, colour in _COLOURS.items():
-                bars = [(begin, end - begin) for name, begin, end in lane.spans if name == kind]
+                bars = [(begin, end - begin) for name, begin, end in track.spans if name == kind]
                 one.broken_barh(bars, (place - 0.4, 0.8), color=colour, linewidth=0)
-            words = _shares(lane, timeline.seconds)
+            words = _shares(track, timeline.seconds)
             one.text(timeline.seconds * 1.01, place, words, va="center", fontsize=9)
-        one.set_ylim(len(timeline.lanes) - 0.5, -0.5)
-        one.set_yticks(range(len(timeline.lanes)), [lane.name for lane in timeline.lanes])
+        one.set_ylim(len(timeline.tracks) - 0.5, -0.5)
+        one.set_yticks(range(len(timeline.tracks)), [track.name for track in timeline.tracks])
         one.spines["left"].set_visible(False)
         one.spines["bottom"].set_bounds(0, timeline.seconds)
         one.tick_params(axis="y", length=0)
@@ -221,24 +221,24 @@ def draw(timelines: Sequence[Timeline], path: Path) -> Path:
 
 
 def _window(
-    title: str, lanes: Sequence[Lane], start: float, seconds: float, settings: Settings
+    title: str, tracks: Sequence[Track], start: float, seconds: float, settings: Settings
 ) -> Timeline:
     """The part of the spans from `start` on, which becomes 0."""
     cut = [
-        Lane(
-            lane.name,
+        Track(
+            track.name,
             [
                 (kind, max(begin - start, 0.0), min(end - start, seconds))
-                for kind, begin, end in lane.spans
+                for kind, begin, end in track.spans
                 if end > start and begin < start + seconds
             ],
         )
-        for lane in lanes
+        for track in tracks
     ]
     batches = sum(
         kind == "consumer at work" and start <= begin < start + seconds
-        for lane in lanes
-        for kind, begin, _ in lane.spans
+        for track in tracks
+        for kind, begin, _ in track.spans
     )
     return Timeline(title, seconds, cut, batches * settings.batch_size)
 
@@ -260,10 +260,10 @@ def _decoded(data: bytes, suffix: str) -> npt.NDArray[Any]:
         return np.asarray(image)
 
 
-def _shares(lane: Lane, seconds: float) -> str:
+def _shares(track: Track, seconds: float) -> str:
     """What takes at least a twentieth of the time, the longest first."""
     taken: dict[str, float] = {}
-    for kind, begin, end in lane.spans:
+    for kind, begin, end in track.spans:
         taken[kind] = taken.get(kind, 0.0) + (end - begin) / seconds
     longest = sorted(taken.items(), key=lambda item: -item[1])
     parts = [f"{kind} {share:.0%}" for kind, share in longest if share >= 0.05]

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from benchmarks.tartanair.compare.recordings import Clip, Recordings
 
-__all__ = ["USUAL", "Batch", "Batches", "Loader", "Place", "Settings", "one_format"]
+__all__ = ["USUAL", "Batch", "Batches", "Loader", "Place", "Settings", "one_format", "prepare_link"]
 
 Batch: TypeAlias = dict[str, Any]
 """Feature to tensor or array [B, N, …], `episode` B keys, `start` B numbers of first frames."""
@@ -71,6 +71,15 @@ class Place:
 def one_format(name: str) -> Callable[[Settings], str]:
     """A format that does not depend on settings."""
     return lambda _settings: name
+
+
+def prepare_link(name: str) -> Callable[[Recordings, Path, Settings], None]:
+    """`prepare` of a loader that reads the originals: a link to them, of that name."""
+
+    def prepare(recordings: Recordings, folder: Path, _settings: Settings) -> None:
+        (folder / name).symlink_to(recordings.root.resolve(), target_is_directory=True)
+
+    return prepare
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tartanair.compare.recordings import Clip, Recordings
-from benchmarks.tartanair.loaders.base import Batches, Loader, Place, Settings, one_format
+from benchmarks.tartanair.compare.recordings import Clip
+from benchmarks.tartanair.loaders.base import (
+    Batches,
+    Loader,
+    Place,
+    Settings,
+    one_format,
+    prepare_link,
+)
 from benchmarks.tartanair.loaders.map_style import map_style
 from benchmarks.tartanair.loaders.raw_files import RawFilesDataset
 
@@ -26,10 +33,6 @@ class Reader:
         return {name: sample[name] for name in self._dataset.features}
 
 
-def prepare(recordings: Recordings, folder: Path, _settings: Settings) -> None:
-    (folder / "tree").symlink_to(recordings.root.resolve(), target_is_directory=True)
-
-
 def open_batches(place: Place, clips: Sequence[Clip], settings: Settings) -> Batches:
     return map_style(Reader(place.folder / "tree", settings), clips, settings)
 
@@ -38,7 +41,7 @@ LOADERS = [
     Loader(
         name="original",
         format=one_format("original"),
-        prepare=prepare,
+        prepare=prepare_link("tree"),
         open=open_batches,
         note="the data set's own files",
     )

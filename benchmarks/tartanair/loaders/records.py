@@ -30,9 +30,12 @@ def prepare(recordings: Recordings, folder: Path, settings: Settings) -> None:
                     into.append(frame)
 
 
+def records_of(place: Place) -> str:
+    return f"{place.at}/records"
+
+
 def arguments(place: Place, settings: Settings) -> dict[str, Any]:
     return {
-        "location": f"{place.at}/records",
         "clip_len": settings.clip_len,
         "stride": settings.stride,
         "features": list(settings.features),
@@ -68,6 +71,7 @@ def open_stream(
     if settings.shuffle_buffer is not None:
         buffer["shuffle_buffer"] = settings.shuffle_buffer
     pipe = seqrecord.SeqRecordPipe(
+        records_of(place),
         **arguments(place, settings),
         **buffer,
         batch_size=settings.batch_size,
@@ -95,7 +99,7 @@ def open_chain(
 
     shuffled = settings.shuffle != "off"
     pipe: Any = seqrecord.SeqRecordPipe(
-        **arguments(place, settings), shuffle=shuffled, seed=settings.seed
+        records_of(place), **arguments(place, settings), shuffle=shuffled, seed=settings.seed
     )
     if shuffled:  # the pipe has shuffled well: more in this buffer would only take memory
         pipe = pipe.shuffle(buffer_size=settings.batch_size)
@@ -110,7 +114,7 @@ def open_map(place: Place, clips: Sequence[Clip], settings: Settings) -> Batches
     import seqrecord
 
     return DataLoader(
-        seqrecord.SeqRecordDataset(**arguments(place, settings)),
+        seqrecord.SeqRecordDataset(records_of(place), **arguments(place, settings)),
         batch_size=settings.batch_size,
         sampler=Order(len(clips), settings),
         **loader_arguments(settings),

@@ -20,7 +20,7 @@ __all__ = [
     "Taken",
     "check_folder",
     "locked",
-    "try_flock",
+    "try_lock",
 ]
 
 NEW = "new"
@@ -37,7 +37,7 @@ _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 
 class CacheBusyError(OSError):
-    """Somebody has held the cache for too long: it is passed by."""
+    """Another process has held the lock for too long: the cache is not used for a while."""
 
 
 class CacheReadOnlyError(OSError):
@@ -46,15 +46,10 @@ class CacheReadOnlyError(OSError):
 
 @dataclass
 class Taken:
-    """The bytes that a cache takes, `None` where that is not known, under the lock of the cache."""
+    """The bytes that a cache takes, where that is known."""
 
-    fd: int
-    bytes: int | None
-
-    def write(self, taken: int | None) -> None:
-        self.bytes = taken
-        text = "unknown" if taken is None else f"{_boot()} {taken}"
-        os.pwrite(self.fd, f"{text:<80}".encode(), 0)
+    bytes: int
+    is_known: bool
 
 
 @contextlib.contextmanager
@@ -65,31 +60,35 @@ def locked(folder: Path, patience: float) -> Iterator[Taken]:
     Raises `CacheBusyError` where another has it, and `CacheReadOnlyError`.
     """
     end, wait = time.monotonic() + patience, _FIRST_WAIT
-    while (taken := _try_lock(folder)) is None:
-        if time.monotonic() >= end:
-            raise CacheBusyError(
-                errno.EWOULDBLOCK, "another process or thread holds its lock", str(folder)
-            )
-        time.sleep(wait)
-        wait = min(2 * wait, _LONGEST_WAIT)
+    fd = _open_taken(folder)
     try:
+        while not try_lock(fd):
+            if time.monotonic() >= end:
+                raise CacheBusyError(
+                    errno.EWOULDBLOCK, "another process or thread holds its lock", folder
+                )
+            time.sleep(wait)
+            wait = min(2 * wait, _LONGEST_WAIT)
+        boot, _, number = os.pread(fd, 100, 0).decode("ascii", "replace").partition(" ")
+        is_known = boot == _boot() and number.strip().isdecimal()
+        os.pwrite(fd, b"unknown".ljust(80), 0)
+        taken = Taken(int(number) if is_known else 0, is_known)
         yield taken
+        if taken.is_known:
+            os.pwrite(fd, f"{_boot()} {taken.bytes}".ljust(80).encode(), 0)
     finally:
-        fcntl.flock(taken.fd, fcntl.LOCK_UN)  # or a forked child would hold it
-        os.close(taken.fd)
+        fcntl.flock(fd, fcntl.LOCK_UN)  # or a forked child would hold it
+        os.close(fd)
 
 
 def check_folder(path: Path) -> bool:
     """Whether a folder is a cache; `LocationError` if it is neither that nor empty."""
     try:
-        with os.scandir(path) as entries:
-            names = {entry.name for entry in entries}
-    except FileNotFoundError:
-        return False
+        names = {each.name for each in path.iterdir()}
     except NotADirectoryError:
         raise LocationError("the cache's folder is a file", file=str(path)) from None
     except OSError:
-        return False  # found out, and counted, when it is used
+        return False  # it is not there; anything else is found out, and counted, when it is used
     is_cache = {_TAG, _TAKEN} <= names
     # `lost+found` is what a disk brings with it.
     other = names - {_TAG, _TAKEN, NEW, "lost+found"}
@@ -103,30 +102,18 @@ def check_folder(path: Path) -> bool:
     return is_cache
 
 
-def _try_lock(folder: Path) -> Taken | None:
-    """The lock of the cache, or `None` where another has it."""
+def _open_taken(folder: Path) -> int:
     path = folder / _TAKEN
     try:
         if not path.exists():
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             check_folder(folder)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            (folder / _TAG).write_text(_TAG_TEXT, "ascii")
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         if error.errno not in _READ_ONLY or not path.exists():
             raise
         raise CacheReadOnlyError(error.errno, error.strerror, str(path)) from error
-    try:
-        if try_flock(fd) and _is_at(fd, path):  # or somebody has removed the cache
-            if not (folder / _TAG).exists():
-                (folder / _TAG).write_text(_TAG_TEXT, "ascii")
-            boot, _, number = os.pread(fd, 100, 0).decode("ascii", "replace").partition(" ")
-            known = boot == _boot() and number.strip().isdecimal()
-            taken, fd = Taken(fd, int(number) if known else None), -1
-            return taken
-    finally:
-        if fd >= 0:
-            os.close(fd)
-    return None
 
 
 def _boot() -> str:
@@ -137,15 +124,9 @@ def _boot() -> str:
         return "unknown"
 
 
-def try_flock(fd: int) -> bool:
+def try_lock(fd: int) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
-
-
-def _is_at(fd: int, path: Path) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(fd), path.stat(follow_symlinks=False))
-    return False

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from seqrecord.errors import NotFoundError, StorageError
 from seqrecord.storage.cache.folder import CacheFolder
@@ -21,7 +21,8 @@ __all__ = ["CacheInfo", "cache_info", "clear_cache"]
 _PATIENCE_SECONDS = 10.0  # a person would rather wait than start again
 
 
-class Held(NamedTuple):
+@dataclass(frozen=True, order=True)
+class Held:
     """What is held of one storage: entries, and bytes on disk."""
 
     url: str
@@ -50,7 +51,6 @@ class CacheInfo:
             **asdict(self),
             "oldest_use": self.oldest_use and self.oldest_use.isoformat(timespec="seconds"),
             "latest_use": self.latest_use and self.latest_use.isoformat(timespec="seconds"),
-            "datasets": [held._asdict() for held in self.datasets],
         }
 
     def __str__(self) -> str:
@@ -85,11 +85,11 @@ def cache_info(cache_dir: str | os.PathLike[str]) -> CacheInfo:
 def clear_cache(
     cache_dir: str | os.PathLike[str], location: str | os.PathLike[str] | None = None
 ) -> int:
-    """Empty a cache, or drop what it holds of the dataset at `location`; bytes that it gave back.
+    """Empty a cache, or remove what it holds of the dataset at `location`; the bytes freed.
 
-    A location that says no account and no endpoint is meant in all of them. Whoever uses the cache
-    meanwhile goes on, and reads anew. Raises `NotFoundError` where there is no cache, or where it
-    holds nothing of that dataset.
+    A location without account and endpoint means the datasets of that name in all of them.
+    Processes that use the cache meanwhile continue, and read again. Raises `NotFoundError` where
+    there is no cache, or where it holds nothing of that dataset.
     """
     with _opened(cache_dir) as folder:
         held = _held(folder)
@@ -111,7 +111,7 @@ def clear_cache(
 def _held(folder: CacheFolder) -> dict[Path, Held]:
     """What is held of each storage, by its folder."""
     found = {}
-    for path, url in folder.storages().items():
+    for path, url in folder.places().items():
         entries, _ = CacheFolder(path).scan()
         found[path] = Held(url, len(entries), sum(entry.size for entry in entries))
     return found

@@ -1,4 +1,7 @@
-"""Uploads to a local folder: a file beside the target, synced and renamed when it is whole."""
+"""Uploads to a local folder: a file beside the target, synced and renamed when it is whole.
+
+`<path>.partial` has the bytes, `<path>.notes` the checkpoints; anyone may read both meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,22 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from seqrecord.checksum import Buffer
 from seqrecord.errors import DestinationError, NotFoundError, StorageError
+from seqrecord.storage.base import Storage
 from seqrecord.storage.local.folders import sync_folder
+from seqrecord.storage.local.handle import Handle
+from seqrecord.storage.ranges import ByteRange
 
-__all__ = ["NOTES", "PARTIAL", "LocalUpload", "local_errors", "with_suffix"]
+__all__ = ["NOTES", "PARTIAL", "LocalUnfinished", "LocalUpload", "local_errors", "with_suffix"]
 
 PARTIAL = ".partial"
 NOTES = ".notes"
+_MAX_LINE = (1 << 26) + 1000  # characters: the largest footer, 2^25 bytes, in hexadecimal
 _REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 
 
@@ -27,7 +35,7 @@ class LocalUpload:
         self.path = path
         self._target = target
         self._partial, self._notes = with_suffix(target, PARTIAL), with_suffix(target, NOTES)
-        self._size, self._fd, self._committed = 0, -1, False
+        self._size, self._noted, self._fd, self._committed = 0, 0, -1, False
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             self._fd = os.open(self._partial, flags, 0o666)
@@ -47,7 +55,20 @@ class LocalUpload:
         return self._size
 
     def checkpoint(self, note: bytes) -> None:
-        line = json.dumps({"size": self._size, "note": note.hex()}).encode() + b"\n"
+        self._add_note({"size": self._size, "note": note.hex()})
+        self._noted = self._size
+
+    def rewind(self, offset: int) -> None:
+        fd = self._open_fd()
+        if offset < self._noted:
+            self._add_note({"size": offset})  # or notes above it would count in a longer file
+            self._noted = offset
+        with local_errors(str(self._target)):
+            os.ftruncate(fd, offset)
+            self._size = os.lseek(fd, offset, os.SEEK_SET)
+
+    def _add_note(self, note: dict[str, Any]) -> None:
+        line = json.dumps(note).encode() + b"\n"
         with local_errors(str(self._notes)):
             fd = os.open(self._notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
             before = os.fstat(fd).st_size
@@ -59,12 +80,6 @@ class LocalUpload:
                 raise
             finally:
                 os.close(fd)
-
-    def rewind(self, offset: int) -> None:
-        fd = self._open_fd()
-        with local_errors(str(self._target)):
-            os.ftruncate(fd, offset)
-            self._size = os.lseek(fd, offset, os.SEEK_SET)
 
     def commit(self) -> None:
         fd = self._open_fd()
@@ -104,6 +119,36 @@ class LocalUpload:
         return self._fd
 
 
+class LocalUnfinished:
+    """What is there of a file that is being written, or whose writer was killed; see `Unfinished`.
+
+    It is read through the storage in which it lies, whose folder is `root`.
+    """
+
+    def __init__(self, storage: Storage, root: Path, path: str, modified: float) -> None:
+        self.path = path
+        self.modified = modified
+        self._storage = storage
+        self._notes = root / (path + NOTES)
+        self._partial = root / (path + PARTIAL)
+
+    def checkpoints(self) -> list[tuple[int, bytes]]:
+        # First the notes: bytes are written before their note.
+        with local_errors(str(self._notes)):
+            notes = _read_notes(self._notes)
+        size = self._storage.size(self.path + PARTIAL)
+        # A note of more bytes than there are: the machine went down before they were on disk.
+        return [(end, note) for end, note in notes if end <= size]
+
+    def read_ranges(self, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]) -> None:
+        self._storage.read_ranges(self.path + PARTIAL, ranges, buffers)
+
+    def remove(self) -> None:
+        with local_errors(str(self._partial)):
+            self._notes.unlink(missing_ok=True)
+            self._partial.unlink(missing_ok=True)
+
+
 def with_suffix(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
 
@@ -121,3 +166,19 @@ def local_errors(file: str, *, writing: bool = False) -> Iterator[None]:
         if writing and error.errno in _REFUSED:
             raise DestinationError(f"it cannot be written: {error.strerror}", file=file) from error
         raise StorageError(error.strerror or str(error), file=file) from error
+
+
+def _read_notes(path: Path) -> list[tuple[int, bytes]]:
+    """Notes up to the first that was not written whole, without those that were taken back."""
+    notes: list[tuple[int, bytes]] = []
+    with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
+        handle = Handle(path, os.O_NOFOLLOW)
+        with open(handle.fd, encoding="ascii", errors="replace", closefd=False) as file:
+            while line := file.readline(_MAX_LINE):
+                entry = json.loads(line)
+                size = int(entry["size"])
+                if "note" in entry:
+                    notes.append((size, bytes.fromhex(entry["note"])))
+                else:
+                    notes = [each for each in notes if each[0] <= size]
+    return notes

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from seqrecord.storage.local.handle import Handle
 
 __all__ = ["Streams"]
 
@@ -33,105 +32,66 @@ class Streams:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._lock = threading.Lock()
-        self._streams: OrderedDict[_Stream, None] = OrderedDict()  # least recently used first
+        self._streams: list[_Stream] = []  # least recently used first
+
+    @property
+    def places(self) -> list[tuple[str, int]]:
+        """The file of each handle, and where its reads will end; least recently used first."""
+        with self._lock:
+            return [(each.path, each.tail) for each in self._streams]
 
     @contextmanager
-    def take(self, path: str, start: int, stop: int, open_file: Callable[[], int]) -> Iterator[int]:
-        """A descriptor to read bytes `[start, stop)` of a file, which nobody else uses meanwhile.
+    def take(
+        self, path: str, start: int, stop: int, open_file: Callable[[], Handle]
+    ) -> Iterator[Handle]:
+        """A handle to read bytes `[start, stop)` of a file, which nobody else uses meanwhile.
 
-        `open_file` is called where a new handle is needed. After an error the handle is not used
+        `open_file` is called where a new one is needed. After an error the handle is not used
         again: a mount that came back may not know it any more.
         """
-        stream, turn, dropped = self._book(path, start, stop)
-        _close(dropped)
+        ended = threading.Event()
+        with self._lock:
+            near = [
+                each
+                for each in reversed(self._streams)
+                if each.path == path and 0 <= start - each.tail <= _MAX_GAP
+            ]
+            stream = max(near, key=lambda each: each.tail, default=None) or _Stream(path)
+            self._streams = [each for each in self._streams if each is not stream]
+            dropped = self._streams[: max(0, len(self._streams) + 1 - self._limit)]
+            self._streams = [*self._streams[len(dropped) :], stream]
+            stream.tail = stop
+            before, stream.last = stream.last, ended
+        del dropped  # closed outside the lock; one that is in use when that is over
+        handle: Handle | None = None
         try:
-            stream.wait(turn)
-            try:
-                if stream.fd < 0:
-                    stream.fd = open_file()
-                yield stream.fd
-            except BaseException:
-                with self._lock:
-                    self._streams.pop(stream, None)
-                stream.close()
-                raise
-        finally:
-            stream.end(turn)
+            before.wait()
+            handle = stream.handle = stream.handle or open_file()
+            yield handle
+        except BaseException:
+            stream.handle = None
+            if handle is not None:
+                handle.close()
             with self._lock:
-                stream.users -= 1
-                is_last = not stream.users and stream not in self._streams
-            if is_last:
-                stream.close()
+                self._streams = [each for each in self._streams if each is not stream]
+            raise
+        finally:
+            ended.set()
 
     def drop(self, path: str | None = None) -> None:
         """Forget the handles of a file, or all; those in use are closed when they are done."""
         with self._lock:
-            chosen = [each for each in self._streams if path is None or each.path == path]
-            for stream in chosen:
-                del self._streams[stream]
-            idle = [each for each in chosen if not each.users]
-        _close(idle)
-
-    def _book(self, path: str, start: int, stop: int) -> tuple[_Stream, int, list[_Stream]]:
-        """The handle for a read, the read's turn there, and handles that are too many."""
-        dropped: list[_Stream] = []
-        with self._lock:
-            near = [
-                each
-                for each in self._streams
-                if each.path == path and 0 <= start - each.tail <= _MAX_GAP
-            ]
-            stream = max(reversed(near), key=lambda each: each.tail, default=None)
-            if stream is None:
-                stream = _Stream(path)
-                idle = [each for each in self._streams if not each.users]
-                dropped = idle[: max(0, len(self._streams) + 1 - self._limit)]
-                for each in dropped:
-                    del self._streams[each]
-            self._streams[stream] = None
-            self._streams.move_to_end(stream)
-            stream.tail = stop
-            stream.users += 1
-            return stream, stream.join(), dropped
+            dropped = self._streams
+            self._streams = [each for each in dropped if path not in (None, each.path)]
+        del dropped
 
 
 class _Stream:
-    """A handle, where its last booked read will end, and the queue before it."""
+    """A handle, where its last booked read will end, and what that read waits for."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.fd = -1
+        self.handle: Handle | None = None
         self.tail = 0
-        self.users = 0
-        self._turns = 0
-        self._now = 0
-        self._moved = threading.Condition()
-
-    def join(self) -> int:
-        self._turns += 1
-        return self._turns - 1
-
-    def wait(self, turn: int) -> None:
-        with self._moved:
-            self._moved.wait_for(lambda: self._now == turn)
-
-    def end(self, turn: int) -> None:
-        with self._moved:
-            # Also of a turn that was given up while it waited.
-            self._moved.wait_for(lambda: self._now == turn)
-            self._now += 1
-            self._moved.notify_all()
-
-    def close(self) -> None:
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            with contextlib.suppress(OSError):  # of a dead mount; the descriptor is gone even so
-                os.close(fd)
-
-    def __del__(self) -> None:
-        self.close()
-
-
-def _close(streams: list[_Stream]) -> None:
-    for stream in streams:
-        stream.close()
+        self.last = threading.Event()
+        self.last.set()

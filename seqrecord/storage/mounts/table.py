@@ -11,62 +11,19 @@ __all__ = ["find_remote_mount"]
 _TABLE = Path("/proc/self/mountinfo")
 
 # Filesystems of the kernel that another machine serves, or shares the disk with: what they hold
-# may shrink or go without this machine's doing.
-_NETWORK = {
-    "9p",  # also a folder of the host, in virtual machines and sandboxes
-    "acfs",
-    "afs",
-    "auristorfs",
-    "beegfs",
-    "ceph",
-    "cifs",
-    "coda",
-    "cvfs",  # StorNext
-    "dvs",  # Cray
-    "fhgfs",  # BeeGFS, formerly
-    "gfs2",
-    "glusterfs",
-    "gpfs",
-    "lustre",
-    "ncp",
-    "ncpfs",
-    "nfs",
-    "nfs4",
-    "ocfs2",
-    "orangefs",
-    "panfs",
-    "prl_fs",  # a folder of the host
-    "pvfs2",  # OrangeFS
-    "smb3",
-    "smbfs",
-    "vboxsf",  # a folder of the host
-    "virtiofs",  # a folder of the host
-    "vmhgfs",  # a folder of the host
-    "wekafs",
-}
+# may shrink or go without this machine's doing. Folders of a virtual machine's host are 9p (in
+# sandboxes too), prl_fs, vboxsf, virtiofs and vmhgfs; cvfs is StorNext's, dvs Cray's, fhgfs was
+# BeeGFS's, pvfs2 OrangeFS's.
+_NETWORK = """
+    9p acfs afs auristorfs beegfs ceph cifs coda cvfs dvs fhgfs gfs2 glusterfs gpfs lustre ncp ncpfs
+    nfs nfs4 ocfs2 orangefs panfs prl_fs pvfs2 smb3 smbfs vboxsf virtiofs vmhgfs wekafs
+"""
 
 # FUSE filesystems over local disks; any other one is taken for remote.
-_LOCAL_FUSE = {
-    "archivemount",
-    "bindfs",
-    "cryfs",
-    "encfs",
-    "exfat",
-    "ext2",
-    "fuse-ext2",
-    "fuse-overlayfs",
-    "gocryptfs",
-    "lxcfs",
-    "mergerfs",
-    "ntfs",
-    "ntfs-3g",
-    "portal",
-    "securefs",
-    "squashfuse",
-    "unionfs",
-    "unionfs-fuse",
-    "zfs",
-}
+_LOCAL_FUSE = """
+    archivemount bindfs cryfs encfs exfat ext2 fuse-ext2 fuse-overlayfs gocryptfs lxcfs mergerfs
+    ntfs ntfs-3g portal securefs squashfuse unionfs unionfs-fuse zfs
+"""
 
 
 def find_remote_mount(path: str | os.PathLike[str], *, table: str | None = None) -> str | None:
@@ -101,5 +58,5 @@ def _is_remote(kind: str, source: str = "") -> bool:
     family, _, name = kind.partition(".")
     if family == "fuse":
         program = source.rpartition("/")[2].partition("#")[0]  # where the type has no name
-        return not {name, program} & _LOCAL_FUSE
-    return kind in _NETWORK
+        return not {name, program}.intersection(_LOCAL_FUSE.split())
+    return kind in _NETWORK.split()

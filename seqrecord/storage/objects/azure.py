@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import base64
+import datetime
+import hmac
 import importlib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from seqrecord.errors import AccessError, LocationError, TransientError
 from seqrecord.storage.failures import is_busy
-from seqrecord.storage.objects.settings import is_true, named, one_of, split_client_options
-from seqrecord.storage.objects.source import Bucket, Fetch, place_of
-from seqrecord.storage.packages import check_token_endpoint, missing
+from seqrecord.storage.objects.plain import Fetch, Signer, renewed
+from seqrecord.storage.objects.settings import Names, is_true, named, one_of, split_client_options
+from seqrecord.storage.objects.source import Bucket
+from seqrecord.storage.packages import check_token_endpoint
 from seqrecord.storage.url import Location
 
 __all__ = ["AzureContainer"]
@@ -28,33 +33,31 @@ _NAMES = {
     "account_key": ("account_key", "key", "access_key", "master_key"),
     "sas_token": ("sas_token", "sas_key"),
     "sas_token_file": ("sas_token_file",),
-    "credential_provider": ("credential_provider",),
     "tenant_id": ("tenant_id", "authority_id"),
     "client_id": ("client_id",),
     "client_secret": ("client_secret",),
     "anonymous": ("anonymous", "anon", "skip_signature"),
 }
+_OPTIONS = {**_NAMES, "credential_provider": ("credential_provider",)}
+_IDENTITY = ("client_secret", "tenant_id", "client_id")
 _ENVIRONMENT = {
     ours: tuple(f"AZURE_STORAGE_{name.upper()}" for name in names)
+    + ((f"AZURE_{ours.upper()}",) if ours in _IDENTITY else ())
     for ours, names in _NAMES.items()
-    if ours != "credential_provider"
 }
-_IDENTITY = ("client_secret", "tenant_id", "client_id")
-_ENVIRONMENT |= {ours: (*_ENVIRONMENT[ours], f"AZURE_{ours.upper()}") for ours in _IDENTITY}
-_KINDS = (  # in the order that the environment's have
-    "account_key",
-    "sas_token",
-    "sas_token_file",
-    "client_secret",
-    "anonymous",
-    "credential_provider",
-)
+_OF_ACCOUNT = ("account_key", "sas_token", "sas_token_file")
+# In the order that the environment's have.
+_KINDS = (*_OF_ACCOUNT, "client_secret", "anonymous", "credential_provider")
+_VERSION = "2022-11-02"  # of the service
+_SCOPE = "https://storage.azure.com/.default"
 
 # Azurite's, the same for everyone and published by Microsoft: no secret.
-_EMULATOR = "devstoreaccount1"
-_EMULATOR_KEY = (
-    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-)
+_EMULATOR = {
+    "accountname": "devstoreaccount1",
+    "accountkey": "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr"
+    "/KBHBeksoGMGw==",
+    "blobendpoint": "http://127.0.0.1:10000/devstoreaccount1",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,18 +71,13 @@ class AzureContainer(Bucket):
     that it was found there, and is looked for again by each client.
     """
 
-    package = "adlfs"
-
     account: str
     endpoint: str
     from_environment: bool = False
 
     @classmethod
     def resolve(
-        cls,
-        location: Location,
-        options: Mapping[str, Any],
-        environ: Mapping[str, str],
+        cls, location: Location, options: Mapping[str, Any], environ: Mapping[str, str]
     ) -> AzureContainer:
         """The container of a location: from its URL, then `storage_options`, then the environment.
 
@@ -88,106 +86,65 @@ class AzureContainer(Bucket):
         knows, and for credentials of two kinds.
         """
         shown = location.shown
-        client_options, options = split_client_options(options, shown)
-        said = _settings(named(location.options, _NAMES, shown), shown)
-        given = _settings(named(options, _NAMES, shown, prefix="azure_"), shown)
+        client_options, rest = split_client_options(options, shown)
+        said = _settings(location.options, _OPTIONS, shown)
+        given = _settings(rest, _OPTIONS, shown, prefix="azure_")
         found = _found(environ, shown)
         account = said.get("account") or given.get("account") or found.get("account")
         container, _, root = location.root.strip("/").partition("/")
         if account is None:
-            raise _no_account(shown)
-        if given.get("account", account) != account:
             raise LocationError(
-                "the URL is of one account and storage_options of another",
+                "the URL does not say which account",
                 file=shown,
-                expected=account,
-                got=given["account"],
+                expected="https://ACCOUNT.blob.core.windows.net/CONTAINER/PATH, or "
+                "az://CONTAINER/PATH with storage_options={'account_name': …} or "
+                "AZURE_STORAGE_ACCOUNT_NAME, or blobfile+az://ACCOUNT/CONTAINER/PATH",
             )
+        if given.get("account", account) != account:
+            said_too = f"{account}, and {given['account']} in storage_options"
+            raise LocationError("the URL is of one account", file=shown, got=said_too)
+        host = f"https://{account}.blob.core.windows.net"
         if container == account and shown.startswith("az://"):
-            raise LocationError(
-                "an unclear URL: is its first part the account or the container?",
-                expected=f"https://{account}.blob.core.windows.net/CONTAINER/PATH",
-                got=shown,
-            )
-        if found.get("account", account) != account:
-            found.pop("endpoint", None)
-        default = f"https://{account}.blob.core.windows.net"
-        endpoints = [each.get("endpoint") for each in (given, said, found)]
+            message = "an unclear URL: is its first part the account or the container?"
+            raise LocationError(message, expected=f"{host}/CONTAINER/PATH", got=shown)
+        if found.get("account", account) != account:  # nor is what else it has of this one
+            found = {n: value for n, value in found.items() if n not in ("endpoint", *_OF_ACCOUNT)}
         credential = _credential(said | given, shown)
         return cls(
             bucket=container,
             root=root,
             shown=shown,
-            config=credential or _of_account(found, account, shown),
+            config=credential or _credential(found, shown),
             client_options=client_options,
             account=account,
-            endpoint=next(filter(None, endpoints), default).rstrip("/"),
+            endpoint=({"endpoint": host} | found | said | given)["endpoint"].rstrip("/"),
             from_environment=not credential,
         )
 
     @property
     def is_reread(self) -> bool:
-        return self.from_environment or bool(
-            {"sas_token_file", "credential_provider"} & set(self.config)
-        )
-
-    def current(self) -> Mapping[str, Any]:
-        """The credential as it is now, in the environment or its file."""
-        held = self.config
-        if self.from_environment:
-            found = _found(os.environ, self.shown)
-            held = _of_account(found, self.account, self.shown) or held
-        file = held.get("sas_token_file")
-        if file is None:
-            return held
-        try:
-            return {"sas_token": Path(file).read_text().strip().removeprefix("?")}
-        except (OSError, UnicodeError):
-            pass
-        raise AccessError("the file of the SAS cannot be read", file=self.shown, got=file)
+        reread = ("sas_token_file", "credential_provider")
+        return self.from_environment or any(name in self.config for name in reread)
 
     @property
     def place(self) -> str:
-        return place_of(self.endpoint, self.path)
+        return f"{self.endpoint}/{self.bucket}/{self.root}".rstrip("/")
 
     def credential(self) -> Fetch | None:
-        held = self.current()
-        for ours, theirs in (("account_key", "access_key"), ("sas_token", "sas_token")):
-            if ours in held:
-                static = {theirs: held[ours], "expires_at": None}
-                return lambda: static
+        """A key, a SAS or tokens, as it is now in the environment or its file."""
+        held = self.config
+        if self.from_environment:
+            found = _found(os.environ, self.shown)
+            if found.get("account", self.account) == self.account:
+                held = _credential(found, self.shown) or held
         if held.get("anonymous"):
             return None
-        from obstore.auth.azure import AzureCredentialProvider
-
-        statuses: list[int] = []
-
-        def new() -> AzureCredentialProvider:
-            identity = self.identity(
-                held,
-                # What fails is repeated with the request that needs the token.
-                retry_total=0,
-                raw_response_hook=lambda answer: statuses.append(answer.http_response.status_code),
-            )
-            return AzureCredentialProvider(identity)
-
-        provider: AzureCredentialProvider | None = new()
-
-        def fetch() -> Any:
-            nonlocal provider
-            provider = provider or new()
-            statuses.clear()
-            try:
-                return provider()
-            except Exception:
-                provider = None  # msal gives a failure again for some seconds, and asks nobody
-                # The default chain's exception has nothing but text of what each of it said.
-                busy = [status for status in statuses if is_busy(status)]
-                if not busy:
-                    raise
-            raise TransientError(f"there was no token: HTTP status {busy[-1]}", file=self.shown)
-
-        return fetch
+        if key := held.get("account_key"):
+            return lambda: {"access_key": key, "expires_at": None}
+        file = held.get("sas_token_file")
+        if sas := _read(file, self.shown) if file else held.get("sas_token"):
+            return lambda: {"sas_token": sas, "expires_at": None}
+        return lambda: self._token(held)
 
     def store(self, **settings: Any) -> Any:
         from obstore.store import AzureStore
@@ -202,88 +159,101 @@ class AzureContainer(Bucket):
             **settings,
         )
 
-    def filesystem(self, timeout: float) -> Any:
-        from adlfs import AzureBlobFileSystem
-        from azure.storage.blob.aio import BlobServiceClient
+    def signer(self) -> Signer:
+        given = self.fetch()
+        fetch = renewed(given) if given else None
 
-        filesystem = AzureBlobFileSystem(
-            # Else it would take what it finds in the environment.
-            connection_string=f"AccountName={self.account};BlobEndpoint={self.endpoint}",
-            account_name=self.account,
-            anon=True,
-            max_concurrency=1,
-            skip_instance_cache=True,
-        )
-        filesystem.service_client = BlobServiceClient(
-            self.endpoint,
-            credential=self._async_credential(),
-            retry_total=0,
-            connection_timeout=min(10.0, timeout),
-            read_timeout=timeout,
-            max_single_get_size=64 << 20,  # a request is one, whatever its length
-        )
-        return filesystem
+        def sign(_: str, path: str) -> tuple[str, dict[str, str]]:
+            held, headers = fetch() if fetch else {}, {"x-ms-version": _VERSION}
+            sas = held.get("sas_token", "")
+            query = sas if isinstance(sas, str) else urlencode(sas)  # pairs, as obstore has it too
+            if key := held.get("access_key"):
+                query = self._sas(key)
+            elif token := held.get("token"):
+                check_token_endpoint(self.endpoint, self.endpoint)
+                headers["Authorization"] = f"Bearer {token}"
+            url = f"{self.endpoint}/{self.bucket}/{quote(self.key(path))}"
+            return f"{url}?{query}" if query else url, headers
 
-    def identity(self, held: Mapping[str, Any], *, is_async: bool = False, **settings: Any) -> Any:
+        return sign
+
+    def _sas(self, key: str) -> str:
+        """A SAS that reads for an hour (learn.microsoft.com, "Create a service SAS")."""
+        until = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(hours=1)
+        said = {"sp": "r", "se": f"{until:%Y-%m-%dT%H:%M:%SZ}", "sv": _VERSION, "sr": "c"}
+        resource = f"/blob/{self.account}/{self.bucket}"
+        lines = ["r", "", said["se"], resource, "", "", "", _VERSION, "c", *[""] * 7]
+        try:
+            secret = base64.b64decode(key, validate=True)
+        except ValueError:
+            secret = b""
+        if not secret:
+            raise AccessError("the account key is none; check it", file=self.shown)
+        digest = hmac.digest(secret, "\n".join(lines).encode(), "sha256")
+        return urlencode({**said, "sig": base64.b64encode(digest).decode()})
+
+    def identity(self, held: Mapping[str, Any], **settings: Any) -> Any:
         """A new credential of azure-identity: a client secret's, or the default chain.
 
         A `client_id` alone chooses among managed and workload identities; `settings` go to it.
-        Raises `LocationError` without azure-identity, and where a token would go over plain http.
+        Raises `LocationError` where a token would go over plain http.
         """
-        try:
-            identity = importlib.import_module("azure.identity" + (".aio" if is_async else ""))
-        except ImportError:
-            raise LocationError(
-                f"a package is missing: {missing('azure-identity')}", file=self.endpoint
-            ) from None
+        identity = importlib.import_module("azure.identity")
         check_token_endpoint(self.endpoint, self.endpoint)
         if "client_secret" in held:
             names = {name: held[name] for name in _IDENTITY}
             return identity.ClientSecretCredential(**names, **settings)
-        chosen = ("managed_identity_client_id", "workload_identity_client_id")
-        client_id = held.get("client_id")
-        return identity.DefaultAzureCredential(
-            **(dict.fromkeys(chosen, client_id) if client_id else {}), **settings
+        if client_id := held.get("client_id"):
+            chosen = ("managed_identity_client_id", "workload_identity_client_id")
+            settings |= dict.fromkeys(chosen, client_id)
+        return identity.DefaultAzureCredential(**settings)
+
+    def _token(self, held: Mapping[str, Any]) -> dict[str, Any]:
+        """A new token. The identity is a new one too: msal remembers its failures for a while."""
+        statuses: list[int] = []
+        identity = self.identity(
+            held,
+            retry_total=0,  # what fails is repeated with the request that needs the token
+            raw_response_hook=lambda answer: statuses.append(answer.http_response.status_code),
         )
-
-    def _async_credential(self) -> Any:
-        """What azure-storage-blob's clients take as their `credential`."""
-        held = self.current()
-        if "credential_provider" in held:
-            given = held["credential_provider"]()
-            if "token" in given:
-                raise LocationError(
-                    "adlfs takes no token from a credential_provider",
-                    file=self.shown,
-                    expected='workers that are not forked (multiprocessing_context="forkserver")',
-                )
-            names = {"access_key": "account_key"}
-            held = {names.get(name, name): value for name, value in given.items()}
-        if "account_key" in held:
-            return {"account_name": self.account, "account_key": held["account_key"]}
-        if "sas_token" in held:
-            from azure.core.credentials import AzureSasCredential
-
-            return AzureSasCredential(held["sas_token"])
-        return None if held.get("anonymous") else self.identity(held, is_async=True)
+        try:
+            found = identity.get_token(_SCOPE)
+        except Exception:
+            # The default chain's exception has nothing but text of what each of it said.
+            busy = [status for status in statuses if is_busy(status)]
+            if not busy:
+                raise
+        else:
+            expires = datetime.datetime.fromtimestamp(found.expires_on, datetime.timezone.utc)
+            return {"token": found.token, "expires_at": expires}
+        raise TransientError(f"there was no token: HTTP status {busy[-1]}", file=self.shown)
 
 
-def _settings(found: dict[str, Any], shown: str) -> dict[str, Any]:
+def _read(file: str, shown: str) -> str:
+    try:
+        return Path(file).read_text().strip().removeprefix("?")
+    except (OSError, UnicodeError):
+        pass
+    raise AccessError("the file of the SAS cannot be read", file=shown, got=file)
+
+
+def _settings(
+    values: Mapping[str, Any], names: Names, shown: str, *, prefix: str | None = None
+) -> dict[str, Any]:
     """Settings that are checked, with those that a connection string holds.
 
     What is named beside a connection string comes first.
     """
-    for name, value in found.items():
-        if name == "anonymous":
-            found[name] = is_true(value)
-        elif type(value) is int:  # the command line takes what looks like a number for one
-            found[name] = str(value)
-        elif not isinstance(value, str) and name != "credential_provider":
-            raise LocationError(f"storage option {name} is not text", got=type(value).__name__)
-    if "sas_token" in found:
-        found["sas_token"] = found["sas_token"].removeprefix("?")
+    found = named(values, names, shown, prefix=prefix)
+    for name in set(found) - {"credential_provider"}:
+        if not isinstance(found[name], (str, int)):
+            raise LocationError(f"storage option {name} is not text", file=shown)
+        # The command line takes what looks like a number for one.
+        found[name] = is_true(found[name]) if name == "anonymous" else str(found[name])
     if "connection_string" in found:
         found = _connection(found.pop("connection_string"), shown) | found
+    if "sas_token" in found:
+        found["sas_token"] = found["sas_token"].removeprefix("?")
     if "endpoint" in found:
         _check_endpoint(found["endpoint"])
     return found
@@ -293,15 +263,13 @@ def _connection(text: str, shown: str) -> dict[str, str]:
     pairs = (item.split("=", 1) for item in text.split(";") if "=" in item)
     parts = {name.strip().lower(): value.strip() for name, value in pairs}
     if parts.get("usedevelopmentstorage", "").lower() == "true":
-        parts = {
-            "accountname": _EMULATOR,
-            "accountkey": _EMULATOR_KEY,
-            "blobendpoint": f"http://127.0.0.1:10000/{_EMULATOR}",
-        } | parts
+        parts = _EMULATOR | parts
     account, endpoint = parts.get("accountname"), parts.get("blobendpoint")
     if endpoint is not None:
         _check_endpoint(endpoint)
-        account = account or _account_of(endpoint)
+        url = urlsplit(endpoint)  # https://ACCOUNT.blob… or an emulator's http://HOST:PORT/ACCOUNT
+        first = url.path.strip("/").partition("/")[0]
+        account = account or first or (url.hostname or "").partition(".")[0]
     elif account is not None and "endpointsuffix" in parts:
         protocol = parts.get("defaultendpointsprotocol", "https")
         endpoint = f"{protocol}://{account}.blob.{parts['endpointsuffix']}"
@@ -313,69 +281,35 @@ def _connection(text: str, shown: str) -> dict[str, str]:
         )
     held = {"account": account, "endpoint": endpoint, "account_key": parts.get("accountkey")}
     if "accountkey" not in parts:
-        held["sas_token"] = parts.get("sharedaccesssignature", "").removeprefix("?")
+        held["sas_token"] = parts.get("sharedaccesssignature")
     return {name: value for name, value in held.items() if value}
 
 
 def _credential(settings: Mapping[str, Any], shown: str) -> dict[str, Any]:
     """The credential among settings, or none; `LocationError` for two kinds, or for half of one."""
     held = one_of(_KINDS, settings, shown)
-    if "client_secret" not in held:
-        names = ["client_id"] if not held and settings.get("client_id") else []
-        return held | {name: settings[name] for name in names}
-    if absent := [name for name in _IDENTITY if not settings.get(name)]:
-        raise LocationError(
-            "a client secret needs tenant_id and client_id",
-            file=shown,
-            got=f"no {' and no '.join(absent)}",
-        )
-    return {name: settings[name] for name in _IDENTITY}
+    if "client_secret" in held:
+        held = {name: settings[name] for name in _IDENTITY if settings.get(name)}
+        if len(held) < len(_IDENTITY):
+            raise LocationError("a client secret needs tenant_id and client_id", file=shown)
+    elif not held and settings.get("client_id"):
+        held["client_id"] = settings["client_id"]
+    return held
 
 
 def _found(environ: Mapping[str, str], shown: str) -> dict[str, Any]:
     """Settings of the environment, where several tools may have left credentials: the first."""
-    found = _settings(named(environ, _ENVIRONMENT, shown, strict=False), shown)
-    if not all(name in found for name in _IDENTITY):
+    found = _settings(environ, _ENVIRONMENT, shown)
+    if not set(_IDENTITY) <= set(found):
         found.pop("client_secret", None)
     for kind in [name for name in _KINDS if found.get(name)][1:]:
         del found[kind]
     return found
 
 
-def _of_account(found: Mapping[str, Any], account: str, shown: str) -> dict[str, Any]:
-    """The environment's credential, without a key or SAS that is of another account."""
-    if found.get("account", account) != account:
-        others = ("account_key", "sas_token", "sas_token_file")
-        found = {name: value for name, value in found.items() if name not in others}
-    return _credential(found, shown)
-
-
 def _check_endpoint(endpoint: str) -> None:
-    try:
-        parts = urlsplit(endpoint)
-        clear = parts.scheme in ("http", "https") and parts.hostname and "@" not in parts.netloc
-        clear = clear and not parts.query and not parts.fragment
-    except ValueError:
-        clear = False
-    if not clear:  # not shown: it may hold a SAS
-        raise LocationError(
+    if re.fullmatch(r"https?://[^/@?#\s]+(/[^@?#\s]*)?", endpoint) is None:
+        raise LocationError(  # not shown: it may hold a SAS
             "an endpoint that is not clear",
             expected="https://HOST or http://HOST:PORT/ACCOUNT, without a query",
         )
-
-
-def _account_of(endpoint: str) -> str:
-    """`https://ACCOUNT.blob…` or, of an emulator, `http://HOST:PORT/ACCOUNT`."""
-    parts = urlsplit(endpoint)
-    path = parts.path.strip("/")
-    return path.partition("/")[0] if path else (parts.hostname or "").partition(".")[0]
-
-
-def _no_account(shown: str) -> LocationError:
-    return LocationError(
-        "the URL does not say which account",
-        file=shown,
-        expected="https://ACCOUNT.blob.core.windows.net/CONTAINER/PATH, or az://CONTAINER/PATH "
-        "with storage_options={'account_name': …} or AZURE_STORAGE_ACCOUNT_NAME, or "
-        "blobfile+az://ACCOUNT/CONTAINER/PATH",
-    )

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+import os
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from seqrecord.errors import AccessError
-from seqrecord.storage.objects.settings import is_true, named, split_client_options
-from seqrecord.storage.objects.source import Bucket, Fetch, place_of
-from seqrecord.storage.packages import is_installed, missing
-from seqrecord.storage.url import Location
+from seqrecord.storage.failures import GIVE_ONE
+from seqrecord.storage.objects.plain import Fetch, Signer, renewed
+from seqrecord.storage.objects.settings import is_true
+from seqrecord.storage.objects.source import Bucket
+from seqrecord.storage.packages import is_installed
 
 __all__ = ["S3Bucket"]
 
@@ -46,61 +48,41 @@ class S3Bucket(Bucket):
     (profiles, SSO, roles), else with what obstore finds (the machine's role).
     """
 
-    package = "s3fs"
-
-    from_environment: bool = False
+    fixed = ("access_key_id", "skip_signature")
+    names = _NAMES
+    environment = _ENVIRONMENT
+    prefix = "aws_"
 
     @classmethod
-    def resolve(
-        cls, location: Location, options: Mapping[str, Any], environ: Mapping[str, str]
-    ) -> S3Bucket:
-        """The bucket of a location: what options say, then the environment."""
-        client_options, rest = split_client_options(options, location.shown)
-        given = named(rest, _NAMES, location.shown, prefix="aws_")
-        for name in _FLAGS:
-            if name in given:
-                given[name] = is_true(given[name]) or given[name] == "requester"
-        found = named(environ, _ENVIRONMENT, location.shown, strict=False)
+    def configured(
+        cls,
+        given: dict[str, Any],
+        found: dict[str, Any],
+        shown: str,  # noqa: ARG003
+    ) -> dict[str, Any]:
+        for name in set(_FLAGS) & set(given):
+            given[name] = is_true(given[name]) or given[name] == "requester"
         if "access_key_id" in given:
             found.pop("profile", None)
-        bucket, _, root = location.root.strip("/").partition("/")
-        return cls(
-            bucket=bucket,
-            root=root.strip("/"),
-            shown=location.shown,
-            config=found | given,
-            client_options=client_options,
-            from_environment=any(environ.get(name) for name in _OWN),
-        )
-
-    @property
-    def is_reread(self) -> bool:
-        return "access_key_id" not in self.config and not self.config.get("skip_signature")
-
-    @property
-    def place(self) -> str:
-        endpoint = self.config.get("endpoint")
-        return place_of(endpoint, self.path) if endpoint else f"s3://{self.path}"
+        return found | given
 
     def credential(self) -> Fetch | None:
         profile = self.config.get("profile")
-        if not self.is_reread or (profile is None and self.from_environment):
+        if not self.is_reread or (profile is None and any(map(os.environ.get, _OWN))):
             return None
-        if not is_installed("boto3"):
-            if profile is None:
-                return None
-            raise AccessError(f"a profile needs boto3: {missing('boto3')}", file=self.shown)
-        import boto3
+        if profile is None and not is_installed("boto3"):
+            return None
         from obstore.auth.boto3 import Boto3CredentialProvider
 
-        session = boto3.session.Session(profile_name=profile)
+        return Boto3CredentialProvider(self._session(), ttl=_KEPT)  # boto3 renews when it is due
+
+    def _session(self) -> Any:
+        import boto3
+
+        session = boto3.session.Session(profile_name=self.config.get("profile"))
         if session.get_credentials() is None:
-            raise AccessError(
-                "no credential was found: give access_key_id and secret_access_key, a profile, "
-                "AWS_ACCESS_KEY_ID, or skip_signature for a public bucket",
-                file=self.shown,
-            )
-        return Boto3CredentialProvider(session, ttl=_KEPT)  # boto3 renews when it is due
+            raise AccessError(f"no credential was found: {GIVE_ONE}", file=self.shown)
+        return session
 
     def store(self, **settings: Any) -> Any:
         from obstore.store import S3Store
@@ -111,31 +93,32 @@ class S3Bucket(Bucket):
             config["request_payer"] = "requester"
         return S3Store(self.bucket, **config, **settings)
 
-    def filesystem(self, timeout: float) -> Any:
-        from s3fs import S3FileSystem
+    def signer(self) -> Signer:
+        from botocore.auth import S3SigV4Auth
+        from botocore.awsrequest import AWSRequest
+        from botocore.credentials import Credentials
 
-        config = dict(self.config)
-        if fetch := config.get("credential_provider"):
-            given = fetch()
-            config |= {**given, "session_token": given.get("token")}
-        settings: dict[str, Any] = {
-            "retries": {"max_attempts": 0},
-            "connect_timeout": min(10.0, timeout),
-            "read_timeout": timeout,
-        }
-        if config.get("virtual_hosted_style_request"):
-            settings["s3"] = {"addressing_style": "virtual"}
-        filesystem = S3FileSystem(
-            anon=bool(config.get("skip_signature")),
-            key=config.get("access_key_id"),
-            secret=config.get("secret_access_key"),
-            token=config.get("session_token"),
-            endpoint_url=config.get("endpoint"),
-            requester_pays=bool(config.get("request_payer")),
-            client_kwargs={"region_name": config["region"]} if "region" in config else {},
-            config_kwargs=settings,
-            skip_instance_cache=True,
-            **({"profile": config["profile"]} if "profile" in config else {}),
-        )
-        filesystem.retries = 1
-        return filesystem
+        config, region = self.config, self.config.get("region", "us-east-1")
+        names = ("access_key_id", "secret_access_key", "session_token")
+        found: Any = None
+        fetch = renewed(config["credential_provider"]) if "credential_provider" in config else None
+        if "access_key_id" in config:
+            found = Credentials(*map(config.get, names))
+        elif fetch is None and not config.get("skip_signature"):
+            found = self._session().get_credentials()  # it renews them
+        # As obstore does: with hosts of their own for buckets, an endpoint is the bucket's.
+        is_virtual = config.get("virtual_hosted_style_request")
+        host = f"{self.bucket}.s3" if is_virtual else "s3"
+        url = config.get("endpoint", f"https://{host}.{region}.amazonaws.com").rstrip("/")
+        url = url if is_virtual else f"{url}/{self.bucket}"
+
+        def sign(method: str, path: str) -> tuple[str, dict[str, str]]:
+            headers = {"x-amz-request-payer": "requester"} if config.get("request_payer") else {}
+            request = AWSRequest(method, f"{url}/{quote(self.key(path))}", headers)
+            given = fetch() if fetch else {}
+            keys = Credentials(*map(given.get, (*names[:2], "token"))) if given else found
+            if keys is not None:
+                S3SigV4Auth(keys, "s3", region).add_auth(request)
+            return request.url, dict(request.headers.items())
+
+        return sign

@@ -1,9 +1,0 @@
-"""The command line: each command calls one public function and prints what it says."""
-
-from seqrecord.cli.commands import (
-    main,
-)
-
-__all__ = [
-    "main",
-]

@@ -1,6 +1,0 @@
-"""`python -m seqrecord.cli`, the same as `seqrecord`."""
-
-from seqrecord.cli import main
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,270 @@
+"""Batches while they are built: clips gathered from an arena, or loaded straight into them."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from seqrecord.engine.arena import Arena, BufferPool
+from seqrecord.engine.shared_memory import SharedBufferPool, can_share
+from seqrecord.format.pages import aligned
+from seqrecord.reading.frames import ArraySpec
+
+__all__ = [
+    "Batch",
+    "BatchBuilder",
+    "ClipNames",
+    "Copiers",
+    "Copy",
+    "HostBatchBuilder",
+    "batch_pools",
+]
+
+_ArenaT = TypeVar("_ArenaT", contravariant=True)
+
+_COPY_BYTES = 4 << 20  # at least so many in one call
+_BYTE = np.dtype(np.uint8)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Clips as tensors [clips, frames, …] by feature, and where each clip comes from.
+
+    A feature with a variable shape is a list of clips, each a list of frames.
+    """
+
+    features: dict[str, torch.Tensor | list[list[torch.Tensor]]]
+    episode: npt.NDArray[np.int64]  # [clips], row of the index
+    start: npt.NDArray[np.int64]  # [clips], first frame
+    arrive: Callable[[], object] = lambda: None
+    """To be called by the thread that takes the batch, before it uses the features."""
+
+    def __len__(self) -> int:
+        return len(self.episode)
+
+
+class Copy(NamedTuple):
+    """Something to copy, without the GIL, in any thread."""
+
+    nbytes: int
+    do: Callable[[], None]
+
+
+class Copiers(Protocol):
+    """Threads that copy: a `WorkerPool`."""
+
+    num_threads: int
+
+    def copy(self, copies: Iterable[Copy]) -> None:
+        """Make copies; all are made when it returns."""
+
+
+class BatchBuilder(Protocol[_ArenaT]):
+    """A batch while clips are gathered from arenas into it, one after the other.
+
+    `HostBatchBuilder` and `DeviceBatchBuilder` do so. Clips may come from any arena whose features
+    the batch has: that of a data set, or of some of its features, when `gather` is called for each
+    of these before `append`.
+    """
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all clips are there."""
+
+    def gather(self, arena: _ArenaT, rows: npt.NDArray[np.int64], copiers: Copiers) -> int:
+        """Copy the features that an arena holds of the next clips.
+
+        Their frames are in these rows, int64 [clips, frames], which may be loaded into again when
+        this returns. Returns how many bytes that brings to a device.
+        """
+
+    def append(self, episode: npt.NDArray[np.int64], start: npt.NDArray[np.int64]) -> None:
+        """Say which clips these were, int64[clips] each; others come next."""
+
+    def finish(self) -> Batch:
+        """The batch, whose clips are all there, in memory that is released when it is dropped."""
+
+
+class ClipNames:
+    """Where the clips of a batch of `size` come from, in any order or one after the other."""
+
+    def __init__(self, size: int) -> None:
+        self.episode = np.empty(size, np.int64)
+        self.start = np.empty(size, np.int64)
+        self.count = 0  # of clips that were appended
+
+    @property
+    def is_full(self) -> bool:
+        return self.count == len(self.episode)
+
+    def put(
+        self,
+        slots: npt.NDArray[np.int64] | slice,
+        episode: npt.NDArray[np.int64],
+        start: npt.NDArray[np.int64],
+    ) -> None:
+        """Say which clips are at these slots; int64[n] each."""
+        self.episode[slots], self.start[slots] = episode, start
+
+    def append(self, episode: npt.NDArray[np.int64], start: npt.NDArray[np.int64]) -> None:
+        """Say which clips come next."""
+        self.put(slice(self.count, self.count + len(episode)), episode, start)
+        self.count += len(episode)
+
+
+class HostBatchBuilder:
+    """A batch of `size` clips in buffers of these pools, see `batch_pools`.
+
+    Either clips are gathered, see `BatchBuilder`, or their frames are loaded straight into `rows`,
+    in any order; then `names` says what was.
+    """
+
+    def __init__(
+        self, size: int, specs: Mapping[str, ArraySpec], pools: Mapping[str, BufferPool]
+    ) -> None:
+        self.size = size
+        self.names = ClipNames(size)
+        self._specs = specs
+        self._pools = pools
+        fixed = [name for name, spec in specs.items() if spec.is_fixed]
+        self._buffers = {name: pools[name].acquire() for name in fixed}
+        self._variable = {
+            name: _VariableFrames(spec, pools[name])
+            for name, spec in specs.items()
+            if not spec.is_fixed
+        }
+
+    @property
+    def is_full(self) -> bool:
+        return self.names.is_full
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers of fixed shape."""
+        return sum(buffer.nbytes for buffer in self._buffers.values())
+
+    @property
+    def rows(self) -> dict[str, npt.NDArray[Any]]:
+        """The frames of all clips, one clip's after the other's: arrays [clips * frames, …]."""
+        return {
+            name: buffer.reshape(-1, *buffer.shape[2:]) for name, buffer in self._buffers.items()
+        }
+
+    def gather(self, arena: Arena, rows: npt.NDArray[np.int64], copiers: Copiers) -> int:
+        flat = rows.reshape(-1)
+        copiers.copy(self._copies(arena, flat, len(rows), copiers.num_threads))
+        for name in arena.specs.keys() & self._variable.keys():
+            for frame in arena.find_list(name, flat):
+                self._variable[name].append(frame)
+        return 0
+
+    def append(self, episode: npt.NDArray[np.int64], start: npt.NDArray[np.int64]) -> None:
+        self.names.append(episode, start)
+
+    def finish(self) -> Batch:
+        features: dict[str, Any] = {
+            name: self._variable[name].finish(self.size)
+            if name in self._variable
+            else self._pools[name].lease(self._buffers[name], self.size)
+            for name in self._specs
+        }
+        return Batch(features, self.names.episode, self.names.start)
+
+    def _copies(
+        self, arena: Arena, rows: npt.NDArray[np.int64], num_clips: int, threads: int
+    ) -> Iterator[Copy]:
+        """Copies that together append clips to all buffers: large ones first, then smaller.
+
+        So threads that take one after the other finish together, with few calls: after each a
+        thread must get the GIL again, which other threads may hold for a while.
+        """
+        first = self.names.count
+        parts = {
+            name: self._buffers[name][first : first + num_clips]
+            for name in arena.specs
+            if name in self._buffers
+        }
+        left = sum(part.nbytes for part in parts.values())
+        for name, part in sorted(parts.items(), key=lambda item: -item[1].nbytes):
+            frames = part.reshape(len(rows), *part.shape[2:])
+            nbytes = max(1, self._specs[name].nbytes)
+            start = 0
+            while start < len(rows):
+                stop = start + max(1, max(_COPY_BYTES, left // (2 * threads)) // nbytes)
+                out = frames[start:stop]
+                yield Copy(out.nbytes, partial(arena.gather, name, rows[start:stop], out))
+                left -= out.nbytes
+                start = stop
+
+
+def batch_pools(
+    specs: Mapping[str, ArraySpec], size: int, length: int, keep: int, *, shared: bool = False
+) -> dict[str, BufferPool]:
+    """A pool for each feature, of memory for `size` clips of `length` frames.
+
+    With `shared`, batches can be sent to another process without being copied. Frames of a variable
+    shape are copied even so, and their memory is not used again.
+    """
+    pool = SharedBufferPool if shared and can_share() else BufferPool
+    pools = {}
+    for name, spec in specs.items():
+        if spec.is_fixed:
+            shape: Any = (size, length, *spec.shape)
+            pools[name] = pool(shape, spec.dtype, keep)
+        else:
+            assert spec.largest is not None, "the largest frame is known"
+            room = (size * length * aligned(spec.largest),)
+            pools[name] = _FreshPool(room, _BYTE, 0) if shared else BufferPool(room, _BYTE, keep)
+    return pools
+
+
+class _VariableFrames:
+    """Frames of a variable shape in a batch: one after the other in one piece of memory.
+
+    So a batch takes what its frames take, in memory that is used again as that of fixed shapes is::
+
+        frames    | 0     | 1 | 2         | 3   |                      largest x frames
+        memory    [ . . . . . . . . . . . . . . . | never touched …                   ]
+    """
+
+    def __init__(self, spec: ArraySpec, pool: BufferPool) -> None:
+        self._pool = pool
+        self._memory = pool.acquire()
+        self._used = 0
+        self._places: list[tuple[int, tuple[int, ...]]] = []
+        self._dtype = torch.from_numpy(np.empty(0, spec.dtype)).dtype
+
+    def append(self, frame: npt.NDArray[np.generic]) -> None:
+        """Copy a frame, which comes next."""
+        self._places.append((self._used, frame.shape))
+        self._memory[self._used : self._used + frame.nbytes] = frame.reshape(-1).view(_BYTE)
+        self._used += aligned(frame.nbytes)
+
+    def finish(self, num_clips: int) -> list[list[torch.Tensor]]:
+        """The frames of so many clips; the memory is released when the last one is dropped."""
+        length = len(self._places) // num_clips
+        whole, size = self._pool.lease(self._memory, self._used), self._dtype.itemsize
+        frames = [
+            whole[begin : begin + math.prod(shape) * size].view(self._dtype).view(shape)
+            for begin, shape in self._places
+        ]
+        return [frames[at : at + length] for at in range(0, len(frames), length)]
+
+
+class _FreshPool(BufferPool):
+    """Leases memory once, and then it goes back to the system, all of it."""
+
+    def lease(self, array: npt.NDArray[np.generic], count: int | None = None) -> torch.Tensor:
+        return torch.from_numpy(array[:count])
+
+    def _allocate(self) -> npt.NDArray[np.generic]:
+        (nbytes,) = self._shape
+        return np.frombuffer(mmap.mmap(-1, max(1, nbytes)), np.uint8)[:nbytes]

@@ -1,0 +1,215 @@
+"""The arena of resident frames in a device's memory.
+
+Frames are decoded into staging, on the host, and copied from there into rows; clips are gathered
+from rows on the device. So a frame crosses the bus once, whatever the number of clips that it is
+in. All of that is queued on one side stream, in the order in which the engine asks for it::
+
+    loading threads    decode A    decode B     decode C
+    side stream                 copy A | gather | copy B | gather | copy C into rows of A
+    consumer's stream                        step 0           step 1
+
+Because it is one stream, a gather finds the rows that were stored before it was asked for, and
+rows that the plan has freed are written to only after the last gather that reads them: there is
+nothing to wait for. Two streams could gather while they copy, at the price of an event for each
+pair that must not; gathers run at the speed of the device's own memory, so there is little to win.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from seqrecord.engine.device.staging import Staging, StagingBuffer
+from seqrecord.engine.device.streams import Mark, SideStream
+from seqrecord.reading.frames import ArraySpec
+
+__all__ = ["CopySpan", "DeviceArena", "StagedRows", "as_words", "torch_dtype"]
+
+
+class CopySpan(NamedTuple):
+    """When a device copied a load, in seconds of `perf_counter`, and how many bytes."""
+
+    begin: float
+    end: float
+    nbytes: int
+
+
+class DeviceArena:
+    """Rows of frames on the device of a stream; see `seqrecord.engine.arena.Arena` for the host's.
+
+    A feature of a fixed shape is a tensor of whole words, [rows, words]: copies are of bits, so a
+    device needs to know few dtypes. A feature with a variable shape is a list of tensors.
+    """
+
+    def __init__(self, specs: Mapping[str, ArraySpec], num_rows: int, stream: SideStream) -> None:
+        self.specs = dict(specs)
+        self.num_rows = num_rows
+        self.stream = stream
+        self._staging = Staging(stream)
+        # Copies of one load follow each other, so that their times are those of no other.
+        self._queueing = threading.Lock()
+        self._copying: deque[tuple[Mark, Mark, int]] = deque()
+        with stream.use():
+            self._rows: dict[str, Any] = {
+                name: torch.empty(
+                    (num_rows, spec.nbytes // _word(spec.nbytes).itemsize),
+                    dtype=_word(spec.nbytes),
+                    device=stream.device,
+                )
+                if spec.is_fixed
+                else [None] * num_rows
+                for name, spec in specs.items()
+            }
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows of features with a fixed shape, on the device."""
+        return sum(rows.nbytes for rows in self._rows.values() if isinstance(rows, torch.Tensor))
+
+    @contextmanager
+    def stage(self, rows: npt.NDArray[np.int64]) -> Iterator[StagedRows]:
+        """Memory of the host for the frames of these rows, to be written to and then stored."""
+        fixed = [spec.nbytes * len(rows) for spec in self.specs.values() if spec.is_fixed]
+        with self._staging.acquire(fixed) as buffer:
+            yield StagedRows(self, rows, buffer)
+
+    def store(
+        self, rows: npt.NDArray[np.int64], staged: Mapping[str, torch.Tensor | list[Any]]
+    ) -> int:
+        """Queue copies of frames into rows, int64[n]; how many bytes cross the bus.
+
+        `staged` are bytes, uint8 [n, bytes], or lists of n arrays by feature. A list may hold
+        `None`, for a frame that no clip needs.
+        """
+        nbytes, is_late = 0, self.stream.pins_memory
+        with self._queueing, self.stream.use():
+            begin = self.stream.mark()
+            for name, frames in staged.items():
+                target = self._rows[name]
+                if isinstance(frames, list):
+                    for row, frame in zip(rows.tolist(), frames, strict=True):
+                        target[row] = None if frame is None else self._upload(frame)
+                        nbytes += 0 if frame is None else frame.nbytes
+                    continue
+                for start, stop in _runs(rows):
+                    first = int(rows[start])
+                    source = frames[start:stop].view(target.dtype)
+                    target[first : first + len(source)].copy_(source, non_blocking=is_late)
+                nbytes += frames.nbytes
+            self._copying.append((begin, self.stream.mark(), nbytes))
+        return nbytes
+
+    def copied(self, *, wait: bool = False) -> list[CopySpan]:
+        """The copies of loads that are done, each told once; with `wait`, all of them."""
+        spans: list[CopySpan] = []
+        while True:
+            with self._queueing:
+                if not self._copying or not (wait or self._copying[0][1].is_reached):
+                    return spans
+                begin, end, nbytes = self._copying.popleft()
+            end.wait()
+            spans.append(CopySpan(end.time - end.seconds_since(begin), end.time, nbytes))
+
+    def gather(self, rows: npt.NDArray[np.int64], into: Mapping[str, torch.Tensor]) -> int:
+        """Queue copies of rows, int64[n], into parts of a batch; how many bytes cross the bus.
+
+        `into` are words, [n, words], by feature: those that have a fixed shape.
+        """
+        with self.stream.use():
+            index = self._upload(rows)
+            for name, part in into.items():
+                torch.index_select(self._rows[name], 0, index, out=part)
+        return rows.nbytes
+
+    def gather_list(self, feature: str, rows: npt.NDArray[np.int64]) -> list[torch.Tensor]:
+        """Copies of the frames in these rows, for a feature with a variable shape."""
+        with self.stream.use():
+            return [self._rows[feature][row].clone() for row in rows.tolist()]
+
+    def _upload(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        """A tensor of an array that nobody writes to any more."""
+        host, is_late = torch.from_numpy(array), self.stream.pins_memory
+        if is_late:  # else this thread would wait for all that is queued
+            host = host.pin_memory()
+        return host.to(self.stream.device, non_blocking=is_late)
+
+
+class _Fresh(list[Any]):
+    """Rows of a feature with a variable shape: fresh arrays, which the device's copies refer to."""
+
+    def __init__(self, rows: list[Any], dtype: np.dtype[Any]) -> None:
+        super().__init__(rows)
+        self._dtype = dtype
+
+    def make(self, first: int, shapes: Sequence[tuple[int, ...]]) -> list[npt.NDArray[Any]]:
+        """Arrays of these shapes in the rows from `first` on, to be written to."""
+        arrays = [np.empty(shape, self._dtype) for shape in shapes]
+        self[first : first + len(arrays)] = arrays
+        return arrays
+
+
+class StagedRows:
+    """Memory of the host for the frames of some rows of an arena, one after the other."""
+
+    def __init__(
+        self, arena: DeviceArena, rows: npt.NDArray[np.int64], buffer: StagingBuffer
+    ) -> None:
+        self._arena = arena
+        self._rows = rows
+        self._staged: dict[str, torch.Tensor | list[Any]] = {}
+        self._arrays: dict[str, Any] = {}
+        count = len(rows)
+        for name, spec in arena.specs.items():
+            if spec.is_fixed:
+                shape: Any = (count, *spec.shape)
+                memory, self._arrays[name] = buffer.array(shape, spec.dtype)
+                if memory.numel():
+                    self._staged[name] = memory.view(count, -1)
+            else:
+                self._staged[name] = self._arrays[name] = _Fresh([None] * count, spec.dtype)
+
+    def __getitem__(self, feature: str) -> Any:
+        """A feature's frames, [frames, …] or a list, to be written to."""
+        return self._arrays[feature]
+
+    def store(self) -> int:
+        """Have the frames stored: nothing is written to from here on.
+
+        Returns how many bytes go to the device.
+        """
+        return self._arena.store(self._rows, self._staged)
+
+
+def as_words(batch: torch.Tensor, spec: ArraySpec) -> torch.Tensor | None:
+    """The memory of a batch [clips, frames, …] as `gather` fills it, or `None` if it has none."""
+    if not batch.numel():
+        return None
+    frames = batch.view(batch.shape[0] * batch.shape[1], -1)
+    return frames.view(torch.uint8).view(_word(spec.nbytes))
+
+
+def torch_dtype(spec: ArraySpec) -> torch.dtype:
+    """The dtype of tensors of a feature."""
+    return torch.from_numpy(np.empty(0, spec.dtype)).dtype
+
+
+def _word(nbytes: int) -> torch.dtype:
+    """The widest integers that make up so many bytes."""
+    for word in (torch.int64, torch.int32, torch.int16):
+        if nbytes % word.itemsize == 0:
+            return word
+    return torch.uint8
+
+
+def _runs(rows: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Where rows follow each other, half-open: at one place the ring begins anew."""
+    edges = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
+    return list(pairwise(edges))

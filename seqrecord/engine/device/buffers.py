@@ -1,0 +1,148 @@
+"""The memory of an iteration on a device: its arena, staging, and batches that it gathers there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from seqrecord.engine.arena import Place
+from seqrecord.engine.batches import Batch, ClipNames, Copiers
+from seqrecord.engine.buffers import ChunkBuffers, Needs
+from seqrecord.engine.device.arena import DeviceArena, as_words, torch_dtype
+from seqrecord.engine.device.streams import RunAhead, SideStream, side_stream
+from seqrecord.engine.stats import EngineStats
+from seqrecord.reading.frames import ArraySpec
+
+__all__ = ["DeviceBatchBuilder", "DeviceBuffers"]
+
+
+class DeviceBuffers:
+    """Buffers on a device, see `seqrecord.engine.buffers.Buffers`.
+
+    Frames are decoded into staging, and copied from there by a stream beside the consumer's, which
+    gathers clips too; see `DeviceArena`.
+
+    The memory of batches is the allocator's of torch, which knows when a tensor's last view is
+    gone, in Python or in the graph of a backward pass. It is allocated for the side stream, so what
+    was dropped is used again without waiting; but that of a batch which another stream had is so
+    only once that stream is done with it (see `streams`). Therefore a batch is begun only when the
+    device has come to the last but two that were taken.
+    """
+
+    def __init__(self, needs: Needs) -> None:
+        assert needs.device is not None, "buffers of a device"
+        self.needs = needs
+        self.chunks = ChunkBuffers()
+        self._stream = side_stream(needs.device)
+        self.arena = DeviceArena(needs.specs, needs.num_rows, self._stream)
+        self._taken = RunAhead()
+        self._stats = EngineStats()
+
+    def begin(self, stats: EngineStats) -> None:
+        """See `Buffers`; the device is the current one of this thread from here on."""
+        self._stats = stats
+        self._stream.bind_thread()
+        self._stream.set_clock()
+
+    @contextmanager
+    def storing(self, places: Sequence[Place]) -> Iterator[Sequence[Place]]:
+        """See `Buffers`; places in staging, which the device copies from after the block."""
+        self._stream.bind_thread()
+        (place,) = places
+        with self.arena.stage(place.rows) as staged:
+            yield [Place(staged, place.frames, np.arange(len(place.rows)))]
+            nbytes = staged.store()
+        self._stats.add(device_bytes=nbytes)
+        self._note_copies()
+
+    def begin_batch(self, size: int) -> DeviceBatchBuilder:
+        """See `Buffers`; waits until the device has come near to what the consumer has taken."""
+        self._taken.wait()
+        needs = self.needs
+        return DeviceBatchBuilder(size, needs.clip_len, needs.specs, self._stream, self._taken)
+
+    def end(self) -> None:
+        """See `Buffers`; waits for the copies, for their times."""
+        self._note_copies(wait=True)
+
+    def _note_copies(self, *, wait: bool = False) -> None:
+        """Count and trace the copies that are done; with `wait`, all of them."""
+        for span in self.arena.copied(wait=wait):
+            self._stats.add(device_seconds=span.end - span.begin)
+            track = f"{self._stream.device} copies"
+            self._stats.trace.add(
+                "device copy", span.begin, span.end, track=track, bytes=span.nbytes
+            )
+
+
+class DeviceBatchBuilder:
+    """A batch of `size` clips while the device gathers it; see `BatchBuilder`.
+
+    Copies are queued on `stream`: when `gather` returns, what is loaded into the rows is queued
+    behind. The thread that takes the batch must have it `arrive`.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        clip_len: int,
+        specs: Mapping[str, ArraySpec],
+        stream: SideStream,
+        taken: RunAhead,
+    ) -> None:
+        self._names = ClipNames(size)
+        self._clip_len = clip_len
+        self._stream = stream
+        self._taken = taken
+        self._features: dict[str, Any] = {}  # tensors [clips, frames, …], or lists of clips
+        self._words: dict[str, torch.Tensor] = {}
+        with stream.use():
+            for name, spec in specs.items():
+                if not spec.is_fixed:
+                    self._features[name] = []
+                    continue
+                shape: Any = (size, clip_len, *spec.shape)
+                batch = torch.empty(shape, dtype=torch_dtype(spec), device=stream.device)
+                self._features[name] = batch
+                if (words := as_words(batch, spec)) is not None:
+                    self._words[name] = words
+        self._mark = stream.mark()
+
+    @property
+    def is_full(self) -> bool:
+        return self._names.is_full
+
+    def gather(self, arena: DeviceArena, rows: npt.NDArray[np.int64], copiers: Copiers) -> int:
+        del copiers  # the device does it
+        flat = np.ascontiguousarray(rows).reshape(-1)
+        first = self._names.count * self._clip_len
+        parts = {
+            name: self._words[name][first : first + len(flat)]
+            for name in arena.specs
+            if name in self._words
+        }
+        nbytes = arena.gather(flat, parts)
+        for name, spec in arena.specs.items():
+            if not spec.is_fixed:
+                self._features[name] += [arena.gather_list(name, clip) for clip in rows]
+        self._mark = self._stream.mark()
+        return nbytes
+
+    def append(self, episode: npt.NDArray[np.int64], start: npt.NDArray[np.int64]) -> None:
+        self._names.append(episode, start)
+
+    def finish(self) -> Batch:
+        return Batch(self._features, self._names.episode, self._names.start, self._arrive)
+
+    def _arrive(self) -> None:
+        """Called by the consumer, whose current stream may use the features from here on."""
+        tensors: list[torch.Tensor] = []
+        for item in self._features.values():
+            tensors += [item] if isinstance(item, torch.Tensor) else chain.from_iterable(item)
+        self._taken.add(self._stream.give_to_current(self._mark, tensors))

@@ -1,0 +1,299 @@
+"""Side streams: where a device copies and gathers beside the user's own work.
+
+A CUDA stream is a queue. The work of one stream runs in the order in which it was queued; that of
+two streams runs in any order, unless one waits for an event of the other. And the thread that
+queues work doesn't wait for it. So there are three things to get right, and all of them are here:
+
+- Host memory that is copied from must not be written to before the copy is done: `Mark.wait`.
+- The user's stream must not read what the side stream has yet to write: `give_to_current` makes it
+  wait, on the device; no thread does.
+- Memory that the side stream allocated goes back to the side stream when its tensor is dropped,
+  which may then write to it while the user's stream still reads: `give_to_current` calls
+  `record_stream`, so that the allocator first waits for what the user had queued by then.
+
+And one more: a thread begins with GPU 0 as its current device, and most calls to CUDA make a
+context on the current device, hundreds of megabytes, whatever device they are about. So threads of
+this package's own call `bind_thread` before anything else, and in the user's threads every call is
+made with the device of the stream as the current one, which is put back afterwards.
+
+A device without streams does its work before the call returns: then nothing needs to wait, and
+the same code runs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from seqrecord.errors import ClipError
+
+__all__ = [
+    "CudaStream",
+    "DirectStream",
+    "Mark",
+    "RunAhead",
+    "SideStream",
+    "check_device",
+    "find_device",
+    "side_stream",
+    "streams_of",
+]
+
+_CUDA: Any = torch.cuda  # torch types it in part
+
+
+class Mark(ABC):
+    """A point in a stream: behind all work that had been queued when it was made."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Let this thread sleep until the work is done. Without the GIL."""
+
+    @property
+    @abstractmethod
+    def is_reached(self) -> bool:
+        """Whether the work is done."""
+
+    @property
+    @abstractmethod
+    def time(self) -> float:
+        """When the work was done, in seconds of `perf_counter`. Only once it is."""
+
+    @abstractmethod
+    def seconds_since(self, earlier: Mark) -> float:
+        """Between two marks of a stream. Only once they are reached."""
+
+
+class RunAhead:
+    """Lets a consumer run ahead of its device by `limit` things that it has taken, and no more.
+
+    Memory that a consumer has dropped is used again only when its device has come to that. A
+    consumer that queues steps far faster than its device does them would so take more and more.
+    """
+
+    def __init__(self, limit: int = 2) -> None:
+        self._limit = limit
+        self._taken: deque[Mark] = deque()
+
+    def add(self, taken: Mark) -> None:
+        """Something was taken, at this mark of the consumer's stream."""
+        self._taken.append(taken)
+
+    def wait(self) -> None:
+        """Wait, before memory is taken for more, until the device has come near enough."""
+        while len(self._taken) > self._limit:
+            self._taken.popleft().wait()
+
+
+class SideStream(ABC):
+    """A queue of work for a device, for any number of threads."""
+
+    pins_memory: bool
+    """Whether copies are done later, and only from pinned memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def bind_thread(self) -> None:  # noqa: B027 - there may be nothing to do
+        """Make the device the current one of this thread, which is not the user's."""
+
+    @abstractmethod
+    def use(self) -> AbstractContextManager[object]:
+        """A context in which this thread's work is queued here, and allocates memory for it."""
+
+    @abstractmethod
+    def mark(self) -> Mark:
+        """The end of what has been queued here."""
+
+    def set_clock(self) -> None:  # noqa: B027 - there may be nothing to do
+        """Set the time of marks made from now on to the host's; a device's clock may drift."""
+
+    @abstractmethod
+    def give_to_current(self, mark: Mark, tensors: Iterable[torch.Tensor]) -> Mark:
+        """Give tensors of this stream to the calling thread's current stream.
+
+        What that stream gets to do from now on waits for `mark`, and when the tensors are dropped
+        their memory waits for it. Returns a mark of what it had to do before.
+        """
+
+
+class DirectStream(SideStream):
+    """For a device that has done its work when the call returns, as a CPU."""
+
+    pins_memory = False
+
+    def use(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def mark(self) -> Mark:
+        return _Now()
+
+    def give_to_current(self, mark: Mark, tensors: Iterable[torch.Tensor]) -> Mark:
+        del mark, tensors
+        return _Now()
+
+
+class CudaStream(SideStream):
+    """A CUDA stream of its own; `cuda` stands for `torch.cuda`."""
+
+    pins_memory = True
+
+    def __init__(self, device: torch.device, cuda: Any = _CUDA) -> None:
+        super().__init__(device)
+        self._cuda = cuda
+        self._stream = cuda.Stream(device)
+        self.set_clock()
+
+    def bind_thread(self) -> None:
+        self._cuda.set_device(self.device)
+
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        # The device first: `stream` alone would set the one before it again, and so touch it.
+        with self._cuda.device(self.device), self._cuda.stream(self._stream):
+            yield
+
+    def mark(self) -> Mark:
+        return self._mark(self._stream)
+
+    def set_clock(self) -> None:
+        # Events know only the time between each other: this one's is known on the host too.
+        with self._cuda.device(self.device):
+            origin = self._event(self._stream)
+            origin.synchronize()
+        self._origin = (origin, perf_counter())
+
+    def give_to_current(self, mark: Mark, tensors: Iterable[torch.Tensor]) -> Mark:
+        assert isinstance(mark, _CudaMark), "a mark of another stream"
+        with self._cuda.device(self.device):
+            current = self._cuda.current_stream(self.device)
+            before = self._mark(current)
+            current.wait_event(mark.event)
+            for tensor in tensors:
+                tensor.record_stream(current)
+        return before
+
+    def _mark(self, stream: Any) -> _CudaMark:
+        return _CudaMark(self._event(stream), self._origin, self.device, self._cuda)
+
+    def _event(self, stream: Any) -> Any:
+        with self._cuda.device(self.device):
+            # "blocking": a thread that waits sleeps instead of spinning.
+            event = self._cuda.Event(enable_timing=True, blocking=True)
+            event.record(stream)
+        return event
+
+
+_make: dict[str, Callable[[torch.device], SideStream]] = {"cuda": CudaStream}
+
+
+def side_stream(device: torch.device) -> SideStream:
+    """A new stream of a device from `find_device`."""
+    return _make.get(device.type, DirectStream)(device)
+
+
+@contextmanager
+def streams_of(kind: str, make: Callable[[torch.device], SideStream]) -> Iterator[None]:
+    """In this context, new streams of devices of a kind, such as "cpu", are what `make` gives.
+
+    For all threads; for tests, which have streams that run as late as they may.
+    """
+    before = dict(_make)
+    _make[kind] = make
+    try:
+        yield
+    finally:
+        _make.clear()
+        _make.update(before)
+
+
+def check_device(device: str | torch.device, cuda: Any = _CUDA) -> torch.device:
+    """The device. Raises `ClipError` for one that is not there. Starts nothing on a GPU."""
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError, ValueError):
+        raise ClipError("not a device", expected="such as cpu or cuda:0", got=device) from None
+    if found.type != "cuda":
+        return found
+    if not cuda.is_available():
+        raise ClipError("torch finds no such device here", expected="cpu", got=device)
+    if (_index(found) or 0) >= cuda.device_count():
+        last = cuda.device_count() - 1
+        raise ClipError(
+            "torch finds no such device here", expected=f"at most cuda:{last}", got=device
+        )
+    return found
+
+
+def find_device(device: str | torch.device, cuda: Any = _CUDA) -> torch.device:
+    """The device with its number: where none is given, that of this thread's current one.
+
+    Raises `ClipError` for one that is not there.
+    """
+    found = check_device(device, cuda)
+    if found.type == "cuda" and _index(found) is None:
+        return torch.device("cuda", cuda.current_device())
+    return found
+
+
+def _index(device: torch.device) -> int | None:
+    return device.index  # which torch types as an integer
+
+
+class _Now(Mark):
+    """Reached when it is made."""
+
+    def __init__(self) -> None:
+        self._time = perf_counter()
+
+    def wait(self) -> None:
+        pass
+
+    @property
+    def is_reached(self) -> bool:
+        return True
+
+    @property
+    def time(self) -> float:
+        return self._time
+
+    def seconds_since(self, earlier: Mark) -> float:
+        return self.time - earlier.time
+
+
+class _CudaMark(Mark):
+    def __init__(
+        self, event: Any, origin: tuple[Any, float], device: torch.device, cuda: Any
+    ) -> None:
+        self.event = event
+        self._origin = origin
+        self._device = device
+        self._cuda = cuda
+
+    def wait(self) -> None:
+        with self._cuda.device(self._device):
+            self.event.synchronize()
+
+    @property
+    def is_reached(self) -> bool:
+        with self._cuda.device(self._device):
+            return bool(self.event.query())
+
+    @property
+    def time(self) -> float:
+        event, time = self._origin
+        return time + self._seconds_from(event)
+
+    def seconds_since(self, earlier: Mark) -> float:
+        assert isinstance(earlier, _CudaMark), "a mark of another stream"
+        return self._seconds_from(earlier.event)
+
+    def _seconds_from(self, event: Any) -> float:
+        with self._cuda.device(self._device):
+            return float(event.elapsed_time(self.event)) / 1e3

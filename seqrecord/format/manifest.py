@@ -1,0 +1,322 @@
+"""The manifest: the small JSON file that makes record files and an index a dataset.
+
+Its last 26 bytes hold the CRC32C of all bytes before them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from seqrecord.checksum import crc32c
+from seqrecord.errors import (
+    ChecksumError,
+    FormatError,
+    NotFoundError,
+    SchemaError,
+    StorageError,
+    VersionError,
+)
+from seqrecord.format.footer import MAX_ORDINAL, RECORDS
+from seqrecord.format.text import parse_json
+from seqrecord.schema import Schema
+from seqrecord.storage import Storage
+
+__all__ = [
+    "FILE_PATH",
+    "INDEX",
+    "INDEX_TABLES",
+    "MANIFEST",
+    "MAX_MANIFEST_BYTES",
+    "MAX_RECORD_FILES",
+    "IndexFile",
+    "Manifest",
+    "RecordFile",
+    "check_record_path",
+    "parse_manifest",
+    "put_manifest",
+    "read_manifest",
+    "read_tagged",
+]
+
+MANIFEST = "manifest.json"
+INDEX = "index"  # the folder of the tables
+MANIFEST_VERSION = 1
+MAX_MANIFEST_BYTES = 1 << 25
+MAX_RECORD_FILES = 200_000
+MAX_CREATED_BY_LENGTH = 200
+INDEX_TABLES = ("episodes", "chunks", "gaps")
+
+_RECORD_PATH = re.compile(r"records/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.seqrec")
+_INDEX_PATH = re.compile(r"index/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.arrow")
+FILE_PATH = re.compile(f"{_RECORD_PATH.pattern}|{_INDEX_PATH.pattern}")
+_FILE_ID = re.compile(r"[0-9a-f]{32}")
+_UID = re.compile(r"[0-9a-f]{32}")
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+_CRC = re.compile(r"[0-9a-f]{8}")
+_CREATED_BY = re.compile(rf"[\x20-\x7e]{{0,{MAX_CREATED_BY_LENGTH}}}")
+_END = re.compile(rb',\n "crc32c": "([0-9a-f]{8})"\n}\n')
+_END_BYTES = 26
+_KEYS = {
+    *("format", "version", "created_by", "num_episodes", "num_frames", "next_ordinal"),
+    *("fingerprint", "schema", "index", "record_files", "left_out", "removed", "crc32c"),
+}
+
+
+@dataclass(frozen=True)
+class RecordFile:
+    """A record file of the dataset: path, length in bytes, the id in its header."""
+
+    path: str
+    size: int
+    file_id: str
+
+
+@dataclass(frozen=True)
+class IndexFile:
+    """A file of the index: path, length in bytes, CRC32C of all of it, in hexadecimal."""
+
+    path: str
+    size: int
+    crc32c: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a dataset consists of. `fingerprint` tells equal content, however it is cut in files.
+
+    For writers only: ordinals of new episodes start at `next_ordinal`; `left_out` are the uids of
+    complete episodes in the record files that are not in the dataset, since another episode has
+    their key; `removed` are paths of files that `clean` removes, and that nobody may recover.
+    """
+
+    schema: Schema
+    record_files: tuple[RecordFile, ...]
+    index: Mapping[str, IndexFile]
+    num_episodes: int
+    num_frames: int
+    fingerprint: str
+    created_by: str
+    next_ordinal: int = 0
+    left_out: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+
+    def encode(self) -> bytes:
+        """The manifest as JSON text."""
+        value = {
+            "format": "seqrecord",
+            "version": MANIFEST_VERSION,
+            "created_by": self.created_by,
+            "num_episodes": self.num_episodes,
+            "num_frames": self.num_frames,
+            "next_ordinal": self.next_ordinal,
+            "fingerprint": self.fingerprint,
+            "schema": self.schema.to_json(),
+            "index": {table: asdict(self.index[table]) for table in INDEX_TABLES},
+            "record_files": [asdict(file) for file in self.record_files],
+            "left_out": list(self.left_out),
+            "removed": list(self.removed),
+        }
+        text = json.dumps(value, indent=1).removesuffix("\n}").encode()
+        return text + b',\n "crc32c": "%08x"\n}\n' % crc32c(text)
+
+    @classmethod
+    def parse(cls, data: bytes) -> Manifest:
+        """Inverse of `encode`; trusts nothing."""
+        value = parse_json(data)
+        if not isinstance(value, dict) or value.get("format") != "seqrecord":
+            raise FormatError("not a manifest of a seqrecord dataset")
+        version = value.get("version")
+        if type(version) is not int or version != MANIFEST_VERSION:  # neither true nor 1.0
+            raise VersionError(
+                "an unknown manifest version; a newer seqrecord may read it",
+                expected=MANIFEST_VERSION,
+                got=repr(version)[:50],
+            )
+        _check_end(data)
+        _check_keys(value, _KEYS, "the manifest")
+        try:
+            schema = Schema.from_json(value["schema"])
+        except SchemaError as error:
+            raise FormatError(f"the manifest's schema is not allowed: {error}") from error
+        files = _list(value, "record_files", 1)
+        tables = value["index"]
+        _check_keys(tables, set(INDEX_TABLES), "the manifest's index")
+        record_files = tuple(_record_file(file) for file in files)
+        for key in ("path", "file_id"):
+            if len({getattr(file, key) for file in record_files}) != len(record_files):
+                raise FormatError(f"a record file's {key} stands twice in the manifest")
+        return cls(
+            schema=schema,
+            record_files=record_files,
+            index={table: _index_file(tables[table]) for table in INDEX_TABLES},
+            num_episodes=_count(value, "num_episodes"),
+            num_frames=_count(value, "num_frames"),
+            fingerprint=_text(value, "fingerprint", _FINGERPRINT),
+            created_by=_text(value, "created_by", _CREATED_BY),
+            next_ordinal=_count(value, "next_ordinal", MAX_ORDINAL + 1),
+            left_out=tuple(_match(uid, "left_out", _UID) for uid in _list(value, "left_out")),
+            removed=tuple(_match(path, "removed", FILE_PATH) for path in _list(value, "removed")),
+        )
+
+
+def check_record_path(storage: Storage, path: str) -> None:
+    """Raise `FormatError` unless a manifest may name the file at `path` as a record file."""
+    if not _RECORD_PATH.fullmatch(path):
+        raise FormatError(
+            "not a name for a record file; rename it",
+            file=f"{storage.url}/{path}",
+            expected=_RECORD_PATH.pattern,
+        )
+
+
+def read_manifest(storage: Storage) -> Manifest:
+    """The manifest of the dataset in `storage`.
+
+    Raises `NotFoundError` where there is none: then there is no dataset, whatever else is there.
+    """
+    data, _ = read_tagged(storage)
+    return parse_manifest(storage, data)
+
+
+def read_tagged(storage: Storage) -> tuple[bytes, str]:
+    """The manifest's bytes, whatever they are, and their tag; see `Storage.read_whole`."""
+    try:
+        return storage.read_whole(MANIFEST, MAX_MANIFEST_BYTES)
+    except NotFoundError as error:
+        # More than the manifest may be missing: the container, for example.
+        why = _what_is_there(storage) if error.message == "no such file" else error.message
+        raise NotFoundError(f"no dataset here: {why}", file=storage.url) from error
+    except StorageError:
+        if (size := storage.size(MANIFEST)) <= MAX_MANIFEST_BYTES:
+            raise
+        raise FormatError(
+            "the manifest is too large",
+            file=f"{storage.url}/{MANIFEST}",
+            expected=f"at most {MAX_MANIFEST_BYTES} bytes",
+            got=size,
+        ) from None
+
+
+def parse_manifest(storage: Storage, data: bytes) -> Manifest:
+    """`Manifest.parse`; its errors name the file."""
+    try:
+        return Manifest.parse(data)
+    except FormatError as error:
+        raise error.located(file=f"{storage.url}/{MANIFEST}") from error.__cause__
+
+
+def _what_is_there(storage: Storage) -> str:
+    """What lies where no manifest is, and what makes a dataset of it."""
+    if "://" not in storage.url and not Path(storage.url).exists():
+        return "no such folder"
+    try:
+        if storage.unfinished(RECORDS):
+            return (
+                "an interrupted write left record files; the same `seqrecord write` with --resume "
+                "continues it"
+            )
+        found = any(file.path.endswith(".seqrec") for file in storage.files(RECORDS))
+    except StorageError:
+        return "it has no manifest"
+    if not found:
+        return "it has neither a manifest nor record files"
+    return (
+        "it has record files but no manifest; `seqrecord write --resume` continues an interrupted "
+        "write, `seqrecord reindex` makes a lost manifest again"
+    )
+
+
+def put_manifest(storage: Storage, manifest: Manifest, *, expected: str | None) -> None:
+    """Put the manifest in place in one step: from then on the dataset is what it says.
+
+    Only if the one that is there still has the tag `expected`, `None` for none; otherwise
+    `ConflictError`. Raises `FormatError` for a manifest that no reader would take. Either way what
+    is there stays.
+    """
+    data = manifest.encode()
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise FormatError(
+            "the manifest is too large; write larger record files",
+            file=f"{storage.url}/{MANIFEST}",
+            expected=f"at most {MAX_MANIFEST_BYTES} bytes",
+            got=len(data),
+        )
+    Manifest.parse(data)
+    storage.put(MANIFEST, data, expected=expected)
+
+
+def _check_end(data: bytes) -> None:
+    end = _END.fullmatch(data, max(0, len(data) - _END_BYTES))
+    if end is None:
+        raise FormatError(
+            "the manifest does not end with its checksum",
+            offset=max(0, len(data) - _END_BYTES),
+            expected=_END.pattern,
+            got=data[-_END_BYTES:],
+        )
+    if (actual := b"%08x" % crc32c(data[: end.start()])) != end[1]:
+        raise ChecksumError(
+            "the manifest does not match its checksum",
+            offset=0,
+            expected=f"CRC32C {end[1].decode()}",
+            got=actual.decode(),
+        )
+
+
+def _check_keys(value: object, keys: set[str], what: str) -> None:
+    if not isinstance(value, dict) or set(value) != keys:
+        raise FormatError(
+            f"{what} is not an object of the right keys",
+            expected=", ".join(sorted(keys)),
+            got=repr(list(value))[:200] if isinstance(value, dict) else repr(value)[:50],
+        )
+
+
+def _record_file(value: object) -> RecordFile:
+    _check_keys(value, {"path", "size", "file_id"}, "a record file in the manifest")
+    return RecordFile(
+        _text(value, "path", _RECORD_PATH), _count(value, "size"), _text(value, "file_id", _FILE_ID)
+    )
+
+
+def _index_file(value: object) -> IndexFile:
+    _check_keys(value, {"path", "size", "crc32c"}, "an index file in the manifest")
+    return IndexFile(
+        _text(value, "path", _INDEX_PATH), _count(value, "size"), _text(value, "crc32c", _CRC)
+    )
+
+
+def _text(value: object, key: str, pattern: re.Pattern[str]) -> str:
+    return _match(value.get(key) if isinstance(value, dict) else None, key, pattern)
+
+
+def _match(text: object, what: str, pattern: re.Pattern[str]) -> str:
+    if not isinstance(text, str) or not pattern.fullmatch(text):
+        raise FormatError(
+            f"the manifest has a bad {what}", expected=pattern.pattern, got=repr(text)[:200]
+        )
+    return text
+
+
+def _count(value: object, key: str, most: int = 2**63 - 1) -> int:
+    number = value.get(key) if isinstance(value, dict) else None
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= most:
+        raise FormatError(
+            f"the manifest has a bad {key}", expected=f"0 to {most}", got=repr(number)[:50]
+        )
+    return number
+
+
+def _list(value: Mapping[str, object], key: str, least: int = 0) -> list[object]:
+    items = value[key]
+    if not isinstance(items, list) or not least <= len(items) <= MAX_RECORD_FILES:
+        raise FormatError(
+            f"{key} is not a list of the right length",
+            expected=f"{least} to {MAX_RECORD_FILES} entries",
+            got=len(items) if isinstance(items, list) else repr(items)[:50],
+        )
+    return items

@@ -1,0 +1,280 @@
+"""ClipLoader: plans epochs from the options and makes the engines that execute them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import torch
+from torch.utils.data import get_worker_info
+
+from seqrecord.clips import ClipTable
+from seqrecord.engine.batches import Batch
+from seqrecord.engine.buffers import KeptBuffers
+from seqrecord.engine.device.streams import check_device, find_device
+from seqrecord.engine.engine import Engine
+from seqrecord.engine.stats import EngineStats
+from seqrecord.engine.trace import Trace, trace_path
+from seqrecord.errors import ClipError, StateError
+from seqrecord.pipes.distributed import Ranks, worker_threads
+from seqrecord.pipes.options import LoaderOptions
+from seqrecord.pipes.selection import ClipSelection
+from seqrecord.pipes.states import State, shown
+from seqrecord.reading.reader import DatasetLike
+from seqrecord.sampling import EpochPlan, Part, PlanSettings, check_drop_last
+from seqrecord.sampling.memory import Fit, FrameSizes, fit, fit_given
+from seqrecord.storage import local_path
+from seqrecord.units import parse_size
+
+__all__ = ["Clip", "ClipLoader"]
+
+_logger = logging.getLogger("seqrecord")
+
+Clip: TypeAlias = dict[str, Any]
+"""Feature name to tensor [frames, …], or list of tensors; `episode` a key, `start` an int.
+
+A batch of clips is the same with one axis more: tensors [clips, frames, …] or lists of lists,
+`episode` a list of keys, `start` int64 [clips].
+"""
+
+
+class ClipLoader:
+    """Plans epochs over a selection of clips and runs them. Picklable.
+
+    Raises `ClipError` where there is no clip at all, and `MemoryLimitError` for a memory limit that
+    is too small, with the least that would do.
+    """
+
+    def __init__(self, location: DatasetLike, options: LoaderOptions) -> None:
+        self.options = options
+        self.batch_size = options.batch_size
+        asked: dict[str, Any] = {
+            "shuffle": options.shuffle,
+            "seed": options.seed,
+            "batch_size": options.batch_size,
+            "drop_last": options.drop_last,
+            "equal": options.equal,
+            "rotate_phase": options.rotate_phase and options.stride != 1,
+        }
+        self._asked = tuple(asked)  # the other settings are chosen
+        self._settings = PlanSettings(**asked)
+        self._memory_limit = parse_size(options.memory_limit)
+        self.ranks = Ranks(options.rank, options.world_size)
+        self.device = None if options.device is None else check_device(options.device)
+        self._trace = None
+        if options.trace is not None:
+            self._trace = local_path(options.trace, "trace").absolute()
+        self.selection = ClipSelection(location, options, rotate_phase=self._settings.rotate_phase)
+        self._buffers = KeptBuffers()
+        self._fits: dict[int, Fit] = {}
+        self._told: set[int] = set()  # numbers of parts whose limit was logged
+        self._fit(1)  # so that a limit that is too small is an error here and now
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "options": self.selection.portable(self.options)}
+
+    def set_shuffle(self, shuffle: bool) -> None:
+        """Turn shuffling on or off for the epochs to come."""
+        self._settings = replace(self._settings, shuffle=bool(shuffle))
+        self._fits.clear()
+        self._fit(1)
+
+    def clips(self, epoch: int) -> ClipTable:
+        """The clips of an epoch."""
+        phases, settings = self.selection.phases, self._settings
+        if phases is None:
+            return self.selection.clips
+        return self.selection.clips_of(
+            phases.of_epoch(epoch, seed=settings.seed, shuffle=settings.shuffle)
+        )
+
+    def num_clips(self, epoch: int) -> int:
+        """How many clips an epoch has, over all parts."""
+        return self.clips(epoch).num_clips
+
+    def plan(self, epoch: int, part: Part) -> EpochPlan:
+        """The plan of one part of one epoch.
+
+        Raises `ClipError` when `drop_last` leaves no batch in this epoch, or in one of another
+        phase.
+        """
+        if (phases := self.selection.phases) is not None:  # now, not at the epoch of that phase
+            check_drop_last(phases.fewest_clips, self._settings, part.count)
+        limited = self._fit(part.count).limited
+        if limited and part.index == 0 and part.count not in self._told:
+            self._told.add(part.count)
+            _logger.info("%s: %s", self.selection.dataset.url, limited)
+        return EpochPlan(
+            self.clips(epoch),
+            self.selection.dataset.episode_table,
+            self._fit(part.count).settings,
+            epoch=epoch,
+            part=part,
+        )
+
+    def start(self, plan: EpochPlan, *, batch: int = 0, stats: EngineStats) -> Engine:
+        """An engine that runs a plan from `batch` on."""
+        device = self._find_device()
+        all_fixed = all(spec.is_fixed for spec in self.selection.arrays.values())
+        memory = self._fit(plan.part.count).memory(plan, fixed=device is None and all_fixed)
+        return Engine(
+            self.selection.dataset,
+            self.selection.arrays,
+            plan,
+            self.selection.spec,
+            batch=batch,
+            memory=memory,
+            num_threads=self.options.num_threads or worker_threads(),
+            frame_transform=self.selection.frame_transform,
+            device=device,
+            shared=get_worker_info() is not None,
+            stats=stats,
+            kept=self._buffers,
+        )
+
+    def trace(self) -> Trace:
+        """The trace of an iteration in this process."""
+        if self._trace is None:
+            return Trace()
+        rank, worker = self.ranks.current(), get_worker_info()
+        return Trace(
+            trace_path(
+                self._trace,
+                rank=(rank.number, rank.count),
+                worker=None if worker is None else worker.id,
+            )
+        )
+
+    def clip(self, batch: Batch) -> Clip:
+        """A batch, or without `batch_size` its one clip, as users get it."""
+        keys = [self.selection.key(episode) for episode in batch.episode.tolist()]
+        features: Clip = dict(batch.features)
+        if self.batch_size is not None:
+            return {**features, "episode": keys, "start": torch.from_numpy(batch.start)}
+        first = {name: item[0] for name, item in features.items()}
+        return {**first, "episode": keys[0], "start": int(batch.start[0])}
+
+    def settings(self, num_parts: int) -> PlanSettings:
+        """The settings of an epoch in so many parts, all of them chosen."""
+        return self._fit(num_parts).settings
+
+    def use_settings(self, settings: PlanSettings, num_parts: int) -> None:
+        """Keep these settings for epochs in so many parts, instead of those that memory suggests.
+
+        Raises `MemoryLimitError`, which says the least that would do, where they do not fit.
+        """
+        self._fits[num_parts] = fit_given(
+            self.selection.typical_clips,
+            self.selection.dataset.episode_table,
+            settings,
+            self._sizes,
+            memory_limit=self._memory_limit,
+            url=self.selection.dataset.url,
+        )
+
+    @contextmanager
+    def with_settings(self, settings: PlanSettings, num_parts: int) -> Iterator[None]:
+        """`use_settings`; the former ones again if the block raises."""
+        before = dict(self._fits)
+        self.use_settings(settings, num_parts)
+        try:
+            yield
+        except BaseException:
+            self._fits = before
+            raise
+
+    def request(self) -> dict[str, Any]:
+        """What was asked for beside the settings that plans have, as JSON."""
+        spec = self.selection.spec
+        return {
+            "clip_len": spec.length,
+            "stride": spec.stride,
+            "dilation": spec.dilation,
+            "features": sorted(self.selection.dataset.features),
+            "frame_transform": dict(self._array_texts),
+            "shuffle_buffer": self.options.shuffle_buffer,
+        }
+
+    @cached_property
+    def _array_texts(self) -> dict[str, str]:
+        return {name: str(spec) for name, spec in sorted(self.selection.arrays.items())}
+
+    def check_state(self, state: State) -> None:
+        """Raise `StateError` for a state of other clips or another order, and say what differs.
+
+        What memory and defaults have chosen may differ, and where the dataset lies, how fast, with
+        how many threads or in how much memory it is read; what was asked for may not.
+        """
+        saved, asked = asdict(state.settings), asdict(self._settings)
+        now = {name: asked[name] for name in self._asked}
+        if self.options.num_cursors is not None:
+            now["num_cursors"] = self.options.num_cursors
+        request = self.request()
+        if request["shuffle_buffer"] is None:
+            del request["shuffle_buffer"]
+        saved, now = {**state.request, **saved}, {**request, **now}
+        if not self._settings.shuffle and saved["shuffle"] is False:
+            for name in ("seed", "num_cursors", "shuffle_buffer"):
+                now.pop(name, None)
+        differ = [name for name in now if name not in saved or saved[name] != now[name]]
+        if "features" in differ and "frame_transform" in differ:
+            differ.remove("frame_transform")  # its arrays are the features
+        url, identity = self.selection.dataset.url, self.selection.identity
+        if differ:
+            raise StateError(
+                f"the saved state is of other settings: {', '.join(differ)}",
+                file=url,
+                expected=", ".join(f"{name}={now[name]!r}" for name in differ),
+                got=", ".join(f"{name}={shown(saved.get(name))}" for name in differ),
+            )
+        if state.episodes["digest"] != identity["digest"]:
+            same = state.episodes["dataset"] == identity["dataset"]
+            raise StateError(
+                "the saved state is of other episodes of this dataset"
+                if same
+                else "the saved state is of another dataset, or this one has changed: select the "
+                "state's episodes, if they are still the same",
+                file=url,
+                expected=_describe(identity),
+                got=_describe(state.episodes),
+            )
+
+    def _find_device(self) -> torch.device | None:
+        if self.device is None:
+            return None
+        if self.device.type != "cpu" and get_worker_info() is not None:
+            raise ClipError(
+                "a DataLoader's worker process cannot deliver what is on a device",
+                expected="num_workers=0, for this loader has threads of its own, or "
+                "seqrecord.prefetch_to_device around the DataLoader",
+                got=self.device,
+            )
+        return find_device(self.device)
+
+    def _fit(self, num_parts: int) -> Fit:
+        if num_parts not in self._fits:
+            self._fits[num_parts] = fit(
+                self.selection.typical_clips,
+                self.selection.dataset.episode_table,
+                self._settings,
+                self._sizes,
+                memory_limit=self._memory_limit,
+                shuffle_buffer=self.options.shuffle_buffer,
+                num_cursors=self.options.num_cursors,
+                num_parts=num_parts,
+                url=self.selection.dataset.url,
+            )
+        return self._fits[num_parts]
+
+    @cached_property
+    def _sizes(self) -> FrameSizes:
+        return self.selection.frame_sizes(self.batch_size)
+
+
+def _describe(episodes: Mapping[str, Any]) -> str:
+    count, frames, digest = (shown(episodes[name]) for name in ("count", "frames", "digest"))
+    return f"{count} episodes of {frames} frames, digest {digest}"

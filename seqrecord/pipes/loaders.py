@@ -1,0 +1,370 @@
+"""The loaders that training code uses: three stream epochs, one gives clips by their number."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
+from torchdata.nodes import BaseNode
+
+from seqrecord.clips import ClipTable
+from seqrecord.errors import StateError
+from seqrecord.pipes.callers import find_filter, find_holder, find_loader, is_running
+from seqrecord.pipes.clip_loader import Clip, ClipLoader
+from seqrecord.pipes.distributed import items_beside
+from seqrecord.pipes.epochs import Epochs
+from seqrecord.pipes.options import (
+    ClipOptions,
+    LoaderOptions,
+    has_arguments,
+    init_takes_arguments,
+)
+from seqrecord.pipes.selection import ClipSelection
+from seqrecord.reading.frames import FrameTransform, add_place, apply_transform, check_arrays
+from seqrecord.reading.reader import DatasetLike, SeqRecordReader
+from seqrecord.sampling import Part
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["SeqRecordDataset", "SeqRecordNode", "SeqRecordPipe", "SeqRecordStream"]
+
+
+class _Streaming:
+    """What the streaming loaders have in common: arguments, length, epochs, state, stats."""
+
+    _epochs: Epochs
+
+    @init_takes_arguments(LoaderOptions)
+    def __init__(self, location: DatasetLike, options: LoaderOptions) -> None:
+        super().__init__()
+        self._epochs = Epochs(ClipLoader(location, options))
+
+    @classmethod
+    def from_options(cls, location: DatasetLike, options: LoaderOptions) -> Self:
+        """The loader of these options: those of another one, say, or a changed copy of them."""
+        names = (field.name for field in fields(LoaderOptions))
+        return cls(location, **{name: getattr(options, name) for name in names})
+
+    @property
+    def options(self) -> LoaderOptions:
+        """What this loader was given."""
+        return self._epochs.loader.options
+
+    @property
+    def dataset(self) -> SeqRecordReader:
+        """The dataset that the clips come from, with the requested features."""
+        return self._epochs.loader.selection.dataset
+
+    @property
+    def clips(self) -> ClipTable:
+        """The distinct clips of an epoch, and how many were left out.
+
+        With `rotate_phase`, here and in `num_clips` and `len`, of the epoch that runs, or if none
+        does of the next one.
+        """
+        return self._epochs.loader.clips(self._epochs.current)
+
+    @property
+    def num_clips(self) -> int:
+        """Clips of an epoch over all ranks and workers, each counted once."""
+        return self._epochs.loader.num_clips(self._epochs.current)
+
+    def __len__(self) -> int:
+        """Batches of an epoch that this rank delivers; clips without a `batch_size`.
+
+        In a DataLoader's worker, those of the worker. Asked by a DataLoader, those of all of its
+        workers.
+        """
+        loader = find_loader()
+        if get_worker_info() is None and loader is not None and loader.num_workers > 1:
+            parts = self._parts_of_workers(loader.num_workers)
+        else:
+            parts = [self._part()]
+        epoch = self._epochs.current
+        return sum(self._epochs.loader.plan(epoch, part).num_batches for part in parts)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin this epoch with the next iteration. Without a call, epochs follow each other.
+
+        After `load_state_dict` with a state of the same epoch, the position in it stays.
+        """
+        self._epochs.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the iteration is: the epoch, its batches delivered, and what the order depends on.
+
+        It is JSON of about 1 kB, and the same on every rank. Raises `StateError` where worker
+        processes iterate, because this process does not know their position: a
+        `StatefulDataLoader` around a `SeqRecordStream` does.
+        """
+        return self._epochs.state(self._part())
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """The next iteration continues there: it re-reads the frames that were held, and no others.
+
+        Settings that `memory_limit` and defaults had chosen when the state was saved are used from
+        here on, in later epochs too, so that the run has the order of the interrupted one.
+
+        Raises `StateError` for a state of another dataset, of other episodes or other settings,
+        which it names, and `MemoryLimitError` where the state's order needs more than
+        `memory_limit`. In the middle of an epoch the number of ranks and workers counts as a
+        setting, and the next iteration raises the error.
+        """
+        self._epochs.load(state_dict, self._part())
+
+    def stats(self) -> dict[str, Any]:
+        """What the last iteration of this process has done.
+
+        Work: `bytes_read`, `frames_decoded`, `clips`, `batches`; `device_bytes`, copied to a
+        device; `resident_bytes`, the most that held frames took; seconds of work and of waiting in
+        each stage, for decoding also by feature; `loads` of chunks, and `loads_held_back`, which
+        had to wait for memory; `requests`, `retries` and other counts of the storage; and the
+        `bottleneck`, in words.
+
+        Clips left out: `episodes_too_short`, `clips_incomplete` (a frame lacks a feature),
+        `clips_dropped` (by `drop_last`). Clips given twice: `clips_repeated`, which another rank or
+        worker gives too (see `equal`).
+        """
+        return self._epochs.stats()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._epochs.loader.selection.describe()})"
+
+    __str__ = __repr__  # IterDataPipe's is the bare name
+
+    def _part(self) -> Part:
+        return self._epochs.loader.ranks.part()
+
+    def _parts_of_workers(self, num_workers: int) -> list[Part]:
+        return self._epochs.loader.ranks.parts_of_workers(num_workers)
+
+    def _iterate(self) -> Iterator[Clip]:
+        return self._epochs.iterate(self._part())
+
+
+@has_arguments(LoaderOptions)
+class SeqRecordPipe(_Streaming, IterDataPipe[Clip]):
+    """Streams clips of a dataset, shuffled, each frame read and decoded once per epoch.
+
+    A clip is a dict: feature name to tensor [clip_len, …] (or a list of tensors for a feature with
+    a variable shape), `episode` its key, `start` its first frame. With `batch_size` the engine
+    assembles batches itself: tensors [batch, clip_len, …], `episode` a list of keys, `start` int64
+    [batch]. That is the fast path. The memory of a batch is used again when nothing refers to the
+    batch any more: a batch that is kept stays as it is.
+
+    The order is a function of the dataset, the arguments, the epoch and the part alone. Epochs
+    advance with each iteration, and one iteration runs at a time. A `DataLoader` takes the pipe
+    with `batch_size=None`, with worker processes or without; ranks and workers get parts of equally
+    many batches (see `equal`), unless a `.sharding_filter()` follows, which then picks from the
+    whole epoch: every worker then reads and decodes all of it. A worker's batches are shared
+    memory, on Linux: the process that receives them reads them in place, and the worker fills them
+    again when they are dropped. Workers are not needed for speed: each has an arena of its own.
+
+    Raises `ClipError` where there is no clip, and when an iteration begins of which `drop_last`
+    leaves no batch; `MemoryLimitError` for a limit that is too small.
+    Episodes too short for a clip and clips that lack a feature are left out: a warning of the
+    logger `seqrecord` says how many, once, and `repr` and `stats` do.
+
+    Args:
+        location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
+    """
+
+    _warned = False
+    _holder: str | None = None  # of items of this iteration, behind this pipe
+
+    def __iter__(self) -> Iterator[Clip]:
+        self._holder = find_holder()
+        return self._iterate()
+
+    def __len__(self) -> int:
+        """As `SeqRecordStream`'s, also where a `.sharding_filter()` follows."""
+        sharding, loader = find_filter(), find_loader()
+        if sharding is not None and sharding.num_of_instances == 1 and loader is not None:
+            # It has not been told of ranks and workers, or only in the workers.
+            whole = self._epochs.loader.plan(self._epochs.current, Part()).num_batches
+            items = items_beside(whole, loader.num_workers)
+            if items is not None:
+                return items
+        return super().__len__()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of `SeqRecordStream`; `StateError` too where a pipe behind this one holds items.
+
+        That is any but `.map()`, `.collate()`, `.batch()` and `.filter()`: what this pipe has given
+        is not what the end of the chain has. `set_epoch` ends that.
+        """
+        if self._holder is not None and self._epochs.is_begun:
+            raise StateError(
+                f"the {self._holder} behind this pipe holds items, or skips some, so the "
+                "position of this pipe is not that of the chain",
+                expected="a state of a pipe with nothing but .map(), .collate(), .batch() and "
+                ".filter() behind it: the pipe shuffles by itself, and shares an epoch among ranks "
+                "and workers by itself; or one between two epochs, after set_epoch()",
+            )
+        return super().state_dict()
+
+    def set_seed(self, seed: int) -> SeqRecordPipe:  # noqa: ARG002
+        """Called by a `DataLoader` when an epoch begins. The order is that of the pipe's seed."""
+        self._epochs.loader.ranks.current()  # an error is better here than in a worker
+        if not self._warned and is_running("torchdata.stateful_dataloader"):
+            self._warned = True
+            warnings.warn(
+                "StatefulDataLoader saves neither position nor epoch of a DataPipe: it resumes by "
+                "skipping items, maybe of another epoch. It resumes SeqRecordStream exactly.",
+                stacklevel=2,
+            )
+        return self
+
+    def set_shuffle(self, shuffle: bool = True) -> SeqRecordPipe:
+        """Called by a `DataLoader` that was given `shuffle`."""
+        self._epochs.loader.set_shuffle(shuffle)
+        return self
+
+    def _part(self) -> Part:
+        sharding, ranks = find_filter(), self._epochs.loader.ranks
+        return ranks.part() if sharding is None else ranks.part_beside(sharding.num_of_instances)
+
+    def _parts_of_workers(self, num_workers: int) -> list[Part]:
+        # A filter gives to the workers together what it gives to a process that has none.
+        if find_filter() is not None:
+            return [self._part()]
+        return super()._parts_of_workers(num_workers)
+
+
+@has_arguments(LoaderOptions)
+class SeqRecordStream(_Streaming, IterableDataset[Clip]):
+    """`SeqRecordPipe` as a plain `IterableDataset`, which a `StatefulDataLoader` resumes exactly.
+
+    Each epoch has another order, with worker processes or without, and whether they persist or not.
+
+    Args:
+        location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
+    """
+
+    def __iter__(self) -> Iterator[Clip]:
+        return self._iterate()
+
+
+@has_arguments(LoaderOptions)
+class SeqRecordNode(_Streaming, BaseNode[Clip]):  # type: ignore[misc]
+    """`SeqRecordPipe` as a node of `torchdata.nodes`.
+
+    Args:
+        location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
+    """
+
+    _iterator: Iterator[Clip] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_iterator": None}
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        """Begin the next epoch, or continue from `initial_state`."""
+        super().reset(initial_state)
+        self._iterator = None  # ends the threads of an iteration that was left early
+        if initial_state is not None:
+            self._epochs.load(initial_state, self._part())
+        self._iterator = self._iterate()
+
+    def next(self) -> Clip:
+        """The next batch or clip."""
+        if self._iterator is None:  # in another process than `reset`
+            self._iterator = self._iterate()
+        return next(self._iterator)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the iteration is; at an epoch's end the end: `reset` with it gives nothing."""
+        state: dict[str, Any] = BaseNode.state_dict(self)
+        return state
+
+    def get_state(self) -> dict[str, Any]:
+        """As `state_dict`."""
+        return self._epochs.state(self._part(), at_end=True)
+
+
+@has_arguments(ClipOptions)
+class SeqRecordDataset(TorchDataset[dict[str, Any]]):
+    """Clips by their number, for map-style training: `dataset[i]` is a clip as `SeqRecordPipe`'s.
+
+    Clips are numbered episode by episode, front to back. Random order reads and decodes a frame
+    for every clip that it is in: streaming is much faster.
+
+    Args:
+        location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
+    """
+
+    @init_takes_arguments(ClipOptions)
+    def __init__(self, location: DatasetLike, options: ClipOptions) -> None:
+        self._options = options
+        self._selection = ClipSelection(location, options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_options": self._selection.portable(self._options)}
+
+    @property
+    def options(self) -> ClipOptions:
+        """What this dataset was given."""
+        return self._options
+
+    @property
+    def dataset(self) -> SeqRecordReader:
+        """The dataset that the clips come from, with the requested features."""
+        return self._selection.dataset
+
+    @property
+    def clips(self) -> ClipTable:
+        """All clips, and how many were left out."""
+        return self._selection.clips
+
+    def __len__(self) -> int:
+        return self.clips.num_clips
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        number = operator.index(number)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"clip {number} of {len(self)}")
+        selection = self._selection
+        row, start = selection.locate(number % len(self))
+        key = selection.key(row)
+        frames = range(start, start + selection.spec.span, selection.spec.dilation)
+        arrays: dict[str, Any] = dict(self.dataset.episodes[key].read(frames))
+        if selection.frame_transform is not None:
+            arrays = self._transform(arrays, key, frames, selection.frame_transform)
+        clip: dict[str, Any] = {
+            name: [torch.from_numpy(frame) for frame in array]
+            if isinstance(array, list)
+            else torch.from_numpy(array)
+            for name, array in arrays.items()
+        }
+        return {**clip, "episode": key, "start": start}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._selection.describe()})"
+
+    def _transform(
+        self, arrays: Mapping[str, Any], key: str, frames: range, transform: FrameTransform
+    ) -> dict[str, Any]:
+        """The arrays of a clip, each of its frames transformed."""
+        stacked: dict[str, Any] = {
+            name: np.empty((len(frames), *spec.shape), spec.dtype)
+            for name, spec in self._selection.arrays.items()
+        }
+        for i, frame in enumerate(frames):
+            try:
+                made = apply_transform(transform, {name: a[i] for name, a in arrays.items()})
+                check_arrays(made, self._selection.arrays)
+            except Exception as error:
+                url = self.dataset.url
+                add_place(error, "frame_transform", file=url, episode=key, frame=frame)
+                raise
+            for name, array in made.items():
+                stacked[name][i] = array
+        return stacked

@@ -1,0 +1,326 @@
+"""The arguments of the loaders, each written once: names, types, defaults, checks, text."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import update_wrapper
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+import numpy as np
+
+from seqrecord.clips import ClipSpec
+from seqrecord.errors import ClipError
+from seqrecord.reading.frames import FrameTransform
+from seqrecord.reading.reader import DatasetLike, EpisodeFilter
+from seqrecord.storage import local_path
+from seqrecord.units import parse_size
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "ClipOptions",
+    "LoaderOptions",
+    "check_integer",
+    "check_rank",
+    "has_arguments",
+    "init_takes_arguments",
+    "takes_arguments",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipOptions:
+    """Which clips of a dataset, and how they are read.
+
+    Args:
+        clip_len: frames of a clip, N.
+        stride: frames from one clip's start to the next; 1 for all clips.
+        dilation: frames from one frame of a clip to the next.
+        features: names of features to read; all by default. Clips in which a frame lacks one of
+            them are left out.
+        episodes: keys, a glob on keys, or a predicate on an episode's metadata.
+        frame_transform: a function that is called once for each decoded frame, with a dict of
+            arrays. It returns the arrays that clips are made of; their dtypes and shapes must be
+            the same for every frame. It is called from several threads, and once for the first
+            frame when the loader is made.
+        verify: compare what is read with its checksums; true by default. An open dataset is read
+            as it was opened: then this argument, and those of the storage, are errors.
+        storage_options: for the filesystem that serves the dataset's URL.
+        cache_dir: a folder of a local disk that keeps what is read from a remote dataset, so that
+            later epochs read it from there. Processes may share it. Off by default.
+        cache_limit: the most that the folder may hold: bytes, or text such as "200GiB". What was
+            not used for the longest time is removed first. Needed with `cache_dir`.
+    """
+
+    clip_len: int
+    stride: int = 1
+    dilation: int = 1
+    features: Sequence[str] | None = None
+    episodes: EpisodeFilter = None
+    frame_transform: FrameTransform | None = None
+    verify: bool | None = None
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)  # may hold secrets
+    cache_dir: str | PathLike[str] | None = None
+    cache_limit: int | str | None = None
+
+    def __post_init__(self) -> None:
+        """Raise `ClipError` for a value that makes no sense, with the name of its argument."""
+        for name in ("clip_len", "stride", "dilation"):
+            self._set(name, check_integer(name, getattr(self, name), least=1))
+        ClipSpec(self.clip_len, self.stride, self.dilation)  # has limits of its own
+        self._check_names()
+        _check(
+            "frame_transform",
+            self.frame_transform,
+            self.frame_transform is None or callable(self.frame_transform),
+            "a function from a dict of arrays to a dict of arrays",
+        )
+        _check_flag("verify", self.verify, self.verify is None)
+        storage_options = self.storage_options
+        if not (storage_options is None or isinstance(storage_options, Mapping)):
+            raise ClipError(
+                "storage_options is not what it should be",
+                expected="a dict",
+                got=type(storage_options).__name__,  # not shown, for it may hold secrets
+            )
+        if self.cache_limit is not None:
+            _check_size("cache_limit", self.cache_limit)
+
+    @property
+    def spec(self) -> ClipSpec:
+        """The clips, of phase 0."""
+        return ClipSpec(self.clip_len, self.stride, self.dilation)
+
+    def _check_names(self) -> None:
+        features, episodes = self.features, self.episodes
+        if isinstance(features, str):
+            raise ClipError("features is a list of names", expected=[features], got=features)
+        _check("features", features, features is None or _are_names(features), "a list of names")
+        _check(
+            "episodes",
+            episodes,
+            episodes is None
+            or isinstance(episodes, str)
+            or callable(episodes)
+            or _are_names(episodes),
+            "a list of keys, a glob, or a function of an episode's metadata",
+        )
+
+    def _set(self, name: str, value: object) -> None:
+        """Keep an integer as Python's, whatever gave it."""
+        object.__setattr__(self, name, value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderOptions(ClipOptions):
+    """What `SeqRecordPipe`, `SeqRecordStream` and `SeqRecordNode` are told beside the dataset.
+
+    They take these as keyword arguments, or all at once by `from_options`; `options` is what they
+    were given. `dataclasses.replace` makes a copy that differs in some. Values are checked here:
+    `ClipError` names the argument, what was expected, and what came.
+
+    Args:
+        rotate_phase: with a `stride` above 1, move the clip starts from epoch to epoch. An epoch
+            has the starts `phase`, `phase + stride`, … of one phase below `stride`; `stride` epochs
+            use each phase once, and so every start. A phase without any clip gets no epoch. The
+            lengths of epochs then differ by a few clips.
+        shuffle: a shuffled order; else episode by episode, front to back.
+        shuffle_buffer: the most clips from which the next clip is drawn. It refers to frames and
+            copies none. By default `memory_limit` decides, so an epoch that fits into it is fully
+            shuffled. An epoch begins with 256 clips, and the number at most doubles from round to
+            round, so that the first batch comes soon.
+        num_cursors: the number of places in the dataset from which clips are mixed; chosen by
+            default.
+        seed: the order is a function of it.
+        batch_size: clips of a batch, or `None` for single clips.
+        drop_last: leave out clips that do not fill a batch on every rank.
+        equal: give all ranks and workers equally many clips and batches. If the clips cannot be
+            divided so, some parts repeat one clip of another part, or with `drop_last` leave one
+            out. If false, every clip comes exactly once, and ranks may get one batch more than
+            others, or none: for evaluation.
+        memory_limit: bytes, or text such as "2GiB", for each process: for the frames held, for
+            batches being filled and the two that the consumer has at a time, and for chunks being
+            read. With a `device`, frames and batches are in the device's memory; the host also
+            needs pinned memory for the decoded frames of the chunks being read and of two more. The
+            batches that a DataLoader prefetches from its workers (`prefetch_factor` for each
+            worker, two by default) come on top.
+        rank: which part of the epoch this process gets, of `world_size`. By default both are found
+            when an epoch begins: from `torch.distributed` if it is initialized, else from `RANK`
+            and `WORLD_SIZE` in the environment (torchrun), or `LOCAL_RANK`, `NODE_RANK` and
+            `WORLD_SIZE` (Lightning). Workers take them from the process that started them, and
+            always share the part of that process.
+        world_size: how many ranks share the epoch. 1: every process gets the whole epoch.
+        device: where tensors go, such as "cuda". Each frame is then copied to the device once, and
+            batches are made there, on a stream of their own. The stream that is current in `next`
+            waits for that stream, so you need not synchronize. Not in a DataLoader's worker
+            processes. By default tensors stay on the host; "cpu" gives the same tensors by the
+            steps that a device takes.
+        num_threads: threads for reading, decoding and copying; by default this process's share of
+            the cores. These are the cores of its affinity and of the container's CPU quota, divided
+            by the ranks on this machine (torchrun's `LOCAL_WORLD_SIZE`, or what MPI or Slurm say)
+            and by the workers.
+        trace: a file for a timeline of each iteration, in the Chrome trace format. It is written
+            when the iteration ends, and replaced by the next. Ranks and workers write files beside
+            it: `epoch.worker0.json`.
+    """
+
+    rotate_phase: bool = False
+    shuffle: bool = True
+    shuffle_buffer: int | None = None
+    num_cursors: int | None = None
+    seed: int = 0
+    batch_size: int | None = None
+    drop_last: bool = False
+    equal: bool = True
+    memory_limit: int | str = "2GiB"
+    rank: int | None = None
+    world_size: int | None = None
+    device: str | torch.device | None = None
+    num_threads: int | None = None
+    trace: str | PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("rotate_phase", "shuffle", "drop_last", "equal"):
+            _check_flag(name, getattr(self, name))
+            self._set(name, bool(getattr(self, name)))
+        for name in ("shuffle_buffer", "num_cursors", "batch_size", "num_threads"):
+            if (value := getattr(self, name)) is not None:
+                self._set(name, check_integer(name, value, least=1))
+        self._set("seed", check_integer("seed", self.seed))
+        _check_size("memory_limit", self.memory_limit)
+        if not self.rank is self.world_size is None:
+            check_rank(self.rank, self.world_size)
+        if self.device is not None:
+            from seqrecord.engine.device.streams import check_device  # torch takes seconds
+
+            check_device(self.device)
+        if self.trace is not None:
+            local_path(self.trace, "trace")
+
+
+def check_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Both as integers. Raises `ClipError` for numbers that make no sense."""
+    try:
+        count = check_integer("world_size", world_size)
+        number = 0 if rank is None and count == 1 else check_integer("rank", rank)
+    except ClipError:
+        number, count = 0, 0
+    if not 0 <= number < count:
+        raise ClipError(
+            "rank and world_size make no sense",
+            expected="both, with 0 <= rank < world_size; or world_size=1 alone, for the whole "
+            "epoch; or neither, to find them",
+            got=f"rank={rank!r} world_size={world_size!r}",
+        )
+    return number, count
+
+
+def check_integer(name: str, value: Any, *, least: int | None = None) -> int:
+    """The integer that an argument is. Raises `ClipError` for others, and for one too small."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise ClipError(
+            f"{name} is not an integer", expected="an integer", got=repr(value)[:100]
+        ) from None
+    if least is not None and number < least:
+        raise ClipError(f"{name} is too small", expected=f"at least {least}", got=number)
+    return number
+
+
+def _check(name: str, value: object, is_right: bool, expected: str) -> None:
+    if not is_right:
+        raise ClipError(
+            f"{name} is not what it should be", expected=expected, got=repr(value)[:100]
+        )
+
+
+def _check_flag(name: str, value: object, is_right: bool = False) -> None:
+    _check(name, value, is_right or isinstance(value, (bool, np.bool_)), "True or False")
+
+
+def _check_size(name: str, value: Any) -> None:
+    try:
+        parse_size(value)
+    except ValueError as error:
+        raise ClipError(
+            f"{name}: {error}", expected='bytes, or text such as "2GiB"', got=repr(value)[:100]
+        ) from None
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, Collection) and all(isinstance(name, str) for name in value)
+
+
+# ---- functions that take options as keyword arguments
+
+_P = ParamSpec("_P")
+_Self = TypeVar("_Self")
+_Options = TypeVar("_Options", bound=ClipOptions)
+_Result = TypeVar("_Result")
+
+
+def takes_arguments(
+    options: Callable[_P, _Options],
+) -> Callable[
+    [Callable[[DatasetLike, _Options], _Result]], Callable[Concatenate[DatasetLike, _P], _Result]
+]:
+    """Turns `function(dataset, options)` into one with each of the options as a keyword argument.
+
+    Type checkers, `inspect.signature` and `help` see their names, types, defaults and text.
+    """
+    return lambda function: _with_arguments(function, options)
+
+
+def init_takes_arguments(
+    options: Callable[_P, _Options],
+) -> Callable[
+    [Callable[[_Self, DatasetLike, _Options], None]],
+    Callable[Concatenate[_Self, DatasetLike, _P], None],
+]:
+    """`takes_arguments` for an `__init__(self, dataset, options)`."""
+    return lambda function: _with_arguments(function, options)
+
+
+def has_arguments(options: type[ClipOptions]) -> Callable[[type[_Self]], type[_Self]]:
+    """Adds the text of each of the options to a class whose docstring ends with its `Args`."""
+
+    def add(cls: type[_Self]) -> type[_Self]:
+        cls.__doc__ = _joined(cls.__doc__, options)
+        return cls
+
+    return add
+
+
+def _with_arguments(function: Callable[..., Any], options: Any) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, options(**kwargs))
+
+    update_wrapper(call, function)
+    given = inspect.signature(function)
+    *first, _ = (
+        parameter.replace(kind=parameter.POSITIONAL_ONLY) for parameter in given.parameters.values()
+    )
+    named = inspect.signature(options).parameters.values()
+    call.__signature__ = given.replace(parameters=[*first, *named])  # type: ignore[attr-defined]
+    if function.__name__ != "__init__":
+        call.__doc__ = _joined(function.__doc__, options)
+    return call
+
+
+def _joined(text: str | None, options: type[ClipOptions]) -> str | None:
+    """A docstring that ends with arguments, and those of the options behind them."""
+    if text is None:  # python -OO
+        return None
+    lines = [inspect.cleandoc(text)]
+    for cls in reversed(options.__mro__):
+        lines += inspect.cleandoc(vars(cls)["__doc__"] or "").partition("Args:\n")[2:]
+    return "\n".join(line for line in lines if line)

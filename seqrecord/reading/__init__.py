@@ -1,0 +1,1 @@
+"""An open dataset: its index, episodes and frames; verify and summarize it."""

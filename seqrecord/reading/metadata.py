@@ -1,0 +1,167 @@
+"""Manifest and index together: what a reader opens."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from seqrecord.errors import ChecksumError, FormatError, NotFoundError, StateError
+from seqrecord.format import Footer
+from seqrecord.format.index import Index, most_table_bytes
+from seqrecord.format.manifest import INDEX_TABLES, Manifest, read_manifest
+from seqrecord.reading.index_building import build_index
+from seqrecord.reading.mapped import Mapped, map_file
+from seqrecord.reading.record_footers import read_footer
+from seqrecord.storage import Storage, forget_cached, map_files, request_threads
+from seqrecord.storage.ranges import ByteRange
+
+__all__ = ["index_of", "load", "load_index", "load_version", "map_table"]
+
+_logger = logging.getLogger("seqrecord")
+
+
+def load(storage: Storage, *, verify: bool = True) -> tuple[Manifest, Index]:
+    """The manifest and the index of a dataset; no record file is touched.
+
+    A large index is memory-mapped: see `map_file`. `verify` checks its checksums. Raises
+    `NotFoundError` where there is no dataset and `FormatError` for one that is not as it should.
+    """
+    manifest = read_manifest(storage)
+    try:
+        return manifest, load_index(storage, manifest, verify=verify)
+    except NotFoundError:
+        # A writer may have committed, and dropped the old index, since the manifest was read.
+        manifest = read_manifest(storage)
+        return manifest, load_index(storage, manifest, verify=verify)
+
+
+def load_version(storage: Storage, manifest: Manifest) -> tuple[Manifest, Index]:
+    """The index of a dataset as it was when `manifest` was its manifest, and was verified.
+
+    Writers keep record files, but drop an index that is old: then it is built anew from the footers
+    of the record files. Raises `StateError` where these, too, are not what they were.
+    """
+    try:
+        return manifest, load_index(storage, manifest, verify=False)
+    except NotFoundError:
+        pass
+    with contextlib.suppress(NotFoundError, FormatError):
+        current, index = load(storage)
+        if current.fingerprint == manifest.fingerprint:
+            return current, index
+    try:
+        _logger.info("%s: the index is gone; reading that of the record files", storage.url)
+        paths = [file.path for file in manifest.record_files]
+        footers = map_files(storage, lambda path: read_footer(storage, path), paths)
+        index = index_of(footers, paths, manifest.left_out)
+        got = index.fingerprint()
+    except (NotFoundError, FormatError) as error:
+        raise _changed(storage, manifest, str(error)) from error
+    if got != manifest.fingerprint:
+        raise _changed(storage, manifest, got)
+    return manifest, index
+
+
+def index_of(
+    footers: Mapping[str, Footer], paths: Sequence[str], left_out: Collection[str] = ()
+) -> Index:
+    """The index of a dataset of these record files, with files numbered as in `paths`.
+
+    Raises `FormatError` as `build_index` does; it names a path.
+    """
+    built = build_index(footers, paths, left_out)
+    number = {path: position for position, path in enumerate(paths)}
+    files = np.array([number[path] for path in built.files], np.uint32)
+    return replace(built.index, file=files[built.index.file])
+
+
+def _changed(storage: Storage, manifest: Manifest, got: str) -> StateError:
+    return StateError(
+        "the dataset has changed since it was opened; open it again",
+        file=storage.url,
+        expected=f"the record files of fingerprint {manifest.fingerprint}",
+        got=got,
+    )
+
+
+def load_index(storage: Storage, manifest: Manifest, *, verify: bool = True) -> Index:
+    """The index of this manifest's dataset; see `load`."""
+    mapped = _tables(storage, manifest, verify)
+    tables = {name: pa.py_buffer(table.data) for name, table in mapped.items()}
+    sizes = [file.size for file in manifest.record_files]
+
+    def release() -> None:
+        for table in mapped.values():
+            table.release()
+
+    try:
+        index = Index.decode(manifest.schema, tables, sizes, release=release)
+    except FormatError as error:  # it names the table
+        error.file = f"{storage.url}/{manifest.index[error.file or INDEX_TABLES[0]].path}"
+        raise
+    counts = (len(index.num_frames), int(index.num_frames.sum()))
+    if counts != (manifest.num_episodes, manifest.num_frames):
+        raise FormatError(
+            "the index does not hold the episodes and frames that the manifest says",
+            file=f"{storage.url}/{manifest.index['episodes'].path}",
+            expected=(manifest.num_episodes, manifest.num_frames),
+            got=counts,
+        )
+    return index
+
+
+def _tables(storage: Storage, manifest: Manifest, verify: bool) -> dict[str, Mapped]:
+    """The bytes of the index's tables, by name; of a remote storage all are read at once."""
+
+    def table(name: str) -> Mapped:
+        return map_table(storage, manifest, name, verify=verify)
+
+    if storage.local_path(manifest.index[INDEX_TABLES[0]].path) is not None:
+        return {name: table(name) for name in INDEX_TABLES}
+    with request_threads(len(INDEX_TABLES), "index") as threads:
+        found = {name: threads.submit(storage.url, table, name) for name in INDEX_TABLES}
+        return {name: future.result() for name, future in found.items()}
+
+
+def map_table(storage: Storage, manifest: Manifest, name: str, *, verify: bool = True) -> Mapped:
+    """The bytes of a file of the index, whose length and checksum are those of the manifest."""
+    file = manifest.index[name]
+    shown = f"{storage.url}/{file.path}"
+    if (size := storage.size(file.path)) != file.size:
+        raise FormatError(
+            "an index file of the wrong length", file=shown, expected=file.size, got=size
+        )
+    record_bytes = sum(record_file.size for record_file in manifest.record_files)
+    counts = (manifest.num_episodes, manifest.num_frames, record_bytes)
+    if size > (most := most_table_bytes(manifest.schema, *counts)[name]):
+        raise FormatError(
+            "an index file larger than the rows of this dataset can be",
+            file=shown,
+            expected=f"at most {most} bytes",
+            got=size,
+        )
+    mapped = map_file(storage, file.path, size, checksum=verify)
+    if not verify:
+        return mapped
+    if _crc32c(mapped) != file.crc32c and forget_cached(
+        storage, file.path, [ByteRange(0, file.size)]
+    ):
+        mapped = map_file(storage, file.path, size, checksum=True)
+    if (actual := _crc32c(mapped)) != file.crc32c:
+        raise ChecksumError(
+            "an index file does not match its checksum",
+            file=shown,
+            offset=0,
+            expected=f"CRC32C {file.crc32c}",
+            got=actual,
+        )
+    return mapped
+
+
+def _crc32c(mapped: Mapped) -> str:
+    return f"{mapped.crc32c or 0:08x}"

@@ -1,0 +1,307 @@
+"""Opens a dataset for random access: its episodes, and through them its frames."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from os import PathLike
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.clips import (
+    ClipSpec,
+    ClipTable,
+    EpisodeTable,
+    MissingFrames,
+    enumerate_clips,
+    missing_from_bitmaps,
+)
+from seqrecord.errors import ClipError
+from seqrecord.format.index import Index
+from seqrecord.format.manifest import Manifest
+from seqrecord.reading.chunks import ChunkReader
+from seqrecord.reading.episode import Episode, FrameArray
+from seqrecord.reading.html_card import html_card
+from seqrecord.reading.metadata import load, load_version
+from seqrecord.schema import Schema
+from seqrecord.storage import Storage, StorageLike, open_storage
+from seqrecord.units import format_size
+
+__all__ = [
+    "DatasetLike",
+    "Episode",
+    "EpisodeFilter",
+    "Episodes",
+    "FrameArray",
+    "SeqRecordReader",
+    "open_dataset",
+    "opened",
+    "reader_of",
+    "refuse_ignored",
+]
+
+_SHOWN_KEYS = 3  # in a notebook
+
+EpisodeFilter: TypeAlias = "str | Sequence[str] | Callable[[Mapping[str, Any]], bool] | None"
+"""Episodes by a glob on keys, by keys, by a predicate on their metadata; `None` for all."""
+
+DatasetLike: TypeAlias = "StorageLike | SeqRecordReader"
+"""A dataset: its local path or URL, or a reader from `seqrecord.open`."""
+
+
+def open_dataset(
+    location: StorageLike,
+    *,
+    features: Sequence[str] | None = None,
+    verify: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
+    cache_dir: str | PathLike[str] | None = None,
+    cache_limit: int | str | None = None,
+) -> SeqRecordReader:
+    """Open a dataset for reading; `seqrecord.open` is this function.
+
+    Reads the manifest and opens the index; record files are opened when their frames are read.
+
+    Args:
+        location: local path or URL.
+        features: names of the features to read; all by default. No bytes of others are read.
+        verify: check every page that is read against its checksum. Without it, single frames are
+            read alone instead of with their page.
+        storage_options: for the filesystem that serves `location`.
+        cache_dir: a folder of a local disk that keeps what is read from a remote dataset, so that
+            it is read from there the next time. Processes may share it. Off by default.
+        cache_limit: the most that the folder may hold: bytes, or text such as "200GiB". What was
+            not used for the longest time is removed first. Needed with `cache_dir`.
+
+    Raises `NotFoundError` where there is no dataset, `FormatError` for a broken one and
+    `SchemaError` for a feature that it does not have.
+    """
+    storage = open_storage(location, storage_options, cache_dir=cache_dir, cache_limit=cache_limit)
+    try:
+        manifest, index = load(storage)
+        return SeqRecordReader(storage, manifest, index, features=features, verify=verify)
+    except BaseException:
+        storage.close()
+        raise
+
+
+def reader_of(
+    dataset: DatasetLike,
+    *,
+    features: Sequence[str] | None = None,
+    verify: bool | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    cache_dir: str | PathLike[str] | None = None,
+    cache_limit: int | str | None = None,
+) -> SeqRecordReader:
+    """The reader of a dataset with these features; one that is open is used as it was opened.
+
+    Raises `ClipError` for an argument that does not go with an open dataset, and whatever
+    `open_dataset` raises.
+    """
+    if isinstance(dataset, SeqRecordReader):
+        refuse_ignored(
+            "an open dataset",
+            verify=verify,
+            storage_options=storage_options,
+            cache_dir=cache_dir,
+            cache_limit=cache_limit,
+        )
+        return dataset if features is None else dataset.select(features)
+    return open_dataset(
+        dataset,
+        features=features,
+        verify=verify is not False,
+        storage_options=storage_options,
+        cache_dir=cache_dir,
+        cache_limit=cache_limit,
+    )
+
+
+@contextmanager
+def opened(
+    dataset: DatasetLike,
+    *,
+    features: Sequence[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Iterator[SeqRecordReader]:
+    """`reader_of` for a `with` block, which closes what was opened for it."""
+    reader = reader_of(dataset, features=features, storage_options=storage_options)
+    try:
+        yield reader
+    finally:
+        if not isinstance(dataset, SeqRecordReader):
+            reader.close()
+
+
+def refuse_ignored(beside: str, **arguments: object) -> None:
+    """Raise `ClipError` for an argument that is given and would be ignored beside something."""
+    for name, value in arguments.items():
+        if value is not None:
+            raise ClipError(f"{name} does not go with {beside}", expected="None", got=name)
+
+
+class SeqRecordReader:
+    """A dataset opened for reading. Safe to use from many threads; cheap to pickle.
+
+    It keeps the episodes that it was opened with, whatever a writer appends. A copy in another
+    process, spawned or forked, has the same episodes and opens the same index; if that is gone, the
+    index is built again from the record files. Closing the dataset, or leaving its `with` block,
+    closes its files; using it again opens them again.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        manifest: Manifest,
+        index: Index,
+        *,
+        features: Sequence[str] | None = None,
+        verify: bool = True,
+    ) -> None:
+        self.features: Schema = manifest.schema.select(features)
+        self.episodes = Episodes(self)
+        self._storage = storage
+        self._manifest = manifest
+        self._index = index
+        self._verify = verify
+        self._chunks = ChunkReader(storage, manifest, index, self.features, verify=verify)
+
+    @property
+    def url(self) -> str:
+        """Where the dataset lies, without credentials."""
+        return self._storage.url
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of all episodes."""
+        return self._manifest.num_frames
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the content; equal datasets have the same, however they were written."""
+        return self._manifest.fingerprint
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._manifest
+
+    @property
+    def index(self) -> Index:
+        return self._index
+
+    @property
+    def storage(self) -> Storage:
+        return self._storage
+
+    @property
+    def episode_table(self) -> EpisodeTable:
+        """The integers of the episodes, for clips and plans."""
+        index = self._index
+        return EpisodeTable(index.num_frames, index.chunk_frames, index.first_chunk)
+
+    def select(self, features: Sequence[str] | None) -> SeqRecordReader:
+        """The same dataset with only these features, in this order; all of them for `None`."""
+        return SeqRecordReader(
+            self._storage, self._manifest, self._index, features=features, verify=self._verify
+        )
+
+    def chunk_reader(self) -> ChunkReader:
+        """Reads the chunks of this dataset's features."""
+        return self._chunks
+
+    def find_episodes(self, episodes: EpisodeFilter) -> npt.NDArray[np.int64]:
+        """Numbers of the episodes that a filter selects, in the dataset's order.
+
+        Raises `ClipError` for a key that is not there, or if nothing is selected.
+        """
+        index = self._index
+        if episodes is None:
+            return np.arange(len(index.num_frames))
+        if isinstance(episodes, str):
+            found = [i for key, i in index.positions.items() if fnmatch.fnmatchcase(key, episodes)]
+        elif callable(episodes):
+            every = range(len(index.num_frames))
+            found = [i for i in every if episodes(index.episode_metadata(i))]
+        else:
+            unknown = [key for key in episodes if key not in index.positions]
+            if unknown:
+                raise ClipError("no such episode", file=self.url, got=", ".join(unknown[:10]))
+            found = sorted({index.positions[key] for key in episodes})
+        if not found:
+            raise ClipError("no episode is selected", file=self.url, got=repr(episodes)[:200])
+        return np.array(found, np.int64)
+
+    def clips(self, spec: ClipSpec, episodes: EpisodeFilter = None) -> ClipTable:
+        """All clips of the selected episodes whose frames have all of this dataset's features."""
+        selected = self.find_episodes(episodes)
+        return enumerate_clips(spec, self.episode_table, selected, self.missing_frames())
+
+    def missing_frames(self) -> MissingFrames:
+        """The frames that lack one of this dataset's features."""
+        index = self._index
+        columns = [index.schema.position(name) for name in self.features]
+        gaps = index.gaps[np.isin(index.gaps["feature"], columns)]
+        return missing_from_bitmaps(
+            self.episode_table, gaps["chunk"].astype(np.int64), gaps["present"]
+        )
+
+    def close(self) -> None:
+        self._storage.close()
+
+    def __enter__(self) -> SeqRecordReader:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self._storage, self._manifest, list(self.features), self._verify)
+
+    def __repr__(self) -> str:
+        features = "".join(f"\n  {spec}" for spec in self.features.values())
+        counts = f"{len(self.episodes)} episodes, {self.num_frames} frames"
+        return f"SeqRecordReader({self.url!r}, {counts}){features}"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows. Nothing is read for it."""
+        keys = self._index.keys[:_SHOWN_KEYS].to_pylist()
+        more = ", …" if len(self.episodes) > len(keys) else ""
+        size = sum(file.size for file in self._manifest.record_files)
+        facts = [
+            ("episodes", f"{len(self.episodes):,}: {', '.join(keys)}{more}"),
+            ("frames", f"{self.num_frames:,}"),
+            ("record files", f"{len(self._manifest.record_files):,}, {format_size(size)}"),
+        ]
+        return html_card(self.url, facts, self.features.values())
+
+
+class Episodes(Mapping[str, "Episode"]):
+    """A dataset's episodes by key, in the order in which they were written."""
+
+    def __init__(self, dataset: SeqRecordReader) -> None:
+        self._dataset = dataset
+
+    def __getitem__(self, key: str) -> Episode:
+        index = self._dataset.index
+        return Episode(self._dataset.chunk_reader(), index, index.positions[key])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._dataset.index.positions)
+
+    def __len__(self) -> int:
+        return len(self._dataset.index.num_frames)
+
+    def __repr__(self) -> str:
+        return f"Episodes({len(self)} of {self._dataset.url!r})"
+
+
+def _reopen(
+    storage: Storage, manifest: Manifest, features: list[str], verify: bool
+) -> SeqRecordReader:
+    """A dataset in another process; its index has been verified in the first."""
+    manifest, index = load_version(storage, manifest)
+    return SeqRecordReader(storage, manifest, index, features=features, verify=verify)

@@ -1,0 +1,93 @@
+"""Dealing: the order in which the clips of a round are emitted.
+
+The clips of a block, shuffled, spread evenly over the round, each cursor's from a moment of its
+own::
+
+    cursor 0    a . . b . . c . . d . .
+    cursor 1    . e . . f . . g . . h .
+    cursor 2    . . i . . . . . j . . .
+    emitted     a e i b f c g j d h
+
+A batch has several clips of a cursor where there are fewer cursors than clips in a batch. So that
+they don't overlap, a block is cut into sections, each at least a clip long. One clip after the
+other comes from another section, at the same place in each. Where sections are narrow, places come
+in descending order from a random one on, so that the clips of one place and the next don't overlap
+either::
+
+    block of 12, 3 sections     0 1 2 3 | 4 5 6 7 | 8 9 10 11
+    in the order                2 6 10    1 5 9     0 4 8       3 7 11
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.clips import IntArray
+from seqrecord.sampling.cursors import Blocks
+from seqrecord.sampling.random_order import hash64
+from seqrecord.sampling.runs import numbered
+
+__all__ = ["deal"]
+
+_TIME_BITS = 20  # fraction of a cursor's share that tells apart whose clip comes first
+_MOST_SECTIONS = 8
+_NARROW = 4  # clips' spans
+
+
+def deal(
+    blocks: Blocks,
+    position: IntArray,
+    ordinal: IntArray,
+    *,
+    stride: int,
+    span: int,
+    num_cursors: int,
+    spread: bool,
+    key: int | None,
+) -> tuple[IntArray, IntArray]:
+    """The clips of whole rounds as they are emitted: rows of `blocks`, and starts; int64[n] each.
+
+    `blocks` are sorted by round, by `position` of the cursor in it, and by place in the block.
+    `position` and `ordinal`, which numbers the row's episode, are int64[rows]. Clips start every
+    `stride` frames and span `span`. With `spread` a cursor's clips in a row are far apart. Without
+    a `key` clips come in the order of the rows.
+    """
+    row, inside = numbered(blocks.count)
+    start = blocks.first[row] + inside * stride
+    if key is None or not len(row):
+        return row, start
+    new = np.diff(blocks.round, prepend=-1) != 0
+    new |= np.diff(position, prepend=-1) != 0
+    first = np.flatnonzero(new)  # row of each block
+    sizes = np.add.reduceat(blocks.count, first)
+    block, place = numbered(sizes)
+    size = sizes[block]
+    name = hash64(key, ordinal[first]).view(np.int64) + blocks.first[first]
+    apart = -(-span // stride) if spread else len(row) + 1
+    order = np.lexsort((*_order(name, block, size, place, apart), block))
+    number = np.empty(len(order), np.int64)  # of each clip among those of its block
+    number[order] = place
+    time = (number * num_cursors + position[row] << _TIME_BITS) // size
+    order = np.lexsort((time, blocks.round[row]))
+    return row[order], start[order]
+
+
+def _order(
+    name: IntArray, block: IntArray, size: IntArray, place: IntArray, apart: int
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """Keys to sort a block's clips by, the second one first, so that clips in a row are far apart.
+
+    That is by `apart` clips, as far as there are so many. `name` is int64[blocks]; block, its size
+    and the place in it are those of each clip, int64[n].
+    """
+    sections = np.clip(size // apart, 1, _MOST_SECTIONS)
+    section = place * sections // size
+    inside = place + (-section * size) // sections  # counted from the section's first
+    width = -(-size // sections)
+    begin = (hash64(2, name) >> np.uint64(33)).astype(np.int64)[block]
+    narrow = (sections > 1) & (width < _NARROW * apart)
+    number = name[block] + inside * (_MOST_SECTIONS + 1)
+    outer = np.where(narrow, ((begin - inside) % width).astype(np.uint64), hash64(0, number))
+    inner = np.where(narrow, section.astype(np.uint64), hash64(1, number + section))
+    return inner, outer

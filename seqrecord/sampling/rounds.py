@@ -1,0 +1,124 @@
+"""Rounds: what an engine does in each round of a plan, as columns of integers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TypeVar
+
+import numpy as np
+
+from seqrecord.clips import ClipSpec, EpisodeTable, IntArray
+from seqrecord.sampling.cursors import Blocks
+from seqrecord.sampling.runs import numbered
+
+__all__ = ["Clips", "Frees", "Loads", "Round", "frees_of", "loads_of"]
+
+_Rows = TypeVar("_Rows", bound="_Columns")
+
+
+@dataclass(frozen=True, eq=False)
+class _Columns:
+    """Columns of equal length, int64 each; a row is one thing to do, for one cursor."""
+
+    cursor: IntArray
+
+    def __len__(self) -> int:
+        return len(self.cursor)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)})"
+
+    def rows(self: _Rows, start: int, stop: int) -> _Rows:
+        """Rows `[start, stop)`, without a copy."""
+        return type(self)(*(getattr(self, column.name)[start:stop] for column in fields(self)))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Loads(_Columns):
+    """Chunks to read, and which of their frames to decode, roughly in the order of their use.
+
+    Row `i` brings `count[i]` frames, `first[i]`, `first[i] + frame_step`, … of `episode[i]`, all of
+    chunk row `chunk[i]`, to cursor `cursor[i]`, for run `run[i]`. A cursor may hold frames of
+    several runs, even the same frames for two of them; runs are numbered over all cursors. A frame
+    that lacks a requested feature is used by no clip: it keeps its place but nothing need be
+    decoded for it.
+    """
+
+    run: IntArray
+    episode: IntArray
+    chunk: IntArray
+    first: IntArray
+    count: IntArray
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Clips(_Columns):
+    """Clips in the order in which they are emitted.
+
+    Clip `i` consists of the frames `start[i] + k * dilation` that cursor `cursor[i]` holds for run
+    `run[i]`, and is place `slot[i]` of batch `batch[i]` of the epoch. With `batch_size=None` every
+    clip counts as a batch of its own.
+    """
+
+    run: IntArray
+    episode: IntArray
+    start: IntArray
+    batch: IntArray
+    slot: IntArray
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Frees(_Columns):
+    """Frames that no later clip of the run needs, `first`, `first + frame_step`, …
+
+    They come in the order in which the cursor has loaded them.
+    """
+
+    run: IntArray
+    first: IntArray
+    count: IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """One round, in this order: do `loads`, emit `clips`, then `frees`."""
+
+    index: int
+    loads: Loads
+    clips: Clips
+    frees: Frees
+
+
+def loads_of(
+    blocks: Blocks, start: IntArray, stop: IntArray, episodes: EpisodeTable, spec: ClipSpec
+) -> tuple[IntArray, Loads]:
+    """The round, int64[n], and the load of each chunk that has wanted frames in `[start, stop)`.
+
+    `start` and `stop` are int64[rows of blocks].
+    """
+    step, chunk_frames = spec.frame_step, episodes.chunk_frames[blocks.episode]
+    first_chunk = start // chunk_frames
+    row, inside = numbered(np.where(stop > start, -(-stop // chunk_frames) - first_chunk, 0))
+    chunk, size = first_chunk[row] + inside, chunk_frames[row]
+    first = np.maximum(start[row], chunk * size)
+    first += (spec.phase - first) % step
+    count = -(-(np.minimum(stop[row], (chunk + 1) * size) - first) // step)
+    some = count > 0
+    row = row[some]
+    episode = blocks.episode[row]
+    return blocks.round[row], Loads(
+        blocks.cursor[row],
+        blocks.run[row],
+        episode,
+        episodes.first_chunk[episode] + chunk[some],
+        first[some],
+        count[some],
+    )
+
+
+def frees_of(blocks: Blocks, frame_step: int) -> tuple[IntArray, Frees]:
+    """The round, int64[n], and what is freed in it, of each row that frees something."""
+    some = blocks.kept > blocks.first
+    first = blocks.first[some]
+    count = -(-(blocks.kept[some] - first) // frame_step)
+    return blocks.round[some], Frees(blocks.cursor[some], blocks.run[some], first, count)

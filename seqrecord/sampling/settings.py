@@ -1,0 +1,48 @@
+"""The settings of an epoch: how its clips are walked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from seqrecord.errors import ClipError
+
+__all__ = ["PlanSettings"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSettings:
+    """How an epoch is walked; `memory.default_settings` chooses the last four.
+
+    In a round each of `num_cursors` cursors advances by a block of about `block_frames` frames (see
+    `blocks.BlockSizes`). They walk runs of about `run_frames` frames (`None`: as long as can be).
+    A cursor's first block has about `first_block_frames` frames, and each of the next ones at most
+    twice as many as the one before. Without `shuffle` there is one cursor, no run is cut and clips
+    come in canonical order.
+
+    With `equal` all parts have equally many clips; without it every clip is in exactly one.
+    `rotate_phase` says that the clip tables of other epochs have other phases (see
+    `phases.Phases`).
+    """
+
+    shuffle: bool = True
+    seed: int = 0
+    batch_size: int | None = None
+    drop_last: bool = False
+    equal: bool = True
+    rotate_phase: bool = False
+    num_cursors: int = 32
+    block_frames: int = 8
+    run_frames: int | None = 512
+    first_block_frames: int = 8
+
+    def __post_init__(self) -> None:
+        names = ("batch_size", "num_cursors", "block_frames", "run_frames", "first_block_frames")
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ClipError(f"{name} is too small", expected="at least 1", got=value)
+
+    @property
+    def cursors(self) -> int:
+        """How many cursors walk a part: one where nothing is shuffled."""
+        return self.num_cursors if self.shuffle else 1

@@ -1,0 +1,136 @@
+"""Objects read with urllib3, where obstore cannot be used or is not wanted."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import ssl
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import urllib3
+
+from seqrecord.errors import StorageError
+from seqrecord.storage.requests import fill, hurried
+
+__all__ = ["Fetch", "PlainFiles", "Signer", "renewed"]
+
+_READ_BYTES = 1 << 20
+_ERROR_BYTES = 64 << 10
+_MOST_CONNECTIONS = 128  # that are kept open, as many as requests are under way at a time
+_REDIRECTS = urllib3.Retry(0, redirect=5)  # everything else is tried again by `RequestReader`
+_RANGE = re.compile(r"\s*bytes (\d+)-(\d+)/(?:\d+|\*)\s*")
+
+Fetch = Callable[[], Any]
+"""Gives a credential as obstore's credential providers do, with `expires_at` or without."""
+Signer = Callable[[str, str], tuple[str, Mapping[str, str]]]
+"""Gives the URL and the headers of a request: of its method, and of a path below the root."""
+
+
+def renewed(fetch: Fetch) -> Fetch:
+    """`fetch` that is called when what it gave last expires within a minute."""
+    given: dict[str, Any] = {}
+
+    def fetched() -> dict[str, Any]:
+        nonlocal given
+        expires = given.get("expires_at")
+        soon = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(minutes=1)
+        if not given or (expires and expires <= soon):
+            given = fetch()
+        return given
+
+    return fetched
+
+
+class HTTPError(Exception):
+    """An answer that is a refusal or a failure, with what tells which one."""
+
+    def __init__(self, answer: urllib3.BaseHTTPResponse) -> None:
+        super().__init__(f"HTTP status {answer.status}")
+        self.status, self.headers = answer.status, answer.headers
+        found = re.search(rb"<Code>(\w+)</Code>", answer.read(_ERROR_BYTES))
+        self.error_code = found[1].decode() if found else answer.headers.get("x-ms-error-code")
+
+
+class PlainFiles:
+    """Reads as a filesystem of fsspec does; paths begin with a slash.
+
+    A length is that of a HEAD, or of a range's answer where HEAD does not tell. No more is read of
+    an answer than was asked for, and nothing of one that is of the whole file. Connections are kept
+    and used again. Only a server that gets no credential may send it elsewhere (`follows`).
+    """
+
+    def __init__(self, sign: Signer, shown: str, timeout: float, *, follows: bool) -> None:
+        self._sign, self._shown, self._timeout = sign, shown.rstrip("/"), timeout
+        self._follows = follows
+        self._pool: urllib3.PoolManager | None = None
+
+    def info(self, path: str) -> dict[str, Any]:
+        try:
+            with self._ask("HEAD", path, {"Accept-Encoding": "identity"}) as answer:
+                length = answer.headers.get("Content-Length", "")
+        except HTTPError as error:
+            if error.status not in (405, 501):
+                raise
+            length = ""
+        if not length.isdecimal():
+            with self._ask("GET", path, {"Range": "bytes=0-0"}) as answer:
+                length = answer.headers.get("Content-Range", "").rpartition("/")[2]
+        return {"size": int(length) if length.isdecimal() else None}
+
+    def cat_file(self, path: str, start: int, end: int) -> bytearray:
+        """Of an answer of another range, nothing."""
+        shown = self._shown + path
+        with self._ask("GET", path, {"Range": f"bytes={start}-{end - 1}"}) as answer:
+            said = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+            if answer.status != 206 or said is None:
+                raise StorageError(
+                    "the server does not answer ranges (206 and Content-Range): "
+                    "it would send whole files",
+                    file=shown,
+                )
+            if int(said[1]) != start or int(said[2]) >= end:
+                return bytearray()
+            data = bytearray(int(said[2]) + 1 - start)
+            chunks = iter(lambda: answer.read1(_READ_BYTES), b"")
+            del data[fill([memoryview(data)], hurried(chunks, self._timeout, shown)) :]
+            return data
+
+    def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> Any:
+        url, signed = self._sign(method, path.removeprefix("/"))
+        if self._pool is None:  # two threads may both make one: the later one stays
+            self._pool = _pool_for(url, self._timeout)
+        answer = self._pool.request(
+            method,
+            url,
+            headers={**headers, **signed},
+            preload_content=False,
+            decode_content=False,
+            redirect=self._follows,
+            retries=_REDIRECTS if self._follows else False,
+        )
+        if answer.status < 300:
+            return answer
+        with answer:
+            raise HTTPError(answer)
+
+
+def _pool_for(url: str, timeout: float) -> urllib3.PoolManager:
+    """Connections to the host of a URL: through a proxy, if the environment names one for it."""
+    parts = urlsplit(url)
+    settings: dict[str, Any] = {
+        "timeout": timeout,
+        "maxsize": _MOST_CONNECTIONS,
+        "ssl_context": ssl.create_default_context(),  # which reads SSL_CERT_FILE; takes 30 ms
+    }
+    proxy = getproxies().get(parts.scheme)
+    if proxy is None or proxy_bypass(parts.netloc.rpartition("@")[2]):
+        return urllib3.PoolManager(**settings)
+    to = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    user = f"{unquote(to.username)}:{unquote(to.password or '')}" if to.username else None
+    headers = urllib3.make_headers(proxy_basic_auth=user) if user else None
+    return urllib3.ProxyManager(
+        to._replace(netloc=to.netloc.rpartition("@")[2]).geturl(), proxy_headers=headers, **settings
+    )

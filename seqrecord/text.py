@@ -1,0 +1,79 @@
+"""How counts, numbers, shapes and codecs are printed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = [
+    "codec_text",
+    "counted",
+    "number_text",
+    "one_line",
+    "printable",
+    "range_text",
+    "shape_text",
+    "table_lines",
+]
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 episode`, `1,200 episodes`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def one_line(message: object) -> str:
+    """Its text without line breaks."""
+    return " ".join(str(message).split())
+
+
+def printable(text: str) -> str:
+    """`text` with what would move a cursor or turn the line around as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def number_text(value: float) -> str:
+    """About three digits: `0.0123`, `12.3`, `1230`, `1.2e+06`."""
+    if 100 <= abs(value) < 100_000:
+        return f"{value:.0f}"
+    return f"{value:.3g}"
+
+
+def range_text(low: float, high: float) -> str:
+    """Both ends with as many decimals as tell them apart: `-27.21 to -27.03`."""
+    span = high - low
+    if not span or max(abs(low), abs(high)) >= 100_000 or span < 1e-4:
+        return number_text(low) if low == high else f"{number_text(low)} to {number_text(high)}"
+    decimals = min(max(1 - math.floor(math.log10(span)), 0), 4)
+    # Adding zero makes a rounded -0.0 a plain 0.
+    return " to ".join(f"{round(value, decimals) + 0.0:.{decimals}f}" for value in (low, high))
+
+
+def shape_text(shape: Sequence[int | None]) -> str:
+    """`480 x 640 x 3`; a dimension that varies is `?`."""
+    return " x ".join("?" if n is None else str(n) for n in shape) or "scalar"
+
+
+def codec_text(codec: Sequence[Mapping[str, Any]]) -> str:
+    """A chain for people: `delta(-1) + zigzag + blosc(zstd, 2)`."""
+    return " + ".join(map(_step_text, codec)) or "raw"
+
+
+def table_lines(rows: Sequence[Sequence[str]], *, left: int) -> list[str]:
+    """Aligned columns: the first `left` to the left, the others, numbers, to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if column < left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _step_text(config: Mapping[str, Any]) -> str:
+    hidden = ("id", "width", "shuffle", "blocksize")  # of little meaning beside the others
+    values = [str(value) for key, value in config.items() if key not in hidden]
+    name = config["id"].removeprefix("seqrecord.")
+    return f"{name}({', '.join(values)})" if values else name

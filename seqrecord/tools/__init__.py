@@ -1,0 +1,1 @@
+"""What people call by hand: the command line, pictures, bench."""

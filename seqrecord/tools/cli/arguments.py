@@ -1,0 +1,154 @@
+"""Options that several commands have, and the types of what follows an option."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from seqrecord.units import parse_duration, parse_size
+
+__all__ = [
+    "AT_LEAST_1",
+    "ByteSize",
+    "Duration",
+    "FrameRange",
+    "common",
+    "feature_names",
+    "parse_codecs",
+]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_FEATURE = re.compile(r"[\w.-]*", re.ASCII)  # no character that tells a codec from a name
+
+AT_LEAST_1 = click.IntRange(min=1)
+
+
+def common(function: _Function) -> _Function:
+    """`--storage-option`, which every command that opens a dataset has."""
+    storage = click.option(
+        "--storage-option",
+        "storage_options",
+        metavar="KEY=VALUE",
+        multiple=True,
+        callback=lambda _ctx, _param, value: _parse_storage_options(value),
+        help="For the filesystem that serves the URL; can be repeated.",
+    )
+    return storage(function)
+
+
+def feature_names(help_text: str) -> Callable[[_Function], _Function]:
+    """`--features A,B`."""
+    return click.option("--features", type=_Names(), metavar="A,B", help=f"{help_text} [all]")
+
+
+class _Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
+    """An option that a function parses; its `ValueError` is a wrong use."""
+
+    parse: Callable[[str], Any]
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return type(self).parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class ByteSize(_Parsed):
+    """`1GiB`, `500MB`, or a number of bytes."""
+
+    name = "size"
+    parse = staticmethod(parse_size)
+
+
+class Duration(_Parsed):
+    """`30m`, `12h`, `7d`, or a number of seconds."""
+
+    name = "duration"
+    parse = staticmethod(parse_duration)
+
+
+def _parse_names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise ValueError(f"not a list of names: {text!r}; write a,b,c")
+    return names
+
+
+class _Names(_Parsed):
+    """`a,b,c`."""
+
+    name = "names"
+    parse = staticmethod(_parse_names)
+
+
+def _parse_range(text: str) -> slice:
+    try:
+        numbers = [int(part) if part else None for part in text.split(":")]
+        if len(numbers) in (2, 3) and numbers[2:] != [0]:
+            return slice(*numbers)
+    except ValueError:
+        pass
+    raise ValueError(f"not a range of frames: {text!r}; write START:STOP or START:STOP:STEP")
+
+
+class FrameRange(_Parsed):
+    """`START:STOP` or `START:STOP:STEP`, as Python's slices."""
+
+    name = "range"
+    parse = staticmethod(_parse_range)
+
+
+def parse_codecs(
+    values: Sequence[str], features: Callable[[], Sequence[str]]
+) -> str | dict[str, Any] | None:
+    """What repeated `--codec` options ask for: codecs by feature, beside one for all others.
+
+    `features` tells which others there are; it is called only where that matters.
+    """
+    bare: list[str] = []
+    named: dict[str, Any] = {}
+    for value in values:
+        name, equals, codec = value.partition("=")
+        if not equals or not _FEATURE.fullmatch(name):  # jpeg:quality=90, or JSON
+            bare.append(value)
+        elif name in named:
+            raise click.BadParameter(f"two codecs for {name}")
+        else:
+            named[name] = _parse_codec(codec)
+    if len(bare) > 1:
+        raise click.BadParameter(f"two codecs for all features: {' and '.join(bare)}")
+    others = _parse_codec(bare[0]) if bare else None
+    if not named and not isinstance(others, list):
+        return others
+    return {**dict.fromkeys(features() if bare else (), others), **named}
+
+
+def _parse_codec(text: str) -> Any:
+    if not text.startswith("["):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise click.BadParameter(f"a codec chain that is not JSON: {error}") from error
+
+
+def _parse_storage_options(values: Sequence[str]) -> dict[str, Any] | None:
+    """`KEY=VALUE` options; a value that is a JSON number, `true`, `false` or `null` is that."""
+    options: dict[str, Any] = {}
+    for value in values:
+        key, equals, text = value.partition("=")
+        if not key or not equals:
+            raise click.BadParameter("not KEY=VALUE")  # not shown: it may be a secret
+        try:
+            parsed = json.loads(text)
+        except ValueError:
+            parsed = text
+        options[key] = text if isinstance(parsed, (list, dict)) else parsed
+    return options or None

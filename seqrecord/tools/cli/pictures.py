@@ -1,0 +1,112 @@
+"""The commands that draw pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from seqrecord.tools.cli.arguments import AT_LEAST_1, common, feature_names
+from seqrecord.tools.drawing import DEFAULT_CLIP_LEN, draw_timeline, picture_file
+from seqrecord.tools.drawing import view as draw_view
+
+__all__ = ["trace", "view"]
+
+PICTURE = "The picture: .png, .jpg, .webp, .svg or .pdf."
+
+dots_per_inch = click.option(
+    "--dpi",
+    type=click.IntRange(10, 1200),
+    default=150,
+    show_default=True,
+    help="Pixels an inch; a wide picture has 16 inches.",
+)
+
+
+@click.command()
+@click.argument("path")
+@click.argument("key", required=False)
+@click.option(
+    "--start",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="FRAME",
+    help="First frame of the clip.",
+)
+@click.option(
+    "--clip-len",
+    type=AT_LEAST_1,
+    help=f"Frames of the clip. [{DEFAULT_CLIP_LEN}, or as many as there are]",
+)
+@click.option(
+    "--dilation",
+    type=AT_LEAST_1,
+    default=1,
+    show_default=True,
+    help="Frames from one to the next.",
+)
+@click.option(
+    "--columns",
+    type=AT_LEAST_1,
+    default=DEFAULT_CLIP_LEN,
+    show_default=True,
+    help="The most frames that are drawn.",
+)
+@feature_names("Names of the features, in this order.")
+@click.option("-o", "--output", default="clip.png", show_default=True, metavar="FILE", help=PICTURE)
+@dots_per_inch
+@common
+def view(
+    path: str,
+    key: str | None,
+    start: int,
+    clip_len: int | None,
+    dilation: int,
+    columns: int,
+    features: list[str] | None,
+    output: str,
+    dpi: int,
+    storage_options: dict[str, Any] | None,
+) -> None:
+    """Draw a clip of an episode, by default the first, as one picture. Needs matplotlib."""
+    target, picture_format = picture_file(output)
+    figure = draw_view(
+        path,
+        key,
+        start=start,
+        clip_len=clip_len,
+        dilation=dilation,
+        features=features,
+        max_columns=columns,
+        storage_options=storage_options,
+    )
+    figure.savefig(target, dpi=dpi, format=picture_format)
+    click.echo(str(target))
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option(
+    "-o", "--output", metavar="FILE", help=f"{PICTURE} [the first trace's name, with .png]"
+)
+@click.option("--start", type=float, metavar="SECONDS", help="[the trace's start]")
+@click.option("--stop", type=float, metavar="SECONDS", help="[the trace's end]")
+@dots_per_inch
+def trace(
+    files: tuple[str, ...],
+    output: str | None,
+    start: float | None,
+    stop: float | None,
+    dpi: int,
+) -> None:
+    """Draw a timeline of traces: when each thread worked or waited. Needs matplotlib.
+
+    FILE was written in training with `trace="epoch.json"`, or by `seqrecord bench --trace`. The
+    files of several processes of one machine can be drawn together.
+    """
+    target, picture_format = picture_file(output or Path(files[0]).with_suffix(".png"))
+    figure = draw_timeline(files, start=start, stop=stop)
+    figure.savefig(target, dpi=dpi, format=picture_format)
+    click.echo(str(target))

@@ -1,0 +1,145 @@
+"""What every command does: errors on one line, exit codes, `--debug`, progress bars."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from concurrent.futures import BrokenExecutor
+from typing import Any, NoReturn
+
+import click
+from tqdm import tqdm
+
+from seqrecord.errors import SeqRecordError
+from seqrecord.text import one_line
+
+__all__ = [
+    "PROGRAM",
+    "Commands",
+    "Group",
+    "Interrupted",
+    "ProgressBar",
+]
+
+PROGRAM = "seqrecord"
+
+_FAILED, _MISUSED, _INTERRUPTED = 1, 2, 130
+
+
+class Interrupted(click.ClickException):
+    """Ctrl-C, with a message that says what it leaves behind."""
+
+    exit_code = _INTERRUPTED
+
+
+class Group(click.Group):
+    """Commands that all have `--debug`, which `Commands` looks for."""
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        help_text = "Show the traceback of an error."
+        cmd.params.append(
+            click.Option(["--debug"], is_flag=True, expose_value=False, help=help_text)
+        )
+        super().add_command(cmd, name)
+
+
+class Commands(Group):
+    """Commands whose errors are one line, `seqrecord: error: …`, and an exit code.
+
+    2 for a wrong use of the command line, 130 for Ctrl-C, 1 for anything else that went wrong.
+    Errors that are neither this package's nor the system's are defects and keep their traceback,
+    and with `--debug` all do.
+    """
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,  # noqa: ARG002 - click's signature
+        complete_var: str | None = None,
+        standalone_mode: bool = True,  # noqa: ARG002
+        windows_expand_args: bool = True,  # noqa: ARG002
+        **extra: Any,
+    ) -> NoReturn:
+        words = list(sys.argv[1:] if args is None else args)
+        debug = "--debug" in words
+        try:
+            code = super().main(words, PROGRAM, complete_var, standalone_mode=False, **extra)
+            sys.exit(code if isinstance(code, int) else 0)
+        except click.UsageError as error:
+            context = f"; see {error.ctx.command_path} --help" if error.ctx else ""
+            _fail(f"{error.format_message().rstrip('.')}{context}", _MISUSED, debug)
+        except click.ClickException as error:
+            _fail(error.format_message(), error.exit_code, debug)
+        except click.Abort:
+            _fail("interrupted", _INTERRUPTED, debug)
+        except SeqRecordError as error:
+            _fail(str(error), _FAILED, debug)
+        except BrokenExecutor:
+            _fail(
+                "a worker process died, perhaps because memory ran out: use fewer --workers, and "
+                "continue with --resume",
+                _FAILED,
+                debug,
+            )
+        except OSError as error:
+            reason = error.strerror or str(error) or type(error).__name__
+            file = f"; file: {error.filename}" if error.filename else ""
+            _fail(f"{reason}{file}", _FAILED, debug)
+
+
+def _fail(message: str, code: int, debug: bool) -> NoReturn:
+    if debug:
+        traceback.print_exc()
+    click.echo(f"{PROGRAM}: error: {one_line(message)}", err=True)
+    sys.exit(code)
+
+
+class ProgressBar:
+    """One bar on stderr: how much is done, a note such as the speed, the time left.
+
+    A context manager. Where stderr is no terminal it writes a line now and then.
+    """
+
+    def __init__(self, unit: str, *, scale: bool = False, quiet: bool = False) -> None:
+        self._unit = unit
+        self._scale = scale
+        self._quiet = quiet
+        self._begin = time.perf_counter()
+        self._bar: tqdm[NoReturn] | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Since the bar was made."""
+        return time.perf_counter() - self._begin
+
+    def show(self, done: int, total: int, note: str) -> None:
+        """Move the bar, which is there from the first call on."""
+        if self._quiet:
+            return
+        if self._bar is None:
+            self._bar = self._make(total)
+        self._bar.set_postfix_str(note, refresh=False)
+        self._bar.update(done - self._bar.n)
+
+    def _make(self, total: int) -> tqdm[NoReturn]:
+        count = (
+            "{n_fmt}iB/{total_fmt}iB" if self._scale else f"{{n_fmt}}/{{total_fmt}} {self._unit}"
+        )
+        return tqdm(
+            total=total,
+            unit_scale=self._scale,
+            unit_divisor=1024,
+            file=sys.stderr,
+            mininterval=0.2 if sys.stderr.isatty() else 10.0,
+            bar_format=f"{{percentage:3.0f}}% |{{bar}}| {count}{{postfix}}, {{remaining}} left",
+            dynamic_ncols=True,
+        )
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()

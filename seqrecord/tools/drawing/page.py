@@ -1,0 +1,143 @@
+"""A figure laid out in inches from its upper left corner, in the colours of all pictures."""
+
+from __future__ import annotations
+
+import io
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+from matplotlib import style
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.text import Text
+from matplotlib.textpath import TextToPath
+
+__all__ = [
+    "BACKGROUND",
+    "DIM",
+    "DPI",
+    "LINE",
+    "SMALL",
+    "TEXT",
+    "Page",
+    "styled",
+    "text_width",
+]
+
+BACKGROUND = "#16181c"
+TEXT = "#e4e7ec"
+DIM = "#8a909a"
+LINE = "#3c414a"
+
+DPI = 150
+SMALL = 6.0
+"""Points."""
+
+_FONT = "DejaVu Sans"  # comes with matplotlib, so that pictures are the same everywhere
+_UNKNOWN = "\N{WHITE SQUARE}"
+
+_STYLE = {
+    "axes.edgecolor": LINE,
+    "axes.facecolor": BACKGROUND,
+    "axes.linewidth": 0.5,
+    "figure.facecolor": BACKGROUND,
+    "font.family": _FONT,
+    "font.size": SMALL,
+    "grid.color": LINE,
+    "grid.linewidth": 0.7,
+    "legend.borderaxespad": 0,
+    "legend.borderpad": 0,
+    "legend.frameon": False,
+    "legend.handleheight": 1,
+    "legend.handlelength": 1,
+    "legend.handletextpad": 0.5,
+    "text.color": TEXT,
+    "text.parse_math": False,  # a dollar sign in a key is a dollar sign
+    "xtick.color": DIM,
+    "ytick.color": LINE,
+    "ytick.labelcolor": TEXT,
+}
+
+
+_lock = threading.Lock()  # matplotlib's settings are the whole process's
+
+
+class _Picture(Figure):
+    """A figure that a notebook shows, whether pyplot was imported or not."""
+
+    def _repr_png_(self) -> bytes:
+        file = io.BytesIO()
+        self.savefig(file, format="png", dpi="figure")
+        return file.getvalue()
+
+
+class Page:
+    """A figure of so many inches. Places are in inches from its upper left corner."""
+
+    def __init__(self, width: float, height: float) -> None:
+        # Whole pixels, or the last ones would be cut.
+        self.width, self.height = math.ceil(width * DPI) / DPI, math.ceil(height * DPI) / DPI
+        self.figure: Figure = _Picture(figsize=(self.width, self.height), dpi=DPI)
+
+    def axes(self, x: float, y: float, width: float, height: float, label: str = "") -> Axes:
+        """Axes without ticks whose upper left corner is at (x, y)."""
+        bottom = 1 - (y + height) / self.height
+        box = (x / self.width, bottom, width / self.width, height / self.height)
+        axes = self.figure.add_axes(box, label=label)
+        axes.set_xticks([])
+        axes.set_yticks([])
+        return axes
+
+    def text(
+        self,
+        x: float,
+        y: float,
+        text: str,
+        *,
+        room: float = math.inf,
+        size: float = SMALL,
+        color: str = TEXT,
+        ha: str = "left",
+        va: str = "center",
+    ) -> Text:
+        """One line at (x, y), cut with an ellipsis where it is wider than `room` inches."""
+        line = _shortened(_drawable(text), room, size)
+        at = (x / self.width, 1 - y / self.height)
+        return self.figure.text(*at, line, size=size, color=color, ha=ha, va=va)
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """A context in which figures are made; what the user has set in matplotlib does not count."""
+    with _lock, style.context(["default", _STYLE]):
+        yield
+
+
+def text_width(text: str, size: float) -> float:
+    """Inches of one line of so many points."""
+    font = FontProperties(family=_FONT, size=size)
+    width: float = TextToPath().get_text_width_height_descent(text, font, ismath=False)[0]
+    return width / 72
+
+
+def _shortened(text: str, room: float, size: float) -> str:
+    if text_width(text, size) <= room:
+        return text
+    while text and text_width(f"{text}…", size) > room:
+        text = text[:-1]
+    return f"{text}…"
+
+
+def _drawable(text: str) -> str:
+    """`text` with a square for what the font does not have; matplotlib would warn of each."""
+    known = _characters()
+    return "".join(c if ord(c) in known else _UNKNOWN for c in text)
+
+
+@cache
+def _characters() -> frozenset[int]:
+    return frozenset(get_font(findfont(_FONT)).get_charmap())

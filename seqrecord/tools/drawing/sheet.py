@@ -1,0 +1,247 @@
+"""A contact sheet: features in rows, frames in columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from seqrecord.text import number_text, shape_text
+from seqrecord.tools.drawing.curves import PLOT_HEIGHT, draw_curves
+from seqrecord.tools.drawing.kinds import kind_of_frames
+from seqrecord.tools.drawing.page import (
+    DIM,
+    DPI,
+    LINE,
+    Page,
+    styled,
+    text_width,
+)
+from seqrecord.tools.drawing.panels import LEGEND_WIDTH, Panel, make_panel
+
+__all__ = ["draw_sheet"]
+
+Array = npt.NDArray[Any]
+Frames = Sequence["Array | None"]
+
+# Inches
+_WIDTH = 16.0
+_MARGIN = 0.11
+_GUTTER = 0.027
+_ROW_GAP = 0.055
+_LABEL_WIDTHS = (0.7, 1.6)
+_CELL_WIDTHS = (0.43, 1.6)  # narrower cells show nothing, wider ones fill the screen
+_LEAST_WIDTH = 2.2  # of all columns, so that curves and texts have room
+_TEXT_HEIGHT = 0.17
+_HEADER_HEIGHT = 0.47
+_LINE_HEIGHT = 0.115
+_ASPECTS = (0.2, 1.5)  # of a cell; an image beyond them has room beside it
+
+_TITLE_SIZE, _SUBTITLE_SIZE, _NAME_SIZE = 10.0, 7.0, 7.0  # points
+
+
+def draw_sheet(
+    frames: Mapping[str, Frames],
+    *,
+    numbers: Sequence[int],
+    shown: Sequence[int],
+    title: str,
+    subtitle: str,
+) -> Figure:
+    """One row for each feature, one column for each of the frames `shown`.
+
+    Args:
+        frames: by feature arrays, or `None` for one that is missing: for each column, or, for
+            curves, for each of `numbers`.
+        numbers: the numbers of the clip's frames.
+        shown: those of `numbers` that have a column.
+        title, subtitle: the heading.
+    """
+    layout = _Layout.fit(len(shown), frames)
+    rows = [_Row.of(name, values, layout) for name, values in frames.items()]
+    height = _HEADER_HEIGHT + sum(row.height + _ROW_GAP for row in rows) + _ROW_GAP
+    with styled():
+        page = Page(layout.width, height)
+        _draw_header(page, title, subtitle, shown, layout)
+        y = _HEADER_HEIGHT
+        for row in rows:
+            row.draw(page, y, layout, numbers, shown)
+            y += row.height + _ROW_GAP
+    return page.figure
+
+
+@dataclass(frozen=True)
+class _Layout:
+    columns: int
+    cell_width: float
+    label_width: float
+
+    @classmethod
+    def fit(cls, columns: int, names: Iterable[str]) -> _Layout:
+        longest = max((text_width(name, _NAME_SIZE) for name in names), default=0)
+        label_width = _clamped(longest + _MARGIN, _LABEL_WIDTHS)
+        room = _WIDTH - label_width - LEGEND_WIDTH - 3 * _MARGIN
+        return cls(columns, _clamped(room / columns - _GUTTER, _CELL_WIDTHS), label_width)
+
+    @property
+    def left(self) -> float:
+        """Of the columns."""
+        return _MARGIN + self.label_width
+
+    def offset(self, column: int) -> float:
+        """Left edge of a column, counted from the first one's."""
+        return column * (self.cell_width + _GUTTER)
+
+    @property
+    def frames_width(self) -> float:
+        return max(self.offset(self.columns) - _GUTTER, _LEAST_WIDTH)
+
+    @property
+    def legend_x(self) -> float:
+        return self.left + self.frames_width + _MARGIN
+
+    @property
+    def width(self) -> float:
+        return self.legend_x + LEGEND_WIDTH + _MARGIN
+
+    def limits(self, shown: Sequence[int]) -> tuple[float, float]:
+        """Frame numbers at both ends of a plot whose points lie below the columns' middles."""
+        step = (shown[-1] - shown[0]) / max(len(shown) - 1, 1) or 1.0
+        scale = step / (self.cell_width + _GUTTER)  # frames an inch
+        first = shown[0] - scale * self.cell_width / 2
+        return first, first + scale * self.frames_width
+
+
+def _draw_header(
+    page: Page, title: str, subtitle: str, shown: Sequence[int], layout: _Layout
+) -> None:
+    room = page.width - 2 * _MARGIN - text_width(subtitle, _SUBTITLE_SIZE) - 0.1
+    heading = page.text(_MARGIN, 0.2, title, room=room, size=_TITLE_SIZE, va="baseline")
+    x = _MARGIN + text_width(heading.get_text(), _TITLE_SIZE) + 0.1 * bool(title)
+    page.text(x, 0.2, subtitle, size=_SUBTITLE_SIZE, color=DIM, va="baseline")
+    y = _HEADER_HEIGHT - 0.04
+    page.text(_MARGIN, y, "frame", color=DIM, va="baseline")
+    for column, number in enumerate(shown):
+        x = layout.left + layout.offset(column) + layout.cell_width / 2
+        page.text(x, y, str(number), color=DIM, ha="center", va="baseline")
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One feature. `panel` is there for what is shown as pictures."""
+
+    name: str
+    frames: Frames
+    height: float
+    is_curves: bool = False
+    panel: Panel | None = None
+
+    @classmethod
+    def of(cls, name: str, frames: Frames, layout: _Layout) -> _Row:
+        known = _known(frames)
+        kind = kind_of_frames(name, known)
+        if kind == "text":
+            return cls(name, frames, _TEXT_HEIGHT)
+        if kind == "curves":
+            return cls(name, frames, PLOT_HEIGHT, is_curves=True)
+        width = layout.cell_width
+        height = width * _clamped(known[0].shape[0] / known[0].shape[1], _ASPECTS)
+        panel = make_panel(kind, [_thinned(frame, width, height) for frame in known])
+        return cls(name, frames, height, panel=panel)
+
+    def draw(
+        self, page: Page, y: float, layout: _Layout, numbers: Sequence[int], shown: Sequence[int]
+    ) -> None:
+        self._draw_label(page, y, layout)
+        if self.panel is not None:
+            self._draw_cells(page, y, layout, self.panel)
+            if self.panel.legend is not None:
+                self.panel.legend(page, layout.legend_x, y, self.height)
+        elif self.is_curves:
+            box = (layout.left, y, layout.frames_width)
+            where = numbers if len(self.frames) == len(numbers) else shown
+            draw_curves(page, box, self.name, self.frames, where, layout.limits(shown))
+        else:
+            text = _description(_known(self.frames))
+            room = layout.width - layout.left - _MARGIN
+            page.text(layout.left, y + self.height / 2, text, room=room, color=DIM)
+
+    def _draw_label(self, page: Page, y: float, layout: _Layout) -> None:
+        """The feature's name, dtype and shape."""
+        known = _known(self.frames)
+        lines = [self.name]
+        if known and self.height > 3 * _LINE_HEIGHT:
+            shapes = {frame.shape for frame in known}
+            shape = shape_text(known[0].shape) if len(shapes) == 1 else "varying"
+            lines += [known[0].dtype.name, shape]
+        line = y + self.height / 2 - _LINE_HEIGHT * (len(lines) - 1) / 2
+        for place, text in enumerate(lines):
+            style: dict[str, Any] = {"color": DIM} if place else {"size": _NAME_SIZE}
+            page.text(_MARGIN, line, text, room=layout.label_width - 0.05, **style)
+            line += _LINE_HEIGHT
+
+    def _draw_cells(self, page: Page, y: float, layout: _Layout, panel: Panel) -> None:
+        # Units of these axes are inches, from the upper left corner.
+        axes = page.axes(layout.left, y, layout.frames_width, self.height, self.name)
+        axes.set_axis_off()
+        images = iter(panel.images)
+        for column, frame in enumerate(self.frames):
+            left = layout.offset(column)
+            if frame is None:
+                box = Rectangle(
+                    (left, 0), layout.cell_width, self.height, fill=False, ec=LINE, lw=1
+                )
+                axes.add_patch(box)
+                middle = (left + layout.cell_width / 2, self.height / 2)
+                axes.text(*middle, "missing", color=DIM, ha="center", va="center")
+                continue
+            image = next(images)
+            extent = _inside(image.shape, left, layout.cell_width, self.height)
+            axes.imshow(
+                image, extent=extent, aspect="auto", interpolation_stage="rgba", **panel.options
+            )
+        axes.set_xlim(0, layout.frames_width)
+        axes.set_ylim(self.height, 0)
+
+
+def _inside(
+    shape: tuple[int, ...], left: float, width: float, height: float
+) -> tuple[float, float, float, float]:
+    """Where a picture lies in its cell, whole and undistorted: left, right, bottom, top."""
+    scale = min(width / shape[1], height / shape[0])
+    x, y = (width - scale * shape[1]) / 2, (height - scale * shape[0]) / 2
+    return left + x, left + width - x, height - y, y
+
+
+def _thinned(frame: Array, width: float, height: float) -> Array:
+    """Every so many pixels of a frame that has more than twice those of its cell."""
+    rows, columns = frame.shape[:2]
+    step = max(1, min(int(rows / (2 * height * DPI)), int(columns / (2 * width * DPI))))
+    return frame[::step, ::step]
+
+
+def _description(known: Sequence[Array]) -> str:
+    if not known:
+        return "missing in all of these frames"
+    shapes = sorted({frame.shape for frame in known})
+    shown = ", ".join(str(list(shape)) for shape in shapes[:4]) + (", …" if shapes[4:] else "")
+    text = f"{known[0].dtype.name} {shown}"
+    if known[0].dtype.kind in "biuf":
+        values = np.concatenate([frame.ravel().astype(np.float64) for frame in known])
+        values = values[np.isfinite(values)]
+        if len(values):
+            text += f", {number_text(values.min())} to {number_text(values.max())}"
+    return text
+
+
+def _known(frames: Frames) -> list[Array]:
+    return [frame for frame in frames if frame is not None]
+
+
+def _clamped(value: float, limits: tuple[float, float]) -> float:
+    return min(max(value, limits[0]), limits[1])

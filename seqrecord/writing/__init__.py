@@ -1,0 +1,1 @@
+"""Everything that writes: the writer, record files, commits, convert, export, clean."""

@@ -1,0 +1,161 @@
+"""convert: packs a source into a dataset, on many processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+from seqrecord.cores import usable_cores
+from seqrecord.errors import DestinationError, FormatError, SourceError
+from seqrecord.format.manifest import Manifest
+from seqrecord.format.text import check_key, encode_metadata
+from seqrecord.sources import EpisodeInfo, Source
+from seqrecord.storage import StorageLike, open_storage
+from seqrecord.version import CREATED_BY
+from seqrecord.writing.convert_groups import BadEpisode, Group, cut_in_groups
+from seqrecord.writing.convert_workers import Meter, Progress, run_groups
+from seqrecord.writing.destination import Destination, WriteMode, begin, check_mode
+from seqrecord.writing.stored_schema import (
+    DEFAULT_RECORD_BYTES,
+    Codecs,
+    check_sizes,
+    stored_schema,
+)
+
+__all__ = ["BadEpisode", "ConvertReport", "Progress", "convert"]
+
+_MIN_GROUP_BYTES = 128 << 20  # decoded; less is not worth a process
+
+
+@dataclass(frozen=True)
+class ConvertReport:
+    """What a conversion did. Episodes that were there before are `skipped`."""
+
+    manifest: Manifest
+    written: tuple[str, ...]
+    skipped: tuple[str, ...]
+    bad: tuple[BadEpisode, ...]
+
+
+def convert(
+    source: Source,
+    destination: StorageLike,
+    *,
+    codecs: Codecs | None = None,
+    mode: WriteMode = "create",
+    workers: int | None = None,
+    executor: Executor | None = None,
+    skip_bad_episodes: bool = False,
+    chunk_frames: int | None = None,
+    record_bytes: int | str = DEFAULT_RECORD_BYTES,
+    progress: Callable[[Progress], None] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> ConvertReport:
+    """Pack all episodes of a source.
+
+    Episodes are written in groups of about a record file, each group by one worker into record
+    files of its own; a worker holds one chunk of frames. The order of episodes is the source's,
+    whatever the number of workers. The dataset exists when `convert` returns; stopped earlier, by
+    an error or a kill, `mode="resume"` continues after the episodes that had ended. Arguments
+    that are not listed here are those of `SeqRecordWriter`.
+
+    Args:
+        source: where the episodes come from.
+        mode: as for `SeqRecordWriter`; `append` and `resume` skip episodes that are there already.
+        workers: processes; by default one for each core, 1 stays in this process. The processes
+            are spawned, so a script calls this below `if __name__ == "__main__":`.
+        executor: runs the groups instead, on threads or on other machines that share the
+            destination; `progress` then moves by whole groups, and an interrupt waits for those
+            that run.
+        skip_bad_episodes: leave out episodes that raise `SourceError`, and report them.
+        progress: called from this thread, several times a second.
+
+    Raises `SourceError` for a broken original, `DestinationError` for a destination that `mode`
+    does not fit, and `ConflictError` if another writer has committed meanwhile; then the episodes
+    stay there for `mode="resume"`.
+    """
+    check_mode(mode)
+    file_bytes = check_sizes(chunk_frames, record_bytes)
+    if workers is not None and workers < 1:
+        raise DestinationError("not a number of workers", expected="1 or more", got=workers)
+    workers = workers or usable_cores()
+    schema = source.schema()
+    episodes = source.episodes()
+    _check_episodes(episodes)
+    target = begin(open_storage(destination, storage_options), mode)
+    try:
+        schema = stored_schema(schema, codecs, target.schema)
+        todo = _todo(target, episodes)
+        total_frames = sum(info.num_frames for _, info in todo)
+        share = total_frames * schema.frame_nbytes // (2 * workers)
+        group_bytes = min(file_bytes, max(share, _MIN_GROUP_BYTES))
+        groups = [
+            Group(
+                source=source,
+                storage=target.storage,
+                schema=schema,
+                writer=target.writer,
+                episodes=part,
+                chunk_frames=chunk_frames,
+                record_bytes=file_bytes,
+                skip_bad_episodes=skip_bad_episodes,
+            )
+            for part in cut_in_groups(todo, schema.frame_nbytes, group_bytes)
+        ]
+        meter = Meter(total_frames, schema.frame_nbytes, progress)
+        bad = run_groups(groups, workers=workers, executor=executor, meter=meter)
+        return _report(target, episodes, todo, bad)
+    finally:
+        target.release()
+
+
+def _todo(target: Destination, episodes: Sequence[EpisodeInfo]) -> list[tuple[int, EpisodeInfo]]:
+    """The episodes to write, with their ordinals."""
+    new = [info for info in episodes if info.key not in target.committed]
+    ordinals = {info.key: target.first_ordinal + i for i, info in enumerate(new)}
+    todo = [info for info in new if info.key not in target.finished]
+    if all(ordinals.get(key) == ordinal for key, ordinal in target.recovered.items()):
+        return [(ordinals[info.key], info) for info in todo]
+    # The source, or another one, listed other episodes when the write was interrupted: what had
+    # been finished stays where it is, and the others follow.
+    return list(enumerate(todo, target.next_ordinal))
+
+
+def _check_episodes(episodes: Sequence[EpisodeInfo]) -> None:
+    if not episodes:
+        raise SourceError("the source has no episodes")
+    seen: set[str] = set()
+    for info in episodes:
+        try:
+            check_key(info.key)
+            encode_metadata(dict(info.metadata))
+        except FormatError as error:
+            raise SourceError(error.message, **{"episode": info.key, **error.facts()}) from error
+        if info.key in seen:
+            raise SourceError("two episodes of one key", episode=info.key)
+        seen.add(info.key)
+
+
+def _report(
+    target: Destination,
+    episodes: Sequence[EpisodeInfo],
+    todo: Sequence[tuple[int, EpisodeInfo]],
+    bad: Sequence[BadEpisode],
+) -> ConvertReport:
+    order = {info.key: position for position, (_, info) in enumerate(todo)}
+    left_out = {episode.key for episode in bad}
+    bad = sorted(bad, key=lambda episode: order[episode.key])
+    written = tuple(key for key in order if key not in left_out)
+    if not written and not target.finished:
+        raise DestinationError(
+            f"no episode could be written; the first was left out because of this: {bad[0].error}",
+            file=target.storage.url,
+        )
+    return ConvertReport(
+        manifest=target.commit(CREATED_BY, {*target.finished, *written}),
+        written=written,
+        skipped=tuple(info.key for info in episodes if info.key not in order),
+        bad=tuple(bad),
+    )

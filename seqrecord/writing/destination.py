@@ -1,0 +1,247 @@
+"""What a writer begins with: what is there, what it recovers of it, and which ordinals are its own.
+
+Any number of writers may write to one destination at the same time. Each has files that no other
+writer touches, and commits with one conditional write; see docs/storage.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, get_args
+
+from seqrecord.errors import DestinationError, FormatError, NotFoundError
+from seqrecord.format import Footer
+from seqrecord.format.index import Index
+from seqrecord.format.manifest import Manifest, check_record_path
+from seqrecord.reading.metadata import load_index
+from seqrecord.reading.record_footers import read_file_id, read_footers, record_sizes
+from seqrecord.schema import Schema
+from seqrecord.storage import Storage, map_files
+from seqrecord.text import counted
+from seqrecord.writing.commits import Base, appended, put_version, read_base, rebuilt, tidy
+from seqrecord.writing.leftovers import recover
+from seqrecord.writing.record_file import RECORDS
+
+__all__ = ["Destination", "WriteMode", "begin", "check_mode", "new_writer_id", "writer_of"]
+
+WriteMode = Literal["create", "resume", "append"]
+
+_NAME = re.compile(r"\d{5,}-([0-9a-f]{16})[0-9a-f]{16}\.seqrec")
+
+_logger = logging.getLogger("seqrecord")
+
+
+@dataclass
+class Destination:
+    """A destination as one writer, of the id `writer`, found it when it began.
+
+    `committed` are the keys of the dataset as it was, `recovered` those of other episodes that are
+    whole on the storage and will be committed too, with their ordinals. Ordinals from
+    `first_ordinal` on were not in the dataset, and from `next_ordinal` on nowhere.
+    """
+
+    storage: Storage
+    writer: str
+    schema: Schema | None
+    committed: frozenset[str]
+    recovered: Mapping[str, int]
+    first_ordinal: int
+    next_ordinal: int
+    _base: Base = field(repr=False)
+    _index: Index | None = field(repr=False)  # of the dataset as it was
+    _footers: Mapping[str, Footer] = field(repr=False)  # of its files, and of those recovered
+
+    @cached_property
+    def finished(self) -> frozenset[str]:
+        """The keys of all complete episodes."""
+        return self.committed | self.recovered.keys()
+
+    def commit(self, created_by: str, keys: Collection[str]) -> Manifest:
+        """Make all that has been written under this writer's id, and recovered, the dataset.
+
+        `keys` are those of the episodes that must be in it. Raises `ConflictError` if another
+        writer has committed since this one began, and `DestinationError` if an episode of `keys` is
+        missing or a record file of the dataset as it was. Then nothing is committed, and nothing
+        removed.
+        """
+        sizes = record_sizes(self.storage)
+        if gone := sorted({*self._base.files, *self._footers}.difference(sizes)):
+            raise DestinationError(
+                "a record file of the dataset is gone since the writer began; nothing is committed",
+                file=f"{self.storage.url}/{gone[0]}",
+            )
+        own = {path: size for path, size in sizes.items() if writer_of(path) == self.writer}
+        footers = read_footers(self.storage, own)
+        if self._index is not None and not self._footers:
+            assert self._base.manifest is not None
+            version = appended(self._base.manifest, self._index, footers, sizes)
+        else:
+            version = rebuilt(self.storage, self._base, {**self._footers, **footers}, sizes)
+        if missing := [key for key in keys if key not in version.index.positions]:
+            raise DestinationError(
+                "the record files lack an episode that had ended (was a file removed?); nothing is "
+                "committed",
+                episode=missing[0],
+                expected=f"{len(keys)} episodes that had ended",
+                got=f"{len(keys) - len(missing)} of them",
+            )
+        manifest = put_version(self.storage, self._base, version, created_by)
+        # Record files that hold nothing but pieces of episodes that were given up.
+        tidy(self.storage, own.keys() - {file.path for file in manifest.record_files})
+        return manifest
+
+    def release(self) -> None:
+        """Close the storage. What is not committed stays there."""
+        self.storage.close()
+
+
+def begin(storage: Storage, mode: WriteMode) -> Destination:
+    """Look at what is there, and begin as a writer of a new id. Closes `storage` on an error.
+
+    `create` wants nothing there. `append` wants a dataset; what others have left there is ignored.
+    `resume` takes anything, and recovers what is whole of what others have left; see `recover`. Of
+    a dataset that is there, all files must be there as its manifest says; they are checked before
+    anything is written. Raises `DestinationError` that says what to use instead, or which file is
+    missing or another.
+    """
+    check_mode(mode)
+    try:
+        return _begun(storage, mode, new_writer_id())
+    except BaseException:
+        storage.close()
+        raise
+
+
+def new_writer_id() -> str:
+    """What a writer's files and episodes have in common and no other writer's: 64 random bits."""
+    return secrets.token_hex(8)
+
+
+def writer_of(path: str) -> str | None:
+    """The id of the writer of a record file, if its name has one."""
+    match = _NAME.fullmatch(path.rpartition("/")[2])
+    return match and match[1]
+
+
+def check_mode(mode: str) -> None:
+    """`DestinationError` for what is no `WriteMode`."""
+    if mode not in get_args(WriteMode):
+        raise DestinationError(
+            "no such mode", expected="create, append or resume", got=repr(mode)[:50]
+        )
+
+
+def _begun(storage: Storage, mode: WriteMode, writer: str) -> Destination:
+    base = read_base(storage)
+    manifest, files = base.manifest, base.files
+    ignored = {*files, *(manifest.removed if manifest else ())}
+    # Unfinished ones first: those that are finished in between are among the finished ones then.
+    unfinished = [] if mode == "append" else storage.unfinished(RECORDS)
+    sizes = record_sizes(storage)
+    unfinished = [cut for cut in unfinished if cut.path not in ignored | sizes.keys()]
+    loose = [path for path in sizes if path not in ignored]
+    _check_mode_fits(storage, mode, manifest, len(loose) + len(unfinished))
+    try:
+        index = _checked_index(storage, manifest, sizes) if manifest else None
+    except DestinationError:
+        if read_base(storage).tag == base.tag:
+            raise
+        return _begun(storage, mode, writer)  # others have committed, and removed old tables
+    committed = frozenset(index.positions) if index else frozenset()
+    footers: dict[str, Footer] = {}
+    recovered: dict[str, int] = {}
+    if mode == "resume" and (loose or unfinished):
+        for path in loose:
+            check_record_path(storage, path)
+        footers = read_footers(storage, {path: sizes[path] for path in (*files, *loose)})
+        whole = recover(storage, footers, unfinished, committed, writer)
+        # As in `build_index`: of several uids of one key the smallest is the one that is taken.
+        parts = [whole[uid] for uid in sorted(whole, reverse=True)]
+        recovered = {part.key: part.ordinal for part in parts if part.key not in committed}
+    first = manifest.next_ordinal if manifest else 0
+    schemas = [manifest.schema] if manifest else [footer.schema for footer in footers.values()]
+    return Destination(
+        storage=storage,
+        writer=writer,
+        schema=next(iter(schemas), None),
+        committed=committed,
+        recovered=recovered,
+        first_ordinal=first,
+        next_ordinal=max((first, *(ordinal + 1 for ordinal in recovered.values()))),
+        _base=base,
+        _index=index,
+        _footers=footers,
+    )
+
+
+def _checked_index(storage: Storage, manifest: Manifest, sizes: Mapping[str, int]) -> Index:
+    """The index of the dataset, whose record files are looked at but not read.
+
+    `DestinationError` for a record file or a file of the index that is missing, of another length,
+    or, of the record files, of another id than the manifest says.
+    """
+    ids = {file.path: file.file_id for file in manifest.record_files}
+    for file in manifest.record_files:
+        if (size := sizes.get(file.path)) != file.size:
+            raise DestinationError(
+                f"a file of the dataset is missing; {_HELP}"
+                if size is None
+                else f"a file of the dataset is not as long as its manifest says; {_HELP}",
+                file=f"{storage.url}/{file.path}",
+                expected=file.size,
+                got=size,
+            )
+
+    def check(path: str) -> None:
+        if (found := read_file_id(storage, path)) != ids[path]:
+            raise FormatError(
+                "another record file than the one that the manifest names",
+                file=f"{storage.url}/{path}",
+                expected=ids[path],
+                got=found,
+            )
+
+    try:
+        map_files(storage, check, ids)
+        return load_index(storage, manifest)
+    except (FormatError, NotFoundError) as error:
+        raise DestinationError(
+            f"a file of the dataset is missing or damaged: {error.message}; {_HELP}",
+            **error.facts(),
+        ) from error
+
+
+_HELP = (
+    "nothing was changed: bring the file back, or make a dataset of the record files that are "
+    "there with `seqrecord reindex`"
+)
+
+
+def _check_mode_fits(
+    storage: Storage, mode: WriteMode, manifest: Manifest | None, left: int
+) -> None:
+    """`left` counts the record files that no manifest names."""
+    if mode == "create" and manifest is not None:
+        raise DestinationError(
+            "a dataset is there already; add to it with append (--append), or choose another place",
+            file=storage.url,
+        )
+    if mode == "create" and left:
+        raise DestinationError(
+            "another writer is running there, or left record files when it was interrupted; go on "
+            "with resume (--resume), or remove them",
+            file=storage.url,
+        )
+    if mode == "append" and manifest is None:
+        raise DestinationError("no dataset to append to", file=storage.url)
+    if mode == "append" and left:
+        _logger.warning(
+            "%s: %s that no manifest names, of another writer that is at work or was interrupted; "
+            "this append ignores them, resume (--resume) adds their episodes",
+            *(storage.url, counted(left, "record file")),
+        )

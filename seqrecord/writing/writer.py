@@ -1,0 +1,316 @@
+"""SeqRecordWriter: packs episodes, frame by frame, into a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import DestinationError, FrameError, SchemaError, SeqRecordError
+from seqrecord.format.manifest import Manifest
+from seqrecord.format.text import check_key, encode_metadata
+from seqrecord.schema import EncodedImage, Frame, Schema
+from seqrecord.storage import StorageLike, open_storage
+from seqrecord.version import CREATED_BY
+from seqrecord.writing.chunking import CHUNK_BYTES, CHUNK_FRAMES
+from seqrecord.writing.destination import WriteMode, begin, check_mode
+from seqrecord.writing.record_file import RecordFileWriter
+from seqrecord.writing.stored_schema import (
+    DEFAULT_CODEC,
+    DEFAULT_RECORD_BYTES,
+    Codecs,
+    check_sizes,
+    infer_schema,
+    stored_schema,
+)
+
+__all__ = [
+    "DEFAULT_CODEC",
+    "DEFAULT_RECORD_BYTES",
+    "Codecs",
+    "EpisodeWriter",
+    "SeqRecordWriter",
+]
+
+
+class SeqRecordWriter:
+    """Writes a dataset, episode by episode. A context manager.
+
+    The dataset exists when the `with` block has ended without an error: record files are finished
+    one by one, and the manifest is written last. After an error or a kill, the episodes that had
+    ended are kept, and a writer with `mode="resume"` continues after them. After a failure to write
+    (a full disk, for example), the failing call raises the error; from then on this writer raises
+    `DestinationError` and commits nothing.
+
+    Several writers may write to one destination at the same time, and none touches the files of
+    another. The first to commit succeeds; the others raise `ConflictError` when they end, and their
+    episodes stay on the storage for `mode="resume"`.
+
+    Args:
+        destination: local path or URL of the dataset.
+        schema: the features. By default they are those of the first chunk of frames.
+        codecs: a codec's name for all features, or by feature name one or a chain of codec
+            configurations; features that are not named are `balanced`. Names are the lossless
+            presets `raw`, `fast`, `balanced` and `small`, and for images `png`, `jpeg` and
+            `jpeg:quality=90`, of which JPEG loses data. Overrides the codecs in `schema`. A
+            dataset that is added to keeps its own.
+        chunk_frames: frames a chunk, 1 to 64; by default as many as fit 48 MiB decoded, 32 at most.
+            Where the shape of a feature varies, an episode's first frames decide for the episode.
+        record_bytes: bytes, or text such as "1GiB", at which a record file is full.
+        mode: `create` a dataset where nothing is, `append` episodes to one, or `resume` an
+            interrupted write of either kind: that also brings in all episodes that ended elsewhere
+            on the storage and are in no dataset, also those of a writer that is still at work.
+        storage_options: for the filesystem that serves `destination`.
+
+    Raises `DestinationError` for another mode, for a destination that `mode` does not fit, and for
+    a dataset of which a file is missing or is not the one that the manifest names; then nothing
+    was changed.
+    """
+
+    def __init__(
+        self,
+        destination: StorageLike,
+        *,
+        schema: Schema | None = None,
+        codecs: Codecs | None = None,
+        chunk_frames: int | None = None,
+        record_bytes: int | str = DEFAULT_RECORD_BYTES,
+        mode: WriteMode = "create",
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        check_mode(mode)
+        self._codecs = codecs
+        self._chunk_frames = chunk_frames
+        self._record_bytes = check_sizes(chunk_frames, record_bytes)
+        self._schema: Schema | None = None
+        self._files: RecordFileWriter | None = None
+        self._episode: EpisodeWriter | None = None
+        self._closed = False
+        self._destination = begin(open_storage(destination, storage_options), mode)
+        try:
+            self._keys = set(self._destination.finished)
+            self._ordinal = self._destination.next_ordinal
+            stored = self._destination.schema
+            if schema is not None:
+                self._use(schema)
+            elif stored is not None:
+                self._use(stored)
+        except BaseException:
+            self._destination.release()
+            raise
+
+    @property
+    def schema(self) -> Schema | None:
+        """The features with their codecs, `None` until they are known."""
+        return self._schema
+
+    @property
+    def finished_keys(self) -> frozenset[str]:
+        """Keys of the episodes that are there: found at the start, or written since.
+
+        After a failure to write, those whose record files are finished; of the others
+        `mode="resume"` finds those that are whole.
+        """
+        return frozenset(self._keys - self._files.doubtful if self._files else self._keys)
+
+    def episode(self, key: str, *, metadata: Mapping[str, Any] | None = None) -> EpisodeWriter:
+        """Start an episode; use it as a context manager and `append` its frames in order.
+
+        `key` is a clean relative path (`abandonedfactory/Easy/P000`); `metadata` is JSON.
+        Raises `DestinationError` if the key is there already.
+        """
+        if self._closed:
+            raise DestinationError("the writer is closed", episode=key)
+        if self._files is not None:
+            self._files.check()
+        if self._episode is not None:
+            raise DestinationError(f"episode {self._episode.key} has not ended", episode=key)
+        check_key(key)
+        if key in self._keys:
+            raise DestinationError(
+                "the episode is there already", file=self._destination.storage.url, episode=key
+            )
+        self._episode = EpisodeWriter(self, key, encode_metadata(dict(metadata or {})))
+        return self._episode
+
+    def close(self) -> Manifest:
+        """Finish the last record file and commit the dataset.
+
+        Raises `ConflictError`, and commits nothing, if another writer has committed since this one
+        began; and `DestinationError` if an episode has not ended, none was written, or a failure to
+        write came before.
+        """
+        url = self._destination.storage.url
+        if self._closed:
+            raise DestinationError("the writer is closed", file=url)
+        if (episode := self._episode) is not None:
+            self.abort()
+            raise DestinationError(
+                "the writer was closed in the middle of an episode; nothing is committed",
+                file=url,
+                episode=episode.key,
+            )
+        try:
+            if self._files is not None:
+                self._files.close()
+            if not self._keys:
+                raise DestinationError("no episode was written", file=url)
+            return self._destination.commit(CREATED_BY, self._keys)
+        finally:
+            self._release()
+
+    def abort(self) -> None:
+        """Stop without committing. Episodes that have ended are kept for `mode="resume"`."""
+        if self._closed:
+            return
+        try:
+            if self._files is not None:
+                self._files.leave()
+        finally:
+            self._release()
+
+    def __enter__(self) -> SeqRecordWriter:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            try:
+                self.abort()
+            except SeqRecordError as second:
+                raise second from error
+        elif not self._closed:
+            self.close()
+
+    def _begin(self, key: str, metadata: str, first_frames: Sequence[Frame]) -> RecordFileWriter:
+        if self._schema is None:
+            try:
+                self._use(infer_schema(first_frames))
+            except SchemaError as error:
+                raise error.located(episode=key) from error.__cause__
+        assert self._files is not None
+        assert self._schema is not None
+        self._files.begin(
+            key, ordinal=self._ordinal, chunk_frames=self._chunk_frames, metadata=metadata
+        )
+        self._ordinal += 1
+        return self._files
+
+    def _ended(self, key: str) -> None:
+        self._keys.add(key)
+
+    def _release(self) -> None:
+        self._closed = True
+        self._episode = None
+        self._destination.release()
+
+    def _use(self, schema: Schema) -> None:
+        self._schema = stored_schema(schema, self._codecs, self._destination.schema)
+        self._files = RecordFileWriter(
+            self._destination.storage,
+            self._schema,
+            writer=self._destination.writer,
+            record_bytes=self._record_bytes,
+        )
+
+
+class EpisodeWriter:
+    """One episode being written. Leaving its `with` block by an error forgets the episode."""
+
+    def __init__(self, writer: SeqRecordWriter, key: str, metadata: str) -> None:
+        self.key = key
+        self.num_frames = 0
+        self._writer = writer
+        self._metadata = metadata
+        self._pending: list[Frame] = []  # frames that wait for the schema to be known
+        self._pending_bytes = 0
+        self._files: RecordFileWriter | None = None
+        self._failed = False
+
+    def append(self, frame: Frame) -> None:
+        """Add one frame: feature name to array, or `EncodedImage` for one kept encoded.
+
+        A feature that the frame lacks is left out. Arrays are stored as they are: raises
+        `FrameError` for a wrong dtype or shape, or for a feature that the dataset does not have.
+        Any error drops the whole episode: a dataset holds no recording with a gap in it. While
+        the features are not known yet, frames are only collected, and their errors come later.
+        """
+        self._check_open()
+        with self._forget_on_error():
+            if self._files is None and self._writer.schema is not None:
+                self._begin()
+            if self._files is not None:
+                self._files.append(frame)
+            else:
+                self._collect(frame)
+        self.num_frames += 1
+
+    def close(self) -> None:
+        """Finish the episode: from here on neither an error nor a kill loses it."""
+        self._check_open()
+        with self._forget_on_error():
+            if self.num_frames == 0:
+                raise FrameError("an episode without frames", episode=self.key)
+            if self._files is None:
+                self._begin()
+            assert self._files is not None
+            self._files.end()
+        self._writer._episode = None
+        self._writer._ended(self.key)
+
+    def abort(self) -> None:
+        """Forget the episode."""
+        if self._is_open:
+            self._writer._episode = None
+            if self._files is not None:
+                self._files.drop()
+
+    def __enter__(self) -> EpisodeWriter:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.abort()
+        elif self._is_open or self._failed:
+            self.close()
+
+    @property
+    def _is_open(self) -> bool:
+        return self._writer._episode is self
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            why = "was given up after an error" if self._failed else "has ended"
+            raise DestinationError(f"the episode {why}", episode=self.key)
+
+    @contextmanager
+    def _forget_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._failed = True
+            self.abort()
+            raise
+
+    def _collect(self, frame: Frame) -> None:
+        # Callers may fill the same arrays again for their next frame.
+        copy = {
+            name: item if isinstance(item, EncodedImage) else np.array(item)
+            for name, item in frame.items()
+        }
+        self._pending.append(copy)
+        self._pending_bytes += sum(_nbytes(item) for item in copy.values())
+        if len(self._pending) == CHUNK_FRAMES or self._pending_bytes >= CHUNK_BYTES:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._files = self._writer._begin(self.key, self._metadata, self._pending)
+        pending, self._pending = self._pending, []
+        for frame in pending:
+            self._files.append(frame)
+
+
+def _nbytes(item: npt.ArrayLike | EncodedImage) -> int:
+    return len(item.data) if isinstance(item, EncodedImage) else np.asarray(item).nbytes

@@ -1,0 +1,179 @@
+"""How many frames a chunk holds where nobody says: by sizes that were seen, not guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import seqrecord
+from seqrecord import FeatureSpec, Schema, SeqRecordWriter, convert, summarize
+from seqrecord.sources import EpisodeInfo
+from seqrecord.writing import chunking
+from seqrecord.writing import writer as writer_module
+from tests.command_line import main
+
+KIB = 1 << 10
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """48 KiB for 48 MiB."""
+    for module in (chunking, writer_module):
+        monkeypatch.setattr(module, "CHUNK_BYTES", 48 * KIB)
+
+
+def lidar(points: int, fill: int = 0) -> dict[str, Any]:
+    """A frame of so many points, 3 bytes each, beside a small state."""
+    return {"state": np.full(7, fill, np.float32), "lidar": np.full((points, 3), fill, np.uint8)}
+
+
+def written(folder: Path, episodes: Sequence[Sequence[int]], **options: Any) -> list[int]:
+    """Frames a chunk of each episode, given the points of each frame."""
+    with SeqRecordWriter(folder, codecs="raw", **options) as writer:
+        for number, points in enumerate(episodes):
+            with writer.episode(f"e{number}") as episode:
+                for i, count in enumerate(points):
+                    episode.append(lidar(count, i % 256))
+    return check(folder, episodes)
+
+
+def check(folder: Path, episodes: Sequence[Sequence[int]]) -> list[int]:
+    with seqrecord.open(folder) as dataset:
+        for number, points in enumerate(episodes):
+            episode = dataset.episodes[f"e{number}"]
+            assert len(episode) == len(points)
+            for i, count in enumerate(points):
+                for name, array in lidar(count, i % 256).items():
+                    np.testing.assert_array_equal(episode[i][name], array, strict=True)
+        length: list[int] = dataset.index.chunk_frames.tolist()
+        return length
+
+
+def schema() -> Schema:
+    state = FeatureSpec("state", np.dtype("<f4"), (7,))
+    return Schema([state, FeatureSpec("lidar", np.dtype("u1"), (None, 3))])
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [
+        ([100 + i for i in range(70)], 32),  # of no importance beside 48 MiB
+        ([0] * 40, 32),
+        ([5], 32),
+        ([KIB // 3 + i for i in range(40)], 32),
+        ([KIB * 2 // 3 + i for i in range(30)], 16),
+        ([10 * KIB // 3 - 100 + i for i in range(7)], 4),  # five are looked at
+        ([1, 2, 3, 20 * KIB // 3, 4, 5, 6, 7], 2),  # the largest of the first ones decides
+        ([49 * KIB // 3, 1, 2], 1),
+        ([1, 2, 49 * KIB // 3, 3], 1),
+    ],
+)
+def test_frames_a_chunk(tmp_path: Path, points: list[int], expected: int) -> None:
+    assert written(tmp_path, [points], schema=schema()) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [
+        ([100 + i for i in range(70)], 32),
+        ([5, 6], 32),
+        ([KIB * 2 // 3 + i for i in range(30)], 16),
+        ([10 * KIB // 3 - 100 + i for i in range(7)], 4),
+    ],
+)
+def test_frames_a_chunk_where_the_features_are_not_known(
+    tmp_path: Path, points: list[int], expected: int
+) -> None:
+    assert written(tmp_path, [points]) == [expected]
+
+
+def test_each_episode_by_its_own_frames(tmp_path: Path) -> None:
+    episodes = [[1, 2, 3], [17 * KIB // 3] * 4, [9] * 33, [1] * 32 + [4 * KIB // 3] * 8]
+    # What comes after the first frames is not known when the first chunk is written.
+    assert written(tmp_path, episodes) == [32, 2, 32, 32]
+
+
+def test_a_given_number_counts(tmp_path: Path) -> None:
+    assert written(tmp_path, [[5, 6] * 35, [20 * KIB // 3] * 3], chunk_frames=3) == [3, 3]
+
+
+def test_fixed_shapes_are_counted_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    spec = FeatureSpec("x", np.dtype("u1"), (12 << 20,))
+    with (
+        SeqRecordWriter(tmp_path, schema=Schema([spec]), codecs="raw") as writer,
+        writer.episode("a") as episode,
+    ):
+        for number in range(4):
+            assert not list((tmp_path / "records").glob("*.partial")), number
+            episode.append({"x": np.zeros(12 << 20, np.uint8)})
+        (file,) = (tmp_path / "records").glob("*.partial")
+        assert file.stat().st_size > 48 << 20
+    with seqrecord.open(tmp_path) as dataset:
+        assert dataset.index.chunk_frames.tolist() == [4]
+
+
+def test_frames_wait_within_48_mib(tmp_path: Path) -> None:
+    with (
+        SeqRecordWriter(tmp_path, schema=schema(), codecs="raw") as writer,
+        writer.episode("a") as episode,
+    ):
+        for number in range(12):
+            episode.append(lidar(16 * KIB // 3))
+            files = list((tmp_path / "records").glob("*.partial"))
+            size = files[0].stat().st_size if files else 0
+            assert (number + 1) * 15 * KIB - size < 48 * KIB
+    with seqrecord.open(tmp_path) as dataset:
+        assert dataset.index.chunk_frames.tolist() == [2]
+
+
+class _Lidar:
+    """Episodes of the given points, for `convert`."""
+
+    def __init__(self, episodes: Sequence[Sequence[int]]) -> None:
+        self._points = episodes
+
+    def schema(self) -> Schema:
+        return schema()
+
+    def episodes(self) -> list[EpisodeInfo]:
+        return [EpisodeInfo(f"e{n}", len(p), {"n": n}) for n, p in enumerate(self._points)]
+
+    def frames(self, info: EpisodeInfo) -> Iterator[dict[str, Any]]:
+        for i, count in enumerate(self._points[info.metadata["n"]]):
+            yield lidar(count, i % 256)
+
+
+@pytest.mark.parametrize("threads", [None, 2])
+def test_conversions_do_the_same(tmp_path: Path, threads: int | None) -> None:
+    episodes = [[1, 2, 3], [17 * KIB // 3] * 4, [9] * 70]
+    executor = threads and ThreadPoolExecutor(threads)
+    with executor or nullcontext():
+        convert(
+            _Lidar(episodes),
+            tmp_path,
+            codecs="raw",
+            workers=1,
+            executor=executor or None,
+            record_bytes=100,
+        )
+    assert check(tmp_path, episodes) == [32, 2, 32]
+
+
+def test_info_shows_the_length_of_chunks(tmp_path: Path) -> None:
+    written(tmp_path / "same", [[5] * 70, [5] * 3], schema=schema())
+    out = CliRunner().invoke(main, ["info", str(tmp_path / "same")]).output
+    assert "73 in 4 chunks of 32 frames" in out
+    written(tmp_path / "mixed", [[5] * 70, [17 * KIB // 3] * 2], schema=schema())
+    out = CliRunner().invoke(main, ["info", str(tmp_path / "mixed")]).output
+    assert "72 in 4 chunks of 2 to 32 frames" in out
+    with seqrecord.open(tmp_path / "mixed") as dataset:
+        told = summarize(dataset).to_json()
+    assert (told["min_chunk_frames"], told["max_chunk_frames"]) == (2, 32)

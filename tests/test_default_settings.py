@@ -1,0 +1,277 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.tartanair.shuffle_quality import ABANDONEDFACTORY, batch_quality, measure
+from seqrecord import ClipError, ClipSpec
+from seqrecord.clips import ClipTable, EpisodeTable, enumerate_clips
+from seqrecord.errors import MemoryLimitError
+from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings, resident_bound
+from seqrecord.sampling.memory import default_settings, least_resident_frames, mixing_limit
+from tests.clip_cases import Case, cases, episode_table
+
+
+def dataset(
+    num_frames: tuple[int, ...], spec: ClipSpec, chunk_frames: int = 8
+) -> tuple[ClipTable, EpisodeTable]:
+    episodes = episode_table(num_frames, [chunk_frames] * len(num_frames))
+    return enumerate_clips(spec, episodes, np.arange(len(episodes))), episodes
+
+
+@given(
+    cases(),
+    st.booleans(),
+    st.integers(1, 40),
+    st.none() | st.integers(1, 9),
+    st.none() | st.integers(1, 5),
+    st.integers(1, 300),
+)
+def test_fits_the_memory_or_says_the_least_that_does(
+    case: Case,
+    shuffle: bool,
+    shuffle_buffer: int,
+    batch_size: int | None,
+    num_cursors: int | None,
+    max_frames: int,
+) -> None:
+    table, episodes = case.table, case.episodes
+    wanted = PlanSettings(shuffle=shuffle, seed=5, batch_size=batch_size)
+
+    def chosen(limit: int) -> PlanSettings:
+        return default_settings(
+            ClipFacts.of(table, episodes),
+            wanted,
+            shuffle_buffer=shuffle_buffer,
+            max_frames=limit,
+            num_cursors=num_cursors,
+        )
+
+    least = least_resident_frames(
+        ClipFacts.of(table, episodes), wanted, num_cursors if shuffle else None
+    )
+    with pytest.raises(MemoryLimitError, match=f"at least {least} frames"):
+        chosen(least - 1)
+    for limit in (least, least + max_frames):
+        result = chosen(limit)
+        assert resident_bound(ClipFacts.of(table, episodes), result) <= limit
+        assert (result.shuffle, result.seed, result.batch_size) == (shuffle, 5, batch_size)
+        if shuffle and num_cursors is not None:
+            assert result.num_cursors == num_cursors
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("shuffle_buffer", [64, 256, 1000])
+def test_the_defaults_shuffle_well(seed: int, shuffle_buffer: int) -> None:
+    table, episodes = dataset(ABANDONEDFACTORY, ClipSpec(16))
+    chosen = default_settings(
+        ClipFacts.of(table, episodes),
+        PlanSettings(batch_size=32, seed=seed),
+        shuffle_buffer=shuffle_buffer,
+        max_frames=1000,
+    )
+    plan = EpochPlan(table, episodes, chosen)
+    rounds = list(plan.rounds())
+    quality = batch_quality(
+        np.concatenate([work.clips.episode for work in rounds]),
+        np.concatenate([work.clips.start for work in rounds]),
+        np.diff([plan.first_clip(batch) for batch in range(plan.num_batches + 1)]),
+        span=16,
+    )
+    assert plan.max_resident_frames <= 1000
+    assert quality.episodes >= 8.5
+    assert quality.neighbours <= 0.5
+    assert sum(int(work.loads.count.sum()) for work in rounds) <= 1.05 * sum(ABANDONEDFACTORY)
+
+
+@pytest.mark.parametrize(
+    ("copies", "num_parts", "reread"), [(1, 8, 1.10), (20, 64, 1.10), (20, 256, 1.20)]
+)
+def test_many_parts_are_mixed_well_too(copies: int, num_parts: int, reread: float) -> None:
+    table, episodes = dataset(ABANDONEDFACTORY * copies, ClipSpec(16))
+    chosen = default_settings(
+        ClipFacts.of(table, episodes),
+        PlanSettings(batch_size=32, seed=3),
+        shuffle_buffer=None,
+        max_frames=1000,
+        num_parts=num_parts,
+    )
+    found = measure(table, episodes, chosen, num_parts=num_parts, some=8, epochs=2)
+    assert found.quality.episodes >= 6
+    assert found.quality.neighbours <= 0.8
+    assert found.reread <= reread
+    assert found.resident <= 1000
+
+
+def test_small_frames_are_as_good_as_fully_shuffled_after_the_first_rounds() -> None:
+    table, episodes = dataset(ABANDONEDFACTORY, ClipSpec(16))
+    chosen = default_settings(
+        ClipFacts.of(table, episodes),
+        PlanSettings(batch_size=32),
+        shuffle_buffer=None,
+        max_frames=400_000,
+    )
+    plan = EpochPlan(table, episodes, chosen)
+    sizes = [len(work.clips) for work in plan.rounds()]
+    assert sizes[0] <= 256
+    assert all(after <= 2.2 * before for before, after in pairwise(sizes))
+    assert max(sizes) > table.num_clips // 3
+    found = measure(table, episodes, chosen, skip_batches=1000 // 32)
+    assert found.quality.episodes >= 8.5
+    assert found.quality.neighbours <= 0.06
+    assert found.reread <= 1.035
+
+
+def test_says_what_limits_mixing() -> None:
+    table, episodes = dataset(ABANDONEDFACTORY, ClipSpec(16))
+
+    def limit(num_parts: int, room: int) -> str | None:
+        chosen = default_settings(
+            ClipFacts.of(table, episodes),
+            PlanSettings(batch_size=32),
+            shuffle_buffer=None,
+            max_frames=room,
+            num_parts=num_parts,
+        )
+        return mixing_limit(
+            ClipFacts.of(table, episodes), chosen, max_frames=room, num_parts=num_parts
+        )
+
+    assert limit(1, 1000) is None
+    assert "memory_limit leaves room for 200 frames" in str(limit(1, 200))
+    assert "would read" in str(limit(40, 100_000))
+
+
+@pytest.mark.parametrize("chunk_frames", [1, 5, 8, 16, 31, 64])
+@pytest.mark.parametrize("num_parts", [1, 8])
+@pytest.mark.parametrize(
+    "spec", [ClipSpec(16), ClipSpec(16, stride=4), ClipSpec(16, dilation=3), ClipSpec(64)]
+)
+def test_the_defaults_read_little_twice(spec: ClipSpec, num_parts: int, chunk_frames: int) -> None:
+    table, episodes = dataset(ABANDONEDFACTORY * 4, spec, chunk_frames)
+    chosen = default_settings(
+        ClipFacts.of(table, episodes),
+        PlanSettings(batch_size=32),
+        shuffle_buffer=256,
+        max_frames=2000,
+        num_parts=num_parts,
+    )
+    frames, chunks = 0, 0
+    for index in range(num_parts):
+        for work in EpochPlan(table, episodes, chosen, part=Part(index, num_parts)).rounds():
+            frames += int(work.loads.count.sum())
+            chunks += len(work.loads)
+    most = 1.05 if num_parts == 1 else 1.1
+    assert frames <= most * episodes.num_frames.sum()
+    assert chunks <= (most + 0.02) * (-(-episodes.num_frames // chunk_frames)).sum()
+
+
+def test_a_small_dataset_is_shuffled_over_all_its_episodes() -> None:
+    table, episodes = dataset((45,) * 10, ClipSpec(16))
+    chosen = default_settings(
+        ClipFacts.of(table, episodes),
+        PlanSettings(batch_size=4),
+        shuffle_buffer=256,
+        max_frames=1000,
+    )
+    plan = EpochPlan(table, episodes, chosen)
+    assert plan.num_cursors >= 8
+    assert sum(len(work.loads) for work in plan.rounds()) == 10 * 6
+
+
+@pytest.mark.parametrize(
+    ("num_frames", "max_frames", "cursors"),
+    [
+        ((120,) * 3, 100, 3),  # a batch is of all episodes, though a cut costs 4 % of them
+        ((120,) * 3, 360, 3),
+        ((320,) * 2, 100, 4),
+        ((100, 130, 140), 100, 2),
+        ((700,), 100, 4),
+        ((200,) * 8, 300, 8),
+    ],
+)
+def test_a_small_dataset_is_mixed_too(
+    num_frames: tuple[int, ...], max_frames: int, cursors: int
+) -> None:
+    table, episodes = dataset(num_frames, ClipSpec(16))
+    chosen = default_settings(
+        ClipFacts.of(table, episodes),
+        PlanSettings(batch_size=4),
+        shuffle_buffer=256,
+        max_frames=max_frames,
+    )
+    assert chosen.num_cursors == cursors
+
+
+@pytest.mark.parametrize("num_frames", [(200,) * 8, (150, 250) * 4, (400,) * 5, ABANDONEDFACTORY])
+def test_ample_memory_does_not_make_the_end_of_an_epoch_poor(num_frames: tuple[int, ...]) -> None:
+    table, episodes = dataset(num_frames, ClipSpec(8))
+    chosen = default_settings(
+        ClipFacts.of(table, episodes),
+        PlanSettings(batch_size=8),
+        shuffle_buffer=256,
+        max_frames=1_000_000,
+    )
+    plan = EpochPlan(table, episodes, chosen)
+    rounds = list(plan.rounds())
+    assert max(len(work.clips) for work in rounds) <= 256
+    cursors = np.concatenate([work.clips.cursor for work in rounds])
+    mixed = [len(set(batch)) for batch in np.array_split(cursors, plan.num_batches)]
+    fifth = len(mixed) // 5
+    assert np.mean(mixed[-fifth:]) >= 0.8 * np.mean(mixed[:fifth])
+
+
+def test_an_epoch_of_few_clips_is_held_whole_and_read_once() -> None:
+    table, episodes = dataset((45, 90, 100, 20), ClipSpec(16))
+
+    def plan(max_frames: int) -> EpochPlan:
+        chosen = default_settings(
+            ClipFacts.of(table, episodes),
+            PlanSettings(),
+            shuffle_buffer=None,
+            max_frames=max_frames,
+        )
+        return EpochPlan(table, episodes, chosen)
+
+    assert plan(600).num_rounds == 1
+    assert sum(int(work.loads.count.sum()) for work in plan(600).rounds()) == 255
+    assert plan(200).num_rounds > 1
+
+
+def test_an_unshuffled_epoch_has_one_cursor_and_blocks_worth_a_round() -> None:
+    table, episodes = dataset(ABANDONEDFACTORY, ClipSpec(16))
+    wanted = PlanSettings(shuffle=False, batch_size=64)
+    chosen = default_settings(
+        ClipFacts.of(table, episodes), wanted, shuffle_buffer=1, max_frames=1000
+    )
+    assert chosen == replace(
+        wanted, num_cursors=1, block_frames=64, run_frames=None, first_block_frames=64
+    )
+
+
+def test_the_least_memory_is_one_clip_filled_up_to_chunks() -> None:
+    table, episodes = dataset((100,), ClipSpec(16))
+    # A clip that starts at frame 1 of a chunk ends at frame 16, so 1..23 are held.
+    assert least_resident_frames(ClipFacts.of(table, episodes), PlanSettings()) == 23
+    assert least_resident_frames(ClipFacts.of(table, episodes), PlanSettings(), num_cursors=3) == 69
+
+
+def test_no_clip_at_all_needs_no_special_care() -> None:
+    table, episodes = dataset((9,), ClipSpec(16))
+    chosen = default_settings(
+        ClipFacts.of(table, episodes), PlanSettings(), shuffle_buffer=256, max_frames=10
+    )
+    assert EpochPlan(table, episodes, chosen).num_rounds == 0
+
+
+def test_refuses_an_empty_shuffle_buffer() -> None:
+    table, episodes = dataset((99,), ClipSpec(16))
+    with pytest.raises(ClipError, match="shuffle_buffer is too small"):
+        default_settings(
+            ClipFacts.of(table, episodes), PlanSettings(), shuffle_buffer=0, max_frames=100
+        )

@@ -1,0 +1,86 @@
+"""From clips, sizes and a memory limit to settings: what an engine then has is within the limit."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seqrecord.errors import MemoryLimitError
+from seqrecord.sampling import EpochPlan, Part, PlanSettings
+from seqrecord.sampling.memory import Fit, FrameSizes, fit, fit_given
+from tests.clip_cases import Case, cases
+
+CONSUMER = 2  # batches that the consumer has
+
+
+def taken(fitted: Fit, plan: EpochPlan, *, fixed: bool) -> int:
+    """The bytes that an engine of this plan may have at a time, which can hold what it must."""
+    memory, sizes = fitted.memory(plan, fixed=fixed), fitted.sizes
+    if memory.num_rows:
+        assert memory.num_rows >= plan.max_resident_frames
+    else:
+        assert fixed
+        assert plan.is_disjoint
+        assert memory.prefetch >= plan.most_batches
+    batches, chunks = memory.prefetch + CONSUMER, memory.max_loads + memory.max_ahead
+    return memory.num_rows * sizes.frame + batches * sizes.batch + chunks * sizes.chunk
+
+
+@given(
+    cases(),
+    st.booleans(),
+    st.none() | st.integers(1, 5),
+    st.none() | st.integers(1, 6),
+    st.integers(1, 9),
+    st.integers(0, 200),
+    st.integers(0, 50_000),
+    st.booleans(),
+)
+def test_takes_no_more_than_the_limit_or_says_the_least_that_does(
+    case: Case,
+    shuffle: bool,
+    batch_size: int | None,
+    num_cursors: int | None,
+    frame: int,
+    chunk: int,
+    more: int,
+    fixed: bool,
+) -> None:
+    if not case.table.num_clips:
+        return
+    wanted = PlanSettings(shuffle=shuffle, batch_size=batch_size)
+    sizes = FrameSizes(frame, chunk, frame * (batch_size or 1) * case.spec.length)
+
+    def fitted(limit: int) -> Fit:
+        return fit(
+            case.table,
+            case.episodes,
+            wanted,
+            sizes,
+            memory_limit=limit,
+            shuffle_buffer=None,
+            num_cursors=num_cursors,
+            num_parts=2,
+            url="a dataset",
+        )
+
+    with pytest.raises(MemoryLimitError, match=r"at least \d+ bytes") as refused:
+        fitted(1)
+    found = re.search(r"at least (\d+) bytes", str(refused.value))
+    assert found is not None
+    least = int(found[1])
+    with pytest.raises(MemoryLimitError, match=f"a dataset.*at least {least} bytes"):
+        fitted(least - 1)
+    for limit in (least, least + more):
+        made = fitted(limit)
+        plan = EpochPlan(case.table, case.episodes, made.settings, part=Part(1, 2))
+        assert taken(made, plan, fixed=fixed) <= limit
+        # A state with these settings needs no more.
+        same = fit_given(
+            case.table, case.episodes, made.settings, sizes, memory_limit=limit, url="a dataset"
+        )
+        assert (same.settings, same.max_rows) == (made.settings, made.max_rows)
+        assert taken(same, plan, fixed=fixed) <= limit

@@ -1,0 +1,247 @@
+"""The loaders' arguments: one dataclass, checked, which editors, mypy and help() see."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import pydoc
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord import (
+    ClipError,
+    LoaderOptions,
+    SeqRecordDataset,
+    SeqRecordNode,
+    SeqRecordPipe,
+    SeqRecordStream,
+    bench,
+)
+from seqrecord.pipes.options import ClipOptions
+from seqrecord.tools.bench import BenchOptions
+from tests.datasets import write_small
+
+STREAMING = [SeqRecordPipe, SeqRecordStream, SeqRecordNode]
+TAKERS: list[tuple[Any, type[ClipOptions]]] = [
+    *((loader, LoaderOptions) for loader in STREAMING),
+    (SeqRecordDataset, ClipOptions),
+    (bench, BenchOptions),
+]
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("options") / "records"
+    write_small(path, episodes={"a/Easy": 11, "b/Easy": 9}, missing=False)
+    return path
+
+
+@pytest.mark.parametrize(("taker", "options"), TAKERS)
+def test_signatures_have_every_argument_with_its_default(
+    taker: Any, options: type[ClipOptions]
+) -> None:
+    _, *arguments = inspect.signature(taker).parameters.values()
+    assert arguments == [*inspect.signature(options).parameters.values()]
+    assert {argument.kind for argument in arguments} == {inspect.Parameter.KEYWORD_ONLY}
+    assert all(argument.annotation is not inspect.Parameter.empty for argument in arguments)
+    defaults = {argument.name: argument.default for argument in arguments}
+    assert defaults["stride"] == 1
+    assert (defaults["clip_len"] is inspect.Parameter.empty) == (taker is not bench)
+
+
+@pytest.mark.parametrize(("taker", "options"), TAKERS)
+def test_help_has_every_argument_and_its_text(taker: Any, options: type[ClipOptions]) -> None:
+    shown = pydoc.plain(pydoc.render_doc(taker))
+    for field in fields(options):
+        assert f" {field.name}: " in shown.partition("Args:")[2], field.name
+    assert "memory_limit: 'int | str' = '2GiB'" in shown or taker is SeqRecordDataset
+    assert "frames of a clip, N." in shown
+
+
+@pytest.mark.parametrize("options", [ClipOptions, LoaderOptions, BenchOptions])
+def test_every_option_has_its_text_once(options: type[ClipOptions]) -> None:
+    texts = "\n".join(cls.__doc__ or "" for cls in options.__mro__ if issubclass(cls, ClipOptions))
+    for field in fields(options):
+        assert texts.count(f"        {field.name}: ") == 1, field.name
+
+
+PROGRAM = """
+import seqrecord
+from seqrecord import NoSuchName  # E: attr-defined
+pipe = seqrecord.SeqRecordPipe("records", clip_len=16, batch_size=4, memory_limit="1GiB")
+pipe.options.clip_len + 1
+seqrecord.SeqRecordStream.from_options("records", pipe.options).set_epoch(2)
+seqrecord.SeqRecordPipe("records")  # E: call-arg
+seqrecord.SeqRecordPipe("records", 16)  # E: call-arg
+seqrecord.SeqRecordPipe("records", clip_length=16)  # E: call-arg
+seqrecord.SeqRecordStream("records", clip_len="16")  # E: arg-type
+seqrecord.SeqRecordNode("records", clip_len=16, shuffle=None)  # E: arg-type
+seqrecord.SeqRecordDataset("records", clip_len=16, shuffle=True)  # E: call-arg
+seqrecord.SeqRecordPipe(3, clip_len=16)  # E: arg-type
+seqrecord.LoaderOptions(clip_len=16, seeds=1)  # E: call-arg
+seqrecord.bench("records", max_batches=3, clip_len=8).seconds
+seqrecord.bench("records", batches=3)  # E: call-arg
+"""
+
+
+@pytest.mark.slow  # mypy reads torch
+def test_mypy_refuses_wrong_names_and_types(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    result = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file=", "--ignore-missing-imports", program],
+        capture_output=True,
+        text=True,
+        cwd=Path(seqrecord.__file__).parents[1],
+        check=False,
+    )
+    found = {
+        int(line.split(":")[1]): line.rpartition("[")[2].rstrip("]")
+        for line in result.stdout.splitlines()
+        if ": error: " in line
+    }
+    lines = PROGRAM.splitlines()
+    expected = {i: line.split("E: ")[1] for i, line in enumerate(lines, 1) if "E: " in line}
+    assert found == expected, result.stdout + result.stderr
+    assert 'did you mean "clip_len"?' in result.stdout
+
+
+def options() -> LoaderOptions:
+    return LoaderOptions(clip_len=4, batch_size=2, storage_options={"account_key": "secret"})
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_copies_are_equal(copied: Callable[[LoaderOptions], LoaderOptions]) -> None:
+    assert copied(options()) == options()
+    assert pickle.loads(pickle.dumps(options())) == options()
+
+
+def test_they_are_frozen_and_replaced() -> None:
+    with pytest.raises(FrozenInstanceError):
+        options().clip_len = 3  # type: ignore[misc]
+    changed = replace(options(), shuffle=False, seed=np.int64(3))
+    assert (changed.shuffle, changed.seed, changed.clip_len) == (False, 3, 4)
+    assert type(changed.seed) is int
+    with pytest.raises(ClipError, match="stride"):
+        replace(options(), stride=0)
+
+
+def test_what_may_be_secret_is_not_shown() -> None:
+    assert "secret" not in repr(options())
+    with pytest.raises(ClipError, match="storage_options") as caught:
+        LoaderOptions(clip_len=4, storage_options="secret")  # type: ignore[arg-type]
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("loader", STREAMING)
+def test_a_loader_of_the_options_of_another(records: Path, loader: Any) -> None:
+    first = SeqRecordStream(records, clip_len=4, batch_size=2, shuffle=False)
+    again = loader.from_options(records, first.options)
+    assert again.options == first.options
+    assert len(again) == len(first)
+    map_style = SeqRecordDataset(records, clip_len=4)
+    assert map_style.options == ClipOptions(clip_len=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("clip_len", 0, "at least 1"),
+        ("clip_len", 2.0, "an integer"),
+        ("clip_len", True, "an integer"),
+        ("clip_len", 1 << 40, "1 to"),
+        ("stride", 0, "at least 1"),
+        ("dilation", "2", "an integer"),
+        ("features", "image_left", "image_left"),
+        ("features", [1], "a list of names"),
+        ("episodes", 3, "a list of keys, a glob, or a function"),
+        ("episodes", [3], "a list of keys, a glob, or a function"),
+        ("frame_transform", "resize", "a function"),
+        ("verify", "no", "True or False"),
+        ("storage_options", ["a"], "a dict"),
+        ("cache_limit", "much", "bytes, or text"),
+        ("rotate_phase", None, "True or False"),
+        ("shuffle", 1, "True or False"),
+        ("shuffle_buffer", 0, "at least 1"),
+        ("num_cursors", -1, "at least 1"),
+        ("seed", 1.5, "an integer"),
+        ("seed", None, "an integer"),
+        ("batch_size", 0, "at least 1"),
+        ("drop_last", "yes", "True or False"),
+        ("equal", None, "True or False"),
+        ("memory_limit", "2 elephants", "bytes, or text"),
+        ("memory_limit", None, "bytes, or text"),
+        ("rank", 3, "both, with 0 <= rank < world_size"),
+        ("world_size", 0, "both, with 0 <= rank < world_size"),
+        ("device", "abacus", "cpu or cuda:0"),
+        ("num_threads", 0, "at least 1"),
+    ],
+)
+def test_a_wrong_value_is_named(records: Path, name: str, value: object, expected: str) -> None:
+    arguments: dict[str, Any] = {"clip_len": 4, name: value}
+    for take in (LoaderOptions, lambda **these: SeqRecordStream(records, **these)):
+        with pytest.raises(ClipError) as caught:
+            take(**arguments)
+        assert name.removeprefix("clip_") in caught.value.message or name == "device"
+        assert expected in str(caught.value.expected)
+        assert caught.value.got is not None
+
+
+@pytest.mark.parametrize("loader", [*STREAMING, SeqRecordDataset, bench])
+@pytest.mark.parametrize(
+    "ignored",
+    [
+        {"verify": False},
+        {"verify": True},
+        {"storage_options": {"deadline": 3}},
+        {"cache_dir": "/tmp/cache"},
+        {"cache_limit": "1GiB"},
+    ],
+)
+def test_what_an_open_dataset_would_ignore(
+    records: Path, loader: Any, ignored: dict[str, Any]
+) -> None:
+    message = f"{next(iter(ignored))} does not go with an open"
+    with seqrecord.open(records) as reader, pytest.raises(ClipError, match=message):
+        loader(reader, clip_len=4, **ignored)
+
+
+def test_an_unknown_name(records: Path) -> None:
+    with pytest.raises(TypeError, match="clip_length"):
+        SeqRecordPipe(records, clip_length=4)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("kind", [list, tuple, set, dict.fromkeys, np.array])
+def test_names_in_any_collection(records: Path, kind: Any) -> None:
+    made = SeqRecordStream(
+        records, clip_len=4, features=kind(["image_left"]), episodes=kind(["a/Easy"])
+    )
+    assert len(made) == 8
+    assert list(made.dataset.features) == ["image_left"]
+
+
+@pytest.mark.parametrize("wrong", [{"max_batches": 0}, {"max_batches": "3"}])
+def test_what_bench_alone_takes(records: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ClipError, match="max_batches"):
+        bench(records, **wrong)
+    with pytest.raises(ClipError, match="consumer_seconds"):
+        bench(records, consumer_seconds="long")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("loader", [*STREAMING, SeqRecordDataset])
+def test_a_loader_is_pickled_without_the_function_that_chose_its_episodes(
+    records: Path, loader: Any
+) -> None:
+    made = loader(records, clip_len=4, episodes=lambda _metadata: True)
+    copied = pickle.loads(pickle.dumps(made))
+    assert len(copied) == len(made)
+    assert copied.options == replace(made.options, episodes=["a/Easy", "b/Easy"])

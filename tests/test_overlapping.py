@@ -1,0 +1,97 @@
+"""Which clip needs a load first, and which row has a frame: by brute force."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seqrecord.engine.loading import first_uses
+from seqrecord.engine.overlapping import Ring, find_rows
+from seqrecord.sampling import Clips, Loads
+
+SMALL = st.integers(0, 30)
+
+
+@given(
+    clips=st.lists(st.tuples(st.integers(0, 2), SMALL), max_size=12),
+    loads=st.lists(st.tuples(st.integers(0, 2), SMALL, st.integers(1, 6)), max_size=8),
+    span=st.integers(1, 9),
+    step=st.integers(1, 3),
+)
+def test_first_uses(
+    clips: list[tuple[int, int]], loads: list[tuple[int, int, int]], span: int, step: int
+) -> None:
+    cursor, start = np.array(clips, np.int64).reshape(-1, 2).T
+    none = np.zeros(len(clips), np.int64)
+    runs, first, count = np.array(loads, np.int64).reshape(-1, 3).T
+    empty = np.zeros(len(loads), np.int64)
+    expected = []
+    for run, begin, frames in loads:
+        held = range(begin, begin + frames * step, step)
+        uses = [
+            number
+            for number, (other, at) in enumerate(clips)
+            # Any frame from the clip's first to its last, as a load that it skips may be held.
+            if other == run and at <= held[-1] and at + span > held[0]
+        ]
+        expected.append(uses[0] if uses else len(clips))
+    actual = first_uses(
+        Loads(runs, runs, empty, empty, first, count),
+        Clips(cursor, cursor, none, start, none, none),
+        span=span,
+        frame_step=step,
+    )
+    assert actual.tolist() == expected
+
+
+def test_a_round_of_many_clips_takes_no_long_time() -> None:
+    many, zero = np.arange(200_000), np.zeros(200_000, np.int64)
+    loads = Loads(zero, zero, zero, zero, many, zero + 1)
+    clips = Clips(zero, zero, zero, many, zero, zero)
+    begin = time.thread_time()
+    uses = first_uses(loads, clips, span=4, frame_step=1)
+    assert time.thread_time() - begin < 2
+    assert uses[:50].tolist() == [max(0, frame - 3) for frame in range(50)]
+
+
+@given(
+    st.integers(1, 9),
+    st.integers(1, 3),
+    st.lists(st.tuples(st.booleans(), st.integers(1, 5), st.integers(0, 9)), max_size=40),
+)
+def test_a_ring_finds_what_it_holds(
+    num_rows: int, step: int, todo: list[tuple[bool, int, int]]
+) -> None:
+    ring = Ring(100, num_rows)
+    held: list[tuple[int, int, int]] = []  # run, frame, row, as they were loaded
+    run, frame = 0, 0
+    for goes_on, count, leave in todo:
+        if not goes_on:
+            run, frame = run + 1, 7 * count
+        count = min(count, num_rows)
+        while not ring.has_room(count):
+            ring.free(1)
+            held.pop(0)
+        rows = ring.load(run, frame, count, step).tolist()
+        held += [(run, frame + i * step, row) for i, row in enumerate(rows)]
+        frame += count * step
+        runs, frames, rows = (np.array(column) for column in zip(*held, strict=True))
+        origin, first, number = find_rows([ring], runs, frames)
+        assert (first + (origin + frames // step) % number).tolist() == rows.tolist()
+        assert len({row for _, _, row in held}) == len(held) == ring.resident
+        assert all(100 <= row < 100 + num_rows for _, _, row in held)
+        leave = min(leave, len(held))
+        ring.free(leave)
+        del held[:leave]
+
+
+def test_a_ring_holds_no_more_than_it_has() -> None:
+    ring = Ring(0, 4)
+    ring.load(0, 0, 3, 1)
+    assert not ring.has_room(2)
+    with pytest.raises(AssertionError, match="more frames"):
+        ring.load(0, 3, 2, 1)

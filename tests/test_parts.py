@@ -1,0 +1,88 @@
+"""What the cursors of parts have: exact numbers of clips, and begins where chunks do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seqrecord.clips import IntArray
+from seqrecord.sampling import Part
+from seqrecord.sampling.parts import share_out
+from seqrecord.sampling.runs import Runs
+
+
+def sequence(counts: list[int], stride: int = 1) -> Runs:
+    number = np.arange(len(counts))
+    return Runs(stride, number, np.zeros_like(number), np.array(counts, np.int64), number)
+
+
+def shares(
+    counts: list[int], num_parts: int, num_cursors: int, chunk: int, *, fill: bool, stride: int = 1
+) -> list[tuple[IntArray, IntArray, int]]:
+    """Of each part: where its cursors begin and end, and how many clips another one has too."""
+    runs, grid = sequence(counts, stride), np.full(len(counts), chunk)
+    return [
+        share_out(runs, grid, Part(i, num_parts), num_cursors, fill=fill) for i in range(num_parts)
+    ]
+
+
+@given(
+    st.lists(st.integers(1, 200), min_size=1, max_size=6),
+    st.integers(1, 9),
+    st.integers(1, 7),
+    st.sampled_from([1, 3, 8, 64]),
+    st.integers(1, 5),
+    st.booleans(),
+)
+def test_parts_have_their_exact_numbers_and_all_clips(
+    counts: list[int], num_parts: int, num_cursors: int, chunk: int, stride: int, fill: bool
+) -> None:
+    total = sum(counts)
+    made = shares(counts, num_parts, num_cursors, chunk, fill=fill, stride=stride)
+    numbers = [int((stop - start).sum()) for start, stop, _ in made]
+    ranges = sorted(
+        (begin, end - repeated * (i + 1 == len(start)))
+        for start, stop, repeated in made
+        for i, (begin, end) in enumerate(zip(start.tolist(), stop.tolist(), strict=True))
+    )
+    # Without the clips that are given once more, the ranges follow each other.
+    ranges = [one for one in ranges if one[0] < one[1]]
+    assert [begin for begin, _ in ranges] == [0, *(end for _, end in ranges[:-1])]
+    assert ranges[-1][1] == total
+    assert all((stop > start).all() for start, stop, _ in made)
+    assert all((stop <= total).all() for _, stop, _ in made)
+    assert all((stop[:-1] <= start[1:]).all() for start, stop, _ in made)
+    if fill:
+        assert set(numbers) == {-(-total // num_parts)}
+        assert all(repeated in (0, 1) for _, _, repeated in made)
+    else:
+        assert set(numbers) <= {total // num_parts, -(-total // num_parts)}
+        assert not any(repeated for _, _, repeated in made)
+
+
+def test_cursors_begin_where_chunks_do_but_for_one_of_a_part() -> None:
+    counts = [700, 435, 801, 1022]
+    offsets = np.cumsum([0, *counts])
+    for start, stop, _ in shares(counts, 3, 5, 8, fill=False):
+        run = np.searchsorted(offsets, start, side="right") - 1
+        off_line = (start - offsets[run]) % 8 != 0
+        assert off_line.sum() <= 1
+        assert (np.diff(start) > 500).all()  # of 2958 clips: far apart
+        assert (abs(stop - start - 2958 // 15) <= 16).all()
+
+
+def test_needs_no_more_for_many_parts() -> None:
+    start, stop, _ = share_out(
+        sequence([100]), np.array([8]), Part((1 << 30) - 1, 1 << 30), 4, fill=True
+    )
+    assert (start.tolist(), stop.tolist()) == ([99], [100])
+
+
+@pytest.mark.parametrize(
+    ("fill", "expected"), [(False, [[0, 2], [2, 5], [5, 8]]), (True, [[0, 3], [2, 5], [5, 8]])]
+)
+def test_by_hand(fill: bool, expected: list[list[int]]) -> None:
+    made = shares([8], 3, 1, 1, fill=fill)
+    assert [[int(start[0]), int(stop[0])] for start, stop, _ in made] == expected

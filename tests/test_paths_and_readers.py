@@ -1,0 +1,78 @@
+"""Functions on a dataset take its path or an open one, and refuse what would be ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord import ClipError, ClipSpec, SeqRecordReader, SeqRecordWriter
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "records"
+    with SeqRecordWriter(path) as writer:
+        for key in ("a", "b"):
+            with writer.episode(key) as episode:
+                for i in range(12):
+                    episode.append({"x": np.array([i], np.int32), "y": np.array(i, np.uint8)})
+    return path
+
+
+@pytest.fixture
+def reader(path: Path) -> Iterator[SeqRecordReader]:
+    with seqrecord.open(path) as reader:
+        yield reader
+
+
+def _exported(dataset: Any, path: Path, **more: Any) -> object:
+    target = path / type(dataset).__name__
+    files = seqrecord.export(dataset, "a", target, **more)
+    return [(file.relative_to(target), file.read_bytes()) for file in files]
+
+
+def _streamed(dataset: Any, path: Path, **more: Any) -> object:
+    return [clip["start"] for clip in seqrecord.SeqRecordStream(dataset, clip_len=4, **more)]
+
+
+def _indexed(dataset: Any, path: Path, **more: Any) -> object:
+    return len(seqrecord.SeqRecordDataset(dataset, clip_len=4, **more))
+
+
+FUNCTIONS: list[Callable[..., object]] = [
+    lambda dataset, path, **more: seqrecord.summarize(dataset, clip=ClipSpec(4), **more),
+    lambda dataset, path, **more: str(seqrecord.verify(dataset, **more)),
+    lambda dataset, path, **more: seqrecord.view(dataset, "b", **more).get_label(),
+    _exported,
+    _streamed,
+    _indexed,
+]
+NAMES = ["summarize", "verify", "view", "export", "SeqRecordStream", "SeqRecordDataset"]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=NAMES)
+def test_a_path_and_an_open_dataset_give_the_same(
+    function: Callable[..., object], path: Path, reader: SeqRecordReader, tmp_path: Path
+) -> None:
+    expected = function(path, tmp_path)
+    assert function(reader, tmp_path) == expected
+    assert int(reader.episodes["b"][3]["y"]) == 3  # it is still open
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=NAMES)
+def test_options_of_the_storage_beside_an_open_dataset(
+    function: Callable[..., object], reader: SeqRecordReader, tmp_path: Path
+) -> None:
+    with pytest.raises(ClipError, match="storage_options does not go with an open dataset"):
+        function(reader, tmp_path, storage_options={"deadline": 3})
+
+
+def test_a_summary_of_some_features(path: Path, reader: SeqRecordReader) -> None:
+    for dataset in (path, reader):
+        summary = seqrecord.summarize(dataset, features=["y"])
+        assert [feature.spec.name for feature in summary.features] == ["y"]

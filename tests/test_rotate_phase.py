@@ -1,0 +1,213 @@
+"""`rotate_phase` through the loaders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from seqrecord import ClipError, SeqRecordPipe, SeqRecordStream, StateError
+from tests.clip_data import check, names, possible_clips
+from tests.resume_contract import check_resume
+
+# torch warns of more workers than cores, and of what torchdata does to it.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+]
+FEATURES = ["image", "id"]
+
+
+def make(path: Path, kind: type[Any] = SeqRecordPipe, **changes: Any) -> Any:
+    settings: dict[str, Any] = {
+        "clip_len": 3,
+        "stride": 4,
+        "rotate_phase": True,
+        "features": FEATURES,
+        "batch_size": 4,
+        "shuffle_buffer": 16,
+        "seed": 5,
+    }
+    return kind(path, **{**settings, **changes})
+
+
+def every_clip(**changes: Any) -> list[tuple[str, int]]:
+    return sorted(possible_clips(changes.get("features", FEATURES), changes.get("clip_len", 3)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"shuffle": False},
+        {"batch_size": None},
+        {"stride": 7, "features": ["flow"]},
+        {"stride": 40, "clip_len": 2, "features": ["note"]},  # phase 39 has no clip
+    ],
+)
+def test_so_many_epochs_cover_every_clip(path: Path, changes: dict[str, Any]) -> None:
+    pipe = make(path, **changes)
+    num_phases = len({start % changes.get("stride", 4) for _, start in every_clip(**changes)})
+    assert num_phases == min(changes.get("stride", 4), 39)
+    for _ in range(2 if num_phases < 20 else 1):
+        clips: list[tuple[str, int]] = []
+        for _ in range(num_phases):
+            expected, total = len(pipe), pipe.num_clips
+            assert pipe.clips.num_clips == total
+            batches = [names(batch) for batch in pipe]
+            assert len(batches) == expected
+            assert sum(map(len, batches)) == total > 0
+            clips += [name for batch in batches for name in batch]
+            phases = {start % changes.get("stride", 4) for batch in batches for _, start in batch}
+            assert len(phases) == 1
+        assert sorted(clips) == sorted(every_clip(**changes))
+
+
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_clips_are_whole(path: Path, dilation: int) -> None:
+    features = ["image", "flow", "note", "id"]
+    pipe = make(path, features=features, dilation=dilation)
+    clips = [
+        name for _ in range(4) for batch in pipe for name in check(batch, features, 3, dilation)
+    ]
+    assert sorted(clips) == sorted(possible_clips(features, 3, dilation=dilation))
+
+
+def test_figures_are_those_of_the_epoch_that_runs_or_else_of_the_next(path: Path) -> None:
+    pipe = make(path)
+    lengths = []
+    for epoch in range(8):
+        pipe.set_epoch(epoch)
+        lengths.append(pipe.num_clips)
+    assert len(set(lengths)) > 1
+    first = lengths.index(min(lengths))
+    pipe.set_epoch(first)
+    iterator = iter(pipe)
+    next(iterator)
+    assert pipe.num_clips == pipe.clips.num_clips == lengths[first]
+    del iterator  # left early: the next one is of another epoch
+    assert pipe.num_clips == lengths[first + 1]
+    list(pipe)
+    assert pipe.num_clips == lengths[first + 2]
+
+
+def test_stats_count_what_this_epoch_leaves_out(path: Path) -> None:
+    pipe = make(path, features=["flow"], shuffle=False)
+    incomplete = 0
+    for _ in range(4):
+        clips = list(pipe)
+        stats = pipe.stats()
+        assert stats["clips"] == sum(map(len, map(names, clips)))
+        incomplete += stats["clips_incomplete"]
+    one = SeqRecordPipe(path, clip_len=3, features=["flow"]).clips
+    assert incomplete == one.num_incomplete
+
+
+def test_repr_tells_of_phases(path: Path) -> None:
+    assert f"{len(every_clip())} clips in every 4 epochs" in repr(make(path))
+
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_lengths_of_a_loader(path: Path, workers: int, persistent: bool) -> None:
+    pipe = make(path, batch_size=2)
+    loader = DataLoader(pipe, batch_size=None, num_workers=workers, persistent_workers=persistent)
+    clips: list[tuple[str, int]] = []
+    lengths = []
+    for _ in range(4):
+        lengths.append(len(loader))
+        batches = [names(batch) for batch in loader]
+        assert len(batches) == lengths[-1]
+        clips += [name for batch in batches for name in batch]
+    assert len(set(lengths)) > 1
+    assert sorted(set(clips)) == every_clip()
+    assert workers or len(clips) == len(set(clips))
+
+
+def test_set_epoch_counts_from_there_in_workers_too(path: Path) -> None:
+    pipe = make(path)
+    loader = DataLoader(pipe, batch_size=None, num_workers=1)
+    epochs = [[names(batch) for batch in loader] for _ in range(4)]
+    for start in (0, 2):
+        pipe.set_epoch(start)
+        for epoch in epochs[start : start + 2]:
+            assert len(loader) == len(epoch)
+            assert [names(batch) for batch in loader] == epoch
+
+
+def test_ranks_have_equally_many_batches(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    clips: list[tuple[str, int]] = []
+    counts: list[list[list[int]]] = []
+    repeated = 0
+    for rank in range(3):
+        monkeypatch.setenv("RANK", str(rank))
+        pipe = make(path)
+        counts.append([])
+        for _ in range(4):
+            batches = [names(batch) for batch in pipe]
+            counts[-1].append(list(map(len, batches)))
+            clips += [name for batch in batches for name in batch]
+            repeated += pipe.stats()["clips_repeated"]
+    assert counts[0] == counts[1] == counts[2]
+    assert sorted(set(clips)) == every_clip()
+    assert len(clips) - len(set(clips)) == repeated > 0
+
+
+def test_no_batch_in_some_epoch_is_refused_in_any(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {"stride": 30, "features": ["id"], "episodes": "set/[03]"}
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    for epoch in range(30):  # some phases have a single clip
+        pipe = make(path, **settings, batch_size=1)
+        pipe.set_epoch(epoch)
+        assert len(pipe) == -(-pipe.clips.num_clips // 2) > 0
+        pipe = make(path, **settings, batch_size=1, drop_last=True)
+        pipe.set_epoch(epoch)
+        with pytest.raises(ClipError, match=r"no batch at all.*at least 2 clips.*got: 1 clips"):
+            next(iter(pipe))
+
+
+# ---- resuming
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"batch_size": None, "stride": 9},
+        {"shuffle": False, "stride": 3},
+        {"shuffle": False, "batch_size": 7, "equal": False},
+    ],
+)
+@pytest.mark.parametrize("kind", [SeqRecordPipe, SeqRecordStream])
+def test_resuming_after_any_batch(path: Path, kind: type[Any], changes: dict[str, Any]) -> None:
+    check_resume(lambda: make(path, kind, **changes))
+
+
+@pytest.mark.slow
+def test_resuming_a_stateful_loader_with_workers(path: Path) -> None:
+    def loader() -> Any:
+        stream = make(path, SeqRecordStream)
+        return StatefulDataLoader(stream, batch_size=None, num_workers=2)
+
+    check_resume(
+        loader,
+        positions=lambda n: [n // 2, n - 1],
+        set_epoch=_set_epoch,
+    )
+
+
+def _set_epoch(loader: Any, epoch: int) -> None:
+    loader.dataset.set_epoch(epoch)
+
+
+def test_a_state_of_other_phases_is_refused(path: Path) -> None:
+    pipe = make(path)
+    for changes in ({"rotate_phase": False}, {"seed": 6}, {"stride": 2}):
+        with pytest.raises(StateError, match="other settings"):
+            pipe.load_state_dict(make(path, **changes).state_dict())

@@ -1,0 +1,391 @@
+from __future__ import annotations
+
+import gc
+import multiprocessing as mp
+import os
+import pickle
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, get_worker_info
+
+from seqrecord import SeqRecordError, SeqRecordPipe, SeqRecordStream
+from seqrecord.engine.shared_memory import SharedBufferPool, can_share
+from tests.datasets import write_small
+
+pytestmark = pytest.mark.skipif(not can_share(), reason="needs memfd_create and /proc")
+
+FORK = mp.get_context("fork")
+
+
+@contextmanager
+def process(work: Callable[[Any], None]) -> Iterator[tuple[Any, Any]]:
+    """A fork that does `work` with one end of a pipe, the other end, and the process."""
+    ours, theirs = FORK.Pipe()
+
+    def alone() -> None:
+        ours.close()  # so that the end of the test is the end of what it waits for
+        with suppress(EOFError):
+            work(theirs)
+
+    child = FORK.Process(target=alone)
+    child.start()
+    theirs.close()
+    try:
+        yield ours, child
+    finally:
+        ours.close()
+        child.join(60)
+        assert child.exitcode is not None
+        gc.collect()
+
+
+def say(pipe: Any, value: Any) -> None:
+    """Send as multiprocessing's queues do."""
+    pipe.send_bytes(ForkingPickler.dumps(value))
+
+
+def mapped() -> dict[str, int]:
+    """The segments that are mapped here, and how many bytes of each are in memory.
+
+    From the system's table of this process, in which a segment is called by its file's name.
+    """
+    gc.collect()
+    found: dict[str, int] = {}
+    name = None
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0]:
+            name = " ".join(line.split()[:5]) if "memfd:seqrecord " in line else None
+        elif name is not None and line.startswith("Rss:"):
+            found[name] = int(line.split()[1]) * 1024
+    return found
+
+
+def numbers(pool: SharedBufferPool, first: int = 0) -> np.ndarray[Any, Any]:
+    array = pool.acquire()
+    array[:] = np.arange(first, first + array.size).reshape(array.shape)
+    return array
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i2", "u2", "f2", "f4", "i8", "f8", "?"])
+def test_a_tensor_arrives_whole(dtype: str) -> None:
+    def work(pipe: Any) -> None:
+        pool = SharedBufferPool((3, 4, 5), np.dtype(dtype), keep=2)
+        say(pipe, {"sent": pool.lease(numbers(pool))})
+        pipe.recv()
+
+    expected = torch.from_numpy(np.arange(60).reshape(3, 4, 5).astype(dtype))
+    with process(work) as (pipe, _):
+        sent = pipe.recv()["sent"]
+        assert sent.dtype == expected.dtype
+        assert torch.equal(sent, expected)
+        pipe.send(None)
+
+
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "a clip": lambda tensor: tensor[2],
+    "some clips": lambda tensor: tensor[1:3],
+    "a transposition": lambda tensor: tensor.permute(2, 0, 1),
+    "every other frame": lambda tensor: tensor[:, ::2],
+    "nothing": lambda tensor: tensor[:0],
+    "another dtype": lambda tensor: tensor.view(torch.uint8),
+    "an expansion": lambda tensor: tensor[0, 0].expand(7, 5),
+    "a copy": lambda tensor: tensor * 2,
+    "a leaf": lambda tensor: tensor.clone().requires_grad_(),
+    "a number": lambda tensor: tensor.sum(),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_what_was_made_of_a_tensor_arrives(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def work(pipe: Any) -> None:
+        pool = SharedBufferPool((3, 4, 5), np.dtype("f4"), keep=2)
+        tensor = pool.lease(numbers(pool))
+        say(pipe, (view(tensor), tensor))
+        pipe.recv()
+
+    with process(work) as (pipe, _):
+        made, tensor = pipe.recv()
+        assert torch.equal(made, view(tensor))
+        assert made.requires_grad == view(tensor).requires_grad
+        pipe.send(None)
+
+
+def test_a_buffer_is_filled_again_only_when_the_receiver_is_done_with_it() -> None:
+    def work(pipe: Any) -> None:
+        pool = SharedBufferPool((4,), np.dtype("i4"), keep=2)
+        addresses = []
+        for first in (0, 100, 200):
+            array = numbers(pool, first)
+            addresses.append(array.ctypes.data)
+            say(pipe, pool.lease(array))
+            del array
+            pipe.recv()
+        pipe.send([addresses.index(address) for address in addresses])
+
+    with process(work) as (pipe, _):
+        first = pipe.recv()
+        view = first[2:].numpy()
+        del first  # something still refers to its memory
+        pipe.send(None)
+        second = pipe.recv()
+        assert view.tolist() == [2, 3]
+        assert second.tolist() == [100, 101, 102, 103]
+        del view
+        pipe.send(None)
+        third = pipe.recv()
+        assert third.tolist() == [200, 201, 202, 203]
+        assert second.tolist() == [100, 101, 102, 103]
+        pipe.send(None)
+        assert pipe.recv() == [0, 1, 0]
+
+
+def test_a_tensor_sent_twice_is_free_when_both_are_dropped() -> None:
+    def work(pipe: Any) -> None:
+        pool = SharedBufferPool((4,), np.dtype("i4"), keep=2)
+        array = numbers(pool)
+        address = array.ctypes.data
+        tensor = pool.lease(array)
+        say(pipe, tensor)
+        say(pipe, tensor)
+        del array, tensor
+        while pipe.recv():
+            pipe.send(pool.acquire().ctypes.data == address)
+
+    with process(work) as (pipe, _):
+        received = [pipe.recv(), pipe.recv()]
+        for reused in (False, False, True):
+            pipe.send(True)
+            assert pipe.recv() is reused
+            del received[-1:]
+        pipe.send(False)
+
+
+def test_more_holders_than_slots_get_copies() -> None:
+    pool = SharedBufferPool((4,), np.dtype("i4"), keep=2)
+    array = numbers(pool)
+    address = array.ctypes.data
+    tensor = pool.lease(array)
+    del array
+    sent = [ForkingPickler.dumps(tensor) for _ in range(os.sysconf("SC_PAGESIZE"))]
+    expected = tensor.clone()
+    assert len(sent[0]) < len(sent[-1])  # a copy says more than where it is
+    del tensor
+    while sent:
+        assert pool.acquire().ctypes.data != address
+        assert torch.equal(pickle.loads(sent.pop()), expected)
+        if len(sent) > 2:  # as many of them say nothing new
+            for message in sent[2:]:
+                pickle.loads(message)
+            del sent[2:]
+    assert pool.acquire().ctypes.data == address
+
+
+def test_the_copy_that_a_fork_has_releases_nothing() -> None:
+    def work(pipe: Any) -> None:
+        pool = SharedBufferPool((4,), np.dtype("i4"), keep=2)
+        array = numbers(pool)
+        address = array.ctypes.data
+        say(pipe, pool.lease(array))
+        del array
+        while pipe.recv():
+            pipe.send(pool.acquire().ctypes.data == address)
+
+    with process(work) as (pipe, _):
+        received = [pipe.recv()]
+        pid = os.fork()
+        if pid == 0:
+            received.clear()
+            gc.collect()
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        pipe.send(True)
+        assert not pipe.recv()
+        received.clear()
+        pipe.send(True)
+        assert pipe.recv()
+        pipe.send(False)
+
+
+def test_what_arrived_outlives_the_worker_and_then_its_memory_is_gone() -> None:
+    def work(pipe: Any) -> None:
+        pool = SharedBufferPool((1000,), np.dtype("i8"), keep=2)
+        say(pipe, [pool.lease(numbers(pool)), pool.lease(numbers(pool, 5))])
+        pipe.recv()
+
+    with process(work) as (pipe, child):
+        before = mapped().keys()
+        kept, dropped = pipe.recv()
+        del dropped
+        assert len(mapped().keys() - before) == 2  # one to be filled again
+        pipe.send(None)
+        child.join()
+        assert kept.tolist() == list(range(1000))
+        del kept
+        assert mapped().keys() <= before
+
+
+def test_a_worker_that_ends_leaves_no_memory_with_the_receiver() -> None:
+    def work(pipe: Any) -> None:
+        pool = SharedBufferPool((1 << 20,), np.dtype("u1"), keep=2)
+        say(pipe, pool.lease(numbers(pool)))
+        pipe.recv()
+
+    with process(work) as (pipe, child):
+        before = mapped().keys()
+        received = pipe.recv()
+        assert received.sum() == 255 * 128 << 12
+        del received
+        [segment] = mapped().keys() - before
+        assert mapped()[segment] >= 1 << 20  # for the next time
+        pipe.send(None)
+        child.join()
+        assert mapped().get(segment, 0) <= os.sysconf("SC_PAGESIZE")
+
+
+def test_a_pool_that_is_gone_leaves_what_is_lent() -> None:
+    def work(pipe: Any) -> None:
+        pool = SharedBufferPool((1000,), np.dtype("i8"), keep=2)
+        say(pipe, pool.lease(numbers(pool)))
+        del pool
+        gc.collect()
+        pipe.send("gone")
+        pipe.recv()
+        SharedBufferPool((1,), np.dtype("u1"), keep=1).acquire()
+        gc.collect()
+        pipe.send(descriptors())
+        pipe.recv()
+
+    with process(work) as (pipe, _):
+        before = mapped().keys()
+        message = pipe.recv_bytes()  # on its way when the pool goes
+        assert pipe.recv() == "gone"
+        received = pickle.loads(message)
+        assert received.tolist() == list(range(1000))
+        del received
+        assert mapped().keys() <= before
+        pipe.send(None)
+        assert pipe.recv() == 0
+        pipe.send(None)
+
+
+def descriptors() -> int:
+    """How many segments this process has open."""
+    found = 0
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            found += "memfd:seqrecord" in str(link.readlink())
+        except FileNotFoundError:  # of the directory itself
+            continue
+    return found
+
+
+def test_a_pool_keeps_no_more_than_it_may() -> None:
+    before = descriptors()
+    pool = SharedBufferPool((100,), np.dtype("u1"), keep=2)
+    leased = [pool.lease(pool.acquire()) for _ in range(5)]
+    leased.clear()
+    pool.release(pool.acquire())
+    assert descriptors() - before == 2 * 2  # Python's mmap has one of its own
+    del pool
+    assert descriptors() == before
+
+
+def test_a_worker_that_was_killed_is_named() -> None:
+    def work(pipe: Any) -> None:
+        pool = SharedBufferPool((4,), np.dtype("i4"), keep=2)
+        say(pipe, pool.lease(numbers(pool)))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with process(work) as (pipe, child):
+        child.join()
+        with pytest.raises(SeqRecordError, match=f"/proc/{child.pid}/fd/.*16 bytes"):
+            pipe.recv()
+
+
+# Through a DataLoader.
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("shared") / "records"
+    write_small(path, missing=False)
+    return path
+
+
+BATCH: dict[str, Any] = {
+    "clip_len": 3,
+    "batch_size": 2,
+    "features": ["image_left", "step"],
+    "seed": 3,
+}
+
+
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_batches_arrive_in_place_and_may_be_kept(records: Path, context: str) -> None:
+    loader = DataLoader(
+        SeqRecordStream(records, **BATCH),
+        batch_size=None,
+        num_workers=2,
+        multiprocessing_context=context,
+    )
+    before = mapped().keys()
+    batches = list(loader)
+    assert mapped().keys() - before  # else they were copied
+    expected = {
+        (key, int(start)): clip
+        for batch in SeqRecordPipe(records, **BATCH)
+        for key, start, clip in zip(
+            batch["episode"], batch["start"], batch["image_left"], strict=True
+        )
+    }
+    seen = {
+        (key, int(start)): clip.clone()
+        for batch in batches
+        for key, start, clip in zip(
+            batch["episode"], batch["start"], batch["image_left"], strict=True
+        )
+    }
+    assert seen.keys() == expected.keys()
+    assert all(torch.equal(clip, expected[name]) for name, clip in seen.items())
+    batches.clear()
+    gc.collect()
+    assert mapped().keys() <= before
+
+
+class CountingStream(SeqRecordStream):
+    """Says with each batch in which epoch it is, and how many segments the worker has."""
+
+    def __iter__(self) -> Iterator[Any]:
+        assert get_worker_info() is not None
+        for batch in super().__iter__():
+            yield {**batch, "segments": descriptors()}
+
+
+def test_workers_fill_the_same_memory_again_and_again(records: Path) -> None:
+    loader = DataLoader(
+        CountingStream(records, **BATCH), batch_size=None, num_workers=1, persistent_workers=True
+    )
+    most = [batch["segments"] for _ in range(6) for batch in loader]
+    assert len(most) > 2 * 7
+    # Two features, two descriptors each, of two batches that the loader has ahead, two of the
+    # engine, the consumer's, and those that are being delivered.
+    assert 0 < max(most) <= 2 * 2 * 7
+
+
+def test_leaving_early_and_beginning_again(records: Path) -> None:
+    loader = DataLoader(
+        SeqRecordStream(records, **BATCH), batch_size=None, num_workers=2, persistent_workers=True
+    )
+    whole = len(list(loader))
+    for _ in range(3):
+        for _, _batch in zip(range(2), loader, strict=False):
+            pass
+    assert len(list(loader)) == whole
