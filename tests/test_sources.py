@@ -780,7 +780,7 @@ def test_open_source(tmp_path: Path) -> None:
     folders = open_source(tmp_path / "two")
     assert isinstance(folders, Folders)
     assert folders.episodes()[0].num_frames == 5
-    with pytest.raises(SourceError, match="cameras and difficulty can be chosen for TartanAir"):
+    with pytest.raises(SourceError, match="cameras cannot be chosen for the format folders"):
         open_source(tmp_path / "two", cameras=["left"])
 
 

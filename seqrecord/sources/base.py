@@ -1,14 +1,14 @@
-"""The Source protocol: where episodes come from."""
+"""The protocols of sources: where episodes come from, and how a kind of source is found."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from seqrecord.schema import Frame, Schema
 
-__all__ = ["EpisodeInfo", "Source"]
+__all__ = ["EpisodeInfo", "FoundSource", "Source", "SourceFormat"]
 
 
 @dataclass(frozen=True)
@@ -62,3 +62,41 @@ class Source(Protocol):
         `skip_bad_episodes` leaves out.
         """
         ...
+
+
+class FoundSource(Source, Protocol):
+    """A source that `open_source` can find by itself."""
+
+    def exists(self) -> bool:
+        """Whether its path holds such data, from names of files and their first bytes.
+
+        It is asked of every path that a user names, so it must be quick, and so certain that no
+        data of another kind is taken for its own. Raises `SourceError` for a folder that cannot be
+        listed.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class SourceFormat:
+    """A kind of original data, by which `open_source` and `--format` know it.
+
+    A package adds one by an entry point of the group `seqrecord.sources`: its name is the
+    format's, and it refers to a `SourceFormat`.
+
+    Args:
+        name: what `--format` calls it: lower case letters, digits, `-` and `_`.
+        layout: what it looks like, in a few words and names of files; errors show it.
+        make: called with the path and `features=`, `keep_encoded=` and the `options` that were
+            given, it makes the source. It does not look at the data yet.
+        options: names of the arguments that only some formats take.
+        takes_files: whether the path can be a single file.
+        is_fallback: whether it is tried only where no other format fits.
+    """
+
+    name: str
+    layout: str
+    make: Callable[..., FoundSource]
+    options: tuple[str, ...] = ()
+    takes_files: bool = False
+    is_fallback: bool = False

@@ -18,6 +18,7 @@ __all__ = [
     "check_array",
     "is_junk",
     "list_folder",
+    "local_original",
     "local_root",
     "read_bytes",
     "unreadable",
@@ -27,12 +28,24 @@ JUNK = ("__MACOSX",)
 """Names that file managers leave behind, beside hidden ones."""
 
 
-def local_root(root: str | os.PathLike[str]) -> Path:
-    """`root` as an absolute path; raises `SourceError` unless it is a folder that is there, and
+def local_original(path: str | os.PathLike[str]) -> Path:
+    """`path` made absolute; raises `SourceError` unless a file or folder is there, and
     `LocationError` for a URL.
     """
-    local = local_path(root, "originals")
-    path = Path(os.path.abspath(local))  # noqa: PTH100 - resolve() would rename links
+    local = local_path(path, "originals")
+    absolute = Path(os.path.abspath(local))  # noqa: PTH100 - resolve() would rename links
+    if not absolute.is_dir() and not absolute.is_file():
+        raise SourceError(
+            "no such folder of originals",
+            file=os.fspath(path),
+            expected="a local or mounted folder, or a file",
+        )
+    return absolute
+
+
+def local_root(root: str | os.PathLike[str]) -> Path:
+    """As `local_original`, but it must be a folder."""
+    path = local_original(root)
     if not path.is_dir():
         raise SourceError(
             "no such folder of originals",

@@ -12,14 +12,14 @@ from typing import Any
 from seqrecord.errors import SourceError
 from seqrecord.schema import Frame, Schema
 from seqrecord.sources.arrays import npy_header
-from seqrecord.sources.base import EpisodeInfo
+from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.exported import read_description
 from seqrecord.sources.files import local_root
 from seqrecord.sources.folders_frames import check_time_axis, read_frames
 from seqrecord.sources.folders_schema import find_schema
 from seqrecord.sources.folders_tree import METADATA, EpisodeFolder, find_episodes, read_metadata
 
-__all__ = ["Folders"]
+__all__ = ["FORMAT", "Folders"]
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,14 @@ class Folders:
         except SourceError:
             pass  # `frames` says what is wrong
         return EpisodeInfo(self._key(episode.path), num_frames, metadata)
+
+
+FORMAT = SourceFormat(
+    "folders",
+    "any EPISODE/FEATURE/000000.png (or jpg, npy), or EPISODE/FEATURE.npy",
+    Folders,
+    is_fallback=True,
+)
 
 
 def _num_frames(episode: EpisodeFolder) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from seqrecord.errors import SourceError
 from seqrecord.schema import CodecConfig, FeatureSpec, Frame, Schema
 from seqrecord.sources.arrays import npy_header
-from seqrecord.sources.base import EpisodeInfo
+from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.files import local_root
 from seqrecord.sources.images import load_imagecodecs
 from seqrecord.sources.tartanair_frames import (
@@ -32,7 +32,7 @@ from seqrecord.sources.tartanair_tree import (
     trajectory_of,
 )
 
-__all__ = ["CAMERAS", "TartanAir"]
+__all__ = ["CAMERAS", "FORMAT", "TartanAir"]
 
 CAMERAS = ("left", "right")
 
@@ -221,6 +221,15 @@ class TartanAir:
         if layout and (size := self._probed[1].get(layout.version)):
             metadata["camera"] = _intrinsics(size, layout.centre)
         return EpisodeInfo(trajectory.key, len(ids), metadata)
+
+
+FORMAT = SourceFormat(
+    "tartanair",
+    "ENV/Easy/P000/image_left/000000_left.png, or "
+    "ENV/Data_easy/P000/image_lcam_front/000000_lcam_front.png",
+    TartanAir,
+    options=("cameras", "difficulty"),
+)
 
 
 def _some_has(trajectories: Sequence[Trajectory], files: PixelFiles) -> bool:

@@ -19,6 +19,8 @@ __all__ = [
     "common",
     "feature_names",
     "parse_codecs",
+    "parse_map",
+    "parse_options",
 ]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -35,7 +37,7 @@ def common(function: _Function) -> _Function:
         "storage_options",
         metavar="KEY=VALUE",
         multiple=True,
-        callback=lambda _ctx, _param, value: _parse_storage_options(value),
+        callback=lambda _ctx, _param, value: parse_options(value),
         help="For the filesystem that serves the URL; can be repeated.",
     )
     return storage(function)
@@ -130,6 +132,19 @@ def parse_codecs(
     return {**dict.fromkeys(features() if bare else (), others), **named}
 
 
+def parse_map(values: Sequence[str]) -> dict[str, str] | None:
+    """What repeated `--map FEATURE=PATH` options ask for: the place of each feature."""
+    places: dict[str, str] = {}
+    for value in values:
+        name, equals, place = value.partition("=")
+        if not equals or not name or not place:
+            raise click.BadParameter(f"not FEATURE=PATH: {value!r}")
+        if name in places:
+            raise click.BadParameter(f"two places for {name}")
+        places[name] = place
+    return places or None
+
+
 def _parse_codec(text: str) -> Any:
     if not text.startswith("["):
         return text
@@ -139,7 +154,7 @@ def _parse_codec(text: str) -> Any:
         raise click.BadParameter(f"a codec chain that is not JSON: {error}") from error
 
 
-def _parse_storage_options(values: Sequence[str]) -> dict[str, Any] | None:
+def parse_options(values: Sequence[str]) -> dict[str, Any] | None:
     """`KEY=VALUE` options; a value that is a JSON number, `true`, `false` or `null` is that."""
     options: dict[str, Any] = {}
     for value in values:

@@ -25,6 +25,7 @@ from seqrecord.reading.summary import Summary, summarize
 from seqrecord.reading.verification import VerifyProgress
 from seqrecord.reading.verification import verify as verify_dataset
 from seqrecord.sources import CAMERAS, open_source
+from seqrecord.sources.registry import BUILT_IN
 from seqrecord.storage import parse_location
 from seqrecord.text import counted, one_line
 from seqrecord.tools.cli.arguments import (
@@ -34,6 +35,8 @@ from seqrecord.tools.cli.arguments import (
     common,
     feature_names,
     parse_codecs,
+    parse_map,
+    parse_options,
 )
 from seqrecord.tools.cli.pictures import trace, view
 from seqrecord.tools.cli.terminal import PROGRAM, Commands, Interrupted, ProgressBar
@@ -68,9 +71,19 @@ def main(context: click.Context) -> None:
 
 @main.command()
 @click.option(
-    "--src", required=True, metavar="FOLDER", help="The originals: TartanAir, or episode folders."
+    "--src",
+    required=True,
+    metavar="PATH",
+    help="The originals: a folder, or a file that holds them, of any format of --format.",
 )
-@click.option("--dst", metavar="PATH", help="The dataset. [FOLDER's name with -records, beside it]")
+@click.option(
+    "--format",
+    "source_format",
+    metavar="NAME",
+    help=f"The originals' format: {', '.join(each.name for each in BUILT_IN)}, or one that another "
+    "package adds. [the one that fits]",
+)
+@click.option("--dst", metavar="PATH", help="The dataset. [--src's name with -records, beside it]")
 @click.option(
     "--codec",
     "codecs",
@@ -88,6 +101,21 @@ def main(context: click.Context) -> None:
 )
 @click.option(
     "--difficulty", type=click.Choice(["Easy", "Hard"]), help="TartanAir's difficulty. [both]"
+)
+@click.option(
+    "--map",
+    "places",
+    multiple=True,
+    metavar="FEATURE=PATH",
+    help="Where a feature lies inside the original files, as image=/observations/images/front; can "
+    "be repeated. Other features are left out.",
+)
+@click.option(
+    "--source-option",
+    "source_options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="For the format, if it takes more options; can be repeated.",
 )
 @click.option("--keep-encoded", is_flag=True, help="Store PNG and JPEG images as they are.")
 @click.option(
@@ -111,6 +139,7 @@ def main(context: click.Context) -> None:
 @common
 def write(
     src: str,
+    source_format: str | None,
     dst: str | None,
     codecs: tuple[str, ...],
     workers: int | None,
@@ -119,6 +148,8 @@ def write(
     features: list[str] | None,
     cameras: str | None,
     difficulty: str | None,
+    places: tuple[str, ...],
+    source_options: tuple[str, ...],
     keep_encoded: bool,
     skip_bad_episodes: bool,
     chunk_frames: int | None,
@@ -131,12 +162,21 @@ def write(
         raise click.UsageError("--resume and --append exclude each other")
     mode: WriteMode = "resume" if resume else "append" if append else "create"
     destination = dst or _default_destination(src)
+    named = {
+        "cameras": CAMERAS if cameras == "both" else cameras and (cameras,),
+        "difficulty": difficulty,
+        "map": parse_map(places),
+    }
+    others = parse_options(source_options) or {}
+    if twice := sorted(others.keys() & (named.keys() | {"features", "format", "keep_encoded"})):
+        raise click.UsageError(f"--source-option {twice[0]}: it has an option of its own")
     source = open_source(
         src,
+        format=source_format,
         features=features,
         keep_encoded=keep_encoded,
-        cameras=CAMERAS if cameras == "both" else cameras and (cameras,),
-        difficulty=difficulty,
+        **named,
+        **others,
     )
     # A preset for all others does not undo --keep-encoded: those have a codec already.
     chosen = parse_codecs(

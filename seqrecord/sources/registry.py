@@ -1,0 +1,190 @@
+"""The kinds of original data that are known, and which of them lies at a path."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from seqrecord.errors import SeqRecordError, SourceError
+from seqrecord.sources.base import FoundSource, Source, SourceFormat
+from seqrecord.sources.files import list_folder, local_original
+from seqrecord.sources.folders import FORMAT as FOLDERS
+from seqrecord.sources.tartanair import FORMAT as TARTANAIR
+
+__all__ = ["BUILT_IN", "ENTRY_POINTS", "format_names", "open_source"]
+
+BUILT_IN: tuple[SourceFormat, ...] = (
+    TARTANAIR,
+    FOLDERS,  # the last one: errors list formats in this order
+)
+"""The formats of this package."""
+
+ENTRY_POINTS = "seqrecord.sources"
+"""The group of entry points by which other packages add formats."""
+
+_SHOWN = 6  # names of what lies in a folder that nothing fits
+
+
+def open_source(
+    path: str | os.PathLike[str],
+    *,
+    format: str | None = None,  # noqa: A002 - the option's name on the command line
+    features: Sequence[str] | None = None,
+    keep_encoded: bool = False,
+    **options: Any,
+) -> Source:
+    """The source of the episodes that lie at `path`.
+
+    Args:
+        path: a folder of originals, or a file that holds some.
+        format: the name of its format, of those in docs/reference/sources.md or of an installed
+            package. By default the one that fits what lies there.
+        features: names of the features to read, in that order; by default all.
+        keep_encoded: leave PNG and JPEG images as they are.
+        options: what only some formats take, such as TartanAir's `cameras` and `difficulty`;
+            `None` means that an option is not given.
+
+    Raises `SourceError` where no format fits, or more than one, which lists what was tried; for a
+    format that is unknown or does not fit; and for an option that the format does not take.
+    """
+    original = local_original(path)
+    given = {name: value for name, value in options.items() if value is not None}
+    opening = _Opening(original, features, keep_encoded, given)
+    return opening.find() if format is None else opening.named(format)
+
+
+def format_names() -> list[str]:
+    """The names of all formats, those of this package first."""
+    return [*(each.name for each in BUILT_IN), *sorted(point.name for point in _points())]
+
+
+class _Opening:
+    """One call of `open_source`; `tried` is what came of each format, in words."""
+
+    def __init__(
+        self,
+        path: Path,
+        features: Sequence[str] | None,
+        keep_encoded: bool,
+        options: dict[str, Any],
+    ) -> None:
+        self._path, self._options = path, options
+        self._common: dict[str, Any] = {"features": features, "keep_encoded": keep_encoded}
+        self._tried: list[str] = []
+
+    def named(self, name: str) -> Source:
+        wanted = _format(name)
+        self._check_options(wanted)
+        source = self._try(wanted)
+        if source is None:
+            raise SourceError(
+                f"nothing here of the format {name}",
+                file=str(self._path),
+                expected=wanted.layout,
+                got="a file" if self._path.is_file() else _contents(self._path),
+            )
+        return source
+
+    def find(self) -> Source:
+        formats = [*BUILT_IN, *self._added()]
+        for is_fallback in (False, True):
+            candidates = [each for each in formats if each.is_fallback == is_fallback]
+            found = [(each, source) for each in candidates if (source := self._try(each))]
+            if len(found) > 1:
+                names = ", ".join(each.name for each, _ in found)
+                raise SourceError(
+                    "more than one format fits: choose one by --format NAME, or format=",
+                    file=str(self._path),
+                    expected="; ".join(f"{each.name} ({each.layout})" for each, _ in found),
+                    got=f"{names} of {', '.join(each.name for each in formats)}",
+                )
+            for each, source in found:
+                self._check_options(each)
+                return source
+        raise SourceError(
+            "nothing here that can be packed",
+            file=str(self._path),
+            expected=f"one of these formats: {'; '.join(self._tried)}",
+            got="a file" if self._path.is_file() else _contents(self._path),
+        )
+
+    def _try(self, wanted: SourceFormat) -> FoundSource | None:
+        """The source, if there is one of this format."""
+        self._tried.append(f"{wanted.name} ({wanted.layout})")
+        if self._path.is_file() and not wanted.takes_files:
+            return None
+        options = {k: v for k, v in self._options.items() if k in wanted.options}
+        source = wanted.make(self._path, **self._common, **options)
+        return source if source.exists() else None
+
+    def _added(self) -> list[SourceFormat]:
+        """The formats of other packages; one that cannot be loaded has been tried, no more."""
+        found = []
+        for point in _points():
+            try:
+                found.append(_loaded(point))
+            except SourceError as error:
+                self._tried.append(f"{point.name} ({error.message}: {error.got})")
+        return found
+
+    def _check_options(self, chosen: SourceFormat) -> None:
+        for name in self._options:
+            if name not in chosen.options:
+                raise SourceError(
+                    f"{name} cannot be chosen for the format {chosen.name}",
+                    file=str(self._path),
+                    expected=", ".join(chosen.options) or "no options",
+                    got=name,
+                )
+
+
+def _format(name: str) -> SourceFormat:
+    for each in BUILT_IN:
+        if each.name == name:
+            return each
+    points = [point for point in _points() if point.name == name]
+    if len(points) > 1:
+        raise SourceError(
+            f"two packages add a format named {name}", got=", ".join(p.value for p in points)
+        )
+    for point in points:
+        return _loaded(point)
+    raise SourceError("no such format", expected=f"one of {', '.join(format_names())}", got=name)
+
+
+def _points() -> Iterable[EntryPoint]:
+    """Those of other packages: a name of this package's own formats cannot be taken."""
+    own = {each.name for each in BUILT_IN}
+    return [point for point in entry_points(group=ENTRY_POINTS) if point.name not in own]
+
+
+def _loaded(point: EntryPoint) -> SourceFormat:
+    try:
+        loaded = point.load()
+    except Exception as error:  # importing another package raises anything
+        text = error.message if isinstance(error, SeqRecordError) else str(error)
+        raise SourceError(
+            f"the format {point.name} of another package cannot be loaded",
+            file=point.value,
+            got=f"{type(error).__name__}: {text}"[:200],
+        ) from error
+    if not isinstance(loaded, SourceFormat) or loaded.name != point.name:
+        raise SourceError(
+            f"the format {point.name} of another package cannot be loaded",
+            file=point.value,
+            expected=f"a SourceFormat named {point.name}",
+            got=repr(loaded)[:200],
+        )
+    return loaded
+
+
+def _contents(folder: Path) -> str:
+    names = sorted(f"{name}/" if is_folder else name for name, is_folder in list_folder(folder))
+    if not names:
+        return "an empty folder"
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(islice(names, _SHOWN))}{more}"

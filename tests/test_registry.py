@@ -1,0 +1,180 @@
+"""Which format lies at a path, formats of other packages, and what the errors list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import seqrecord
+from seqrecord import EpisodeInfo, FeatureSpec, Schema
+from seqrecord.errors import SourceError
+from seqrecord.sources import Folders, SourceFormat, TartanAir, format_names, open_source
+from seqrecord.sources.registry import BUILT_IN
+from tests.command_line import main
+from tests.trees import make_frames, write_v1
+
+Install = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """One episode: `numbers.txt`, a number a line. `base` is added."""
+
+    root: Path
+    features: Sequence[str] | None = None
+    keep_encoded: bool = False
+    base: int = 0
+
+    def exists(self) -> bool:
+        return self._path.is_file() and self._path.name == "numbers.txt"
+
+    def schema(self) -> Schema:
+        return Schema([FeatureSpec("number", np.dtype("<i8"), ())])
+
+    def episodes(self) -> list[EpisodeInfo]:
+        return [EpisodeInfo("numbers", len(self._path.read_text().split()))]
+
+    def frames(self, info: EpisodeInfo) -> Iterator[dict[str, Any]]:
+        for word in self._path.read_text().split():
+            yield {"number": np.int64(int(word) + self.base)}
+
+    @property
+    def _path(self) -> Path:
+        return self.root if self.root.is_file() else self.root / "numbers.txt"
+
+
+NUMBERS = SourceFormat("numbers", "numbers.txt", Numbers, options=("base",), takes_files=True)
+SAME = SourceFormat("same", "numbers.txt, too", Numbers)
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Installs a package whose entry points are the given ones: name to object."""
+    site = tmp_path / "site"
+    monkeypatch.syspath_prepend(str(site))
+
+    def add(package: str = "plug", **points: str) -> None:
+        info = site / f"{package}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        lines = "\n".join(f"{name} = {value}" for name, value in points.items())
+        (info / "entry_points.txt").write_text(f"[seqrecord.sources]\n{lines}\n")
+
+    return add
+
+
+@pytest.fixture
+def numbers(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "numbers.txt").write_text("3\n5\n8\n")
+    return folder
+
+
+def test_names_of_formats_are_plain_and_differ() -> None:
+    names = [each.name for each in BUILT_IN]
+    assert len(set(names)) == len(names)
+    assert all(name == name.lower() and name.replace("_", "a").isalnum() for name in names)
+    assert format_names()[: len(names)] == names
+    assert [each.name for each in BUILT_IN if each.is_fallback] == ["folders"]
+
+
+def test_docs_list_every_format() -> None:
+    page = Path(seqrecord.__file__).parents[1] / "docs" / "reference" / "sources.md"
+    rows = [line for line in page.read_text().splitlines() if line.startswith("| `")]
+    listed = [row.split("`")[1] for row in rows]
+    assert sorted(listed) == sorted(each.name for each in BUILT_IN)
+
+
+def test_a_named_format_is_the_only_one_tried(tmp_path: Path) -> None:
+    write_v1(tmp_path / "a" / "Easy" / "P000", make_frames(0, 2))
+    assert isinstance(open_source(tmp_path), TartanAir)
+    assert isinstance(open_source(tmp_path, format="tartanair"), TartanAir)
+    assert isinstance(open_source(tmp_path, format="folders"), Folders)
+    with pytest.raises(SourceError, match="nothing here of the format folders") as caught:
+        open_source(tmp_path / "a" / "Easy" / "P000" / "image_left", format="folders")
+    assert "000000_left.png" in str(caught.value.got)
+    with pytest.raises(SourceError, match=r"no such format; .*one of tartanair, .*folders"):
+        open_source(tmp_path, format="tartan")
+
+
+def test_an_unknown_folder_lists_what_was_tried(tmp_path: Path, install: Install) -> None:
+    install(numbers="tests.test_registry:NUMBERS", broken="tests.no_such_module:FORMAT")
+    folder = tmp_path / "unknown"
+    folder.mkdir()
+    for name in "abcdefgh":
+        (folder / f"{name}.bin").touch()
+    with pytest.raises(SourceError, match="nothing here that can be packed") as caught:
+        open_source(folder)
+    expected = str(caught.value.expected)
+    for each in [*BUILT_IN, NUMBERS]:
+        assert f"{each.name} ({each.layout})" in expected
+    assert "broken (the format broken of another package cannot be loaded" in expected
+    assert caught.value.got == "a.bin, b.bin, c.bin, d.bin, e.bin, f.bin and 2 more"
+    with pytest.raises(SourceError, match=r"nothing here that can be packed.*got: a file"):
+        open_source(folder / "a.bin")
+    with pytest.raises(SourceError, match="no such folder of originals"):
+        open_source(folder / "gone")
+
+
+def test_another_package_adds_a_format(numbers: Path, install: Install) -> None:
+    install(numbers="tests.test_registry:NUMBERS")
+    assert format_names()[-1] == "numbers"
+    for path in (numbers, numbers / "numbers.txt"):
+        source = open_source(path)
+        assert isinstance(source, Numbers)
+        assert [frame["number"] for frame in source.frames(source.episodes()[0])] == [3, 5, 8]
+    assert open_source(numbers, format="numbers", base=4) == Numbers(numbers, base=4)
+    with pytest.raises(SourceError, match="colour cannot be chosen for the format numbers") as e:
+        open_source(numbers, colour="red")
+    assert e.value.expected == "base"
+
+
+def test_the_command_line_takes_formats_of_others(numbers: Path, install: Install) -> None:
+    def run(*options: str, status: int = 0) -> str:
+        result = CliRunner().invoke(main, ["write", "--src", str(numbers), *options])
+        assert result.exit_code == status, result.output
+        return result.stderr
+
+    install(numbers="tests.test_registry:NUMBERS")
+    options = ["--format", "numbers", "--source-option", "base=10", "--workers", "1"]
+    run("--dst", str(numbers / "out"), *options)
+    with seqrecord.open(numbers / "out") as dataset:
+        np.testing.assert_array_equal(dataset.episodes["numbers"][:]["number"], [13, 15, 18])
+    assert "it has an option of its own" in run("--source-option", "cameras=left", status=2)
+    assert "not FEATURE=PATH" in run("--map", "image", status=2)
+    assert "two places for image" in run("--map", "image=a", "--map", "image=b", status=2)
+    assert "map cannot be chosen for the format numbers" in run("--map", "image=a", status=1)
+
+
+def test_a_folder_that_fits_two_formats_is_ambiguous(numbers: Path, install: Install) -> None:
+    install(numbers="tests.test_registry:NUMBERS", same="tests.test_registry:SAME")
+    with pytest.raises(SourceError, match="more than one format fits") as caught:
+        open_source(numbers)
+    assert caught.value.expected == "numbers (numbers.txt); same (numbers.txt, too)"
+    tried = str(caught.value.got).partition(" of ")[2].split(", ")
+    assert tried == [*(each.name for each in BUILT_IN), "numbers", "same"]
+    assert isinstance(open_source(numbers, format="same"), Numbers)
+
+
+def test_formats_of_others_that_cannot_be_used(numbers: Path, install: Install) -> None:
+    install(
+        gone="tests.no_such_module:FORMAT",
+        function="tests.test_registry:install",
+        other="tests.test_registry:NUMBERS",
+        tartanair="tests.no_such_module:FORMAT",
+    )
+    for name in ("gone", "function", "other"):
+        with pytest.raises(SourceError, match=f"the format {name} of another package cannot be"):
+            open_source(numbers, format=name)
+    with pytest.raises(SourceError, match="nothing here of the format tartanair"):
+        open_source(numbers, format="tartanair")  # this package's own, whatever others say
+    install("second", gone="tests.test_registry:NUMBERS")
+    with pytest.raises(SourceError, match="two packages add a format named gone"):
+        open_source(numbers, format="gone")
