@@ -54,13 +54,15 @@ def epoch(
     """
     import numpy as np
 
-    import seqrecord.pipes.loaders  # torch takes seconds, whatever is read
+    import seqrecord
+
+    make_pipe = seqrecord.SeqRecordPipe  # imports torch, which takes seconds, whatever is read
 
     def touch(array: Any) -> None:
         np.asarray(array).reshape(-1).view(np.uint8)[::PAGE].max()
 
     begin, first = time.perf_counter(), 0.0
-    pipe = seqrecord.SeqRecordPipe(
+    pipe = make_pipe(
         location,
         storage_options=options,
         clip_len=clip_len,
