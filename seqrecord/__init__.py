@@ -30,6 +30,7 @@ from seqrecord.writing.writer import SeqRecordWriter
 
 if TYPE_CHECKING:
     from seqrecord.engine.device import prefetch_to_device
+    from seqrecord.pipes.collating import collate
     from seqrecord.pipes.loaders import (
         SeqRecordDataset,
         SeqRecordNode,
@@ -67,6 +68,7 @@ __all__ = [
     "bench",
     "cache_info",
     "clear_cache",
+    "collate",
     "convert",
     "draw_timeline",
     "errors",
@@ -87,6 +89,7 @@ _IMPORTED_LATER = {
     "SeqRecordPipe": "pipes.loaders",
     "SeqRecordStream": "pipes.loaders",
     "bench": "tools.bench",
+    "collate": "pipes.collating",
     "draw_timeline": "tools.drawing",
     "prefetch_to_device": "engine.device",
     "view": "tools.drawing",

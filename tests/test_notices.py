@@ -9,6 +9,7 @@ import pytest
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+import seqrecord
 from seqrecord import SeqRecordPipe, SeqRecordStream
 from tests.clip_data import names
 
@@ -66,7 +67,7 @@ def test_what_is_meant_is_not_commented_on(
         DataLoader(batches, num_workers=workers, collate_fn=first),
         DataLoader(batches.map(names).unbatch(), num_workers=workers),
         DataLoader(clips, num_workers=workers, batch_size=None),
-        DataLoader(clips, num_workers=workers, batch_size=4),
+        DataLoader(clips, num_workers=workers, batch_size=4, collate_fn=seqrecord.collate),
     ]
     for loader in loaders:
         next(iter(loader))

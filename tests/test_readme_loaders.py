@@ -13,7 +13,14 @@ from torch.utils.data import DataLoader
 from torchdata.nodes import Batcher, Loader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from seqrecord import SeqRecordNode, SeqRecordPipe, SeqRecordStream, StateError
+import seqrecord
+from seqrecord import (
+    SeqRecordDataset,
+    SeqRecordNode,
+    SeqRecordPipe,
+    SeqRecordStream,
+    StateError,
+)
 from tests.clip_data import names
 
 README = Path(__file__).parents[1] / "README.md"
@@ -119,6 +126,29 @@ def test_loader_with_workers(path: Path) -> None:
             data.state_dict()
 
 
+@row("DataLoader with batch_size=4")
+def test_loader_of_single_clips(path: Path) -> None:
+    def make() -> Any:
+        return DataLoader(
+            SeqRecordPipe(path, **SETTINGS), batch_size=4, collate_fn=seqrecord.collate
+        )
+
+    assert shapes(next(iter(make()))) == [4, 3, 2]
+    check_reshuffles(make())
+    clips = SeqRecordDataset(path, clip_len=3, features=["id"])
+    check_reshuffles(DataLoader(clips, batch_size=4, shuffle=True, collate_fn=seqrecord.collate))
+
+    loader = make()
+    iterator = iter(loader)
+    seen = [name for _ in range(5) for name in names(next(iterator))]
+    pipe = loader.dataset._datapipe
+    again = make()
+    again.dataset._datapipe.load_state_dict(pipe.state_dict())
+    rest = [name for batch in again for name in names(batch)]
+    assert len(seen) == 20
+    assert sorted(seen + rest) == sorted(name for batch in make() for name in names(batch))
+
+
 # Workers are in the row above, and StatefulDataLoader's in tests/test_worker_epochs.py.
 WITH_WORKERS = pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 
@@ -176,7 +206,8 @@ def mapped(clip: dict[str, Any]) -> dict[str, Any]:
 @row("pipe.map(…)")
 def test_chains(path: Path) -> None:
     whole: Any = SeqRecordPipe(path, **SETTINGS)
-    chain = whole.shuffle(buffer_size=20).sharding_filter().map(mapped).batch(4).collate()
+    chain = whole.shuffle(buffer_size=20).sharding_filter().map(mapped).batch(4)
+    chain = chain.collate(seqrecord.collate)
     assert shapes(next(iter(chain))) == [4, 3, 2]
     check_reshuffles(chain)
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from seqrecord.engine.adjacent import AdjacentPool
 from seqrecord.engine.arena import Arena, BufferPool
 from seqrecord.engine.shared_memory import SharedBufferPool, can_share
 from seqrecord.format.pages import aligned
@@ -210,6 +211,7 @@ def batch_pools(
 ) -> dict[str, BufferPool]:
     """A pool for each feature, of memory for `size` clips of `length` frames.
 
+    Single clips may be joined to batches, see `engine.adjacent`.
     With `shared`, batches can be sent to another process without being copied. Frames of a variable
     shape are copied even so, and their memory is not used again.
     """
@@ -217,13 +219,19 @@ def batch_pools(
     pools = {}
     for name, spec in specs.items():
         if spec.is_fixed:
-            shape: Any = (size, length, *spec.shape)
-            pools[name] = pool(shape, spec.dtype, keep)
+            make = partial(_array_pool, pool, (length, *spec.shape), spec.dtype, keep)
+            pools[name] = AdjacentPool(make) if size == 1 else make(size)
         else:
             assert spec.largest is not None, "the largest frame is known"
             room = (size * length * aligned(spec.largest),)
             pools[name] = _FreshPool(room, _BYTE, 0) if shared else BufferPool(room, _BYTE, keep)
     return pools
+
+
+def _array_pool(
+    kind: type[BufferPool], shape: Any, dtype: np.dtype[Any], keep: int, size: int
+) -> BufferPool:
+    return kind((size, *shape), dtype, keep)
 
 
 class _VariableFrames:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.datapipes.iter import Batcher, Filter, Mapper, ShardingFilter
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -18,6 +19,8 @@ __all__ = [
     "find_iterating",
     "find_loader",
     "is_distributed_by_accelerate",
+    "is_in_default_chain",
+    "is_indexed_by_default",
     "is_running",
 ]
 
@@ -74,6 +77,28 @@ def find_holder() -> str | None:
         if name.startswith(f"{_ITER_PIPES}.") and frame.f_code not in passing:
             return type(frame.f_locals.get("self")).__name__  # it has just begun and holds nothing
     return None
+
+
+def is_in_default_chain() -> bool:
+    """Whether `.batch(…).collate()` follows, with torch's own function. For when it begins.
+
+    Later the frames looked at would keep what they hold, see `_owner`.
+    """
+    batcher, mapper = _codes(Batcher.__iter__), _codes(Mapper.__iter__)
+    batched = False
+    for frame in _frames():
+        batched = batched or frame.f_code in batcher
+        if batched and frame.f_code in mapper:
+            return getattr(frame.f_locals["self"], "fn", None) is default_collate
+    return False
+
+
+def is_indexed_by_default(dataset: object) -> bool:
+    """Whether it is a DataLoader with torch's own `collate_fn` that asks this dataset for clips."""
+    fetcher = _owner(_MapDatasetFetcher.fetch)
+    return (
+        fetcher is not None and fetcher.dataset is dataset and fetcher.collate_fn is default_collate
+    )
 
 
 def is_running(module: str) -> bool:

@@ -16,14 +16,14 @@ from torch.utils.data import DataLoader, default_collate, get_worker_info
 from seqrecord.engine.engine import Engine
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError, StateError
-from seqrecord.pipes.callers import find_iterating
+from seqrecord.pipes.callers import find_iterating, is_in_default_chain
 from seqrecord.pipes.clip_loader import Clip, ClipLoader
 from seqrecord.pipes.counter import EpochCounter
 from seqrecord.pipes.distributed import say_once
 from seqrecord.pipes.states import Sharing, State, parse_settings
 from seqrecord.sampling import Part
 
-__all__ = ["Epochs", "share_all"]
+__all__ = ["SLOW", "Epochs", "share_all"]
 
 _MAX_EPOCH = (1 << 63) - 1
 
@@ -264,7 +264,12 @@ class Epochs:
         return self._counter
 
     def _look_at_consumer(self) -> None:
-        """Tell of a DataLoader that collates batches; from where it is, not from its workers."""
+        """Tell of who collates batches, or clips in a slow way.
+
+        A DataLoader is told of from where it is, not from its workers.
+        """
+        if self.loader.batch_size is None and is_in_default_chain():
+            say_once(f".collate() {SLOW}: write .collate(seqrecord.collate)")
         loader = None if get_worker_info() is not None else find_iterating()
         if loader is None:
             return
@@ -328,7 +333,8 @@ def _sharing_of(part: Part) -> Sharing:
 def _tell_of_collating(loader: DataLoader[Any], *, batch_size: int | None, clip_len: int) -> None:
     """Say that a DataLoader makes batches of batches, or of one clip each, if it does.
 
-    `DataLoader(pipe)` does: its own `batch_size` is 1.
+    `DataLoader(pipe)` does: its own `batch_size` is 1. Also of one that collates single clips with
+    torch's function, into fresh memory.
     """
     if loader.batch_size is None or loader.collate_fn is not default_collate:
         return
@@ -342,6 +348,15 @@ def _tell_of_collating(loader: DataLoader[Any], *, batch_size: int | None, clip_
             "a DataLoader collates single clips one by one, so tensors have the shape "
             f"[1, {clip_len}, …]: give it batch_size=None, and batch_size= to the pipe"
         )
+    else:
+        say_once(
+            f"a DataLoader {SLOW}: write DataLoader(…, batch_size={loader.batch_size}, "
+            "collate_fn=seqrecord.collate), or give batch_size to the pipe and batch_size=None to "
+            "the DataLoader"
+        )
+
+
+SLOW = "collates single clips into memory that is fresh each time, which is slow"
 
 
 def _check_epoch(epoch: int) -> None:

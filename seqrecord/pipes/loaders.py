@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
 from torchdata.nodes import BaseNode
 
 from seqrecord.clips import ClipTable
 from seqrecord.errors import StateError
-from seqrecord.pipes.callers import find_filter, find_holder, find_loader, is_running
+from seqrecord.pipes.callers import (
+    find_filter,
+    find_holder,
+    find_loader,
+    is_indexed_by_default,
+    is_running,
+)
 from seqrecord.pipes.clip_loader import Clip, ClipLoader
-from seqrecord.pipes.distributed import items_beside
-from seqrecord.pipes.epochs import Epochs
+from seqrecord.pipes.clip_reader import ClipReader
+from seqrecord.pipes.distributed import items_beside, say_once
+from seqrecord.pipes.epochs import SLOW, Epochs
 from seqrecord.pipes.options import (
     ClipOptions,
     LoaderOptions,
@@ -27,7 +33,6 @@ from seqrecord.pipes.options import (
     init_takes_arguments,
 )
 from seqrecord.pipes.selection import ClipSelection
-from seqrecord.reading.frames import FrameTransform, add_place, apply_transform, check_arrays
 from seqrecord.reading.reader import DatasetLike, SeqRecordReader
 from seqrecord.sampling import Part
 
@@ -297,6 +302,11 @@ class SeqRecordDataset(TorchDataset[dict[str, Any]]):
     Clips are numbered episode by episode, front to back. Random order reads and decodes a frame
     for every clip that it is in: streaming is much faster.
 
+    A `DataLoader` with `collate_fn=seqrecord.collate` asks for the clips of a batch at once: a
+    frame that several of them have is read and decoded once, and they lie in the memory of one
+    batch, which is used again when nothing refers to it any more. A clip that is kept stays as it
+    is, and keeps the memory of those that came with it.
+
     Args:
         location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
     """
@@ -305,6 +315,7 @@ class SeqRecordDataset(TorchDataset[dict[str, Any]]):
     def __init__(self, location: DatasetLike, options: ClipOptions) -> None:
         self._options = options
         self._selection = ClipSelection(location, options)
+        self._reader = ClipReader(self._selection)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_options": self._selection.portable(self._options)}
@@ -328,43 +339,24 @@ class SeqRecordDataset(TorchDataset[dict[str, Any]]):
         return self.clips.num_clips
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        number = operator.index(number)
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"clip {number} of {len(self)}")
-        selection = self._selection
-        row, start = selection.locate(number % len(self))
-        key = selection.key(row)
-        frames = range(start, start + selection.spec.span, selection.spec.dilation)
-        arrays: dict[str, Any] = dict(self.dataset.episodes[key].read(frames))
-        if selection.frame_transform is not None:
-            arrays = self._transform(arrays, key, frames, selection.frame_transform)
-        clip: dict[str, Any] = {
-            name: [torch.from_numpy(frame) for frame in array]
-            if isinstance(array, list)
-            else torch.from_numpy(array)
-            for name, array in arrays.items()
-        }
-        return {**clip, "episode": key, "start": start}
+        return self._reader.read(np.array([self._checked(number)]))[0]
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
+        """The clips of these numbers; a `DataLoader` asks for those of a batch."""
+        if is_indexed_by_default(self):
+            say_once(
+                f"a DataLoader {SLOW}: write DataLoader(…, batch_size={len(numbers)}, "
+                "collate_fn=seqrecord.collate)"
+            )
+        found = [self._checked(number) for number in numbers]
+        return self._reader.read(np.array(found)) if found else []
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._selection.describe()})"
 
-    def _transform(
-        self, arrays: Mapping[str, Any], key: str, frames: range, transform: FrameTransform
-    ) -> dict[str, Any]:
-        """The arrays of a clip, each of its frames transformed."""
-        stacked: dict[str, Any] = {
-            name: np.empty((len(frames), *spec.shape), spec.dtype)
-            for name, spec in self._selection.arrays.items()
-        }
-        for i, frame in enumerate(frames):
-            try:
-                made = apply_transform(transform, {name: a[i] for name, a in arrays.items()})
-                check_arrays(made, self._selection.arrays)
-            except Exception as error:
-                url = self.dataset.url
-                add_place(error, "frame_transform", file=url, episode=key, frame=frame)
-                raise
-            for name, array in made.items():
-                stacked[name][i] = array
-        return stacked
+    def _checked(self, number: int) -> int:
+        """A clip's number, counted from the first."""
+        number = operator.index(number)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"clip {number} of {len(self)}")
+        return number % len(self)

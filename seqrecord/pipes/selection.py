@@ -19,6 +19,7 @@ from seqrecord.clips import (
 )
 from seqrecord.errors import ClipError
 from seqrecord.format.pages import ALIGNMENT
+from seqrecord.pipes.collating import keep_memory_for
 from seqrecord.pipes.distributed import say_once
 from seqrecord.pipes.options import ClipOptions
 from seqrecord.reading.frames import ArraySpec, add_place, apply_transform
@@ -87,10 +88,15 @@ class ClipSelection:
             )
         self.arrays = self._look()
         self._check_arrays()
+        keep_memory_for(self)
         if self.left_out:
             say_once(
                 f"{self.dataset.url}: {self.clips.num_clips:,} clips; left out: {self.left_out}"
             )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        keep_memory_for(self)
 
     @property
     def typical_clips(self) -> ClipTable:

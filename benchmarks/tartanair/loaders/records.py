@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader
 
 from benchmarks.tartanair.compare.recordings import Clip, Recordings
 from benchmarks.tartanair.loaders.base import OURS, Batch, Batches, Loader, Place, Settings
@@ -106,7 +106,7 @@ def open_chain(
     pipe = pipe.sharding_filter()
     if clip_transform is not None:
         pipe = pipe.map(clip_transform)
-    pipe = pipe.batch(settings.batch_size).collate(default_collate)
+    pipe = pipe.batch(settings.batch_size).collate(seqrecord.collate)
     return DataLoader(pipe, batch_size=None, **loader_arguments(settings))
 
 
@@ -117,6 +117,7 @@ def open_map(place: Place, clips: Sequence[Clip], settings: Settings) -> Batches
         seqrecord.SeqRecordDataset(records_of(place), **arguments(place, settings)),
         batch_size=settings.batch_size,
         sampler=Order(len(clips), settings),
+        collate_fn=seqrecord.collate,
         **loader_arguments(settings),
     )
 

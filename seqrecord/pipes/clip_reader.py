@@ -1,0 +1,194 @@
+"""Clips by their number: all clips of a call at once, in memory that is used again."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import get_worker_info
+
+from seqrecord.clips import IntArray
+from seqrecord.engine.adjacent import divide
+from seqrecord.engine.arena import Place
+from seqrecord.engine.batches import HostBatchBuilder
+from seqrecord.engine.buffers import HostBuffers, Needs
+from seqrecord.engine.loading import ChunkLoader, Load
+from seqrecord.engine.stats import EngineStats
+from seqrecord.pipes.distributed import worker_threads
+from seqrecord.pipes.selection import ClipSelection
+from seqrecord.threads import ThreadPool
+
+__all__ = ["ClipReader"]
+
+_KEEP = 3  # batches that nobody uses
+_FRAMES = 1 << 40  # more than an episode has
+_THREAD_BYTES = 4 << 20  # one more thread for each; one thread reads what is less
+
+_Task = Callable[[], object]
+
+
+class ClipReader:
+    """Reads clips of a selection. Picklable; a copy in another process begins without memory.
+
+    The clips of a call lie side by side, so that `collate` makes a batch of them without copying. A
+    frame is read and decoded once in a call, however many of its clips have it. Frames of variable
+    shapes are an exception: each clip reads its own, into fresh memory.
+    """
+
+    def __init__(self, selection: ClipSelection) -> None:
+        self._selection = selection
+        arrays = selection.arrays
+        self._fixed = {name: spec for name, spec in arrays.items() if spec.is_fixed}
+        self._variable = [name for name in arrays if name not in self._fixed]
+        self._dataset = selection.dataset
+        if (
+            self._variable and self._fixed
+        ):  # then no frame is transformed: that gives arrays of fixed shapes
+            self._dataset = selection.dataset.select(list(self._fixed))
+        self._begin()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"selection": self._selection}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["selection"])  # type: ignore[misc]
+
+    def _begin(self) -> None:
+        """Without memory, in this process."""
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._single: HostBuffers | None = None  # for one clip
+        self._several: HostBuffers | None = None  # for as many as were asked for at most
+
+    def read(self, numbers: IntArray) -> list[dict[str, Any]]:
+        """Clips by their number, int64[clips], as `SeqRecordPipe` gives them."""
+        selection = self._selection
+        episode, start = selection.clips.locate(numbers)
+        columns: dict[str, Sequence[Any]] = {}
+        if self._fixed:
+            columns.update(self._read_fixed(episode, start))
+        if self._variable:
+            columns.update(self._read_variable(episode, start))
+        keys = [selection.key(row) for row in episode.tolist()]
+        return [
+            {**{name: columns[name][i] for name in selection.arrays}, "episode": key, "start": at}
+            for i, (key, at) in enumerate(zip(keys, start.tolist(), strict=True))
+        ]
+
+    def _read_fixed(self, episode: IntArray, start: IntArray) -> dict[str, list[torch.Tensor]]:
+        """The features of fixed shapes: of each a tensor for each clip."""
+        count = len(episode)
+        if self._process != os.getpid():
+            self._begin()
+        with self._lock:
+            buffers = self._buffers(count)
+            builder = buffers.begin_batch(count)
+        frames = start[:, None] + self._offsets
+        wanted = (episode[:, None] * _FRAMES + frames).reshape(-1)
+        # Each frame once, the row of the batch where it comes first, and that for every row.
+        unique, rows, inverse = np.unique(wanted, return_index=True, return_inverse=True)
+        load = ChunkLoader(
+            self._dataset,
+            buffers,
+            1,
+            self._selection.frame_transform,
+            worker_threads(),
+            EngineStats(),
+        )
+        loads = self._loads(unique // _FRAMES, unique % _FRAMES, rows, builder)
+        _do((partial(load, *one) for one in loads), builder.nbytes)
+        again = rows[inverse.reshape(-1)]
+        _do(_copies(builder, again), builder.nbytes)
+        features = builder.finish().features
+        return {
+            name: divide(batch) if count > 1 else [batch[0]]  # type: ignore[arg-type,list-item]
+            for name, batch in features.items()
+        }
+
+    @property
+    def _offsets(self) -> IntArray:
+        spec = self._selection.spec
+        return np.arange(spec.length) * spec.dilation
+
+    def _buffers(self, count: int) -> HostBuffers:
+        """Memory for so many clips."""
+        kept = self._several if count > 1 else self._single
+        if kept is None or kept.needs.batch_size < count:
+            length, shared = self._selection.spec.length, get_worker_info() is not None
+            kept = HostBuffers(Needs(self._fixed, 0, count, length, _KEEP, shared=shared))
+        if count > 1:
+            self._several = kept
+        else:
+            self._single = kept
+        return kept
+
+    def _loads(
+        self, episode: IntArray, frame: IntArray, rows: IntArray, builder: HostBatchBuilder
+    ) -> Iterator[tuple[Load, list[Place]]]:
+        """Loads, one for each chunk, that bring these frames, in ascending order, into rows."""
+        table = self._dataset.episode_table
+        chunk = table.first_chunk[episode] + frame // table.chunk_frames[episode]
+        edges = np.flatnonzero(np.diff(chunk)) + 1
+        for begin, end in pairwise([0, *edges.tolist(), len(chunk)]):
+            inside = frame[begin:end]
+            first, count = int(inside[0]), int(inside[-1] - inside[0] + 1)
+            load = Load(0, 0, int(episode[begin]), int(chunk[begin]), first, count)
+            yield load, [Place(builder.rows, inside - first, rows[begin:end])]
+
+    def _read_variable(self, episode: IntArray, start: IntArray) -> dict[str, list[Any]]:
+        """The features of variable shapes: of each a list for each clip."""
+        columns: dict[str, list[Any]] = {name: [] for name in self._variable}
+        for row, first in zip(episode.tolist(), start.tolist(), strict=True):
+            found = self._selection.dataset.episodes[self._selection.key(row)]
+            frames = (first + self._offsets).tolist()
+            for name, arrays in found.read(frames, features=self._variable).items():
+                columns[name].append([torch.from_numpy(array) for array in arrays])
+        return columns
+
+
+def _copies(builder: HostBatchBuilder, source: IntArray) -> Iterator[_Task]:
+    """Copies of the frames that a batch has more than once: row `i` is that of `source[i]`."""
+    target = np.flatnonzero(source != np.arange(len(source)))
+    source = source[target]
+    edges = np.flatnonzero((np.diff(target) != 1) | (np.diff(source) != 1)) + 1
+    for begin, end in pairwise([0, *edges.tolist(), len(target)]):
+        if begin == end:
+            continue
+        to = slice(int(target[begin]), int(target[end - 1]) + 1)
+        of = slice(int(source[begin]), int(source[end - 1]) + 1)
+        for array in builder.rows.values():
+            yield partial(np.copyto, array[to], array[of])
+
+
+def _do(tasks: Iterable[_Task], nbytes: int) -> None:
+    """Do tasks, on as many threads as pay for so many bytes. Raises the first error."""
+    todo = deque(tasks)
+    threads = min(len(todo), worker_threads(), 1 + nbytes // _THREAD_BYTES)
+    if threads <= 1:
+        _work(todo)
+        return
+    with ThreadPool(threads - 1, "seqrecord-clips") as pool:
+        others = [pool.submit(_work, todo) for _ in range(threads - 1)]
+        _work(todo)
+        for other in others:
+            other.result()
+
+
+def _work(todo: deque[_Task]) -> None:
+    while True:
+        try:
+            task = todo.popleft()
+        except IndexError:
+            return
+        try:
+            task()
+        except BaseException:
+            todo.clear()
+            raise

@@ -1,0 +1,169 @@
+"""`collate`: single clips to a batch, in memory that is used again."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch.utils.data import get_worker_info
+
+from seqrecord.engine.adjacent import join
+from seqrecord.engine.arena import BufferPool
+from seqrecord.engine.shared_memory import SharedBufferPool, can_share
+from seqrecord.errors import ClipError
+
+__all__ = ["collate", "keep_memory_for"]
+
+_KEEP = 3  # buffers of a kind that nobody uses
+_MOST_POOLS = 128  # kinds of buffers: features of all loaders of a process
+
+_NUMBERS = (bool, int, float, complex)
+
+_Kind: TypeAlias = "tuple[tuple[int, ...], torch.dtype, bool]"
+
+
+def collate(clips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A batch of single clips: what a loader with `batch_size` gives, from one that has none.
+
+    For a DataLoader's `collate_fn`, in this process or in workers, and for `.batch(4).collate(…)`
+    in a chain of pipes. Tensors [clip_len, …] become tensors [clips, clip_len, …], numbers become
+    tensors [clips], keys and other texts become lists, and so do frames of variable shapes.
+
+    Unlike with torch's `default_collate`, batches lie in memory that is used again when nothing
+    refers to it any more: finding fresh memory takes many times as long as copying. Clips that come
+    straight from a loader, one after the other, are not copied at all: the batch is their memory.
+    In a worker process, on Linux, batches are shared memory.
+
+    Raises `ClipError` for clips that make no batch, and says which entry.
+    """
+    if not clips or not all(isinstance(clip, Mapping) for clip in clips):
+        raise ClipError(
+            "nothing to collate",
+            expected="a list of clips, each a dict by feature",
+            got=repr([type(clip).__name__ for clip in clips])[:100],
+        )
+    for clip in clips:
+        if clip.keys() != clips[0].keys():
+            raise ClipError(
+                "clips of different features make no batch",
+                expected=", ".join(map(str, clips[0])),
+                got=", ".join(map(str, clip)),
+            )
+    return {name: _collate(str(name), [clip[name] for clip in clips]) for name in clips[0]}
+
+
+def _collate(name: str, values: list[Any]) -> Any:
+    first = values[0]
+    for kind in (torch.Tensor, (np.ndarray, np.generic), _NUMBERS, Mapping):
+        same = [isinstance(value, kind) for value in values]
+        if any(same) and not all(same):
+            other = values[same.index(not same[0])]
+            raise _unlike(name, type(first).__name__, type(other).__name__)
+    if isinstance(first, torch.Tensor):
+        return _stacked(name, values)
+    if isinstance(first, Mapping):
+        return collate(values)
+    if isinstance(first, _NUMBERS):
+        return torch.from_numpy(np.array(values))
+    if isinstance(first, (np.ndarray, np.generic)) and first.dtype.kind in "biufc":
+        return _stacked(name, [torch.from_numpy(np.require(v, None, ["C", "W"])) for v in values])
+    return values  # keys, and frames of variable shapes
+
+
+def _stacked(name: str, tensors: list[torch.Tensor]) -> torch.Tensor:
+    first = tensors[0]
+    for tensor in tensors:
+        if tensor.shape != first.shape or tensor.dtype != first.dtype:
+            raise _unlike(name, _shown(first), _shown(tensor))
+    if (joined := join(tensors)) is not None:
+        return joined
+    plain = all(
+        tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and not tensor.requires_grad
+        and type(tensor) is torch.Tensor
+        for tensor in tensors
+    )
+    if not plain or not first.numel():
+        return torch.stack(tensors)
+    pool = _pools.find(tensors)
+    array = pool.acquire()
+    batch = torch.from_numpy(array)
+    for row, tensor in zip(batch, tensors, strict=False):
+        row.copy_(tensor)
+    return pool.lease(array, len(tensors))
+
+
+def _shown(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _unlike(name: str, expected: str, got: str) -> ClipError:
+    return ClipError(
+        "clips of different shapes or types make no batch",
+        feature=name,
+        expected=expected,
+        got=got,
+    )
+
+
+# ---- memory for clips that do not lie side by side
+
+
+class _Pools:
+    """Buffers by what they are for. Those that were not used for the longest time go first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pools: OrderedDict[_Kind, tuple[int, BufferPool]] = OrderedDict()
+        self._process = os.getpid()
+
+    def find(self, tensors: Sequence[torch.Tensor]) -> BufferPool:
+        """A pool of arrays of at least so many of these tensors."""
+        in_worker = get_worker_info() is not None
+        kind = (tuple(tensors[0].shape), tensors[0].dtype, in_worker and can_share())
+        with self._lock:
+            if self._process != os.getpid():  # what a fork has of them is the other process's
+                self._process = os.getpid()
+                self.clear()
+            pools = self._pools
+            size, pool = pools.pop(kind, (0, None))
+            if pool is None or size < len(tensors):
+                size = len(tensors)
+                dtype = torch.empty(0, dtype=kind[1]).numpy().dtype
+                pool = (SharedBufferPool if kind[2] else BufferPool)((size, *kind[0]), dtype, _KEEP)
+            if in_worker or _users:
+                pools[kind] = size, pool
+            while len(pools) > _MOST_POOLS:
+                pools.popitem(last=False)
+        return pool
+
+    def clear(self) -> None:
+        """Give back what nobody uses. Called by finalizers, which may run anywhere."""
+        self._pools = OrderedDict()
+
+
+_pools = _Pools()
+_users: set[object] = set()
+
+
+def keep_memory_for(user: object) -> None:
+    """Keep the memory of batches for the next ones, as long as this object or another user lives.
+
+    A DataLoader's worker keeps it to its end.
+    """
+    token = object()
+    _users.add(token)
+    weakref.finalize(user, _end_use, token).atexit = False
+
+
+def _end_use(token: object) -> None:
+    _users.discard(token)
+    if not _users:
+        _pools.clear()

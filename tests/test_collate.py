@@ -1,0 +1,419 @@
+"""`seqrecord.collate`: batches of single clips, and who is told to use it."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, default_collate
+
+import seqrecord
+from seqrecord import ClipError, SeqRecordDataset, SeqRecordNode, SeqRecordPipe, SeqRecordStream
+from seqrecord.engine.shared_memory import can_share
+from seqrecord.pipes import collating
+from seqrecord.reading.chunks import ChunkReader
+from tests.clip_data import check, digest, leaves_nothing, names, possible_clips
+
+FEATURES = ["image", "note", "id"]
+CLIPS: dict[str, Any] = {"clip_len": 3, "seed": 1, "features": FEATURES}
+
+
+def address(batch: dict[str, Any], feature: str = "image") -> int:
+    return int(batch[feature].untyped_storage().data_ptr())
+
+
+# ---- what it makes of clips
+
+
+def test_batches_are_those_of_a_pipe(path: Path) -> None:
+    """The same as with batch_size, but for the order, which depends on it."""
+    clips: Any = SeqRecordPipe(path, **CLIPS)
+    found = []
+    for batch in clips.batch(4).collate(seqrecord.collate):
+        found += check(batch, FEATURES, 3)
+    assert sorted(found) == possible_clips(FEATURES, 3)
+    single = [name for clip in SeqRecordPipe(path, **CLIPS) for name in names(clip)]
+    assert found == single
+
+
+def test_values_are_those_of_default_collate() -> None:
+    clips = [
+        {
+            "image": torch.full((2, 3), i, dtype=torch.uint8),
+            "array": np.full((2,), i, np.float32),
+            "scalar": np.float64(i),
+            "number": i / 2,
+            "start": i,
+            "flag": i > 1,
+            "nested": {"pose": torch.full((7,), i)},
+            "nothing": torch.empty(0, 3),
+        }
+        for i in range(3)
+    ]
+    expected = default_collate(clips)
+    batch = seqrecord.collate(clips)
+    assert batch.keys() == expected.keys()
+    for name in clips[0].keys() - {"nested"}:
+        assert batch[name].dtype == expected[name].dtype, name
+        assert torch.equal(batch[name], expected[name]), name
+    assert torch.equal(batch["nested"]["pose"], expected["nested"]["pose"])
+
+
+def test_texts_and_frames_of_variable_shapes_are_lists() -> None:
+    frames = [[torch.zeros(2)], [torch.zeros(3)]]
+    clips = [{"episode": f"a/{i}", "note": frames[i], "name": np.str_("b")} for i in range(2)]
+    assert seqrecord.collate(clips) == {
+        "episode": ["a/0", "a/1"],
+        "note": frames,
+        "name": [np.str_("b")] * 2,
+    }
+
+
+def test_tensors_that_want_gradients_are_stacked() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    batch = seqrecord.collate([{"x": weight * 2}, {"x": weight * 3}])
+    batch["x"].sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [5, 5]
+
+
+BAD: list[tuple[Any, list[str]]] = [
+    ([], ["nothing to collate"]),
+    ([torch.zeros(2)], ["nothing to collate", "Tensor"]),
+    ([{"a": 1}, {"b": 1}], ["different features", "expected: a", "got: b"]),
+    ([{"a": torch.zeros(2)}, {"a": torch.zeros(3)}], ["feature: a", "float32 [2]", "float32 [3]"]),
+    ([{"a": torch.zeros(2)}, {"a": torch.zeros(2).long()}], ["float32 [2]", "int64 [2]"]),
+    ([{"a": torch.zeros(2)}, {"a": 3}], ["expected: Tensor", "got: int"]),
+    ([{"a": "x"}, {"a": 3}], ["expected: str", "got: int"]),
+    ([{"a": {}}, {"a": 3}], ["expected: dict", "got: int"]),
+]
+
+
+@pytest.mark.parametrize(("clips", "said"), BAD)
+def test_what_makes_no_batch(clips: Any, said: list[str]) -> None:
+    with pytest.raises(ClipError) as caught:
+        seqrecord.collate(clips)
+    for part in said:
+        assert part in str(caught.value)
+
+
+# ---- memory
+
+
+def test_clips_that_follow_each_other_are_joined_without_a_copy(path: Path) -> None:
+    pipe: Any = SeqRecordPipe(path, **CLIPS)
+    batches = iter(pipe.batch(4))
+    joined = []
+    for clips in batches:
+        batch = seqrecord.collate(clips)
+        check(batch, FEATURES, 3)
+        joined.append(address(batch) == address(clips[0]))
+        assert torch.equal(batch["image"], torch.stack([clip["image"] for clip in clips]))
+        del batch, clips
+    assert not joined[0]  # nobody knew
+    assert all(joined[2:])
+
+
+def test_a_batch_of_another_size_is_joined_soon(path: Path) -> None:
+    pipe = iter(SeqRecordPipe(path, **CLIPS))
+    sizes = [4] * 4 + [3] + [4] * 4 + [2] * 5 + [5] * 4
+    joined = []
+    for size in sizes:
+        clips = [next(pipe) for _ in range(size)]
+        batch = seqrecord.collate(clips)
+        check(batch, FEATURES, 3)
+        joined.append(address(batch) == address(clips[0]))
+    assert [joined[i] for i in (3, 8, 13, 17)] == [True] * 4
+
+
+def test_shuffled_clips_are_copied_into_memory_that_is_used_again(path: Path) -> None:
+    pipe: Any = SeqRecordPipe(path, **CLIPS)
+    batches = pipe.shuffle(buffer_size=30).batch(4).collate(seqrecord.collate)
+    found, seen = [], []
+    for batch in batches:
+        found += check(batch, FEATURES, 3)
+        seen.append(address(batch))
+    assert sorted(found) == possible_clips(FEATURES, 3)
+    assert len(set(seen[:-1])) <= 3
+
+
+def test_a_batch_that_is_kept_stays_as_it_is(path: Path) -> None:
+    pipe: Any = SeqRecordPipe(path, **CLIPS)
+    kept = list(pipe.shuffle(buffer_size=9).batch(4).collate(seqrecord.collate))
+    kept += list(pipe.batch(4).collate(seqrecord.collate))
+    found = [name for batch in kept for name in check(batch, FEATURES, 3)]
+    assert sorted(found) == sorted(2 * possible_clips(FEATURES, 3))
+
+
+def test_rows_of_other_memory_are_copied() -> None:
+    """They may be a user's table, which a batch must not share."""
+    table = torch.arange(12).reshape(4, 3)
+    batch = seqrecord.collate([{"x": row} for row in table])
+    batch["x"][:] = 0
+    assert table.sum() == 66
+
+
+@pytest.mark.parametrize("part", [lambda x: x[:2], lambda x: x[..., 0], lambda x: x.float()])
+def test_parts_of_clips_are_copied(path: Path, part: Callable[[Any], Any]) -> None:
+    pipe: Any = SeqRecordPipe(path, **{**CLIPS, "features": ["image"]})
+    for clips in pipe.batch(4):
+        batch = seqrecord.collate([{**clip, "image": part(clip["image"])} for clip in clips])
+        expected = torch.stack([part(clip["image"]) for clip in clips])
+        assert torch.equal(batch["image"], expected)
+        assert address(batch) != address(clips[0])
+
+
+def test_memory_goes_with_the_last_loader(path: Path) -> None:
+    def idle() -> int:
+        gc.collect()
+        return len(collating._pools._pools)
+
+    before = idle()
+    pipe: Any = SeqRecordPipe(path, **CLIPS)
+    other = SeqRecordDataset(path, clip_len=2)
+    for _batch in pipe.shuffle(buffer_size=9).batch(4).collate(seqrecord.collate):
+        pass
+    assert idle() > before
+    del pipe, _batch
+    assert idle() > before
+    del other
+    assert idle() <= before
+
+
+# ---- in a DataLoader, with workers or without
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [SeqRecordPipe, SeqRecordStream])
+def test_a_loader(path: Path, kind: Any, workers: int, caplog: pytest.LogCaptureFixture) -> None:
+    with leaves_nothing():
+        loader: Any = DataLoader(
+            kind(path, **CLIPS), batch_size=4, num_workers=workers, collate_fn=seqrecord.collate
+        )
+        for _ in range(2):
+            found = [name for batch in loader for name in check(batch, FEATURES, 3)]
+            assert set(found) == set(possible_clips(FEATURES, 3))
+        del loader
+    assert caplog.messages == []
+
+
+@pytest.mark.skipif(not can_share(), reason="needs memfd_create and /proc")
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_workers_send_batches_without_a_copy(path: Path, shuffled: bool) -> None:
+    from tests.test_shared_memory import mapped
+
+    chain: Any = SeqRecordPipe(path, **{**CLIPS, "features": ["image"]})
+    if shuffled:
+        chain = chain.shuffle(buffer_size=9)
+    chain = chain.sharding_filter().batch(4).collate(seqrecord.collate)
+    before = mapped().keys()
+    loader = DataLoader(chain, batch_size=None, num_workers=2)
+    kept = list(loader)
+    found = [name for batch in kept for name in check(batch, ["image"], 3)]
+    assert sorted(found) == possible_clips(["image"], 3)
+    assert mapped().keys() - before
+    kept.clear()
+    gc.collect()
+    assert mapped().keys() <= before
+
+
+def test_nodes(path: Path) -> None:
+    from torchdata.nodes import Batcher, Loader, Mapper
+
+    node = Mapper(Batcher(SeqRecordNode(path, **CLIPS), 4, drop_last=False), seqrecord.collate)
+    found = [name for batch in Loader(node) for name in check(batch, FEATURES, 3)]
+    assert sorted(found) == possible_clips(FEATURES, 3)
+
+
+# ---- who is told
+
+
+def told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr("seqrecord.pipes.distributed._said", set())
+    caplog.set_level(logging.WARNING)
+    return caplog.messages
+
+
+def test_a_loader_that_collates_slowly_is_told_once(
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told(caplog, monkeypatch)
+    loader = DataLoader(SeqRecordPipe(path, clip_len=3, features=["id"]), batch_size=4)
+    for _ in range(2):
+        assert next(iter(loader))["id"].shape == (4, 3, 2)
+    [notice] = caplog.messages
+    assert "DataLoader(…, batch_size=4, collate_fn=seqrecord.collate)" in notice
+
+
+def test_a_chain_that_collates_slowly_is_told_once(
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told(caplog, monkeypatch)
+    pipe: Any = SeqRecordPipe(path, clip_len=3, features=["id"])
+    chain = pipe.shuffle(buffer_size=5).sharding_filter().batch(4).collate()
+    for _ in range(2):
+        next(iter(chain))
+    [notice] = caplog.messages
+    assert "write .collate(seqrecord.collate)" in notice
+
+
+def test_others_are_not_told(
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told(caplog, monkeypatch)
+    pipe: Any = SeqRecordPipe(path, clip_len=3, features=["id"])
+    batched: Any = SeqRecordPipe(path, clip_len=3, features=["id"], batch_size=4)
+    loaders: list[Any] = [
+        DataLoader(pipe, batch_size=4, collate_fn=seqrecord.collate),
+        DataLoader(pipe, batch_size=4, collate_fn=list),
+        pipe.batch(4).collate(seqrecord.collate),
+        pipe.map(names).collate(),
+        batched.collate(names),
+        DataLoader(batched, batch_size=None),
+    ]
+    for loader in loaders:
+        next(iter(loader))
+    assert caplog.messages == []
+
+
+def test_digest_does_not_depend_on_who_collates(path: Path) -> None:
+    def digests(make: Callable[[Any], Any]) -> list[Any]:
+        pipe: Any = SeqRecordPipe(path, **{**CLIPS, "features": ["image", "id"]})
+        return [digest(batch) for batch in make(pipe)]
+
+    ours = digests(lambda pipe: pipe.batch(4).collate(seqrecord.collate))
+    theirs = digests(lambda pipe: pipe.batch(4).collate(default_collate))
+    assert ours == theirs
+
+
+# ---- clips by their number
+
+
+def numbered(path: Path, **more: Any) -> SeqRecordDataset:
+    return SeqRecordDataset(path, clip_len=3, **more)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"features": ["image", "id"]}, {"features": ["note"]}, {"dilation": 2, "stride": 2}],
+    ids=["all", "fixed", "variable", "dilation"],
+)
+def test_clips_of_a_call_are_those_of_single_calls(path: Path, more: dict[str, Any]) -> None:
+    dataset = numbered(path, **more)
+    pipe = SeqRecordPipe(path, clip_len=3, shuffle=False, **more)
+    expected = [digest(clip) for clip in pipe]
+    assert len(expected) == len(dataset)
+    rng = np.random.default_rng(0)
+    every = list(range(len(dataset)))
+    asked: list[Any] = [every, every[::-1], [5], [5, 5, 4, 5, 6], [-1, 0, np.int64(3)], []]
+    asked += [rng.integers(0, len(dataset), 7) for _ in range(20)]
+    for numbers in asked:
+        found = dataset.__getitems__(numbers)
+        assert [digest(clip) for clip in found] == [expected[number] for number in numbers]
+
+
+def test_numbers_that_are_not_there(path: Path) -> None:
+    dataset = numbered(path)
+    for number in (len(dataset), -len(dataset) - 1, 1 << 70):
+        with pytest.raises(IndexError):
+            dataset.__getitems__([0, number])
+    with pytest.raises(TypeError):
+        dataset.__getitems__(["0"])  # type: ignore[list-item]
+
+
+def test_a_frame_is_read_once_in_a_call(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    whole = ChunkReader.read
+
+    def counting(self: Any, pages: Any, **more: Any) -> Any:
+        read.extend(page.chunk.row for page in pages)
+        return whole(self, pages, **more)
+
+    monkeypatch.setattr(ChunkReader, "read", counting)
+    dataset = numbered(path, features=["image"])
+    dataset.__getitems__(list(range(12)))
+    assert sorted(read) == [0, 1, 2, 3]  # 14 frames in chunks of 4
+
+
+def test_clips_of_a_call_are_joined_and_their_memory_is_used_again(path: Path) -> None:
+    dataset = numbered(path, features=["image", "id"])
+    addresses = []
+    for _ in range(6):
+        clips = dataset.__getitems__([7, 3, 12, 1])
+        batch = seqrecord.collate(clips)
+        assert address(batch) == address(clips[0])
+        check(batch, ["image", "id"], 3)
+        addresses.append(address(batch))
+        del clips, batch
+    assert len(set(addresses)) == 1
+
+
+def test_clips_of_calls_that_are_kept_stay_as_they_are(path: Path) -> None:
+    dataset = numbered(path, features=["image", "id"])
+    calls = [dataset.__getitems__([i, i + 1, i + 5]) for i in range(9)]
+    kept = [clips[i % 3] for i, clips in enumerate(calls)] + [dataset[i] for i in range(9)]
+    del calls
+    dataset.__getitems__([30, 31, 32])
+    for clip in kept:
+        check(clip, ["image", "id"], 3)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_of_numbered_clips(
+    path: Path, workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with leaves_nothing():
+        loader = DataLoader(
+            numbered(path, features=FEATURES),
+            batch_size=4,
+            shuffle=True,
+            num_workers=workers,
+            collate_fn=seqrecord.collate,
+        )
+        for _ in range(2):
+            found = [name for batch in loader for name in check(batch, FEATURES, 3)]
+            assert sorted(found) == possible_clips(FEATURES, 3)
+        del loader
+    assert caplog.messages == []
+
+
+def test_a_loader_of_numbered_clips_that_collates_slowly_is_told_once(
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told(caplog, monkeypatch)
+    loader = DataLoader(numbered(path, features=["id"]), batch_size=4)
+    for _ in range(2):
+        assert next(iter(loader))["id"].shape == (4, 3, 2)
+    [notice] = caplog.messages
+    assert "DataLoader(…, batch_size=4, collate_fn=seqrecord.collate)" in notice
+
+
+def test_an_error_of_a_call_names_its_place(path: Path, tmp_path: Path) -> None:
+    def transform(frame: dict[str, Any]) -> dict[str, Any]:
+        if frame["id"].tolist() == [0, 6]:
+            raise ZeroDivisionError("six")
+        return {"id": frame["id"]}
+
+    dataset = numbered(path, frame_transform=transform)
+    with pytest.raises(ZeroDivisionError, match="six") as caught:
+        dataset.__getitems__([0, 5, 9])
+    notes = getattr(caught.value, "__notes__", caught.value.args)
+    assert "set/0" in notes[0]
+    assert "frame 6" in notes[0]
+    found = dataset.__getitems__([0, 9])  # it goes on
+    assert [clip["start"] for clip in found] == [0, 9]
+
+
+def test_a_copy_in_another_process_reads_the_same(path: Path) -> None:
+    import pickle
+
+    dataset = numbered(path)
+    before = [digest(clip) for clip in dataset.__getitems__([3, 1])]
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert [digest(clip) for clip in copy.__getitems__([3, 1])] == before
