@@ -12,12 +12,14 @@ Frame 4 missing leaves starts 0 and 2 whole: only start 1 uses it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError
+from seqrecord.grids import ChunkGrid, IntArray
 
 __all__ = [
     "ClipSpec",
@@ -29,10 +31,10 @@ __all__ = [
     "missing_from_bitmaps",
 ]
 
-IntArray = npt.NDArray[np.int64]
-
 MAX_SETTING = 1 << 31  # exclusive, of each of a clip's numbers: their products stay in int64
 _BITMAP_ROWS = 1 << 16  # expanded to one byte per frame at a time
+_FRAME_BITS = 32  # an episode has fewer frames than two to this power
+_WORD_BITS = 16  # a chunk has fewer words of bits than two to this power
 
 
 @dataclass(frozen=True)
@@ -81,15 +83,43 @@ class ClipSpec:
 
 @dataclass(frozen=True, eq=False)
 class EpisodeTable:
-    """The integers of an index that clips and plans need; int64[number of episodes] each.
+    """The integers of an index that clips and plans need.
 
-    Episode `e` has `num_frames[e]` frames in chunks of `chunk_frames[e]`, the last one shorter;
-    its first chunk is row `first_chunk[e]` of the chunk table and the others follow.
+    Episode `e` has `num_frames[e]` frames, int64[episodes]. Each of `groups` says where the chunks
+    of one group of features lie in it: of the groups that have requested features, in ascending
+    order. Group `leading` of them is the one by whose chunks an epoch is cut.
     """
 
     num_frames: IntArray
-    chunk_frames: IntArray
-    first_chunk: IntArray
+    groups: tuple[ChunkGrid, ...]
+    leading: int = 0
+
+    @property
+    def lead(self) -> ChunkGrid:
+        """The leading group's chunks."""
+        return self.groups[self.leading]
+
+    def led_by(self, leading: int, selected: IntArray) -> EpisodeTable:
+        """The same, for an epoch of some episodes that is cut by another group's chunks.
+
+        An episode of a single chunk does not tell how long its chunks would be. It counts as one of
+        the `selected` whose chunks are longer, or of the longest such episode, so that an epoch of
+        many short episodes has one size of chunks.
+        """
+        lead = self.groups[leading]
+        size = lead.chunk_frames[selected]
+        single = (size >= self.num_frames[selected]) & (size > 0)
+        if not single.any():
+            return replace(self, leading=leading)
+        known = np.unique(size[~single & (size > 0)])
+        lengths = size[single]
+        place = np.searchsorted(known, lengths)
+        nominal = np.append(known, lengths.max())[place]
+        chunk_frames = lead.chunk_frames.copy()
+        chunk_frames[selected[single]] = nominal
+        groups = list(self.groups)
+        groups[leading] = replace(lead, chunk_frames=chunk_frames)
+        return EpisodeTable(self.num_frames, tuple(groups), leading)
 
     def __len__(self) -> int:
         return len(self.num_frames)
@@ -114,6 +144,17 @@ class MissingFrames:
         """Every frame has every requested feature."""
         empty = np.zeros(0, np.int64)
         return cls(empty, empty, empty)
+
+    @classmethod
+    def of(cls, episode: IntArray, start: IntArray, stop: IntArray) -> MissingFrames:
+        """From runs in any order, which may touch and overlap; int64[n] each."""
+        if not len(episode):
+            return cls.none()
+        order = np.argsort((episode << _FRAME_BITS) + start, kind="stable")
+        episode, base = episode[order], episode[order] << _FRAME_BITS
+        first, last = _united(base + start[order], base + stop[order])
+        episode = first >> _FRAME_BITS
+        return cls(episode, first - (episode << _FRAME_BITS), last - (episode << _FRAME_BITS))
 
     def __len__(self) -> int:
         return len(self.episode)
@@ -213,33 +254,49 @@ def enumerate_clips(
 
 
 def missing_from_bitmaps(
-    episodes: EpisodeTable, chunk: IntArray, present: npt.NDArray[np.uint64]
+    episodes: EpisodeTable, groups: Sequence[tuple[IntArray, IntArray, npt.NDArray[np.uint64]]]
 ) -> MissingFrames:
     """The frames that at least one of the given bitmaps says are missing.
 
-    `chunk` is int64[m], rows of the chunk table in any order and as often as wanted (one row per
-    requested feature, say); `present` is uint64[m]: bit `i` tells whether frame `i` of the chunk
-    has the feature. Bits past a chunk's last frame do not count.
+    There are `chunk`, `word` and `present` of each group in `episodes.groups`: rows of its chunk
+    table, int64[m], in any order and as often as wanted (for each requested feature, say); int64[m]
+    and uint64[m]: bit `i` tells whether frame `64 * word + i` of the chunk has the feature. Bits
+    past a chunk's last frame do not count.
     """
-    by_chunk = np.argsort(chunk, kind="stable")
-    rows, first = np.unique(chunk[by_chunk], return_index=True)
-    if not len(rows):
+    found = [
+        part
+        for grid, (chunk, word, present) in zip(episodes.groups, groups, strict=True)
+        for part in _missing_of_group(episodes.num_frames, grid, chunk, word, present)
+    ]
+    if not found:
         return MissingFrames.none()
-    absent = np.bitwise_or.reduceat(~present[by_chunk], first)
-    owned = np.flatnonzero(episodes.num_frames > 0)  # an empty episode owns no chunk row
-    episode = owned[np.searchsorted(episodes.first_chunk[owned], rows, side="right") - 1]
-    base = (rows - episodes.first_chunk[episode]) * episodes.chunk_frames[episode]
-    length = np.minimum(episodes.chunk_frames[episode], episodes.num_frames[episode] - base)
-    parts = [
+    return MissingFrames.of(*(np.concatenate(column) for column in zip(*found, strict=True)))
+
+
+def _missing_of_group(
+    num_frames: IntArray,
+    grid: ChunkGrid,
+    chunk: IntArray,
+    word: IntArray,
+    present: npt.NDArray[np.uint64],
+) -> list[tuple[IntArray, IntArray, IntArray]]:
+    """Runs of missing frames, in parts: episode, start and stop; int64[n] each."""
+    place = (chunk << _WORD_BITS) + word
+    by_place = np.argsort(place, kind="stable")
+    words, first = np.unique(place[by_place], return_index=True)
+    if not len(words):
+        return []
+    absent = np.bitwise_or.reduceat(~present[by_place], first)
+    rows, word = words >> _WORD_BITS, words & ((1 << _WORD_BITS) - 1)
+    owned = np.flatnonzero(num_frames > 0)  # an empty episode owns no chunk row
+    episode = owned[np.searchsorted(grid.first_chunk[owned], rows, side="right") - 1]
+    start, stop = grid.bounds(episode, rows - grid.first_chunk[episode])
+    base = start + 64 * word
+    length = np.minimum(stop, num_frames[episode]) - base
+    return [
         _runs_of_bits(absent[part], episode[part], base[part], length[part])
         for part in (slice(i, i + _BITMAP_ROWS) for i in range(0, len(rows), _BITMAP_ROWS))
     ]
-    episode, start, stop = (np.concatenate(column) for column in zip(*parts, strict=True))
-    joined = (episode[1:] == episode[:-1]) & (start[1:] == stop[:-1])
-    opens, closes = np.append(True, ~joined), np.append(~joined, True)
-    if not len(episode):
-        return MissingFrames.none()
-    return MissingFrames(episode[opens], start[opens], stop[closes])
 
 
 def _runs_of_bits(

@@ -6,16 +6,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from hypothesis import strategies as st
 
 from seqrecord import ClipSpec
 from seqrecord.clips import (
     ClipTable,
     EpisodeTable,
+    IntArray,
     MissingFrames,
     enumerate_clips,
     missing_from_bitmaps,
 )
+from seqrecord.grids import ChunkGrid
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,8 @@ class Case:
 
     @property
     def missing_frames(self) -> MissingFrames:
-        chunk, present = bitmaps(self.episodes, self.missing)
-        return missing_from_bitmaps(self.episodes, chunk, present)
+        found = bitmaps(self.episodes, self.missing)
+        return missing_from_bitmaps(self.episodes, [found])
 
     def clips(self) -> list[tuple[int, int]]:
         """Every (episode, start), one clip at a time."""
@@ -64,22 +67,25 @@ def episode_table(num_frames: Sequence[int], chunk_frames: Sequence[int]) -> Epi
     """Episodes whose chunks lie one after the other."""
     lengths, sizes = np.array(num_frames, np.int64), np.array(chunk_frames, np.int64)
     chunks = -(-lengths // sizes)
-    return EpisodeTable(lengths, sizes, np.cumsum(chunks) - chunks)
+    return EpisodeTable(lengths, (ChunkGrid(sizes, np.cumsum(chunks) - chunks),))
 
 
 def bitmaps(
-    episodes: EpisodeTable, missing: Collection[tuple[int, int]]
-) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int], np.dtype[np.uint64]]]:
-    """Chunk rows and their bitmaps of present frames, as an index holds them."""
-    present: dict[int, int] = {}
+    episodes: EpisodeTable, missing: Collection[tuple[int, int]], group: int = 0
+) -> tuple[IntArray, IntArray, npt.NDArray[np.uint64]]:
+    """Chunk rows, words, and their bitmaps of present frames, as an index holds them."""
+    grid, present = episodes.groups[group], dict[tuple[int, int], int]()
     for episode, frame in missing:
-        size = int(episodes.chunk_frames[episode])
-        row = int(episodes.first_chunk[episode]) + frame // size
-        start = frame // size * size
-        length = min(size, int(episodes.num_frames[episode]) - start)
-        present[row] = present.get(row, (1 << length) - 1) & ~(1 << (frame - start))
-    rows = sorted(present)
-    return np.array(rows, np.int64), np.array([present[row] for row in rows], np.uint64)
+        owner, frames = np.array([episode]), np.array([frame])
+        place = grid.place(owner, frames)
+        start, stop = (int(edge[0]) for edge in grid.bounds(owner, place))
+        word, bit = divmod(frame - start, 64)
+        length = min(64, stop - start - 64 * word, int(episodes.num_frames[episode]) - start)
+        key = int(grid.row(owner, place)[0]), word
+        present[key] = present.get(key, (1 << length) - 1) & ~(1 << bit)
+    keys = sorted(present)
+    chunk, word = np.array(keys, np.int64).reshape(-1, 2).T
+    return chunk, word, np.array([present[key] for key in keys], np.uint64)
 
 
 @st.composite

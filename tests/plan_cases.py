@@ -24,6 +24,7 @@ class Engine:
         self, plan: EpochPlan, episodes: EpisodeTable, spec: ClipSpec, *, tight: bool
     ) -> None:
         self.plan, self.episodes, self.spec = plan, episodes, spec
+        self.step = plan.groups[0].window.frame_step
         self.held: dict[int, dict[int, tuple[int, int]]] = {}  # run: frame: (episode, chunk)
         self.order: dict[int, list[tuple[int, int]]] = {}  # cursor: (run, frame) as they came
         self.cursor: dict[int, int] = {}  # run: cursor
@@ -48,10 +49,10 @@ class Engine:
             assert chunk not in seen, "a chunk is loaded twice in a run"
             seen.add(chunk)
             self.chunks[chunk] += 1
-            size = int(self.episodes.chunk_frames[episode])
-            row = chunk - int(self.episodes.first_chunk[episode])
+            size = int(self.episodes.lead.chunk_frames[episode])
+            row = chunk - int(self.episodes.lead.first_chunk[episode])
             assert count > 0
-            for frame in range(first, first + count * self.plan.frame_step, self.plan.frame_step):
+            for frame in range(first, first + count * self.step, self.step):
                 assert frame < self.episodes.num_frames[episode]
                 assert frame // size == row, "a frame of another chunk"
                 assert frame not in held, "a frame is loaded twice"
@@ -60,11 +61,11 @@ class Engine:
                 self.frames[episode, frame] += 1
                 self.past[run] = (frame, self.past.get(run, (0, -1))[1])
         self.most_frames = max(self.most_frames, sum(map(len, self.held.values())))
-        rows = self.plan.max_resident_frames // max(1, self.plan.num_cursors)
+        rows = self.plan.groups[0].max_resident_frames // max(1, self.plan.num_cursors)
         assert all(len(order) <= rows for order in self.order.values())
 
     def run(self, work: Round) -> None:
-        self.load(work.loads)
+        self.load(work.groups[0].loads)
         clips = work.clips
         columns = (clips.cursor, clips.run, clips.episode, clips.start, clips.batch, clips.slot)
         for cursor, run, episode, start, batch, slot in zip(
@@ -77,7 +78,7 @@ class Engine:
             self.past[run] = (loaded, max(used, start + self.spec.span - 1))
             self.clips.append((episode, start))
             self.places.append((batch, slot))
-        frees = work.frees
+        frees = work.groups[0].frees
         for cursor, run, first, count in zip(
             frees.cursor.tolist(),
             frees.run.tolist(),
@@ -87,7 +88,7 @@ class Engine:
         ):
             assert count > 0
             for i in range(count):
-                frame = first + i * self.plan.frame_step
+                frame = first + i * self.step
                 assert self.order[cursor].pop(0) == (run, frame), "not in the order of the loads"
                 del self.held[run][frame]
             if not self.held[run] and self.tight:
@@ -143,5 +144,5 @@ def parts(request: Request) -> list[EpochPlan]:
 
 
 def chunks_of(case: Case, frames: set[tuple[int, int]]) -> set[int]:
-    first = case.episodes.first_chunk.tolist()
+    first = case.episodes.lead.first_chunk.tolist()
     return {first[e] + frame // case.chunk_frames[e] for e, frame in frames}

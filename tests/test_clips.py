@@ -15,6 +15,7 @@ from seqrecord.clips import (
     enumerate_clips,
     missing_from_bitmaps,
 )
+from seqrecord.grids import ChunkGrid
 from tests.clip_cases import Case, bitmaps, cases, episode_table
 
 ALL_64 = np.uint64(2**64 - 1)
@@ -61,40 +62,46 @@ def test_features_unite_whatever_the_order_of_rows() -> None:
     episodes = episode_table([10, 5], [4, 4])  # chunk rows 0 1 2 | 3 4
     chunk = np.array([4, 1, 0, 1], np.int64)
     present = np.array([0b0, 0b1101, 0b0111, 0b1110], np.uint64)
-    assert runs(missing_from_bitmaps(episodes, chunk, present)) == [(0, 3, 6), (1, 4, 5)]
+    assert runs(missing_from_bitmaps(episodes, [(chunk, 0 * chunk, present)])) == [
+        (0, 3, 6),
+        (1, 4, 5),
+    ]
 
 
 def test_a_whole_episode_missing_is_one_run() -> None:
     episodes = episode_table([64 * 3 + 1, 64], [64, 64])
-    zeros = np.zeros(4, np.uint64)
-    assert runs(missing_from_bitmaps(episodes, np.arange(4), zeros)) == [(0, 0, 193)]
-    assert runs(missing_from_bitmaps(episodes, np.arange(4), zeros | ALL_64)) == []
+    words, zeros = np.zeros(4, np.int64), np.zeros(4, np.uint64)
+    assert runs(missing_from_bitmaps(episodes, [(np.arange(4), words, zeros)])) == [(0, 0, 193)]
+    assert runs(missing_from_bitmaps(episodes, [(np.arange(4), words, zeros | ALL_64)])) == []
 
 
 def test_bits_past_the_last_frame_do_not_count() -> None:
     episodes = episode_table([3], [64])
     present = np.array([0b111], np.uint64)
-    assert len(missing_from_bitmaps(episodes, np.zeros(1, np.int64), present)) == 0
+    zero = np.zeros(1, np.int64)
+    assert len(missing_from_bitmaps(episodes, [(zero, zero, present)])) == 0
 
 
 def test_an_episode_without_frames_owns_no_chunk() -> None:
-    episodes = EpisodeTable(np.array([4, 0, 4]), np.array([4, 4, 4]), np.array([0, 1, 1]))
+    grid = ChunkGrid(np.array([4, 4, 4]), np.array([0, 1, 1]))
+    episodes = EpisodeTable(np.array([4, 0, 4]), (grid,))
     present = np.array([0b0111], np.uint64)
-    assert runs(missing_from_bitmaps(episodes, np.array([1]), present)) == [(2, 3, 4)]
+    found = missing_from_bitmaps(episodes, [(np.array([1]), np.array([0]), present)])
+    assert runs(found) == [(2, 3, 4)]
 
 
 def test_many_bitmaps_join_across_the_groups_they_are_expanded_in() -> None:
     num_chunks = (1 << 16) + 10
     episodes = episode_table([num_chunks], [1])
     zeros = np.zeros(num_chunks, np.uint64)
-    assert runs(missing_from_bitmaps(episodes, np.arange(num_chunks), zeros)) == [
-        (0, 0, num_chunks)
-    ]
+    words = np.zeros(num_chunks, np.int64)
+    found = missing_from_bitmaps(episodes, [(np.arange(num_chunks), words, zeros)])
+    assert runs(found) == [(0, 0, num_chunks)]
 
 
 def test_counts_what_is_too_short_and_what_is_incomplete() -> None:
     episodes = episode_table([16, 15, 20], [8, 8, 8])
-    missing = missing_from_bitmaps(episodes, *bitmaps(episodes, {(2, 19)}))
+    missing = missing_from_bitmaps(episodes, [bitmaps(episodes, {(2, 19)})])
     table = enumerate_clips(ClipSpec(16), episodes, np.arange(3), missing)
     assert located(table) == [(0, 0), (2, 0), (2, 1), (2, 2), (2, 3)]
     assert (table.num_short_episodes, table.num_incomplete) == (1, 1)

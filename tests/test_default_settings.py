@@ -12,8 +12,8 @@ from benchmarks.tartanair.shuffle_quality import ABANDONEDFACTORY, batch_quality
 from seqrecord import ClipError, ClipSpec
 from seqrecord.clips import ClipTable, EpisodeTable, enumerate_clips
 from seqrecord.errors import MemoryLimitError
-from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings, resident_bound
-from seqrecord.sampling.memory import default_settings, least_resident_frames, mixing_limit
+from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings, resident_bounds
+from seqrecord.sampling.defaults import default_settings, least_held, mixing_limit
 from tests.clip_cases import Case, cases, episode_table
 
 
@@ -48,18 +48,18 @@ def test_fits_the_memory_or_says_the_least_that_does(
             ClipFacts.of(table, episodes),
             wanted,
             shuffle_buffer=shuffle_buffer,
-            max_frames=limit,
+            max_held=limit,
             num_cursors=num_cursors,
         )
 
-    least = least_resident_frames(
-        ClipFacts.of(table, episodes), wanted, num_cursors if shuffle else None
+    least = least_held(
+        ClipFacts.of(table, episodes), wanted, num_cursors=num_cursors if shuffle else None
     )
-    with pytest.raises(MemoryLimitError, match=f"at least {least} frames"):
+    with pytest.raises(MemoryLimitError, match=f"at least {least} bytes"):
         chosen(least - 1)
     for limit in (least, least + max_frames):
         result = chosen(limit)
-        assert resident_bound(ClipFacts.of(table, episodes), result) <= limit
+        assert resident_bounds(ClipFacts.of(table, episodes), result)[0] <= limit
         assert (result.shuffle, result.seed, result.batch_size) == (shuffle, 5, batch_size)
         if shuffle and num_cursors is not None:
             assert result.num_cursors == num_cursors
@@ -73,7 +73,7 @@ def test_the_defaults_shuffle_well(seed: int, shuffle_buffer: int) -> None:
         ClipFacts.of(table, episodes),
         PlanSettings(batch_size=32, seed=seed),
         shuffle_buffer=shuffle_buffer,
-        max_frames=1000,
+        max_held=1000,
     )
     plan = EpochPlan(table, episodes, chosen)
     rounds = list(plan.rounds())
@@ -83,10 +83,12 @@ def test_the_defaults_shuffle_well(seed: int, shuffle_buffer: int) -> None:
         np.diff([plan.first_clip(batch) for batch in range(plan.num_batches + 1)]),
         span=16,
     )
-    assert plan.max_resident_frames <= 1000
+    assert plan.groups[0].max_resident_frames <= 1000
     assert quality.episodes >= 8.5
     assert quality.neighbours <= 0.5
-    assert sum(int(work.loads.count.sum()) for work in rounds) <= 1.05 * sum(ABANDONEDFACTORY)
+    assert sum(int(work.groups[0].loads.count.sum()) for work in rounds) <= 1.05 * sum(
+        ABANDONEDFACTORY
+    )
 
 
 @pytest.mark.parametrize(
@@ -98,7 +100,7 @@ def test_many_parts_are_mixed_well_too(copies: int, num_parts: int, reread: floa
         ClipFacts.of(table, episodes),
         PlanSettings(batch_size=32, seed=3),
         shuffle_buffer=None,
-        max_frames=1000,
+        max_held=1000,
         num_parts=num_parts,
     )
     found = measure(table, episodes, chosen, num_parts=num_parts, some=8, epochs=2)
@@ -114,7 +116,7 @@ def test_small_frames_are_as_good_as_fully_shuffled_after_the_first_rounds() -> 
         ClipFacts.of(table, episodes),
         PlanSettings(batch_size=32),
         shuffle_buffer=None,
-        max_frames=400_000,
+        max_held=400_000,
     )
     plan = EpochPlan(table, episodes, chosen)
     sizes = [len(work.clips) for work in plan.rounds()]
@@ -135,15 +137,15 @@ def test_says_what_limits_mixing() -> None:
             ClipFacts.of(table, episodes),
             PlanSettings(batch_size=32),
             shuffle_buffer=None,
-            max_frames=room,
+            max_held=room,
             num_parts=num_parts,
         )
         return mixing_limit(
-            ClipFacts.of(table, episodes), chosen, max_frames=room, num_parts=num_parts
+            ClipFacts.of(table, episodes), chosen, max_held=room, num_parts=num_parts
         )
 
     assert limit(1, 1000) is None
-    assert "memory_limit leaves room for 200 frames" in str(limit(1, 200))
+    assert "memory_limit leaves room for 200 B of frames" in str(limit(1, 200))
     assert "would read" in str(limit(40, 100_000))
 
 
@@ -158,14 +160,14 @@ def test_the_defaults_read_little_twice(spec: ClipSpec, num_parts: int, chunk_fr
         ClipFacts.of(table, episodes),
         PlanSettings(batch_size=32),
         shuffle_buffer=256,
-        max_frames=2000,
+        max_held=2000,
         num_parts=num_parts,
     )
     frames, chunks = 0, 0
     for index in range(num_parts):
         for work in EpochPlan(table, episodes, chosen, part=Part(index, num_parts)).rounds():
-            frames += int(work.loads.count.sum())
-            chunks += len(work.loads)
+            frames += int(work.groups[0].loads.count.sum())
+            chunks += len(work.groups[0].loads)
     most = 1.05 if num_parts == 1 else 1.1
     assert frames <= most * episodes.num_frames.sum()
     assert chunks <= (most + 0.02) * (-(-episodes.num_frames // chunk_frames)).sum()
@@ -177,11 +179,11 @@ def test_a_small_dataset_is_shuffled_over_all_its_episodes() -> None:
         ClipFacts.of(table, episodes),
         PlanSettings(batch_size=4),
         shuffle_buffer=256,
-        max_frames=1000,
+        max_held=1000,
     )
     plan = EpochPlan(table, episodes, chosen)
     assert plan.num_cursors >= 8
-    assert sum(len(work.loads) for work in plan.rounds()) == 10 * 6
+    assert sum(len(work.groups[0].loads) for work in plan.rounds()) == 10 * 6
 
 
 @pytest.mark.parametrize(
@@ -203,7 +205,7 @@ def test_a_small_dataset_is_mixed_too(
         ClipFacts.of(table, episodes),
         PlanSettings(batch_size=4),
         shuffle_buffer=256,
-        max_frames=max_frames,
+        max_held=max_frames,
     )
     assert chosen.num_cursors == cursors
 
@@ -215,7 +217,7 @@ def test_ample_memory_does_not_make_the_end_of_an_epoch_poor(num_frames: tuple[i
         ClipFacts.of(table, episodes),
         PlanSettings(batch_size=8),
         shuffle_buffer=256,
-        max_frames=1_000_000,
+        max_held=1_000_000,
     )
     plan = EpochPlan(table, episodes, chosen)
     rounds = list(plan.rounds())
@@ -234,12 +236,12 @@ def test_an_epoch_of_few_clips_is_held_whole_and_read_once() -> None:
             ClipFacts.of(table, episodes),
             PlanSettings(),
             shuffle_buffer=None,
-            max_frames=max_frames,
+            max_held=max_frames,
         )
         return EpochPlan(table, episodes, chosen)
 
     assert plan(600).num_rounds == 1
-    assert sum(int(work.loads.count.sum()) for work in plan(600).rounds()) == 255
+    assert sum(int(work.groups[0].loads.count.sum()) for work in plan(600).rounds()) == 255
     assert plan(200).num_rounds > 1
 
 
@@ -247,7 +249,7 @@ def test_an_unshuffled_epoch_has_one_cursor_and_blocks_worth_a_round() -> None:
     table, episodes = dataset(ABANDONEDFACTORY, ClipSpec(16))
     wanted = PlanSettings(shuffle=False, batch_size=64)
     chosen = default_settings(
-        ClipFacts.of(table, episodes), wanted, shuffle_buffer=1, max_frames=1000
+        ClipFacts.of(table, episodes), wanted, shuffle_buffer=1, max_held=1000
     )
     assert chosen == replace(
         wanted, num_cursors=1, block_frames=64, run_frames=None, first_block_frames=64
@@ -257,14 +259,14 @@ def test_an_unshuffled_epoch_has_one_cursor_and_blocks_worth_a_round() -> None:
 def test_the_least_memory_is_one_clip_filled_up_to_chunks() -> None:
     table, episodes = dataset((100,), ClipSpec(16))
     # A clip that starts at frame 1 of a chunk ends at frame 16, so 1..23 are held.
-    assert least_resident_frames(ClipFacts.of(table, episodes), PlanSettings()) == 23
-    assert least_resident_frames(ClipFacts.of(table, episodes), PlanSettings(), num_cursors=3) == 69
+    assert least_held(ClipFacts.of(table, episodes), PlanSettings()) == 23
+    assert least_held(ClipFacts.of(table, episodes), PlanSettings(), num_cursors=3) == 69
 
 
 def test_no_clip_at_all_needs_no_special_care() -> None:
     table, episodes = dataset((9,), ClipSpec(16))
     chosen = default_settings(
-        ClipFacts.of(table, episodes), PlanSettings(), shuffle_buffer=256, max_frames=10
+        ClipFacts.of(table, episodes), PlanSettings(), shuffle_buffer=256, max_held=10
     )
     assert EpochPlan(table, episodes, chosen).num_rounds == 0
 
@@ -273,5 +275,5 @@ def test_refuses_an_empty_shuffle_buffer() -> None:
     table, episodes = dataset((99,), ClipSpec(16))
     with pytest.raises(ClipError, match="shuffle_buffer is too small"):
         default_settings(
-            ClipFacts.of(table, episodes), PlanSettings(), shuffle_buffer=0, max_frames=100
+            ClipFacts.of(table, episodes), PlanSettings(), shuffle_buffer=0, max_held=100
         )

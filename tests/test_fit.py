@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from seqrecord.errors import MemoryLimitError
 from seqrecord.sampling import EpochPlan, Part, PlanSettings
+from seqrecord.sampling.defaults import held_bytes
 from seqrecord.sampling.memory import Fit, FrameSizes, fit, fit_given
 from tests.clip_cases import Case, cases
 
@@ -19,14 +20,15 @@ CONSUMER = 2  # batches that the consumer has
 def taken(fitted: Fit, plan: EpochPlan, *, fixed: bool) -> int:
     """The bytes that an engine of this plan may have at a time, which can hold what it must."""
     memory, sizes = fitted.memory(plan, fixed=fixed), fitted.sizes
-    if memory.num_rows:
-        assert memory.num_rows >= plan.max_resident_frames
+    if any(memory.num_rows):
+        for rows, group in zip(memory.num_rows, plan.groups, strict=True):
+            assert rows >= group.max_resident_frames
     else:
         assert fixed
         assert plan.is_disjoint
         assert memory.prefetch >= plan.most_batches
     batches, chunks = memory.prefetch + CONSUMER, memory.max_loads + memory.max_ahead
-    return memory.num_rows * sizes.frame + batches * sizes.batch + chunks * sizes.chunk
+    return held_bytes(sizes.frames, memory.num_rows) + batches * sizes.batch + chunks * sizes.chunk
 
 
 @given(
@@ -52,7 +54,7 @@ def test_takes_no_more_than_the_limit_or_says_the_least_that_does(
     if not case.table.num_clips:
         return
     wanted = PlanSettings(shuffle=shuffle, batch_size=batch_size)
-    sizes = FrameSizes(frame, chunk, frame * (batch_size or 1) * case.spec.length)
+    sizes = FrameSizes((frame,), chunk, frame * (batch_size or 1) * case.spec.length)
 
     def fitted(limit: int) -> Fit:
         return fit(
@@ -82,5 +84,5 @@ def test_takes_no_more_than_the_limit_or_says_the_least_that_does(
         same = fit_given(
             case.table, case.episodes, made.settings, sizes, memory_limit=limit, url="a dataset"
         )
-        assert (same.settings, same.max_rows) == (made.settings, made.max_rows)
+        assert (same.settings, same.max_arena) == (made.settings, made.max_arena)
         assert taken(same, plan, fixed=fixed) <= limit

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord.clips import IntArray
+from seqrecord.grids import ChunkGrid
 from seqrecord.sampling import Part
 from seqrecord.sampling.parts import share_out
 from seqrecord.sampling.runs import Runs
@@ -18,11 +19,15 @@ def sequence(counts: list[int], stride: int = 1) -> Runs:
     return Runs(stride, number, np.zeros_like(number), np.array(counts, np.int64), number)
 
 
+def chunks_of(size: int, num_episodes: int) -> ChunkGrid:
+    return ChunkGrid(np.full(num_episodes, size), np.zeros(num_episodes, np.int64))
+
+
 def shares(
     counts: list[int], num_parts: int, num_cursors: int, chunk: int, *, fill: bool, stride: int = 1
 ) -> list[tuple[IntArray, IntArray, int]]:
     """Of each part: where its cursors begin and end, and how many clips another one has too."""
-    runs, grid = sequence(counts, stride), np.full(len(counts), chunk)
+    runs, grid = sequence(counts, stride), chunks_of(chunk, len(counts))
     return [
         share_out(runs, grid, Part(i, num_parts), num_cursors, fill=fill) for i in range(num_parts)
     ]
@@ -75,7 +80,7 @@ def test_cursors_begin_where_chunks_do_but_for_one_of_a_part() -> None:
 
 def test_needs_no_more_for_many_parts() -> None:
     start, stop, _ = share_out(
-        sequence([100]), np.array([8]), Part((1 << 30) - 1, 1 << 30), 4, fill=True
+        sequence([100]), chunks_of(8, 1), Part((1 << 30) - 1, 1 << 30), 4, fill=True
     )
     assert (start.tolist(), stop.tolist()) == ([99], [100])
 

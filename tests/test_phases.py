@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from seqrecord import ClipSpec
 from seqrecord.clips import enumerate_clips
 from seqrecord.errors import MemoryLimitError
-from seqrecord.sampling import ClipFacts, EpochPlan, Phases, PlanSettings, resident_bound
-from seqrecord.sampling.memory import default_settings
+from seqrecord.sampling import ClipFacts, EpochPlan, Phases, PlanSettings, resident_bounds
+from seqrecord.sampling.defaults import default_settings
 from seqrecord.sampling.phases import typical_table
 from tests.clip_cases import Case, cases, episode_table
 
@@ -111,16 +111,16 @@ def test_one_choice_of_settings_fits_every_phase(
             facts,
             wanted,
             shuffle_buffer=shuffle_buffer,
-            max_frames=max_frames,
+            max_held=max_frames,
             num_parts=num_parts,
         )
     except MemoryLimitError:
         return
-    bound = resident_bound(facts, chosen)
+    bound = resident_bounds(facts, chosen)[0]
     assert bound <= max_frames
     for phase in range(case.spec.stride):
         plan = EpochPlan(at_phase(case, phase).table, case.episodes, chosen)
-        assert plan.max_resident_frames <= bound
+        assert plan.groups[0].max_resident_frames <= bound
 
 
 @pytest.mark.parametrize("stride", [4, 1000, 999_983])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec
 from seqrecord.clips import enumerate_clips
-from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings, resident_bound
+from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings, resident_bounds
 from tests.clip_cases import Case, episode_table
 from tests.golden.make_plan_v1 import CASES, GOLDEN, plan_rounds
 from tests.plan_cases import Engine, Request, chunks_of, parts, requests
@@ -82,10 +82,10 @@ def test_parts_have_equally_many_clips_in_full_batches(request: Request) -> None
 )
 def test_memory_and_reading_are_bounded(request: Request) -> None:
     case = request.case
-    bound = resident_bound(ClipFacts.of(case.table, case.episodes), request.settings)
+    bound = resident_bounds(ClipFacts.of(case.table, case.episodes), request.settings)[0]
     for plan in parts(request):
         engine = request.run(plan)
-        assert engine.most_frames <= plan.max_resident_frames <= bound
+        assert engine.most_frames <= plan.groups[0].max_resident_frames <= bound
         if not request.settings.shuffle and not request.settings.drop_last:
             assert set(engine.chunks.values()) <= {1}
         if request.settings.drop_last:  # which may cut the last round short
@@ -121,10 +121,10 @@ def test_says_when_no_frame_is_used_twice_or_waits_for_a_later_round(
                 )
                 for frame in case.frames(start)
             )
-            loads = work.loads
+            loads = work.groups[0].loads
             columns = (loads.run, loads.first, loads.count)
             loaded = {
-                (run, first + i * plan.frame_step)
+                (run, first + i * plan.groups[0].window.frame_step)
                 for run, first, count in zip(*(c.tolist() for c in columns), strict=True)
                 for i in range(count)
             }
@@ -149,8 +149,8 @@ def test_resumes_at_every_batch(request: Request, data: st.DataObject) -> None:
         for batch in batches:
             index, skipped = plan.locate(batch)
             engine = Engine(plan, request.case.episodes, request.case.spec, tight=False)
-            engine.load(plan.resident(index))
-            assert engine.most_frames <= plan.max_resident_frames
+            engine.load(plan.resident(index)[0])
+            assert engine.most_frames <= plan.groups[0].max_resident_frames
             for work in plan.rounds(index):
                 engine.run(work)
             assert engine.clips[skipped:] == whole.clips[plan.first_clip(batch) :]
@@ -183,7 +183,7 @@ def test_order_differs_by_seed_and_epoch_also_in_one_episode() -> None:
             request = Request(case, replace(chosen, seed=seed), epoch, 1)
             rounds = list(request.plan().rounds())
             orders.add(tuple(clip for r in rounds for clip in r.clips.start.tolist()))
-            cuts.add(tuple(sorted(rounds[0].loads.first.tolist())))
+            cuts.add(tuple(sorted(rounds[0].groups[0].loads.first.tolist())))
     assert len(orders) == 16
     assert len(cuts) > 8
 
@@ -202,7 +202,7 @@ def test_order_differs_by_seed_and_epoch_also_in_one_episode() -> None:
 def test_the_bound_is_reached(spec: ClipSpec, chosen: PlanSettings, frames: int) -> None:
     request = abandonedfactory(spec, chosen)
     plan = request.plan()
-    assert plan.max_resident_frames == frames * 38
+    assert plan.groups[0].max_resident_frames == frames * 38
     assert request.run(plan).most_frames > 0.85 * frames * 38
 
 

@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seqrecord.grids import ChunkGrid
 from seqrecord.sampling.runs import Runs
 
 
@@ -73,4 +74,5 @@ def test_snapping_finds_the_first_clip_past_a_grid_line_of_its_row(
         starts = int(runs.first_start[i]) + runs.stride * np.arange(int(runs.count[i]))
         lines = (starts // int(grid[i])).tolist()
         expected += [int(runs.first_clip[i]) + lines.index(line) for line in lines]
-    assert runs.snap(np.arange(runs.num_clips), grid).tolist() == expected
+    chunks = ChunkGrid(grid, np.zeros_like(grid))
+    assert runs.snap(np.arange(runs.num_clips), chunks).tolist() == expected

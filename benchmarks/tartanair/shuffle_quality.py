@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.clips import ClipSpec, ClipTable, EpisodeTable, enumerate_clips
+from seqrecord.grids import ChunkGrid
 from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings
-from seqrecord.sampling.memory import default_settings
+from seqrecord.sampling.defaults import default_settings
 
 __all__ = [
     "ABANDONEDFACTORY",
@@ -86,9 +87,8 @@ def episode_table(num_frames: tuple[int, ...], chunk_frames: int) -> EpisodeTabl
     """Episodes of these lengths, one after the other, all in chunks of one size."""
     lengths = np.array(num_frames, np.int64)
     chunks = -(-lengths // chunk_frames)
-    return EpisodeTable(
-        lengths, np.full(len(lengths), chunk_frames, np.int64), np.cumsum(chunks) - chunks
-    )
+    sizes = np.full(len(lengths), chunk_frames, np.int64)
+    return EpisodeTable(lengths, (ChunkGrid(sizes, np.cumsum(chunks) - chunks),))
 
 
 def buffered(num_clips: int, buffer: int, seed: int) -> IntArray:
@@ -164,7 +164,7 @@ def measure(
     With `some`, of so many of the parts, evenly spaced, for each epoch.
     """
     in_order = EpochPlan(table, episodes, PlanSettings(shuffle=False))  # loads every frame once
-    distinct = sum(int(work.loads.count.sum()) for work in in_order.rounds())
+    distinct = sum(int(work.groups[0].loads.count.sum()) for work in in_order.rounds())
     chosen = np.unique(np.linspace(0, num_parts - 1, some or num_parts).astype(int)).tolist()
     figures, read, resident = [], 0, 0
     for epoch in range(epochs):
@@ -175,7 +175,7 @@ def measure(
             figure, loaded = _measure(plan, table, np.diff(starts), skip_batches)
             figures.append(figure)
             read += loaded
-            resident = max(resident, plan.max_resident_frames)
+            resident = max(resident, plan.groups[0].max_resident_frames)
     share = epochs * len(chosen) / num_parts
     return Measured(_mean(figures), resident, read / share / distinct)
 
@@ -201,7 +201,7 @@ def _print_parts(args: argparse.Namespace) -> None:
             ClipFacts.of(table, episodes),
             base,
             shuffle_buffer=None,
-            max_frames=max_frames,
+            max_held=max_frames,
             num_parts=num_parts,
         )
         found = measure(
@@ -249,7 +249,7 @@ def _grid(
         yield _described(settings), settings
     for buffer in (64, 256, 1000, None):
         chosen = default_settings(
-            ClipFacts.of(table, episodes), base, shuffle_buffer=buffer, max_frames=max_frames
+            ClipFacts.of(table, episodes), base, shuffle_buffer=buffer, max_held=max_frames
         )
         asked = "default" if buffer is None else f"default for shuffle_buffer {buffer}"
         name = f"{asked}: {_described(chosen)}"
@@ -271,7 +271,7 @@ def _measure(
     skipped = int(sizes[:skip_batches].sum())
     episode = np.concatenate([r.clips.episode for r in rounds])[skipped:]
     start = np.concatenate([r.clips.start for r in rounds])[skipped:]
-    read = sum(int(r.loads.count.sum()) for r in rounds)
+    read = sum(int(r.groups[0].loads.count.sum()) for r in rounds)
     return batch_quality(episode, start, sizes[skip_batches:], table.spec.span), read
 
 

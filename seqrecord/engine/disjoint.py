@@ -56,6 +56,7 @@ class DisjointExecutor:
         # A part without clips needs no rows of an arena either.
         assert plan.is_disjoint or not plan.num_clips, "overlapping clips go through the arena"
         self._plan = plan
+        (self._group,) = plan.groups
         self._spec = spec
         self._buffers = buffers
         self._workers = workers
@@ -79,12 +80,13 @@ class DisjointExecutor:
 
         That is a number in the round, or -1 for a frame of none, or of those before `skip`.
         """
-        clips, step = current.clips, self._plan.frame_step
-        uses = first_uses(current.loads, clips, span=self._spec.span, frame_step=step)
+        clips, step = current.clips, self._group.window.frame_step
+        (group,) = current.groups
+        uses = first_uses(group.loads, clips, span=self._spec.span, frame_step=step)
         places = frame_key(clips.run, clips.start)
         order = np.argsort(places)
         in_order = places[order]
-        loads = each_load(current.loads)
+        loads = each_load(group.loads)
         for i in np.argsort(uses, kind="stable").tolist():
             frames = loads[i].first + np.arange(loads[i].count) * step
             sought = frame_key(np.int64(loads[i].run), frames)
@@ -99,7 +101,7 @@ class DisjointExecutor:
         frames = np.flatnonzero(clip >= 0)
         clip = clip[frames]
         batch, length = clips.batch[clip], self._spec.length
-        offset = load.first + frames * self._plan.frame_step - clips.start[clip]
+        offset = load.first + frames * self._group.window.frame_step - clips.start[clip]
         rows = clips.slot[clip] * length + offset // self._spec.dilation
         parts = [(self._batch(number), batch == number) for number in np.unique(batch).tolist()]
         places = []

@@ -52,8 +52,9 @@ class Engine:
         plan: what to do.
         spec: the clips of the plan.
         batch: the first batch to deliver.
-        memory: rows of the arena, at least `plan.max_resident_frames`, more let loads run ahead; 0
-            for a plan whose clips do not overlap: frames are then loaded straight into them.
+        memory: rows of the arena, at least `max_resident_frames` of the plan's group, more let
+            loads run ahead; 0 for a plan whose clips do not overlap: frames are then loaded
+            straight into them.
             `prefetch`: batches that are built or wait, without an arena `plan.most_batches`.
             Chunks to load at a time, and from storage that isn't a local disk more to hold.
         num_threads: for copying, and at most so many for loading.
@@ -85,13 +86,16 @@ class Engine:
     ) -> None:
         self.stats = stats
         self._channel: Channel[Batch] = Channel(memory.prefetch, stats)
+        (group,), (num_rows,) = plan.groups, memory.num_rows
         size = plan.first_clip(1) if plan.num_batches else 1
         # Batches that are ever in use: those in the channel and the consumer's last two.
         batches = memory.prefetch + CONSUMER
-        needs = Needs(specs, memory.num_rows, size, spec.length, batches, device, shared)
+        needs = Needs(specs, num_rows, size, spec.length, batches, device, shared)
         buffers = kept.acquire(needs, HostBuffers if device is None else DeviceBuffers)
         stats.watch(dataset.storage.counters)
-        loader = ChunkLoader(dataset, buffers, plan.frame_step, frame_transform, num_threads, stats)
+        loader = ChunkLoader(
+            dataset, buffers, group.window.frame_step, frame_transform, num_threads, stats
+        )
         workers = WorkerPool(
             loader,
             num_threads=num_threads,
@@ -100,7 +104,7 @@ class Engine:
             stats=stats,
         )
         executor: Executor
-        if isinstance(buffers, HostBuffers) and not memory.num_rows:
+        if isinstance(buffers, HostBuffers) and not num_rows:
             executor = DisjointExecutor(plan, spec, buffers, workers, self._channel)
         else:
             executor = OverlappingExecutor(plan, spec, buffers, workers, self._channel)

@@ -69,6 +69,7 @@ class OverlappingExecutor:
         channel: Channel[Batch],
     ) -> None:
         self._plan = plan
+        (self._group,) = plan.groups
         self._steps = np.arange(spec.length) * spec.dilation
         self._span = spec.span
         self._buffers = buffers
@@ -81,11 +82,11 @@ class OverlappingExecutor:
     def run(self, batch: int) -> None:
         """See `Executor`."""
         first_round, skip = self._plan.locate(batch)
-        waiting = [_Waiting(0, load) for load in each_load(self._plan.resident(first_round))]
+        waiting = [_Waiting(0, load) for load in each_load(self._plan.resident(first_round)[0])]
         loading = self._resident.load(waiting)
         assert not waiting, "the plan holds more frames than it said"
         # Not a method: what refers to this object would keep its memory beside the next epoch's.
-        planned_loads = partial(_plan_loads, self._span, self._plan.frame_step)
+        planned_loads = partial(_plan_loads, self._span, self._group.window.frame_step)
         self._rounds = _Rounds(map(planned_loads, self._plan.rounds(first_round)))
         while (planned := self._rounds.pop()) is not None:
             current = planned.round
@@ -98,7 +99,7 @@ class OverlappingExecutor:
             stats.add(loads_held_back=len(following.waiting) if following else 0)
             stats.hold(self._resident.nbytes)
             self._emit(current.clips, places, skip, sorted(loading, key=_by_use))
-            self._resident.free(current.frees)
+            self._resident.free(current.groups[0].frees)
             loading, skip = ahead, 0
 
     def _emit(
@@ -125,7 +126,7 @@ class OverlappingExecutor:
             done = needed
             origin, first, number = (column[start:stop, None] for column in places)
             frames = clips.start[start:stop, None] + self._steps
-            place = (origin + frames // self._plan.frame_step) % number
+            place = (origin + frames // self._group.window.frame_step) % number
             rows = np.add(first, place, dtype=np.int64)
             self._gather(self._builder, clips.rows(start, stop), rows)
             if self._builder.is_full:
@@ -187,7 +188,7 @@ class _Resident:
     def __init__(self, plan: EpochPlan, arena: Any, workers: WorkerPool) -> None:
         self._arena = arena
         self._workers = workers
-        self._step = plan.frame_step
+        self._step = plan.groups[0].window.frame_step
         self._frame_nbytes: int = sum(spec.nbytes for spec in arena.specs.values())
         rows = arena.num_rows // max(1, plan.num_cursors)
         self._rings = [Ring(cursor * rows, rows) for cursor in range(plan.num_cursors)]
@@ -309,8 +310,9 @@ def find_rows(
 
 def _plan_loads(span: int, frame_step: int, current: Round) -> _Planned:
     """A round with its loads, a cursor's in the order in which they fill its ring."""
-    uses = first_uses(current.loads, current.clips, span=span, frame_step=frame_step)
-    return _Planned(current, list(map(_Waiting, uses.tolist(), each_load(current.loads))))
+    (group,) = current.groups
+    uses = first_uses(group.loads, current.clips, span=span, frame_step=frame_step)
+    return _Planned(current, list(map(_Waiting, uses.tolist(), each_load(group.loads))))
 
 
 def _by_use(item: tuple[int, Any] | tuple[int, Any, Any]) -> int:

@@ -110,7 +110,7 @@ class ClipLoader:
             _logger.info("%s: %s", self.selection.dataset.url, limited)
         return EpochPlan(
             self.clips(epoch),
-            self.selection.dataset.episode_table,
+            self.selection.episodes,
             self._fit(part.count).settings,
             epoch=epoch,
             part=part,
@@ -169,7 +169,7 @@ class ClipLoader:
         """
         self._fits[num_parts] = fit_given(
             self.selection.typical_clips,
-            self.selection.dataset.episode_table,
+            self.selection.episodes,
             settings,
             self._sizes,
             memory_limit=self._memory_limit,
@@ -259,7 +259,7 @@ class ClipLoader:
         if num_parts not in self._fits:
             self._fits[num_parts] = fit(
                 self.selection.typical_clips,
-                self.selection.dataset.episode_table,
+                self.selection.episodes,
                 self._settings,
                 self._sizes,
                 memory_limit=self._memory_limit,

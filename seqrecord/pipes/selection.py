@@ -14,6 +14,7 @@ import torch
 from seqrecord.clips import (
     ClipSpec,
     ClipTable,
+    EpisodeTable,
     IntArray,
     enumerate_clips,
 )
@@ -54,6 +55,7 @@ class ClipSelection:
     spec: ClipSpec
     selected: IntArray  # rows of the selected episodes
     clips: ClipTable
+    episodes: EpisodeTable  # of the requested groups, led by the one with most bytes a frame
     phases: Phases | None = None  # the phases of one epoch after the other
     left_out: str  # what would be clips, or has none, in words; empty if nothing is
     arrays: dict[str, ArraySpec]  # of each feature of a frame, after `frame_transform`
@@ -86,6 +88,7 @@ class ClipSelection:
                 file=self.dataset.url,
                 expected=f"{self.spec.span} frames with {', '.join(self.dataset.features)}",
             )
+        self.episodes = table.led_by(0, self.selected)
         self.arrays = self._look()
         self._check_arrays()
         keep_memory_for(self)
@@ -120,7 +123,7 @@ class ClipSelection:
             chunk += sum(spec.nbytes for spec in stored if not spec.is_fixed)
         frame = max(1, frame)
         frames = (batch_size or 1) * self.spec.length
-        return FrameSizes(frame, chunk, frames * (frame + variable * _TENSOR_BYTES))
+        return FrameSizes((frame,), chunk, frames * (frame + variable * _TENSOR_BYTES))
 
     def portable(self, options: _Options) -> _Options:
         """The options for another process: a function that chose episodes need not be picklable."""

@@ -22,6 +22,7 @@ from seqrecord.clips import (
 from seqrecord.errors import ClipError
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest
+from seqrecord.grids import ChunkGrid
 from seqrecord.reading.chunks import ChunkReader
 from seqrecord.reading.episode import Episode, FrameArray
 from seqrecord.reading.html_card import html_card
@@ -201,7 +202,7 @@ class SeqRecordReader:
     def episode_table(self) -> EpisodeTable:
         """The integers of the episodes, for clips and plans."""
         index = self._index
-        return EpisodeTable(index.num_frames, index.chunk_frames, index.first_chunk)
+        return EpisodeTable(index.num_frames, (ChunkGrid(index.chunk_frames, index.first_chunk),))
 
     def select(self, features: Sequence[str] | None) -> SeqRecordReader:
         """The same dataset with only these features, in this order; all of them for `None`."""
@@ -245,9 +246,9 @@ class SeqRecordReader:
         index = self._index
         columns = [index.schema.position(name) for name in self.features]
         gaps = index.gaps[np.isin(index.gaps["feature"], columns)]
-        return missing_from_bitmaps(
-            self.episode_table, gaps["chunk"].astype(np.int64), gaps["present"]
-        )
+        chunk = gaps["chunk"].astype(np.int64)
+        found = (chunk, np.zeros_like(chunk), gaps["present"])
+        return missing_from_bitmaps(self.episode_table, [found])
 
     def close(self) -> None:
         self._storage.close()

@@ -1,22 +1,27 @@
 """An epoch as integers: which chunks to load, which clips to emit, which frames to free."""
 
-from seqrecord.sampling.blocks import ClipFacts, resident_bound
-from seqrecord.sampling.epoch import EpochPlan, check_drop_last
+from seqrecord.sampling.bounds import resident_bounds
+from seqrecord.sampling.epoch import EpochPlan, GroupPlan, check_drop_last
+from seqrecord.sampling.facts import ClipFacts
 from seqrecord.sampling.parts import Part
 from seqrecord.sampling.phases import Phases
-from seqrecord.sampling.rounds import Clips, Frees, Loads, Round
+from seqrecord.sampling.rounds import Clips, Frees, GroupRound, Loads, Round
 from seqrecord.sampling.settings import PlanSettings
+from seqrecord.sampling.windows import Window
 
 __all__ = [
     "ClipFacts",
     "Clips",
     "EpochPlan",
     "Frees",
+    "GroupPlan",
+    "GroupRound",
     "Loads",
     "Part",
     "Phases",
     "PlanSettings",
     "Round",
+    "Window",
     "check_drop_last",
-    "resident_bound",
+    "resident_bounds",
 ]

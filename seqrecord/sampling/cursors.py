@@ -1,68 +1,30 @@
-"""Cursors: each walks its runs, a block a round. What they hold before and after each round.
+"""Cursors: each walks its runs, a block a round.
 
-All cursors of a part take equally many rounds, so that all end in the same one. What a round's
-block has of one run, in the middle of the run::
-
-                 first             loaded_before        loaded
-                   |                     |                |
-    held before    f f f f f f f f f f f
-    loads                                f f f f f f f f f
-    clip starts    s s s s s s s s
-    frees          f f f f f f f f
-    held after                     f f f f f f f f f f f f
-                                   |
-                                 kept = first of the next block
+All cursors of a part take equally many rounds, so that all end in the same one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from seqrecord.clips import IntArray
+from seqrecord.clips import EpisodeTable, IntArray
 from seqrecord.sampling.blocks import BlockSizes
+from seqrecord.sampling.lines import Lines
+from seqrecord.sampling.needs import Blocks, Needs, RowsOfClips
 from seqrecord.sampling.runs import Runs, numbered
+from seqrecord.sampling.windows import Window
 
-__all__ = ["Blocks", "Cursors"]
+__all__ = ["Cursors"]
 
 _CUTS_AT_ONCE = 1 << 18
-
-
-@dataclass(frozen=True, eq=False)
-class Blocks:
-    """The blocks of some rounds, by cursor and then by round; int64[n] each.
-
-    Row `i` is what a block has of one run, or of one row of it. Its clips start at `first` and
-    from there every stride, `count` of them. Of the run its cursor holds the frames
-    `[first, loaded_before)` when it comes to the row, and `[first, loaded)` once it has loaded.
-    When the round ends it frees `[first, kept)`.
-    """
-
-    round: IntArray
-    cursor: IntArray
-    run: IntArray
-    episode: IntArray
-    first: IntArray
-    count: IntArray
-    loaded_before: IntArray
-    loaded: IntArray
-    kept: IntArray
-
-    def __len__(self) -> int:
-        return len(self.round)
-
-    def take(self, chosen: IntArray) -> Blocks:
-        """Some of the rows, in another order."""
-        return Blocks(*(getattr(self, column.name)[chosen] for column in fields(self)))
 
 
 class Cursors:
     """The cursors that walk `runs`; `cursor`, int64[rows], says which one walks each row.
 
-    `cursor` ascends and leaves no number out. `chunk_frames` is int64[number of episodes]; `span`
-    is that of a clip.
+    `cursor` ascends and leaves no number out. `windows` are what clips use of each group.
     """
 
     def __init__(
@@ -70,13 +32,18 @@ class Cursors:
         runs: Runs,
         cursor: IntArray,
         sizes: BlockSizes,
-        *,
-        chunk_frames: IntArray,
-        span: int,
+        episodes: EpisodeTable,
+        windows: Sequence[Window],
     ) -> None:
-        self._runs, self._sizes, self._span = runs, sizes, span
-        self._chunk = chunk_frames[runs.episode]
-        self._grid = sizes.grid(self._chunk)
+        self._runs, self._sizes = runs, sizes
+        num_frames = episodes.num_frames[runs.episode]
+        grids = [grid.take(runs.episode) for grid in episodes.groups]
+        self.needs = tuple(
+            Needs(runs, grid, num_frames, window)
+            for grid, window in zip(grids, windows, strict=True)
+        )
+        self._lead = self.needs[episodes.leading]
+        self._lines = Lines(grids[episodes.leading], sizes)
         self._cursor = cursor
         last = np.searchsorted(runs.run, runs.run, side="right") - 1
         self._end_runs(runs.first_clip[last] + runs.count[last] - 1)
@@ -92,7 +59,7 @@ class Cursors:
         apart = runs.first_start[1:] - runs.last_start[:-1] - runs.stride
         near = (np.diff(runs.run) == 0) & (apart < sizes.gap)
         self._near = np.concatenate(([False], near, [False]))  # whether it is so before a row
-        past_line = runs.first_start % self._grid
+        past_line = runs.first_start - self._lines.before(np.arange(len(runs)), runs.first_start)
         extra = np.where(self._near[:-1], np.append(0, apart), sizes.gap + past_line)
         extra[begin] = past_line[begin]
         counted = runs.count * sizes.clip
@@ -115,46 +82,61 @@ class Cursors:
         before = [(clips - self._clips[:-1]).sum(axis=1) for clips in self._all_first_clips()]
         return np.concatenate(before)
 
-    def share_chunks(self) -> bool:
+    def share_chunks(self, group: int) -> bool:
         """Whether any round needs a chunk that a later one needs too, for the same run."""
         for clips in self._all_first_clips():
             inner = clips[(clips > self._clips[:-1]) & (clips < self._clips[1:])]
-            row, start = self._runs.find(inner)
-            if np.any((inner > self._run_first_clip[row]) & (start < self._past(inner))):
+            shared = self.needs[group].share_chunk(inner)
+            if np.any(shared > self._run_first_clip[self._runs.find(shared)[0]]):
                 return True
         return False
 
-    def held(self, index: int) -> Blocks:
-        """What cursors hold when round `index` begins, `[first, loaded_before)`."""
+    def held(self, index: int) -> list[Blocks]:
+        """Of each group, what cursors hold when round `index` begins, `[held, loaded_before)`."""
         clip = self._first_clips(np.array([index]))[0]
         cursor = np.flatnonzero(clip < self._stop)
         clip = clip[cursor]
-        return self._blocks(np.full(len(clip), index), cursor, clip, clip + 1)
+        rows = RowsOfClips(np.full(len(clip), index), cursor, clip, clip + 1)
+        return [needs.blocks(rows, self._run_first_clip) for needs in self.needs]
 
-    def blocks(self, start: int, stop: int) -> Blocks:
-        """The blocks of rounds `[start, stop)`."""
+    def blocks(self, start: int, stop: int) -> list[Blocks]:
+        """Of each group, the blocks of rounds `[start, stop)`."""
         clips = self._first_clips(np.arange(start, stop + 1))
+        found = {apart: self._rows(clips, start, apart) for apart in self._kinds_of_rows}
+        return [n.blocks(found[n.are_apart], self._run_first_clip) for n in self.needs]
+
+    @property
+    def _kinds_of_rows(self) -> set[bool]:
+        return {needs.are_apart for needs in self.needs}
+
+    def _rows(self, clips: IntArray, start: int, apart: bool) -> RowsOfClips:
+        """What the blocks that begin at `clips`, int64[rounds + 1, cursors], have of each row.
+
+        With `apart` there is a row for each clip: what lies between is not used.
+        """
         low, high = clips[0], clips[-1]
-        first_clip = self._runs.first_clip
-        first_row = np.searchsorted(first_clip, low, side="right")
-        number = np.searchsorted(first_clip, high, side="left") - first_row
-        owner, inside = numbered(np.where(high > low, np.maximum(number, 0), 0))
-        bounds = first_clip[first_row[owner] + inside]
-        if self._span < self._runs.stride:  # a row for each clip: what lies between is not used
+        if apart:
             owner, inside = numbered(high - low)
             bounds = low[owner] + inside
+        else:
+            first_clip = self._runs.first_clip
+            first_row = np.searchsorted(first_clip, low, side="right")
+            number = np.searchsorted(first_clip, high, side="left") - first_row
+            owner, inside = numbered(np.where(high > low, np.maximum(number, 0), 0))
+            bounds = first_clip[first_row[owner] + inside]
         flat = clips.T.ravel()  # by cursor and round: never falling
         bounds = np.union1d(bounds, flat)
         place = np.searchsorted(flat, bounds, side="right") - 1
-        cursor, index = np.divmod(place, stop + 1 - start)
-        some = index < stop - start
+        cursor, index = np.divmod(place, len(clips))
+        some = index < len(clips) - 1
         ends = np.append(bounds[1:], bounds[-1:])
-        return self._blocks(index[some] + start, cursor[some], bounds[some], ends[some])
+        return RowsOfClips(index[some] + start, cursor[some], bounds[some], ends[some])
 
     def _end_runs(self, last_clip: IntArray) -> None:
-        """Say what the last clip of each row's run is, and so the last frame it uses."""
+        """Say what the last clip of each row's run is."""
         self._run_last_clip = last_clip
-        self._run_stop = self._runs.find(np.maximum(last_clip, 0))[1] + self._span
+        for needs in self.needs:
+            needs.end_runs(last_clip)
 
     def _all_first_clips(self) -> Iterator[IntArray]:
         """Those of all rounds and of the end, some rounds at a time."""
@@ -165,7 +147,7 @@ class Cursors:
     def _first_clips(self, rounds: IntArray) -> IntArray:
         """The first clip of each cursor's block in each of `rounds`; int64[rounds, cursors]."""
         clips = self._find(rounds, snap=False)
-        late = (rounds >= self._sizes.unaligned) & (self._span >= self._runs.stride)
+        late = (rounds >= self._sizes.unaligned) & (not self._lead.are_apart)
         if late.any():
             clips = np.where(late[:, None], self._find(rounds, snap=True), clips)
         clips[rounds == 0] = self._clips[:-1]
@@ -182,46 +164,11 @@ class Cursors:
         row = np.searchsorted(self._from, place, side="right") - 1
         beyond = place - self._before[row]
         if snap:
-            start, grid = runs.first_start[row] + beyond, self._grid[row]
+            start = runs.first_start[row] + beyond
             within = (beyond < runs.count[row] * counted) | self._near[row + 1]
-            place = place + np.where(within, -start % grid, 0)
+            place = place + np.where(within, self._lines.after(row, start) - start, 0)
             row = np.searchsorted(self._from, place, side="right") - 1
             beyond = place - self._before[row]
         step = np.maximum(-(-beyond // counted), 0)
         clips: IntArray = runs.first_clip[row] + np.minimum(step, runs.count[row])
         return clips
-
-    def _past(self, clip: IntArray) -> IntArray:
-        """Where the chunk ends in which the clip before each one ends."""
-        before, start = self._runs.find(np.maximum(clip - 1, 0))
-        chunk = self._chunk[before]
-        past: IntArray = -(-(start + self._span) // chunk) * chunk
-        return past
-
-    def _blocks(self, index: IntArray, cursor: IntArray, begin: IntArray, end: IntArray) -> Blocks:
-        """Rows of the clips `[begin, end)`, each within one row of the runs."""
-        runs, span = self._runs, self._span
-        row, first = runs.find(begin)
-        last = first + (end - 1 - begin) * runs.stride
-        chunk, run_stop = self._chunk[row], self._run_stop[row]
-        # A chunk is loaded once in a run: as far as the run needs it, or only as far as the one
-        # row that uses it does.
-        past = -(-(last + span) // chunk) * chunk
-        past_before = self._past(begin)
-        follows = begin > self._run_first_clip[row]
-        goes_on = end <= self._run_last_clip[row]
-        _, following = runs.find(np.where(goes_on, end, 0))
-        shared = (goes_on & (following < past)) | (follows & (past_before == past))
-        loaded = np.where(shared, np.minimum(past, run_stop), last + span)
-        known = follows & (first < past_before)
-        return Blocks(
-            round=index,
-            cursor=cursor,
-            run=runs.run[row],
-            episode=runs.episode[row],
-            first=first,
-            count=end - begin,
-            loaded_before=np.where(known, np.minimum(past_before, run_stop), first),
-            loaded=loaded,
-            kept=np.where(goes_on, np.minimum(following, loaded), loaded),
-        )

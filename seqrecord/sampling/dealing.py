@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.clips import IntArray
-from seqrecord.sampling.cursors import Blocks
+from seqrecord.sampling.needs import Blocks
 from seqrecord.sampling.random_order import hash64
 from seqrecord.sampling.runs import numbered
 

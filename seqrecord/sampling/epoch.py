@@ -18,31 +18,52 @@ are consecutive parts of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
 from seqrecord.clips import ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import ClipError
-from seqrecord.sampling.blocks import BlockSizes, ClipFacts, cursor_bound
-from seqrecord.sampling.cursors import Blocks, Cursors
+from seqrecord.sampling.blocks import BlockSizes
+from seqrecord.sampling.bounds import cursor_bounds
+from seqrecord.sampling.cursors import Cursors
 from seqrecord.sampling.dealing import deal
+from seqrecord.sampling.facts import ClipFacts
+from seqrecord.sampling.needs import Blocks
 from seqrecord.sampling.parts import Part, share_out
 from seqrecord.sampling.random_order import hash64, key_of
-from seqrecord.sampling.rounds import Clips, Loads, Round, frees_of, loads_of
+from seqrecord.sampling.rounds import Clips, GroupRound, Loads, Round, frees_of, loads_of
 from seqrecord.sampling.runs import Runs, shuffle_runs
 from seqrecord.sampling.settings import PlanSettings
+from seqrecord.sampling.windows import Window
 
-__all__ = ["EpochPlan", "check_drop_last"]
+__all__ = ["EpochPlan", "GroupPlan", "check_drop_last"]
 
 _RUNS, _CURSORS, _CLIPS = range(3)  # what a random number is for: no two uses share a stream
 _WHOLE = Part()
 _CLIPS_AT_ONCE = 1 << 15  # rounds are computed in groups of about so many clips
 
 
+@dataclass(frozen=True)
+class GroupPlan:
+    """What holds for a group of features in all rounds.
+
+    `group` is its number in the schema. In no round are more than `max_resident_frames` held.
+    """
+
+    group: int
+    window: Window  # what a clip uses
+    max_resident_frames: int  # the arena's rows
+
+
 class EpochPlan:
     """The plan of one part of one epoch.
+
+    `windows` are what clips use of each group of `episodes`; by default whole clips of all. Which
+    clips come when depends on the leading group alone.
 
     Parts cover the epoch, and all have equally many clips in equally many batches, full ones but
     for the last: where they do not come out even, a part gives one clip that another gives too,
@@ -62,7 +83,7 @@ class EpochPlan:
     num_batches: int
     num_rounds: int
     num_cursors: int
-    max_resident_frames: int  # the arena's rows: in no round are more frames held
+    leading: int  # of the groups
 
     def __init__(
         self,
@@ -72,10 +93,13 @@ class EpochPlan:
         *,
         epoch: int = 0,
         part: Part = _WHOLE,
+        windows: Sequence[Window] | None = None,
     ) -> None:
         self.settings, self.epoch, self.part = settings, epoch, part
         self._spec, self._episodes = table.spec, episodes
         self._key = key_of(settings.seed, epoch)
+        self._windows = tuple(windows or [Window.of(table.spec)] * len(episodes.groups))
+        self.leading = episodes.leading
         # Episodes count by their place in the selection: rows may differ between datasets.
         self._selected = table.selected
 
@@ -84,13 +108,13 @@ class EpochPlan:
             sequence = shuffle_runs(
                 sequence,
                 settings.run_frames,
-                episodes.chunk_frames[sequence.episode],
+                episodes.lead.take(sequence.episode),
                 key_of(self._key, _RUNS),
                 num_cursors=part.count * settings.num_cursors,
             )
         start, stop, self.num_repeated = share_out(
             sequence,
-            episodes.chunk_frames[sequence.episode],
+            episodes.lead.take(sequence.episode),
             part,
             settings.cursors,
             fill=settings.equal and not settings.drop_last,
@@ -103,43 +127,45 @@ class EpochPlan:
             self.num_clips = kept // size * size
         self.num_dropped = total - self.num_clips
         self.num_batches = -(-self.num_clips // size)
-        facts = ClipFacts.of(table, episodes)
+        facts = ClipFacts.of(table, episodes, self._windows)
         self._cursors = Cursors(
-            *sequence.slices(start, stop),
-            BlockSizes.of(facts, settings),
-            chunk_frames=episodes.chunk_frames,
-            span=table.spec.span,
+            *sequence.slices(start, stop), BlockSizes.of(facts, settings), episodes, self._windows
         )
         self._before = np.minimum(self._cursors.clips_before_rounds(), self.num_clips)
         self.num_cursors = self._cursors.count
         self.num_rounds = int(np.searchsorted(self._before, self.num_clips))
         if self.num_rounds < self._cursors.num_rounds:
             self._cursors.end_before(self.num_rounds)
-        self.max_resident_frames = self.num_cursors * cursor_bound(
-            facts, settings, longest=self._cursors.longest
-        )
+        bounds = cursor_bounds(facts, settings, longest=self._cursors.longest)
+        self._resident = [self.num_cursors * bound for bound in bounds]
 
     def __repr__(self) -> str:
         return (
             f"EpochPlan(epoch {self.epoch}, part {self.part.index} of {self.part.count}: "
             f"{self.num_clips} clips in {self.num_batches} batches, {self.num_rounds} rounds of "
-            f"{self.num_cursors} cursors, at most {self.max_resident_frames} frames resident)"
+            f"{self.num_cursors} cursors, at most {self._resident} frames resident)"
         )
-
-    @property
-    def frame_step(self) -> int:
-        """Frames between two that a load brings; more than 1 where no clip uses the others."""
-        return self._spec.frame_step
 
     @cached_property
-    def is_disjoint(self) -> bool:
-        """Whether every frame that a round loads is of one clip only, which that round emits."""
-        spec = self._spec
-        return (
-            spec.stride >= spec.span
-            and (spec.frame_step == spec.dilation or spec.length == 1)
-            and not self._cursors.share_chunks()
+    def groups(self) -> tuple[GroupPlan, ...]:
+        """The groups, in the order of those of the episode table."""
+        return tuple(
+            GroupPlan(grid.group, window, resident)
+            for grid, window, resident in zip(
+                self._episodes.groups, self._windows, self._resident, strict=True
+            )
         )
+
+    @cached_property
+    def disjoint_groups(self) -> tuple[bool, ...]:
+        """Of each group, whether every frame that a round loads is of one clip only, which that
+        round emits."""
+        return tuple(map(self._is_disjoint, range(len(self._windows))))
+
+    @property
+    def is_disjoint(self) -> bool:
+        """Whether all groups are."""
+        return all(self.disjoint_groups)
 
     @cached_property
     def most_batches(self) -> int:
@@ -168,10 +194,13 @@ class EpochPlan:
         index = min(index, self.num_rounds)
         return index, clip - int(self._before[index])
 
-    def resident(self, round_index: int) -> Loads:
-        """Loads that bring exactly the frames held when a round begins, before its own loads."""
+    def resident(self, round_index: int) -> tuple[Loads, ...]:
+        """Loads that bring exactly the frames held when a round begins, before its own loads.
+
+        One of each group.
+        """
         held = self._cursors.held(round_index)
-        return loads_of(held, held.first, held.loaded_before, self._episodes, self._spec)[1]
+        return tuple(self._loads(i, b, b.held, b.loaded_before)[1] for i, b in enumerate(held))
 
     def rounds(self, first_round: int = 0) -> Iterator[Round]:
         """The rounds from `first_round` on, computed as they are taken."""
@@ -179,32 +208,46 @@ class EpochPlan:
         for start in range(first_round, self.num_rounds, group):
             yield from self._rounds(start, min(start + group, self.num_rounds))
 
-    def _rounds(self, start: int, stop: int) -> Iterator[Round]:
-        blocks, position = self._blocks(start, stop)
-        loads_round, loads = loads_of(
-            blocks, blocks.loaded_before, blocks.loaded, self._episodes, self._spec
-        )
-        clips = self._clips(blocks, position)
-        frees_round, frees = frees_of(blocks, self.frame_step)
-        marks = np.arange(start, stop + 1)
-        loads_at = np.searchsorted(loads_round, marks).tolist()
-        clips_at = (self._before[start : stop + 1] - self._before[start]).tolist()
-        frees_at = np.searchsorted(frees_round, marks).tolist()
-        for i in range(stop - start):
-            yield Round(
-                start + i,
-                loads.rows(loads_at[i], loads_at[i + 1]),
-                clips.rows(clips_at[i], clips_at[i + 1]),
-                frees.rows(frees_at[i], frees_at[i + 1]),
-            )
+    def _is_disjoint(self, group: int) -> bool:
+        window = self._windows[group]
+        apart = window.span <= self._spec.stride and window.is_dense
+        return apart and not self._cursors.share_chunks(group)
 
-    def _blocks(self, start: int, stop: int) -> tuple[Blocks, IntArray]:
-        """The blocks of rounds `[start, stop)`, and each row's position in its round, int64[n].
+    def _loads(
+        self, group: int, blocks: Blocks, start: IntArray, stop: IntArray
+    ) -> tuple[IntArray, Loads]:
+        """See `loads_of`."""
+        grid, window = self._episodes.groups[group], self._windows[group]
+        phase = self._spec.phase + window.offset
+        return loads_of(blocks, start, stop, grid, window.frame_step, phase)
+
+    def _rounds(self, start: int, stop: int) -> Iterator[Round]:
+        marks = np.arange(start, stop + 1)
+        by_group: list[list[GroupRound]] = []
+        found = [self._in_order(blocks) for blocks in self._cursors.blocks(start, stop)]
+        clips = self._clips(*found[self.leading])
+        for i, (blocks, _) in enumerate(found):
+            loads_round, loads = self._loads(i, blocks, blocks.loaded_before, blocks.loaded)
+            frees_round, frees = frees_of(blocks, self._windows[i].frame_step)
+            loads_at = pairwise(np.searchsorted(loads_round, marks).tolist())
+            frees_at = pairwise(np.searchsorted(frees_round, marks).tolist())
+            by_group.append(
+                [
+                    GroupRound(loads.rows(*rows), frees.rows(*freed))
+                    for rows, freed in zip(loads_at, frees_at, strict=True)
+                ]
+            )
+        clips_at = (self._before[start : stop + 1] - self._before[start]).tolist()
+        for i, rows in enumerate(pairwise(clips_at)):
+            groups = tuple(rounds[i] for rounds in by_group)
+            yield Round(start + i, clips.rows(*rows), groups)
+
+    def _in_order(self, blocks: Blocks) -> tuple[Blocks, IntArray]:
+        """The blocks of whole rounds, and each row's position in its round, int64[n].
 
         Rows come by round and position. A cursor's position is drawn in every round. What it loads
         comes in that order too, so that the first clips need not wait for all loads of their round.
         """
-        blocks = self._cursors.blocks(start, stop)
         number = blocks.round * max(1, self.num_cursors) + blocks.cursor
         drawn = hash64(key_of(self._key, _CURSORS), number)
         # Equal numbers for the rows of one block, which keep their order.
@@ -221,7 +264,7 @@ class EpochPlan:
             position,
             np.searchsorted(self._selected, blocks.episode),
             stride=self._spec.stride,
-            span=self._spec.span,
+            span=self._windows[self.leading].span,
             num_cursors=self.num_cursors,
             spread=self.num_cursors < self._batch_size,
             key=key_of(self._key, _CLIPS) if self.settings.shuffle else None,

@@ -19,6 +19,7 @@ import numpy as np
 
 from seqrecord.clips import IntArray
 from seqrecord.errors import ClipError
+from seqrecord.grids import ChunkGrid
 from seqrecord.sampling.runs import Runs
 
 __all__ = ["Part", "share_out"]
@@ -41,14 +42,15 @@ class Part:
 
 
 def share_out(
-    sequence: Runs, grid: IntArray, part: Part, num_cursors: int, *, fill: bool
+    sequence: Runs, grid: ChunkGrid, part: Part, num_cursors: int, *, fill: bool
 ) -> tuple[IntArray, IntArray, int]:
     """What the cursors of a part have, and how many of these clips another part has too.
 
     Cursor `i` has the clips `[start[i], stop[i])` of the sequence, at least one; int64[cursors].
-    All parts together cover the sequence. Shares begin on lines of `grid`, int64[rows]: see
-    `Runs.snap`. Parts have equally many clips, or differ by one. With `fill` they all have equally
-    many: a part that would have one clip less has one of the next part too::
+    All parts together cover the sequence. Shares begin where chunks do, of which `grid` has those
+    of each row's episode: see `Runs.snap`. Parts have equally many clips, or differ by one. With
+    `fill` they all have equally many: a part that would have one clip less has one of the next part
+    too::
 
         8 clips, 3 parts of one cursor  0 1 2 | 2 3 4 | 5 6 7
         without `fill`                  0 1   | 2 3 4 | 5 6 7
@@ -57,7 +59,7 @@ def share_out(
     total, count = sequence.num_clips, part.count
     start = _equal_bounds(total, count, num_cursors, part.index)
     stop = _equal_bounds(total, count, num_cursors, part.index + 1)
-    most = -(-int(grid.max(initial=1)) // sequence.stride)
+    most = -(-int(grid.largest.max(initial=1)) // sequence.stride)
     if total // count // num_cursors > 2 * most:
         # What a part gains in one share it loses in others: the moves of where its shares begin,
         # and of where they end, come to the same, that of the first part's begins.
@@ -93,19 +95,26 @@ def _equal_bounds(total: int, num_parts: int, num_cursors: int, index: int) -> I
 
 
 def _snapped(
-    sequence: Runs, grid: IntArray, bounds: IntArray, total_move: int, *, exact: bool = False
+    sequence: Runs, grid: ChunkGrid, bounds: IntArray, total_move: int, *, exact: bool = False
 ) -> IntArray:
-    """`bounds`, each moved to a grid line nearby; all moves together come to about `total_move`.
+    """`bounds`, each moved to where a chunk begins; all moves come to about `total_move`.
 
-    With `exact` to exactly that, for which the last one is moved to where no line is.
+    With `exact` to exactly that, for which the last one is moved to where no chunk begins.
     """
     moved: IntArray = bounds.copy()
     owed = total_move
     for i in range(len(bounds) - exact):
         wanted = bounds[i : i + 1] + owed
-        half = grid[sequence.find(wanted)[0]] // (2 * sequence.stride)
+        begin, end = grid.bounds(*_chunk(sequence, grid, wanted))
+        half = (end - begin) // (2 * sequence.stride)
         moved[i] = sequence.snap(wanted + half, grid)[0]
         owed += int(bounds[i] - moved[i])
     if exact:
         moved[-1] += owed
     return moved
+
+
+def _chunk(sequence: Runs, grid: ChunkGrid, clips: IntArray) -> tuple[IntArray, IntArray]:
+    """Row and number of the chunk in which each clip starts."""
+    row, start = sequence.find(clips)
+    return row, grid.place(row, start)

@@ -7,11 +7,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from seqrecord.clips import ClipSpec, EpisodeTable, IntArray
-from seqrecord.sampling.cursors import Blocks
+from seqrecord.clips import IntArray
+from seqrecord.grids import ChunkGrid
+from seqrecord.sampling.needs import Blocks
 from seqrecord.sampling.runs import numbered
 
-__all__ = ["Clips", "Frees", "Loads", "Round", "frees_of", "loads_of"]
+__all__ = ["Clips", "Frees", "GroupRound", "Loads", "Round", "frees_of", "loads_of"]
 
 _Rows = TypeVar("_Rows", bound="_Columns")
 
@@ -38,10 +39,10 @@ class Loads(_Columns):
     """Chunks to read, and which of their frames to decode, roughly in the order of their use.
 
     Row `i` brings `count[i]` frames, `first[i]`, `first[i] + frame_step`, … of `episode[i]`, all of
-    chunk row `chunk[i]`, to cursor `cursor[i]`, for run `run[i]`. A cursor may hold frames of
-    several runs, even the same frames for two of them; runs are numbered over all cursors. A frame
-    that lacks a requested feature is used by no clip: it keeps its place but nothing need be
-    decoded for it.
+    row `chunk[i]` of the group's chunk table, to cursor `cursor[i]`, for run `run[i]`. A cursor may
+    hold frames of several runs, even the same frames for two of them; runs are numbered over all
+    cursors, and are the same in all groups. A frame that lacks a requested feature is used by no
+    clip: it keeps its place but nothing need be decoded for it.
     """
 
     run: IntArray
@@ -55,9 +56,9 @@ class Loads(_Columns):
 class Clips(_Columns):
     """Clips in the order in which they are emitted.
 
-    Clip `i` consists of the frames `start[i] + k * dilation` that cursor `cursor[i]` holds for run
-    `run[i]`, and is place `slot[i]` of batch `batch[i]` of the epoch. With `batch_size=None` every
-    clip counts as a batch of its own.
+    Clip `i` consists of the frames of each group's window at `start[i]` which cursor `cursor[i]`
+    holds for run `run[i]`, and is place `slot[i]` of batch `batch[i]` of the epoch. With
+    `batch_size=None` every clip counts as a batch of its own.
     """
 
     run: IntArray
@@ -80,37 +81,45 @@ class Frees(_Columns):
 
 
 @dataclass(frozen=True, eq=False)
-class Round:
-    """One round, in this order: do `loads`, emit `clips`, then `frees`."""
+class GroupRound:
+    """What a round does with one group: do `loads`, and when its clips are emitted, `frees`."""
 
-    index: int
     loads: Loads
-    clips: Clips
     frees: Frees
 
 
+@dataclass(frozen=True, eq=False)
+class Round:
+    """One round, in this order: do all groups' loads, emit `clips`, then do their frees."""
+
+    index: int
+    clips: Clips
+    groups: tuple[GroupRound, ...]
+
+
 def loads_of(
-    blocks: Blocks, start: IntArray, stop: IntArray, episodes: EpisodeTable, spec: ClipSpec
+    blocks: Blocks, start: IntArray, stop: IntArray, grid: ChunkGrid, step: int, phase: int
 ) -> tuple[IntArray, Loads]:
     """The round, int64[n], and the load of each chunk that has wanted frames in `[start, stop)`.
 
-    `start` and `stop` are int64[rows of blocks].
+    `start` and `stop` are int64[rows of blocks]. Wanted are frames `phase`, `phase + step`, ….
     """
-    step, chunk_frames = spec.frame_step, episodes.chunk_frames[blocks.episode]
-    first_chunk = start // chunk_frames
-    row, inside = numbered(np.where(stop > start, -(-stop // chunk_frames) - first_chunk, 0))
-    chunk, size = first_chunk[row] + inside, chunk_frames[row]
-    first = np.maximum(start[row], chunk * size)
-    first += (spec.phase - first) % step
-    count = -(-(np.minimum(stop[row], (chunk + 1) * size) - first) // step)
+    some = stop > start
+    first_place = grid.place(blocks.episode, start)
+    last_place = grid.place(blocks.episode, np.maximum(stop - 1, start))
+    row, inside = numbered(np.where(some, last_place - first_place + 1, 0))
+    place, episode = first_place[row] + inside, blocks.episode[row]
+    begin, end = grid.bounds(episode, place)
+    first = np.maximum(start[row], begin)
+    first += (phase - first) % step
+    count = -(-(np.minimum(stop[row], end) - first) // step)
     some = count > 0
-    row = row[some]
-    episode = blocks.episode[row]
+    row, episode = row[some], episode[some]
     return blocks.round[row], Loads(
         blocks.cursor[row],
         blocks.run[row],
         episode,
-        episodes.first_chunk[episode] + chunk[some],
+        grid.row(episode, place[some]),
         first[some],
         count[some],
     )
@@ -118,7 +127,7 @@ def loads_of(
 
 def frees_of(blocks: Blocks, frame_step: int) -> tuple[IntArray, Frees]:
     """The round, int64[n], and what is freed in it, of each row that frees something."""
-    some = blocks.kept > blocks.first
-    first = blocks.first[some]
+    some = blocks.kept > blocks.held
+    first = blocks.held[some]
     count = -(-(blocks.kept[some] - first) // frame_step)
     return blocks.round[some], Frees(blocks.cursor[some], blocks.run[some], first, count)

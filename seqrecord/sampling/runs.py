@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from seqrecord.clips import ClipTable, IntArray
+from seqrecord.grids import ChunkGrid
 from seqrecord.sampling.random_order import hash64, key_of, permutation
 
 __all__ = ["Runs", "numbered", "shuffle_runs"]
@@ -61,15 +62,13 @@ class Runs:
         row = np.searchsorted(self.first_clip, clips, side="right") - 1
         return row, self.first_start[row] + (clips - self.first_clip[row]) * self.stride
 
-    def snap(self, clips: IntArray, grid: IntArray) -> IntArray:
-        """Each clip moved back, within its row, to the first one at or past a grid line.
+    def snap(self, clips: IntArray, grid: ChunkGrid) -> IntArray:
+        """Each clip moved back, within its row, to the first one at or past its chunk's begin.
 
-        `clips` is int64[n], counted over all rows; `grid`, int64[rows], is the frames between
-        two grid lines.
+        `clips` is int64[n], counted over all rows; `grid` has the chunks of each row's episode.
         """
         row, start = self.find(clips)
-        line = start // grid[row] * grid[row]
-        step = -(-(line - self.first_start[row]) // self.stride)
+        step = -(-(grid.start(row, start) - self.first_start[row]) // self.stride)
         snapped: IntArray = self.first_clip[row] + np.maximum(step, 0)
         return snapped
 
@@ -113,12 +112,12 @@ def numbered(counts: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def shuffle_runs(
-    runs: Runs, run_frames: int | None, grid: IntArray, key: int, *, num_cursors: int
+    runs: Runs, run_frames: int | None, grid: ChunkGrid, key: int, *, num_cursors: int
 ) -> Runs:
     """The same clips in runs of about `run_frames` frames, in an order drawn from `key`.
 
-    Runs are cut where the frame's number is a multiple of `grid`, int64[rows], at places that
-    `key` moves by up to a quarter of a run; those no longer than `run_frames` stay whole. The
+    Runs are cut where chunks begin, `grid` has those of each row's episode, at places that `key`
+    moves by up to a quarter of a run; those no longer than `run_frames` stay whole. The
     order begins in the middle of a run, so that `num_cursors` cursors, among whom the clips are
     shared out at fixed places, begin elsewhere for another key; with `run_frames=None` that run is
     the only one cut. It stays whole where each cursor gets equally many whole runs.

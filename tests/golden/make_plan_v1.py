@@ -101,10 +101,11 @@ def plan_rounds(case: Mapping[str, Any]) -> list[dict[str, Any]]:
     }
     return [
         {
-            what: [getattr(getattr(work, what), column).tolist() for column in columns]
+            what: [getattr(parts[what], column).tolist() for column in columns]
             for what, columns in kept.items()
         }
         for work in plan.rounds()
+        for parts in [vars(work.groups[0]) | {"clips": work.clips}]
     ]
 
 

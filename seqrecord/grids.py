@@ -1,0 +1,191 @@
+"""Where the chunks of one group of features lie in episodes: integers, without I/O.
+
+An episode is regular where all of its chunks but the last have one length: places are then found by
+arithmetic. Another one has chunks of any lengths, which are looked up::
+
+    regular      |       |       |       |   |      chunk_frames 8
+    irregular    |   |           | |         |      chunk_frames 0
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["ChunkGrid", "IntArray"]
+
+IntArray = npt.NDArray[np.int64]
+
+_FRAME_BITS = 32  # an episode has fewer frames than two to this power
+_CHUNKS_AT_ONCE = 1 << 18
+
+
+@dataclass(frozen=True, eq=False)
+class _Edges:
+    """Chunks of irregular episodes, one episode after the other: `[start, stop)`; int64[n] each.
+
+    `key` ascends: the number of the episode among the irregular ones, and `start`.
+    """
+
+    key: IntArray
+    start: IntArray
+    stop: IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkGrid:
+    """The chunks of one group in each of n episodes; int64[n] each, but for `edges`.
+
+    Episode `i` has chunks of `chunk_frames[i]` frames, the last one shorter; or of any lengths, and
+    `chunk_frames[i]` is 0. Its first chunk is row `first_chunk[i]` of the group's chunk table and
+    the others follow. `group` is the number of the group in the schema.
+
+    The methods take arrays of one shape: episodes, as positions in these arrays, and frames, which
+    the episodes have. What a regular episode's last chunk lacks counts as there: its `stop` may lie
+    behind the episode's end.
+    """
+
+    chunk_frames: IntArray
+    first_chunk: IntArray
+    group: int = 0
+    edges: _Edges | None = None
+    _number: IntArray | None = None  # of each episode among the irregular ones, where it is one
+    _first_edge: IntArray | None = None  # in `edges`, likewise
+
+    @classmethod
+    def of(
+        cls,
+        num_frames: IntArray,
+        first_chunk: IntArray,
+        first_frame: npt.NDArray[np.integer],
+        *,
+        group: int = 0,
+    ) -> ChunkGrid:
+        """From the first frames of all chunks, one episode after the other.
+
+        `num_frames` and `first_chunk` are of the n episodes; the chunks of episode `i` are the rows
+        `[first_chunk[i], first_chunk[i + 1])` of `first_frame`, and cover it.
+        """
+        count = np.diff(first_chunk, append=len(first_frame))
+        size = np.maximum(num_frames, 1, dtype=np.int64)
+        several = np.flatnonzero(count > 1)
+        size[several] = first_frame[first_chunk[several] + 1]
+        parts = np.cumsum(count[several]) // _CHUNKS_AT_ONCE
+        for rows in np.split(several, np.flatnonzero(np.diff(parts)) + 1):
+            odd = num_frames[rows] > count[rows] * size[rows]  # their last chunk is too long
+            owner = np.repeat(np.arange(len(rows)), count[rows])
+            place = np.arange(len(owner)) - (np.cumsum(count[rows]) - count[rows])[owner]
+            wrong = first_frame[first_chunk[rows][owner] + place] != place * size[rows][owner]
+            odd[owner[wrong]] = True
+            size[rows[odd]] = 0
+        return cls.given(size, num_frames, first_chunk, first_frame, group=group)
+
+    @classmethod
+    def given(
+        cls,
+        chunk_frames: IntArray,
+        num_frames: IntArray,
+        first_chunk: IntArray,
+        first_frame: npt.NDArray[np.integer],
+        *,
+        group: int = 0,
+    ) -> ChunkGrid:
+        """As `of`, where `chunk_frames`, int64[n], is known: 0 for irregular episodes."""
+        chunk_frames = np.where(num_frames > 0, chunk_frames, 1)
+        odd = np.flatnonzero(chunk_frames == 0)
+        if not len(odd):
+            return cls(chunk_frames, first_chunk, group)
+        count = np.diff(first_chunk, append=len(first_frame))[odd]
+        owner = np.repeat(np.arange(len(odd)), count)
+        first_edge = np.cumsum(count) - count
+        row = first_chunk[odd][owner] + np.arange(len(owner)) - first_edge[owner]
+        start = first_frame[row].astype(np.int64)
+        stop = np.append(start[1:], 0)
+        stop[np.append(first_edge[1:], len(row)) - 1] = num_frames[odd]
+        number, edge = np.zeros((2, len(chunk_frames)), np.int64)
+        number[odd], edge[odd] = np.arange(len(odd)), first_edge
+        edges = _Edges((owner << _FRAME_BITS) + start, start, stop)
+        return cls(chunk_frames, first_chunk, group, edges, number, edge)
+
+    def __len__(self) -> int:
+        return len(self.chunk_frames)
+
+    def __repr__(self) -> str:
+        odd = "" if self.edges is None else f", {int((self.chunk_frames == 0).sum())} irregular"
+        return f"ChunkGrid({len(self)} episodes{odd}, group {self.group})"
+
+    def take(self, episodes: IntArray) -> ChunkGrid:
+        """Of these episodes only, as often and in the order in which they are given."""
+        if self.edges is None:
+            return replace(
+                self,
+                chunk_frames=self.chunk_frames[episodes],
+                first_chunk=self.first_chunk[episodes],
+            )
+        assert self._number is not None
+        assert self._first_edge is not None
+        return replace(
+            self,
+            chunk_frames=self.chunk_frames[episodes],
+            first_chunk=self.first_chunk[episodes],
+            _number=self._number[episodes],
+            _first_edge=self._first_edge[episodes],
+        )
+
+    @cached_property
+    def largest(self) -> IntArray:
+        """The length of each episode's largest chunk; int64[n]."""
+        if self.edges is None:
+            return self.chunk_frames
+        found: IntArray = self.chunk_frames.copy()
+        odd = np.flatnonzero(found == 0)
+        edges, number = self.edges, self._number
+        assert number is not None
+        owner = edges.key >> _FRAME_BITS
+        most = np.zeros(int(owner[-1]) + 1, np.int64)
+        np.maximum.at(most, owner, edges.stop - edges.start)
+        found[odd] = most[number[odd]]
+        return found
+
+    def place(self, episode: IntArray, frame: IntArray) -> IntArray:
+        """The number of the chunk, in its episode, that has each frame."""
+        size = self.chunk_frames[episode]
+        if self.edges is None or not (odd := size == 0).any():
+            found: IntArray = frame // size
+            return found
+        assert self._number is not None
+        assert self._first_edge is not None
+        found = np.asarray(frame // np.where(odd, 1, size), np.int64)
+        some = episode[odd]
+        sought = (self._number[some] << _FRAME_BITS) + frame[odd]
+        edge = np.searchsorted(self.edges.key, sought, side="right") - 1
+        found[odd] = edge - self._first_edge[some]
+        return found
+
+    def bounds(self, episode: IntArray, place: IntArray) -> tuple[IntArray, IntArray]:
+        """First and past-the-last frame of chunks, by their numbers in their episodes."""
+        size = self.chunk_frames[episode]
+        start = place * size
+        stop = start + size
+        if self.edges is None or not (odd := size == 0).any():
+            return start, stop
+        assert self._first_edge is not None
+        edge = self._first_edge[episode[odd]] + place[odd]
+        start[odd], stop[odd] = self.edges.start[edge], self.edges.stop[edge]
+        return start, stop
+
+    def row(self, episode: IntArray, place: IntArray) -> IntArray:
+        """The rows of chunks in the group's chunk table, by their numbers in their episodes."""
+        found: IntArray = self.first_chunk[episode] + place
+        return found
+
+    def start(self, episode: IntArray, frame: IntArray) -> IntArray:
+        """The first frame of the chunk that has each frame."""
+        return self.bounds(episode, self.place(episode, frame))[0]
+
+    def stop(self, episode: IntArray, frame: IntArray) -> IntArray:
+        """The frame behind the chunk that has each frame."""
+        return self.bounds(episode, self.place(episode, frame))[1]
