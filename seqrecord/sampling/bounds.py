@@ -70,15 +70,12 @@ def _of_any_chunks(facts: ClipFacts, blocks: BlockSizes, group: GroupFacts) -> i
     # run's end that rest is not loaded. Between two parts of one run it may be.
     counted = -(-(place + clip - 1) * stride // clip)
     most = max(1, min(clips, (place + clip - 1 + gap) // (clip + gap)))
-    parted = facts.num_rows > facts.num_episodes
-
-    def stretches(number: int) -> int:
-        tails = number if parted else 1
-        frames = counted - (number - 1) * gap * stride // clip + number * (span - stride)
-        return -(-(frames + tails * tail) // step) + (number - 1) * (step > 1)
-
-    held = min(single, max(stretches(1), stretches(most)))
-    return max(1, min(held, most * -(-facts.longest_episode // step)))
+    number = np.arange(1, most + 1)
+    tails = number if facts.num_rows > facts.num_episodes else 1
+    frames = counted - (number - 1) * gap * stride // clip + number * (span - stride)
+    held = -(-(frames + tails * tail) // step) + (number - 1) * (step > 1)
+    whole = -(-facts.longest_episode // step)
+    return max(1, min(single, int(np.minimum(held, number * whole).max())))
 
 
 def _of_regular_chunks(

@@ -1,0 +1,391 @@
+"""Plans of several groups of features, whose chunks have any lengths, against brute force."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from seqrecord import ClipError, ClipSpec
+from seqrecord.clips import ClipTable, EpisodeTable, MissingFrames, enumerate_clips
+from seqrecord.grids import ChunkGrid
+from seqrecord.sampling import (
+    ClipFacts,
+    EpochPlan,
+    Part,
+    PlanSettings,
+    Round,
+    Window,
+    resident_bounds,
+)
+from seqrecord.sampling.rounds import Frees, Loads
+from tests.clip_cases import specs
+
+WHOLE = Part()
+Lengths = tuple[tuple[int, ...], ...]  # of the chunks of each episode
+
+
+def grid_of(chunks: Lengths, group: int = 0) -> ChunkGrid:
+    """From the lengths of all chunks, as an index tells them."""
+    count = np.array([len(lengths) for lengths in chunks])
+    first_frame = [begin for lengths in chunks for begin in (0, *accumulate(lengths))[:-1]]
+    return ChunkGrid.of(
+        np.array([sum(lengths) for lengths in chunks]),
+        np.cumsum(count) - count,
+        np.array(first_frame, np.uint32),
+        group=group,
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    groups: tuple[Lengths, ...]
+    windows: tuple[Window, ...]
+    spec: ClipSpec
+    selected: tuple[int, ...]
+    leading: int
+    missing: tuple[tuple[int, int, int], ...]  # episode, start, stop
+    settings: PlanSettings
+    part: Part = WHOLE
+    epoch: int = 0
+
+    @property
+    def num_frames(self) -> list[int]:
+        return [sum(lengths) for lengths in self.groups[0]]
+
+    @property
+    def episodes(self) -> EpisodeTable:
+        grids = tuple(grid_of(chunks, i) for i, chunks in enumerate(self.groups))
+        table = EpisodeTable(np.array(self.num_frames), grids)
+        return table.led_by(self.leading, np.array(self.selected))
+
+    @property
+    def table(self) -> ClipTable:
+        missing = MissingFrames.of(*np.array(self.missing, np.int64).reshape(-1, 3).T)
+        return enumerate_clips(self.spec, self.episodes, np.array(self.selected), missing)
+
+    def plan(self) -> EpochPlan:
+        return EpochPlan(
+            self.table,
+            self.episodes,
+            self.settings,
+            epoch=self.epoch,
+            part=self.part,
+            windows=self.windows,
+        )
+
+    def used(self, group: int, episode: int, start: int) -> list[int]:
+        """The frames of a group that a clip uses."""
+        window, last = self.windows[group], self.num_frames[episode] - 1
+        if window == Window.of(self.spec):
+            return [start + i * self.spec.dilation for i in range(self.spec.length)]
+        first = start + window.offset
+        frames = range(first, first + window.span, window.frame_step)
+        return [min(max(frame, 0), last) for frame in frames]
+
+    def chunks(self, group: int) -> list[tuple[int, int, int]]:
+        """Episode, first and past-the-last frame of each row of the chunk table."""
+        return [
+            (episode, *edges)
+            for episode, lengths in enumerate(self.groups[group])
+            for edges in pairwise((0, *accumulate(lengths)))
+        ]
+
+
+@st.composite
+def lengths_of_chunks(draw: st.DrawFn, num_frames: int) -> tuple[int, ...]:
+    if draw(st.booleans()):
+        size = draw(st.sampled_from([1, 2, 3, 4, 7, 8, 16, 40, 100]))
+        return tuple(min(size, num_frames - begin) for begin in range(0, num_frames, size))
+    edges = draw(st.sets(st.integers(1, max(1, num_frames - 1)), max_size=8))
+    inner = sorted(edge for edge in edges if edge < num_frames)
+    return tuple(b - a for a, b in pairwise([0, *inner, num_frames]))
+
+
+@st.composite
+def windows(draw: st.DrawFn, spec: ClipSpec) -> Window:
+    kind = draw(st.integers(0, 3))
+    if kind == 0:
+        return Window.of(spec)
+    if kind == 1:  # a part of the clip, its frames as far apart
+        length = draw(st.integers(1, spec.length))
+        skipped = draw(st.integers(0, spec.length - length))
+        span = (length - 1) * spec.dilation + 1
+        step = spec.stride if length == 1 else spec.frame_step
+        count = (span - 1) // step + 1
+        return Window(skipped * spec.dilation, span, step, count)
+    span = draw(st.integers(1, 12))
+    return Window(draw(st.integers(-9, 9)), span, 1, span)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    num_frames = draw(st.lists(st.integers(1, 70), min_size=1, max_size=5))
+    num_groups = draw(st.integers(1, 3))
+    groups = tuple(
+        tuple(draw(lengths_of_chunks(count)) for count in num_frames) for _ in range(num_groups)
+    )
+    spec = draw(specs())
+    every = st.integers(0, len(num_frames) - 1)
+    gaps = draw(st.lists(st.tuples(every, st.integers(0, 69), st.integers(1, 9)), max_size=4))
+    count = draw(st.integers(1, 3))
+    return Case(
+        groups,
+        tuple(draw(windows(spec)) for _ in groups),
+        spec,
+        tuple(sorted(draw(st.sets(every)) or range(len(num_frames)))),
+        draw(st.integers(0, num_groups - 1)),
+        tuple((e, s, min(s + n, num_frames[e])) for e, s, n in gaps if s < num_frames[e]),
+        PlanSettings(
+            shuffle=draw(st.sampled_from([True, True, False])),
+            seed=draw(st.integers(0, 2**20)),
+            batch_size=draw(st.none() | st.integers(1, 7)),
+            drop_last=draw(st.booleans()),
+            equal=draw(st.booleans()),
+            num_cursors=draw(st.integers(1, 5)),
+            block_frames=draw(st.integers(1, 40)),
+            run_frames=draw(st.none() | st.integers(1, 50)),
+            first_block_frames=draw(st.integers(1, 40)),
+        ),
+        Part(draw(st.integers(0, count - 1)), count),
+        draw(st.integers(0, 2)),
+    )
+
+
+class Group:
+    """What an engine holds of one group; it checks each step."""
+
+    def __init__(self, case: Case, number: int, most_frames: int, num_cursors: int) -> None:
+        self.case, self.number = case, number
+        self.window = case.windows[number]
+        self.chunks = case.chunks(number)
+        self.held: dict[tuple[int, int], int] = {}  # (run, frame): episode
+        self.order: dict[int, list[tuple[int, int]]] = {}  # cursor: (run, frame) as they came
+        self.loaded: Counter[tuple[int, int]] = Counter()  # (run, chunk)
+        self.most_frames = most_frames
+        self.rows = most_frames // max(1, num_cursors)
+
+    def load(self, loads: Loads) -> None:
+        columns = (loads.cursor, loads.run, loads.episode, loads.chunk, loads.first, loads.count)
+        for cursor, run, episode, chunk, first, count in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
+            owner, begin, end = self.chunks[chunk]
+            assert owner == episode
+            self.loaded[run, chunk] += 1
+            assert count > 0
+            for frame in range(
+                first, first + count * self.window.frame_step, self.window.frame_step
+            ):
+                assert begin <= frame < end
+                assert (run, frame) not in self.held
+                self.held[run, frame] = episode
+                self.order.setdefault(cursor, []).append((run, frame))
+        assert len(self.held) <= self.most_frames
+        assert all(len(order) <= self.rows for order in self.order.values())
+
+    def free(self, frees: Frees) -> None:
+        columns = (frees.cursor, frees.run, frees.first, frees.count)
+        for cursor, run, first, count in zip(*(c.tolist() for c in columns), strict=True):
+            assert count > 0
+            for i in range(count):
+                frame = first + i * self.window.frame_step
+                assert self.order[cursor].pop(0) == (run, frame), "not in the order of the loads"
+                del self.held[run, frame]
+
+
+class Engine:
+    """Does what a plan says, and checks it."""
+
+    def __init__(self, case: Case, plan: EpochPlan) -> None:
+        self.case, self.plan = case, plan
+        self.groups = [
+            Group(case, i, group.max_resident_frames, plan.num_cursors)
+            for i, group in enumerate(plan.groups)
+        ]
+        self.clips: list[tuple[int, int]] = []
+
+    def run(self, work: Round) -> None:
+        for group, todo in zip(self.groups, work.groups, strict=True):
+            group.load(todo.loads)
+        clips = work.clips
+        columns = (clips.run, clips.episode, clips.start)
+        for run, episode, start in zip(*(column.tolist() for column in columns), strict=True):
+            for i, group in enumerate(self.groups):
+                for frame in self.case.used(i, episode, start):
+                    assert group.held[run, frame] == episode
+            self.clips.append((episode, start))
+        for group, todo in zip(self.groups, work.groups, strict=True):
+            group.free(todo.frees)
+
+
+def plan_of(case: Case) -> EpochPlan | None:
+    try:
+        return case.plan()
+    except ClipError:
+        assert case.settings.drop_last
+        return None
+
+
+@given(cases())
+def test_every_group_is_loaded_once_held_in_time_and_freed(case: Case) -> None:
+    plan = plan_of(case)
+    if plan is None:
+        return
+    bounds = resident_bounds(ClipFacts.of(case.table, case.episodes, case.windows), case.settings)
+    for group, bound in zip(plan.groups, bounds, strict=True):
+        assert group.max_resident_frames <= bound
+    engine = Engine(case, plan)
+    for work in plan.rounds():
+        engine.run(work)
+    assert len(engine.clips) == plan.num_clips
+    for i, group in enumerate(engine.groups):
+        assert not group.held
+        assert set(group.loaded.values()) <= {1}, "a chunk is loaded twice in a run"
+        if not case.settings.drop_last:  # which may cut the last round short
+            spanned = {
+                (episode, frame)
+                for episode, start in engine.clips
+                for used in [case.used(i, episode, start)]
+                for frame in range(min(used), max(used) + 1)
+            }
+            needed = {
+                row
+                for row, (episode, begin, end) in enumerate(group.chunks)
+                if any((episode, frame) in spanned for frame in range(begin, end))
+            }
+            assert {chunk for _, chunk in group.loaded} <= needed
+
+
+@given(cases())
+def test_what_is_resident_is_exactly_what_was_held(case: Case) -> None:
+    plan = plan_of(case)
+    if plan is None:
+        return
+    engine = Engine(case, plan)
+    for work in plan.rounds():
+        resumed = Engine(case, plan)
+        for group, loads in zip(resumed.groups, plan.resident(work.index), strict=True):
+            group.load(loads)
+        for group, other in zip(engine.groups, resumed.groups, strict=True):
+            assert group.held == other.held
+            assert {c: o for c, o in group.order.items() if o} == other.order
+        engine.run(work)
+
+
+@given(cases())
+def test_the_order_is_that_of_the_leading_group_alone(case: Case) -> None:
+    plan = plan_of(case)
+    if plan is None:
+        return
+    i = case.leading
+    alone = replace(case, groups=(case.groups[i],), windows=(case.windows[i],), leading=0)
+    other = alone.plan()
+    for work, same in zip(plan.rounds(), other.rounds(), strict=True):
+        for name in ("cursor", "run", "episode", "start", "batch", "slot"):
+            assert (getattr(work.clips, name) == getattr(same.clips, name)).all()
+        assert (work.groups[i].loads.chunk == same.groups[0].loads.chunk).all()
+        assert (work.groups[i].frees.first == same.groups[0].frees.first).all()
+
+
+@given(cases())
+def test_a_group_that_shares_no_frames_is_disjoint(case: Case) -> None:
+    plan = plan_of(case)
+    if plan is None:
+        return
+    rounds = list(plan.rounds())
+    for i, disjoint in enumerate(plan.disjoint_groups):
+        if not disjoint or plan.num_dropped or case.windows[i] != Window.of(case.spec):
+            continue
+        kept: set[tuple[int, int]] = set()
+        for work in rounds:
+            columns = (work.clips.run, work.clips.episode, work.clips.start)
+            uses = Counter(
+                (run, frame)
+                for run, episode, start in zip(*(c.tolist() for c in columns), strict=True)
+                for frame in case.used(i, episode, start)
+            )
+            assert set(uses.values()) <= {1}
+            loads = work.groups[i].loads
+            loaded = {
+                (run, first + k * case.windows[i].frame_step)
+                for run, first, count in zip(
+                    loads.run.tolist(), loads.first.tolist(), loads.count.tolist(), strict=True
+                )
+                for k in range(count)
+            }
+            assert not kept & set(uses)
+            assert set(uses) <= loaded
+            kept |= loaded - set(uses)
+
+
+def test_long_chunks_of_small_features_cost_no_images() -> None:
+    """Sixteen actions ahead hold no images, and are read once for all clips."""
+    images, actions = ((32,) * 32,), ((1024,),)
+    spec = ClipSpec(1)
+    case = Case(
+        (images, actions),
+        (Window(-1, 2, 1, 2), Window(0, 16, 1, 16)),
+        spec,
+        (0,),
+        0,
+        (),
+        PlanSettings(shuffle=False, block_frames=64, first_block_frames=64),
+    )
+    plan = case.plan()
+    engine = Engine(case, plan)
+    for work in plan.rounds():
+        engine.run(work)
+    assert engine.groups[0].loaded.total() == 32
+    assert engine.groups[1].loaded.total() == 1
+    assert plan.groups[0].max_resident_frames <= 64 + 32 + 32
+    assert plan.groups[1].max_resident_frames <= 1024 + 64
+
+
+@given(
+    st.lists(st.integers(1, 60), min_size=1, max_size=6).flatmap(
+        lambda counts: st.tuples(*(lengths_of_chunks(count) for count in counts))
+    )
+)
+@example(((3, 3, 2), (1,), (4, 4, 5), (2, 1, 2)))
+def test_chunks_are_found_where_they_are(chunks: Lengths) -> None:
+    grid = grid_of(chunks)
+    row = 0
+    for episode, lengths in enumerate(chunks):
+        regular = all(n == lengths[0] for n in lengths[:-1]) and lengths[-1] <= lengths[0]
+        assert grid.chunk_frames[episode] == (lengths[0] if regular else 0)
+        assert grid.largest[episode] == max(lengths)
+        for place, (begin, end) in enumerate(pairwise((0, *accumulate(lengths)))):
+            frames = np.arange(begin, end)
+            owner = np.full(len(frames), episode)
+            taken = grid.take(np.array([0, episode]))
+            for of, e in ((grid, owner), (taken, np.ones_like(owner))):
+                assert (of.place(e, frames) == place).all()
+                assert (of.start(e, frames) == begin).all()
+                stop = of.stop(e, frames)
+                assert (np.minimum(stop, sum(lengths)) == end).all()
+                assert (of.row(e, of.place(e, frames)) == row).all()
+            row += 1
+
+
+@pytest.mark.parametrize(
+    ("lengths", "selected", "expected"),
+    [
+        ([(8, 8, 3), (5,), (2,)], [0, 1, 2], [8, 8, 8]),
+        ([(8, 8, 3), (11,), (2,)], [0, 1, 2], [8, 11, 8]),
+        ([(9,), (5,), (2,)], [0, 1, 2], [9, 9, 9]),
+        ([(9,), (5,), (2,)], [1, 2], [9, 5, 5]),
+        ([(4, 4), (16, 16, 1), (5,), (3, 5)], [0, 1, 2, 3], [4, 16, 16, 0]),
+    ],
+)
+def test_short_episodes_count_as_those_with_longer_chunks(
+    lengths: list[tuple[int, ...]], selected: list[int], expected: list[int]
+) -> None:
+    num_frames = np.array([sum(chunks) for chunks in lengths])
+    table = EpisodeTable(num_frames, (grid_of(tuple(lengths)),)).led_by(0, np.array(selected))
+    assert table.lead.chunk_frames.tolist() == expected
