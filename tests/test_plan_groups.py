@@ -238,8 +238,8 @@ def test_every_group_is_loaded_once_held_in_time_and_freed(case: Case) -> None:
     if plan is None:
         return
     bounds = resident_bounds(ClipFacts.of(case.table, case.episodes, case.windows), case.settings)
-    for group, bound in zip(plan.groups, bounds, strict=True):
-        assert group.max_resident_frames <= bound
+    for planned, bound in zip(plan.groups, bounds, strict=True):
+        assert planned.max_resident_frames <= bound
     engine = Engine(case, plan)
     for work in plan.rounds():
         engine.run(work)

@@ -53,7 +53,7 @@ class FrameSizes:
 class Memory:
     """What an engine may have at a time."""
 
-    num_rows: tuple[int, ...]  # of each group's arena, a frame each; all 0 where chunks are loaded
+    num_rows: tuple[int, ...]  # of each group's arena, a frame each; 0 where chunks are loaded
     # straight into batches
     prefetch: int  # batches that are filled or wait
     max_loads: int  # chunks being read
@@ -82,12 +82,15 @@ class Fit:
         rows = tuple(number * most // nbytes for number in held)
         taken = held_bytes(sizes, rows)
         ahead = max(0, min(MAX_LOADS, (self.max_arena - taken) // max(1, self.sizes.chunk)))
-        # Where clips do not overlap, the arena's memory is better spent on batches; not where
-        # epochs have several phases, for then they would not share their memory.
-        if fixed and self.resident is None and plan.is_disjoint:
-            prefetch = self.prefetch + taken // max(1, self.sizes.batch)
+        # Where clips do not overlap, an arena's memory is better spent on batches; not where epochs
+        # have several phases, for then they would not share their memory.
+        if fixed and self.resident is None and plan.disjoint_groups[plan.leading]:
+            straight = plan.disjoint_groups
+            kept = tuple(0 if s else n for n, s in zip(rows, straight, strict=True))
+            freed = taken - held_bytes(sizes, kept)
+            prefetch = self.prefetch + freed // max(1, self.sizes.batch)
             if prefetch >= plan.most_batches:
-                return Memory((0,) * len(rows), prefetch, self.max_loads, ahead)
+                return Memory(kept, prefetch, self.max_loads, ahead)
         return Memory(rows, self.prefetch, self.max_loads, ahead)
 
 
