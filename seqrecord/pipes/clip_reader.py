@@ -133,8 +133,8 @@ class ClipReader:
         self, episode: IntArray, frame: IntArray, rows: IntArray, builder: HostBatchBuilder
     ) -> Iterator[tuple[Load, list[Place]]]:
         """Loads, one for each chunk, that bring these frames, in ascending order, into rows."""
-        table = self._dataset.episode_table
-        chunk = table.first_chunk[episode] + frame // table.chunk_frames[episode]
+        (grid,) = self._dataset.episode_table.groups
+        chunk = grid.row(episode, grid.place(episode, frame))
         edges = np.flatnonzero(np.diff(chunk)) + 1
         for begin, end in pairwise([0, *edges.tolist(), len(chunk)]):
             inside = frame[begin:end]
