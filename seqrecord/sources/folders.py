@@ -28,7 +28,7 @@ class Folders:
 
     ::
 
-        ROOT/…/EPISODE/FEATURE/000000.png     one file a frame: png, jpg or npy
+        ROOT/…/EPISODE/FEATURE/000000.png     one file a frame: png, jpg, npy, flo, pfm or exr
         ROOT/…/EPISODE/FEATURE.npy            the whole episode, time first: float32 [T, 32]
         ROOT/…/EPISODE/metadata.json          a JSON object, if there is one
 
@@ -37,9 +37,10 @@ class Folders:
     file beside the feature folders holds a whole episode unless its name has a number of its own.
 
     Images give uint8 or uint16 [H, W] (grayscale, or the indices of a palette), [H, W, 3] RGB or
-    [H, W, 4] RGBA. dtype comes from the first episode that has the feature; a dimension in which
-    the first frames of two episodes differ is variable. `features` are the names to read, in that
-    order, by default all. With `keep_encoded` RGB images stay PNG or JPEG.
+    [H, W, 4] RGBA; `.flo`, PFM and OpenEXR files floating-point numbers, see
+    docs/reference/sources.md. dtype comes from the first episode that has the feature; a dimension
+    in which the first frames of two episodes differ is variable. `features` are the names to read,
+    in that order, by default all. With `keep_encoded` RGB images stay PNG or JPEG.
 
     An episode that `seqrecord.export` has written says what it holds in `seqrecord.json`: its
     features may vary from frame to frame, and frames may lack some.
@@ -86,7 +87,8 @@ class Folders:
             raise SourceError(
                 "no episode found",
                 file=str(self.root),
-                expected="folders with FEATURE/000000.png (or jpg, npy), or with FEATURE.npy",
+                expected="folders with FEATURE/000000.png (or jpg, npy, flo, pfm, exr), or "
+                "with FEATURE.npy",
             )
         return self._found
 
@@ -121,7 +123,7 @@ class Folders:
 
 FORMAT = SourceFormat(
     "folders",
-    "any EPISODE/FEATURE/000000.png (or jpg, npy), or EPISODE/FEATURE.npy",
+    "any EPISODE/FEATURE/000000.png (or jpg, npy, flo, pfm, exr), or EPISODE/FEATURE.npy",
     Folders,
     is_fallback=True,
 )

@@ -22,6 +22,8 @@ from seqrecord.sources.exported import (
 from seqrecord.sources.files import list_folder
 from seqrecord.sources.folders_tree import METADATA, list_stems, read_metadata
 from seqrecord.sources.images import IMAGE_FORMATS, decode_image, read_image_file
+from seqrecord.sources.rasters import RASTER_ENDINGS, raster_header, read_raster
+from seqrecord.sources.specs import check_spec
 
 __all__ = ["check_time_axis", "read_frames"]
 
@@ -131,7 +133,7 @@ def _open_arrays(path: Path, files: Sequence[str], schema: Schema) -> dict[str, 
 def _open_array(path: Path, spec: FeatureSpec) -> NpyFile:
     array = NpyFile(path)
     check_time_axis(array.shape, path)
-    _check_spec(array.dtype, array.shape[1:], spec, path)
+    check_spec(array.dtype, array.shape[1:], spec, path)
     return array
 
 
@@ -176,33 +178,25 @@ def _check_lengths(
 
 
 def _read_frame(path: Path, spec: FeatureSpec) -> npt.NDArray[Any] | EncodedImage:
-    if path.suffix.lower() == ".npy":
+    ending = path.suffix.lower()
+    if ending not in IMAGE_FORMATS:
         if spec.codec:
-            raise SourceError("an npy file among kept images", file=str(path))
-        header = npy_header(path)
-        _check_spec(header.dtype, header.shape, spec, path)
-        return read_npy(path)
+            raise SourceError(f"a {ending} file among kept images", file=str(path))
+        is_raster = ending in RASTER_ENDINGS
+        header = raster_header(path) if is_raster else npy_header(path)
+        check_spec(header.dtype, header.shape, spec, path)
+        return read_raster(path) if is_raster else read_npy(path)
     data = read_image_file(path)
     array = decode_image(data, path)
-    _check_spec(array.dtype, array.shape, spec, path)
+    check_spec(array.dtype, array.shape, spec, path)
     if not spec.codec:
         return array
     kept = spec.codec[0]["format"]
-    if IMAGE_FORMATS[path.suffix.lower()] != kept:
+    if IMAGE_FORMATS[ending] != kept:
         raise SourceError(
             "an image of another format than the one kept",
             file=str(path),
             expected=kept,
-            got=IMAGE_FORMATS[path.suffix.lower()],
+            got=IMAGE_FORMATS[ending],
         )
     return EncodedImage(data)
-
-
-def _check_spec(
-    dtype: np.dtype[Any], shape: tuple[int, ...], spec: FeatureSpec, path: Path
-) -> None:
-    if dtype.newbyteorder("<") != spec.dtype:
-        raise SourceError("wrong dtype", file=str(path), expected=spec.dtype.name, got=str(dtype))
-    if not spec.accepts(shape):
-        wanted = ["any" if size is None else size for size in spec.shape]
-        raise SourceError("wrong shape", file=str(path), expected=wanted, got=list(shape))

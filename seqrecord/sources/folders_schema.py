@@ -11,13 +11,15 @@ from typing import TypeAlias
 import numpy as np
 
 from seqrecord.codecs.images import ImageHeader
-from seqrecord.errors import SchemaError, SourceError
+from seqrecord.errors import SourceError
 from seqrecord.schema import CodecConfig, FeatureSpec, Schema
 from seqrecord.sources.arrays import npy_header
 from seqrecord.sources.exported import ExportedFeature, read_description
 from seqrecord.sources.folders_frames import check_time_axis
 from seqrecord.sources.folders_tree import EpisodeFolder
 from seqrecord.sources.images import image_header, load_imagecodecs
+from seqrecord.sources.rasters import RASTER_ENDINGS, raster_header
+from seqrecord.sources.specs import feature_spec, widened
 
 __all__ = ["find_schema"]
 
@@ -63,7 +65,7 @@ def find_schema(
                 error.located(episode=key, feature=name)
                 errors.setdefault(name, error)
                 continue
-            specs[name] = _widened(specs.get(name, spec), spec)
+            specs[name] = widened(specs.get(name, spec), spec)
             if codec is not None:
                 # Of an exported feature all files are known: one that is no image is enough.
                 gives_up = episode.is_exported and not codec
@@ -123,18 +125,16 @@ def _from_first_file(episode: EpisodeFolder, name: str) -> tuple[FeatureSpec, _C
         if name in episode.arrays:
             check_time_axis(shape, path)
             shape = shape[1:]
+    elif path.suffix.lower() in RASTER_ENDINGS:
+        raster = raster_header(path)
+        dtype, shape = raster.dtype, raster.shape
     else:
         image = image_header(path)
         dtype, shape = image.dtype, image.shape
         codec = _kept(image)
         if dtype == np.uint16 and len(shape) == 3:
             load_imagecodecs(path)
-    try:
-        return FeatureSpec(name, dtype, shape), codec
-    except SchemaError as error:
-        raise SourceError(
-            error.message, file=str(path), expected=error.expected, got=error.got
-        ) from error
+    return feature_spec(name, dtype, shape, path), codec
 
 
 def _kept(image: ImageHeader) -> _Codec:
@@ -142,16 +142,3 @@ def _kept(image: ImageHeader) -> _Codec:
     if image.mode != "RGB" or image.dtype != np.uint8:
         return ()
     return ({"id": "seqrecord.image", "format": image.format},)
-
-
-def _widened(known: FeatureSpec, other: FeatureSpec) -> FeatureSpec:
-    """`known` with the dimensions in which `other` differs made variable.
-
-    Another dtype, number of dimensions or codec stays unseen here: that episode's frames say so.
-    """
-    if known.dtype != other.dtype or len(known.shape) != len(other.shape):
-        return known
-    shape = tuple(
-        one if one == two else None for one, two in zip(known.shape, other.shape, strict=True)
-    )
-    return FeatureSpec(known.name, known.dtype, shape)

@@ -12,10 +12,11 @@ from typing import Any
 from seqrecord.errors import SourceError
 from seqrecord.sources.exported import DESCRIPTION
 from seqrecord.sources.files import list_folder, read_bytes
+from seqrecord.sources.finding import MAX_DEPTH, natural_order
 from seqrecord.sources.images import IMAGE_FORMATS
+from seqrecord.sources.rasters import RASTER_ENDINGS
 
 __all__ = [
-    "MAX_DEPTH",
     "MAX_METADATA_BYTES",
     "METADATA",
     "EpisodeFolder",
@@ -27,10 +28,8 @@ __all__ = [
 
 METADATA = "metadata.json"
 
-MAX_DEPTH = 32  # a link that leads back up would never end
 MAX_METADATA_BYTES = 1 << 22
 _NUMBERED = re.compile(r"(.*[_.\- ])?\d+([_.\- ].*)?", re.DOTALL)
-_DIGITS = re.compile(r"(\d+)", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def list_stems(folder: Path) -> dict[str, str]:
                     "two files of one frame", file=str(folder / name), got=f"{names[stem]} too"
                 )
             names[stem] = name
-    return {stem: names[stem] for stem in sorted(names, key=_natural)}
+    return {stem: names[stem] for stem in sorted(names, key=natural_order)}
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
@@ -117,7 +116,7 @@ class _Walk:
                 subfolders.append(name)
             elif _is_frame(name):
                 count += 1
-                first = name if count == 1 else min(first, name, key=_natural)
+                first = name if count == 1 else min(first, name, key=natural_order)
                 all_images &= Path(name).suffix.lower() in IMAGE_FORMATS
             elif name.lower().endswith(".npy"):
                 arrays[Path(name).stem] = name
@@ -137,13 +136,8 @@ class _Walk:
 def _is_frame(name: str) -> bool:
     """Images, and npy files with a number in their name: others hold a whole episode."""
     stem, ending = Path(name).stem, Path(name).suffix.lower()
-    return ending in IMAGE_FORMATS or (ending == ".npy" and bool(_NUMBERED.fullmatch(stem)))
-
-
-def _natural(name: str) -> tuple[list[tuple[int, str]], str]:
-    """Sorts `frame_2` before `frame_10`, and is a total order."""
-    parts = _DIGITS.split(name)
-    return [(int(part), "") if i % 2 else (0, part) for i, part in enumerate(parts)], name
+    is_image = ending in IMAGE_FORMATS or ending in RASTER_ENDINGS
+    return is_image or (ending == ".npy" and bool(_NUMBERED.fullmatch(stem)))
 
 
 def _no_constant(name: str) -> None:

@@ -26,6 +26,7 @@ from seqrecord.sources.files import read_bytes, unreadable
 __all__ = [
     "IMAGE_FORMATS",
     "decode_image",
+    "encoded_header",
     "image_header",
     "load_imagecodecs",
     "read_image",
@@ -76,11 +77,27 @@ def read_image_file(path: Path) -> bytes:
     return read_bytes(path, MAX_FRAME_BYTES)
 
 
+def encoded_header(
+    data: bytes,
+    path: Path,
+    format: str | None = None,  # noqa: A002 - as Pillow calls it
+) -> ImageHeader:
+    """As `image_header`, of bytes that were read from `path`, which are of `format` if given."""
+    return _header(io.BytesIO(data), path, format)[0]
+
+
 def decode_image(
-    data: bytes, path: Path, mode: str | None = None, size: tuple[int, int] | None = None
+    data: bytes,
+    path: Path,
+    mode: str | None = None,
+    size: tuple[int, int] | None = None,
+    format: str | None = None,  # noqa: A002 - as Pillow calls it
 ) -> npt.NDArray[Any]:
-    """As `read_image`, of bytes that were read from `path`."""
-    header, image = _header(io.BytesIO(data), path)
+    """As `read_image`, of bytes that were read from `path`.
+
+    They are of `format`, `png` or `jpeg`; by default of the one that the name says.
+    """
+    header, image = _header(io.BytesIO(data), path, format)
     if mode is not None and header.mode != mode:
         raise SourceError(
             "an image of the wrong kind", file=str(path), expected=mode, got=header.mode
@@ -120,9 +137,11 @@ def load_imagecodecs(path: Path | None = None) -> Any:
     return imagecodecs
 
 
-def _header(stream: BinaryIO, path: Path) -> tuple[ImageHeader, Image.Image]:
+def _header(
+    stream: BinaryIO, path: Path, named: str | None = None
+) -> tuple[ImageHeader, Image.Image]:
     """The checked header, and Pillow's image, whose pixels still lie in `stream`."""
-    format_ = IMAGE_FORMATS.get(path.suffix.lower(), "png")
+    format_ = named or IMAGE_FORMATS.get(path.suffix.lower(), "png")
     head = stream.read(26)
     stream.seek(0)
     try:

@@ -1,0 +1,257 @@
+"""HDF5 files of robot recordings: ALOHA, robomimic, DROID, and any other by a map of features."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seqrecord.errors import SourceError
+from seqrecord.schema import CodecConfig, EncodedImage, FeatureSpec, Frame, Schema
+from seqrecord.sources.base import EpisodeInfo, SourceFormat
+from seqrecord.sources.files import local_original
+from seqrecord.sources.finding import find_files, has_file, key_of
+from seqrecord.sources.hdf5_files import (
+    IMAGE_SIGNATURES,
+    encoded_row,
+    first_image,
+    is_hdf5_name,
+    open_hdf5,
+)
+from seqrecord.sources.hdf5_layouts import Recording, groups, recording
+from seqrecord.sources.images import decode_image, encoded_header
+from seqrecord.sources.rows import read_rows
+from seqrecord.sources.specs import check_spec, chosen_schema, feature_spec
+
+__all__ = ["FORMAT", "Hdf5"]
+
+_ORDERS = ("rgb", "bgr")
+
+
+@dataclass(frozen=True)
+class Hdf5:
+    """HDF5 files as a source: a folder of them, at any depth, or one file.
+
+    The layout of each file is found in it: ALOHA's, robomimic's or DROID's (`hdf5_layouts`). With
+    `map`, paths in the file by feature name, it can be any other; a file is one episode then, or
+    each of robomimic's demonstrations, in which the paths lie.
+
+    Features are named by their place, with dots: `observations.images.cam_high`, `action`,
+    `obs.agentview_image`. robomimic's `next_obs` are left out unless `features` names them. DROID's
+    cameras are called `wrist`, `ext1` and `ext2` instead of their serial numbers where its metadata
+    names these; its videos are not read. `features` are the names to read, in that order, by
+    default all. A feature that an episode lacks is left out of its frames; all others must have as
+    many rows as the episode has frames.
+
+    Images that lie in a dataset as JPEG or PNG, a row each, are decoded. `jpeg_order` says what
+    the JPEGs' channels are: `rgb`, as JPEG defines it, or `bgr`. ALOHA's recorder gives RGB to
+    OpenCV, which takes it for BGR, so for ALOHA `bgr` is the default, by which the frames are what
+    ALOHA's own reader gives. With `keep_encoded` RGB images stay encoded, unless they are `bgr`.
+
+    A source is a snapshot: its schema is worked out once and travels with it when it is pickled.
+    """
+
+    root: str | os.PathLike[str]
+    features: Sequence[str] | None = None
+    keep_encoded: bool = False
+    map: Mapping[str, str] | None = None
+    jpeg_order: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "root", local_original(self.root))
+        if self.features is not None:
+            object.__setattr__(self, "features", tuple(self.features))
+        if self.jpeg_order not in (None, *_ORDERS):
+            raise SourceError("no such jpeg_order", expected="rgb or bgr", got=self.jpeg_order)
+
+    def exists(self) -> bool:
+        """Whether there is a file with the ending `.hdf5` or `.h5`."""
+        return has_file(Path(self.root), is_hdf5_name)
+
+    def schema(self) -> Schema:
+        return self._probed[0]
+
+    def episodes(self) -> Sequence[EpisodeInfo]:
+        return self._probed[1]
+
+    def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
+        path = self._folder / str(info.metadata.get("file", ""))
+        if ".." in path.parts or not is_hdf5_name(path):
+            raise SourceError("no such episode", file=str(self.root), episode=info.key)
+        try:
+            with open_hdf5(path) as file:
+                yield from self._read(file, path, str(info.metadata.get("group", "/")))
+        except SourceError as error:
+            error.located(episode=info.key)
+            raise
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        if "_probed" in state:
+            state["_probed"] = (state["_probed"][0], ())  # a worker gets its episodes one by one
+        return state
+
+    @property
+    def _folder(self) -> Path:
+        root = Path(self.root)
+        return root.parent if root.is_file() else root
+
+    @cached_property
+    def _probed(self) -> tuple[Schema, Sequence[EpisodeInfo]]:
+        root = Path(self.root)
+        paths = find_files(root, is_hdf5_name)
+        if not paths:
+            raise SourceError("no HDF5 file found", file=str(root), expected="*.hdf5 or *.h5")
+        found: list[FeatureSpec] = []
+        offered: dict[str, None] = {}
+        episodes: list[EpisodeInfo] = []
+        first_error: SourceError | None = None
+        for path in paths:
+            known = len(episodes)
+            try:
+                with open_hdf5(path) as file:
+                    for group in groups(file):
+                        key, metadata = self._place(path, group)
+                        episodes.append(EpisodeInfo(key, 0, metadata))
+                        one = recording(file, path, group, self.map)
+                        offered |= dict.fromkeys(one.stored)
+                        found.extend(self._specs(one, path))
+                        told = {**one.metadata, **metadata}
+                        if one.left_out:
+                            told["left_out"] = list(one.left_out)
+                        episodes[-1] = EpisodeInfo(key, _num_frames(one, path), told)
+            except SourceError as error:  # `frames` says what is wrong
+                if len(episodes) == known:
+                    key, metadata = self._place(path, "/")
+                    episodes.append(EpisodeInfo(key, 0, metadata))
+                error.located(episode=episodes[-1].key)
+                first_error = first_error or error
+        if not found and first_error:
+            raise first_error
+        return chosen_schema(found, self.features, root, offered), episodes
+
+    def _place(self, path: Path, group: str) -> tuple[str, dict[str, Any]]:
+        """An episode's key, and in its metadata what `frames` finds it by."""
+        file = path.relative_to(self._folder).as_posix()
+        key = key_of(path, Path(self.root))
+        if path.name == "trajectory.h5" and path.parent != self._folder:
+            key = key_of(path.parent, self._folder, ending=True)  # DROID: the folder is the episode
+        if group != "/":
+            return f"{key}/{group.rpartition('/')[2]}", {"file": file, "group": group}
+        return key, {"file": file}
+
+    def _specs(self, one: Recording, path: Path) -> Iterator[FeatureSpec]:
+        for name, dataset in one.stored.items():
+            if name in self.features if self.features else name not in one.optional:
+                yield self._spec(name, dataset, one, path)
+
+    def _spec(self, name: str, dataset: Any, one: Recording, path: Path) -> FeatureSpec:
+        if dataset.shape == ():
+            raise SourceError(
+                "a dataset without a time axis", file=str(path), feature=name, expected="[T, …]"
+            )
+        data = first_image(dataset, path)
+        if data is None:
+            return feature_spec(name, dataset.dtype, dataset.shape[1:], path)
+        header = encoded_header(data, path, _format_of(data))
+        is_rgb = header.mode == "RGB" and header.dtype == np.uint8
+        is_rgb &= header.format == "png" or self._order(one) == "rgb"
+        kept: CodecConfig = {"id": "seqrecord.image", "format": header.format}
+        codec = (kept,) if self.keep_encoded and is_rgb else ()
+        return feature_spec(name, header.dtype, header.shape, path, codec=codec)
+
+    def _order(self, one: Recording) -> str:
+        return self.jpeg_order or ("bgr" if one.layout == "ALOHA" else "rgb")
+
+    def _read(self, file: Any, path: Path, group: str) -> Iterator[Frame]:
+        one = recording(file, path, group, self.map)
+        num_frames = _num_frames(one, path)
+        readers: dict[str, Iterator[Any]] = {}
+        for name, spec in self.schema().items():
+            if name in one.stored:
+                dataset = one.stored[name]
+                if not dataset.shape or dataset.shape[0] != num_frames:
+                    raise SourceError(
+                        "a feature whose rows disagree with the episode's frames",
+                        file=str(path),
+                        feature=name,
+                        expected=f"{num_frames} rows",
+                        got=f"{dataset.shape[0] if dataset.shape else 'no'} rows",
+                    )
+                readers[name] = self._values(dataset, spec, one, path, num_frames)
+        if not readers or not num_frames:
+            raise SourceError("an episode without frames of the features", file=str(path))
+        for _ in range(num_frames):
+            yield {name: next(values) for name, values in readers.items()}
+
+    def _values(
+        self, dataset: Any, spec: FeatureSpec, one: Recording, path: Path, num_frames: int
+    ) -> Iterator[Any]:
+        """The feature's values, checked."""
+        number: int | None = None
+        try:
+            encoded = first_image(dataset, path) is not None
+            read = _decoder(spec, self._order(one), path) if encoded else None
+            if read is None:
+                check_spec(dataset.dtype, dataset.shape[1:], spec, path)
+            for number, row in enumerate(read_rows(dataset, path, 0, num_frames)):
+                yield np.asarray(row, spec.dtype) if read is None else read(row)
+                number = None  # the next rows may be those that cannot be read
+        except SourceError as error:
+            error.located(feature=spec.name)
+            if number is not None:
+                error.located(frame=number)
+            raise
+
+
+FORMAT = SourceFormat(
+    "hdf5",
+    "*.hdf5 or *.h5 as ALOHA, robomimic or DROID lay it out, or any with --map FEATURE=PATH",
+    Hdf5,
+    options=("map", "jpeg_order"),
+    takes_files=True,
+)
+
+
+def _num_frames(one: Recording, path: Path) -> int:
+    """What the file says, or the rows of the actions, or of the first dataset."""
+    if one.num_frames is not None:
+        return one.num_frames
+    for name in ("action", "actions", *one.stored):
+        if name in one.stored and one.stored[name].shape:
+            return int(one.stored[name].shape[0])
+    raise SourceError("an episode without frames", file=str(path))
+
+
+def _decoder(spec: FeatureSpec, order: str, path: Path) -> Callable[[Any], Any]:
+    """What makes the feature's value of a row that holds an encoded image."""
+
+    def decode(row: Any) -> Any:
+        data = encoded_row(row)
+        if data is None:
+            raise SourceError("a row that is no image", file=str(path), expected="a JPEG or a PNG")
+        kind = _format_of(data)
+        pixels = decode_image(data, path, format=kind)
+        check_spec(pixels.dtype, pixels.shape, spec, path)
+        if not spec.codec:
+            swaps = kind == "jpeg" and order == "bgr" and pixels.ndim == 3
+            return np.ascontiguousarray(pixels[..., ::-1]) if swaps else pixels
+        if kind != spec.codec[0]["format"]:
+            raise SourceError(
+                "an image of another format than the one kept",
+                file=str(path),
+                expected=spec.codec[0]["format"],
+                got=kind,
+            )
+        return EncodedImage(data)
+
+    return decode
+
+
+def _format_of(data: bytes) -> str:
+    return next(name for magic, name in IMAGE_SIGNATURES.items() if data.startswith(magic))

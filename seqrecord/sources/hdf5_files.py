@@ -1,0 +1,166 @@
+"""Checked reading of HDF5 files: numbers by rows, and images that lie in them encoded.
+
+What a file refers to outside itself is not followed: external links, external storage and virtual
+datasets name other files. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import MissingPackageError, SourceError
+from seqrecord.schema import MAX_FEATURES
+from seqrecord.sources.rows import first_line, read_rows
+
+__all__ = [
+    "IMAGE_SIGNATURES",
+    "attributes",
+    "datasets",
+    "encoded_row",
+    "first_image",
+    "is_hdf5_name",
+    "load_h5py",
+    "open_hdf5",
+    "text_of",
+]
+
+IMAGE_SIGNATURES = {b"\xff\xd8\xff": "jpeg", b"\x89PNG\r\n\x1a\n": "png"}
+"""Image format by the first bytes."""
+
+_ENDINGS = (".hdf5", ".h5")
+_MAX_DEPTH = 16  # groups in groups; a link to a group above would never end
+_MAX_DATASETS = 4 * MAX_FEATURES
+_MAX_TEXT = 4096  # characters of an attribute that goes to the metadata
+_MAX_VALUES = 64
+
+
+def load_h5py() -> Any:
+    """The module h5py; raises `MissingPackageError` that says how to install it."""
+    try:
+        import h5py
+    except ImportError as error:
+        raise MissingPackageError(
+            "HDF5 files are read by h5py, the extra `hdf5`: pip install h5py"
+        ) from error
+    return h5py
+
+
+def is_hdf5_name(path: Path) -> bool:
+    """Whether a file is named as HDF5 files are."""
+    return path.suffix.lower() in _ENDINGS
+
+
+@contextmanager
+def open_hdf5(path: Path) -> Iterator[Any]:
+    """The open file; raises `SourceError` for one that is no HDF5 file or is cut."""
+    h5py = load_h5py()
+    try:
+        file = h5py.File(path, "r", locking=False)  # read-only mounts refuse locks
+    except OSError as error:
+        raise SourceError(
+            "not an HDF5 file that can be read", file=str(path), got=first_line(error)
+        ) from error
+    with file:
+        yield file
+
+
+def datasets(group: Any, path: Path) -> dict[str, Any]:
+    """The datasets below a group, by their paths without the group's, in the order of names."""
+    found: dict[str, Any] = {}
+    _collect(group, "", 0, found, path)
+    return found
+
+
+def _collect(group: Any, prefix: str, depth: int, found: dict[str, Any], path: Path) -> None:
+    h5py = load_h5py()
+    if depth > _MAX_DEPTH:
+        raise SourceError(
+            "groups nested too deeply", file=str(path), expected=f"at most {_MAX_DEPTH}", got=prefix
+        )
+    for name in group:
+        where = f"{prefix}{name}"
+        if isinstance(group.get(name, getlink=True), h5py.ExternalLink):
+            raise SourceError("a link to another file, which is not followed", file=str(path))
+        try:
+            item = group[name]
+        except (KeyError, OSError, RuntimeError) as error:
+            raise SourceError(
+                f"{where} cannot be opened", file=str(path), got=first_line(error)
+            ) from error
+        if isinstance(item, h5py.Dataset):
+            if item.external or item.is_virtual:
+                raise SourceError(
+                    f"{where} keeps its values in another file, which is not followed",
+                    file=str(path),
+                )
+            found[where] = item
+        elif isinstance(item, h5py.Group):
+            _collect(item, f"{where}/", depth + 1, found, path)
+        if len(found) > _MAX_DATASETS:
+            raise SourceError(
+                "too many datasets", file=str(path), expected=f"at most {_MAX_DATASETS}"
+            )
+
+
+def encoded_row(row: Any) -> bytes | None:
+    """The encoded image that a row holds, without the zeros that fill it up; `None` if it is none.
+
+    A row is bytes (`S` of a fixed length) or uint8 [L], of a fixed length or of its own.
+    """
+    if isinstance(row, np.ndarray):
+        if row.dtype != np.uint8 or row.ndim != 1:
+            return None
+        row = row.tobytes()
+    if not isinstance(row, bytes):
+        return None
+    data = row.rstrip(b"\0")  # neither a JPEG nor a PNG ends in one
+    return data if any(data.startswith(magic) for magic in IMAGE_SIGNATURES) else None
+
+
+def first_image(dataset: Any, path: Path) -> bytes | None:
+    """The first row as an encoded image, if the dataset holds such images, a row each."""
+    is_padded = dataset.ndim == 2 and dataset.dtype == np.uint8
+    if not is_padded and not (dataset.ndim == 1 and dataset.dtype.kind in "OS"):
+        return None
+    for row in read_rows(dataset, path, 0, min(1, dataset.shape[0])):
+        return encoded_row(row)
+    return None
+
+
+def text_of(value: object) -> str | None:
+    """Text as h5py gives it, of bytes or str; `None` for anything else."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return value if isinstance(value, str) else None
+
+
+def attributes(item: Any, *, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The attributes that are short, as JSON; numbers that JSON does not know are left out."""
+    found: dict[str, Any] = {}
+    try:
+        values: Mapping[str, Any] = {k: item.attrs[k] for k in item.attrs if k not in without}
+    except (OSError, RuntimeError, TypeError) as error:
+        raise SourceError(
+            "attributes that cannot be read", file=item.file.filename, got=first_line(error)
+        ) from error
+    for name, value in values.items():
+        plain = _plain(value)
+        if plain is not None:
+            found[name] = plain
+    return found
+
+
+def _plain(value: Any) -> Any:
+    text = text_of(value)
+    if text is not None:
+        return text if len(text) <= _MAX_TEXT else None
+    array: npt.NDArray[Any] = np.asarray(value)
+    if array.dtype.kind not in "biuf" or array.size > _MAX_VALUES:
+        return None
+    return array.tolist() if np.isfinite(array).all() else None

@@ -1,0 +1,266 @@
+"""How HDF5 files of robot recordings are laid out, and which episodes and features they hold.
+
+::
+
+    ALOHA       one file an episode    /action [T, 14], /observations/qpos [T, 14], …,
+                                       /observations/images/CAMERA [T, H, W, 3], or [T, L]: JPEG
+    robomimic   many in one file       /data/demo_0/actions [T, 7], /data/demo_0/obs/… [T, …],
+                                       /data/demo_0/next_obs/…, /mask/train
+    DROID       one folder an episode  trajectory.h5: /action/…, /observation/… [T, …];
+                                       metadata_*.json, recordings/MP4/SERIAL.mp4
+
+Sources: https://github.com/tonyzhaozh/aloha (record_episodes.py),
+https://robomimic.github.io/docs/datasets/overview.html,
+https://github.com/droid-dataset/droid (trajectory_writer.py) and its page of the dataset.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seqrecord.errors import SourceError
+from seqrecord.sources.files import list_folder, read_bytes
+from seqrecord.sources.finding import natural_order
+from seqrecord.sources.hdf5_files import (
+    attributes,
+    datasets,
+    encoded_row,
+    first_image,
+    load_h5py,
+    text_of,
+)
+
+__all__ = ["Recording", "groups", "recording"]
+
+_AUXILIARY = frozenset({"compress_len", "depth_compress_len"})
+"""ALOHA's lengths of encoded images: a row a camera, not a row a frame."""
+
+_CAMERAS = ("wrist", "ext1", "ext2")
+_MAX_JSON = 1 << 20
+_MAX_TEXT = 4096
+_SHOWN = 12  # datasets of a file that an error names
+
+
+@dataclass(frozen=True)
+class Recording:
+    """An episode in an open file.
+
+    `stored` are its datasets by feature name; those in `optional` are read only where they are
+    asked for by name. `num_frames` is what the file says it has, `None` where it does not say.
+    `left_out` names the datasets that are no numbers, so that no feature can hold them.
+    """
+
+    layout: str
+    stored: Mapping[str, Any]
+    left_out: Sequence[str] = ()
+    optional: frozenset[str] = frozenset()
+    num_frames: int | None = None
+    fps: float | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+def groups(file: Any) -> list[str]:
+    """The groups that hold an episode each, in the order of names and numbers: `/`, if it is one.
+
+    robomimic's are demonstrations, `/data/demo_0`.
+    """
+    data = _group(file, "data")
+    names = [] if data is None else [name for name in data if _group(data, name) is not None]
+    demos = [f"/data/{name}" for name in sorted(names, key=natural_order)]
+    return [demo for demo in demos if "actions" in file[demo]] or ["/"]
+
+
+def recording(file: Any, path: Path, group: str, places: Mapping[str, str] | None) -> Recording:
+    """The episode of a group.
+
+    `places` are paths by feature name, in the file or, of robomimic, in each demonstration; only
+    these are features then. Raises `SourceError` for a layout that is not known, with what the
+    file holds.
+    """
+    if group != "/" and _group(file, group) is None:
+        raise SourceError(f"no group {group}", file=str(path))
+    found = datasets(file[group], path)
+    if places:
+        stored = _placed(found, places, path)
+        if group == "/":
+            return Recording("mapped", stored, metadata=attributes(file))
+        return replace(_robomimic(file, path, group, {}), stored=stored)
+    if group != "/":
+        return _robomimic(file, path, group, found)
+    if _group(file, "action") is not None and _group(file, "observation") is not None:
+        return _droid(file, found, path)
+    if "action" in found and any(name.startswith("observations/") for name in found):
+        return _aloha(file, found, path)
+    shown = [f"/{name} {list(found[name].shape)}" for name in found]
+    raise SourceError(
+        "an HDF5 file of a layout that is not known",
+        file=str(path),
+        expected="ALOHA (/action, /observations/…), robomimic (/data/demo_0/actions), DROID "
+        "(/action/…, /observation/…), or --map FEATURE=PATH for each feature",
+        got=", ".join(shown[:_SHOWN]) or "no datasets",
+    )
+
+
+def _aloha(file: Any, found: Mapping[str, Any], path: Path) -> Recording:
+    sorted_ = _sorted_out(found, path)
+    stored = {name: item for name, item in sorted_.frames.items() if name not in _AUXILIARY}
+    return Recording(
+        "ALOHA",
+        {_feature(name): item for name, item in stored.items()},
+        sorted_.left_out,
+        metadata={"layout": "ALOHA", **attributes(file), **sorted_.values},
+    )
+
+
+def _robomimic(file: Any, path: Path, group: str, found: Mapping[str, Any]) -> Recording:
+    name = group.rpartition("/")[2]
+    sorted_ = _sorted_out(found, path)
+    stored = {_feature(where): item for where, item in sorted_.frames.items()}
+    said = attributes(file[group], without=("model_file",))
+    count = said.get("num_samples")
+    metadata = {"layout": "robomimic", "demonstration": name, **said, **sorted_.values}
+    environment = _environment(file["data"])
+    if isinstance(environment.get("env_name"), str):
+        metadata["env_name"] = environment["env_name"]
+    if masks := _masks(file, name):
+        metadata["masks"] = masks
+    return Recording(
+        "robomimic",
+        stored,
+        sorted_.left_out,
+        # Each is the observation of the next frame; only the last one is not among `obs`.
+        frozenset(feature for feature in stored if feature.startswith("next_obs.")),
+        num_frames=count if isinstance(count, int) and not isinstance(count, bool) else None,
+        fps=_control_rate(environment),
+        metadata=metadata,
+    )
+
+
+def _droid(file: Any, found: Mapping[str, Any], path: Path) -> Recording:
+    """Serial numbers of cameras become what the cameras are: wrist, ext1, ext2."""
+    said = _droid_metadata(path.parent)
+    serials = {
+        str(said[f"{camera}_cam_serial"]): camera
+        for camera in _CAMERAS
+        if said.get(f"{camera}_cam_serial")
+    }
+    stored: dict[str, Any] = {}
+    sorted_ = _sorted_out(found, path)
+    left_out = list(sorted_.left_out)
+    for name, item in sorted_.frames.items():
+        *above, last = name.split("/")
+        if "controller_info" in above or "videos" in above:
+            left_out.append(name)  # DROID's own reader does not count their rows either
+            continue
+        head, _, tail = last.partition("_")
+        last = "_".join(filter(None, (serials.get(head, head), tail)))
+        stored[".".join([*above, last])] = item
+    metadata = {"layout": "DROID", **attributes(file), **sorted_.values, **said}
+    return Recording("DROID", stored, left_out, metadata=metadata)
+
+
+def _droid_metadata(folder: Path) -> dict[str, Any]:
+    """The JSON object beside `trajectory.h5`, numbers and text of it; empty if there is none."""
+    for name, is_folder in sorted(list_folder(folder)):
+        if name.startswith("metadata_") and name.endswith(".json") and not is_folder:
+            try:
+                value = json.loads(read_bytes(folder / name, _MAX_JSON))
+            except (ValueError, RecursionError) as error:
+                raise SourceError(
+                    "metadata that is not JSON", file=str(folder / name), got=str(error)[:200]
+                ) from error
+            if isinstance(value, dict):
+                return {k: v for k, v in value.items() if isinstance(v, (str, int, float))}
+    return {}
+
+
+def _placed(found: Mapping[str, Any], places: Mapping[str, str], path: Path) -> dict[str, Any]:
+    stored = {}
+    for feature, place in places.items():
+        if place.strip("/") not in found:
+            raise SourceError(
+                f"no dataset {place}",
+                file=str(path),
+                feature=feature,
+                expected="one of " + ", ".join(f"/{name}" for name in list(found)[:_SHOWN]),
+            )
+        stored[feature] = found[place.strip("/")]
+    return stored
+
+
+@dataclass(frozen=True)
+class _SortedOut:
+    """Datasets with a row a frame, single values, and names of those that are neither."""
+
+    frames: Mapping[str, Any]
+    values: Mapping[str, Any]
+    left_out: Sequence[str]
+
+
+def _sorted_out(found: Mapping[str, Any], path: Path) -> _SortedOut:
+    frames: dict[str, Any] = {}
+    values: dict[str, Any] = {}
+    left_out: list[str] = []
+    for name, item in found.items():
+        if item.shape == () and item.dtype.kind in "biuf":
+            if np.isfinite(item[()]):
+                values[name] = item[()].item()
+        elif item.size == 1 and (text := _only_text(item)) is not None:
+            values[name] = text[:_MAX_TEXT]
+        elif item.shape and (item.dtype.kind in "biufc" or first_image(item, path) is not None):
+            frames[name] = item
+        else:
+            left_out.append(name)
+    return _SortedOut(frames, values, left_out)
+
+
+def _only_text(item: Any) -> str | None:
+    """A dataset's one value, if it is text."""
+    if load_h5py().check_string_dtype(item.dtype) is None:
+        return None
+    value = item[(0,) * item.ndim]
+    return None if encoded_row(value) is not None else text_of(value)
+
+
+def _feature(name: str) -> str:
+    return name.replace("/", ".")
+
+
+def _group(parent: Any, name: str) -> Any | None:
+    """The group of this name, if there is one that lies in this file."""
+    h5py = load_h5py()
+    if name not in parent or isinstance(parent.get(name, getlink=True), h5py.ExternalLink):
+        return None
+    return parent[name] if parent.get(name, getclass=True) is h5py.Group else None
+
+
+def _environment(data: Any) -> dict[str, Any]:
+    text = text_of(data.attrs.get("env_args"))
+    try:
+        value = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _control_rate(environment: Mapping[str, Any]) -> float | None:
+    """robosuite's control frequency in Hz, which is the rate of frames."""
+    arguments = environment.get("env_kwargs")
+    rate = arguments.get("control_freq") if isinstance(arguments, dict) else None
+    if isinstance(rate, (int, float)) and not isinstance(rate, bool) and 0 < rate < 1e6:
+        return float(rate)
+    return None
+
+
+def _masks(file: Any, demo: str) -> list[str]:
+    """The filter keys, such as `train`, in whose lists the demonstration stands."""
+    masks = _group(file, "mask")
+    if masks is None:
+        return []
+    return [name for name in masks if any(text_of(each) == demo for each in masks[name][()])]

@@ -1,0 +1,79 @@
+"""Schemas of sources: features as several episodes have them, made one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seqrecord.errors import SchemaError, SourceError
+from seqrecord.schema import FeatureSpec, Schema
+
+__all__ = ["check_spec", "chosen_schema", "feature_spec", "widened"]
+
+
+def feature_spec(
+    name: str, dtype: np.dtype[Any], shape: Sequence[int | None], path: Path, **more: Any
+) -> FeatureSpec:
+    """The feature; what cannot be stored is a `SourceError` that names the file."""
+    try:
+        return FeatureSpec(name, dtype, tuple(shape), **more)
+    except SchemaError as error:
+        raise SourceError(
+            error.message,
+            file=str(path),
+            feature=name,
+            expected=error.expected,
+            got=error.got,
+        ) from error
+
+
+def widened(known: FeatureSpec, other: FeatureSpec) -> FeatureSpec:
+    """`known` with the dimensions in which `other` differs made variable.
+
+    Another dtype, number of dimensions or codec stays unseen here: that episode's frames say so.
+    """
+    if known.dtype != other.dtype or len(known.shape) != len(other.shape):
+        return known
+    shape = tuple(
+        one if one == two else None for one, two in zip(known.shape, other.shape, strict=True)
+    )
+    return replace(known, shape=shape)
+
+
+def chosen_schema(
+    found: Iterable[FeatureSpec],
+    features: Sequence[str] | None,
+    root: Path,
+    offered: Iterable[str] = (),
+) -> Schema:
+    """The schema of all that episodes have: those asked for in that order, by default all.
+
+    Raises `SourceError` for none, and for a feature that no episode has; it names those that are
+    found or `offered`.
+    """
+    specs: dict[str, FeatureSpec] = {}
+    for spec in found:
+        specs[spec.name] = widened(specs.get(spec.name, spec), spec)
+    names = list(specs) if features is None else list(features)
+    unknown = [name for name in names if name not in specs]
+    if unknown or not names:
+        raise SourceError(
+            "no such feature here",
+            file=str(root),
+            expected=f"some of {', '.join(dict.fromkeys([*specs, *offered])) or 'none'}",
+            got=", ".join(unknown) or None,
+        )
+    return Schema([specs[name] for name in names])
+
+
+def check_spec(dtype: np.dtype[Any], shape: tuple[int, ...], spec: FeatureSpec, path: Path) -> None:
+    """Raises `SourceError` unless an array of `dtype` and `shape` is one of `spec`."""
+    if dtype.newbyteorder("<") != spec.dtype:
+        raise SourceError("wrong dtype", file=str(path), expected=spec.dtype.name, got=str(dtype))
+    if not spec.accepts(shape):
+        wanted = ["any" if size is None else size for size in spec.shape]
+        raise SourceError("wrong shape", file=str(path), expected=wanted, got=list(shape))

@@ -1,0 +1,316 @@
+"""Diffusion Policy's replay buffers: Zarr groups of arrays that hold all episodes end to end.
+
+::
+
+    NAME.zarr/data/ACTION, …        [N, …], all episodes, one after the other
+    NAME.zarr/meta/episode_ends     [E] int64: the row after each episode's last one
+
+Source: https://github.com/real-stanford/diffusion_policy (common/replay_buffer.py). UMI keeps the
+same as one file, `NAME.zarr.zip`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import MissingPackageError, SourceError
+from seqrecord.schema import FeatureSpec, Frame, Schema
+from seqrecord.sources.base import EpisodeInfo, SourceFormat
+from seqrecord.sources.files import list_folder, local_original
+from seqrecord.sources.finding import natural_order
+from seqrecord.sources.rows import first_line, read_rows
+from seqrecord.sources.specs import check_spec, chosen_schema, feature_spec
+
+__all__ = ["FORMAT", "ZarrBuffers"]
+
+_ZIP = ".zarr.zip"
+_ENDS = "meta/episode_ends"
+
+
+@dataclass(frozen=True)
+class ZarrBuffers:
+    """Replay buffers as a source: one `NAME.zarr` or `NAME.zarr.zip`, or a folder of them.
+
+    Episodes are called `NAME/000000` and so on. Each array of `data` is a feature; those of `meta`
+    with a number for each episode go to its metadata. Rows after the last episode's end belong to
+    none, as in Diffusion Policy itself; `unused_rows` of the last episode counts them. A chunk that
+    is not there is a chunk of the array's fill value: so Zarr defines it.
+
+    `features` are the names to read, in that order, by default all. `keep_encoded` changes nothing:
+    images are arrays here. Arrays whose codec would unpickle objects are refused.
+
+    A source is a snapshot: its schema is worked out once and travels with it when it is pickled.
+    """
+
+    root: str | os.PathLike[str]
+    features: Sequence[str] | None = None
+    keep_encoded: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "root", local_original(self.root))
+        if self.features is not None:
+            object.__setattr__(self, "features", tuple(self.features))
+
+    def exists(self) -> bool:
+        """Whether there is a group with `data` and `meta/episode_ends`, or a `.zarr.zip` file."""
+        return bool(self._buffers)
+
+    def schema(self) -> Schema:
+        return self._probed[0]
+
+    def episodes(self) -> Sequence[EpisodeInfo]:
+        return self._probed[1]
+
+    def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
+        try:
+            yield from self._read(info)
+        except SourceError as error:
+            error.located(episode=info.key)
+            raise
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {k: v for k, v in self.__dict__.items() if k != "_buffers"}
+        if "_probed" in state:
+            state["_probed"] = (state["_probed"][0], ())  # a worker gets its episodes one by one
+        return state
+
+    @cached_property
+    def _buffers(self) -> list[Path]:
+        root = Path(self.root)
+        if _is_buffer(root):
+            return [root]
+        if root.is_file():
+            return []
+        names = sorted((name for name, _ in list_folder(root)), key=natural_order)
+        return [root / name for name in names if _is_buffer(root / name)]
+
+    @cached_property
+    def _probed(self) -> tuple[Schema, Sequence[EpisodeInfo]]:
+        if not self._buffers:
+            raise SourceError(
+                "no replay buffer found",
+                file=str(self.root),
+                expected="NAME.zarr with data/ and meta/episode_ends, or NAME.zarr.zip",
+            )
+        found: list[FeatureSpec] = []
+        offered: dict[str, None] = {}
+        episodes: list[EpisodeInfo] = []
+        first_error: SourceError | None = None
+        for path in self._buffers:
+            try:
+                with _open(path) as group:
+                    arrays = _arrays(group, path)
+                    episodes.extend(_infos(path, group, arrays))
+                    offered |= dict.fromkeys(arrays)
+                    found.extend(
+                        feature_spec(name, array.dtype, array.shape[1:], path)
+                        for name, array in arrays.items()
+                        if self.features is None or name in self.features
+                    )
+            except SourceError as error:  # `frames` says what is wrong
+                episodes.append(EpisodeInfo(_name(path), 0, {"buffer": path.name}))
+                error.located(episode=_name(path))
+                first_error = first_error or error
+        if not found and first_error:
+            raise first_error
+        return chosen_schema(found, self.features, Path(self.root), offered), episodes
+
+    def _read(self, info: EpisodeInfo) -> Iterator[Frame]:
+        name = str(info.metadata.get("buffer", ""))
+        root = Path(self.root)
+        path = root if root.name == name else root / name
+        if "/" in name or not _is_buffer(path):
+            raise SourceError("no such episode", file=str(self.root))
+        with _open(path) as group:
+            arrays = _arrays(group, path)
+            ends = _episode_ends(group, path)
+            start, stop = _bounds(ends, info.metadata.get("number"), path)
+            readers = {}
+            for feature, spec in self.schema().items():
+                if feature in arrays:
+                    array = arrays[feature]
+                    check_spec(array.dtype, array.shape[1:], spec, path)
+                    if array.shape[0] < stop:
+                        raise SourceError(
+                            "an array that ends before the episode does",
+                            file=str(path),
+                            feature=feature,
+                            expected=f"at least {stop} rows",
+                            got=f"{array.shape[0]} rows",
+                        )
+                    readers[feature] = read_rows(array, path, start, stop)
+            if not readers:
+                raise SourceError("an episode without frames of the features", file=str(path))
+            for _ in range(start, stop):
+                frame: dict[str, npt.NDArray[Any]] = {}
+                for feature, rows in readers.items():
+                    try:
+                        frame[feature] = np.asarray(next(rows), self.schema()[feature].dtype)
+                    except SourceError as error:
+                        error.located(feature=feature)
+                        raise
+                yield frame
+
+
+FORMAT = SourceFormat(
+    "zarr",
+    "NAME.zarr/data/… and NAME.zarr/meta/episode_ends, or NAME.zarr.zip",
+    ZarrBuffers,
+    takes_files=True,
+)
+
+
+def _is_buffer(path: Path) -> bool:
+    if path.is_file():
+        return path.name.endswith(_ZIP)
+    return (path / "data").is_dir() and (path / _ENDS).is_dir()
+
+
+def _name(path: Path) -> str:
+    return path.name.removesuffix(".zip").removesuffix(".zarr") or path.name
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[Any]:
+    try:
+        import zarr
+        from zarr.storage import LocalStore, ZipStore
+    except ImportError as error:
+        raise MissingPackageError(
+            "Zarr buffers are read by zarr 3, the extra `zarr`: pip install 'zarr>=3.1.2'"
+        ) from error
+    _register_image_codecs()
+    store: Any = None
+    try:
+        is_zip = path.is_file()
+        store = ZipStore(path, mode="r") if is_zip else LocalStore(path, read_only=True)
+        group = zarr.open_group(store, mode="r")
+    except Exception as error:  # zarr, zipfile and json raise about any kind
+        with suppress(Exception):  # a zip that could not be opened cannot be closed
+            store.close()
+        raise SourceError(
+            "not a Zarr group that can be read", file=str(path), got=first_line(error)
+        ) from error
+    try:
+        yield group
+    finally:
+        store.close()
+
+
+def _register_image_codecs() -> None:
+    """UMI stores images by a codec of imagecodecs, which is used where it is installed."""
+    try:
+        from imagecodecs.numcodecs import register_codecs
+    except ImportError:
+        return
+    register_codecs(verbose=False)
+
+
+def _array(group: Any, name: str, path: Path) -> Any:
+    try:
+        array = group[name]
+        metadata = array.metadata.to_dict()
+    except Exception as error:  # a codec that is not installed, JSON that is broken, no array
+        raise SourceError(
+            f"{name} cannot be opened", file=str(path), got=first_line(error)
+        ) from error
+    metadata.pop("attributes", None)
+    if _unpickles(metadata):
+        raise SourceError(
+            f"{name} is stored as pickled objects, which are never loaded", file=str(path)
+        )
+    return array
+
+
+def _arrays(group: Any, path: Path) -> dict[str, Any]:
+    """The arrays of `data` in the order of their names."""
+    try:
+        names = sorted(group["data"].array_keys())
+    except Exception as error:
+        raise SourceError(
+            "a replay buffer without data", file=str(path), got=first_line(error)
+        ) from error
+    arrays = {name: _array(group, f"data/{name}", path) for name in names}
+    for name, array in arrays.items():
+        if not array.shape:
+            raise SourceError(
+                "an array without a time axis", file=str(path), feature=name, expected="[N, …]"
+            )
+    return arrays
+
+
+def _unpickles(value: object) -> bool:
+    if isinstance(value, dict):
+        return any(map(_unpickles, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(_unpickles, value))
+    return isinstance(value, str) and value.rpartition(".")[2] == "pickle"
+
+
+def _episode_ends(group: Any, path: Path) -> npt.NDArray[np.int64]:
+    array = _array(group, _ENDS, path)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or array.shape[0] > 1 << 28:
+        raise SourceError(
+            "episode_ends of the wrong kind",
+            file=str(path),
+            expected="whole numbers [E]",
+            got=f"{array.dtype} {list(array.shape)}",
+        )
+    ends: npt.NDArray[np.int64] = np.fromiter(
+        read_rows(array, path, 0, array.shape[0]), np.int64, array.shape[0]
+    )
+    return ends
+
+
+def _bounds(ends: npt.NDArray[np.int64], number: object, path: Path) -> tuple[int, int]:
+    """The episode's rows, half-open; the ends up to its own must rise."""
+    if not isinstance(number, int) or not 0 <= number < len(ends):
+        raise SourceError("no such episode", file=str(path))
+    start, stop = int(ends[number - 1]) if number else 0, int(ends[number])
+    highest = int(ends[:number].max(initial=0))
+    if start != highest or stop <= start:
+        raise SourceError(
+            "episode_ends that do not rise",
+            file=str(path),
+            expected=f"an end above {highest}",
+            got=f"{stop}, after {start}",
+        )
+    return start, stop
+
+
+def _infos(path: Path, group: Any, arrays: dict[str, Any]) -> list[EpisodeInfo]:
+    ends = _episode_ends(group, path)
+    more = _per_episode(group, path, len(ends))
+    infos = []
+    start = 0
+    for number, stop in enumerate(map(int, ends)):
+        metadata: dict[str, Any] = {"buffer": path.name, "number": number}
+        metadata |= {name: values[number].item() for name, values in more.items()}
+        if number == len(ends) - 1:
+            unused = max((array.shape[0] for array in arrays.values()), default=0) - stop
+            if unused > 0:
+                metadata["unused_rows"] = unused
+        infos.append(EpisodeInfo(f"{_name(path)}/{number:06d}", max(0, stop - start), metadata))
+        start = stop
+    return infos
+
+
+def _per_episode(group: Any, path: Path, count: int) -> dict[str, npt.NDArray[Any]]:
+    """The other arrays of `meta` that hold a finite number for each episode."""
+    found = {}
+    for name in sorted(group["meta"].array_keys()):
+        array = _array(group, f"meta/{name}", path)
+        if name != "episode_ends" and array.shape == (count,) and array.dtype.kind in "biuf":
+            values = np.array(list(read_rows(array, path, 0, count)), array.dtype)
+            if np.isfinite(values).all():
+                found[name] = values
+    return found

@@ -1,0 +1,450 @@
+"""HDF5 files as ALOHA, robomimic and DROID write them, by h5py as they do."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+import pytest
+from PIL import Image
+
+import seqrecord
+from seqrecord import EncodedImage, convert
+from seqrecord.errors import SourceError
+from seqrecord.sources import open_source
+from seqrecord.sources.hdf5 import Hdf5
+
+Array = npt.NDArray[Any]
+
+# --- files as the recorders write them -------------------------------------------------------
+
+
+def write_aloha(path: Path, seed: int = 0, length: int = 5, *, compress: bool = False) -> None:
+    """As record_episodes.py does: JPEGs of OpenCV, which was given RGB, padded to the longest."""
+    rng = np.random.default_rng(seed)
+    cameras = {name: rng.integers(0, 256, (length, 6, 8, 3), np.uint8) for name in ("high", "low")}
+    with h5py.File(path, "w", rdcc_nbytes=1024**2 * 2) as root:
+        root.attrs["sim"] = False
+        root.attrs["compress"] = compress
+        obs = root.create_group("observations")
+        images = obs.create_group("images")
+        if compress:
+            jpegs = {
+                name: [_jpeg(image[..., ::-1]) for image in array]
+                for name, array in cameras.items()
+            }
+            lengths = np.array([[len(jpeg) for jpeg in each] for each in jpegs.values()])
+            for name, each in jpegs.items():
+                padded = images.create_dataset(
+                    f"cam_{name}", (length, lengths.max()), "uint8", chunks=(1, lengths.max())
+                )
+                padded[...] = [np.pad(list(j), (0, lengths.max() - len(j))) for j in each]
+            root.create_dataset("compress_len", lengths.shape, "<f4")[...] = lengths
+        else:
+            for name, array in cameras.items():
+                images.create_dataset(f"cam_{name}", array.shape, "uint8", chunks=(1, 6, 8, 3))[
+                    ...
+                ] = array
+        for name in ("qpos", "qvel", "effort"):
+            obs.create_dataset(name, (length, 14), "<f4")[...] = rng.normal(size=(length, 14))
+        root.create_dataset("action", (length, 14), "<f4")[...] = rng.normal(size=(length, 14))
+        root.create_dataset("language_raw", data=["fold the towel"])
+
+
+def write_robomimic(path: Path, lengths: tuple[int, ...] = (3, 5), images: bool = True) -> None:
+    rng = np.random.default_rng(len(lengths))
+    with h5py.File(path, "w") as file:
+        data = file.create_group("data")
+        data.attrs["total"] = sum(lengths)
+        arguments = {"env_name": "Lift", "type": 1, "env_kwargs": {"control_freq": 20}}
+        data.attrs["env_args"] = json.dumps(arguments, indent=4)
+        for number, length in enumerate(lengths):
+            demo = data.create_group(f"demo_{number}")
+            demo.attrs["num_samples"] = length
+            demo.attrs["model_file"] = "<mujoco/>" * 1000
+            demo.create_dataset("actions", data=rng.normal(size=(length, 7)))
+            demo.create_dataset("rewards", data=rng.normal(size=length))
+            demo.create_dataset("dones", data=np.arange(length) == length - 1)
+            for obs in ("obs", "next_obs"):
+                demo.create_dataset(f"{obs}/robot0_eef_pos", data=rng.normal(size=(length, 3)))
+                if images:
+                    pixels = rng.integers(0, 256, (length, 6, 6, 3), np.uint8)
+                    demo.create_dataset(f"{obs}/agentview_image", data=pixels, compression="gzip")
+        file.create_dataset("mask/train", data=np.array([b"demo_0"], dtype="S8"))
+        file.create_dataset("mask/valid", data=np.array([b"demo_1"], dtype="S8"))
+
+
+def write_droid(folder: Path, seed: int = 0, length: int = 4, *, metadata: bool = True) -> None:
+    """As TrajectoryWriter does: a row is added to each dataset at every step."""
+    rng = np.random.default_rng(seed)
+    folder.mkdir(parents=True)
+    serials = {"wrist": f"1{seed}", "ext1": f"2{seed}", "ext2": f"3{seed}"}
+    with h5py.File(folder / "trajectory.h5", "w") as file:
+
+        def write(name: str, value: Any) -> None:
+            row = np.asarray(value)
+            if name not in file:
+                file.create_dataset(name, (1, *row.shape), row.dtype, maxshape=(None, *row.shape))
+            else:
+                file[name].resize(len(file[name]) + 1, axis=0)
+            file[name][-1] = row
+
+        for step in range(length):
+            write("action/cartesian_position", rng.normal(size=6))
+            write("action/gripper_position", rng.normal())
+            write("observation/robot_state/joint_positions", rng.normal(size=7))
+            write("observation/timestamp/skip_action", step % 2 == 0)
+            for serial in serials.values():
+                write(f"observation/camera_extrinsics/{serial}_left", rng.normal(size=6))
+                write(f"observation/camera_type/{serial}", 1)
+            if step:
+                write("observation/controller_info/movement_enabled", True)
+        file.attrs["success"] = True
+    if metadata:
+        said = {f"{camera}_cam_serial": serial for camera, serial in serials.items()}
+        text = json.dumps({**said, "lab": "AUTOLab", "current_task": "stack", "extra": {"a": 1}})
+        (folder / "metadata_AUTOLab+1.json").write_text(text)
+
+
+def _jpeg(image: Array) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(image)).save(stream, "JPEG")
+    return stream.getvalue()
+
+
+def _decoded(data: bytes) -> Array:
+    return np.asarray(Image.open(io.BytesIO(data)))
+
+
+def frames_of(source: Hdf5, number: int = 0) -> list[dict[str, Any]]:
+    return [dict(frame) for frame in source.frames(source.episodes()[number])]
+
+
+# --- layouts ---------------------------------------------------------------------------------
+
+
+def test_aloha(tmp_path: Path) -> None:
+    for number in (0, 2, 10):
+        write_aloha(tmp_path / f"episode_{number}.hdf5", seed=number, length=number + 1)
+    source = open_source(tmp_path)
+    assert isinstance(source, Hdf5)
+    assert [(e.key, e.num_frames) for e in source.episodes()] == [
+        *(("episode_0", 1), ("episode_2", 3), ("episode_10", 11))
+    ]
+    assert source.episodes()[1].metadata == {
+        "layout": "ALOHA",
+        "sim": False,
+        "compress": False,
+        "language_raw": "fold the towel",
+        "file": "episode_2.hdf5",
+    }
+    assert {name: str(spec) for name, spec in source.schema().items()} == {
+        "action": "action: float32 [14]",
+        "observations.effort": "observations.effort: float32 [14]",
+        "observations.images.cam_high": "observations.images.cam_high: uint8 [6, 8, 3]",
+        "observations.images.cam_low": "observations.images.cam_low: uint8 [6, 8, 3]",
+        "observations.qpos": "observations.qpos: float32 [14]",
+        "observations.qvel": "observations.qvel: float32 [14]",
+    }
+    frames = frames_of(source, 2)
+    with h5py.File(tmp_path / "episode_10.hdf5") as file:
+        for name in source.schema():
+            array = file[name.replace(".", "/")][()]
+            np.testing.assert_array_equal([frame[name] for frame in frames], array, strict=True)
+
+
+def test_aloha_compressed_is_what_its_own_reader_gives(tmp_path: Path) -> None:
+    write_aloha(tmp_path / "episode_0.hdf5", compress=True)
+    name = "observations.images.cam_low"
+    with h5py.File(tmp_path / "episode_0.hdf5") as file:
+        padded = file["observations/images/cam_low"][()]
+        # OpenCV decodes to BGR, which ALOHA takes as it is: what it calls RGB.
+        own = [_decoded(row.tobytes())[..., ::-1] for row in padded]
+    source = Hdf5(tmp_path)
+    assert "compress_len" not in source.schema()
+    assert str(source.schema()[name]) == f"{name}: uint8 [6, 8, 3]"
+    for frame, image in zip(frames_of(source), own, strict=True):
+        np.testing.assert_array_equal(frame[name], image, strict=True)
+    for frame, image in zip(frames_of(Hdf5(tmp_path, jpeg_order="rgb")), own, strict=True):
+        np.testing.assert_array_equal(frame[name], image[..., ::-1], strict=True)
+    assert Hdf5(tmp_path, keep_encoded=True).schema()[name].codec == ()
+    kept = Hdf5(tmp_path, keep_encoded=True, jpeg_order="rgb")
+    assert kept.schema()[name].codec == ({"id": "seqrecord.image", "format": "jpeg"},)
+    for frame, row in zip(frames_of(kept), padded, strict=True):
+        assert frame[name] == EncodedImage(row.tobytes().rstrip(b"\0"))
+    with pytest.raises(SourceError, match="no such jpeg_order; expected: rgb or bgr; got: gbr"):
+        Hdf5(tmp_path, jpeg_order="gbr")
+
+
+def test_robomimic(tmp_path: Path) -> None:
+    write_robomimic(tmp_path / "image.hdf5", tuple(range(1, 12)))
+    source = open_source(tmp_path / "image.hdf5", format="hdf5")
+    infos = source.episodes()
+    assert [(info.key, info.num_frames) for info in infos] == [
+        (f"image/demo_{n}", n + 1) for n in range(11)
+    ]
+    assert infos[1].metadata == {
+        "layout": "robomimic",
+        "demonstration": "demo_1",
+        "num_samples": 2,
+        "env_name": "Lift",
+        "masks": ["valid"],
+        "file": "image.hdf5",
+        "group": "/data/demo_1",
+    }
+    features = ["actions", "dones", "obs.agentview_image", "obs.robot0_eef_pos", "rewards"]
+    assert list(source.schema()) == features
+    frames = list(source.frames(infos[10]))
+    with h5py.File(tmp_path / "image.hdf5") as file:
+        for name in features:
+            array = file["data/demo_10"][name.replace(".", "/")][()]
+            values = [frame[name] for frame in frames]
+            np.testing.assert_array_equal(values, array, strict=True)
+        array = file["data/demo_2/next_obs/robot0_eef_pos"][()]
+    chosen = Hdf5(tmp_path, features=["next_obs.robot0_eef_pos", "dones"])
+    assert list(chosen.schema()) == ["next_obs.robot0_eef_pos", "dones"]
+    for frame, row in zip(frames_of(chosen, 2), array, strict=True):
+        np.testing.assert_array_equal(frame["next_obs.robot0_eef_pos"], row)
+
+
+def test_droid(tmp_path: Path) -> None:
+    write_droid(tmp_path / "AUTOLab" / "success" / "Fri_Jul_7", 1)
+    write_droid(tmp_path / "AUTOLab" / "failure" / "Mon_Jul_3", 2, metadata=False)
+    source = open_source(tmp_path)
+    assert isinstance(source, Hdf5)
+    bare, named = source.episodes()
+    assert (bare.key, bare.num_frames) == ("AUTOLab/failure/Mon_Jul_3", 4)
+    assert named.key == "AUTOLab/success/Fri_Jul_7"
+    assert named.metadata["lab"] == "AUTOLab"
+    assert named.metadata["success"] is True
+    assert "extra" not in named.metadata
+    assert named.metadata["left_out"] == ["observation/controller_info/movement_enabled"]
+    frames = frames_of(source, 1)
+    assert set(frames[0]) == {
+        *("action.cartesian_position", "action.gripper_position"),
+        *(f"observation.camera_extrinsics.{name}_left" for name in ("wrist", "ext1", "ext2")),
+        *(f"observation.camera_type.{name}" for name in ("wrist", "ext1", "ext2")),
+        *("observation.robot_state.joint_positions", "observation.timestamp.skip_action"),
+    }
+    with h5py.File(tmp_path / named.metadata["file"]) as file:
+        extrinsics = file["observation/camera_extrinsics/31_left"][()]
+        for frame, row in zip(frames, extrinsics, strict=True):
+            np.testing.assert_array_equal(frame["observation.camera_extrinsics.ext2_left"], row)
+    # Without metadata the cameras keep their numbers, and the other episode lacks them.
+    assert "observation.camera_type.12" in frames_of(source, 0)[0]
+    assert "observation.camera_type.12" not in frames[0]
+
+
+def test_a_map_names_features_of_any_layout(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "run.h5", "w") as file:
+        file["sensors/front/rgb"] = np.arange(2 * 4 * 5 * 3, dtype="u1").reshape(2, 4, 5, 3)
+        file["ctrl"] = np.arange(6, dtype=">f4").reshape(2, 3)
+        file["other"] = np.zeros(9)
+    with pytest.raises(SourceError, match="a layout that is not known") as caught:
+        open_source(tmp_path).schema()
+    assert "--map FEATURE=PATH" in str(caught.value.expected)
+    assert caught.value.got == "/ctrl [2, 3], /other [9], /sensors/front/rgb [2, 4, 5, 3]"
+    source = open_source(tmp_path, map={"image": "/sensors/front/rgb", "action": "ctrl"})
+    assert [str(spec) for spec in source.schema().values()] == [
+        "image: uint8 [4, 5, 3]",
+        "action: float32 [3]",
+    ]
+    second = list(source.frames(source.episodes()[0]))[1]
+    np.testing.assert_array_equal(
+        np.asarray(second["action"]), np.array([3, 4, 5], "<f4"), strict=True
+    )
+    with pytest.raises(SourceError, match=r"no dataset /sensors/back; .*feature: image; .*/ctrl"):
+        open_source(tmp_path, map={"image": "/sensors/back"}).schema()
+    write_robomimic(tmp_path / "demos.h5")
+    demos = Hdf5(tmp_path / "demos.h5", map={"image": "obs/agentview_image"})
+    assert [len(frames_of(demos, n)) for n in (0, 1)] == [3, 5]
+    assert list(demos.schema()) == ["image"]
+
+
+def test_images_of_a_length_of_their_own(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (3, 6, 8, 3), np.uint8)
+    with h5py.File(tmp_path / "run.h5", "w") as file:
+        rows = file.create_dataset("rgb", (3,), h5py.vlen_dtype(np.uint8))
+        for number, image in enumerate(images):
+            rows[number] = np.frombuffer(_jpeg(image), np.uint8)
+        file["fixed"] = np.array([_jpeg(image) for image in images], "S")
+    source = Hdf5(tmp_path, map={"a": "rgb", "b": "fixed"}, keep_encoded=True)
+    for frame, image in zip(frames_of(source), images, strict=True):
+        assert frame == {"a": EncodedImage(_jpeg(image)), "b": EncodedImage(_jpeg(image))}
+    decoded = frames_of(Hdf5(tmp_path, map={"a": "rgb"}))[1]["a"]
+    np.testing.assert_array_equal(decoded, _decoded(_jpeg(images[1])), strict=True)
+
+
+def test_rows_come_once_whatever_the_chunks(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=(1000, 3)).astype("<f4")
+    chunks: tuple[tuple[int, int] | None, ...] = (None, (1, 3), (7, 2), (1000, 3), (999, 1))
+    with h5py.File(tmp_path / "run.h5", "w") as file:
+        for number, chunk in enumerate(chunks):
+            file.create_dataset(f"c{number}", data=values, chunks=chunk)
+    source = Hdf5(tmp_path, map={f"c{n}": f"c{n}" for n in range(len(chunks))})
+    for name, array in zip(source.schema(), [values] * len(chunks), strict=True):
+        read = [frame[name] for frame in frames_of(source)]
+        np.testing.assert_array_equal(read, array, strict=True)
+
+
+def test_conversion_keeps_everything(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    write_aloha(tmp_path / "src" / "episode_0.hdf5", length=7)
+    write_aloha(tmp_path / "src" / "episode_1.hdf5", 1, compress=True)
+    report = convert(open_source(tmp_path / "src"), tmp_path / "records", workers=2)
+    assert report.written == ("episode_0", "episode_1")
+    with seqrecord.open(tmp_path / "records") as dataset:
+        source = Hdf5(tmp_path / "src")
+        for number, episode in enumerate(dataset.episodes.values()):
+            for index, frame in enumerate(frames_of(source, number)):
+                read = episode[index]
+                assert read.keys() == frame.keys()
+                for name, value in frame.items():
+                    np.testing.assert_array_equal(read[name], value)
+
+
+def test_a_source_is_picklable(tmp_path: Path) -> None:
+    write_robomimic(tmp_path / "low_dim.hdf5", images=False)
+    source = Hdf5(tmp_path)
+    schema, info = source.schema(), source.episodes()[1]
+    copy = pickle.loads(pickle.dumps(source))
+    assert copy.schema() == schema
+    assert len(list(copy.frames(info))) == 5
+
+
+# --- broken files ----------------------------------------------------------------------------
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def _no_hdf5(path: Path) -> None:
+    path.write_bytes(b"\x89HDF but not one")
+
+
+def _few_rows(path: Path) -> None:
+    with h5py.File(path, "a") as file:
+        del file["observations/qpos"]
+        file["observations/qpos"] = np.zeros((4, 14), "<f4")
+
+
+def _other_dtype(path: Path) -> None:
+    with h5py.File(path, "a") as file:
+        del file["action"]
+        file["action"] = np.zeros((5, 14), "<f8")
+
+
+def _other_size(path: Path) -> None:
+    with h5py.File(path, "a") as file:
+        del file["action"]
+        file["action"] = np.zeros((5, 14, 1), "<f4")
+
+
+def _linked(path: Path) -> None:
+    with h5py.File(path, "a") as file:
+        file["observations/secret"] = h5py.ExternalLink("episode_0.hdf5", "/action")
+
+
+def _virtual(path: Path) -> None:
+    layout = h5py.VirtualLayout((5, 14), "<f4")
+    layout[:] = h5py.VirtualSource("episode_0.hdf5", "action", (5, 14))
+    with h5py.File(path, "a") as file:
+        file.create_virtual_dataset("observations/secret", layout)
+
+
+def _external(path: Path) -> None:
+    with h5py.File(path, "a") as file:
+        place = [(str(path.with_name("episode_0.hdf5")), 0, 5 * 56)]
+        file.create_dataset("observations/secret", (5, 14), "<f4", external=place)
+
+
+def _circle(path: Path) -> None:
+    with h5py.File(path, "a") as file:
+        file["observations/again"] = file["/observations"]
+
+
+def _no_frames(path: Path) -> None:
+    with h5py.File(path, "a") as file:
+        del file["action"], file["observations"]
+        file["action"] = np.zeros((0, 14), "<f4")
+        file["observations/qpos"] = np.zeros((0, 14), "<f4")
+
+
+def _bad_chunk(path: Path) -> None:
+    with h5py.File(path, "a") as file:
+        del file["action"]
+        zipped = file.create_dataset("action", (5, 14), "<f4", chunks=(5, 14), compression="gzip")
+        zipped.id.write_direct_chunk((0, 0), b"not what gzip makes")
+
+
+BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
+    "cut": (_cut, "not an HDF5 file that can be read"),
+    "no HDF5": (_no_hdf5, "not an HDF5 file that can be read"),
+    "few rows": (_few_rows, "rows disagree .*qpos; expected: 5 rows; got: 4 rows"),
+    "dtype": (_other_dtype, "wrong dtype; .*feature: action.*expected: float32; got: float64"),
+    "size": (_other_size, "wrong shape; .*feature: action"),
+    "external link": (_linked, "a link to another file"),
+    "virtual": (_virtual, "keeps its values in another file"),
+    "external": (_external, "keeps its values in another file"),
+    "circle": (_circle, "groups nested too deeply"),
+    "no frames": (_no_frames, "an episode without frames"),
+    "bad chunk": (_bad_chunk, r"/action\[0:5\] cannot be read; .*feature: action; got"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_episode_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    breaks, message = BROKEN[name]
+    folder = tmp_path / "src"
+    folder.mkdir()
+    for number in range(3):
+        write_aloha(folder / f"episode_{number}.hdf5", number)
+    breaks(folder / "episode_1.hdf5")
+    source = Hdf5(folder)
+    assert [info.key for info in source.episodes()] == [f"episode_{n}" for n in range(3)]
+    with pytest.raises(SourceError, match=message) as caught:
+        frames_of(source, 1)
+    assert caught.value.episode == "episode_1"
+    assert str(caught.value.file).endswith("episode_1.hdf5")
+    report = convert(source, tmp_path / "records", workers=1, skip_bad_episodes=True)
+    assert report.written == ("episode_0", "episode_2")
+    assert [bad.key for bad in report.bad] == ["episode_1"]
+
+
+def test_a_broken_image_is_named(tmp_path: Path) -> None:
+    write_aloha(tmp_path / "episode_0.hdf5", compress=True)
+    with h5py.File(tmp_path / "episode_0.hdf5", "a") as file:
+        file["observations/images/cam_high"][3, :40] = 0
+    with pytest.raises(SourceError, match="a row that is no image") as caught:
+        frames_of(Hdf5(tmp_path))
+    assert caught.value.feature == "observations.images.cam_high"
+    assert caught.value.frame == 3
+
+
+def test_fewer_samples_than_a_demonstration_says(tmp_path: Path) -> None:
+    write_robomimic(tmp_path / "d.hdf5")
+    with h5py.File(tmp_path / "d.hdf5", "a") as file:
+        file["data/demo_1"].attrs["num_samples"] = 6
+    source = Hdf5(tmp_path)
+    with pytest.raises(SourceError, match=r"d/demo_1; .*expected: 6 rows; got: 5 rows"):
+        frames_of(source, 1)
+    assert len(frames_of(source, 0)) == 3
+
+
+def test_no_file_and_no_feature(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="no HDF5 file found"):
+        Hdf5(tmp_path).schema()
+    write_aloha(tmp_path / "episode_0.hdf5")
+    with pytest.raises(SourceError, match=r"no such feature here; .*observations.qpos.*; got: lid"):
+        Hdf5(tmp_path, features=["lid"]).schema()
+    _no_hdf5(tmp_path / "episode_0.hdf5")
+    with pytest.raises(SourceError, match=r"not an HDF5 file that can be read; .*episode_0"):
+        Hdf5(tmp_path).schema()

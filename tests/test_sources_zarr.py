@@ -1,0 +1,215 @@
+"""Replay buffers as Diffusion Policy and UMI write them, by zarr, in both of its formats."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numcodecs
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord import convert
+from seqrecord.errors import SourceError
+from seqrecord.sources import open_source
+from seqrecord.sources.zarr_buffers import ZarrBuffers
+
+zarr = pytest.importorskip("zarr")  # it needs Python 3.11
+
+
+def write_buffer(
+    store: Any, lengths: Sequence[int] = (4, 2, 7), *, zarr_format: Any = 2, spare: int = 0
+) -> dict[str, Any]:
+    """As ReplayBuffer.save_to_store does; the arrays that were written."""
+    rng = np.random.default_rng(sum(lengths))
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) + spare
+    arrays = {
+        "action": rng.normal(size=(total, 2)).astype("<f4"),
+        "img": rng.integers(0, 256, (total, 6, 8, 3)).astype("<f4"),
+        "keypoint": rng.normal(size=(total, 9, 2)).astype("<f4"),
+        "n_contacts": rng.integers(0, 9, (total, 1)).astype("<f8"),
+    }
+    root = zarr.create_group(store, zarr_format=zarr_format)
+    meta, data = root.create_group("meta"), root.create_group("data")
+    meta.create_array("episode_ends", data=ends.astype("<i8"), chunks=ends.shape)
+    meta.create_array("success", data=ends % 2 == 0, chunks=ends.shape)
+    blosc = numcodecs.Blosc(cname="zstd", clevel=5, shuffle=numcodecs.Blosc.BITSHUFFLE)
+    for name, array in arrays.items():
+        options = {"compressors": blosc} if zarr_format == 2 else {}
+        data.create_array(name, data=array, chunks=(3, *array.shape[1:]), **options)
+    return arrays
+
+
+def frames_of(source: ZarrBuffers, number: int = 0) -> list[dict[str, Any]]:
+    return [dict(frame) for frame in source.frames(source.episodes()[number])]
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_episodes_are_the_rows_between_their_ends(tmp_path: Path, zarr_format: int) -> None:
+    arrays = write_buffer(tmp_path / "pusht.zarr", zarr_format=zarr_format, spare=5)
+    source = open_source(tmp_path / "pusht.zarr")
+    assert isinstance(source, ZarrBuffers)
+    infos = source.episodes()
+    assert [(info.key, info.num_frames) for info in infos] == [
+        *(("pusht/000000", 4), ("pusht/000001", 2), ("pusht/000002", 7))
+    ]
+    assert infos[1].metadata == {"buffer": "pusht.zarr", "number": 1, "success": True}
+    assert infos[2].metadata["unused_rows"] == 5
+    assert [str(spec) for spec in source.schema().values()] == [
+        *("action: float32 [2]", "img: float32 [6, 8, 3]"),
+        *("keypoint: float32 [9, 2]", "n_contacts: float64 [1]"),
+    ]
+    for number, (start, stop) in enumerate(((0, 4), (4, 6), (6, 13))):
+        frames = frames_of(source, number)
+        for name, array in arrays.items():
+            read = [frame[name] for frame in frames]
+            np.testing.assert_array_equal(read, array[start:stop], strict=True)
+
+
+def test_a_zip_and_a_folder_of_buffers(tmp_path: Path) -> None:
+    with zarr.storage.ZipStore(tmp_path / "cup.zarr.zip", mode="w") as store:
+        cup = write_buffer(store, (3, 1))
+    ten = write_buffer(tmp_path / "task_10.zarr", (2,))
+    write_buffer(tmp_path / "task_9.zarr", (1, 1))
+    (tmp_path / "notes").mkdir()
+    source = open_source(tmp_path)
+    assert isinstance(source, ZarrBuffers)
+    assert [info.key for info in source.episodes()] == [
+        *("cup/000000", "cup/000001"),
+        *("task_9/000000", "task_9/000001", "task_10/000000"),
+    ]
+    np.testing.assert_array_equal([f["img"] for f in frames_of(source)], cup["img"][:3])
+    np.testing.assert_array_equal([f["action"] for f in frames_of(source, 4)], ten["action"])
+    zipped = open_source(tmp_path / "cup.zarr.zip", features=["action"])
+    np.testing.assert_array_equal(
+        [frame["action"] for frame in zipped.frames(zipped.episodes()[1])], cup["action"][3:]
+    )
+
+
+def test_conversion_keeps_everything(tmp_path: Path) -> None:
+    arrays = write_buffer(tmp_path / "pusht.zarr")
+    source = open_source(tmp_path / "pusht.zarr")
+    copy = pickle.loads(pickle.dumps(source))
+    assert copy.schema() == source.schema()
+    assert convert(source, tmp_path / "records", workers=2).bad == ()
+    with seqrecord.open(tmp_path / "records") as dataset:
+        read = dataset.episodes["pusht/000002"][:]
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(np.asarray(read[name]), array[6:])
+
+
+def test_features_are_chosen(tmp_path: Path) -> None:
+    write_buffer(tmp_path / "a.zarr")
+    source = ZarrBuffers(tmp_path, features=["keypoint", "action"])
+    assert list(source.schema()) == ["keypoint", "action"]
+    with pytest.raises(SourceError, match=r"no such feature here; .*some of action, img.*got: rgb"):
+        ZarrBuffers(tmp_path, features=["rgb"]).schema()
+    with pytest.raises(SourceError, match="no replay buffer found"):
+        ZarrBuffers(tmp_path / "a.zarr" / "data").schema()
+
+
+# --- broken buffers --------------------------------------------------------------------------
+
+
+def _short_array(path: Path) -> None:
+    data = zarr.open_group(path)["data"]
+    assert isinstance(data, zarr.Group)
+    del data["action"]
+    data.create_array("action", data=np.zeros((12, 2), "<f4"), chunks=(3, 2))
+
+
+def _damaged_chunk(path: Path) -> None:
+    (path / "data" / "img" / "4.0.0.0").write_bytes(b"no blosc frame")  # rows 12 to 14
+
+
+def _ends(values: Any) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        meta = zarr.open_group(path)["meta"]
+        assert isinstance(meta, zarr.Group)
+        del meta["episode_ends"]
+        meta.create_array("episode_ends", data=values, chunks=values.shape)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("breaks", "bad", "message"),
+    [
+        (_short_array, [2], r"ends before the episode does; .*action; expected: at least 13 rows"),
+        (_damaged_chunk, [2], r"data/img\[6:13\] cannot be read; .*feature: img; got: .*blosc"),
+        (_ends(np.array([4, 3, 9])), [1, 2], "episode_ends that do not rise"),
+        (_ends(np.array([-4, 3, 9])), [0, 1], "episode_ends that do not rise"),
+        (_ends(np.array([4, 4, 9])), [1], "episode_ends that do not rise"),
+        (_ends(np.array([4, 6, 1 << 60])), [2], "ends before the episode does"),
+    ],
+)  # fmt: skip
+def test_a_broken_episode_is_refused_by_name(
+    tmp_path: Path, breaks: Callable[[Path], None], bad: list[int], message: str
+) -> None:
+    write_buffer(tmp_path / "a.zarr")
+    breaks(tmp_path / "a.zarr")
+    source = ZarrBuffers(tmp_path)
+    for number, info in enumerate(source.episodes()):
+        if number in bad:
+            with pytest.raises(SourceError, match=message) as caught:
+                list(source.frames(info))
+            assert caught.value.episode == f"a/{number:06d}"
+            assert str(caught.value.file).endswith("a.zarr")
+        else:
+            assert len(list(source.frames(info))) == info.num_frames
+
+
+def _pickled(path: Path) -> None:
+    file = path / "data" / "action" / ".zarray"
+    array = json.loads(file.read_text())
+    # zarr itself refuses a pickle among the filters, but not behind another codec of objects.
+    array |= {"dtype": "|O", "fill_value": None, "filters": [{"id": "vlen-utf8"}]}
+    file.write_text(json.dumps({**array, "compressor": {"id": "pickle", "protocol": 5}}))
+
+
+def _no_data(path: Path) -> None:
+    shutil.rmtree(path / "data")
+    (path / "data").mkdir()
+
+
+def _no_json(path: Path) -> None:
+    (path / "data" / "img" / ".zarray").write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("breaks", "message"),
+    [
+        (_pickled, "data/action is stored as pickled objects"),
+        (_no_data, "a replay buffer without data"),
+        (_no_json, "(cannot be opened|without data)"),
+        (_ends(np.array([4.5])), "episode_ends of the wrong kind"),
+        (_ends(np.array([[4], [6]])), "episode_ends of the wrong kind"),
+    ],
+)
+def test_a_broken_buffer_is_one_bad_episode(
+    tmp_path: Path, breaks: Callable[[Path], None], message: str
+) -> None:
+    write_buffer(tmp_path / "a.zarr")
+    write_buffer(tmp_path / "b.zarr", (2,))
+    breaks(tmp_path / "a.zarr")
+    source = ZarrBuffers(tmp_path)
+    assert [info.key for info in source.episodes()] == ["a", "b/000000"]
+    with pytest.raises(SourceError, match=message) as caught:
+        frames_of(source)
+    assert caught.value.episode == "a"
+    assert len(frames_of(source, 1)) == 2
+    shutil.rmtree(tmp_path / "b.zarr")
+    with pytest.raises(SourceError, match=message):
+        ZarrBuffers(tmp_path).schema()
+
+
+def test_a_zip_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "a.zarr.zip").write_bytes(b"PK but no more")
+    with pytest.raises(SourceError, match="not a Zarr group that can be read"):
+        open_source(tmp_path).schema()
