@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from itertools import pairwise
 
@@ -277,3 +278,18 @@ def test_refuses_an_empty_shuffle_buffer() -> None:
         default_settings(
             ClipFacts.of(table, episodes), PlanSettings(), shuffle_buffer=0, max_held=100
         )
+
+
+@pytest.mark.parametrize("spec", [ClipSpec(16), ClipSpec(4, stride=1000)])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_settings_of_many_episodes_are_found_quickly(spec: ClipSpec, shuffle: bool) -> None:
+    table, episodes = dataset((100,) * 1_000_000, spec, chunk_frames=16)
+    began = time.thread_time()  # however long it waits for a core
+    default_settings(
+        ClipFacts.of(table, episodes),
+        PlanSettings(shuffle=shuffle, batch_size=32),
+        shuffle_buffer=None,
+        max_held=20_000_000,
+        num_parts=4096,
+    )
+    assert time.thread_time() - began < 1

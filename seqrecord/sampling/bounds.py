@@ -12,6 +12,7 @@ it is that of a block that lies as badly as it can::
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import replace
 from math import gcd
 
@@ -39,10 +40,13 @@ def cursor_bounds(
     blocks = BlockSizes.of(facts, settings)
     if longest is not None:
         blocks = replace(blocks, full=min(blocks.full, longest))
-    found = [_of_any_chunks(facts, blocks, group) for group in facts.groups]
-    if not facts.irregular and facts.window == Window.of(facts.spec):
-        found[facts.leading] = _of_regular_chunks(facts, blocks, settings, longest)
-    return found
+    regular = not facts.irregular and facts.window == Window.of(facts.spec)
+    return [
+        _of_regular_chunks(facts, blocks, settings, longest)
+        if regular and i == facts.leading
+        else _of_any_chunks(facts, blocks, group)
+        for i, group in enumerate(facts.groups)
+    ]
 
 
 def resident_bounds(facts: ClipFacts, settings: PlanSettings) -> list[int]:
@@ -67,15 +71,22 @@ def _of_any_chunks(facts: ClipFacts, blocks: BlockSizes, group: GroupFacts) -> i
     # Each clip holds, at most, what it uses and the rest of a chunk …
     single = clips * -(-(span + tail) // step)
     # … and a stretch, from its first start on, what all of it uses and the rest of a chunk. At a
-    # run's end that rest is not loaded. Between two parts of one run it may be.
+    # run's end that rest is not loaded; between two parts of one run it may be.
     counted = -(-(place + clip - 1) * stride // clip)
     most = max(1, min(clips, (place + clip - 1 + gap) // (clip + gap)))
-    number = np.arange(1, most + 1)
-    tails = number if facts.num_rows > facts.num_episodes else 1
-    frames = counted - (number - 1) * gap * stride // clip + number * (span - stride)
-    held = -(-(frames + tails * tail) // step) + (number - 1) * (step > 1)
-    whole = -(-facts.longest_episode // step)
-    return max(1, min(single, int(np.minimum(held, number * whole).max())))
+    parted = facts.num_rows > facts.num_episodes
+    whole = -(-facts.longest_episode // step)  # more than that is in no stretch
+
+    def held(number: int) -> int:
+        tails = number if parted else 1
+        frames = counted - (number - 1) * gap * stride // clip + number * (span - stride)
+        return -(-(frames + tails * tail) // step) + (number - 1) * (step > 1)
+
+    # `held` rises with the number of stretches or falls with it; how many frames they have rises.
+    if held(most) >= held(1):
+        return max(1, min(single, held(most), most * whole))
+    number = 1 + bisect_left(range(1, most), True, key=lambda n: n * whole >= held(n))
+    return max(1, min(single, max(min(held(number), number * whole), (number - 1) * whole)))
 
 
 def _of_regular_chunks(

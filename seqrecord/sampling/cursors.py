@@ -13,7 +13,7 @@ from seqrecord.clips import EpisodeTable, IntArray
 from seqrecord.sampling.blocks import BlockSizes
 from seqrecord.sampling.lines import Lines
 from seqrecord.sampling.needs import Blocks, Needs, RowsOfClips
-from seqrecord.sampling.runs import Runs, numbered
+from seqrecord.sampling.runs import Runs, merged, numbered
 from seqrecord.sampling.windows import Window
 
 __all__ = ["Cursors"]
@@ -125,7 +125,7 @@ class Cursors:
             owner, inside = numbered(np.where(high > low, np.maximum(number, 0), 0))
             bounds = first_clip[first_row[owner] + inside]
         flat = clips.T.ravel()  # by cursor and round: never falling
-        bounds = np.union1d(bounds, flat)
+        bounds = merged(bounds, flat)
         place = np.searchsorted(flat, bounds, side="right") - 1
         cursor, index = np.divmod(place, len(clips))
         some = index < len(clips) - 1

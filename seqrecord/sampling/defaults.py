@@ -93,8 +93,10 @@ def default_settings(
     spec, span, sizes, whole = facts.spec, facts.window.span, _block_sizes(facts), facts.whole_block
     if not settings.shuffle:
         wanted = max(settings.batch_size or 1, LEAST_BLOCK) * spec.stride
-        fits = [n for n in sizes if _by_cursor(facts, settings, frame_bytes, n) <= max_held]
-        return _one_cursor(settings, next((s for s in fits if s >= wanted), (fits or [1])[-1]))
+        enough = bisect_left(sizes, wanted)
+        tried = sizes[: enough + 1][::-1]  # the one that is enough, then smaller ones
+        fits = (n for n in tried if _by_cursor(facts, settings, frame_bytes, n) <= max_held)
+        return _one_cursor(settings, next(fits, 1))
     buffer = min(shuffle_buffer or MOST_CLIPS, MOST_CLIPS)
     share = -(-facts.num_clips // num_parts)
     if given is None and share <= min(FIRST_ROUND, buffer):

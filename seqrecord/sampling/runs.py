@@ -18,7 +18,7 @@ from seqrecord.clips import ClipTable, IntArray
 from seqrecord.grids import ChunkGrid
 from seqrecord.sampling.random_order import hash64, key_of, permutation
 
-__all__ = ["Runs", "numbered", "shuffle_runs"]
+__all__ = ["Runs", "merged", "numbered", "shuffle_runs"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +75,7 @@ class Runs:
     def cut(self, cuts: IntArray) -> Runs:
         """The same clips, with a new run at each of `cuts`: int64, ascending, counted in clips."""
         cuts = cuts[(cuts > 0) & (cuts < self.num_clips)]
-        bounds = np.union1d(self.first_clip, cuts)
+        bounds = merged(self.first_clip, cuts)
         row, start = self.find(bounds)
         run = self.run[row] + np.searchsorted(cuts, bounds, side="right")
         count = np.diff(bounds, append=self.num_clips)
@@ -111,6 +111,13 @@ def numbered(counts: IntArray) -> tuple[IntArray, IntArray]:
     return owner, np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
 
 
+def merged(one: IntArray, other: IntArray) -> IntArray:
+    """The numbers that are in one of two ascending arrays, in ascending order, once each."""
+    both = np.sort(np.concatenate((one, other)), kind="stable")  # which merges them
+    found: IntArray = both[np.diff(both, prepend=both[:1] - 1) != 0]
+    return found
+
+
 def shuffle_runs(
     runs: Runs, run_frames: int | None, grid: ChunkGrid, key: int, *, num_cursors: int
 ) -> Runs:
@@ -139,7 +146,7 @@ def shuffle_runs(
     np.add.at(run_clips, runs.run, runs.count)
     wanted = run_clips[runs.run[row]] > length
     even = num_cursors == 1 or (
-        len(np.unique(run_clips)) == 1 and len(run_clips) % num_cursors == 0
+        bool((run_clips == run_clips[0]).all()) and len(run_clips) % num_cursors == 0
     )
     wanted[0] = not even
     cuts = runs.snap(places[wanted], grid)
