@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, default_collate
 
 import seqrecord
 from seqrecord import ClipError, SeqRecordDataset, SeqRecordNode, SeqRecordPipe, SeqRecordStream
+from seqrecord.engine.arena import BufferPool
 from seqrecord.engine.shared_memory import can_share
 from seqrecord.pipes import collating
 from seqrecord.reading.chunks import ChunkReader
@@ -53,6 +54,9 @@ def test_values_are_those_of_default_collate() -> None:
             "flag": i > 1,
             "nested": {"pose": torch.full((7,), i)},
             "nothing": torch.empty(0, 3),
+            "half": torch.full((3,), i, dtype=torch.bfloat16),
+            "strided": torch.arange(12).reshape(3, 4).T[:, i],
+            "grid": torch.arange(12).reshape(3, 4).T,
         }
         for i in range(3)
     ]
@@ -141,6 +145,27 @@ def test_shuffled_clips_are_copied_into_memory_that_is_used_again(path: Path) ->
         seen.append(address(batch))
     assert sorted(found) == possible_clips(FEATURES, 3)
     assert len(set(seen[:-1])) <= 3
+
+
+def test_the_memory_of_shuffled_clips_is_used_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a batch drops more of them at once than an engine has in use by itself."""
+    made: list[int] = []
+    allocate = BufferPool._allocate
+
+    def counting(self: Any) -> Any:
+        made.extend([1] * (self._shape[0] == 1))
+        return allocate(self)
+
+    monkeypatch.setattr(BufferPool, "_allocate", counting)
+    size = 9
+    pipe: Any = SeqRecordPipe(path, **{**CLIPS, "features": ["image"]})
+    for clips in pipe.shuffle(buffer_size=size).batch(size):
+        seqrecord.collate(clips)
+        del clips
+    # In the shuffle's buffer, in the batch that is made and the one before, and in the engine.
+    assert len(made) <= 3 * size + 6
 
 
 def test_a_batch_that_is_kept_stays_as_it_is(path: Path) -> None:

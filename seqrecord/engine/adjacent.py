@@ -25,6 +25,8 @@ from seqrecord.engine.arena import BufferPool
 
 __all__ = ["AdjacentPool", "divide", "join"]
 
+_BATCHES = 3  # whose clips are kept when nobody uses them: a batch of them is dropped at once
+
 
 def join(clips: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """One tensor [clips, …] on the memory of these, if they lie side by side in one slab.
@@ -40,10 +42,8 @@ def join(clips: Sequence[torch.Tensor]) -> torch.Tensor | None:
         return None
     if all(at is slab and other == row + i for i, (at, other) in enumerate(found)):
         return first.as_strided((len(clips), *first.shape), (first.numel(), *first.stride()))
-    pool, number = slab.pool(), slab.first + row
-    numbers = [at.first + i for at, i in found if at is not None and at.pool() is pool]
-    if pool is not None and numbers == list(range(number, number + len(clips))):
-        pool.learn(number, len(clips))
+    if (pool := slab.pool()) is not None:
+        pool.learn([at.first + i for at, i in found if at is not None and at.pool() is pool])
     return None
 
 
@@ -94,13 +94,17 @@ class AdjacentPool(BufferPool):
     def release(self, array: npt.NDArray[Any]) -> None:
         """Nothing to do: a slab is used again when nothing refers to it any more."""
 
-    def learn(self, first: int, count: int) -> None:
-        """The `count` clips from number `first` on are a batch, and did not lie in one slab."""
+    def learn(self, numbers: Sequence[int]) -> None:
+        """The clips of these numbers are a batch, and did not lie side by side."""
+        count = len(numbers)
+        self._slabs.keep(_BATCHES * count // self._length)
+        if list(numbers) != list(range(numbers[0], numbers[0] + count)):
+            return  # they were shuffled, or others were left out
         # Fewer than before may be the rest of an epoch: they must come twice.
         if count > self._length or (count < self._length and count == self._asked):
             self._length, self._slabs = count, self._make(count)
         self._asked = count
-        self._origin = first + count
+        self._origin = numbers[0] + count
 
     def _begin(self, first: int) -> torch.Tensor:
         """A slab as a tensor [clips, …]. Its first row is that of clip `first`."""
