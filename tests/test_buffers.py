@@ -6,7 +6,7 @@ Tests of a device run on every kind of stream that there is here, see `side_stre
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,10 +17,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqrecord.engine.arena import Arena, Place, page_aligned
-from seqrecord.engine.batches import Batch, BatchBuilder, Copy, HostBatchBuilder, batch_pools
-from seqrecord.engine.buffers import Buffers, HostBuffers, Needs
+from seqrecord.engine.batches import (
+    Batch,
+    BatchBuilder,
+    Copy,
+    HostBatchBuilder,
+    Source,
+    batch_pools,
+)
+from seqrecord.engine.buffers import Buffers, ChunkBuffers, GroupNeeds, HostBuffers, Needs
 from seqrecord.engine.device.arena import DeviceArena
 from seqrecord.engine.device.buffers import DeviceBatchBuilder, DeviceBuffers
+from seqrecord.engine.device.staging import Staging
 from seqrecord.engine.device.streams import RunAhead, find_device, streams_of
 from seqrecord.engine.stats import EngineStats
 from seqrecord.reading.frames import ArraySpec
@@ -36,18 +44,28 @@ SPECS = {
     "step": ArraySpec(np.dtype("<i8"), ()),
 }
 FIXED = [name for name, spec in SPECS.items() if spec.is_fixed]
+GROUPS = [("image", "note"), ("flow", "empty", "flag"), ("short", "step")]
 NUM_ROWS, CLIP_LEN = 12, 2
+LENGTHS = dict.fromkeys(SPECS, CLIP_LEN)
+
+
+def needs_of(
+    groups: Sequence[Iterable[str]], num_rows: int, size: int, device: Any = None
+) -> Needs:
+    """What batches of `size` clips need, of features in these groups."""
+    rows = tuple(GroupNeeds({name: SPECS[name] for name in group}, num_rows) for group in groups)
+    return Needs(rows, SPECS, LENGTHS, size, 4, device)
 
 
 @contextmanager
-def make(kind: str) -> Iterator[Buffers[Any]]:
+def make(kind: str, groups: Sequence[Iterable[str]] = (SPECS,)) -> Iterator[Buffers[Any]]:
     """Buffers on the host, or on a device with a stream of this kind."""
     if kind == "host":
-        yield HostBuffers(Needs(SPECS, NUM_ROWS, 4, CLIP_LEN, 4))
+        yield HostBuffers(needs_of(groups, NUM_ROWS, 4))
         return
     device, stream = find_device("cpu" if kind == "late" else kind), make_stream(kind)
     with streams_of(device.type, lambda _: stream):
-        yield DeviceBuffers(Needs(SPECS, NUM_ROWS, 4, CLIP_LEN, 4, device))
+        yield DeviceBuffers(needs_of(groups, NUM_ROWS, 4, device))
 
 
 class OneThread:
@@ -87,8 +105,13 @@ def write(
     return nbytes
 
 
-def gather(builder: BatchBuilder[Any], arena: Any, clips: list[list[int]], first: int) -> int:
-    nbytes = builder.gather(arena, np.array(clips), OneThread())
+def gather(
+    builder: BatchBuilder[Any], sources: Sequence[tuple[Any, list[list[int]]]], first: int
+) -> int:
+    """Gather clips from rows of arenas."""
+    clips = sources[0][1]
+    parts = [Source(arena, np.array(rows)) for arena, rows in sources]
+    nbytes = builder.gather(first, parts, OneThread())
     builder.append(np.arange(first, first + len(clips)), np.full(len(clips), 7))
     return nbytes
 
@@ -111,37 +134,54 @@ def check(batch: Batch, clips: list[list[int]], device: torch.device) -> None:
 
 @settings(deadline=None)
 @given(data=st.data())
+@pytest.mark.parametrize("groups", [[list(SPECS)], GROUPS], ids=["one group", "three groups"])
 @pytest.mark.parametrize("kind", ["host", *STREAMS])
-def test_what_is_gathered_was_loaded(kind: str, data: st.DataObject) -> None:
-    """Against a model, with rows that are loaded again and again while batches are under way."""
-    with make(kind) as buffers:
+def test_what_is_gathered_was_loaded(
+    kind: str, groups: list[list[str]], data: st.DataObject
+) -> None:
+    """Against a model, with rows that are loaded again and again while batches are under way.
+
+    Each group's arena gets the same frames, in other loads and other rows.
+    """
+    with make(kind, groups) as buffers:
         stats = EngineStats()
         buffers.begin(stats)
-        held: dict[int, int] = {}  # row: number of its frame
-        loaded = crossed = 0
+        held: list[dict[int, int]] = [{} for _ in groups]  # by group: row of a frame, by its number
+        crossed = 0
         under_way: list[tuple[Batch, list[list[int]]]] = []
-        for _ in range(data.draw(st.integers(1, 6))):
-            for _ in range(data.draw(st.integers(1, 3))):
-                first, count = data.draw(st.integers(0, NUM_ROWS - 1)), data.draw(st.integers(1, 5))
-                rows = (first + np.arange(count)) % NUM_ROWS  # around the ring's end
-                numbers = list(range(loaded, loaded := loaded + count))
-                held.update(zip(rows.tolist(), numbers, strict=True))
-                place = Place(buffers.arena, np.arange(count), rows)
-                with buffers.storing([place]) as [target]:
-                    assert target.frames.tolist() == list(range(count))
-                    crossed += write(target.target, target.rows.tolist(), numbers)
-            clip = st.lists(st.sampled_from(sorted(held)), min_size=CLIP_LEN, max_size=CLIP_LEN)
+        for turn in range(data.draw(st.integers(1, 6))):
+            some = list(range(5 * turn, 5 * turn + data.draw(st.integers(1, 5))))
+            for group, arena, rows_of in zip(groups, buffers.arenas, held, strict=True):
+                numbers = list(some)
+                row = data.draw(st.integers(0, NUM_ROWS - 1))
+                while numbers:
+                    count = data.draw(st.integers(1, len(numbers)))
+                    part, numbers = numbers[:count], numbers[count:]
+                    rows = (row + np.arange(count)) % NUM_ROWS  # around the ring's end
+                    row += count
+                    for number in [n for n, at in rows_of.items() if at in rows]:
+                        del rows_of[number]
+                    rows_of.update(zip(part, rows.tolist(), strict=True))
+                    with buffers.storing([Place(arena, np.arange(count), rows)]) as [target]:
+                        assert target.frames.tolist() == list(range(count))
+                        crossed += write(target.target, target.rows.tolist(), part, group)
+            common = sorted(set.intersection(*map(set, held)))
+            clip = st.lists(st.sampled_from(common), min_size=CLIP_LEN, max_size=CLIP_LEN)
             clips = data.draw(st.lists(clip, min_size=1, max_size=4))
             builder = buffers.begin_batch(len(clips))
             cut, done = data.draw(st.integers(0, len(clips))), 0
-            for part in (clips[:cut], clips[cut:]):
-                if part:
+            for gathered in (clips[:cut], clips[cut:]):
+                if gathered:
                     assert not builder.is_full
-                    nbytes = gather(builder, buffers.arena, part, done)
-                    assert nbytes == (0 if kind == "host" else 8 * CLIP_LEN * len(part))
-                    done += len(part)
+                    sources = [
+                        (arena, [[rows_of[number] for number in numbers] for numbers in gathered])
+                        for arena, rows_of in zip(buffers.arenas, held, strict=True)
+                    ]
+                    nbytes = 8 * CLIP_LEN * len(gathered) * len(groups)
+                    assert gather(builder, sources, done) == (0 if kind == "host" else nbytes)
+                    done += len(gathered)
             assert builder.is_full
-            under_way.append((builder.finish(), [[held[row] for row in rows] for rows in clips]))
+            under_way.append((builder.finish(), clips))
         device = buffers.needs.device or torch.device("cpu")
         for batch, numbers_of in under_way:
             check(batch, numbers_of, device)
@@ -153,16 +193,17 @@ def test_what_is_gathered_was_loaded(kind: str, data: st.DataObject) -> None:
 def test_a_batch_of_several_arenas(kind: str) -> None:
     """Of two data sets, and of two arenas that hold different features of one."""
     stream = make_stream("cpu" if kind == "host" else kind)
+    staging = Staging(stream)
     some = {name: SPECS[name] for name in ("flow", "note")}
     rest = {name: spec for name, spec in SPECS.items() if name not in some}
     arenas: list[Any] = [
-        Arena(specs, 4) if kind == "host" else DeviceArena(specs, 4, stream)
+        Arena(specs, 4) if kind == "host" else DeviceArena(specs, 4, staging)
         for specs in (SPECS, some, rest)
     ]
     builder: BatchBuilder[Any] = (
-        HostBatchBuilder(3, SPECS, batch_pools(SPECS, 3, CLIP_LEN, keep=1))
+        HostBatchBuilder(3, SPECS, batch_pools(SPECS, 3, LENGTHS, keep=1))
         if kind == "host"
-        else DeviceBatchBuilder(3, CLIP_LEN, SPECS, stream, RunAhead())
+        else DeviceBatchBuilder(3, LENGTHS, SPECS, stream, RunAhead())
     )
     for arena, numbers in zip(arenas, ([0, 1, 2, 3], [4, 5, 6, 7], [4, 5, 6, 7]), strict=True):
         if isinstance(arena, Arena):
@@ -171,25 +212,23 @@ def test_a_batch_of_several_arenas(kind: str) -> None:
             with arena.stage(np.arange(4)) as staged:
                 write(staged, range(4), numbers, arena.specs)
                 staged.store()
-    gather(builder, arenas[0], [[1, 0]], 0)
-    for arena in arenas[1:]:
-        builder.gather(arena, np.array([[2, 2]]), OneThread())
-    builder.append(np.array([1]), np.array([7]))
-    gather(builder, arenas[0], [[2, 3]], 2)
+    gather(builder, [(arenas[0], [[1, 0]])], 0)
+    gather(builder, [(arenas[1], [[2, 2]]), (arenas[2], [[2, 2]])], 1)
+    gather(builder, [(arenas[0], [[2, 3]])], 2)
     assert builder.is_full
     check(builder.finish(), [[1, 0], [6, 6], [2, 3]], stream.device)
 
 
 def test_the_arena_of_a_device_takes_what_that_of_the_host_takes() -> None:
     fixed = {name: SPECS[name] for name in FIXED}
-    assert DeviceArena(SPECS, 7, make_stream("cpu")).nbytes == Arena(fixed, 7).nbytes
+    assert DeviceArena(SPECS, 7, Staging(make_stream("cpu"))).nbytes == Arena(fixed, 7).nbytes
 
 
 def test_a_load_that_fails_stores_nothing() -> None:
     with make("late") as buffers:
         stats = EngineStats()
         buffers.begin(stats)
-        place = Place(buffers.arena, np.arange(2), np.arange(2))
+        place = Place(buffers.arenas[0], np.arange(2), np.arange(2))
         with pytest.raises(ZeroDivisionError), buffers.storing([place]):
             raise ZeroDivisionError
         buffers.end()
@@ -198,12 +237,12 @@ def test_a_load_that_fails_stores_nothing() -> None:
 
 def test_the_consumer_is_given_all_of_a_batch() -> None:
     stream = LateStream()
-    arena = DeviceArena(SPECS, 4, stream)
+    arena = DeviceArena(SPECS, 4, Staging(stream))
     with arena.stage(np.arange(4)) as staged:
         write(staged, range(4), [0, 1, 2, 3])
         staged.store()
-    builder = DeviceBatchBuilder(2, CLIP_LEN, SPECS, stream, RunAhead())
-    gather(builder, arena, [[0, 1], [2, 3]], 0)
+    builder = DeviceBatchBuilder(2, LENGTHS, SPECS, stream, RunAhead())
+    gather(builder, [(arena, [[0, 1], [2, 3]])], 0)
     batch = builder.finish()
     batch.arrive()
     (tensors,) = stream.given
@@ -215,7 +254,7 @@ def test_batches_do_not_outrun_the_device_of_the_consumer() -> None:
     """A batch begins only when the device has come to the last but two that were taken."""
     waited: list[int] = []
     with streams_of("cpu", lambda _: OutrunStream(waited)):
-        buffers = DeviceBuffers(Needs(SPECS, 4, 1, CLIP_LEN, 4, torch.device("cpu")))
+        buffers = DeviceBuffers(needs_of([SPECS], 4, 1, torch.device("cpu")))
     for number in range(6):
         buffers.begin_batch(1).finish().arrive()
         assert waited == list(range(max(0, number - 2)))
@@ -230,3 +269,18 @@ def test_memory_begins_at_a_page(shape: tuple[int, ...], dtype: str) -> None:
     assert not array.size or array.ctypes.data % mmap.PAGESIZE == 0
     array[...] = 7
     assert (array == 7).all()
+
+
+def test_room_for_chunks_grows_only_where_none_is_large_enough() -> None:
+    chunks = ChunkBuffers()
+    small, large = chunks.acquire(10), chunks.acquire(100)
+    chunks.release(large)
+    chunks.release(small)
+    assert chunks.acquire(8) is small
+    assert chunks.acquire(8) is large
+    chunks.release(small)
+    chunks.release(large)
+    larger = chunks.acquire(101)  # in the place of one of the two
+    assert len(larger) == 101
+    assert chunks.acquire(1) is small
+    assert len(chunks.acquire(1)) == 1

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,10 +26,11 @@ __all__ = [
     "Copiers",
     "Copy",
     "HostBatchBuilder",
+    "Source",
     "batch_pools",
 ]
 
-_ArenaT = TypeVar("_ArenaT", contravariant=True)
+_ArenaT = TypeVar("_ArenaT")
 
 _COPY_BYTES = 4 << 20  # at least so many in one call
 _BYTE = np.dtype(np.uint8)
@@ -68,23 +69,30 @@ class Copiers(Protocol):
         """Make copies; all are made when it returns."""
 
 
+@dataclass(frozen=True, eq=False)
+class Source(Generic[_ArenaT]):
+    """Where some clips' frames of an arena's features are: `rows`, int64 [clips, frames]."""
+
+    arena: _ArenaT
+    rows: npt.NDArray[np.int64]
+
+
 class BatchBuilder(Protocol[_ArenaT]):
     """A batch while clips are gathered from arenas into it, one after the other.
 
-    `HostBatchBuilder` and `DeviceBatchBuilder` do so. Clips may come from any arena whose features
-    the batch has: that of a data set, or of some of its features, when `gather` is called for each
-    of these before `append`.
+    `HostBatchBuilder` and `DeviceBatchBuilder` do so. Clips may come from any arenas that together
+    have the features of the batch: those of the groups of a data set.
     """
 
     @property
     def is_full(self) -> bool:
         """Whether all clips are there."""
 
-    def gather(self, arena: _ArenaT, rows: npt.NDArray[np.int64], copiers: Copiers) -> int:
-        """Copy the features that an arena holds of the next clips.
+    def gather(self, slot: int, sources: Sequence[Source[_ArenaT]], copiers: Copiers) -> int:
+        """Copy clips, which go to `slot` and those after it, from the arenas of their features.
 
-        Their frames are in these rows, int64 [clips, frames], which may be loaded into again when
-        this returns. Returns how many bytes that brings to a device.
+        Clips with a feature of variable shape come in the order of their slots. The rows may be
+        loaded into again when this returns. Returns how many bytes that brings to a device.
         """
 
     def append(self, episode: npt.NDArray[np.int64], start: npt.NDArray[np.int64]) -> None:
@@ -124,8 +132,8 @@ class ClipNames:
 class HostBatchBuilder:
     """A batch of `size` clips in buffers of these pools, see `batch_pools`.
 
-    Either clips are gathered, see `BatchBuilder`, or their frames are loaded straight into `rows`,
-    in any order; then `names` says what was.
+    Features are gathered, see `BatchBuilder`, or their frames are loaded straight into `rows`, in
+    any order; then `names` says of which clips.
     """
 
     def __init__(
@@ -159,12 +167,12 @@ class HostBatchBuilder:
             name: buffer.reshape(-1, *buffer.shape[2:]) for name, buffer in self._buffers.items()
         }
 
-    def gather(self, arena: Arena, rows: npt.NDArray[np.int64], copiers: Copiers) -> int:
-        flat = rows.reshape(-1)
-        copiers.copy(self._copies(arena, flat, len(rows), copiers.num_threads))
-        for name in arena.specs.keys() & self._variable.keys():
-            for frame in arena.find_list(name, flat):
-                self._variable[name].append(frame)
+    def gather(self, slot: int, sources: Sequence[Source[Arena]], copiers: Copiers) -> int:
+        copiers.copy(self._copies(slot, sources, copiers.num_threads))
+        for source in sources:
+            for name in source.arena.specs.keys() & self._variable.keys():
+                for frame in source.arena.find_list(name, source.rows.reshape(-1)):
+                    self._variable[name].append(frame)
         return 0
 
     def append(self, episode: npt.NDArray[np.int64], start: npt.NDArray[np.int64]) -> None:
@@ -179,22 +187,25 @@ class HostBatchBuilder:
         }
         return Batch(features, self.names.episode, self.names.start)
 
-    def _copies(
-        self, arena: Arena, rows: npt.NDArray[np.int64], num_clips: int, threads: int
-    ) -> Iterator[Copy]:
-        """Copies that together append clips to all buffers: large ones first, then smaller.
+    def _copies(self, slot: int, sources: Sequence[Source[Arena]], threads: int) -> Iterator[Copy]:
+        """Copies that together put clips into all buffers: large ones first, then smaller.
 
         So threads that take one after the other finish together, with few calls: after each a
         thread must get the GIL again, which other threads may hold for a while.
         """
-        first = self.names.count
-        parts = {
-            name: self._buffers[name][first : first + num_clips]
-            for name in arena.specs
+        parts = [
+            (
+                self._buffers[name][slot : slot + len(source.rows)],
+                name,
+                source.arena,
+                source.rows.reshape(-1),
+            )
+            for source in sources
+            for name in source.arena.specs
             if name in self._buffers
-        }
-        left = sum(part.nbytes for part in parts.values())
-        for name, part in sorted(parts.items(), key=lambda item: -item[1].nbytes):
+        ]
+        left = sum(part.nbytes for part, *_ in parts)
+        for part, name, arena, rows in sorted(parts, key=lambda item: -item[0].nbytes):
             frames = part.reshape(len(rows), *part.shape[2:])
             nbytes = max(1, self._specs[name].nbytes)
             start = 0
@@ -207,9 +218,14 @@ class HostBatchBuilder:
 
 
 def batch_pools(
-    specs: Mapping[str, ArraySpec], size: int, length: int, keep: int, *, shared: bool = False
+    specs: Mapping[str, ArraySpec],
+    size: int,
+    lengths: Mapping[str, int],
+    keep: int,
+    *,
+    shared: bool = False,
 ) -> dict[str, BufferPool]:
-    """A pool for each feature, of memory for `size` clips of `length` frames.
+    """A pool for each feature, of memory for `size` clips; `lengths` are their frames by feature.
 
     Single clips may be joined to batches, see `engine.adjacent`.
     With `shared`, batches can be sent to another process without being copied. Frames of a variable
@@ -218,6 +234,7 @@ def batch_pools(
     pool = SharedBufferPool if shared and can_share() else BufferPool
     pools = {}
     for name, spec in specs.items():
+        length = lengths[name]
         if spec.is_fixed:
             make = partial(_array_pool, pool, (length, *spec.shape), spec.dtype, keep)
             pools[name] = AdjacentPool(make) if size == 1 else make(size)

@@ -7,6 +7,8 @@ where. The next iteration takes it over, for memory is expensive to touch anew.
 from __future__ import annotations
 
 import os
+import threading
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,19 +24,27 @@ from seqrecord.engine.batches import BatchBuilder, HostBatchBuilder, batch_pools
 from seqrecord.engine.stats import EngineStats
 from seqrecord.reading.frames import ArraySpec
 
-__all__ = ["Buffers", "ChunkBuffers", "HostBuffers", "KeptBuffers", "Needs"]
+__all__ = ["Buffers", "ChunkBuffers", "GroupNeeds", "HostBuffers", "KeptBuffers", "Needs"]
 
 _ArenaT = TypeVar("_ArenaT")
+
+
+@dataclass(frozen=True)
+class GroupNeeds:
+    """Rows for the frames of a group of features."""
+
+    specs: Mapping[str, ArraySpec]
+    num_rows: int  # of the arena; 0 for an iteration whose loads go straight into batches
 
 
 @dataclass(frozen=True)
 class Needs:
     """What an iteration needs memory for: rows of frames, and batches of clips."""
 
-    specs: Mapping[str, ArraySpec]
-    num_rows: int  # of the arena; 0 for an iteration whose loads go straight into batches
+    groups: tuple[GroupNeeds, ...]
+    specs: Mapping[str, ArraySpec]  # of the features of batches, in their order
+    lengths: Mapping[str, int]  # frames of each of them in a clip
     batch_size: int  # clips
-    clip_len: int
     num_batches: int  # that are ever in use at a time
     device: torch.device | None = None  # with its number; `None` for the host, without staging
     shared: bool = False  # batches are sent to another process
@@ -44,34 +54,32 @@ class ChunkBuffers:
     """Arrays for chunks as they are stored, one for each load under way; they grow as needed."""
 
     def __init__(self) -> None:
-        self._idle: deque[npt.NDArray[np.uint8]] = deque()
+        self._lock = threading.Lock()
+        self._idle: list[npt.NDArray[np.uint8]] = []  # from the smallest to the largest
 
     def acquire(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """An array of at least so many bytes; release it when nothing refers to it any more."""
-        try:
-            found = self._idle.pop()
-        except IndexError:
-            return np.empty(nbytes, np.uint8)
-        if len(found) < nbytes:
-            del found  # before its successor is there: both would be more than the limit
-            found = np.empty(nbytes, np.uint8)
-        return found
+        with self._lock:
+            fitting = bisect_left(self._idle, nbytes, key=len)
+            if fitting < len(self._idle):
+                return self._idle.pop(fitting)
+            if self._idle:  # before its successor is there: both would be more than the limit
+                self._idle.pop()
+        return np.empty(nbytes, np.uint8)
 
     def release(self, buffer: npt.NDArray[np.uint8]) -> None:
-        self._idle.append(buffer)
+        with self._lock:
+            insort(self._idle, buffer, key=len)
 
 
 class Buffers(Protocol[_ArenaT]):
-    """The memory of an iteration. Methods are called by any of its threads.
-
-    One arena has all features of one data set. Features that get chunks of their own, or several
-    data sets, would have an arena each here: places and builders are told which one is meant.
-    """
+    """The memory of an iteration. Methods are called by any of its threads."""
 
     needs: Needs
     chunks: ChunkBuffers
-    arena: _ArenaT
-    """Where `Place`s of loads are, and what a `BatchBuilder` gathers from."""
+    arenas: Sequence[_ArenaT]
+    """One a group of features: where `Place`s of loads are, and what a `BatchBuilder` gathers
+    from."""
 
     def begin(self, stats: EngineStats) -> None:
         """Called first, by the scheduler's thread. `stats` counts what crosses to a device."""
@@ -96,11 +104,13 @@ class HostBuffers:
     def __init__(self, needs: Needs) -> None:
         self.needs = needs
         self.chunks = ChunkBuffers()
-        self.arena = Arena(needs.specs, needs.num_rows)
+        self.arenas: Sequence[Arena] = [
+            Arena(group.specs, group.num_rows) for group in needs.groups
+        ]
         self._pools = batch_pools(
             needs.specs,
             needs.batch_size,
-            needs.clip_len,
+            needs.lengths,
             keep=needs.num_batches,
             shared=needs.shared,
         )

@@ -1,11 +1,14 @@
 """Clips that do not overlap: every frame is loaded straight into the one clip that has it.
 
-So there is no arena and no copying; what bounds the loads that run ahead is how many batches are
-built at a time::
+So there is no copying; what bounds the loads that run ahead is how many batches are built at a
+time::
 
     chunks              [      a      ][      b      ][      c      ]
     batch 0             a a a a b b b b
     batch 1                                     c c c c …
+
+Groups of features with longer chunks, of which frames are for clips of later rounds, have an arena
+all the same, and are copied from there into the batches that are being built.
 """
 
 from __future__ import annotations
@@ -14,35 +17,42 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import pairwise
+from time import perf_counter
 
 import numpy as np
 import numpy.typing as npt
 
 from seqrecord.clips import ClipSpec
+from seqrecord.engine.ahead import LoadedRound, RoundsAhead
 from seqrecord.engine.arena import Place
 from seqrecord.engine.batches import Batch, HostBatchBuilder
 from seqrecord.engine.buffers import HostBuffers
-from seqrecord.engine.loading import Load, each_load, first_uses, frame_key
+from seqrecord.engine.loads import Load, each_load, first_uses, frame_key
 from seqrecord.engine.scheduler import Channel, WorkerPool
-from seqrecord.sampling import Clips, EpochPlan, Round
+from seqrecord.sampling import Clips, EpochPlan, Round, Window
 
 __all__ = ["DisjointExecutor"]
 
 
 @dataclass
 class _Open:
-    """A batch being built, its loads, and how many of its frames no load brings yet."""
+    """A batch being built, its loads, and how much is still to come.
+
+    That is counted in frames that no load brings yet, and clips that are not gathered yet.
+    """
 
     builder: HostBatchBuilder
-    unloaded: int
+    missing: int
     loads: list[Future[None]] = field(default_factory=list)
 
 
 class DisjointExecutor:
-    """Executes a plan whose clips do not overlap, `EpochPlan.is_disjoint`.
+    """Executes a plan whose clips do not overlap, `EpochPlan.disjoint_groups`.
 
-    The channel lets at least `plan.most_batches` be built at a time, or it would wait for ever:
-    a load may bring frames of as many.
+    Groups whose arena has no rows are loaded straight into batches. The channel lets at least
+    `plan.most_batches` be built at a time, or it would wait for ever: a load may bring frames of as
+    many.
     """
 
     def __init__(
@@ -53,14 +63,18 @@ class DisjointExecutor:
         workers: WorkerPool,
         channel: Channel[Batch],
     ) -> None:
-        # A part without clips needs no rows of an arena either.
-        assert plan.is_disjoint or not plan.num_clips, "overlapping clips go through the arena"
         self._plan = plan
-        (self._group,) = plan.groups
         self._spec = spec
         self._buffers = buffers
         self._workers = workers
         self._channel = channel
+        self._direct = [not arena.num_rows for arena in buffers.arenas]
+        # A part without clips needs no rows of an arena either.
+        assert not plan.num_clips or all(
+            is_disjoint or not direct
+            for is_disjoint, direct in zip(plan.disjoint_groups, self._direct, strict=True)
+        ), "overlapping clips go through an arena"
+        self._rounds = RoundsAhead(plan, spec, buffers.arenas, workers)
         self._open: deque[_Open] = deque()
         self._next = 0  # the batch to open next
 
@@ -68,40 +82,51 @@ class DisjointExecutor:
         """See `Executor`."""
         first_round, skip = self._plan.locate(batch)
         self._next = batch
-        for current in self._plan.rounds(first_round):
-            for load, clip in self._loads(current, skip):
-                self._start(load, clip, current.clips)
+        for loaded in self._rounds.run(first_round):
+            current = loaded.round
+            for load, window, clip in self._loads(current, skip):
+                self._start(load, window, clip, current.clips)
+            if not all(self._direct):
+                self._gather(loaded, skip)
             skip = 0
         while self._open:
             self._finish()
 
-    def _loads(self, current: Round, skip: int) -> Iterator[tuple[Load, npt.NDArray[np.int64]]]:
-        """Loads in the order in which clips need them, and each frame's clip, int64[count].
+    def _loads(
+        self, current: Round, skip: int
+    ) -> Iterator[tuple[Load, Window, npt.NDArray[np.int64]]]:
+        """Loads into batches in the order in which clips need them, and each frame's clip.
 
-        That is a number in the round, or -1 for a frame of none, or of those before `skip`.
+        That is a number in the round, or -1 for a frame of none, or of those before `skip`;
+        int64[count].
         """
-        clips, step = current.clips, self._group.window.frame_step
-        (group,) = current.groups
-        uses = first_uses(group.loads, clips, span=self._spec.span, frame_step=step)
+        clips = current.clips
         places = frame_key(clips.run, clips.start)
         order = np.argsort(places)
         in_order = places[order]
-        loads = each_load(group.loads)
-        for i in np.argsort(uses, kind="stable").tolist():
-            frames = loads[i].first + np.arange(loads[i].count) * step
-            sought = frame_key(np.int64(loads[i].run), frames)
+        loads: list[tuple[int, Window, Load]] = []
+        for group, todo, direct in zip(
+            self._plan.groups, current.groups, self._direct, strict=True
+        ):
+            if direct:
+                uses = first_uses(todo.loads, clips, group.window).tolist()
+                each = each_load(group.group, todo.loads)
+                loads += [(use, group.window, load) for use, load in zip(uses, each, strict=True)]
+        for _, window, load in sorted(loads, key=lambda item: item[0]):
+            frames = load.first + np.arange(load.count) * window.frame_step
+            sought = frame_key(np.int64(load.run), frames - window.offset)
             before = np.searchsorted(in_order, sought, side="right") - 1
             clip = order[before]
-            inside = (before >= 0) & (sought < places[clip] + self._spec.span) & (clip >= skip)
+            inside = (before >= 0) & (sought < places[clip] + window.span) & (clip >= skip)
             if inside.any():
-                yield loads[i], np.where(inside, clip, -1)
+                yield load, window, np.where(inside, clip, -1)
 
-    def _start(self, load: Load, clip: npt.NDArray[np.int64], clips: Clips) -> None:
+    def _start(self, load: Load, window: Window, clip: npt.NDArray[np.int64], clips: Clips) -> None:
         """Have a load's frames brought into the batches of their clips."""
         frames = np.flatnonzero(clip >= 0)
         clip = clip[frames]
         batch, length = clips.batch[clip], self._spec.length
-        offset = load.first + frames * self._group.window.frame_step - clips.start[clip]
+        offset = load.first + frames * window.frame_step - window.offset - clips.start[clip]
         rows = clips.slot[clip] * length + offset // self._spec.dilation
         parts = [(self._batch(number), batch == number) for number in np.unique(batch).tolist()]
         places = []
@@ -112,27 +137,43 @@ class DisjointExecutor:
         done = self._workers.load(load, places)
         for item, mine in parts:
             item.loads.append(done)
-            item.unloaded -= int(mine.sum())
+            item.missing -= int(mine.sum())
+
+    def _gather(self, loaded: LoadedRound, skip: int) -> None:
+        """Copy what arenas have of a round's clips into their batches."""
+        clips = loaded.round.clips
+        edges = (np.flatnonzero(np.diff(clips.batch)) + 1).tolist()
+        for start, stop in pairwise([skip, *(e for e in edges if e > skip), len(clips)]):
+            if start < stop:
+                item = self._batch(int(clips.batch[start]))
+                sources = loaded.sources(start, stop)
+                begin = perf_counter()
+                item.builder.gather(int(clips.slot[start]), sources, self._workers)
+                self._workers.note_gather(begin, stop - start, 0)
+                item.missing -= stop - start
 
     def _batch(self, number: int) -> _Open:
         """An open batch; those before it are opened too."""
         while self._next <= number:
             while not self._channel.try_reserve():
-                if self._open and not self._open[0].unloaded:
+                if self._open and not self._open[0].missing:
                     self._finish()
                 else:
                     self._channel.reserve(self._next)
                     break
             size = self._plan.first_clip(self._next + 1) - self._plan.first_clip(self._next)
-            builder = self._buffers.begin_batch(size)
-            self._open.append(_Open(builder, size * self._spec.length))
+            missing = size * self._spec.length * sum(self._direct)
+            if not all(self._direct):
+                missing += size
+            self._open.append(_Open(self._buffers.begin_batch(size), missing))
             self._next += 1
-            self._workers.stats.hold(sum(item.builder.nbytes for item in self._open))
+            batches = sum(item.builder.nbytes for item in self._open)
+            self._workers.stats.hold(batches + self._rounds.resident_bytes)
         return self._open[number - self._next]
 
     def _finish(self) -> None:
         """Deliver the first open batch as soon as its frames are there."""
         item = self._open.popleft()
-        assert not item.unloaded, "the plan loads fewer frames than its clips have"
+        assert not item.missing, "the plan loads fewer frames than its clips have"
         self._workers.wait(item.loads)
         self._channel.put(item.builder.finish())

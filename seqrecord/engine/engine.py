@@ -17,7 +17,7 @@ import torch
 
 from seqrecord.clips import ClipSpec
 from seqrecord.engine.batches import Batch
-from seqrecord.engine.buffers import Buffers, HostBuffers, KeptBuffers, Needs
+from seqrecord.engine.buffers import Buffers, GroupNeeds, HostBuffers, KeptBuffers, Needs
 from seqrecord.engine.device.buffers import DeviceBuffers
 from seqrecord.engine.disjoint import DisjointExecutor
 from seqrecord.engine.loading import ChunkLoader
@@ -38,10 +38,11 @@ _PATIENCE = 1.0  # seconds; see `Scheduler.close`
 class Engine:
     """Runs one plan from one batch on: an iterator of batches.
 
-    Closing it, or dropping it, or leaving the interpreter, ends its threads. Memory: the arena
-    (`num_rows` frames), `prefetch` batches and those that the consumer still holds, and one chunk
-    for each load. With a `device`, arena and batches are there, and the host has, beside chunks,
-    the decoded frames of the loads under way and of two more that the device copies.
+    Closing it, or dropping it, or leaving the interpreter, ends its threads. Memory: an arena for
+    each group of the plan (`num_rows` frames), `prefetch` batches and those that the consumer still
+    holds, and one chunk for each load. With a `device`, arenas and batches are there, and the host
+    has, beside chunks, the decoded frames of the loads under way and of two more that the device
+    copies.
 
     `next` raises the error of a thread after the batches before it, with that thread's traceback.
     In a forked process it raises `ClipError`.
@@ -52,14 +53,14 @@ class Engine:
         plan: what to do.
         spec: the clips of the plan.
         batch: the first batch to deliver.
-        memory: rows of the arena, at least `max_resident_frames` of the plan's group, more let
-            loads run ahead; 0 for a plan whose clips do not overlap: frames are then loaded
-            straight into them.
-            `prefetch`: batches that are built or wait, without an arena `plan.most_batches`.
+        memory: rows of each group's arena, at least its `max_resident_frames`, more let loads run
+            ahead; 0 for a plan whose clips do not overlap: frames are then loaded straight into
+            them. `prefetch`: batches that are built or wait, without arenas `plan.most_batches`.
             Chunks to load at a time, and from storage that isn't a local disk more to hold.
         num_threads: for copying, and at most so many for loading.
-        frame_transform: called once for each frame, before the arena.
-        device: with its number, where the arena and batches are; the host by default.
+        frame_transform: called once for each frame, before the arena. The plan is that of one
+            group, whose arena has what it makes of frames; see `ChunkLoader`.
+        device: with its number, where arenas and batches are; the host by default.
         shared: the consumer sends the batches to another process.
         stats: counts what is done.
         kept: where memory comes from, and where it goes for the next iteration.
@@ -86,15 +87,25 @@ class Engine:
     ) -> None:
         self.stats = stats
         self._channel: Channel[Batch] = Channel(memory.prefetch, stats)
-        (group,), (num_rows,) = plan.groups, memory.num_rows
         size = plan.first_clip(1) if plan.num_batches else 1
         # Batches that are ever in use: those in the channel and the consumer's last two.
         batches = memory.prefetch + CONSUMER
-        needs = Needs(specs, num_rows, size, spec.length, batches, device, shared)
+        groups = tuple(
+            GroupNeeds(specs, num_rows)
+            for _, num_rows in zip(plan.groups, memory.num_rows, strict=True)
+        )
+        lengths = dict.fromkeys(specs, spec.length)
+        needs = Needs(groups, specs, lengths, size, batches, device, shared)
         buffers = kept.acquire(needs, HostBuffers if device is None else DeviceBuffers)
         stats.watch(dataset.storage.counters)
         loader = ChunkLoader(
-            dataset, buffers, group.window.frame_step, frame_transform, num_threads, stats
+            dataset,
+            buffers,
+            {group.group: group.window.frame_step for group in plan.groups},
+            plan.groups[plan.leading].group,
+            frame_transform,
+            num_threads,
+            stats,
         )
         workers = WorkerPool(
             loader,
@@ -104,7 +115,7 @@ class Engine:
             stats=stats,
         )
         executor: Executor
-        if isinstance(buffers, HostBuffers) and not num_rows:
+        if isinstance(buffers, HostBuffers) and not all(memory.num_rows):
             executor = DisjointExecutor(plan, spec, buffers, workers, self._channel)
         else:
             executor = OverlappingExecutor(plan, spec, buffers, workers, self._channel)

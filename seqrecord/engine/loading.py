@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips import IntArray
 from seqrecord.engine.arena import Place, Rows
 from seqrecord.engine.buffers import Buffers
+from seqrecord.engine.loads import Load
 from seqrecord.engine.stats import EngineStats
 from seqrecord.format.pages import aligned
 from seqrecord.reading.chunks import Chunk, Page
@@ -26,56 +26,13 @@ from seqrecord.reading.frames import (
     check_arrays,
 )
 from seqrecord.reading.reader import SeqRecordReader
-from seqrecord.sampling import Clips, Loads
 
-__all__ = ["ChunkLoader", "Fetched", "Load", "each_load", "first_uses", "frame_key"]
+__all__ = ["ChunkLoader", "Fetched"]
 
 # Raw pages of at least so many bytes are read straight into their rows. Smaller ones are read
 # together with their neighbours and copied; where every request costs, all but large ones are.
 _LEAST_STRAIGHT = 64 << 10
 _LEAST_STRAIGHT_REMOTE = 8 << 20
-
-_FRAMES = 1 << 40  # more than an episode has
-
-
-@dataclass(frozen=True)
-class Load:
-    """One row of a plan's `Loads`."""
-
-    cursor: int
-    run: int
-    episode: int
-    chunk: int
-    first: int
-    count: int
-
-
-def each_load(loads: Loads) -> list[Load]:
-    """The rows of `loads`."""
-    columns = (loads.cursor, loads.run, loads.episode, loads.chunk, loads.first, loads.count)
-    return [Load(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
-
-
-def frame_key(run: IntArray, frame: IntArray) -> IntArray:
-    """A number for each frame of a run, int64[n]; it ascends with runs, and with frames in them."""
-    return run * _FRAMES + frame
-
-
-def first_uses(loads: Loads, clips: Clips, *, span: int, frame_step: int) -> IntArray:
-    """The number in `clips` of the first clip that needs a load, int64[loads].
-
-    A load that no clip of the round needs gets `len(clips)`. A clip spans `span` frames.
-    """
-    place = frame_key(clips.run, clips.start)
-    order = np.argsort(place, kind="stable")
-    place = place[order]
-    first, last = loads.first, loads.first + (loads.count - 1) * frame_step
-    low = np.searchsorted(place, frame_key(loads.run, np.maximum(first - span + 1, 0)))
-    high = np.searchsorted(place, frame_key(loads.run, last), side="right")
-    # The least number in each of the ranges [low, high): every second of these.
-    bounds = np.stack((low, high), axis=1).ravel()
-    least = np.minimum.reduceat(np.append(order, len(clips)), bounds)[::2]
-    return np.where(high > low, least, len(clips))
 
 
 class _Slice(NamedTuple):
@@ -96,19 +53,30 @@ class Fetched:
     straight: Collection[str]  # features
     data: Sequence[memoryview]  # by page, in `buffer`
     buffer: npt.NDArray[np.uint8]
+    others: Sequence[Fetched] = ()  # chunks of other groups, for a transform of whole frames
 
 
 class ChunkLoader:
     """Does loads, from many threads at once. An error names episode, frame and record file.
 
     At most `num_threads` of them decode at a time, however many read.
+
+    Args:
+        dataset: with the requested features.
+        buffers: where loads get memory from.
+        frame_steps: frames between two that a load of a group brings, by the group's number.
+        leading: of which group to count the frames.
+        transform: called with each frame, for what is stored instead.
+        num_threads: that decode.
+        stats: counts what is done.
     """
 
     def __init__(
         self,
         dataset: SeqRecordReader,
         buffers: Buffers[Any],
-        frame_step: int,
+        frame_steps: Mapping[int, int],
+        leading: int,
         transform: FrameTransform | None,
         num_threads: int,
         stats: EngineStats,
@@ -117,7 +85,8 @@ class ChunkLoader:
         self._reader = dataset.chunk_reader()
         self.is_local = self._reader.is_local
         self._buffers = buffers
-        self._frame_step = frame_step
+        self._frame_steps = frame_steps
+        self._leading = leading
         self._transform = transform
         self._decoding = threading.BoundedSemaphore(num_threads)
         self._stats = stats
@@ -133,13 +102,27 @@ class ChunkLoader:
             try:
                 self._decode(load, targets, fetched)
             finally:
-                self._buffers.chunks.release(fetched.buffer)
+                self._release(fetched)
 
     def fetch(self, load: Load, places: Sequence[Place] = ()) -> Fetched:
         """Read the load's chunk; with `places`, large raw pages straight into these."""
+        begin = perf_counter()
         chunk = self._reader.chunk_at(load.chunk, load.episode)
         pages = self._reader.pages(chunk)
-        straight = self._straight(load, chunk, pages, places)
+        fetched = self._fetch(chunk, pages, self._straight(load, chunk, pages, places))
+        end = perf_counter()
+        self._stats.trace.add("fetch", begin, end, chunk=load.chunk)
+        self._stats.add(
+            bytes_read=sum(
+                page.stop - page.start for part in (fetched, *fetched.others) for page in part.pages
+            ),
+            fetch_seconds=end - begin,
+        )
+        return fetched
+
+    def _fetch(
+        self, chunk: Chunk, pages: Sequence[Page], straight: Mapping[str, list[memoryview]]
+    ) -> Fetched:
         shared = [page for page in pages if page.feature not in straight]
         buffer = self._buffers.chunks.acquire(
             sum(aligned(page.stop - page.start) for page in shared)
@@ -151,42 +134,47 @@ class ChunkLoader:
             used += length
             return buffer[used - length : used].data
 
-        begin = perf_counter()
         try:
             with self._naming(chunk):
                 data = self._reader.read(pages, into=straight, allocate=allocate)
         except BaseException:
             self._buffers.chunks.release(buffer)
             raise
-        end = perf_counter()
-        self._stats.trace.add("fetch", begin, end, chunk=load.chunk)
-        self._stats.add(
-            bytes_read=sum(page.stop - page.start for page in pages), fetch_seconds=end - begin
-        )
         return Fetched(chunk, pages, straight.keys(), data, buffer)
 
+    def _release(self, fetched: Fetched) -> None:
+        for part in (fetched, *fetched.others):
+            self._buffers.chunks.release(part.buffer)
+
+    def _frames(self, load: Load) -> npt.NDArray[np.int64]:
+        """The frames that a load brings, counted in the episode; int64[count]."""
+        return load.first + np.arange(load.count) * self._frame_steps[load.group]
+
     def _decode(self, load: Load, places: Sequence[Place], fetched: Fetched) -> None:
-        chunk, pages = fetched.chunk, fetched.pages
-        seconds = dict.fromkeys(self._reader.features, 0.0)
+        seconds = dict.fromkeys((page.feature for page in fetched.pages), 0.0)
         with self._decoding:
             begin = perf_counter()
-            inside = load.first - chunk.first_frame + np.arange(load.count) * self._frame_step
+            frames = self._frames(load)
             # Frames that lack a feature are in no clip, yet they may lie between others.
-            slices = _slices(places, _all_present(pages, inside))
+            slices = _slices(places, _all_present(fetched, frames))
             if self._transform is not None:
-                self._store_transformed(chunk, pages, fetched.data, inside, slices, self._transform)
+                self._store_transformed(fetched, frames, slices, self._transform)
             else:
-                with self._naming(chunk):
-                    for page, item in zip(pages, fetched.data, strict=True):
+                inside = frames - fetched.chunk.first_frame
+                with self._naming(fetched.chunk):
+                    for page, item in zip(fetched.pages, fetched.data, strict=True):
                         if page.feature not in fetched.straight:
                             start = perf_counter()
                             self._store(page, item, inside, slices)
                             seconds[page.feature] += perf_counter() - start
             end = perf_counter()
+        decoded = sum(item.length for item in slices)
         self._stats.trace.add("decode", begin, end, chunk=load.chunk)
         self._stats.add_decoding(seconds)
         self._stats.add(
-            loads=1, frames_decoded=sum(item.length for item in slices), decode_seconds=end - begin
+            loads=1,
+            frames_decoded=decoded if load.group == self._leading else 0,
+            decode_seconds=end - begin,
         )
 
     def _straight(
@@ -204,16 +192,16 @@ class ChunkLoader:
             spec, size = self._reader.features[page.feature], page.stop - page.start
             if not spec.is_raw or size < least or size != page.num_present * spec.nbytes:
                 continue
-            skipped = (page.present & -page.present).bit_length() - 1
-            if page.present >> skipped != (1 << page.num_present) - 1:
+            start, stop = _span(page)
+            if stop - start != page.num_present:
                 continue
             parts = [
                 item.target[page.feature][
-                    item.row + max(0, skipped - item.first) : item.row
-                    + min(item.length, skipped + page.num_present - item.first)
+                    item.row + max(0, start - item.first) : item.row
+                    + min(item.length, stop - item.first)
                 ]
                 for item in slices
-                if item.first < skipped + page.num_present and item.first + item.length > skipped
+                if item.first < stop and item.first + item.length > start
             ]
             found[page.feature] = [memoryview(p.reshape(-1).view(np.uint8)) for p in parts]
         return found
@@ -239,27 +227,31 @@ class ChunkLoader:
 
     def _store_transformed(
         self,
-        chunk: Chunk,
-        pages: Sequence[Page],
-        data: Sequence[memoryview],
-        inside: npt.NDArray[np.int64],
+        fetched: Fetched,
+        frames: npt.NDArray[np.int64],
         slices: Iterable[_Slice],
         transform: FrameTransform,
     ) -> None:
+        parts = (fetched, *fetched.others)
         for item in slices:
             for i in range(item.length):
-                frame = int(inside[item.first + i])
-                with self._naming(chunk):
-                    decoded = self._reader.decode_frame(pages, data, frame)
-                with self._naming(chunk, frame):
-                    arrays = apply_transform(transform, decoded)
+                frame = int(frames[item.first + i])
+                decoded: dict[str, npt.NDArray[Any]] = {}
+                for part in parts:
+                    inside = frame - part.chunk.first_frame
+                    if 0 <= inside < part.chunk.num_frames:
+                        with self._naming(part.chunk):
+                            decoded |= self._reader.decode_frame(part.pages, part.data, inside)
+                whole = {name: decoded[name] for name in self._reader.features}
+                with self._naming(fetched.chunk, frame):
+                    arrays = apply_transform(transform, whole)
                     check_arrays(arrays, self._buffers.needs.specs)
                 for name, array in arrays.items():
                     item.target[name][item.row + i] = array
 
     @contextmanager
     def _naming(self, chunk: Chunk, transformed: int | None = None) -> Iterator[None]:
-        """Errors name the chunk, or the frame that is being transformed, counted in the chunk."""
+        """Errors name the chunk, or the frame of its episode that is being transformed."""
         try:
             yield
         except Exception as error:
@@ -270,17 +262,30 @@ class ChunkLoader:
                 episode = f"{key} (frames {first} to {last})"
                 add_place(error, "a chunk", file=file, episode=episode)
             else:
-                frame = first + transformed
-                add_place(error, "frame_transform", file=file, episode=key, frame=frame)
+                add_place(error, "frame_transform", file=file, episode=key, frame=transformed)
             raise
 
 
-def _all_present(pages: Sequence[Page], inside: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Which of the frames, counted from the chunk's first, have the features of all pages."""
-    present = ~0
-    for page in pages:
-        present &= page.present
-    return np.array([bool(present >> i & 1) for i in inside.tolist()], bool)
+def _all_present(fetched: Fetched, frames: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Which frames, counted in the episode, have the features of all pages; bool[frames]."""
+    present = np.ones(len(frames), bool)
+    for part in (fetched, *fetched.others):
+        inside = frames - part.chunk.first_frame
+        held = (inside >= 0) & (inside < part.chunk.num_frames)
+        for page in part.pages:
+            present[held] &= _present(page)[inside[held]]
+    return present
+
+
+def _span(page: Page) -> tuple[int, int]:
+    """From the first to past the last frame of the chunk that a page has; it has some."""
+    some = np.flatnonzero(_present(page))
+    return int(some[0]), int(some[-1]) + 1
+
+
+def _present(page: Page) -> npt.NDArray[np.bool_]:
+    """Which frames of the chunk a page has."""
+    return np.array([bool(page.present >> i & 1) for i in range(page.chunk.num_frames)], bool)
 
 
 def _slices(places: Sequence[Place], wanted: npt.NDArray[np.bool_]) -> list[_Slice]:

@@ -24,7 +24,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from seqrecord.engine.arena import Place
 from seqrecord.engine.batches import Copy
-from seqrecord.engine.loading import ChunkLoader, Fetched, Load
+from seqrecord.engine.loading import ChunkLoader, Fetched
+from seqrecord.engine.loads import Load
 from seqrecord.engine.stats import EngineStats
 from seqrecord.sampling.memory import Memory
 from seqrecord.storage import unwanted_if
@@ -295,6 +296,12 @@ class WorkerPool:
         end = perf_counter()
         self.stats.add(waiting_for_loads_seconds=end - begin)
         self.stats.trace.add("wait for loads", begin, end)
+
+    def note_gather(self, begin: float, num_clips: int, device_bytes: int) -> None:
+        """Count clips that have been gathered since `begin`."""
+        end = perf_counter()
+        self.stats.add(gather_seconds=end - begin, device_bytes=device_bytes)
+        self.stats.trace.add("gather", begin, end, clips=num_clips)
 
     def copy(self, copies: Iterable[Copy]) -> None:
         """Make copies, in this thread and in others; the thread that is free takes the next."""

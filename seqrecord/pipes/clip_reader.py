@@ -19,7 +19,8 @@ from seqrecord.engine.adjacent import divide
 from seqrecord.engine.arena import Place
 from seqrecord.engine.batches import HostBatchBuilder
 from seqrecord.engine.buffers import HostBuffers, Needs
-from seqrecord.engine.loading import ChunkLoader, Load
+from seqrecord.engine.loading import ChunkLoader
+from seqrecord.engine.loads import Load
 from seqrecord.engine.stats import EngineStats
 from seqrecord.pipes.distributed import worker_threads
 from seqrecord.pipes.selection import ClipSelection
@@ -94,10 +95,12 @@ class ClipReader:
         wanted = (episode[:, None] * _FRAMES + frames).reshape(-1)
         # Each frame once, the row of the batch where it comes first, and that for every row.
         unique, rows, inverse = np.unique(wanted, return_index=True, return_inverse=True)
+        grids = self._dataset.episode_table.groups
         load = ChunkLoader(
             self._dataset,
             buffers,
-            1,
+            {grid.group: 1 for grid in grids},
+            grids[0].group,
             self._selection.frame_transform,
             worker_threads(),
             EngineStats(),
@@ -122,7 +125,8 @@ class ClipReader:
         kept = self._several if count > 1 else self._single
         if kept is None or kept.needs.batch_size < count:
             length, shared = self._selection.spec.length, get_worker_info() is not None
-            kept = HostBuffers(Needs(self._fixed, 0, count, length, _KEEP, shared=shared))
+            lengths = dict.fromkeys(self._fixed, length)
+            kept = HostBuffers(Needs((), self._fixed, lengths, count, _KEEP, shared=shared))
         if count > 1:
             self._several = kept
         else:
@@ -133,14 +137,18 @@ class ClipReader:
         self, episode: IntArray, frame: IntArray, rows: IntArray, builder: HostBatchBuilder
     ) -> Iterator[tuple[Load, list[Place]]]:
         """Loads, one for each chunk, that bring these frames, in ascending order, into rows."""
-        (grid,) = self._dataset.episode_table.groups
-        chunk = grid.row(episode, grid.place(episode, frame))
-        edges = np.flatnonzero(np.diff(chunk)) + 1
-        for begin, end in pairwise([0, *edges.tolist(), len(chunk)]):
-            inside = frame[begin:end]
-            first, count = int(inside[0]), int(inside[-1] - inside[0] + 1)
-            load = Load(0, 0, int(episode[begin]), int(chunk[begin]), first, count)
-            yield load, [Place(builder.rows, inside - first, rows[begin:end])]
+        grids = self._dataset.episode_table.groups
+        if self._selection.frame_transform is not None:  # a load of one group brings all others'
+            grids = grids[:1]
+        for grid in grids:
+            chunk = grid.row(episode, grid.place(episode, frame))
+            edges = np.flatnonzero(np.diff(chunk)) + 1
+            for begin, end in pairwise([0, *edges.tolist(), len(chunk)]):
+                inside = frame[begin:end]
+                first, count = int(inside[0]), int(inside[-1] - inside[0] + 1)
+                where = (0, 0, int(episode[begin]), int(chunk[begin]))
+                load = Load(grid.group, *where, first, count)
+                yield load, [Place(builder.rows, inside - first, rows[begin:end])]
 
     def _read_variable(self, episode: IntArray, start: IntArray) -> dict[str, list[Any]]:
         """The features of variable shapes: of each a list for each clip."""

@@ -28,7 +28,7 @@ import numpy.typing as npt
 import torch
 
 from seqrecord.engine.device.staging import Staging, StagingBuffer
-from seqrecord.engine.device.streams import Mark, SideStream
+from seqrecord.engine.device.streams import Mark
 from seqrecord.reading.frames import ArraySpec
 
 __all__ = ["CopySpan", "DeviceArena", "StagedRows", "as_words", "torch_dtype"]
@@ -49,11 +49,11 @@ class DeviceArena:
     device needs to know few dtypes. A feature with a variable shape is a list of tensors.
     """
 
-    def __init__(self, specs: Mapping[str, ArraySpec], num_rows: int, stream: SideStream) -> None:
+    def __init__(self, specs: Mapping[str, ArraySpec], num_rows: int, staging: Staging) -> None:
         self.specs = dict(specs)
         self.num_rows = num_rows
-        self.stream = stream
-        self._staging = Staging(stream)
+        self.stream = stream = staging.stream
+        self._staging = staging  # which arenas of one stream share
         # Copies of one load follow each other, so that their times are those of no other.
         self._queueing = threading.Lock()
         self._copying: deque[tuple[Mark, Mark, int]] = deque()

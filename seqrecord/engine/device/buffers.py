@@ -1,4 +1,4 @@
-"""The memory of an iteration on a device: its arena, staging, and batches that it gathers there."""
+"""The memory of an iteration on a device: arenas, staging, and batches that it gathers there."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import numpy.typing as npt
 import torch
 
 from seqrecord.engine.arena import Place
-from seqrecord.engine.batches import Batch, ClipNames, Copiers
+from seqrecord.engine.batches import Batch, ClipNames, Copiers, Source
 from seqrecord.engine.buffers import ChunkBuffers, Needs
 from seqrecord.engine.device.arena import DeviceArena, as_words, torch_dtype
+from seqrecord.engine.device.staging import Staging
 from seqrecord.engine.device.streams import RunAhead, SideStream, side_stream
 from seqrecord.engine.stats import EngineStats
 from seqrecord.reading.frames import ArraySpec
@@ -40,7 +41,10 @@ class DeviceBuffers:
         self.needs = needs
         self.chunks = ChunkBuffers()
         self._stream = side_stream(needs.device)
-        self.arena = DeviceArena(needs.specs, needs.num_rows, self._stream)
+        staging = Staging(self._stream)
+        self.arenas: Sequence[DeviceArena] = [
+            DeviceArena(group.specs, group.num_rows, staging) for group in needs.groups
+        ]
         self._taken = RunAhead()
         self._stats = EngineStats()
 
@@ -55,7 +59,8 @@ class DeviceBuffers:
         """See `Buffers`; places in staging, which the device copies from after the block."""
         self._stream.bind_thread()
         (place,) = places
-        with self.arena.stage(place.rows) as staged:
+        assert isinstance(place.target, DeviceArena), "an arena of these buffers"
+        with place.target.stage(place.rows) as staged:
             yield [Place(staged, place.frames, np.arange(len(place.rows)))]
             nbytes = staged.store()
         self._stats.add(device_bytes=nbytes)
@@ -65,7 +70,7 @@ class DeviceBuffers:
         """See `Buffers`; waits until the device has come near to what the consumer has taken."""
         self._taken.wait()
         needs = self.needs
-        return DeviceBatchBuilder(size, needs.clip_len, needs.specs, self._stream, self._taken)
+        return DeviceBatchBuilder(size, needs.lengths, needs.specs, self._stream, self._taken)
 
     def end(self) -> None:
         """See `Buffers`; waits for the copies, for their times."""
@@ -73,12 +78,13 @@ class DeviceBuffers:
 
     def _note_copies(self, *, wait: bool = False) -> None:
         """Count and trace the copies that are done; with `wait`, all of them."""
-        for span in self.arena.copied(wait=wait):
-            self._stats.add(device_seconds=span.end - span.begin)
-            track = f"{self._stream.device} copies"
-            self._stats.trace.add(
-                "device copy", span.begin, span.end, track=track, bytes=span.nbytes
-            )
+        track = f"{self._stream.device} copies"
+        for arena in self.arenas:
+            for span in arena.copied(wait=wait):
+                self._stats.add(device_seconds=span.end - span.begin)
+                self._stats.trace.add(
+                    "device copy", span.begin, span.end, track=track, bytes=span.nbytes
+                )
 
 
 class DeviceBatchBuilder:
@@ -91,13 +97,12 @@ class DeviceBatchBuilder:
     def __init__(
         self,
         size: int,
-        clip_len: int,
+        lengths: Mapping[str, int],
         specs: Mapping[str, ArraySpec],
         stream: SideStream,
         taken: RunAhead,
     ) -> None:
         self._names = ClipNames(size)
-        self._clip_len = clip_len
         self._stream = stream
         self._taken = taken
         self._features: dict[str, Any] = {}  # tensors [clips, frames, …], or lists of clips
@@ -107,7 +112,7 @@ class DeviceBatchBuilder:
                 if not spec.is_fixed:
                     self._features[name] = []
                     continue
-                shape: Any = (size, clip_len, *spec.shape)
+                shape: Any = (size, lengths[name], *spec.shape)
                 batch = torch.empty(shape, dtype=torch_dtype(spec), device=stream.device)
                 self._features[name] = batch
                 if (words := as_words(batch, spec)) is not None:
@@ -118,19 +123,22 @@ class DeviceBatchBuilder:
     def is_full(self) -> bool:
         return self._names.is_full
 
-    def gather(self, arena: DeviceArena, rows: npt.NDArray[np.int64], copiers: Copiers) -> int:
+    def gather(self, slot: int, sources: Sequence[Source[DeviceArena]], copiers: Copiers) -> int:
         del copiers  # the device does it
-        flat = np.ascontiguousarray(rows).reshape(-1)
-        first = self._names.count * self._clip_len
-        parts = {
-            name: self._words[name][first : first + len(flat)]
-            for name in arena.specs
-            if name in self._words
-        }
-        nbytes = arena.gather(flat, parts)
-        for name, spec in arena.specs.items():
-            if not spec.is_fixed:
-                self._features[name] += [arena.gather_list(name, clip) for clip in rows]
+        nbytes = 0
+        for source in sources:
+            arena, rows = source.arena, source.rows
+            flat = np.ascontiguousarray(rows).reshape(-1)
+            first = slot * rows.shape[1]
+            parts = {
+                name: self._words[name][first : first + len(flat)]
+                for name in arena.specs
+                if name in self._words
+            }
+            nbytes += arena.gather(flat, parts)
+            for name, spec in arena.specs.items():
+                if not spec.is_fixed:
+                    self._features[name] += [arena.gather_list(name, clip) for clip in rows]
         self._mark = self._stream.mark()
         return nbytes
 

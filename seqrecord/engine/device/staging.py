@@ -78,7 +78,7 @@ class Staging:
     """
 
     def __init__(self, stream: SideStream) -> None:
-        self._stream = stream
+        self.stream = stream
         self._lock = threading.Lock()
         self._idle: deque[_Copied] = deque()  # in the order in which copies were queued
 
@@ -89,7 +89,7 @@ class Staging:
         try:
             yield buffer
         finally:
-            self._idle.append(_Copied(buffer, self._stream.mark()))
+            self._idle.append(_Copied(buffer, self.stream.mark()))
 
     def _find(self, nbytes: int) -> StagingBuffer:
         with self._lock:
@@ -100,8 +100,8 @@ class Staging:
             if found.buffer.nbytes >= nbytes:
                 return found.buffer
         del found  # its memory first
-        with self._stream.use():  # memory is pinned for a device's context: not for another one's
-            return StagingBuffer(nbytes, self._stream.pins_memory)
+        with self.stream.use():  # memory is pinned for a device's context: not for another one's
+            return StagingBuffer(nbytes, self.stream.pins_memory)
 
     def _next(self) -> _Copied | None:
         """One that is copied already, or else the first one that will be, or else none."""

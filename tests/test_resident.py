@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqrecord.engine.loading import first_uses
-from seqrecord.engine.overlapping import Ring, find_rows
-from seqrecord.sampling import Clips, Loads
+from seqrecord.engine.loads import first_uses
+from seqrecord.engine.resident import Ring, find_rows
+from seqrecord.sampling import Clips, Loads, Window
 
 SMALL = st.integers(0, 30)
 
@@ -19,11 +19,16 @@ SMALL = st.integers(0, 30)
 @given(
     clips=st.lists(st.tuples(st.integers(0, 2), SMALL), max_size=12),
     loads=st.lists(st.tuples(st.integers(0, 2), SMALL, st.integers(1, 6)), max_size=8),
+    offset=st.integers(-5, 5),
     span=st.integers(1, 9),
     step=st.integers(1, 3),
 )
 def test_first_uses(
-    clips: list[tuple[int, int]], loads: list[tuple[int, int, int]], span: int, step: int
+    clips: list[tuple[int, int]],
+    loads: list[tuple[int, int, int]],
+    offset: int,
+    span: int,
+    step: int,
 ) -> None:
     cursor, start = np.array(clips, np.int64).reshape(-1, 2).T
     none = np.zeros(len(clips), np.int64)
@@ -36,14 +41,13 @@ def test_first_uses(
             number
             for number, (other, at) in enumerate(clips)
             # Any frame from the clip's first to its last, as a load that it skips may be held.
-            if other == run and at <= held[-1] and at + span > held[0]
+            if other == run and at + offset <= held[-1] and at + offset + span > held[0]
         ]
         expected.append(uses[0] if uses else len(clips))
     actual = first_uses(
         Loads(runs, runs, empty, empty, first, count),
         Clips(cursor, cursor, none, start, none, none),
-        span=span,
-        frame_step=step,
+        Window(offset, span, step, 1),
     )
     assert actual.tolist() == expected
 
@@ -53,7 +57,7 @@ def test_a_round_of_many_clips_takes_no_long_time() -> None:
     loads = Loads(zero, zero, zero, zero, many, zero + 1)
     clips = Clips(zero, zero, zero, many, zero, zero)
     begin = time.thread_time()
-    uses = first_uses(loads, clips, span=4, frame_step=1)
+    uses = first_uses(loads, clips, Window(0, 4, 1, 4))
     assert time.thread_time() - begin < 2
     assert uses[:50].tolist() == [max(0, frame - 3) for frame in range(50)]
 

@@ -1,0 +1,202 @@
+"""The frames that arenas hold: what is loaded, in which rows it is, and what is freed.
+
+Each group of features has an arena, which gives every cursor of a plan a ring of rows. Frames enter
+a ring in the order in which they are loaded and leave it in the same order, so a row is found by
+counting::
+
+    ring of 8 rows        . . f f f f . .
+    frames freed              ^ 2       ^ 6     frames loaded
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.clips import ClipSpec
+from seqrecord.engine.arena import Place
+from seqrecord.engine.batches import Source
+from seqrecord.engine.loads import Load, frame_key
+from seqrecord.sampling import Clips, EpochPlan, Round, Window
+
+__all__ = ["Places", "Resident", "Ring", "find_rows"]
+
+
+class Resident:
+    """The frames that arenas hold for one plan: what is loaded, where it is, and what is freed.
+
+    A group whose arena has no rows has no frames here.
+    """
+
+    def __init__(self, plan: EpochPlan, spec: ClipSpec, arenas: Sequence[Any]) -> None:
+        steps = np.arange(spec.length) * spec.dilation
+        self._places = {group.group: place for place, group in enumerate(plan.groups)}
+        self._groups = {
+            group.group: _GroupRows(group.window, steps, arena, plan.num_cursors)
+            for group, arena in zip(plan.groups, arenas, strict=True)
+            if arena.num_rows
+        }
+
+    def __contains__(self, group: int) -> bool:
+        """Whether a group's frames are held here, by its number."""
+        return group in self._groups
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the frames held."""
+        return sum(group.nbytes for group in self._groups.values())
+
+    def ring(self, load: Load) -> Ring:
+        """Where a load's frames go."""
+        return self._groups[load.group].rings[load.cursor]
+
+    def place(self, load: Load) -> Place:
+        """Rows for a load's frames, for which its ring has room."""
+        return self._groups[load.group].place(load)
+
+    def find(self, clips: Clips) -> list[Places]:
+        """Where the frames of clips are, by group."""
+        return [group.find(clips) for group in self._groups.values()]
+
+    def free(self, done: Round) -> None:
+        """Make room: forget the frames that no clip after this round needs."""
+        for number, group in self._groups.items():
+            frees = done.groups[self._places[number]].frees
+            for cursor, count in zip(frees.cursor.tolist(), frees.count.tolist(), strict=True):
+                group.rings[cursor].free(count)
+
+
+class _GroupRows:
+    """The rows of one group's arena: a ring for each cursor, all of the same length."""
+
+    def __init__(
+        self, window: Window, steps: npt.NDArray[np.int64], arena: Any, num_cursors: int
+    ) -> None:
+        self._window = window
+        self._frames = steps + window.offset  # of a clip, counted from its start
+        self._arena = arena
+        self._frame_nbytes: int = sum(spec.nbytes for spec in arena.specs.values())
+        rows = arena.num_rows // max(1, num_cursors)
+        self.rings = [Ring(cursor * rows, rows) for cursor in range(num_cursors)]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the frames held."""
+        return sum(ring.resident for ring in self.rings) * self._frame_nbytes
+
+    def place(self, load: Load) -> Place:
+        ring = self.rings[load.cursor]
+        rows = ring.load(load.run, load.first, load.count, self._window.frame_step)
+        return Place(self._arena, np.arange(load.count), rows)
+
+    def find(self, clips: Clips) -> Places:
+        """Where the frames of clips are."""
+        start = clips.start + self._window.offset
+        rows = find_rows(self.rings, clips.run, start)
+        return Places(self._arena, clips.start, self._frames, self._window.frame_step, *rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Where clips' frames are in an arena: those that are `frames` after each clip's start.
+
+    The other columns are as from `find_rows`.
+    """
+
+    arena: Any
+    start: npt.NDArray[np.int64]
+    frames: npt.NDArray[np.int64]
+    frame_step: int
+    origin: npt.NDArray[np.int64]
+    first: npt.NDArray[np.int64]
+    number: npt.NDArray[np.int64]
+
+    def source(self, start: int, stop: int) -> Source[Any]:
+        """Of the clips `[start, stop)`."""
+        origin, first, number, begin = (
+            column[start:stop, None]
+            for column in (self.origin, self.first, self.number, self.start)
+        )
+        place = (origin + (begin + self.frames) // self.frame_step) % number
+        return Source(self.arena, np.add(first, place, dtype=np.int64))
+
+
+class Ring:
+    """Which rows of the arena hold which frames of one cursor. Counts only, in a plan's order."""
+
+    def __init__(self, first_row: int, num_rows: int) -> None:
+        self.first_row = first_row
+        self.num_rows = num_rows
+        self._loaded = 0
+        self._freed = 0
+        self._next = (-1, -1)  # run and frame that would continue what was loaded last
+        self._held: deque[_Held] = deque()
+
+    def has_room(self, count: int) -> bool:
+        return self._loaded + count - self._freed <= self.num_rows
+
+    @property
+    def resident(self) -> int:
+        """Frames held."""
+        return self._loaded - self._freed
+
+    @property
+    def held(self) -> Iterable[_Held]:
+        """Consecutive frames of one run each, in the order of their loads."""
+        return self._held
+
+    def load(self, run: int, first: int, count: int, step: int) -> npt.NDArray[np.int64]:
+        """Rows for frames `first`, `first + step`, … of a run, which follow those loaded last."""
+        assert self.has_room(count), "the plan holds more frames than it said"
+        if (run, first) == self._next:
+            self._held[-1] = self._held[-1]._replace(stop=self._loaded + count)
+        else:
+            origin = self._loaded - first // step
+            self._held.append(_Held(run, first, origin, self._loaded + count))
+        self._next = (run, first + count * step)
+        self._loaded += count
+        positions = np.arange(self._loaded - count, self._loaded)
+        rows: npt.NDArray[np.int64] = self.first_row + positions % self.num_rows
+        return rows
+
+    def free(self, count: int) -> None:
+        """Forget the `count` frames that were loaded first."""
+        self._freed += count
+        while self._held and self._held[0].stop <= self._freed:
+            self._held.popleft()
+        if not self._held:
+            self._next = (-1, -1)
+
+
+class _Held(NamedTuple):
+    """Frames of a run from `first` on, which a ring holds one after the other.
+
+    Frame `f` is at place `(origin + f // step) % num_rows` of the ring, up to place `stop`.
+    """
+
+    run: int
+    first: int
+    origin: int
+    stop: int
+
+
+def find_rows(
+    rings: Sequence[Ring],
+    run: npt.NDArray[np.int64],
+    start: npt.NDArray[np.int64],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Where clips' frames are: origin, ring's first row and number of rows; int64[n] each.
+
+    Clip `i` starts at frame `start[i]` of run `run[i]`; all of its frames are held. Runs ascend
+    over the rings, and within each. Frame `f` is in row `first + (origin + f // step) % number`.
+    """
+    held = [(h.run, h.first, h.origin, r.first_row, r.num_rows) for r in rings for h in r.held]
+    table = np.array(held, np.int64).reshape(-1, 5)
+    keys = frame_key(table[:, 0], table[:, 1])
+    at = np.searchsorted(keys, frame_key(run, start), side="right") - 1
+    return table[at, 2], table[at, 3], table[at, 4]

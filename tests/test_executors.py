@@ -1,0 +1,211 @@
+"""Both executors, with plans of several groups and a loader that says whose each frame is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seqrecord import ClipSpec
+from seqrecord.clips import ClipTable, EpisodeTable, enumerate_clips
+from seqrecord.engine.arena import Place
+from seqrecord.engine.batches import Batch
+from seqrecord.engine.buffers import Buffers, GroupNeeds, HostBuffers, Needs
+from seqrecord.engine.device.buffers import DeviceBuffers
+from seqrecord.engine.device.streams import streams_of
+from seqrecord.engine.disjoint import DisjointExecutor
+from seqrecord.engine.loads import Load
+from seqrecord.engine.overlapping import OverlappingExecutor
+from seqrecord.engine.scheduler import Channel, WorkerPool
+from seqrecord.engine.stats import EngineStats
+from seqrecord.grids import ChunkGrid
+from seqrecord.reading.frames import ArraySpec
+from seqrecord.sampling import EpochPlan, PlanSettings
+from seqrecord.sampling.memory import Memory
+from tests.side_streams import make_stream
+
+NAMES = [["image", "depth"], ["pose"], ["label"]]  # by group
+SPECS: Mapping[str, ArraySpec] = {
+    "image": ArraySpec(np.dtype("<i4"), (3,)),
+    "pose": ArraySpec(np.dtype("<i8"), (3,)),
+    "depth": ArraySpec(np.dtype("<i2"), (3,)),
+    "label": ArraySpec(np.dtype("<i4"), (3,)),
+}
+
+
+class NumberedLoader:
+    """Writes the group, the episode and the number of each frame, as a `ChunkLoader` would."""
+
+    def __init__(self, plan: EpochPlan, grids: Sequence[ChunkGrid], buffers: Buffers[Any]) -> None:
+        self.is_local = False
+        self._steps = {group.group: group.window.frame_step for group in plan.groups}
+        self._grids = {grid.group: grid for grid in grids}
+        self._buffers = buffers
+
+    def fetch(self, load: Load) -> str:
+        return f"chunk {load.chunk} of group {load.group}"
+
+    def __call__(self, load: Load, places: Sequence[Place], fetched: str | None = None) -> None:
+        assert fetched in (None, self.fetch(load)), "what another load has fetched"
+        frames = load.first + np.arange(load.count) * self._steps[load.group]
+        grid, episode = self._grids[load.group], np.full(len(frames), load.episode)
+        assert (grid.row(episode, grid.place(episode, frames)) == load.chunk).all()
+        with self._buffers.storing(places) as targets:
+            for place in targets:
+                for name in NAMES[load.group]:
+                    for frame, row in zip(frames[place.frames], place.rows.tolist(), strict=True):
+                        place.target[name][row] = (load.group, load.episode, frame)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> EpisodeTable:
+    """A few episodes, with one to three groups of features; chunks are even, or of any lengths."""
+    num_frames = draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))
+    grids = []
+    for group in range(draw(st.integers(1, 3))):
+        size = draw(st.integers(1, 50))
+        starts = [
+            sorted({0, *draw(st.lists(st.integers(0, count - 1), max_size=4))})
+            if draw(st.booleans())
+            else list(range(0, count, size))
+            for count in num_frames
+        ]
+        counts = np.array([len(item) for item in starts])
+        grids.append(
+            ChunkGrid.of(
+                np.array(num_frames),
+                np.cumsum(counts) - counts,
+                np.concatenate(starts),
+                group=group,
+            )
+        )
+    leading = draw(st.integers(0, len(grids) - 1))
+    return EpisodeTable(np.array(num_frames), tuple(grids)).led_by(
+        leading, np.arange(len(num_frames))
+    )
+
+
+@contextmanager
+def running(
+    kind: str, plan: EpochPlan, table: EpisodeTable, spec: ClipSpec, memory: Memory, first: int
+) -> Iterator[Iterator[Batch]]:
+    """The batches of a plan from one on, while threads make them."""
+    stats = EngineStats()
+    names = [name for name in SPECS if any(name in NAMES[g.group] for g in plan.groups)]
+    specs = {name: SPECS[name] for name in names}
+    needs = Needs(
+        tuple(
+            GroupNeeds({name: SPECS[name] for name in NAMES[group.group]}, rows)
+            for group, rows in zip(plan.groups, memory.num_rows, strict=True)
+        ),
+        specs,
+        dict.fromkeys(specs, spec.length),
+        plan.first_clip(1) if plan.num_batches else 1,
+        memory.prefetch + 2,
+        None if kind == "host" else torch.device("cpu"),
+    )
+    with streams_of("cpu", lambda _: make_stream("late")):
+        buffers: Any = HostBuffers(needs) if kind == "host" else DeviceBuffers(needs)
+    loader: Any = NumberedLoader(plan, table.groups, buffers)
+    channel: Channel[Batch] = Channel(memory.prefetch, stats)
+    workers = WorkerPool(loader, num_threads=2, memory=memory, channel=channel, stats=stats)
+    make = OverlappingExecutor if all(memory.num_rows) else DisjointExecutor
+    executor = make(plan, spec, buffers, workers, channel)
+
+    def run() -> None:
+        error = None
+        try:
+            buffers.begin(stats)
+            with workers:
+                if first < plan.num_batches:
+                    executor.run(first)
+        except BaseException as raised:
+            error = raised
+        channel.end(error)
+
+    def batches() -> Iterator[Batch]:
+        while True:
+            try:
+                batch = channel.get()
+            except StopIteration:
+                return
+            batch.arrive()
+            yield batch
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield batches()
+    finally:
+        channel.close()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def check(batch: Batch, plan: EpochPlan, spec: ClipSpec) -> list[tuple[int, int]]:
+    """The clips of a batch, whose frames are those of the clips in every group."""
+    clips = list(zip(batch.episode.tolist(), batch.start.tolist(), strict=True))
+    for group in plan.groups:
+        for name in NAMES[group.group]:
+            feature: Any = batch.features[name]
+            expected = [
+                [[group.group, e, start + i * spec.dilation] for i in range(spec.length)]
+                for e, start in clips
+            ]
+            assert feature.tolist() == expected
+    return clips
+
+
+def make_plan(data: st.DataObject, table: EpisodeTable, clips: ClipTable) -> EpochPlan:
+    chosen = PlanSettings(
+        shuffle=data.draw(st.booleans()),
+        seed=data.draw(st.integers(0, 9)),
+        batch_size=data.draw(st.integers(1, 7)),
+        num_cursors=data.draw(st.integers(1, 4)),
+        block_frames=data.draw(st.integers(1, 40)),
+        run_frames=data.draw(st.none() | st.integers(1, 50)),
+        first_block_frames=data.draw(st.integers(1, 40)),
+    )
+    return EpochPlan(clips, table, chosen, epoch=data.draw(st.integers(0, 2)))
+
+
+@pytest.mark.parametrize("kind", ["host", "device"])
+@settings(deadline=None)
+@given(data=st.data())
+def test_clips_have_their_frames_of_every_group(kind: str, data: st.DataObject) -> None:
+    """From any batch on, with as little memory as there may be or with more."""
+    table = data.draw(tables())
+    length, dilation = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 3))
+    stride = data.draw(st.integers(1, 9) | st.just((length - 1) * dilation + 1))
+    spec = ClipSpec(length, stride, dilation)
+    clips = enumerate_clips(spec, table, np.arange(len(table)))
+    plan = make_plan(data, table, clips)
+    prefetch = data.draw(st.integers(1, 3))
+    more = data.draw(st.sampled_from([1, 1.3, 2]))
+    rows = tuple(int(group.max_resident_frames * more) for group in plan.groups)
+    direct = [
+        kind == "host" and is_disjoint and data.draw(st.booleans())
+        for is_disjoint in plan.disjoint_groups
+    ]
+    if any(direct):
+        rows = tuple(0 if is_direct else n for is_direct, n in zip(direct, rows, strict=True))
+        prefetch = max(prefetch, plan.most_batches)
+    memory = Memory(rows, prefetch, data.draw(st.integers(1, 4)), data.draw(st.integers(0, 3)))
+    first = data.draw(st.integers(0, plan.num_batches))
+    with running(kind, plan, table, spec, memory, first) as batches:
+        found = [check(batch, plan, spec) for batch in batches]
+    assert len(found) == plan.num_batches - first
+    positions = [plan.first_clip(number) for number in range(first, plan.num_batches + 1)]
+    assert list(map(len, found)) == [stop - start for start, stop in pairwise(positions)]
+    if not first:
+        every = [clip for batch in found for clip in batch]
+        episode, start = clips.locate(np.arange(clips.num_clips))
+        assert sorted(every) == list(zip(episode.tolist(), start.tolist(), strict=True))
