@@ -10,7 +10,15 @@ from pathlib import Path
 from seqrecord.errors import SourceError
 from seqrecord.sources.files import list_folder
 
-__all__ = ["MAX_DEPTH", "find_files", "has_file", "key_of", "natural_order"]
+__all__ = [
+    "MAX_DEPTH",
+    "find_files",
+    "find_folders",
+    "has_file",
+    "has_folder",
+    "key_of",
+    "natural_order",
+]
 
 MAX_DEPTH = 32  # a link that leads back up would never end
 
@@ -41,6 +49,45 @@ def has_file(root: Path, fits: Callable[[Path], bool]) -> bool:
     return False
 
 
+def has_folder(root: Path, fits: Callable[[set[str]], bool]) -> bool:
+    """As `has_file`, of a folder whose names of files and folders fit."""
+    looked = 0
+    waiting = deque([root] if root.is_dir() else [])
+    while waiting:
+        folder = waiting.popleft()
+        names: dict[str, bool] = {}
+        for name, is_folder in list_folder(folder):
+            looked += 1
+            if looked > _QUICK:
+                break
+            names[name] = is_folder
+        if fits(set(names)):
+            return True
+        if looked > _QUICK:
+            return False
+        waiting.extend(folder / name for name, is_folder in names.items() if is_folder)
+    return False
+
+
+def find_folders(root: Path, fits: Callable[[set[str]], bool]) -> list[Path]:
+    """All folders from `root` down whose names of files and folders fit, in the order of paths.
+
+    Nothing is looked for inside of those.
+    """
+    found: list[Path] = []
+    waiting = deque([(root, 0)])
+    while waiting:
+        folder, depth = waiting.popleft()
+        if depth > MAX_DEPTH:
+            raise _too_deep(folder)
+        names = dict(list_folder(folder))
+        if fits(set(names)):
+            found.append(folder)
+        else:
+            waiting.extend((folder / n, depth + 1) for n, is_folder in names.items() if is_folder)
+    return sorted(found, key=lambda path: [natural_order(part) for part in path.parts])
+
+
 def find_files(root: Path, fits: Callable[[Path], bool]) -> list[Path]:
     """All files that fit below `root`, or itself, in the order of their paths and numbers."""
     found = [root] if root.is_file() and fits(root) else []
@@ -63,11 +110,15 @@ def natural_order(name: str) -> tuple[list[tuple[int, str]], str]:
 
 def _walk(folder: Path, fits: Callable[[Path], bool], depth: int) -> Iterator[Path]:
     if depth > MAX_DEPTH:
-        raise SourceError(
-            "folders nested too deeply", file=str(folder), expected=f"at most {MAX_DEPTH} levels"
-        )
+        raise _too_deep(folder)
     for name, is_folder in list_folder(folder):
         if is_folder:
             yield from _walk(folder / name, fits, depth + 1)
         elif fits(folder / name):
             yield folder / name
+
+
+def _too_deep(folder: Path) -> SourceError:
+    return SourceError(
+        "folders nested too deeply", file=str(folder), expected=f"at most {MAX_DEPTH} levels"
+    )

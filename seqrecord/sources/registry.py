@@ -11,10 +11,13 @@ from typing import Any
 
 from seqrecord.errors import SeqRecordError, SourceError
 from seqrecord.sources.base import FoundSource, Source, SourceFormat
+from seqrecord.sources.euroc import FORMAT as EUROC
 from seqrecord.sources.files import list_folder, local_original
 from seqrecord.sources.folders import FORMAT as FOLDERS
 from seqrecord.sources.hdf5 import FORMAT as HDF5
+from seqrecord.sources.kitti import FORMAT as KITTI
 from seqrecord.sources.tartanair import FORMAT as TARTANAIR
+from seqrecord.sources.tum import FORMAT as TUM
 from seqrecord.sources.zarr_buffers import FORMAT as ZARR
 
 __all__ = ["BUILT_IN", "ENTRY_POINTS", "format_names", "open_source"]
@@ -23,6 +26,9 @@ BUILT_IN: tuple[SourceFormat, ...] = (
     TARTANAIR,
     HDF5,
     ZARR,
+    TUM,
+    EUROC,
+    KITTI,
     FOLDERS,  # the last one: errors list formats in this order
 )
 """The formats of this package."""

@@ -1,0 +1,178 @@
+"""EuRoC MAV sequences in ASL's layout, and others in the same one (TUM-VI).
+
+::
+
+    SEQUENCE/mav0/
+      cam0/data.csv                          timestamp [ns], file name; images in data/
+      cam0/sensor.yaml                       rate, resolution, intrinsics
+      imu0/data.csv                          timestamp, wx wy wz [rad/s], ax ay az [m/s^2]
+      state_groundtruth_estimate0/data.csv   timestamp, p [m], q (w first), v, biases
+      mocap0/data.csv                        timestamp, p [m], q (w first)
+
+Source: https://projects.asl.ethz.ch/datasets/doku.php?id=kmavvisualinertialdatasets.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import SourceError
+from seqrecord.sources.base import SourceFormat
+from seqrecord.sources.files import list_folder, read_bytes
+from seqrecord.sources.sequences import (
+    Column,
+    Images,
+    Samples,
+    SequenceFrames,
+    SequenceSource,
+    Values,
+)
+from seqrecord.sources.text_tables import check_rising, nearest, rows_of, sample_bounds, table
+
+__all__ = ["FORMAT", "Euroc"]
+
+_WITHIN = 10_000_000  # nanoseconds between a frame and its pose: what the tool evo allows
+_TRUTHS = ("state_groundtruth_estimate0", "mocap0")
+_CAMERA = re.compile(r"cam\d+", re.ASCII)
+_YAML = re.compile(r"^\s*(\w+)\s*:\s*(\[[^\]]*\]|[^#\n]*)", re.MULTILINE)
+_YAML_LISTS = ("resolution", "intrinsics", "distortion_coefficients")
+
+
+@dataclass(frozen=True)
+class Euroc(SequenceSource):
+    """EuRoC sequences as a source.
+
+    Frames are those of `cam0`. The cameras are triggered together, so an image of another camera
+    belongs to the frame with exactly its timestamp; a frame without one lacks it, and images of no
+    frame are dropped. A frame's pose is the nearest one, at most 10 ms away; a frame without one
+    lacks it. The metadata counts all of these, and imu samples before the first frame.
+
+    Features: `image_cam0`, `image_cam1` uint8 [H, W]; `timestamp` int64, nanoseconds; `imu` float64
+    [?, 6], rad/s then m/s^2, and `imu_timestamp` int64 [?], the samples from a frame up to the
+    next; `pose` float64 [7], `tx ty tz qx qy qz qw` of the body in metres; `velocity` float64 [3],
+    m/s, and `imu_bias` float64 [6], where the ground truth has them.
+    """
+
+    expected = "SEQUENCE/mav0/cam0/data.csv"
+
+    @staticmethod
+    def is_sequence(names: set[str]) -> bool:
+        return "mav0" in names or ("cam0" in names and bool(names & {"imu0", *_TRUTHS, "cam1"}))
+
+    def key(self, folder: Path) -> str:
+        return self.relative_key(folder.parent if folder.name == "mav0" else folder)
+
+    def relative_key(self, folder: Path) -> str:
+        root = Path(self.root)
+        if not folder.is_relative_to(root):
+            return folder.name  # the root is its mav0
+        return super().relative_key(folder)
+
+    def open(self, folder: Path) -> SequenceFrames:
+        mav = folder / "mav0" if (folder / "mav0").is_dir() else folder
+        cameras = sorted(name for name, _ in list_folder(mav) if _CAMERA.fullmatch(name))
+        if "cam0" not in cameras:
+            raise SourceError("a sequence without cam0", file=str(mav), expected=self.expected)
+        columns: dict[str, Column] = {}
+        metadata: dict[str, Any] = {"dataset": "EuRoC", "cameras": {}}
+        times = np.empty(0, np.int64)
+        for name in cameras:
+            stamps, images = _images(mav / name)
+            if name == "cam0":
+                times = stamps
+                if not len(times):
+                    raise SourceError("a sequence without frames", file=str(mav / name))
+            by_time = dict(zip(stamps.tolist(), images, strict=True))
+            paths = [by_time.get(time) for time in times.tolist()]
+            if any(paths):
+                columns[f"image_{name}"] = Images(paths)
+            if name != "cam0":
+                there = sum(path is not None for path in paths)
+                metadata[f"frames_without_{name}"] = len(times) - there
+                metadata[f"{name}_without_frame"] = len(by_time) - there
+            if (mav / name / "sensor.yaml").is_file():
+                metadata["cameras"][name] = _sensor(mav / name / "sensor.yaml")
+        columns["timestamp"] = Values(times)
+        if (mav / "imu0" / "data.csv").is_file():
+            stamps, samples = _csv(mav / "imu0" / "data.csv", 6)
+            bounds = sample_bounds(times, stamps)
+            columns["imu"] = Samples(samples, bounds)
+            columns["imu_timestamp"] = Samples(stamps, bounds)
+            metadata["imu_before_first_frame"] = int(bounds[0])
+            metadata["imu_after_last_frame"] = len(stamps) - int(bounds[-1])
+        for name in _TRUTHS:
+            if (mav / name / "data.csv").is_file():
+                columns |= _truth(mav / name / "data.csv", times, metadata)
+                break
+        return SequenceFrames(len(times), columns, metadata)
+
+
+FORMAT = SourceFormat("euroc", Euroc.expected, Euroc)
+
+
+def _images(camera: Path) -> tuple[npt.NDArray[np.int64], list[Path]]:
+    path = camera / "data.csv"
+    rows = rows_of(path, ",")
+    for number, words in rows:
+        if len(words) != 2 or Path(words[1]).name != words[1]:
+            raise SourceError(
+                f"a bad row in line {number}",
+                file=str(path),
+                expected="a timestamp and the name of a file in data/",
+                got=repr(" ".join(words)[:120]),
+            )
+    times = table(path, rows, 1, int)[:, 0]
+    check_rising(times, path)
+    return times, [camera / "data" / words[1] for _, words in rows]
+
+
+def _csv(path: Path, columns: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Times in nanoseconds, which a float64 could not hold, and numbers."""
+    rows = rows_of(path, ",")
+    times = table(path, rows, 1, int)[:, 0]
+    check_rising(times, path)
+    return times, table(path, [(number, words[1:]) for number, words in rows], columns)
+
+
+def _truth(path: Path, times: npt.NDArray[np.int64], metadata: dict[str, Any]) -> dict[str, Column]:
+    rows = rows_of(path, ",")
+    has_state = bool(rows) and len(rows[0][1]) >= 17
+    stamps, values = _csv(path, 16 if has_state else 7)
+    near, there = nearest(times, stamps, _WITHIN)
+    metadata["frames_without_pose"] = int(np.count_nonzero(~there))
+    if not there.any():
+        return {}
+    found = values[near]
+    columns: dict[str, Column] = {"pose": Values(found[:, [0, 1, 2, 4, 5, 6, 3]], there)}
+    if has_state:
+        columns["velocity"] = Values(found[:, 7:10], there)
+        columns["imu_bias"] = Values(found[:, 10:16], there)
+    return columns
+
+
+def _sensor(path: Path) -> dict[str, Any]:
+    """The lists of numbers, the models' names and the rate in a sensor's YAML."""
+    text = read_bytes(path, 1 << 20).decode("utf-8", "replace")
+    found: dict[str, Any] = {}
+    for name, value in _YAML.findall(text):
+        if name in _YAML_LISTS:
+            try:
+                found[name] = [float(word) for word in value.strip("[]").split(",")]
+            except ValueError as error:
+                raise SourceError(
+                    f"a bad list of {name}", file=str(path), got=value[:120]
+                ) from error
+        elif name.endswith("_model") or name == "comment":
+            found[name] = value.strip()[:200]
+        elif name == "rate_hz":
+            try:
+                found[name] = float(value)
+            except ValueError as error:
+                raise SourceError("a bad rate_hz", file=str(path), got=value[:120]) from error
+    return found

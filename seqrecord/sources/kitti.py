@@ -1,0 +1,152 @@
+"""KITTI odometry sequences, https://www.cvlibs.net/datasets/kitti/eval_odometry.php.
+
+::
+
+    ROOT/sequences/00/image_0/000000.png     left grey; 1 right grey, 2 and 3 colour
+    ROOT/sequences/00/velodyne/000000.bin    float32 [N, 4]: x y z in metres, reflectance
+    ROOT/sequences/00/times.txt              seconds, a line a frame
+    ROOT/sequences/00/calib.txt              P0 to P3 and Tr, 12 numbers each: 3x4 matrices
+    ROOT/poses/00.txt                        12 numbers a line: the left camera's 3x4 pose
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import SourceError
+from seqrecord.schema import MAX_FRAME_BYTES, FeatureSpec
+from seqrecord.sources.base import SourceFormat
+from seqrecord.sources.files import list_folder, read_bytes
+from seqrecord.sources.images import IMAGE_FORMATS, image_header
+from seqrecord.sources.sequences import Column, Images, SequenceFrames, SequenceSource, Values
+from seqrecord.sources.text_tables import check_rising, rows_of, table
+
+__all__ = ["FORMAT", "Kitti"]
+
+_IMAGES = ("image_0", "image_1", "image_2", "image_3")
+_MATRIX = re.compile(r"(P[0-3]|Tr):?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Kitti(SequenceSource):
+    """KITTI odometry sequences as a source.
+
+    A frame is a line of `times.txt`; each folder of images or scans must have a file for each, and
+    `poses/00.txt` a line. Sequences without poses (11 to 21) lack the feature.
+
+    Features: `image_0`, `image_1` uint8 [H, W]; `image_2`, `image_3` uint8 [H, W, 3]; `velodyne`
+    float32 [?, 4], metres and reflectance; `timestamp` float64, seconds; `pose` float64 [3, 4],
+    from the left camera to that of the first frame, metres. Heights and widths differ between
+    sequences. `calib.txt` goes to the metadata, with the pinhole camera that all four share as
+    `camera`.
+    """
+
+    expected = "sequences/00/times.txt with image_0/, image_2/ or velodyne/; poses/00.txt"
+
+    @staticmethod
+    def is_sequence(names: set[str]) -> bool:
+        return "times.txt" in names and bool(names & {*_IMAGES, "velodyne"})
+
+    def key(self, folder: Path) -> str:
+        key = self.relative_key(folder)
+        kept = [part for part in key.split("/") if part not in ("dataset", "sequences")]
+        return "/".join(kept) or key
+
+    def open(self, folder: Path) -> SequenceFrames:
+        path = folder / "times.txt"
+        times = table(path, rows_of(path), 1)[:, 0]
+        check_rising(times, path)
+        if not len(times):
+            raise SourceError("a sequence without frames", file=str(path))
+        columns: dict[str, Column] = {}
+        metadata: dict[str, Any] = {"dataset": "KITTI odometry", "sequence": folder.name}
+        for name, is_folder in sorted(list_folder(folder)):
+            if is_folder and name in _IMAGES:
+                columns[name] = Images(_files(folder / name, len(times), tuple(IMAGE_FORMATS)))
+            elif is_folder and name == "velodyne":
+                columns[name] = _Scans(_files(folder / name, len(times), (".bin",)))
+        columns["timestamp"] = Values(times)
+        poses = folder.parent.parent / "poses" / f"{folder.name}.txt"
+        if poses.is_file():
+            columns["pose"] = Values(_poses(poses, len(times)))
+        if (folder / "calib.txt").is_file():
+            metadata |= _calibration(folder / "calib.txt", columns)
+        return SequenceFrames(len(times), columns, metadata)
+
+
+FORMAT = SourceFormat("kitti", Kitti.expected, Kitti)
+
+
+@dataclass(frozen=True)
+class _Scans(Column):
+    """A file of points for each frame."""
+
+    paths: Sequence[Path]
+
+    def spec(self, name: str, *, keep_encoded: bool) -> FeatureSpec:  # noqa: ARG002 - no image
+        return FeatureSpec(name, np.dtype("<f4"), (None, 4))
+
+    def read(self, frame: int, spec: FeatureSpec) -> npt.NDArray[Any]:
+        path = self.paths[frame]
+        data = read_bytes(path, MAX_FRAME_BYTES)
+        if len(data) % 16:
+            raise SourceError(
+                "a truncated scan",
+                file=str(path),
+                expected="a multiple of 16 bytes, four float32 a point",
+                got=f"{len(data)} bytes",
+            )
+        return np.frombuffer(data, spec.dtype).reshape(-1, 4)
+
+
+def _files(folder: Path, count: int, endings: Sequence[str]) -> list[Path]:
+    """The files of the frames, which are numbered from 0."""
+    found = {
+        int(Path(name).stem): name
+        for name, is_folder in list_folder(folder)
+        if not is_folder and Path(name).suffix.lower() in endings and Path(name).stem.isdecimal()
+    }
+    missing = next((number for number in range(count) if number not in found), None)
+    if missing is not None or len(found) != count:
+        raise SourceError(
+            "a folder that disagrees with times.txt",
+            file=str(folder),
+            frame=missing,
+            expected=f"{count} files, from 0 to {count - 1}",
+            got=f"{len(found)} files",
+        )
+    return [folder / found[number] for number in range(count)]
+
+
+def _poses(path: Path, count: int) -> npt.NDArray[np.float64]:
+    values = table(path, rows_of(path), 12)
+    if len(values) != count:
+        raise SourceError(
+            "poses that disagree with times.txt",
+            file=str(path),
+            expected=f"{count} lines",
+            got=f"{len(values)} lines",
+        )
+    return values.reshape(count, 3, 4)
+
+
+def _calibration(path: Path, columns: dict[str, Column]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for number, words in rows_of(path):
+        name = _MATRIX.fullmatch(words[0])
+        if name:
+            found[name[1]] = table(path, [(number, words[1:])], 12)[0].tolist()
+    images = [column for column in columns.values() if isinstance(column, Images)]
+    if "P0" in found and images and images[0].paths[0] is not None:
+        height, width = image_header(images[0].paths[0]).shape[:2]
+        fx, _, cx, _, _, fy, cy = found["P0"][:7]
+        camera = {"fx": fx, "fy": fy, "cx": cx, "cy": cy, "width": width, "height": height}
+        return {"calibration": found, "camera": camera}
+    return {"calibration": found} if found else {}

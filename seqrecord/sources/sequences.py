@@ -1,0 +1,239 @@
+"""What sources of SLAM sequences share: features as columns of files or values, frame by frame."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import SourceError
+from seqrecord.schema import CodecConfig, EncodedImage, FeatureSpec, Frame, Schema
+from seqrecord.sources.base import EpisodeInfo
+from seqrecord.sources.files import local_root
+from seqrecord.sources.finding import find_folders, has_folder
+from seqrecord.sources.images import (
+    IMAGE_FORMATS,
+    decode_image,
+    image_header,
+    read_image,
+    read_image_file,
+)
+from seqrecord.sources.specs import check_spec, chosen_schema, feature_spec
+
+__all__ = ["Column", "Images", "Samples", "SequenceFrames", "SequenceSource", "Values"]
+
+
+class Column(Protocol):
+    """A feature of a sequence, frame by frame."""
+
+    def spec(self, name: str, *, keep_encoded: bool) -> FeatureSpec:
+        """The feature, from what is read fastest."""
+        ...
+
+    def read(self, frame: int, spec: FeatureSpec) -> npt.NDArray[Any] | EncodedImage | None:
+        """The value, checked; `None` where the frame has none."""
+        ...
+
+
+@dataclass(frozen=True)
+class Images(Column):
+    """An image file for each frame; `None` where a frame has none."""
+
+    paths: Sequence[Path | None]
+
+    def spec(self, name: str, *, keep_encoded: bool) -> FeatureSpec:
+        path = next(path for path in self.paths if path is not None)
+        header = image_header(path)
+        kept: CodecConfig = {"id": "seqrecord.image", "format": header.format}
+        is_rgb = header.mode == "RGB" and header.dtype == np.uint8
+        codec = (kept,) if keep_encoded and is_rgb else ()
+        return feature_spec(name, header.dtype, header.shape, path, codec=codec)
+
+    def read(self, frame: int, spec: FeatureSpec) -> npt.NDArray[Any] | EncodedImage | None:
+        path = self.paths[frame]
+        if path is None:
+            return None
+        if not spec.codec:
+            pixels = read_image(path)
+            check_spec(pixels.dtype, pixels.shape, spec, path)
+            return pixels
+        data = read_image_file(path)
+        pixels = decode_image(data, path)
+        check_spec(pixels.dtype, pixels.shape, spec, path)
+        if IMAGE_FORMATS.get(path.suffix.lower(), "png") != spec.codec[0]["format"]:
+            raise SourceError(
+                "an image of another format than the one kept",
+                file=str(path),
+                expected=spec.codec[0]["format"],
+                got=path.suffix,
+            )
+        return EncodedImage(data)
+
+
+@dataclass(frozen=True)
+class Values(Column):
+    """An array for each frame: [T, …]; frames where it is not `there` have none."""
+
+    array: npt.NDArray[Any]
+    there: npt.NDArray[np.bool_] | None = None
+
+    def spec(self, name: str, *, keep_encoded: bool) -> FeatureSpec:  # noqa: ARG002 - no image
+        return FeatureSpec(name, self.array.dtype, self.array.shape[1:])
+
+    def read(self, frame: int, spec: FeatureSpec) -> npt.NDArray[Any] | None:
+        if self.there is not None and not self.there[frame]:
+            return None
+        return np.asarray(self.array[frame], spec.dtype)
+
+
+@dataclass(frozen=True)
+class Samples(Column):
+    """Any number of rows for each frame: those from `bounds[t]` up to `bounds[t + 1]`."""
+
+    rows: npt.NDArray[Any]
+    bounds: npt.NDArray[np.int64]
+
+    def spec(self, name: str, *, keep_encoded: bool) -> FeatureSpec:  # noqa: ARG002 - no image
+        return FeatureSpec(name, self.rows.dtype, (None, *self.rows.shape[1:]))
+
+    def read(self, frame: int, spec: FeatureSpec) -> npt.NDArray[Any]:
+        return np.asarray(self.rows[self.bounds[frame] : self.bounds[frame + 1]], spec.dtype)
+
+
+@dataclass(frozen=True)
+class SequenceFrames:
+    """A sequence: how many frames it has, and each feature's column."""
+
+    num_frames: int
+    columns: Mapping[str, Column]
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SequenceSource(ABC):
+    """A tree of sequences, each a folder, as a source; the formats are derived from it.
+
+    `root` is a folder of sequences at any depth, or one sequence. `features` are the names to read,
+    in that order, by default all. With `keep_encoded` RGB images stay PNG or JPEG.
+
+    A source is a snapshot: its schema is worked out once and travels with it when it is pickled.
+    """
+
+    root: str | os.PathLike[str]
+    features: Sequence[str] | None = None
+    keep_encoded: bool = False
+
+    expected: ClassVar[str]
+    """What a sequence looks like, in words."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "root", local_root(self.root))
+        if self.features is not None:
+            object.__setattr__(self, "features", tuple(self.features))
+
+    @staticmethod
+    @abstractmethod
+    def is_sequence(names: set[str]) -> bool:
+        """Whether a folder with files and folders of these names is a sequence."""
+
+    @abstractmethod
+    def key(self, folder: Path) -> str:
+        """A sequence's key."""
+
+    @abstractmethod
+    def open(self, folder: Path) -> SequenceFrames:
+        """The sequence, its lists checked, before any image is read."""
+
+    def exists(self) -> bool:
+        """Whether there is a sequence among the first entries of the tree."""
+        return has_folder(Path(self.root), self.is_sequence)
+
+    def schema(self) -> Schema:
+        return self._probed[0]
+
+    def episodes(self) -> Sequence[EpisodeInfo]:
+        return self._probed[1]
+
+    def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
+        try:
+            folder = self._folder(info.key)
+            sequence = self.open(folder)
+            columns = {
+                name: (sequence.columns[name], spec)
+                for name, spec in self.schema().items()
+                if name in sequence.columns
+            }
+            if not columns or not sequence.num_frames:
+                raise SourceError("a sequence without frames of the features", file=str(folder))
+            for number in range(sequence.num_frames):
+                frame: dict[str, npt.NDArray[Any] | EncodedImage] = {}
+                for name, (column, spec) in columns.items():
+                    try:
+                        value = column.read(number, spec)
+                    except SourceError as error:
+                        error.located(feature=name, frame=number)
+                        raise
+                    if value is not None:
+                        frame[name] = value
+                yield frame
+        except SourceError as error:
+            error.located(episode=info.key)
+            raise
+
+    def relative_key(self, folder: Path) -> str:
+        """The path below `root`, or the folder's name if it is `root`."""
+        root = Path(self.root)
+        return folder.name if folder == root else folder.relative_to(root).as_posix()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        if "_probed" in state:
+            schema, _, folders = state["_probed"]
+            state["_probed"] = (schema, (), folders)  # a worker gets its episodes one by one
+        return state
+
+    def _folder(self, key: str) -> Path:
+        folders = self._probed[2]
+        if key not in folders:
+            raise SourceError("no such episode", file=str(self.root))
+        return folders[key]
+
+    @cached_property
+    def _probed(self) -> tuple[Schema, Sequence[EpisodeInfo], Mapping[str, Path]]:
+        root = Path(self.root)
+        found: list[FeatureSpec] = []
+        offered: dict[str, None] = {}
+        episodes: list[EpisodeInfo] = []
+        folders: dict[str, Path] = {}
+        first_error: SourceError | None = None
+        for folder in find_folders(root, self.is_sequence):
+            key = self.key(folder)
+            folders[key] = folder
+            try:
+                sequence = self.open(folder)
+                chosen = sequence.columns if self.features is None else self.features
+                specs = [
+                    sequence.columns[name].spec(name, keep_encoded=self.keep_encoded)
+                    for name in chosen
+                    if name in sequence.columns
+                ]
+            except SourceError as error:  # `frames` says what is wrong
+                error.located(episode=key)
+                first_error = first_error or error
+                episodes.append(EpisodeInfo(key, 0))
+            else:
+                found.extend(specs)
+                offered |= dict.fromkeys(sequence.columns)
+                episodes.append(EpisodeInfo(key, sequence.num_frames, sequence.metadata))
+        if not episodes:
+            raise SourceError("no sequence found", file=str(root), expected=self.expected)
+        if not found and first_error:
+            raise first_error
+        return chosen_schema(found, self.features, root, offered), episodes, folders

@@ -1,0 +1,125 @@
+"""TUM RGB-D sequences, https://cvg.cit.tum.de/data/datasets/rgbd-dataset/file_formats.
+
+::
+
+    SEQUENCE/rgb.txt              timestamp rgb/1305031102.175304.png
+    SEQUENCE/depth.txt            timestamp depth/1305031102.160407.png
+    SEQUENCE/groundtruth.txt      timestamp tx ty tz qx qy qz qw
+    SEQUENCE/accelerometer.txt    timestamp ax ay az
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import SourceError
+from seqrecord.sources.base import SourceFormat
+from seqrecord.sources.sequences import (
+    Column,
+    Images,
+    Samples,
+    SequenceFrames,
+    SequenceSource,
+    Values,
+)
+from seqrecord.sources.text_tables import associate, check_rising, rows_of, sample_bounds, table
+
+__all__ = ["FORMAT", "Tum"]
+
+_WITHIN = 0.02  # seconds: what associate.py allows
+
+
+@dataclass(frozen=True)
+class Tum(SequenceSource):
+    """TUM RGB-D sequences as a source.
+
+    Frames are the pairs of a colour and a depth image that TUM's `associate.py` finds: less than
+    20 ms apart, the closest pairs first. Images without a partner are dropped; the metadata counts
+    them. Each colour image's pose is found in the same way; a frame without one lacks it. Without
+    `depth.txt` frames are all colour images.
+
+    Features: `image` uint8 [H, W, 3]; `depth` uint16 [H, W], 5000 a metre, 0 where unknown; `pose`
+    float64 [7], `tx ty tz qx qy qz qw` of the colour camera in metres; `timestamp` and
+    `depth_timestamp` float64, seconds; `accelerometer` float64 [?, 4], time in seconds and m/s^2,
+    the samples from a frame up to the next.
+    """
+
+    expected = "SEQUENCE/rgb.txt with rgb/, depth.txt with depth/, groundtruth.txt"
+
+    @staticmethod
+    def is_sequence(names: set[str]) -> bool:
+        return {"rgb.txt", "rgb"} <= names
+
+    def key(self, folder: Path) -> str:
+        return self.relative_key(folder)
+
+    def open(self, folder: Path) -> SequenceFrames:
+        times, images = _list(folder, "rgb.txt")
+        kept = np.arange(len(times))
+        columns: dict[str, Column] = {}
+        metadata: dict[str, Any] = {"dataset": "TUM RGB-D"}
+        if (folder / "depth.txt").is_file():
+            depth_times, depths = _list(folder, "depth.txt")
+            kept, partners = associate(times, depth_times, _WITHIN)
+            columns["depth"] = Images([depths[row] for row in partners.tolist()])
+            columns["depth_timestamp"] = Values(depth_times[partners])
+            metadata["depth_per_metre"] = 5000
+            metadata["rgb_without_depth"] = len(times) - len(kept)
+            metadata["depth_without_rgb"] = len(depth_times) - len(kept)
+        if not len(kept):
+            raise SourceError(
+                "a sequence without frames",
+                file=str(folder),
+                expected="colour and depth images less than 20 ms apart",
+            )
+        times = times[kept]
+        columns = {"image": Images([images[row] for row in kept.tolist()]), **columns}
+        columns["timestamp"] = Values(times)
+        if (folder / "groundtruth.txt").is_file():
+            pose_times, poses = _numbers(folder / "groundtruth.txt", 7)
+            frames, rows = associate(times, pose_times, _WITHIN)
+            found = np.zeros((len(times), 7))
+            there = np.zeros(len(times), np.bool_)
+            found[frames], there[frames] = poses[rows], True
+            metadata["frames_without_pose"] = len(times) - len(frames)
+            if len(frames):
+                columns["pose"] = Values(found, there)
+        if (folder / "accelerometer.txt").is_file():
+            sample_times, samples = _numbers(folder / "accelerometer.txt", 3)
+            rows_ = np.column_stack([sample_times, samples])
+            columns["accelerometer"] = Samples(rows_, sample_bounds(times, sample_times))
+        return SequenceFrames(len(times), columns, metadata)
+
+
+FORMAT = SourceFormat("tum", Tum.expected, Tum)
+
+
+def _list(folder: Path, name: str) -> tuple[npt.NDArray[np.float64], Sequence[Path]]:
+    """Times that rise, and the files that belong to them, which lie in the sequence's folder."""
+    path = folder / name
+    rows = rows_of(path, ",\t")
+    for number, words in rows:
+        place = Path(words[1]) if len(words) > 1 else Path("..")
+        if place.is_absolute() or ".." in place.parts:
+            raise SourceError(
+                f"a bad row in line {number}",
+                file=str(path),
+                expected="a timestamp and the path of a file in the sequence's folder",
+                got=repr(" ".join(words)[:120]),
+            )
+    times = table(path, rows, 1)[:, 0]
+    check_rising(times, path)
+    return times, [folder / words[1] for _, words in rows]
+
+
+def _numbers(path: Path, columns: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Times that rise, and as many numbers for each."""
+    values = table(path, rows_of(path, ",\t"), 1 + columns)
+    check_rising(values[:, 0], path)
+    return values[:, 0], values[:, 1:]
