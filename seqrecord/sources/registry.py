@@ -16,6 +16,9 @@ from seqrecord.sources.files import list_folder, local_original
 from seqrecord.sources.folders import FORMAT as FOLDERS
 from seqrecord.sources.hdf5 import FORMAT as HDF5
 from seqrecord.sources.kitti import FORMAT as KITTI
+from seqrecord.sources.lerobot import FORMAT as LEROBOT
+from seqrecord.sources.mcap import FORMAT as MCAP
+from seqrecord.sources.rlds import FORMAT as RLDS
 from seqrecord.sources.tartanair import FORMAT as TARTANAIR
 from seqrecord.sources.tum import FORMAT as TUM
 from seqrecord.sources.zarr_buffers import FORMAT as ZARR
@@ -24,6 +27,9 @@ __all__ = ["BUILT_IN", "ENTRY_POINTS", "format_names", "open_source"]
 
 BUILT_IN: tuple[SourceFormat, ...] = (
     TARTANAIR,
+    LEROBOT,
+    MCAP,
+    RLDS,
     HDF5,
     ZARR,
     TUM,

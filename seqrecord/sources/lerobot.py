@@ -1,0 +1,207 @@
+"""LeRobot data sets whose images lie in the parquet files, or that have none."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seqrecord.errors import SchemaError, SourceError
+from seqrecord.schema import FeatureSpec, Frame, Schema
+from seqrecord.sources.base import EpisodeInfo, SourceFormat
+from seqrecord.sources.embedded import embedded_spec
+from seqrecord.sources.files import local_root
+from seqrecord.sources.lerobot_layout import (
+    INFO,
+    LeRobotEpisode,
+    LeRobotFeature,
+    LeRobotInfo,
+    read_episodes,
+    read_info,
+    read_tasks,
+)
+from seqrecord.sources.lerobot_rows import EpisodeRows, image_bytes
+
+__all__ = ["FORMAT", "LeRobot"]
+
+_DERIVED = ("frame_index", "episode_index", "index")
+"""Columns that say where a row lies: the dataset knows that itself."""
+
+_AXES = {"height", "width", "channel", "channels"}
+
+
+@dataclass(frozen=True)
+class LeRobot:
+    """A LeRobot data set of version 2.0, 2.1 or 3.0 as a source.
+
+    ::
+
+        ROOT/meta/info.json                                 features, fps, names
+        ROOT/data/chunk-000/file-000.parquet                v3.0: rows of many episodes
+        ROOT/data/chunk-000/episode_000000.parquet          v2.x: rows of one
+
+    Episodes are called `episode_000000` by their numbers. Features have their LeRobot names; one
+    of shape [1] is a scalar, as LeRobot delivers it, images are uint8 [H, W, 3], and `timestamp`
+    is in seconds from the episode's start. `frame_index`, `episode_index` and `index` are left
+    out. The metadata of an episode has `tasks`, `robot_type`, `split`, `names` of what has names,
+    and `task_index`, which maps the numbers of the feature of that name to the tasks.
+
+    Video cannot be read yet: a data set with video features is refused unless `features` names
+    others or `without_video` is set. With `keep_encoded` RGB images stay PNG or JPEG.
+    """
+
+    root: str | os.PathLike[str]
+    features: Sequence[str] | None = None
+    keep_encoded: bool = False
+    without_video: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "root", local_root(self.root))
+        if self.features is not None:
+            object.__setattr__(self, "features", tuple(self.features))
+
+    def exists(self) -> bool:
+        """Whether `root` has `meta/info.json`."""
+        return (Path(self.root) / INFO).is_file()
+
+    def schema(self) -> Schema:
+        return self._schema
+
+    def episodes(self) -> Sequence[EpisodeInfo]:
+        if not self._episodes:
+            raise SourceError("a LeRobot data set without episodes", file=str(self.root))
+        return [self._info_of(episode) for episode in self._episodes.values()]
+
+    def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
+        try:
+            if info.key not in self._episodes:
+                raise SourceError("no such episode", file=str(self.root))
+            yield from self._rows.frames(self._episodes[info.key])
+        except SourceError as error:
+            error.located(episode=info.key)
+            raise
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("_episodes", "_rows")}
+
+    @cached_property
+    def _info(self) -> LeRobotInfo:
+        return read_info(Path(self.root))
+
+    @cached_property
+    def _episodes(self) -> dict[str, LeRobotEpisode]:
+        return {each.key: each for each in read_episodes(Path(self.root), self._info)}
+
+    @cached_property
+    def _tasks(self) -> dict[int, str]:
+        return read_tasks(Path(self.root), self._info)
+
+    @cached_property
+    def _rows(self) -> EpisodeRows:
+        return EpisodeRows(Path(self.root), self.schema())
+
+    @cached_property
+    def _schema(self) -> Schema:
+        return Schema([self._spec(feature) for feature in self._chosen()])
+
+    def _chosen(self) -> list[LeRobotFeature]:
+        offered = {n: f for n, f in self._info.features.items() if n not in _DERIVED}
+        videos = [name for name, feature in offered.items() if feature.dtype == "video"]
+        readable = [name for name in offered if name not in videos]
+        names = self.features
+        if names is None:
+            if videos and not self.without_video:
+                raise SourceError(
+                    "video features cannot be read yet; to pack the others set without_video "
+                    "(--source-option without_video=true), or name them (--features)",
+                    file=str(Path(self.root) / INFO),
+                    expected=f"some of {', '.join(readable)}",
+                    got=", ".join(videos),
+                )
+            names = readable
+        unknown = [name for name in names if name not in readable]
+        if unknown or not names:
+            kept = [name for name in unknown if name in videos]
+            raise SourceError(
+                "video features cannot be read yet" if kept else "no such feature",
+                file=str(Path(self.root) / INFO),
+                expected=f"some of {', '.join(readable)}",
+                got=", ".join(kept or unknown) or None,
+            )
+        return [offered[name] for name in names]
+
+    def _spec(self, feature: LeRobotFeature) -> FeatureSpec:
+        path = Path(self.root) / INFO
+        try:
+            if feature.dtype == "image":
+                return self._image_spec(feature)
+            dtype = np.dtype(feature.dtype)
+            return FeatureSpec(feature.name, dtype, () if feature.shape == (1,) else feature.shape)
+        except (SchemaError, TypeError, ValueError, SyntaxError) as error:
+            raise SourceError(
+                f"a feature that cannot be stored: {error}"[:300],
+                file=str(path),
+                feature=feature.name[:100],
+                got=f"{feature.dtype} {list(feature.shape)}"[:100],
+            ) from error
+
+    def _image_spec(self, feature: LeRobotFeature) -> FeatureSpec:
+        """From the first episode that can be read: the declared shape may be [C, H, W]."""
+        first: SourceError | None = None
+        for episode in self._episodes.values():
+            path = Path(self.root) / episode.file
+            try:
+                data = image_bytes(path, feature.name)
+                spec = embedded_spec(feature.name, data, path, keep_encoded=self.keep_encoded)
+            except SourceError as error:
+                error.located(episode=episode.key, feature=feature.name)
+                first = first or error
+                continue
+            if math.prod(n or 1 for n in spec.shape) != math.prod(feature.shape):
+                raise SourceError(
+                    "images of another size than declared",
+                    file=str(path),
+                    feature=feature.name,
+                    expected=list(feature.shape),
+                    got=list(spec.shape),
+                )
+            return spec
+        raise first or SourceError("a LeRobot data set without episodes", file=str(self.root))
+
+    def _info_of(self, episode: LeRobotEpisode) -> EpisodeInfo:
+        metadata: dict[str, Any] = {"episode_index": episode.index, "tasks": list(episode.tasks)}
+        if self._info.robot_type is not None:
+            metadata["robot_type"] = self._info.robot_type
+        for name, numbers in self._info.splits.items():
+            if episode.index in numbers:
+                metadata["split"] = name
+        if names := self._names:
+            metadata["names"] = names
+        if "task_index" in self.schema():
+            known = {str(n): task for n, task in self._tasks.items() if task in episode.tasks}
+            metadata["task_index"] = known
+        return EpisodeInfo(episode.key, max(episode.length, 1), metadata)
+
+    @cached_property
+    def _names(self) -> dict[str, Any]:
+        """The names of the features' elements, but for those of images' axes."""
+        found = {name: self._info.features[name].names for name in self.schema()}
+        return {
+            name: names
+            for name, names in found.items()
+            if names and not (isinstance(names, list) and _AXES.issuperset(map(str, names)))
+        }
+
+
+FORMAT = SourceFormat(
+    "lerobot",
+    "meta/info.json and data/chunk-000/*.parquet",
+    LeRobot,
+    options=("without_video",),
+)

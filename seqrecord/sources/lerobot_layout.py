@@ -1,0 +1,272 @@
+"""What the files in `meta/` of a LeRobot data set say: features, episodes, tasks, places of rows.
+
+The layouts are those that lerobot 0.3.3 (v2.1) and 0.4.4 (v3.0) write; see
+https://huggingface.co/docs/lerobot/lerobot-dataset-v3. Nothing in them is trusted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from seqrecord.errors import SourceError
+from seqrecord.sources.files import list_folder, read_bytes, unreadable
+
+__all__ = [
+    "INFO",
+    "LeRobotEpisode",
+    "LeRobotFeature",
+    "LeRobotInfo",
+    "open_parquet",
+    "read_episodes",
+    "read_info",
+    "read_tasks",
+]
+
+INFO = "meta/info.json"
+
+_EPISODES = {2: "meta/episodes.jsonl", 3: "meta/episodes"}
+_TASKS = {2: "meta/tasks.jsonl", 3: "meta/tasks.parquet"}
+_MAX_INFO_BYTES = 16 << 20
+_MAX_LINES_BYTES = 1 << 30
+_MAX_DEPTH = 2  # of folders of episode tables: chunk-000/file-000.parquet
+_FIELD = re.compile(r"\{(\w+)(?::0([1-9])d)?\}")
+
+
+@dataclass(frozen=True)
+class LeRobotFeature:
+    """A feature as `info.json` declares it; `dtype` may be `image`, `video` or `string`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    names: Any
+
+
+@dataclass(frozen=True)
+class LeRobotInfo:
+    """The parts of `info.json` that are used; `version` is 2 or 3."""
+
+    version: int
+    fps: float
+    features: Mapping[str, LeRobotFeature]
+    data_path: str
+    chunks_size: int
+    robot_type: str | None
+    splits: Mapping[str, range]
+
+
+@dataclass(frozen=True)
+class LeRobotEpisode:
+    """An episode: its number, frames, tasks, and the parquet file of its rows below the root."""
+
+    index: int
+    length: int
+    tasks: tuple[str, ...]
+    file: str
+
+    @property
+    def key(self) -> str:
+        return f"episode_{self.index:06d}"
+
+
+def read_info(root: Path) -> LeRobotInfo:
+    """Raises `SourceError` for a version that is not known, and for what is not as it must be."""
+    path = root / INFO
+    info = _object(read_bytes(path, _MAX_INFO_BYTES), path)
+    version = info.get("codebase_version")
+    if not isinstance(version, str) or version not in ("v2.0", "v2.1", "v3.0"):
+        raise SourceError(
+            "a LeRobot data set of a version that is not known",
+            file=str(path),
+            expected="codebase_version v2.0, v2.1 or v3.0",
+            got=repr(version)[:50],
+        )
+    fps, size, where = info.get("fps"), info.get("chunks_size", 1000), info.get("data_path")
+    if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps < 1e6:
+        raise _wrong(path, "fps", "a number above 0", fps)
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise _wrong(path, "chunks_size", "1 or more", size)
+    if not isinstance(where, str):
+        raise _wrong(path, "data_path", "text", where)
+    robot = info.get("robot_type")
+    return LeRobotInfo(
+        version=int(version[1]),
+        fps=float(fps),
+        features=_features(info.get("features"), path),
+        data_path=where,
+        chunks_size=size,
+        robot_type=robot if isinstance(robot, str) else None,
+        splits=_splits(info.get("splits")),
+    )
+
+
+def read_episodes(root: Path, info: LeRobotInfo) -> list[LeRobotEpisode]:
+    """All episodes in the order of their numbers, which need not be without gaps."""
+    place = root / _EPISODES[info.version]
+    rows = _lines(place) if info.version == 2 else _tables(place, _COLUMNS)
+    episodes = [_episode(row, info, place) for row in rows]
+    episodes.sort(key=lambda episode: episode.index)
+    for one, two in pairwise(episodes):
+        if one.index == two.index:
+            raise SourceError("an episode that is listed twice", file=str(place), episode=one.key)
+    return episodes
+
+
+def read_tasks(root: Path, info: LeRobotInfo) -> dict[int, str]:
+    """The tasks by their numbers."""
+    place = root / _TASKS[info.version]
+    if info.version == 2:
+        rows = _lines(place)
+    else:
+        # pandas keeps the text as the index, which it calls `__index_level_0__` or `task`.
+        table = _read_table(place)
+        text = next((n for n in table.column_names if n in ("task", "__index_level_0__")), None)
+        if text is None or "task_index" not in table.column_names:
+            raise _wrong(place, "columns", "task_index and task", table.column_names)
+        rows = iter(
+            table.select(["task_index", text]).rename_columns(["task_index", "task"]).to_pylist()
+        )
+    tasks = {}
+    for row in rows:
+        number, task = row.get("task_index"), row.get("task")
+        if not isinstance(number, int) or not isinstance(task, str):
+            raise _wrong(place, "task", "a number and a text", row)
+        tasks[number] = task
+    return tasks
+
+
+def open_parquet(path: Path) -> pq.ParquetFile:
+    """Raises `SourceError` for what is no parquet file."""
+    try:
+        return pq.ParquetFile(path)
+    except OSError as error:  # also a footer that is damaged
+        raise unreadable(path, error) from error
+    except (pa.ArrowException, ValueError) as error:
+        raise SourceError(
+            "not a parquet file", file=str(path), got=str(error).splitlines()[0][:200]
+        ) from error
+
+
+_COLUMNS = ("episode_index", "length", "tasks", "data/chunk_index", "data/file_index")
+
+
+def _episode(row: Mapping[str, Any], info: LeRobotInfo, place: Path) -> LeRobotEpisode:
+    numbers = [row.get(name) for name in ("episode_index", "length")]
+    if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in numbers):
+        raise _wrong(place, "episode", "episode_index and length, 0 or more", row)
+    index, length = (int(n) for n in numbers if n is not None)
+    tasks = row.get("tasks") or ()
+    if not isinstance(tasks, (list, tuple)) or not all(isinstance(task, str) for task in tasks):
+        raise _wrong(place, "tasks", "a list of text", tasks)
+    if info.version == 2:
+        values: dict[str, Any] = {
+            "episode_index": index,
+            "episode_chunk": index // info.chunks_size,
+        }
+    else:
+        values = {name: row.get(f"data/{name}") for name in ("chunk_index", "file_index")}
+    return LeRobotEpisode(index, length, tuple(tasks), _fill(info.data_path, values, place))
+
+
+def _fill(template: str, values: Mapping[str, Any], place: Path) -> str:
+    """`data/chunk-{chunk_index:03d}/…` filled in, and nothing that leaves the data set."""
+
+    def value(match: re.Match[str]) -> str:
+        number = values.get(match[1])
+        if not isinstance(number, int) or number < 0:
+            raise _wrong(place, match[1], "a number for data_path", number)
+        return f"{number:0{match[2] or 1}d}"
+
+    path = _FIELD.sub(value, template)
+    if {"{", "}"} & {*path} or path.startswith("/") or ".." in Path(path).parts:
+        raise _wrong(place, "data_path", "a path below the data set", template)
+    return path
+
+
+def _features(value: object, path: Path) -> dict[str, LeRobotFeature]:
+    if not isinstance(value, dict) or not value:
+        raise _wrong(path, "features", "an object of features", value)
+    features = {}
+    for name, each in value.items():
+        shape = each.get("shape") if isinstance(each, dict) else None
+        if (
+            not isinstance(shape, list)
+            or not all(isinstance(n, int) and not isinstance(n, bool) for n in shape)
+            or not isinstance(each.get("dtype"), str)
+        ):
+            raise _wrong(path, f"features.{name}"[:100], "an object of dtype and shape", each)
+        features[name] = LeRobotFeature(name, each["dtype"], tuple(shape), each.get("names"))
+    return features
+
+
+def _splits(value: object) -> dict[str, range]:
+    """`{"train": "0:50"}`: names of ranges of episodes. What is something else is left out."""
+    found = {}
+    for name, each in value.items() if isinstance(value, dict) else ():
+        match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", each) if isinstance(each, str) else None
+        if match:
+            found[str(name)] = range(int(match[1]), int(match[2]))
+    return found
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(read_bytes(path, _MAX_LINES_BYTES).splitlines()):
+        if line.strip():
+            yield _object(line, path, number)
+
+
+def _tables(folder: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    paths = sorted(_parquet_files(folder, _MAX_DEPTH))
+    if not paths:
+        raise SourceError("no table of episodes", file=str(folder))
+    for path in paths:
+        table = _read_table(path, columns)
+        for batch in table.to_batches():
+            yield from batch.to_pylist()
+
+
+def _parquet_files(folder: Path, depth: int) -> Iterator[Path]:
+    for name, is_folder in list_folder(folder):
+        if is_folder and depth > 1:
+            yield from _parquet_files(folder / name, depth - 1)
+        elif name.endswith(".parquet"):
+            yield folder / name
+
+
+def _read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    file = open_parquet(path)
+    missing = [name for name in columns or () if name not in file.schema_arrow.names]
+    if missing:
+        raise SourceError("a parquet file that lacks a column", file=str(path), expected=missing[0])
+    try:
+        return file.read(columns=None if columns is None else list(columns), use_threads=False)
+    except (pa.ArrowException, OSError) as error:
+        raise SourceError(
+            "a damaged parquet file", file=str(path), got=str(error).splitlines()[0][:200]
+        ) from error
+
+
+def _object(data: bytes, path: Path, line: int | None = None) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        where = "" if line is None else f" in line {line + 1}"
+        raise SourceError(f"not JSON{where}", file=str(path), got=str(error)[:200]) from error
+    if not isinstance(value, dict):
+        raise SourceError("not a JSON object", file=str(path), got=repr(value)[:100])
+    return value
+
+
+def _wrong(path: Path, what: str, expected: str, got: object) -> SourceError:
+    return SourceError(
+        f"{what}: not as it must be", file=str(path), expected=expected, got=repr(got)[:200]
+    )

@@ -1,0 +1,261 @@
+"""Rows of LeRobot's parquet files as frames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from seqrecord.errors import SourceError
+from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
+from seqrecord.sources.embedded import embedded_value
+from seqrecord.sources.lerobot_layout import LeRobotEpisode, open_parquet
+
+__all__ = ["EpisodeRows", "image_bytes"]
+
+_ORDER = ("episode_index", "frame_index", "timestamp")
+
+
+class EpisodeRows:
+    """Reads the rows of episodes, from files that hold one or many of them.
+
+    Consecutive episodes of one file are read in one pass: a row group may be the whole file, and
+    nothing in it can be reached without decoding what comes before.
+    """
+
+    def __init__(self, root: Path, schema: Schema, *, batch_rows: int = 32) -> None:
+        self._root, self._schema, self._batch_rows = root, schema, batch_rows
+        self._path: Path | None = None
+        self._batches: Iterator[pa.RecordBatch] = iter(())
+        self._rest: pa.RecordBatch | None = None  # rows that were read, of a later episode
+        self._ends: int = -1  # the last episode that was read from the open file
+
+    def frames(self, episode: LeRobotEpisode) -> Iterator[Frame]:
+        """All frames; raises `SourceError` for rows that are missing, twice or out of order."""
+        path = self._root / episode.file
+        count, last = 0, -np.inf
+        for batch in self._rows_of(path, episode.index):
+            numbers = _column(batch, "frame_index", path).astype(np.int64)
+            wrong = np.flatnonzero(numbers != np.arange(count, count + len(numbers)))
+            if len(wrong):
+                raise SourceError(
+                    "rows that are missing or out of order",
+                    file=str(path),
+                    frame=count + int(wrong[0]),
+                    expected=f"frame_index {count + int(wrong[0])}",
+                    got=int(numbers[wrong[0]]),
+                )
+            times = np.concatenate([[last], _column(batch, "timestamp", path).astype(np.float64)])
+            back = np.flatnonzero(~(np.diff(times) > 0))
+            if len(back):
+                raise SourceError(
+                    "timestamps that go back",
+                    file=str(path),
+                    frame=count + int(back[0]),
+                    expected=f"more than {times[back[0]]} s",
+                    got=f"{times[back[0] + 1]} s",
+                )
+            last = float(times[-1])
+            yield from self._frames(batch, path, count)
+            count += len(numbers)
+        if count != episode.length:
+            raise SourceError(
+                "another number of rows than the episode's length",
+                file=str(path),
+                expected=episode.length,
+                got=count,
+            )
+
+    def _frames(self, batch: pa.RecordBatch, path: Path, first: int) -> Iterator[Frame]:
+        columns: dict[str, Any] = {}
+        for name, spec in self._schema.items():
+            column = batch.column(name)
+            if pa.types.is_struct(column.type) or pa.types.is_binary(column.type):
+                columns[name] = column
+            else:
+                columns[name] = _array(column, spec, path)
+        for row in range(batch.num_rows):
+            frame: dict[str, npt.NDArray[Any] | EncodedImage] = {}
+            for name, column in columns.items():
+                if isinstance(column, np.ndarray):
+                    frame[name] = column[row]
+                    continue
+                try:
+                    data = _image(column[row], path)
+                    frame[name] = embedded_value(data, self._schema[name], path)
+                except SourceError as error:
+                    error.located(feature=name, frame=first + row)
+                    raise
+            yield frame
+
+    def _rows_of(self, path: Path, episode: int) -> Iterator[pa.RecordBatch]:
+        """The rows of one episode, batch by batch."""
+        if path != self._path or episode <= self._ends:
+            self._open(path, episode)
+        self._ends = episode
+        found = False
+        while True:
+            batch, self._rest = self._rest, None
+            if batch is None:
+                batch = self._next(path)
+            if batch is None:
+                self._path = None
+                return
+            mine = np.flatnonzero(_column(batch, "episode_index", path) == episode)
+            if not len(mine):
+                if found:
+                    self._rest = batch
+                    return
+                continue
+            found = True
+            begin, end = int(mine[0]), int(mine[-1]) + 1
+            if len(mine) != end - begin:
+                raise SourceError("rows of other episodes among those of this one", file=str(path))
+            if end < batch.num_rows:
+                self._rest = batch.slice(end)
+            yield batch.slice(begin, end - begin)
+            if end < batch.num_rows:
+                return
+
+    def _open(self, path: Path, episode: int) -> None:
+        self._path, self._rest = None, None
+        file = open_parquet(path)
+        columns = [*dict.fromkeys([*_ORDER, *self._schema])]
+        for name in columns:
+            if name not in file.schema_arrow.names:
+                raise SourceError(
+                    "a parquet file that lacks a column",
+                    file=str(path),
+                    feature=name if name in self._schema else None,
+                    expected=name,
+                    got=", ".join(file.schema_arrow.names)[:200],
+                )
+        self._batches = file.iter_batches(
+            self._batch_rows,
+            row_groups=_row_groups(file, episode),
+            columns=columns,
+            use_threads=False,
+        )
+        self._path = path
+
+    def _next(self, path: Path) -> pa.RecordBatch | None:
+        try:
+            return next(self._batches, None)
+        except (pa.ArrowException, OSError) as error:
+            self._path = None
+            raise SourceError(
+                "a damaged parquet file", file=str(path), got=str(error).splitlines()[0][:200]
+            ) from error
+
+
+def image_bytes(path: Path, name: str) -> bytes:
+    """The first image of a column."""
+    file = open_parquet(path)
+    if name not in file.schema_arrow.names:
+        raise SourceError("a parquet file that lacks a column", file=str(path), expected=name)
+    try:
+        for batch in file.iter_batches(1, columns=[name], use_threads=False):
+            return _image(batch.column(0)[0], path)
+    except (pa.ArrowException, OSError) as error:
+        raise SourceError(
+            "a damaged parquet file", file=str(path), got=str(error).splitlines()[0][:200]
+        ) from error
+    raise SourceError("a parquet file without rows", file=str(path))
+
+
+def _row_groups(file: pq.ParquetFile, episode: int) -> list[int]:
+    """The row groups from the first one on that may have rows of the episode."""
+    position = file.schema_arrow.names.index("episode_index")
+    metadata = file.metadata
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        column = next(
+            (
+                group.column(i)
+                for i in range(position, group.num_columns)
+                if group.column(i).path_in_schema == "episode_index"
+            ),
+            None,
+        )
+        statistics = None if column is None else column.statistics
+        if statistics is None or not statistics.has_min_max or statistics.max >= episode:
+            return list(range(number, metadata.num_row_groups))
+    return []
+
+
+def _image(value: pa.Scalar, path: Path) -> bytes:
+    """The encoded image of one row."""
+    data = value.as_py()
+    if isinstance(data, dict):
+        data = data.get("bytes")
+    if not isinstance(data, bytes):
+        raise SourceError(
+            "an image that is not in the parquet file",
+            file=str(path),
+            expected="the bytes of a PNG or JPEG",
+            got=repr(value.as_py())[:100],
+        )
+    return data
+
+
+def _column(batch: pa.RecordBatch, name: str, path: Path) -> npt.NDArray[Any]:
+    """A column of one number a row, without gaps."""
+    column = batch.column(name)
+    if column.null_count or not (
+        pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+    ):
+        raise SourceError(
+            f"a column {name} that is not one number a row",
+            file=str(path),
+            expected="numbers",
+            got=f"{column.type}, {column.null_count} of them missing",
+        )
+    values: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
+    return values
+
+
+def _array(column: pa.Array, spec: FeatureSpec, path: Path) -> npt.NDArray[Any]:
+    """[rows, *shape] of the feature's dtype, from numbers or from lists nested to its shape."""
+    values, rows = column, len(column)
+    if isinstance(values, pa.ExtensionArray):
+        values = values.storage
+    sizes: list[int] = []
+    while _is_list(values.type):
+        lengths = pc.list_value_length(values).unique()
+        if values.null_count or len(lengths) != 1:
+            raise _misshapen(spec, path, "lists of several lengths, or missing ones")
+        sizes.append(lengths[0].as_py())
+        values = values.flatten()
+    if tuple(sizes) != spec.shape and (spec.shape or sizes != [1]):
+        raise _misshapen(spec, path, f"{values.type} {sizes}")
+    if values.null_count or not (
+        pa.types.is_integer(values.type)
+        or pa.types.is_floating(values.type)
+        or pa.types.is_boolean(values.type)
+    ):
+        raise _misshapen(spec, path, f"{values.type}, {values.null_count} of them missing")
+    array = values.to_numpy(zero_copy_only=False)
+    if array.dtype != spec.dtype:
+        raise _misshapen(spec, path, array.dtype.name)
+    return np.ascontiguousarray(array).reshape(rows, *(n or 1 for n in spec.shape))
+
+
+def _is_list(type_: pa.DataType) -> bool:
+    checks = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(check(type_) for check in checks)
+
+
+def _misshapen(spec: FeatureSpec, path: Path, got: str) -> SourceError:
+    return SourceError(
+        "a column that is not as info.json declares it",
+        file=str(path),
+        feature=spec.name,
+        expected=str(spec),
+        got=got[:200],
+    )

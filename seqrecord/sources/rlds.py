@@ -1,0 +1,308 @@
+"""RLDS data sets, as TFDS writes them to TFRecord files, without TensorFlow."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seqrecord.errors import SchemaError, SourceError
+from seqrecord.schema import FeatureSpec, Frame, Schema
+from seqrecord.sources.base import EpisodeInfo, SourceFormat
+from seqrecord.sources.embedded import embedded_spec, embedded_value
+from seqrecord.sources.files import local_root
+from seqrecord.sources.finding import has_file
+from seqrecord.sources.rlds_features import FEATURES, RldsFeature, RldsFeatures, read_features
+from seqrecord.sources.rlds_shards import Shard, find_dataset, find_shards
+from seqrecord.sources.tf_example import Values, parse_example, parse_feature, scan_example
+from seqrecord.sources.tfrecord import RECORD_HEAD, TfRecord, TfRecordFile
+
+__all__ = ["FORMAT", "Rlds"]
+
+
+@dataclass(frozen=True)
+class Rlds:
+    """A TFDS data set of episodes (RLDS) in TFRecord files as a source.
+
+    ::
+
+        ROOT/features.json, ROOT/dataset_info.json
+        ROOT/NAME-train.tfrecord-00000-of-00042             one record an episode
+
+    `ROOT` may also be a folder above, with one such folder below it. Episodes are called
+    `train/000000`, by their split and their place in it. Features are those of a step:
+    `observation/image` is `observation.image`; images are uint8 or uint16 [H, W] or [H, W, C].
+    TFRecord has no float64, so these have the values of float32. What `features.json` says of the
+    episode beside its steps becomes its metadata.
+
+    Each record's checksums are verified when it is read; it is held in memory while its frames
+    are. With `keep_encoded` RGB images stay PNG or JPEG.
+    """
+
+    root: str | os.PathLike[str]
+    features: Sequence[str] | None = None
+    keep_encoded: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "root", local_root(self.root))
+        if self.features is not None:
+            object.__setattr__(self, "features", tuple(self.features))
+
+    def exists(self) -> bool:
+        """Whether there is a `features.json` with TFRecord files beside it."""
+        return has_file(Path(self.root), _is_dataset)
+
+    def schema(self) -> Schema:
+        return self._schema
+
+    def episodes(self) -> Sequence[EpisodeInfo]:
+        found: list[EpisodeInfo] = []
+        ordinal, split = 0, None
+        for shard in find_shards(self._folder):
+            if shard.split != split:
+                ordinal, split = 0, shard.split
+            infos = list(self._infos(shard, ordinal))
+            ordinal += len(infos)
+            found += infos
+        if not found:
+            raise SourceError("a TFDS data set without episodes", file=str(self._folder))
+        return found
+
+    def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
+        path = self._folder
+        try:
+            path, offset = self._place(info.metadata)
+            with TfRecordFile(path) as file:
+                data = file.read(file.record_at(offset))
+            try:
+                values = parse_example(data)
+                columns = self._columns(values)
+            except ValueError as error:
+                raise _not_an_example(path, offset, error) from error
+            yield from self._frames(columns, path)
+        except SourceError as error:
+            error.located(episode=info.key)
+            raise
+
+    @cached_property
+    def _folder(self) -> Path:
+        folder = find_dataset(Path(self.root))
+        if folder is None:
+            raise SourceError("no TFDS data set", file=str(self.root), expected=FEATURES)
+        return folder
+
+    @cached_property
+    def _features(self) -> RldsFeatures:
+        return read_features(self._folder / FEATURES)
+
+    @cached_property
+    def _chosen(self) -> tuple[RldsFeature, ...]:
+        offered = {feature.name: feature for feature in self._features.steps}
+        names = tuple(offered) if self.features is None else self.features
+        readable = ", ".join(name for name, feature in offered.items() if feature.can_be_read)
+        if unknown := [name for name in names if name not in offered]:
+            raise SourceError(
+                "no such feature",
+                file=str(self._folder / FEATURES),
+                expected=f"some of {readable}",
+                got=", ".join(unknown),
+            )
+        chosen = tuple(offered[name] for name in names)
+        if refused := [each for each in chosen if not each.can_be_read]:
+            raise SourceError(
+                "features of kinds that cannot be read; name the others (--features)",
+                file=str(self._folder / FEATURES),
+                expected=f"some of {readable}",
+                got=", ".join(f"{each.name} ({each.kind})" for each in refused)[:300],
+            )
+        return chosen
+
+    @cached_property
+    def _schema(self) -> Schema:
+        return Schema([self._spec(feature) for feature in self._chosen])
+
+    def _spec(self, feature: RldsFeature) -> FeatureSpec:
+        try:
+            if feature.kind == "tensor":
+                return FeatureSpec(feature.name, np.dtype(feature.dtype), feature.shape)
+            return self._image_spec(feature)
+        except SchemaError as error:
+            raise SourceError(
+                error.message,
+                file=str(self._folder / FEATURES),
+                feature=feature.name,
+                expected=error.expected,
+                got=error.got,
+            ) from error
+
+    def _image_spec(self, feature: RldsFeature) -> FeatureSpec:
+        """From the first image that can be read."""
+        first: SourceError | None = None
+        for shard in find_shards(self._folder):
+            path = self._folder / shard.file
+            try:
+                with TfRecordFile(path) as file:
+                    for record in file.records():
+                        values = parse_example(file.read(record)).get(feature.key)
+                        if isinstance(values, list) and values:
+                            return embedded_spec(
+                                feature.name, bytes(values[0]), path, keep_encoded=self.keep_encoded
+                            )
+            except SourceError as error:
+                first = first or error
+            except ValueError as error:
+                first = first or _not_an_example(path, 0, error)
+        raise first or SourceError("no image", file=str(self._folder), feature=feature.name)
+
+    # --- episodes: as little as possible is read of a record --------------------------------
+
+    def _infos(self, shard: Shard, ordinal: int) -> Iterator[EpisodeInfo]:
+        """All episodes of a shard; those that cannot be read too, so that `frames` names them."""
+        path = self._folder / shard.file
+        count = 0
+        try:
+            with TfRecordFile(path) as file:
+                for record in file.records():
+                    metadata = {"split": shard.split, "file": shard.file, "offset": record.offset}
+                    steps, more = self._look(file, record)
+                    yield EpisodeInfo(
+                        f"{shard.split}/{ordinal + count:06d}", max(steps, 1), {**more, **metadata}
+                    )
+                    count += 1
+        except SourceError as error:
+            # The rest of the file is lost: as many as there should be, one if nobody knows.
+            lost = 1 if shard.num_records is None else max(shard.num_records - count, 1)
+            for i in range(count, count + lost):
+                offset = (error.offset or 0) + RECORD_HEAD
+                metadata = {"split": shard.split, "file": shard.file, "offset": offset}
+                yield EpisodeInfo(f"{shard.split}/{ordinal + i:06d}", 1, metadata)
+            return
+        for i in range(count, shard.num_records or 0):  # a file that ends between two records
+            offset = path.stat().st_size + RECORD_HEAD
+            metadata = {"split": shard.split, "file": shard.file, "offset": offset}
+            yield EpisodeInfo(f"{shard.split}/{ordinal + i:06d}", 1, metadata)
+
+    def _look(self, file: TfRecordFile, record: TfRecord) -> tuple[int, dict[str, Any]]:
+        """The number of steps of a record, 0 if it cannot be told, and the episode's metadata."""
+        about = {
+            each.key: each
+            for each in self._features.episode
+            if each.kind == "text" or (each.kind == "tensor" and each.can_be_read)
+        }
+        counted = min(self._features.steps, key=_bytes_per_step)
+        try:
+            found = scan_example(
+                file.peek, record.offset, record.size, {*about, counted.key}.__contains__
+            )
+            values = {key: parse_feature(data) for key, data in found.items()}
+        except ValueError:  # fields in another order: the whole record tells
+            try:
+                values = parse_example(file.read(record))
+            except (ValueError, SourceError):
+                return 0, {}
+        try:
+            steps = counted.count(values[counted.key]) if counted.key in values else 0
+        except ValueError:
+            return 0, {}
+        return steps, _metadata({key: values[key] for key in about if key in values}, about)
+
+    # --- frames -----------------------------------------------------------------------------
+
+    def _place(self, metadata: Mapping[str, Any]) -> tuple[Path, int]:
+        name, offset = metadata.get("file"), metadata.get("offset")
+        if not isinstance(name, str) or Path(name).name != name or not isinstance(offset, int):
+            raise SourceError("no such episode", file=str(self._folder))
+        return self._folder / name, offset
+
+    def _columns(self, values: Mapping[str, Values]) -> dict[str, Any]:
+        """By feature, what its steps hold: an array [T, ...], or encoded images."""
+        columns: dict[str, Any] = {}
+        first: RldsFeature | None = None
+        for feature in self._chosen:
+            if feature.key not in values:
+                raise ValueError(f"the record lacks {feature.key}")
+            found = values[feature.key]
+            steps = feature.count(found)
+            if first is not None and steps != first.count(values[first.key]):
+                raise ValueError(
+                    f"{steps} steps of {feature.key}, and {first.count(values[first.key])} of "
+                    f"{first.key}"
+                )
+            first = first or feature
+            if feature.kind == "image" and not isinstance(found, list):
+                raise ValueError(f"numbers for {feature.key}, which holds images")
+            columns[feature.name] = found if feature.kind == "image" else feature.array(found)
+        return columns
+
+    def _frames(self, columns: Mapping[str, Any], path: Path) -> Iterator[Frame]:
+        images = {each.name for each in self._chosen if each.kind == "image"}
+        for number in range(len(next(iter(columns.values())))):
+            frame: dict[str, Any] = {}
+            for name, column in columns.items():
+                frame[name] = column[number]
+                if name in images:
+                    try:
+                        frame[name] = embedded_value(
+                            bytes(column[number]), self.schema()[name], path
+                        )
+                    except SourceError as error:
+                        error.located(feature=name, frame=number)
+                        raise
+            yield frame
+
+
+FORMAT = SourceFormat(
+    "rlds",
+    "features.json and NAME-train.tfrecord-00000-of-00042",
+    Rlds,
+)
+
+
+def _is_dataset(path: Path) -> bool:
+    return path.name == FEATURES and any(path.parent.glob("*.tfrecord-*"))
+
+
+def _bytes_per_step(feature: RldsFeature) -> tuple[bool, bool, float]:
+    """Sorts what is cheapest to count first: single numbers, then tensors, texts, images."""
+    is_tensor = feature.kind == "tensor" and feature.encoding == "none"
+    size = math.prod(feature.shape) if feature.can_be_read else math.inf
+    return (not is_tensor, feature.kind == "image", size)
+
+
+def _metadata(values: Mapping[str, Values], features: Mapping[str, RldsFeature]) -> dict[str, Any]:
+    """Texts and numbers of the episode, nested as their names are: JSON."""
+    result: dict[str, Any] = {}
+    for key, found in values.items():
+        feature = features[key]
+        if len(found) != feature.per_step:
+            continue
+        value: Any
+        if isinstance(found, list):
+            if feature.kind != "text":
+                continue
+            value = bytes(found[0]).decode(errors="replace")
+        else:
+            value = feature.array(found)[0].tolist()
+            if not np.all(np.isfinite(np.asarray(value, float))):
+                continue
+        *outer, last = key.split("/")
+        place = result
+        for name in outer:
+            place = place.setdefault(name, {})
+        place[last] = value
+    return result
+
+
+def _not_an_example(path: Path, offset: int, error: ValueError) -> SourceError:
+    return SourceError(
+        "a record that is not the episode that features.json declares",
+        file=str(path),
+        offset=offset,
+        got=str(error)[:300],
+    )

@@ -1,0 +1,183 @@
+"""What the `features.json` of a TFDS data set says of the steps of its episodes (RLDS).
+
+https://github.com/google-research/rlds#dataset-format and
+https://github.com/tensorflow/datasets/blob/master/tensorflow_datasets/core/proto/feature.proto.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import SourceError
+from seqrecord.schema import MAX_FRAME_BYTES
+from seqrecord.sources.files import read_bytes
+from seqrecord.sources.names import feature_name
+from seqrecord.sources.tf_example import Values
+
+__all__ = ["FEATURES", "RldsFeature", "RldsFeatures", "read_features"]
+
+FEATURES = "features.json"
+_MAX_BYTES = 16 << 20
+_MAX_DEPTH = 16
+_STEPS = "steps"
+
+
+@dataclass(frozen=True)
+class RldsFeature:
+    """A feature of one step, or of the episode.
+
+    `key` is its name in the Example: `steps/observation/image`. `kind` is `tensor`, `image`,
+    `text`, or what cannot be read. `encoding` is how a tensor is put into bytes: `none`, `bytes`
+    or `zlib`.
+    """
+
+    key: str
+    name: str
+    kind: str
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    encoding: str = "none"
+
+    @property
+    def can_be_read(self) -> bool:
+        return self.kind in ("tensor", "image") and min(self.shape, default=1) > 0
+
+    @property
+    def per_step(self) -> int:
+        """Values of one step in the Example."""
+        return math.prod(self.shape) if self.kind == "tensor" and self.encoding == "none" else 1
+
+    def count(self, values: Values) -> int:
+        """How many steps these values are of; raises `ValueError` for a part of one."""
+        steps, rest = divmod(len(values), self.per_step)
+        if rest:
+            raise ValueError(
+                f"{len(values)} values of {self.key}, which has {self.per_step} a step"
+            )
+        return steps
+
+    def array(self, values: Values) -> npt.NDArray[Any]:
+        """[steps, *shape] of a tensor; raises `ValueError` for values that it cannot hold."""
+        dtype = np.dtype(self.dtype)
+        if self.encoding != "none":
+            if not isinstance(values, list):
+                raise ValueError(f"numbers for {self.key}, which is encoded")
+            size = math.prod(self.shape) * dtype.itemsize
+            rows = [_decoded(value, self.encoding, size) for value in values]
+            return np.frombuffer(b"".join(rows), dtype.newbyteorder("<")).reshape(-1, *self.shape)
+        if not isinstance(values, np.ndarray):
+            raise ValueError(f"bytes for {self.key}, which holds {self.dtype}")
+        if (dtype.kind == "f") != (values.dtype.kind == "f"):
+            raise ValueError(f"{values.dtype.name} for {self.key}, which holds {self.dtype}")
+        array = values.astype(dtype)
+        if dtype.kind in "iub" and not np.array_equal(array.astype(np.int64), values):
+            raise ValueError(f"a value of {self.key} that {self.dtype} cannot hold")
+        return array.reshape(-1, *self.shape)
+
+
+@dataclass(frozen=True)
+class RldsFeatures:
+    """The features of a step and, beside the steps, those of an episode."""
+
+    steps: tuple[RldsFeature, ...]
+    episode: tuple[RldsFeature, ...]
+
+
+def read_features(path: Path) -> RldsFeatures:
+    """Raises `SourceError` for what is no features.json, or has no steps."""
+    try:
+        tree = json.loads(read_bytes(path, _MAX_BYTES))
+        found = list(_walk(tree, "", 0))
+    except (ValueError, RecursionError) as error:
+        raise SourceError("not a features.json", file=str(path), got=str(error)[:200]) from error
+    steps = tuple(f for f in found if f.key.startswith(f"{_STEPS}/"))
+    if not steps:
+        raise SourceError(
+            "a TFDS data set that is not of episodes (RLDS)",
+            file=str(path),
+            expected="a feature `steps`, which is a Dataset of features",
+            got=", ".join(f.key for f in found)[:200],
+        )
+    names = [feature.name for feature in steps]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise SourceError("two features of one name", file=str(path), got=", ".join(twice))
+    return RldsFeatures(steps, tuple(f for f in found if not f.key.startswith(f"{_STEPS}/")))
+
+
+def _walk(node: Any, key: str, depth: int) -> Iterator[RldsFeature]:
+    if not isinstance(node, dict) or depth > _MAX_DEPTH:
+        raise ValueError(f"{key or 'the file'} is not an object of a feature")
+    if "featuresDict" in node:
+        for name, child in _object(_object(node, "featuresDict", key), "features", key).items():
+            yield from _walk(child, f"{key}/{name}" if key else name, depth + 1)
+    elif "sequence" in node and key == _STEPS:
+        yield from _walk(_object(node, "sequence", key).get("feature"), key, depth + 1)
+    else:
+        yield _leaf(node, key)
+
+
+def _leaf(node: dict[str, Any], key: str) -> RldsFeature:
+    name = feature_name(key.removeprefix(f"{_STEPS}/"))
+    if "image" in node:
+        image = _object(node, "image", key)
+        if image.get("dtype") in ("uint8", "uint16"):
+            return RldsFeature(key, name, "image", str(image["dtype"]))
+        return RldsFeature(key, name, f"image of {image.get('dtype')}"[:50])
+    if "text" in node:
+        return RldsFeature(key, name, "text", "string")
+    if "classLabel" in node:
+        return RldsFeature(key, name, "tensor", "int64")
+    for content in ("tensor", "boundingBox"):
+        if content in node:
+            return _tensor(_object(node, content, key), key, name)
+    kinds = [k for k in node if k not in ("pythonClassName", "description")]
+    return RldsFeature(key, name, (kinds or ["unknown"])[0][:50])
+
+
+def _tensor(tensor: dict[str, Any], key: str, name: str) -> RldsFeature:
+    dtype, encoding = str(tensor.get("dtype")), str(tensor.get("encoding", "none")) or "none"
+    shape = tensor.get("shape") or {}
+    sizes = shape.get("dimensions", []) if isinstance(shape, dict) else None
+    if not isinstance(sizes, list):
+        raise ValueError(f"a shape of {key} that is none: {shape!r}"[:200])
+    dimensions = tuple(int(size) for size in sizes)  # TFDS writes them as text
+    if dtype in ("string", "object"):
+        return RldsFeature(key, name, "text" if not dimensions else "tensor of texts", "string")
+    try:
+        itemsize = np.dtype(dtype).itemsize
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise ValueError(f"a dtype of {key} that is none: {dtype[:50]}") from error
+    if np.dtype(dtype).kind not in "iufb" or encoding not in ("none", "bytes", "zlib"):
+        return RldsFeature(key, name, f"tensor of {dtype}, encoded as {encoding}"[:80])
+    if math.prod(max(n, 1) for n in dimensions) * itemsize > MAX_FRAME_BYTES:
+        raise ValueError(f"{key} is too large: {list(dimensions)}"[:200])
+    return RldsFeature(key, name, "tensor", dtype, dimensions, encoding)
+
+
+def _decoded(value: memoryview, encoding: str, size: int) -> bytes:
+    data = bytes(value)
+    if encoding == "zlib":
+        stream = zlib.decompressobj()
+        try:
+            data = stream.decompress(data, size + 1)
+        except zlib.error as error:
+            raise ValueError(f"a tensor that is not zlib's: {error}") from error
+    if len(data) != size:
+        raise ValueError(f"a tensor of {len(data)} bytes or more, expected {size}")
+    return data
+
+
+def _object(node: dict[str, Any], name: str, key: str) -> dict[str, Any]:
+    value = node.get(name)
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} of {key or 'the file'} is not an object")
+    return value

@@ -1,0 +1,152 @@
+"""Recordings of messages, written by the libraries of their formats, and what is in them."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from mcap.writer import CompressionType
+from mcap.writer import Writer as McapWriter
+from PIL import Image
+from rosbags.rosbag2 import StoragePlugin, Writer
+from rosbags.typesys import Stores, get_typestore
+
+__all__ = [
+    "IMAGE",
+    "IMU",
+    "JOINTS",
+    "STORE",
+    "compressed",
+    "image",
+    "imu",
+    "joints",
+    "jpeg",
+    "message",
+    "png",
+    "write_bag",
+    "write_json",
+    "write_mcap",
+]
+
+STORE = get_typestore(Stores.ROS2_HUMBLE)
+IMAGE, IMU, JOINTS = (f"sensor_msgs/msg/{name}" for name in ("Image", "Imu", "JointState"))
+
+Timed = tuple[str, int, Any]
+"""Topic, time in ns, message."""
+
+
+def message(type_name: str, *values: Any) -> Any:
+    return STORE.types[type_name](*values)
+
+
+def header(time: int = 0) -> Any:
+    stamp = message("builtin_interfaces/msg/Time", time // 10**9, time % 10**9)
+    return message("std_msgs/msg/Header", stamp, "a frame")
+
+
+def image(pixels: npt.NDArray[Any], encoding: str, *, padding: int = 0, big: bool = False) -> Any:
+    """sensor_msgs/Image, whose rows end with `padding` bytes that are no pixels."""
+    rows = np.ascontiguousarray(pixels.astype(pixels.dtype.newbyteorder(">" if big else "<")))
+    rows = rows.view(np.uint8).reshape(len(pixels), -1)
+    rows = np.pad(rows, ((0, 0), (0, padding)), constant_values=7)
+    height, width = pixels.shape[:2]
+    return message(
+        IMAGE, header(), height, width, encoding, int(big), rows.shape[1], rows.reshape(-1)
+    )
+
+
+def compressed(data: bytes, format_: str) -> Any:
+    return message(
+        "sensor_msgs/msg/CompressedImage", header(), format_, np.frombuffer(data, np.uint8)
+    )
+
+
+def imu(values: Sequence[float], *, oriented: bool = True) -> Any:
+    """sensor_msgs/Imu: orientation, angular velocity and linear acceleration, 10 numbers."""
+    none = np.full(9, 0.5)
+    unknown = none.copy()
+    unknown[0] = -1
+    return message(
+        IMU,
+        header(),
+        message("geometry_msgs/msg/Quaternion", *values[:4]),
+        none if oriented else unknown,
+        message("geometry_msgs/msg/Vector3", *values[4:7]),
+        none,
+        message("geometry_msgs/msg/Vector3", *values[7:]),
+        none,
+    )
+
+
+def joints(names: Sequence[str], position: Sequence[float], effort: Sequence[float] = ()) -> Any:
+    return message(
+        JOINTS, header(), list(names), np.array(position, float), np.zeros(0), np.array(effort)
+    )
+
+
+def png(pixels: npt.NDArray[Any]) -> bytes:
+    return _saved(pixels, "png")
+
+
+def jpeg(pixels: npt.NDArray[Any]) -> bytes:
+    return _saved(pixels, "jpeg")
+
+
+def _saved(pixels: npt.NDArray[Any], format_: str) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, format_)
+    return stream.getvalue()
+
+
+def write_bag(folder: Path, messages: Sequence[Timed], *, sqlite: bool = False) -> Path:
+    """A rosbag2 folder with MCAP or SQLite storage; returns its one file of messages."""
+    plugin = StoragePlugin.SQLITE3 if sqlite else StoragePlugin.MCAP
+    with Writer(folder, version=9, storage_plugin=plugin) as writer:
+        connections = {}
+        for topic, time, each in messages:
+            name = each.__msgtype__
+            if topic not in connections:
+                connections[topic] = writer.add_connection(topic, name, typestore=STORE)
+            writer.write(connections[topic], time, STORE.serialize_cdr(each, name))
+    (path,) = (each for each in folder.iterdir() if each.suffix in (".mcap", ".db3"))
+    return path
+
+
+def write_mcap(
+    path: Path, messages: Sequence[Timed], *, definitions: bool = True, **options: Any
+) -> Path:
+    """An MCAP file of ROS 2 messages by the mcap package; small chunks unless told otherwise."""
+    with path.open("wb") as stream:
+        writer = McapWriter(stream, **{"chunk_size": 2000, **options})
+        writer.start("ros2", "a test")
+        channels: dict[str, int] = {}
+        for topic, time, each in messages:
+            name = each.__msgtype__
+            if topic not in channels:
+                text = STORE.generate_msgdef(name, ros_version=2)[0] if definitions else ""
+                schema = writer.register_schema(name, "ros2msg", text.encode())
+                channels[topic] = writer.register_channel(topic, "cdr", schema)
+            data = bytes(STORE.serialize_cdr(each, name))
+            writer.add_message(channels[topic], time, data, time)
+        writer.finish()  # type: ignore[no-untyped-call]
+    return path
+
+
+def write_json(path: Path, messages: Sequence[tuple[str, str, int, dict[str, Any]]]) -> Path:
+    """An MCAP file of JSON messages: topic, type, time, message."""
+    with path.open("wb") as stream:
+        writer = McapWriter(stream, compression=CompressionType.LZ4)
+        writer.start("", "a test")
+        channels: dict[str, int] = {}
+        for topic, name, time, each in messages:
+            if topic not in channels:
+                schema = writer.register_schema(name, "jsonschema", b"{}")
+                channels[topic] = writer.register_channel(topic, "json", schema)
+            writer.add_message(channels[topic], time, json.dumps(each).encode(), time)
+        writer.finish()  # type: ignore[no-untyped-call]
+    return path

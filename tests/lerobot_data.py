@@ -1,0 +1,76 @@
+"""What is in tests/golden/sources/lerobot_*.zip, which lerobot's own writer has written.
+
+To make them again, in an environment that has lerobot 0.4.4 (v3.0) or 0.3.3 (v2.1):
+`python -m tests.lerobot_data FOLDER`, then zip the folder without `stats.json` and `images/`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+__all__ = ["FEATURES", "FPS", "episodes"]
+
+FPS = 10
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "observation.state": {"dtype": "float32", "shape": (3,), "names": ["x", "y", "grip"]},
+    "action": {"dtype": "float64", "shape": (2,), "names": {"motors": ["a", "b"]}},
+    "observation.image": {
+        "dtype": "image",
+        "shape": (6, 8, 3),
+        "names": ["height", "width", "channel"],
+    },
+    "next.reward": {"dtype": "float32", "shape": (1,), "names": None},
+    "next.done": {"dtype": "bool", "shape": (1,), "names": None},
+    "tactile": {"dtype": "int16", "shape": (2, 4), "names": None},
+    "note": {"dtype": "string", "shape": (1,), "names": None},
+}
+
+
+def episodes() -> list[list[dict[str, Any]]]:
+    """The frames of three episodes, as lerobot takes them, with their task."""
+    rng = np.random.default_rng(0)
+    plan = [(5, ["pick"]), (3, ["place", "pick"]), (7, ["place"])]
+    return [
+        [
+            {
+                "observation.state": rng.normal(size=3).astype(np.float32),
+                "action": rng.normal(size=2),
+                "observation.image": rng.integers(0, 256, (6, 8, 3), np.uint8),
+                "next.reward": np.array([i / 2], np.float32),
+                "next.done": np.array([i == length - 1]),
+                "tactile": rng.integers(-300, 300, (2, 4)).astype(np.int16),
+                "note": f"frame {i} of {number}",
+                "task": tasks[min(i // 2, len(tasks) - 1)],
+            }
+            for i in range(length)
+        ]
+        for number, (length, tasks) in enumerate(plan)
+    ]
+
+
+def main(root: Path) -> None:
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    dataset = LeRobotDataset.create(
+        "a/test", fps=FPS, root=root, features=FEATURES, use_videos=False, robot_type="arm"
+    )
+    for episode in episodes():
+        for frame in episode:
+            if "task" in inspect.signature(dataset.add_frame).parameters:  # 0.3
+                task = frame.pop("task")
+                dataset.add_frame(frame, task=task)
+            else:
+                dataset.add_frame(frame)
+        dataset.save_episode()
+    if hasattr(dataset, "finalize"):
+        dataset.finalize()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,365 @@
+"""LeRobot data sets that lerobot's own writer has written, and every way to be broken."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+import seqrecord
+from seqrecord import EncodedImage
+from seqrecord.errors import SourceError
+from seqrecord.sources import Source, open_source
+from seqrecord.sources.lerobot import LeRobot
+from seqrecord.sources.lerobot_layout import read_episodes, read_info
+from seqrecord.sources.lerobot_rows import EpisodeRows
+from tests.lerobot_data import FEATURES, episodes
+
+DATA = Path(__file__).parent / "golden" / "sources"
+NUMBERS = [name for name, feature in FEATURES.items() if feature["dtype"] != "string"]
+STORED = [*NUMBERS, "timestamp", "task_index"]
+VERSIONS = ["v21", "v3"]
+
+
+def unpack(folder: Path, version: str = "v3") -> Path:
+    with zipfile.ZipFile(DATA / f"lerobot_{version}.zip") as archive:
+        archive.extractall(folder / version)
+    return folder / version
+
+
+def opened(root: Path, **options: Any) -> Source:
+    return open_source(root, **{"features": STORED, **options})
+
+
+def frames_of(source: Source, key: str) -> list[dict[str, Any]]:
+    info = next(info for info in source.episodes() if info.key == key)
+    return [dict(frame) for frame in source.frames(info)]
+
+
+def check(source: Source) -> None:
+    """All frames of all episodes are what lerobot was given."""
+    wanted = episodes()
+    assert [(e.key, e.num_frames) for e in source.episodes()] == [
+        (f"episode_{i:06d}", len(frames)) for i, frames in enumerate(wanted)
+    ]
+    for i, frames in enumerate(wanted):
+        got = frames_of(source, f"episode_{i:06d}")
+        assert len(got) == len(frames)
+        for number, (frame, want) in enumerate(zip(got, frames, strict=True)):
+            assert list(frame) == list(source.schema())
+            for name in NUMBERS:
+                value = want[name][0] if want[name].shape == (1,) else want[name]
+                np.testing.assert_array_equal(frame[name], value)
+                assert np.asarray(frame[name]).dtype == value.dtype
+            assert frame["timestamp"] == np.float32(number / 10)
+            assert ["pick", "place"][int(frame["task_index"])] == want["task"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_lerobot_wrote(tmp_path: Path, version: str) -> None:
+    source = opened(unpack(tmp_path, version))
+    assert isinstance(source, LeRobot)
+    assert [str(spec) for spec in source.schema().values()] == [
+        "observation.state: float32 [3]",
+        "action: float64 [2]",
+        "observation.image: uint8 [6, 8, 3]",
+        "next.reward: float32 []",
+        "next.done: bool []",
+        "tactile: int16 [2, 4]",
+        "timestamp: float32 []",
+        "task_index: int64 []",
+    ]
+    check(source)
+    assert source.episodes()[1].metadata == {
+        "episode_index": 1,
+        "tasks": ["place", "pick"],
+        "robot_type": "arm",
+        "split": "train",
+        "names": {"observation.state": ["x", "y", "grip"], "action": {"motors": ["a", "b"]}},
+        "task_index": {"0": "pick", "1": "place"},
+    }
+    copy = pickle.loads(pickle.dumps(source))
+    assert copy == source
+    check(copy)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_packing(tmp_path: Path, version: str) -> None:
+    source = opened(unpack(tmp_path, version), keep_encoded=True)
+    assert source.schema()["observation.image"].codec == (
+        {"id": "seqrecord.image", "format": "png"},
+    )
+    [first, *_] = frames_of(source, "episode_000000")
+    assert isinstance(first["observation.image"], EncodedImage)
+    report = seqrecord.convert(source, tmp_path / "records", workers=2)
+    assert len(report.written) == 3
+    with seqrecord.open(tmp_path / "records") as dataset:
+        for i, frames in enumerate(episodes()):
+            got = dataset.episodes[f"episode_{i:06d}"][:]
+            for name in ("observation.image", "action", "tactile"):
+                np.testing.assert_array_equal(got[name], np.stack([f[name] for f in frames]))
+
+
+def rewrite(path: Path, change: Callable[[pa.Table], pa.Table], **options: Any) -> None:
+    pq.write_table(change(pq.read_table(path)), path, **options)
+
+
+@pytest.mark.parametrize("rows", [100, 6, 1])
+@pytest.mark.parametrize("statistics", [True, False])
+def test_row_groups_that_do_not_end_where_episodes_do(
+    tmp_path: Path, rows: int, statistics: bool
+) -> None:
+    root = unpack(tmp_path)
+    path = root / "data/chunk-000/file-000.parquet"
+    rewrite(path, lambda table: table, row_group_size=rows, write_statistics=statistics)
+    source = opened(root)
+    check(source)
+    listed = read_episodes(root, read_info(root))
+    for batch_rows in (1, 4, 7):
+        reader = EpisodeRows(root, source.schema(), batch_rows=batch_rows)
+        for episode, want in zip(listed, episodes(), strict=True):
+            states = [frame["observation.state"] for frame in reader.frames(episode)]
+            np.testing.assert_array_equal(states, [frame["observation.state"] for frame in want])
+    for key in ("episode_000002", "episode_000000", "episode_000000", "episode_000001"):
+        assert len(frames_of(source, key)) == len(episodes()[int(key[-1])])
+
+
+def test_an_episode_that_is_left_in_the_middle(tmp_path: Path) -> None:
+    root = unpack(tmp_path)
+    rewrite(root / "data/chunk-000/file-000.parquet", lambda table: table)
+    source = opened(root)
+    next(source.frames(source.episodes()[0]))
+    assert len(frames_of(source, "episode_000001")) == 3
+    next(source.frames(source.episodes()[1]))
+    assert len(frames_of(source, "episode_000001")) == 3
+    check(source)
+
+
+def test_files_of_several_episodes_are_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = unpack(tmp_path)
+    rewrite(root / "data/chunk-000/file-000.parquet", lambda table: table)
+    source = opened(root)
+    infos = source.episodes()
+    opens: list[Path] = []
+    real = pq.ParquetFile
+
+    def counted(path: Path) -> pq.ParquetFile:
+        opens.append(path)
+        return real(path)
+
+    monkeypatch.setattr(pq, "ParquetFile", counted)
+    assert sum(len(list(source.frames(info))) for info in infos) == 15
+    assert len(opens) == 1
+
+
+def edit_info(root: Path, **changes: Any) -> None:
+    path = root / "meta/info.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def add_video(root: Path) -> None:
+    video = {"dtype": "video", "shape": [480, 640, 3], "names": ["height", "width", "channels"]}
+    features = json.loads((root / "meta/info.json").read_text())["features"]
+    edit_info(root, features={**features, "observation.images.top": video})
+
+
+def test_video_is_refused_by_name_unless_left_out(tmp_path: Path) -> None:
+    root = unpack(tmp_path)
+    add_video(root)
+    with pytest.raises(
+        SourceError, match=r"video features cannot be read yet; .*images\.top$"
+    ) as e:
+        open_source(root).schema()
+    assert "set without_video (--source-option without_video=true)" in str(e.value)
+    assert "expected: some of observation.state, action, " in str(e.value)
+    with pytest.raises(SourceError, match=r"video features cannot be read yet; .*images.top"):
+        open_source(root, features=["action", "observation.images.top"]).schema()
+    check(opened(root))
+    assert "observation.images.top" not in opened(root, without_video=True).schema()
+
+
+def test_features_that_are_not_there(tmp_path: Path) -> None:
+    root = unpack(tmp_path)
+    for name in ("observation.images.top", "episode_index"):
+        with pytest.raises(SourceError, match=f"no such feature; .*got: {name}"):
+            open_source(root, features=["action", name]).schema()
+
+
+# --- ways to be broken -----------------------------------------------------------------------
+
+
+def column(name: str, change: Callable[[list[Any]], list[Any]]) -> Callable[[pa.Table], pa.Table]:
+    def changed(table: pa.Table) -> pa.Table:
+        place = table.column_names.index(name)
+        values = change(table.column(name).to_pylist())
+        return table.set_column(place, name, pa.array(values, table.schema.types[place]))
+
+    return changed
+
+
+def at(row: int, value: Any) -> Callable[[list[Any]], list[Any]]:
+    return lambda values: [*values[:row], value, *values[row + 1 :]]
+
+
+def png(size: tuple[int, int]) -> bytes:
+    stream = io.BytesIO()
+    Image.new("RGB", size).save(stream, "png")
+    return stream.getvalue()
+
+
+BROKEN: list[tuple[Callable[[pa.Table], pa.Table], str]] = [
+    (lambda t: t.drop_columns("action"), "lacks a column; .*feature: action; expected: action"),
+    (lambda t: t.drop_columns("frame_index"), "lacks a column; .*expected: frame_index"),
+    (lambda t: t.slice(0, 6), "another number of rows than .*; expected: 3; got: 1"),
+    (lambda t: t.filter(pc.not_equal(t["index"], 6)), "rows that are missing .*; frame: 1; expec"),
+    (column("frame_index", at(7, 1)), "rows that are missing or out of order; .*frame: 2; exp"),
+    (column("timestamp", at(6, 0.0)), "timestamps that go back; .*frame: 1; expected: more than"),
+    (column("timestamp", at(6, float("nan"))), "timestamps that go back"),
+    (column("timestamp", at(6, None)), "timestamp that is not one number a row; .*1 of them missi"),
+    (column("next.reward", at(6, None)), "not as info.json declares it; .*feature: next.reward"),
+    (column("tactile", at(6, [[1, 2, 3, 4]])), r"declares it; .*tactile; .*several lengths"),
+    (column("tactile", lambda v: [r[:1] for r in v]), r"tactile; expected.*; got: int16 \[1, 4\]"),
+    (column("observation.image", at(6, None)), "not in the parquet file; .*image; frame: 1; exp"),
+    (
+        column("observation.image", at(6, {"bytes": None, "path": "../a.png"})),
+        r"not in the parquet file; .*frame: 1; .*\.\./a\.png",
+    ),
+    (
+        column("observation.image", at(6, {"bytes": png((8, 6))[:-20], "path": None})),
+        "a truncated PNG; .*feature: observation.image; frame: 1",
+    ),
+    (
+        column("observation.image", at(6, {"bytes": png((8, 7)), "path": None})),
+        r"differs from the first one; .*frame: 1; .*got: uint8 \[7, 8, 3\]",
+    ),
+    (
+        column("observation.image", at(6, {"bytes": b"GIF89a", "path": None})),
+        "neither a PNG nor a JPEG image; .*frame: 1",
+    ),
+    (lambda t: t.set_column(1, "action", t["action"].cast(pa.list_(pa.float32()))),
+     "feature: action; .*got: float32"),
+    (column("episode_index", at(6, 0)), "(missing or out of order|rows of other episodes)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(BROKEN)))
+def test_broken_rows(tmp_path: Path, number: int) -> None:
+    """Rows 5, 6 and 7 are those of the second episode."""
+    change, match = BROKEN[number]
+    root = unpack(tmp_path)
+    path = root / "data/chunk-000/file-000.parquet"
+    rewrite(path, change)
+    with pytest.raises(SourceError, match=match) as caught:
+        frames_of(opened(root), "episode_000001")
+    assert caught.value.episode == "episode_000001"
+    assert caught.value.file == str(path)
+
+
+def test_the_other_episodes_are_packed(tmp_path: Path) -> None:
+    root = unpack(tmp_path)
+    rewrite(root / "data/chunk-000/file-000.parquet", column("timestamp", at(6, 0.0)))
+    source = opened(root)
+    with pytest.raises(SourceError, match=r"episode: episode_000001"):
+        seqrecord.convert(source, tmp_path / "one", workers=1)
+    report = seqrecord.convert(source, tmp_path / "two", workers=1, skip_bad_episodes=True)
+    assert report.written == ("episode_000000", "episode_000002")
+    assert "timestamps that go back" in report.bad[0].error
+
+
+def test_damaged_files(tmp_path: Path) -> None:
+    root = unpack(tmp_path, "v21")
+    path = root / "data/chunk-000/episode_000001.parquet"
+    whole = path.read_bytes()
+    for data in (b"", whole[:100], whole[:-10], whole[100:]):
+        path.write_bytes(data)
+        source = opened(root)
+        with pytest.raises(SourceError, match=r"file: .*episode_000001\.parquet; .*episode_000001"):
+            frames_of(source, "episode_000001")
+        assert len(frames_of(source, "episode_000002")) == 7
+    path.unlink()
+    with pytest.raises(SourceError, match=r"cannot be read; file: .*episode_000001\.parquet"):
+        frames_of(opened(root), "episode_000001")
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        (
+            {"codebase_version": "v1.6"},
+            r"version that is not known; .*v2.0, v2.1 or v3.0; got: 'v1",
+        ),
+        ({"codebase_version": None}, "version that is not known"),
+        ({"fps": 0}, "fps: not as it must be; .*expected: a number above 0; got: 0"),
+        ({"fps": "10"}, "fps: not as it must be"),
+        ({"chunks_size": 0}, "chunks_size: not as it must be"),
+        ({"data_path": 3}, "data_path: not as it must be"),
+        ({"data_path": "../{chunk_index:03d}.parquet"}, "data_path: .*a path below the data set"),
+        ({"data_path": "{chunk_index.__class__}"}, "data_path: not as it must be"),
+        ({"data_path": "{other:03d}.parquet"}, "other: not as it must be"),
+        ({"features": {}}, "features: not as it must be"),
+        ({"features": {"a": {"dtype": "float32"}}}, "features.a: not as it must be"),
+        ({"features": {"action": {"dtype": "float1", "shape": [2]}}}, "cannot be stored.*float1"),
+        ({"features": {"action": {"dtype": "O", "shape": [2]}}}, "cannot be stored.*: action"),
+        ({"features": {"action": {"dtype": "float32", "shape": [-1]}}}, "cannot be stored.*action"),
+    ],
+)
+def test_a_broken_info(tmp_path: Path, changes: dict[str, Any], match: str) -> None:
+    root = unpack(tmp_path)
+    edit_info(root, **changes)
+    source = open_source(root, features=["action"])
+    with pytest.raises(SourceError, match=match):
+        source.schema(), source.episodes()
+
+
+def test_broken_tables_of_episodes(tmp_path: Path) -> None:
+    root = unpack(tmp_path)
+    path = root / "meta/episodes/chunk-000/file-000.parquet"
+    whole = path.read_bytes()
+
+    def refused(change: Callable[[pa.Table], pa.Table], match: str) -> None:
+        path.write_bytes(whole)
+        rewrite(path, change)
+        with pytest.raises(SourceError, match=match):
+            opened(root).episodes()
+
+    refused(lambda t: t.drop_columns("length"), "lacks a column; file: .*expected: length")
+    refused(column("length", at(1, -3)), "episode: not as it must be")
+    refused(column("episode_index", at(1, 0)), "listed twice; .*episode: episode_000000")
+    refused(column("data/file_index", at(1, None)), "file_index: not as it must be")
+    path.write_bytes(whole[:-20])
+    with pytest.raises(SourceError, match=r"not a parquet file; file: .*file-000.parquet"):
+        opened(root).episodes()
+    shutil.rmtree(root / "meta/episodes")
+    with pytest.raises(SourceError, match=r"a folder that cannot be listed"):
+        opened(root).episodes()
+
+
+def test_broken_lines_of_episodes(tmp_path: Path) -> None:
+    root = unpack(tmp_path, "v21")
+    for text, match in (
+        ('{"episode_index": 0, "tasks": ["pick"], "length": 5}\n{"epi', "not JSON in line 2"),
+        ("[]\n", "not a JSON object"),
+        ('{"episode_index": 0, "tasks": 5, "length": 5}', "tasks: not as it must be"),
+        ("\n", "without episodes"),
+    ):
+        (root / "meta/episodes.jsonl").write_text(text)
+        with pytest.raises(SourceError, match=match):
+            opened(root, features=["action"]).episodes()
+    (root / "meta/tasks.jsonl").write_text('{"task_index": "0", "task": "pick"}')
+    (root / "meta/episodes.jsonl").write_text('{"episode_index": 0, "tasks": [], "length": 5}')
+    with pytest.raises(SourceError, match=r"task: not as it must be"):
+        opened(root).episodes()

@@ -1,0 +1,567 @@
+"""MCAP files and rosbag2 folders: aligned frames, every type, every way to be broken."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import pickle
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from mcap.writer import CompressionType
+from mcap.writer import Writer as McapWriter
+
+import seqrecord
+from seqrecord import EncodedImage
+from seqrecord.errors import SourceError
+from seqrecord.sources import Source, open_source
+from seqrecord.sources.mcap import Mcap
+from tests.bags import (
+    compressed,
+    header,
+    image,
+    imu,
+    joints,
+    jpeg,
+    message,
+    png,
+    write_bag,
+    write_json,
+    write_mcap,
+)
+
+START = 1_790_000_000_000_000_000
+MS = 1_000_000
+CAMERA = "/camera/image_raw"
+
+
+def pictures(count: int, seed: int = 0) -> npt.NDArray[np.uint8]:
+    return np.random.default_rng(seed).integers(0, 256, (count, 6, 8, 3), np.uint8)
+
+
+def recording(count: int = 5) -> list[tuple[str, int, Any]]:
+    """A camera at 10 Hz, an IMU at 100 Hz that begins 20 ms later, and joints at 4 Hz."""
+    messages: list[tuple[str, int, Any]] = [
+        (CAMERA, START + 100 * MS * i, image(picture, "rgb8"))
+        for i, picture in enumerate(pictures(count))
+    ]
+    messages += [
+        ("/imu/data", START + 20 * MS + 10 * MS * i, imu([*range(10 * i, 10 * i + 10)]))
+        for i in range(10 * count)
+    ]
+    messages += [
+        ("/joint_states", START + 250 * MS * i, joints(["a", "b"], [i, i + 0.5], [7.0, 8.0]))
+        for i in range(2 * count // 5 + 1)
+    ]
+    return sorted(messages, key=lambda each: each[1])
+
+
+def frames_of(source: Source, number: int = 0) -> list[dict[str, Any]]:
+    return [dict(frame) for frame in source.frames(source.episodes()[number])]
+
+
+def write(path: Path, messages: list[tuple[str, int, Any]], kind: str) -> Path:
+    if kind == "rosbag2":
+        write_bag(path / "run", messages)
+    elif kind == "sqlite":
+        write_bag(path / "run", messages, sqlite=True)
+    else:
+        options: dict[str, Any] = {
+            "mcap": {},
+            "lz4": {"compression": CompressionType.LZ4},
+            "no chunks": {"use_chunking": False},
+            "no index": {"index_types": 0},
+            "no summary": {"use_statistics": False, "index_types": 0, "repeat_channels": False},
+        }
+        write_mcap(path / "run.mcap", messages, **_options(options[kind]))
+    return path
+
+
+def _options(options: dict[str, Any]) -> dict[str, Any]:
+    from mcap.writer import IndexType
+
+    return {k: IndexType(v) if k == "index_types" else v for k, v in options.items()}
+
+
+KINDS = ["mcap", "lz4", "rosbag2", "sqlite", "no chunks", "no index", "no summary"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_frames_at_the_camera_s_times(tmp_path: Path, kind: str) -> None:
+    source = open_source(write(tmp_path, recording(), kind), clock=CAMERA)
+    assert isinstance(source, Mcap)
+    schema = source.schema()
+    assert sorted(str(spec) for spec in schema.values()) == [
+        "camera.image_raw: uint8 [6, 8, 3]",
+        "imu.data.angular_velocity: float64 [3]",
+        "imu.data.linear_acceleration: float64 [3]",
+        "imu.data.orientation: float64 [4]",
+        "joint_states.effort: float64 [2]",
+        "joint_states.position: float64 [2]",
+        "log_time: int64 []",
+    ]
+    [info] = source.episodes()
+    assert info.key == "run"
+    assert info.num_frames == 5
+    assert info.metadata["topics"] == {
+        CAMERA: {"messages": 5, "used": 5, "dropped": 0, "frames_without": 0},
+        "/imu/data": {"messages": 50, "used": 5, "dropped": 45, "frames_without": 0},
+        "/joint_states": {"messages": 3, "used": 3, "dropped": 0, "frames_without": 0},
+    }
+    assert info.metadata["names"]["joint_states.position"] == ["a", "b"]
+    frames = frames_of(source)
+    assert len(frames) == 5
+    for i, frame in enumerate(frames):
+        assert list(frame) == list(schema)
+        assert frame["log_time"] == START + 100 * MS * i
+        np.testing.assert_array_equal(frame["camera.image_raw"], pictures(5)[i])
+        nearest = max(10 * i - 2, 0)
+        assert frame["imu.data.orientation"].tolist() == [*range(10 * nearest, 10 * nearest + 4)]
+        assert frame["imu.data.linear_acceleration"][2] == 10 * nearest + 9
+        joint = [0, 0, 1, 1, 2][i]  # at 0, 100, 200, 300, 400 ms; the joints at 0, 250, 500 ms
+        assert frame["joint_states.position"].tolist() == [joint, joint + 0.5]
+        assert frame["joint_states.effort"].tolist() == [7.0, 8.0]
+
+
+def test_the_last_one_known_within_a_bound(tmp_path: Path) -> None:
+    write(tmp_path, recording(), "mcap")
+    source = open_source(tmp_path, clock=CAMERA, align="last", tolerance=0.06)
+    frames = frames_of(source)
+    for i, frame in enumerate(frames):
+        assert ("imu.data.orientation" in frame) == (i > 0)  # the first came 20 ms later
+        if i:
+            assert frame["imu.data.orientation"][0] == 10 * (10 * i - 2)
+        # at 0, 100, 200, 300, 400 ms the last joints are 0, 100, 200, 50, 150 ms old
+        assert ("joint_states.position" in frame) == (i in (0, 3))
+    topics = source.episodes()[0].metadata["topics"]
+    assert topics["/joint_states"] == {
+        "messages": 3, "used": 2, "dropped": 1, "frames_without": 3,
+    }  # fmt: skip
+    assert topics["/imu/data"]["frames_without"] == 1
+
+
+def test_any_topic_can_be_the_clock(tmp_path: Path) -> None:
+    write(tmp_path, recording(), "mcap")
+    source = open_source(tmp_path, clock="/imu/data", map={"image": CAMERA, "imu": "/imu/data"})
+    frames = frames_of(source)
+    assert len(frames) == 50
+    assert "joint_states.position" not in source.schema()
+    for i, frame in enumerate(frames):
+        assert frame["log_time"] == START + (20 + 10 * i) * MS
+        assert frame["imu.orientation"][0] == 10 * i
+        if "image" in frame:  # the last picture is at 400 ms, the last time 510 ms
+            nearest = min((20 + 10 * i + 49) // 100, 4)  # of two as near the earlier one
+            np.testing.assert_array_equal(frame["image"], pictures(5)[nearest])
+        else:
+            assert 20 + 10 * i > 500
+
+
+def test_what_is_dropped_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path, recording(), "mcap")
+    source = open_source(tmp_path, clock=CAMERA)
+    with caplog.at_level(logging.WARNING, "seqrecord"):
+        source.episodes()
+        source.episodes()
+    [said] = caplog.messages
+    assert f"45 of 58 messages are in no frame: frames are at the times of {CAMERA}" in said
+
+
+def test_messages_out_of_order_in_the_file(tmp_path: Path) -> None:
+    messages = recording()
+    shuffled = [messages[i] for i in np.random.default_rng(1).permutation(len(messages))]
+    write_mcap(tmp_path / "run.mcap", shuffled)
+    write(tmp_path / "sorted", messages, "rosbag2")
+    one = frames_of(open_source(tmp_path / "run.mcap", clock=CAMERA))
+    two = frames_of(open_source(tmp_path / "sorted", clock=CAMERA))
+    for a, b in zip(one, two, strict=True):
+        for name in a:
+            np.testing.assert_array_equal(a[name], b[name])
+    write_mcap(tmp_path / "plain.mcap", shuffled, use_chunking=False)
+    source = open_source(tmp_path / "plain.mcap", clock=CAMERA)
+    with pytest.raises(SourceError, match=r"timestamps that go back, in a file without an index"):
+        frames_of(source)
+
+
+def test_a_recording_of_several_files(tmp_path: Path) -> None:
+    messages = recording(30)
+    folder = tmp_path / "bags" / "run"
+    folder.mkdir(parents=True)
+    (folder / "metadata.yaml").write_text("rosbag2_bagfile_information: {}\n")
+    cuts = [len(messages) * i // 12 for i in range(13)]
+    for i, (begin, end) in enumerate(pairwise(cuts)):
+        write_mcap(folder / f"run_{i}.mcap", messages[begin:end])
+    write_mcap(tmp_path / "one.mcap", messages)
+    split = open_source(tmp_path / "bags", clock=CAMERA)
+    whole = open_source(tmp_path / "one.mcap", clock=CAMERA)
+    [info] = split.episodes()
+    assert (info.key, info.num_frames) == ("run", 30)
+    assert info.metadata["files"] == [f"run_{i}.mcap" for i in range(12)]
+    assert info.metadata["topics"] == whole.episodes()[0].metadata["topics"]
+    for a, b in zip(frames_of(split), frames_of(whole), strict=True):
+        for name in b:
+            np.testing.assert_array_equal(a[name], b[name])
+    (folder / "run_3.mcap").rename(folder / "run_13.mcap")
+    with pytest.raises(SourceError, match=r"go back from one file to the next; .*run_13.*episode"):
+        frames_of(open_source(tmp_path / "bags", clock=CAMERA))
+
+
+def test_a_tree_of_recordings(tmp_path: Path) -> None:
+    for name in ("day2/run10", "day2/run9", "day1/a"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_mcap(tmp_path / f"{name}.mcap", recording(2))
+    write_bag(tmp_path / "day3" / "bag", recording(3))
+    (tmp_path / "day1" / "._a.mcap").write_bytes(b"junk")
+    source = open_source(tmp_path, clock=CAMERA, map={"image": CAMERA})
+    assert [(e.key, e.num_frames) for e in source.episodes()] == [
+        ("day1/a", 2), ("day2/run9", 2), ("day2/run10", 2), ("day3/bag", 3),
+    ]  # fmt: skip
+    copy = pickle.loads(pickle.dumps(source))
+    assert copy == source
+    assert len(list(copy.frames(source.episodes()[3]))) == 3
+
+
+def test_packing_a_recording(tmp_path: Path) -> None:
+    write_mcap(tmp_path / "run.mcap", recording(40))
+    (tmp_path / "cut.mcap").write_bytes((tmp_path / "run.mcap").read_bytes()[:20000])
+    source = open_source(tmp_path, clock=CAMERA, align="last", tolerance=0.06)
+    report = seqrecord.convert(source, tmp_path / "records", workers=2, skip_bad_episodes=True)
+    assert report.written == ("run",)
+    assert [each.key for each in report.bad] == ["cut"]
+    assert "damaged, or was not finished" in report.bad[0].error
+    with seqrecord.open(tmp_path / "records") as dataset:
+        episode = dataset.episodes["run"]
+        assert episode.metadata["clock"] == CAMERA
+        for i in range(40):
+            np.testing.assert_array_equal(episode[i]["camera.image_raw"], pictures(40)[i])
+        assert "imu.data.orientation" not in episode[0]
+        assert episode[1]["imu.data.orientation"][0] == 80
+
+
+# --- types -----------------------------------------------------------------------------------
+
+COLOURS = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
+DEPTH = np.array([[0.5, 1.5, np.inf], [3.25, 0, 9]], np.float32)
+SHORTS = np.array([[1, 256, 65535], [4, 5, 6]], np.uint16)
+
+
+@pytest.mark.parametrize("padding", [0, 5])
+@pytest.mark.parametrize(
+    ("stored", "encoding", "want"),
+    [
+        (COLOURS[..., :3], "rgb8", COLOURS[..., :3]),
+        (COLOURS[..., :3], "bgr8", COLOURS[..., [2, 1, 0]]),
+        (COLOURS, "rgba8", COLOURS),
+        (COLOURS, "bgra8", COLOURS[..., [2, 1, 0, 3]]),
+        (COLOURS[..., 0], "mono8", COLOURS[..., 0]),
+        (COLOURS[..., 0], "8UC1", COLOURS[..., 0]),
+        (COLOURS[..., :3], "8UC3", COLOURS[..., :3]),
+        (COLOURS[..., 0], "bayer_rggb8", COLOURS[..., 0]),
+        (SHORTS, "mono16", SHORTS),
+        (SHORTS, "16UC1", SHORTS),
+        (DEPTH, "32FC1", DEPTH),
+        (np.stack([DEPTH, DEPTH + 1], -1), "32FC2", np.stack([DEPTH, DEPTH + 1], -1)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_encodings_of_images(
+    tmp_path: Path, stored: Any, encoding: str, want: Any, padding: int
+) -> None:
+    for big in (False, True):
+        path = tmp_path / f"{big}.mcap"
+        write_mcap(path, [("/image", START, image(stored, encoding, padding=padding, big=big))])
+        source = open_source(path)
+        assert source.schema()["image"].dtype == want.dtype
+        [frame] = frames_of(source)
+        np.testing.assert_array_equal(frame["image"], want)
+
+
+def test_compressed_images(tmp_path: Path) -> None:
+    picture = np.full((16, 24, 3), (200, 100, 50), np.uint8)
+    files = {
+        "/rgb/compressed": (compressed(jpeg(picture), "rgb8; jpeg compressed bgr8"), "jpeg"),
+        "/png": (compressed(png(picture), "png"), "png"),
+        "/grey": (compressed(png(picture[..., 0]), "mono8; png compressed "), None),
+        "/depth": (
+            compressed(bytes(12) + png(SHORTS), "16UC1; compressedDepth png"), None,
+        ),
+    }  # fmt: skip
+    write_mcap(tmp_path / "a.mcap", [(t, START, each) for t, (each, _) in files.items()])
+    source = open_source(tmp_path, clock="/png")
+    [frame] = frames_of(source)
+    assert abs(frame["rgb.compressed"].astype(int) - picture).max() < 4
+    np.testing.assert_array_equal(frame["png"], picture)
+    np.testing.assert_array_equal(frame["grey"], picture[..., 0])
+    np.testing.assert_array_equal(frame["depth"], SHORTS)
+    kept = open_source(tmp_path, clock="/png", keep_encoded=True)
+    [frame] = frames_of(kept)
+    for topic, (each, format_) in files.items():
+        name = topic.strip("/").replace("/", ".")
+        if format_ is None:
+            assert kept.schema()[name].codec == ()
+        else:
+            assert kept.schema()[name].codec == ({"id": "seqrecord.image", "format": format_},)
+            assert frame[name] == EncodedImage(bytes(each.data))
+
+
+def test_poses_and_speeds(tmp_path: Path) -> None:
+    vector = "geometry_msgs/msg/Vector3"
+    point, turn = [1.0, 2.0, 3.0], [0.0, 0.0, 0.6, 0.8]
+    pose = message(
+        "geometry_msgs/msg/Pose",
+        message("geometry_msgs/msg/Point", *point),
+        message("geometry_msgs/msg/Quaternion", *turn),
+    )
+    twist = message("geometry_msgs/msg/Twist", message(vector, 1, 2, 3), message(vector, 4, 5, 6))
+    odometry = message(
+        "nav_msgs/msg/Odometry",
+        header(),
+        "base",
+        message("geometry_msgs/msg/PoseWithCovariance", pose, np.arange(36.0)),
+        message("geometry_msgs/msg/TwistWithCovariance", twist, np.arange(36.0)),
+    )
+    messages = [
+        ("/pose", START, message("geometry_msgs/msg/PoseStamped", header(), pose)),
+        ("/cmd_vel", START, twist),
+        ("/stamped", START, message("geometry_msgs/msg/TwistStamped", header(), twist)),
+        ("/odom", START, odometry),
+    ]
+    write_mcap(tmp_path / "a.mcap", messages)
+    [frame] = frames_of(open_source(tmp_path, clock="/pose"))
+    assert frame["pose"].tolist() == frame["odom.pose"].tolist() == point + turn
+    for name in ("cmd_vel", "stamped", "odom.twist"):
+        assert frame[name].tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_values_that_a_message_does_not_have(tmp_path: Path) -> None:
+    messages = [
+        ("/imu", START + i, imu([1.0] * 10, oriented=i != 1)) for i in range(3)
+    ]  # fmt: skip
+    write_mcap(tmp_path / "a.mcap", messages)
+    frames = frames_of(open_source(tmp_path))
+    assert ["imu.orientation" in frame for frame in frames] == [True, False, True]
+    write_mcap(tmp_path / "b.mcap", [("/j", START, joints(["a"], [1.0]))], definitions=False)
+    [frame] = frames_of(open_source(tmp_path / "b.mcap"))
+    assert [*frame] == ["j.position", "log_time"]
+
+
+def test_joints_in_another_order(tmp_path: Path) -> None:
+    messages = [
+        ("/j", START, joints(["a", "b", "c"], [1, 2, 3])),
+        ("/j", START + 1, joints(["c", "a", "b"], [30, 10, 20])),
+    ]
+    write_mcap(tmp_path / "a.mcap", messages)
+    frames = frames_of(open_source(tmp_path))
+    assert [frame["j.position"].tolist() for frame in frames] == [[1, 2, 3], [10, 20, 30]]
+    write_mcap(tmp_path / "b.mcap", [*messages, ("/j", START + 2, joints(["a", "b"], [1, 2]))])
+    with pytest.raises(SourceError, match=r"of other joints than the first one; .*got: a, b"):
+        frames_of(open_source(tmp_path / "b.mcap"))
+
+
+def test_images_of_foxglove_in_json(tmp_path: Path) -> None:
+    picture = pictures(1)[0]
+    raw = {
+        "timestamp": {"sec": 1, "nsec": 0}, "frame_id": "", "width": 8, "height": 6,
+        "encoding": "bgr8", "step": 24, "data": base64.b64encode(picture.tobytes()).decode(),
+    }  # fmt: skip
+    small = {"format": "png", "data": base64.b64encode(png(picture)).decode()}
+    write_json(
+        tmp_path / "a.mcap",
+        [("/raw", "foxglove.RawImage", 5, raw), ("/png", "foxglove.CompressedImage", 5, small)],
+    )
+    [frame] = frames_of(open_source(tmp_path, clock="/raw"))
+    np.testing.assert_array_equal(frame["raw"], picture[..., ::-1])
+    np.testing.assert_array_equal(frame["png"], picture)
+    broken = {**small, "data": "no base64!"}
+    write_json(tmp_path / "b.mcap", [("/png", "foxglove.CompressedImage", 5, broken)])
+    with pytest.raises(SourceError, match=r"a message that cannot be read; .*b\.mcap.*/png"):
+        open_source(tmp_path / "b.mcap").schema()
+
+
+def test_images_of_foxglove_in_protocol_buffers(tmp_path: Path) -> None:
+    """By Google's library, with fields numbered otherwise than Foxglove does: the file says how."""
+    file = descriptor_pb2.FileDescriptorProto(name="raw.proto", package="foxglove", syntax="proto3")
+    raw = file.message_type.add(name="RawImage")
+    kinds = descriptor_pb2.FieldDescriptorProto
+    fields = {
+        "frame_id": (7, kinds.TYPE_STRING), "width": (20, kinds.TYPE_FIXED32),
+        "height": (3, kinds.TYPE_UINT32), "encoding": (4, kinds.TYPE_STRING),
+        "step": (5, kinds.TYPE_UINT32), "data": (16, kinds.TYPE_BYTES),
+        "more": (31, kinds.TYPE_DOUBLE),
+    }  # fmt: skip
+    fields["width"] = (20, kinds.TYPE_UINT32)
+    for name, (number, kind) in fields.items():
+        raw.field.add(name=name, number=number, type=kind, label=kinds.LABEL_OPTIONAL)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    build = message_factory.GetMessageClass(pool.FindMessageTypeByName("foxglove.RawImage"))
+    picture = pictures(1)[0]
+    data = build(
+        frame_id="a", width=8, height=6, encoding="rgb8", step=24, data=picture.tobytes(), more=0.5
+    ).SerializeToString()
+    described = descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString()
+    for name, schema in (("a", described), ("b", described[:60])):
+        with (tmp_path / f"{name}.mcap").open("wb") as stream:
+            writer = McapWriter(stream)
+            writer.start()
+            number = writer.register_schema("foxglove.RawImage", "protobuf", schema)
+            channel = writer.register_channel("/raw", "protobuf", number)
+            writer.add_message(channel, 5, data, 5)
+            writer.finish()  # type: ignore[no-untyped-call]
+    [frame] = frames_of(open_source(tmp_path / "a.mcap"))
+    np.testing.assert_array_equal(frame["raw"], picture)
+    with pytest.raises(SourceError):
+        open_source(tmp_path / "b.mcap").schema()
+
+
+# --- what is refused -------------------------------------------------------------------------
+
+
+def test_types_that_cannot_be_read(tmp_path: Path) -> None:
+    text = message("std_msgs/msg/String", "hello")
+    write_mcap(tmp_path / "a.mcap", [*recording(), ("/chatter", START + 1, text)])
+    with pytest.raises(SourceError) as caught:
+        open_source(tmp_path).schema()
+    said = str(caught.value)
+    assert "types that cannot be read; name those to read by --map NAME=TOPIC" in said
+    assert f"expected: some of {CAMERA} (sensor_msgs/msg/Image, cdr), /imu/data" in said
+    assert "got: /chatter (std_msgs/msg/String, cdr)" in said
+    source = open_source(tmp_path, map={"image": CAMERA})
+    assert source.episodes()[0].metadata["topics_not_read"] == {
+        "/chatter": 1, "/imu/data": 50, "/joint_states": 3,
+    }  # fmt: skip
+    assert [*open_source(tmp_path, features=["imu.data.orientation"], clock=CAMERA).schema()] == [
+        "imu.data.orientation"
+    ]
+    with pytest.raises(SourceError, match=r"types that cannot be read.*/chatter"):
+        open_source(tmp_path, map={"image": CAMERA, "text": "/chatter"}).schema()
+    write_mcap(tmp_path / "a.mcap", [("/chatter", START + 1, text)])
+    with pytest.raises(SourceError, match=r"expected: topics of sensor_msgs/msg/Image, .*foxglove"):
+        open_source(tmp_path).schema()
+
+
+def test_names_and_options_that_are_not_there(tmp_path: Path) -> None:
+    write_mcap(tmp_path / "a.mcap", recording())
+    with pytest.raises(SourceError, match=r"no such topic; .*expected: some of /camera.*got: /cam"):
+        open_source(tmp_path, map={"image": "/cam"}).schema()
+    with pytest.raises(SourceError, match=r"no such topic for the clock; .*got: /cam"):
+        open_source(tmp_path, clock="/cam").episodes()
+    with pytest.raises(SourceError, match=r"no such feature; .*got: imu.data.mass"):
+        open_source(tmp_path, features=["imu.data.mass"]).schema()
+    two = open_source(tmp_path, features=["imu.data.orientation", "joint_states.position"])
+    with pytest.raises(SourceError, match=r"no clock: name the topic.*clock=TOPIC"):
+        two.episodes()
+    with pytest.raises(SourceError, match=r"no such alignment; expected: nearest or last"):
+        open_source(tmp_path, align="best")
+    for tolerance in (-1, float("nan"), "fast", True):
+        with pytest.raises(SourceError, match=r"not a tolerance"):
+            open_source(tmp_path, tolerance=tolerance)
+    twice = [("/a/b", START, imu([0.0] * 10)), ("/a.b", START, imu([0.0] * 10))]
+    write_mcap(tmp_path / "a.mcap", twice)
+    with pytest.raises(SourceError, match=r"two topics of one name; name them by --map"):
+        open_source(tmp_path).schema()
+
+
+def test_a_recording_without_the_clock(tmp_path: Path) -> None:
+    write_mcap(tmp_path / "a.mcap", recording())
+    write_mcap(tmp_path / "b.mcap", [each for each in recording() if each[0] != CAMERA])
+    source = open_source(tmp_path, clock=CAMERA)
+    assert [info.key for info in source.episodes()] == ["a", "b"]
+    with pytest.raises(SourceError, match=r"without messages of the clock; .*episode: b; "):
+        frames_of(source, 1)
+
+
+def test_messages_that_differ_from_the_first(tmp_path: Path) -> None:
+    larger = np.zeros((6, 9, 3), np.uint8)
+    messages = [*recording(), (CAMERA, START + 950 * MS, image(larger, "rgb8"))]
+    write_mcap(tmp_path / "a.mcap", messages)
+    with pytest.raises(
+        SourceError, match=r"differs from the first one; .*episode: a; feature: cam"
+    ):
+        frames_of(open_source(tmp_path, clock=CAMERA))
+
+
+def test_another_definition_of_a_known_type(tmp_path: Path) -> None:
+    path = tmp_path / "a.mcap"
+    with path.open("wb") as stream:
+        writer = McapWriter(stream)
+        writer.start()
+        text = b"# old\nHeader header\nfloat32 MAX=3\nfloat64[4] orientation\n"
+        schema = writer.register_schema("sensor_msgs/msg/Imu", "ros2msg", text)
+        channel = writer.register_channel("/imu", "cdr", schema)
+        writer.add_message(channel, 5, bytes(400), 5)
+        writer.finish()  # type: ignore[no-untyped-call]
+    with pytest.raises(SourceError, match=r"another definition of sensor_msgs/msg/Imu than ROS's: "
+                       "Header header; float64.4. orientation, expected"):  # fmt: skip
+        open_source(path).schema()
+
+
+def _cut(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def _flip(data: bytes) -> bytes:
+    """One bit of the last picture's chunk."""
+    place = len(data) // 4
+    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+
+
+@pytest.mark.parametrize("damage", [_cut, _flip, lambda data: b"", lambda data: b"no bag"])
+def test_damaged_files(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    write_mcap(tmp_path / "a.mcap", recording())
+    path = write_mcap(tmp_path / "b.mcap", recording(), compression=CompressionType.NONE)
+    path.write_bytes(damage(path.read_bytes()))
+    source = open_source(tmp_path, clock=CAMERA)
+    assert [info.key for info in source.episodes()] == ["a", "b"]
+    assert len(frames_of(source)) == 5
+    with pytest.raises(SourceError, match=r"damaged, or was not finished; file: .*b\.mcap; ep"):
+        frames_of(source, 1)
+
+
+def test_any_cut_and_any_bit_is_refused_or_changes_nothing(tmp_path: Path) -> None:
+    """Of a small file: no other error, and never another value."""
+    path = write_mcap(tmp_path / "a.mcap", [("/imu", START, imu([*range(10)]))])
+    whole = path.read_bytes()
+    [want] = frames_of(open_source(path))
+    rng = np.random.default_rng(3)
+    places = rng.choice(len(whole), 150, replace=False)
+    broken = [whole[: int(n)] for n in places[:50]]
+    bits = [bytes([whole[n] ^ 1 << int(rng.integers(8))]) for n in places]
+    broken += [whole[:n] + bit + whole[n + 1 :] for n, bit in zip(places, bits, strict=True)]
+    refused = 0
+    for data in broken:
+        path.write_bytes(data)
+        try:
+            [frame] = frames_of(open_source(path))
+            for name, value in frame.items():
+                if name != "log_time":  # of a time in the index nothing has a checksum
+                    np.testing.assert_array_equal(value, want[f"imu.{name.split('.')[1]}"])
+        except SourceError:
+            refused += 1
+    assert refused > 50
+
+
+def test_damaged_sqlite(tmp_path: Path) -> None:
+    path = write_bag(tmp_path / "run", recording(), sqlite=True)
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(SourceError, match=r"damaged, or was not finished"):
+        open_source(tmp_path).schema()
+
+
+def test_messages_that_are_none(tmp_path: Path) -> None:
+    for i, data in enumerate((b"", b"\0\1\0\0", b"\x28\xb5\x2f\xfd" + bytes(90), bytes(30))):
+        path = tmp_path / f"{i}.mcap"
+        with path.open("wb") as stream:
+            writer = McapWriter(stream)
+            writer.start()
+            schema = writer.register_schema("sensor_msgs/msg/JointState", "ros2msg", b"")
+            channel = writer.register_channel("/j", "cdr", schema)
+            writer.add_message(channel, 5, data, 5)
+            writer.finish()  # type: ignore[no-untyped-call]
+        with pytest.raises(SourceError, match=r"a message that cannot be read; .*\.mcap"):
+            frames_of(open_source(path))

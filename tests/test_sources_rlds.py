@@ -1,0 +1,430 @@
+"""RLDS: what TFDS has written, what others may write, and every way to be broken."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import pickle
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+import seqrecord
+from seqrecord import EncodedImage
+from seqrecord.errors import SourceError
+from seqrecord.sources import Source, open_source
+from seqrecord.sources.rlds import Rlds
+from seqrecord.sources.tf_example import parse_example, scan_example
+from seqrecord.sources.tfrecord import TfRecordFile
+from tests.rlds_data import SPLITS, episodes
+from tests.tf_records import example, sequence_example, write_records
+
+DATA = Path(__file__).parent / "golden" / "sources" / "rlds.zip"
+NUMBERS = ["action", "count", "is_first", "is_last", "observation.state", "observation.tactile"]
+IMAGES = ["observation.depth", "observation.image", "observation.wrist"]
+STORED = [*NUMBERS, *IMAGES, "reward"]
+TRAIN, VAL = "arm-train.tfrecord-00000-of-00001", "arm-val.tfrecord-00000-of-00001"
+
+
+def unpack(folder: Path) -> Path:
+    root = folder / "arm" / "1.0.0"
+    with zipfile.ZipFile(DATA) as archive:
+        archive.extractall(root)
+    return root
+
+
+def opened(root: Path, **options: Any) -> Source:
+    return open_source(root, **{"features": STORED, **options})
+
+
+def frames_of(source: Source, key: str) -> list[dict[str, Any]]:
+    info = next(info for info in source.episodes() if info.key == key)
+    return [dict(frame) for frame in source.frames(info)]
+
+
+def check_frame(frame: Mapping[str, Any], step: Mapping[str, Any]) -> None:
+    for name in NUMBERS:
+        value = step
+        for part in name.split("."):
+            value = value[part]
+        np.testing.assert_array_equal(frame[name], value)
+        assert frame[name].dtype == np.asarray(value).dtype
+    seen = step["observation"]
+    np.testing.assert_array_equal(frame["observation.wrist"], seen["wrist"])
+    np.testing.assert_array_equal(frame["observation.depth"], seen["depth"][..., 0])
+    assert np.abs(frame["observation.image"].astype(int) - seen["image"]).max() <= 3
+
+
+def check(source: Source) -> None:
+    wanted = [(f"{s}/{i:06d}", n) for s, ns in SPLITS.items() for i, n in enumerate(ns)]
+    assert [(info.key, info.num_frames) for info in source.episodes()] == wanted
+    for split in SPLITS:
+        for i, episode in enumerate(episodes(split)):
+            frames = frames_of(source, f"{split}/{i:06d}")
+            for frame, step in zip(frames, episode["steps"], strict=True):
+                check_frame(frame, step)
+
+
+def test_what_tfds_wrote(tmp_path: Path) -> None:
+    source = opened(unpack(tmp_path))
+    assert isinstance(source, Rlds)
+    for root in (tmp_path, tmp_path / "arm", tmp_path / "arm" / "1.0.0"):
+        check(opened(root))
+    assert [str(spec) for spec in source.schema().values()] == [
+        "action: float64 [2]",
+        "count: int64 []",
+        "is_first: bool []",
+        "is_last: bool []",
+        "observation.state: float32 [3]",
+        "observation.tactile: int16 [2, 4]",
+        "observation.depth: uint16 [6, 8]",
+        "observation.image: uint8 [16, 24, 3]",
+        "observation.wrist: uint8 [6, 8, 3]",
+        "reward: float32 []",
+    ]
+    info = source.episodes()[1]
+    assert {key: info.metadata[key] for key in ("split", "file", "episode_metadata")} == {
+        "split": "train",
+        "file": TRAIN,
+        "episode_metadata": {"file_path": "/data/train/1.h5", "success": False, "weight": 0.25},
+    }
+    copy = pickle.loads(pickle.dumps(source))
+    assert copy == source
+    check(copy)
+
+
+def test_packing_with_kept_images(tmp_path: Path) -> None:
+    root = unpack(tmp_path)
+    source = opened(root, keep_encoded=True)
+    codecs = {name: source.schema()[name].codec for name in IMAGES}
+    assert codecs == {
+        "observation.depth": (),
+        "observation.image": ({"id": "seqrecord.image", "format": "jpeg"},),
+        "observation.wrist": ({"id": "seqrecord.image", "format": "png"},),
+    }
+    frames = frames_of(source, "train/000000")
+    assert isinstance(frames[0]["observation.image"], EncodedImage)
+    data = (root / TRAIN).read_bytes()
+    assert all(frame["observation.wrist"].data in data for frame in frames)
+    report = seqrecord.convert(source, tmp_path / "records", workers=2)
+    assert report.written == ("train/000000", "train/000001", "val/000000")
+    with seqrecord.open(tmp_path / "records") as dataset:
+        for split in SPLITS:
+            for i, episode in enumerate(episodes(split)):
+                stored = dataset.episodes[f"{split}/{i:06d}"]
+                for number, step in enumerate(episode["steps"]):
+                    check_frame(stored[number], step)
+
+
+# --- messages --------------------------------------------------------------------------------
+
+VALUES = st.one_of(
+    st.lists(st.binary(max_size=300), min_size=1, max_size=5),
+    st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=40),
+    st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=40),
+    st.lists(st.integers(0, 1), min_size=1, max_size=40),
+)
+FEATURES = st.dictionaries(st.text(max_size=20), VALUES, max_size=6)
+
+
+def same(got: Any, want: Sequence[Any]) -> bool:
+    if isinstance(want[0], bytes):
+        return [bytes(each) for each in got] == want
+    return bool(got.tolist() == want)
+
+
+@given(FEATURES)
+def test_examples(features: dict[str, list[Any]]) -> None:
+    data = example(features)
+    got = parse_example(memoryview(data))
+    assert got.keys() == features.keys()
+    assert all(same(got[name], want) for name, want in features.items())
+
+
+@given(FEATURES, st.integers(0, 300))
+def test_scanning_reads_only_what_is_wanted(features: dict[str, list[Any]], before: int) -> None:
+    data = example(features)
+    wanted = sorted(features)[:2]
+    if not data:
+        return
+    whole = memoryview(bytes(before) + data + bytes(7))
+    peeks: list[int] = []
+
+    def peek(offset: int, size: int) -> memoryview:
+        peeks.append(size)
+        return whole[offset : offset + size]
+
+    found = scan_example(peek, before, len(data), wanted.__contains__)
+    assert found.keys() == {*wanted}
+    assert sum(peeks) <= 600 * (1 + len(features)) + sum(len(value) for value in found.values())
+
+
+@given(FEATURES, st.dictionaries(st.text("ab", max_size=3), st.lists(VALUES, max_size=4)))
+def test_sequence_examples(
+    context: dict[str, list[Any]], lists: dict[str, list[list[Any]]]
+) -> None:
+    lists = {
+        f"s/{name}": [step for step in steps if type(step[0]) is type(steps[0][0])]
+        for name, steps in lists.items()
+        if steps
+    }
+    got = parse_example(memoryview(sequence_example(context, lists)))
+    assert got.keys() == context.keys() | lists.keys()
+    for name, steps in lists.items():
+        assert same(got[name], [value for step in steps for value in step])
+
+
+@given(st.binary(max_size=200))
+def test_bytes_that_are_no_example(data: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        parse_example(memoryview(data))
+
+
+@given(st.lists(st.binary(max_size=100), max_size=5))
+def test_records(tmp_path_factory: pytest.TempPathFactory, records: list[bytes]) -> None:
+    path = write_records(tmp_path_factory.mktemp("records") / "a", records)
+    with TfRecordFile(path) as file:
+        assert [bytes(file.read(record)) for record in file.records()] == records
+
+
+def test_any_changed_byte_of_a_record_is_found(tmp_path: Path) -> None:
+    path = write_records(tmp_path / "a", [b"first", b"second one"])
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        for broken in (whole[:place], whole[:place] + b"%" + whole[place + 1 :]):
+            path.write_bytes(broken)
+            with TfRecordFile(path) as file:
+                try:
+                    got = [bytes(file.read(record)) for record in file.records()]
+                except SourceError as error:
+                    assert error.offset is not None  # noqa: PT017 - or it is right
+                else:
+                    assert whole.startswith(broken)  # it ends between two records
+                    assert got == [b"first", b"second one"][: len(got)]
+                    assert len(broken) == sum(16 + len(each) for each in got)
+
+
+# --- data sets -------------------------------------------------------------------------------
+
+
+def features_json(steps: dict[str, Any], **episode: Any) -> str:
+    name = "tensorflow_datasets.core.features"
+    inner = {"pythonClassName": f"{name}.FeaturesDict", "featuresDict": {"features": steps}}
+    outer = {"steps": {"pythonClassName": f"{name}.Dataset", "sequence": {"feature": inner}}}
+    return json.dumps({"featuresDict": {"features": {**outer, **episode}}})
+
+
+def tensor(dtype: str, *shape: int, encoding: str = "none") -> dict[str, Any]:
+    return {"tensor": {"dtype": dtype, "shape": {"dimensions": [*map(str, shape)]},
+                       "encoding": encoding}}  # fmt: skip
+
+
+STATE = {"state": tensor("float32", 2)}
+
+
+def write_set(root: Path, records: Sequence[bytes], steps: dict[str, Any] | None = None) -> Path:
+    root.mkdir(exist_ok=True)
+    (root / "features.json").write_text(features_json(STATE if steps is None else steps))
+    write_records(root / "a-train.tfrecord-00000-of-00001", records)
+    return root
+
+
+def test_steps_of_sequence_examples(tmp_path: Path) -> None:
+    data = sequence_example({"note": [b"x"]}, {"steps/state": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]})
+    source = open_source(write_set(tmp_path, [data]))
+    assert source.episodes()[0].num_frames == 3
+    frames = frames_of(source, "train/000000")
+    assert [frame["state"].tolist() for frame in frames] == [[1, 2], [3, 4], [5, 6]]
+
+
+def test_dtypes(tmp_path: Path) -> None:
+    steps = {
+        "b": tensor("bool"), "u": tensor("uint64"), "i": tensor("int8", 2),
+        "h": tensor("float16"), "raw": tensor("uint16", 3, encoding="bytes"),
+        "class": {"classLabel": {"numClasses": "3"}},
+        "box": {"boundingBox": {"shape": {"dimensions": ["4"]}, "dtype": "float32"}},
+    }  # fmt: skip
+    values: dict[str, list[Any]] = {
+        "steps/b": [1, 0], "steps/u": [-1, 5], "steps/i": [-128, 127, 0, 1],
+        "steps/h": [0.5, 1.5], "steps/class": [2, 0], "steps/box": [*map(float, range(8))],
+        "steps/raw": [np.array(each, "<u2").tobytes() for each in ([1, 2, 65535], [4, 5, 6])],
+    }  # fmt: skip
+    source = open_source(write_set(tmp_path, [example(values)], steps))
+    one, two = frames_of(source, "train/000000")
+    assert (one["b"].dtype, bool(one["b"]), bool(two["b"])) == (np.bool_, True, False)
+    assert int(one["u"]) == 2**64 - 1
+    assert (one["i"].tolist(), two["i"].tolist()) == ([-128, 127], [0, 1])
+    assert (one["h"].dtype, two["raw"].tolist()) == (np.float16, [4, 5, 6])
+    assert (one["class"], two["box"].tolist()) == (2, [4, 5, 6, 7])
+
+
+def test_shards(tmp_path: Path) -> None:
+    write_set(tmp_path, [])
+    (tmp_path / "a-train.tfrecord-00000-of-00001").unlink()
+    number = 0
+    for shard, count in enumerate((2, 0, 3)):
+        records = []
+        for _ in range(count):
+            records.append(example({"steps/state": [float(number), 0.0]}))
+            number += 1
+        write_records(tmp_path / f"a-train.tfrecord-{shard:05d}-of-00003", records)
+    write_records(
+        tmp_path / "a-test.tfrecord-00000-of-00001", [example({"steps/state": [9.0] * 4})]
+    )
+    source = open_source(tmp_path)
+    keys = [f"train/{i:06d}" for i in range(5)]
+    assert [info.key for info in source.episodes()] == [*keys, "test/000000"]
+    for i, key in enumerate(keys):
+        assert frames_of(source, key)[0]["state"].tolist() == [i, 0]
+    (tmp_path / "a-train.tfrecord-00001-of-00003").unlink()
+    with pytest.raises(SourceError, match=r"a shard is missing; .*expected: train, 1 of 3"):
+        source.episodes()
+
+
+# --- ways to be broken -----------------------------------------------------------------------
+
+
+def _flip(place: int) -> Callable[[bytes], bytes]:
+    return lambda data: data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("damage", "bad", "match"),
+    [
+        (_flip(100), ["train/000000"], "record that does not match its checksum; .*offset: 12"),
+        (_flip(0), ["train/000000", "train/000001"], "length that does not match its checksum"),
+        (lambda d: d[:-1], ["train/000001"], "truncated TFRecord file; .*expected: a record of"),
+        (lambda d: d[: -(len(d) - 5000)], ["train/000001"], "truncated TFRecord file"),
+        (lambda d: d[: len(d) // 4], ["train/000000", "train/000001"], "truncated TFRecord"),
+        (lambda d: d + b"12345", ["train/000002"], "truncated TFRecord file"),
+        (lambda d: b"", ["train/000000", "train/000001"], "truncated TFRecord file"),
+    ],
+)
+def test_damaged_files(
+    tmp_path: Path, damage: Callable[[bytes], bytes], bad: list[str], match: str
+) -> None:
+    root = unpack(tmp_path)
+    (root / TRAIN).write_bytes(damage((root / TRAIN).read_bytes()))
+    source = opened(root)
+    keys = [info.key for info in source.episodes()]
+    assert keys == [*sorted({"train/000000", "train/000001", *bad}), "val/000000"]
+    for key in keys:
+        if key in bad:
+            with pytest.raises(SourceError, match=match) as caught:
+                frames_of(source, key)
+            assert caught.value.episode == key
+            assert caught.value.file == str(root / TRAIN)
+        else:
+            assert frames_of(source, key)
+    report = seqrecord.convert(source, tmp_path / "two", workers=1, skip_bad_episodes=True)
+    assert [each.key for each in report.bad] == bad
+
+
+def png(size: tuple[int, int]) -> bytes:
+    stream = io.BytesIO()
+    Image.new("RGB", size).save(stream, "png")
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("record", "match"),
+    [
+        ({"steps/state": [1.0, 2.0, 3.0]}, "3 values of steps/state, which has 2 a step"),
+        ({"steps/state": [1, 2]}, "int64 for steps/state, which holds float32"),
+        ({"steps/state": [b"a", b"b"]}, "bytes for steps/state, which holds float32"),
+        ({"steps/other": [1.0]}, "the record lacks steps/state"),
+        ({"steps/small": [1, 2]}, "2 steps of steps/small, and 1 of steps/state"),
+        ({"steps/small": [200]}, "a value of steps/small that int8 cannot hold"),
+        ({"steps/image": [b"GIF89a"]}, "neither a PNG nor a JPEG image; .*image; frame: 0"),
+        ({"steps/image": [png((3, 2))]}, r"differs from the first one; .*got: uint8 \[2, 3, 3\]"),
+        ({"steps/image": [1]}, "numbers for steps/image, which holds images"),
+        ({"steps/packed": [b"1234"]}, "a tensor that is not zlib's"),
+    ],
+)
+def test_records_that_are_not_as_declared(
+    tmp_path: Path, record: dict[str, list[Any]], match: str
+) -> None:
+    steps = {
+        **STATE, "small": tensor("int8"), "packed": tensor("uint8", 4, encoding="zlib"),
+        "image": {"image": {"dtype": "uint8", "shape": {"dimensions": ["2", "2", "3"]}}},
+    }  # fmt: skip
+    good: dict[str, list[Any]] = {
+        "steps/state": [1.0, 2.0], "steps/small": [3], "steps/image": [png((2, 2))],
+        "steps/packed": [zlib.compress(b"abcd")],
+    }  # fmt: skip
+    bad = record if "steps/other" in record else {**good, **record}
+    source = open_source(write_set(tmp_path, [example(good), example(bad)], steps))
+    assert frames_of(source, "train/000000")[0]["packed"].tobytes() == b"abcd"
+    with pytest.raises(SourceError, match=match) as caught:
+        frames_of(source, "train/000001")
+    assert caught.value.episode == "train/000001"
+
+
+def test_a_bomb_of_zlib(tmp_path: Path) -> None:
+    steps = {"packed": tensor("uint8", 4, encoding="zlib")}
+    record = example({"steps/packed": [zlib.compress(bytes(50 << 20))]})
+    source = open_source(write_set(tmp_path, [record], steps))
+    with pytest.raises(SourceError, match=r"a tensor of 5 bytes or more, expected 4"):
+        frames_of(source, "train/000000")
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("", "not a features.json"),
+        ("[]", "not a features.json; .*is not an object of a feature"),
+        ('{"featuresDict": 3}', "featuresDict of the file is not an object"),
+        (json.dumps({"featuresDict": {"features": {"image": {"image": {}}}}}), "not of episodes"),
+        (features_json({"a": {"tensor": {"dtype": "x", "shape": {}}}}), "a dtype of steps/a that"),
+        (features_json({"a": tensor("uint8", 2**20, 2**20)}), "steps/a is too large"),
+        (features_json({"a": tensor("float32", -1)}), r"kinds that cannot be read.*got: a \(tens"),
+        (features_json({"a": {"audio": {}}}), r"kinds that cannot be read.*got: a \(audio\)"),
+        (features_json({"a": {"sequence": {"feature": tensor("int8")}}}), r"a \(sequence\)"),
+        (features_json({"a": {"image": {"dtype": "float32"}}}), r"a \(image of float32\)"),
+        (features_json({"a/b": tensor("int8"), "a.b": tensor("int8")}), "two features of one name"),
+    ],
+)
+def test_a_broken_features_json(tmp_path: Path, text: str, match: str) -> None:
+    write_set(tmp_path, [example({"steps/a": [1.0]})])
+    (tmp_path / "features.json").write_text(text)
+    with pytest.raises(SourceError, match=match):
+        open_source(tmp_path, format="rlds").schema()
+
+
+def test_a_broken_dataset_info(tmp_path: Path) -> None:
+    root = unpack(tmp_path)
+    info = json.loads((root / "dataset_info.json").read_text())
+
+    def refused(change: dict[str, Any] | str, match: str) -> None:
+        text = change if isinstance(change, str) else json.dumps({**info, **change})
+        (root / "dataset_info.json").write_text(text)
+        with pytest.raises(SourceError, match=match):
+            opened(root).episodes()
+
+    refused("{", "not a dataset_info.json")
+    refused({"splits": [{"shardLengths": ["x"]}]}, "not a dataset_info.json")
+    refused({"fileFormat": "array_record"}, "another file format; .*expected: tfrecord; got: 'arr")
+    more = {"name": "train", "shardLengths": ["1", "1"]}
+    refused({"splits": [more]}, "another number of shards than .*expected: 2 of train; got: 1")
+    refused({"splits": [{"name": "more", "shardLengths": ["4"]}]}, "shards of a split are missing")
+
+
+def test_what_is_chosen_and_not_there(tmp_path: Path) -> None:
+    root = unpack(tmp_path)
+    with pytest.raises(
+        SourceError, match=r"no such feature; .*expected: some of action, .*got: arm"
+    ):
+        open_source(root, features=["arm"]).schema()
+    (tmp_path / "arm" / "1.0.1").mkdir()
+    (tmp_path / "arm" / "1.0.1" / "features.json").write_text("{}")
+    with pytest.raises(SourceError, match=r"more than one TFDS data set: .*got: 1.0.0, 1.0.1"):
+        open_source(tmp_path / "arm").schema()
