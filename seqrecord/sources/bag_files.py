@@ -6,18 +6,20 @@ first, which the index of an MCAP file holds, and then the messages of some topi
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import MissingPackageError, SeqRecordError, SourceError
+
+if TYPE_CHECKING:
+    import sqlite3
 
 __all__ = ["BagFile", "Topic", "open_bag_file"]
 
@@ -259,6 +261,8 @@ class _Sqlite:
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
+        import sqlite3  # a Python may be built without it
+
         with _reading(self.path):
             if not self.path.is_file():
                 raise FileNotFoundError(self.path)

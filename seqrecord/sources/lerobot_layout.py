@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from seqrecord.errors import SourceError
 from seqrecord.sources.files import list_folder, read_bytes, unreadable
@@ -144,8 +143,10 @@ def read_tasks(root: Path, info: LeRobotInfo) -> dict[int, str]:
     return tasks
 
 
-def open_parquet(path: Path) -> pq.ParquetFile:
-    """Raises `SourceError` for what is no parquet file."""
+def open_parquet(path: Path) -> Any:
+    """A `pyarrow.parquet.ParquetFile`; raises `SourceError` for what is none."""
+    import pyarrow.parquet as pq  # here, since it takes longer to import than this whole package
+
     try:
         return pq.ParquetFile(path)
     except OSError as error:  # also a footer that is damaged

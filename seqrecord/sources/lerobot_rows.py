@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from seqrecord.errors import SourceError
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
@@ -169,7 +167,7 @@ def image_bytes(path: Path, name: str) -> bytes:
     raise SourceError("a parquet file without rows", file=str(path))
 
 
-def _row_groups(file: pq.ParquetFile, episode: int) -> list[int]:
+def _row_groups(file: Any, episode: int) -> list[int]:
     """The row groups from the first one on that may have rows of the episode."""
     position = file.schema_arrow.names.index("episode_index")
     metadata = file.metadata
@@ -227,10 +225,10 @@ def _array(column: pa.Array, spec: FeatureSpec, path: Path) -> npt.NDArray[Any]:
         values = values.storage
     sizes: list[int] = []
     while _is_list(values.type):
-        lengths = pc.list_value_length(values).unique()
-        if values.null_count or len(lengths) != 1:
+        size, rest = divmod(len(values.flatten()), len(values))
+        if values.null_count or rest or not _all_of(values, size):
             raise _misshapen(spec, path, "lists of several lengths, or missing ones")
-        sizes.append(lengths[0].as_py())
+        sizes.append(size)
         values = values.flatten()
     if tuple(sizes) != spec.shape and (spec.shape or sizes != [1]):
         raise _misshapen(spec, path, f"{values.type} {sizes}")
@@ -244,6 +242,14 @@ def _array(column: pa.Array, spec: FeatureSpec, path: Path) -> npt.NDArray[Any]:
     if array.dtype != spec.dtype:
         raise _misshapen(spec, path, array.dtype.name)
     return np.ascontiguousarray(array).reshape(rows, *(n or 1 for n in spec.shape))
+
+
+def _all_of(lists: pa.Array, size: int) -> bool:
+    """Whether all lists have this many elements."""
+    if pa.types.is_fixed_size_list(lists.type):
+        return True
+    lengths = np.diff(lists.offsets.to_numpy())
+    return bool(np.all(lengths == size))
 
 
 def _is_list(type_: pa.DataType) -> bool:
