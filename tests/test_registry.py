@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from click.testing import CliRunner
 
 import seqrecord
 from seqrecord import EpisodeInfo, FeatureSpec, Schema
-from seqrecord.errors import SourceError
+from seqrecord.errors import MissingPackageError, SourceError
 from seqrecord.sources import Folders, SourceFormat, TartanAir, format_names, open_source
 from seqrecord.sources.registry import BUILT_IN
 from tests.command_line import main
@@ -179,3 +180,18 @@ def test_formats_of_others_that_cannot_be_used(numbers: Path, install: Install) 
     install("second", gone="tests.test_registry:NUMBERS")
     with pytest.raises(SourceError, match="two packages add a format named gone"):
         open_source(numbers, format="gone")
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "package"),
+    [("hdf5", "episode_0.hdf5", "h5py"), ("zarr", "a.zarr.zip", "zarr")],
+)
+def test_a_package_that_is_not_there_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, file: str, package: str
+) -> None:
+    (tmp_path / file).touch()
+    monkeypatch.setitem(sys.modules, package, None)
+    source = open_source(tmp_path)  # it is found without the package
+    assert source == open_source(tmp_path, format=name)
+    with pytest.raises(MissingPackageError, match=f"the extra `{name}`: pip install .*{package}"):
+        source.schema()

@@ -6,6 +6,7 @@ import json
 import pickle
 import shutil
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from seqrecord import convert
 from seqrecord.errors import SourceError
 from seqrecord.sources import open_source
 from seqrecord.sources.zarr_buffers import ZarrBuffers
+from tests.golden.make_replay_buffer import ENDS, FILE, arrays
 
 zarr = pytest.importorskip("zarr")  # it needs Python 3.11
 
@@ -102,6 +104,31 @@ def test_conversion_keeps_everything(tmp_path: Path) -> None:
         read = dataset.episodes["pusht/000002"][:]
         for name, array in arrays.items():
             np.testing.assert_array_equal(np.asarray(read[name]), array[6:])
+
+
+def test_a_file_of_zarr_2() -> None:
+    """Diffusion Policy pins zarr 2.12, and UMI's files are zips: golden/make_replay_buffer.py."""
+    source = open_source(FILE)
+    infos = source.episodes()
+    assert [info.num_frames for info in infos] == [3, 1, 5]
+    for info, (start, stop) in zip(infos, pairwise((0, *ENDS)), strict=True):
+        frames = [dict(frame) for frame in source.frames(info)]
+        for name, array in arrays().items():
+            read = [frame[name] for frame in frames]
+            np.testing.assert_array_equal(read, array[start:stop], strict=True)
+
+
+def test_images_of_the_codec_that_umi_uses(tmp_path: Path) -> None:
+    image_codecs = pytest.importorskip("imagecodecs.numcodecs")
+    image_codecs.register_codecs(verbose=False)
+    write_buffer(tmp_path / "a.zarr", (2, 1))
+    images = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3), np.uint8)
+    codec = image_codecs.Jpegxl(lossless=True, numthreads=1)
+    data = zarr.open_group(tmp_path / "a.zarr")["data"]
+    data.create_array("camera0_rgb", data=images, chunks=(1, 16, 16, 3), compressors=codec)
+    source = ZarrBuffers(tmp_path, features=["camera0_rgb"])
+    read = [frame["camera0_rgb"] for number in (0, 1) for frame in frames_of(source, number)]
+    np.testing.assert_array_equal(read, images, strict=True)
 
 
 def test_features_are_chosen(tmp_path: Path) -> None:

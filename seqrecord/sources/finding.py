@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 from seqrecord.errors import SourceError
@@ -23,50 +24,29 @@ __all__ = [
 MAX_DEPTH = 32  # a link that leads back up would never end
 
 _DIGITS = re.compile(r"(\d+)", re.ASCII)
-_QUICK = 10_000  # entries of folders that are looked at to see which format fits
+_QUICK = 10_000  # entries that are looked at to see which format fits
+_QUICK_FOLDER = 1000  # of them in one folder
 
 
 def has_file(root: Path, fits: Callable[[Path], bool]) -> bool:
     """Whether a file that `fits` is `root`, or is among the first entries of the tree below it.
 
-    Folders near the root are looked at first, and ten thousand entries in all: whether a format
-    fits must not take a walk over millions of files.
+    Of a folder the first thousand entries are looked at, and of the tree ten thousand, depth first:
+    whether a format fits must not take a walk over millions of files.
     """
     if root.is_file():
         return fits(root)
-    looked = 0
-    waiting = deque([root])
-    while waiting:
-        folder = waiting.popleft()
-        for name, is_folder in list_folder(folder):
-            looked += 1
-            if looked > _QUICK:
-                return False
-            if is_folder:
-                waiting.append(folder / name)
-            elif fits(folder / name):
-                return True
-    return False
+    return any(
+        fits(folder / name)
+        for folder, names in _first_entries(root)
+        for name, is_folder in names.items()
+        if not is_folder
+    )
 
 
 def has_folder(root: Path, fits: Callable[[set[str]], bool]) -> bool:
     """As `has_file`, of a folder whose names of files and folders fit."""
-    looked = 0
-    waiting = deque([root] if root.is_dir() else [])
-    while waiting:
-        folder = waiting.popleft()
-        names: dict[str, bool] = {}
-        for name, is_folder in list_folder(folder):
-            looked += 1
-            if looked > _QUICK:
-                break
-            names[name] = is_folder
-        if fits(set(names)):
-            return True
-        if looked > _QUICK:
-            return False
-        waiting.extend(folder / name for name, is_folder in names.items() if is_folder)
-    return False
+    return root.is_dir() and any(fits(set(names)) for _, names in _first_entries(root))
 
 
 def find_folders(root: Path, fits: Callable[[set[str]], bool]) -> list[Path]:
@@ -106,6 +86,19 @@ def natural_order(name: str) -> tuple[list[tuple[int, str]], str]:
     """Sorts `frame_2` before `frame_10`, and is a total order."""
     parts = _DIGITS.split(name)
     return [(int(part), "") if i % 2 else (0, part) for i, part in enumerate(parts)], name
+
+
+def _first_entries(root: Path) -> Iterator[tuple[Path, dict[str, bool]]]:
+    """Folders, each with names of what it holds and whether that is a folder, the first of all."""
+    looked = 0
+    waiting = [(root, 0)]
+    while waiting and looked < _QUICK:
+        folder, depth = waiting.pop()
+        names = dict(islice(list_folder(folder), _QUICK_FOLDER))
+        looked += len(names)
+        yield folder, names
+        if depth < MAX_DEPTH:
+            waiting.extend((folder / n, depth + 1) for n, is_folder in names.items() if is_folder)
 
 
 def _walk(folder: Path, fits: Callable[[Path], bool], depth: int) -> Iterator[Path]:
