@@ -33,7 +33,7 @@ def _image(path: Path, pixels: Array) -> Array:
 
 
 def _lines(path: Path, header: str, rows: Any, separator: str = " ", end: str = "\n") -> None:
-    text = [header, *(separator.join(map(str, row)) for row in rows)]
+    text = [*filter(None, [header]), *(separator.join(map(str, row)) for row in rows)]
     path.write_bytes(end.join([*text, ""]).encode())
 
 
@@ -142,8 +142,9 @@ def write_kitti(
         "",
         [[repr(float(x)) for x in f["pose"].ravel()] for f in frames],
     )
+    keys = ("P0", "P1", "P2", "P3", "Tr")
     matrix = "7.18e+02 0 6.07e+02 0 0 7.18e+02 1.85e+02 0 0 0 1 0"
-    (folder / "calib.txt").write_text(f"P0: {matrix}\nP1: {matrix}\nTr: {matrix}\n")
+    (folder / "calib.txt").write_text("".join(f"{key}: {matrix}\n" for key in keys))
     return frames
 
 
@@ -250,7 +251,7 @@ def test_kitti(tmp_path: Path) -> None:
     check_frames(source, 1, [{k: v for k, v in f.items() if k != "pose"} for f in want[1]])
     camera = {"fx": 718.0, "fy": 718.0, "cx": 607.0, "cy": 185.0, "width": 20, "height": 7}
     assert source.episodes()[1].metadata["camera"] == camera
-    assert list(source.episodes()[1].metadata["calibration"]) == ["P0", "P1", "Tr"]
+    assert list(source.episodes()[1].metadata["calibration"]) == ["P0", "P1", "P2", "P3", "Tr"]
     for path in (root, root / "sequences", root / "sequences" / "00"):
         assert open_source(path).episodes()[0].key == "00"
 
