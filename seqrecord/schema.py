@@ -1,12 +1,12 @@
-"""What a frame holds: named features with dtype, shape and codec."""
+"""What a frame holds: named features with dtype, shape and codec, in groups."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -18,22 +18,30 @@ __all__ = [
     "MAX_DIMENSIONS",
     "MAX_FEATURES",
     "MAX_FRAME_BYTES",
+    "MAX_GROUPS",
     "MAX_NAME_LENGTH",
     "CodecConfig",
     "EncodedImage",
     "FeatureSpec",
     "Frame",
     "Schema",
+    "ValueKind",
 ]
 
 MAX_FEATURES = 1024
 MAX_NAME_LENGTH = 128  # characters, all of them ASCII
 MAX_DIMENSIONS = 8
 MAX_CODECS = 4  # in a feature's chain
+MAX_GROUPS = 256
 MAX_FRAME_BYTES = 1 << 30  # of one feature of one frame, decoded
 
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
+_KIND = re.compile(r"[a-z][a-z0-9_]{0,31}")
+_UNIT = re.compile(r"[\x20-\x7e]{1,32}")
 _DTYPES = frozenset("|b1 |i1 <i2 <i4 <i8 |u1 <u2 <u4 <u8 <f2 <f4 <f8 <c8 <c16".split())  # noqa: SIM905
+
+ValueKind = Literal["array", "text", "bytes"]
+"""What a frame's value of a feature is to its users: an array, `str` or `bytes`."""
 
 CodecConfig = Mapping[str, Any]
 """A codec as its JSON configuration: `{"id": "zstd", "level": 1}`."""
@@ -59,20 +67,32 @@ class FeatureSpec:
 
     `shape` is that of one frame. A dimension of `None` may differ from frame to frame.
     `codec` is a chain of JSON configurations, in the order in which they encode; empty is raw.
+    Features of one `group` share chunks, and groups have chunks of their own.
+    `kind` says what the feature is (`image`, `depth`, `pose`, …) and `unit` of what its numbers are
+    (`m`, `px`, `rad`, …); `None` where nobody said. `value` is "text" or "bytes" for a feature of
+    `uint8 [?]` whose frames are the bytes of a `str` in UTF-8, or `bytes`.
 
-    Raises `SchemaError` for a name, dtype, shape or codec that docs/format.md does not allow.
+    Raises `SchemaError` for what docs/format.md does not allow.
     """
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int | None, ...]
     codec: tuple[CodecConfig, ...] = field(default=(), hash=False)
+    group: int = 0
+    kind: str | None = None
+    unit: str | None = None
+    value: ValueKind = "array"
 
     def __post_init__(self) -> None:
         _check_name(self.name)
+        _check_group(self.name, self.group)
+        _check_matches(self.name, "kind", self.kind, _KIND)
+        _check_matches(self.name, "unit", self.unit, _UNIT)
         object.__setattr__(self, "dtype", _check_dtype(self.name, self.dtype))
         object.__setattr__(self, "shape", _check_shape(self.name, self.shape))
         object.__setattr__(self, "codec", _check_codec(self.name, self.codec))
+        _check_value(self)
         if self.nbytes > MAX_FRAME_BYTES:
             raise SchemaError(
                 "a frame of this feature is too large",
@@ -108,14 +128,20 @@ class FeatureSpec:
             "dtype": self.dtype.str,
             "shape": list(self.shape),
             "codec": [dict(config) for config in self.codec],
+            "group": self.group,
+            "kind": self.kind,
+            "unit": self.unit,
+            "value": self.value,
         }
 
     @classmethod
     def from_json(cls, value: object) -> FeatureSpec:
         """Inverse of `to_json`; trusts nothing."""
-        if not isinstance(value, dict) or set(value) != {"name", "dtype", "shape", "codec"}:
+        if not isinstance(value, dict) or set(value) != _KEYS:
             raise SchemaError(
-                "a feature is not an object of name, dtype, shape and codec", got=repr(value)[:200]
+                "a feature is not an object of the right keys",
+                expected=", ".join(sorted(_KEYS)),
+                got=repr(value)[:200],
             )
         name = value["name"]
         if not isinstance(name, str):
@@ -126,11 +152,17 @@ class FeatureSpec:
         for key in ("shape", "codec"):
             if not isinstance(value[key], list):
                 raise SchemaError(f"{key} is not a list", feature=name, got=repr(value[key])[:200])
-        return cls(name, np.dtype(dtype), tuple(value["shape"]), tuple(value["codec"]))
+        rest = {key: value[key] for key in ("group", "kind", "unit", "value")}
+        return cls(name, np.dtype(dtype), tuple(value["shape"]), tuple(value["codec"]), **rest)
 
     def __str__(self) -> str:
+        if self.value != "array":
+            return f"{self.name}: {self.value}"
         shape = ", ".join("?" if n is None else str(n) for n in self.shape)
         return f"{self.name}: {self.dtype.name} [{shape}]"
+
+
+_KEYS = frozenset(field.name for field in fields(FeatureSpec))
 
 
 class Schema(Mapping[str, FeatureSpec]):
@@ -179,8 +211,35 @@ class Schema(Mapping[str, FeatureSpec]):
         """The features with a variable dimension, in their order."""
         return [spec for spec in self.values() if not spec.is_fixed]
 
+    @property
+    def num_groups(self) -> int:
+        """How many groups the features lie in."""
+        return len({spec.group for spec in self.values()})
+
+    @property
+    def groups(self) -> tuple[Schema, ...]:
+        """The features of each group, by the groups' numbers."""
+        return tuple(self.group(number) for number in sorted({s.group for s in self.values()}))
+
+    def group(self, number: int) -> Schema:
+        """The features of one group, in their order. `SchemaError` where it has none."""
+        return Schema([spec for spec in self.values() if spec.group == number])
+
+    def check_groups(self) -> None:
+        """`SchemaError` unless groups are numbered 0, 1, … in the order of their first features.
+
+        So it is in a dataset; a selection of its features keeps its numbers.
+        """
+        numbers = list(dict.fromkeys(spec.group for spec in self.values()))
+        if numbers != list(range(len(numbers))):
+            raise SchemaError(
+                "groups are not numbered in the order of their first features",
+                expected=f"0 to {len(numbers) - 1}, in this order",
+                got=", ".join(map(str, numbers))[:200],
+            )
+
     def position(self, name: str) -> int:
-        """The feature's column in the index."""
+        """The feature's place in the schema, counted over all groups."""
         return list(self._features).index(name)
 
     def select(self, names: Sequence[str] | None) -> Schema:
@@ -215,7 +274,9 @@ class Schema(Mapping[str, FeatureSpec]):
             raise SchemaError(
                 "wrong number of features", expected=f"1 to {MAX_FEATURES}", got=len(value)
             )
-        return cls([FeatureSpec.from_json(feature) for feature in value])
+        schema = cls([FeatureSpec.from_json(feature) for feature in value])
+        schema.check_groups()
+        return schema
 
 
 def _check_name(name: str) -> None:
@@ -224,6 +285,43 @@ def _check_name(name: str) -> None:
             "not a feature name",
             expected=f"1 to {MAX_NAME_LENGTH} of A-Z a-z 0-9 _ and, inside, . and -",
             got=repr(name[:200]),
+        )
+
+
+def _check_group(name: str, group: object) -> None:
+    if type(group) is not int or not 0 <= group < MAX_GROUPS:
+        raise SchemaError(
+            "not the number of a group",
+            feature=name,
+            expected=f"0 to {MAX_GROUPS - 1}",
+            got=repr(group)[:50],
+        )
+
+
+def _check_matches(name: str, what: str, text: object, pattern: re.Pattern[str]) -> None:
+    if text is not None and not (isinstance(text, str) and pattern.fullmatch(text)):
+        raise SchemaError(
+            f"not a {what}",
+            feature=name,
+            expected=f"null, or {pattern.pattern}",
+            got=repr(text)[:200],
+        )
+
+
+def _check_value(spec: FeatureSpec) -> None:
+    if spec.value not in get_args(ValueKind):
+        raise SchemaError(
+            "not a kind of value",
+            feature=spec.name,
+            expected=f"one of {', '.join(get_args(ValueKind))}",
+            got=repr(spec.value)[:50],
+        )
+    if spec.value != "array" and (spec.dtype.str != "|u1" or spec.shape != (None,)):
+        raise SchemaError(
+            "text and bytes are not of this dtype and shape",
+            feature=spec.name,
+            expected="|u1 [null]",
+            got=f"{spec.dtype.str} {list(spec.shape)}",
         )
 
 

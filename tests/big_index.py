@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from seqrecord import FeatureSpec, Schema
 from seqrecord.checksum import crc32c
-from seqrecord.format.index import Index
+from seqrecord.format.index import NO_SPLIT, GroupIndex, Index
 from seqrecord.format.manifest import IndexFile, Manifest, RecordFile
-from seqrecord.format.pages import chunk_bytes
+from seqrecord.format.pages import ALIGNMENT, chunk_bytes
 from seqrecord.format.rows import GAP_ROW
 
 __all__ = ["write_big_index"]
@@ -47,25 +47,35 @@ def write_big_index(
     present = (1 << (int(held[0, -1]) - 1)) - 1
     if not present:
         lengths[last, 2:4] = 0
-    gaps = np.array([(row, column, present) for row in last for column in (2, 3)], GAP_ROW)
-    size: npt.NDArray[np.int64] = chunk_bytes(lengths)
+    gaps = np.array([(row, column, 0, present) for row in last for column in (2, 3)], GAP_ROW)
+    size: npt.NDArray[np.int64] = -(-chunk_bytes(lengths, _SCHEMA) // ALIGNMENT) * ALIGNMENT
     file = (np.cumsum(size) // _RECORD_BYTES).astype(np.uint32)
     begin = (np.cumsum(size) - size)[np.searchsorted(file, np.arange(file[-1] + 1))]
     offset = 64 + np.cumsum(size) - size - begin[file]
     ends = np.zeros(len(begin), np.int64)
     np.maximum.at(ends, file, offset + size)
-    index = Index(
+    group = GroupIndex(
         schema=_SCHEMA,
-        keys=pa.array([f"env{i // 100}/Easy/P{i:06}" for i in range(episodes)], pa.string()),
-        metadata=pa.array(['{"difficulty":"Easy"}'] * episodes, pa.string()),
-        num_frames=np.full(episodes, frames, np.int64),
-        chunk_frames=np.full(episodes, chunk_frames, np.int64),
+        features=np.arange(len(_SCHEMA)),
+        num_chunks=np.full(episodes, chunks, np.int64),
+        first_frame=np.tile(np.arange(chunks, dtype=np.uint32) * np.uint32(chunk_frames), episodes),
+        num_frames=held.reshape(-1).astype(np.uint32),
         file=file,
         offset=offset.astype(np.uint64),
         page_length=lengths,
         page_crc32c=rng.integers(0, 2**32, lengths.shape, dtype=np.uint32),
         largest_frame=np.empty((len(lengths), 0), np.uint32),
         gaps=gaps,
+    )
+    index = Index(
+        schema=_SCHEMA,
+        keys=pa.array([f"env{i // 100}/Easy/P{i:06}" for i in range(episodes)], pa.string()),
+        uids=rng.integers(0, 256, (episodes, 16), np.uint8),
+        metadata=pa.array(['{"difficulty":"Easy"}'] * episodes, pa.string()),
+        num_frames=np.full(episodes, frames, np.int64),
+        fps=np.full(episodes, 30.0),
+        split=np.full(episodes, NO_SPLIT, np.uint16),
+        groups=(group,),
     )
     (root / "index").mkdir(parents=True)
     tables = {}

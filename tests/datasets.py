@@ -12,6 +12,8 @@ import numpy.typing as npt
 from PIL import Image
 
 from seqrecord import EncodedImage, FeatureSpec, Schema, SeqRecordWriter
+from seqrecord.reading.chunks import Chunk
+from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.writing.destination import WriteMode
 from seqrecord.writing.writer import Codecs
 
@@ -20,6 +22,7 @@ __all__ = [
     "HEIGHT",
     "WIDTH",
     "SmallFrame",
+    "nth_chunk",
     "small_frames",
     "small_schema",
     "write_small",
@@ -113,6 +116,12 @@ def write_small(
                 for frame in written[key]:
                     episode.append({**frame, "photo": _png(frame["photo"])})
     return written
+
+
+def nth_chunk(dataset: SeqRecordReader, episode: int, number: int, *, group: int = 0) -> Chunk:
+    """A chunk of an episode, both counted from 0."""
+    row = int(dataset.index.groups[group].first_chunk[episode]) + number
+    return dataset.chunk_reader().chunk_at(group, row, episode)
 
 
 def _png(image: npt.NDArray[Any]) -> EncodedImage:

@@ -32,6 +32,7 @@ from seqrecord.errors import (
 )
 from seqrecord.writing.commits import reindex
 from tests.tiny import (
+    TINY,
     RecordParts,
     change_manifest,
     change_record,
@@ -136,7 +137,23 @@ def _no_frame(parts: RecordParts) -> None:
     parts.chunks[1]["pages"][1]["length"] = 0
 
 
-def _gaps(*rows: tuple[int, int, int]) -> Change:
+def _without_first(parts: RecordParts) -> None:
+    parts.chunks = parts.chunks[1:]
+    parts.gaps["chunk"] -= 1
+    parts.head["num_chunks"] = [2]
+
+
+def _slice_sum(root: Path) -> None:
+    """Another checksum for the slice of the first raw page; the page has its own."""
+    path = record_path(root)
+    data = bytearray(path.read_bytes())
+    data[192] ^= 1
+    path.write_bytes(data)
+
+
+def _gaps(*rows: tuple[int, int, int, int]) -> Change:
+    """Gap rows of chunk, feature, word and present frames."""
+
     def change(parts: RecordParts) -> None:
         parts.gaps = np.array(list(rows), parts.gaps.dtype)
         parts.head["num_gaps"] = len(rows)
@@ -291,8 +308,12 @@ def _linked_reindex(root: Path) -> None:
     reindex(root, created_by="test")
 
 
+def _small(path: str) -> dict[str, Any]:
+    return {"path": path, "size": 1, "crc32c": "0" * 8}
+
+
 _DEEP = "[" * 100_000 + "]" * 100_000
-_FEATURE = {"dtype": "|u1", "shape": [], "codec": []}
+_FEATURE = {key: value for key, value in TINY["raw"].to_json().items() if key != "name"}
 
 _FOOTER = [
     Case("head is a list", _text(lambda text: f"[{text}]"), FormatError, "right keys"),
@@ -314,15 +335,17 @@ _FOOTER = [
     Case("JSON is empty", _set(json_length=0), FormatError, "does not fit"),
     Case("JSON longer than the footer", _set(json_length=2**32 - 1), FormatError, "does not fit"),
     Case("rows not aligned", _set(json_length=5), FormatError, "multiple of 8"),
-    Case("footer length 0", _set(length=0), FormatError, "footer length"),
+    Case("footer length 1", _set(length=1), FormatError, "footer length"),
     Case("footer length 2**63", _set(length=2**63), FormatError, "footer length"),
     Case("footer longer than the file", _set(length=64 * 1024 - 24), FormatError, "footer length"),
     Case("footer of version 2", _set(version=2), VersionError, "unknown format version"),
     Case("file id", _head(file_id="../" * 8), FormatError, "file id"),
     Case("file id of another file", _head(file_id="0" * 32), FormatError, "different files"),
-    Case("2**31 chunks", _head(num_chunks=2**31), FormatError, "do not fill"),
-    Case("-1 chunks", _head(num_chunks=-1), FormatError, "impossible counts"),
-    Case("true chunks", _head(num_chunks=True), FormatError, "impossible counts"),
+    Case("2**31 chunks", _head(num_chunks=[2**31]), FormatError, "do not fill"),
+    Case("-1 chunks", _head(num_chunks=[-1]), FormatError, "impossible counts"),
+    Case("true chunks", _head(num_chunks=[True]), FormatError, "impossible counts"),
+    Case("chunks of two groups", _head(num_chunks=[3, 0]), FormatError, "each group"),
+    Case("chunks of no group", _head(num_chunks=3), FormatError, "each group"),
     Case("1e9 gaps", _head(num_gaps=10**9), FormatError, "do not fill"),
     Case("2**64 gaps", _head(num_gaps=2**64), FormatError, "impossible counts"),
 ]
@@ -337,7 +360,7 @@ _SCHEMA = [
         "number of features",
     ),
     Case("feature twice", _head(schema=[{"name": "a", **_FEATURE}] * 2), FormatError, "twice"),
-    Case("feature has another key", _spec(extra=1), FormatError, "name, dtype, shape and codec"),
+    Case("feature has another key", _spec(extra=1), FormatError, "right keys"),
     Case("feature named ../x", _spec(name="../x"), FormatError, "feature name"),
     Case("feature named 1", _spec(name=1), FormatError, "not text"),
     Case("feature name of 129", _spec(name="a" * 129), FormatError, "feature name"),
@@ -362,6 +385,24 @@ _SCHEMA = [
         Case(f"shape {shape}", _spec(shape=shape), FormatError, "")
         for shape in ([2**31], [2**31 - 1] * 2, [2**16, 2**16, None], [0], [-1], [True], [1.0], "2")
     ),
+    *(
+        Case(f"group {group}", _spec(group=group), FormatError, "group")
+        for group in (1, 256, -1, True, None, 0.0)
+    ),
+    *(
+        Case(f"{name} {value!r}", _spec(**{name: value}), FormatError, name)
+        for name, value in (
+            ("kind", ""),
+            ("kind", "A"),
+            ("kind", "a" * 33),
+            ("unit", "\x1b[2J"),
+            ("unit", ""),
+            ("unit", 1),
+            ("value", "pickle"),
+            ("value", None),
+        )
+    ),
+    Case("text of a fixed shape", _spec(value="text"), FormatError, "text and bytes"),
     Case("nine dimensions", _spec(shape=[1] * 9), FormatError, "dimensions"),
     Case("five codecs", _spec(codec=[{"id": "zstd"}] * 5), FormatError, "codecs"),
     Case("codec without id", _spec(codec=[{"level": 1}]), FormatError, "id"),
@@ -383,6 +424,12 @@ _SCHEMA = [
 _EPISODES = [
     Case("episodes are no list", _head(episodes={}), FormatError, "not a list"),
     Case("no episode", _head(episodes=[]), FormatError, "out of order"),
+    Case(
+        "episode without a chunk",
+        _record(lambda p: p.head["episodes"].append(p.head["episodes"][0] | {"uid": "1" * 32})),
+        FormatError,
+        "that has no chunk",
+    ),
     Case("episode is no object", _head(episodes=[1]), FormatError, "right keys"),
     Case("episode has another key", _part(extra=1), FormatError, "right keys"),
     *(
@@ -415,17 +462,19 @@ _EPISODES = [
             ("ordinal", -1),
             ("ordinal", 2**53),
             ("ordinal", True),
-            ("chunk_frames", 0),
-            ("chunk_frames", 65),
-            ("chunk_frames", None),
             ("num_frames", 0),
             ("num_frames", 2**32),
             ("num_frames", 5.0),
+            ("fps", 0),
+            ("fps", -1.5),
+            ("fps", True),
+            ("fps", "30"),
+            ("fps", 10**400),
         )
     ),
-    Case("2**32 - 1 frames", _part(num_frames=2**32 - 1), FormatError, "number of frames"),
-    Case("4 of 5 frames", _part(num_frames=4), FormatError, "number of frames"),
-    Case("an end that is missing", _part(num_frames=None), FormatError, "number of frames"),
+    Case("2**32 - 1 frames", _part(num_frames=2**32 - 1), FormatError, "no complete episode"),
+    Case("4 of 5 frames", _part(num_frames=4), FormatError, "beyond the end"),
+    Case("an end that is missing", _part(num_frames=None), FormatError, "no complete episode"),
     Case("metadata is an object", _part(metadata={}), FormatError, "metadata"),
     Case("metadata is a list", _part(metadata="[]"), FormatError, "not a JSON object"),
     Case("metadata is no JSON", _part(metadata="{"), FormatError, "JSON"),
@@ -437,17 +486,22 @@ _CHUNKS = [
     Case("chunk of no episode", _chunk(2, "episode", 1), FormatError, "out of order"),
     Case("chunk of episode 2**32 - 1", _chunk(0, "episode", 2**32 - 1), FormatError, "order"),
     Case("chunk of 0 frames", _chunk(0, "num_frames", 0), FormatError, "number of frames"),
-    Case("chunk of 65 frames", _chunk(0, "num_frames", 65), FormatError, "number of frames"),
-    Case("last chunk too long", _chunk(2, "num_frames", 2), FormatError, "number of frames"),
-    Case("chunk inside another", _chunk(1, "first_frame", 1), FormatError, "inside another"),
+    Case("chunk of 65537 frames", _chunk(0, "num_frames", 65537), FormatError, "number of frames"),
+    Case("last chunk too long", _chunk(2, "num_frames", 2), FormatError, "beyond the end"),
+    Case("chunk too long", _chunk(0, "num_frames", 3), FormatError, "does not follow"),
+    Case("chunk inside another", _chunk(1, "first_frame", 1), FormatError, "does not follow"),
     Case("chunk twice", _chunk(1, "first_frame", 0), FormatError, "does not follow"),
-    Case("chunk far away", _chunk(2, "first_frame", 2**32 - 2), FormatError, "number of frames"),
+    Case("chunk far away", _chunk(2, "first_frame", 2**32 - 2), FormatError, "beyond the end"),
+    Case("first chunk is missing", _record(_without_first), FormatError, "no complete episode"),
     Case("reserved bytes", _chunk(0, "reserved", 1), FormatError, "reserved"),
     Case("chunk not aligned", _chunk(0, "offset", 65), FormatError, "wrong offset"),
     Case("chunk in the header", _chunk(0, "offset", 0), FormatError, "wrong offset"),
     Case("chunk after the end", _chunk(2, "offset", 1 << 40), FormatError, "outside its file"),
     Case("chunk at 2**64 - 64", _chunk(2, "offset", 2**64 - 64), FormatError, "outside its file"),
-    Case("chunks overlap", _chunk(1, "offset", 64), FormatError, "overlap"),
+    Case("chunks at one place", _chunk(1, "offset", 64), FormatError, "overlap"),
+    Case("chunks out of order", _chunk(1, "offset", 512), FormatError, "order of their offsets"),
+    Case("chunks overlap", _chunk(1, "offset", 128), FormatError, "overlap"),
+    Case("chunk over slice checksums", _chunk(1, "offset", 192), FormatError, "overlap"),
     Case("raw page of 0 bytes", _length(0, 0, 0), FormatError, "impossible length"),
     Case("raw page too long", _length(0, 0, 25), FormatError, "impossible length"),
     Case("raw page of 2**32 - 1 bytes", _length(0, 0, 2**32 - 1), FormatError, "outside its file"),
@@ -459,14 +513,16 @@ _CHUNKS = [
     Case("largest frame of a page of no frames", _record(_no_frame), FormatError, "impossible"),
     Case("largest frame too small", _largest(0, 4), FormatError, "not as large as the index says"),
     Case("largest frame too large", _largest(0, 12), FormatError, "not as large as the index says"),
-    Case("bitmap of no chunk", _gaps((3, 0, 1)), FormatError, "no chunk"),
-    Case("bitmap of chunk 2**32 - 1", _gaps((2**32 - 1, 0, 1)), FormatError, "no chunk"),
-    Case("bitmap of no feature", _gaps((0, 2, 1)), FormatError, "no feature"),
-    Case("bitmap too long", _gaps((1, 1, 0b110)), FormatError, "longer than its chunk"),
-    Case("bitmap of all frames", _gaps((1, 1, 0b11)), FormatError, "lacks nothing"),
-    Case("bitmaps twice", _gaps((1, 1, 0b10), (1, 1, 0b10)), FormatError, "out of order"),
-    Case("bitmap of no frame", _gaps((1, 1, 0)), FormatError, "impossible length"),
-    Case("bitmap that is missing", _gaps((1, 0, 0b10)), FormatError, "impossible length"),
+    Case("bitmap of no chunk", _gaps((3, 0, 0, 1)), FormatError, "no chunk"),
+    Case("bitmap of chunk 2**32 - 1", _gaps((2**32 - 1, 0, 0, 1)), FormatError, "no chunk"),
+    Case("bitmap of no feature", _gaps((0, 2, 0, 1)), FormatError, "no feature"),
+    Case("bitmap of word 1", _gaps((1, 1, 1, 0)), FormatError, "longer than its chunk"),
+    Case("bitmap of word 65535", _gaps((1, 1, 65535, 0)), FormatError, "longer than its chunk"),
+    Case("bitmap too long", _gaps((1, 1, 0, 0b110)), FormatError, "longer than its chunk"),
+    Case("bitmap of all frames", _gaps((1, 1, 0, 0b11)), FormatError, "lacks nothing"),
+    Case("bitmaps twice", _gaps((1, 1, 0, 0b10), (1, 1, 0, 0b10)), FormatError, "out of order"),
+    Case("bitmap of no frame", _gaps((1, 1, 0, 0)), FormatError, "impossible length"),
+    Case("bitmap that is missing", _gaps((1, 0, 0, 0b10)), FormatError, "impossible length"),
 ]
 
 _HEADER = [
@@ -502,6 +558,7 @@ _PAGES = [
 ]
 
 _FILES = [
+    Case("slice checksum", _slice_sum, ChecksumError, "frames of a page"),
     Case("record file twice", _second_file(lambda p: None), FormatError, "two record files"),
     Case("name of a record file", _second_file(_other_episode, "a b.seqrec"), FormatError, "name"),
     Case("parts of other keys", _contradict(key="other"), FormatError, "contradict"),
@@ -588,6 +645,29 @@ _MANIFEST = [
     Case("next_ordinal 2**60", _manifest(lambda v: v.update(next_ordinal=1 << 60)), FormatError),
     Case("left_out is an object", _manifest(lambda v: v.update(left_out={})), FormatError, "list"),
     Case("uid in left_out", _manifest(lambda v: v.update(left_out=[1])), FormatError, "left_out"),
+    Case("splits twice", _manifest(lambda v: v.update(splits=["a", "a"])), FormatError, "twice"),
+    Case("split ../x", _manifest(lambda v: v.update(splits=["../x"])), FormatError, "splits"),
+    Case(
+        "4097 splits",
+        _manifest(lambda v: v.update(splits=[f"s{i}" for i in range(4097)])),
+        FormatError,
+        "length",
+    ),
+    Case(
+        "statistics path",
+        _manifest(lambda v: v.update(statistics=_small("records/x.json"))),
+        FormatError,
+        "bad path",
+    ),
+    Case(
+        "edits path", _manifest(lambda v: v.update(edits=[_small("x.json")])), FormatError, "path"
+    ),
+    Case(
+        "two chunk tables",
+        _manifest(lambda v: v["index"].update(chunks=v["index"]["chunks"] * 2)),
+        FormatError,
+        "each group",
+    ),
     Case("removed path", _manifest(lambda v: v.update(removed=["a"])), FormatError, "removed"),
     Case("one feature less", _manifest(lambda v: v["schema"].pop()), FormatError, "other columns"),
     Case(
@@ -619,7 +699,7 @@ _MANIFEST = [
     ),
     Case(
         "tables exchanged",
-        _manifest(lambda v: v["index"].update(gaps=v["index"]["chunks"])),
+        _manifest(lambda v: v["index"].update(gaps=v["index"]["chunks"][0])),
         FormatError,
         "other columns",
     ),
@@ -636,11 +716,11 @@ _INDEX = [
     Case("no batch", _table("gaps", lambda t: _arrow(t, 0)), FormatError, "batch"),
     Case(
         "lz4 buffers",
-        _table("chunks", lambda t: _arrow(t, compression="lz4")),
+        _table("chunks0", lambda t: _arrow(t, compression="lz4")),
         FormatError,
         "compressed",
     ),
-    Case("an exabyte of zstd", _table("chunks", _bomb), FormatError, "compressed"),
+    Case("an exabyte of zstd", _table("chunks0", _bomb), FormatError, "compressed"),
     Case(
         "column is missing",
         _table("gaps", lambda t: t.drop_columns(["present"])),
@@ -660,31 +740,42 @@ _INDEX = [
     ),
     Case(
         "more gaps than pages",
-        _columns("gaps", chunk=[0] * 7, feature=[1] * 7, present=[1] * 7),
+        _columns("gaps", chunk=[0] * 7, feature=[1] * 7, word=[0] * 7, present=[1] * 7),
         FormatError,
-        "more validity bitmaps",
+        "more rows of validity bitmaps",
     ),
     Case("a null", _column("gaps", "present", [None]), FormatError, "nulls"),
-    Case("a null page", _column("chunks", "page_length", [[1, None]] * 3), FormatError, "nulls"),
-    Case("fewer chunks", _table("chunks", lambda t: t.slice(0, 2)), FormatError, "does not fit"),
+    Case("a null page", _column("chunks0", "page_length", [[1, None]] * 3), FormatError, "nulls"),
+    Case("fewer chunks", _table("chunks0", lambda t: t.slice(0, 2)), FormatError, "does not fit"),
+    *(
+        Case(f"num_chunks {count}", _column("episodes", "num_chunks", [[count]]), FormatError, says)
+        for count, says in ((0, "num_chunks"), (6, "num_chunks"), (4, "does not fit"))
+    ),
+    *(
+        Case(f"fps {fps}", _column("episodes", "fps", [fps]), FormatError, "impossible fps")
+        for fps in (-1.0, float("nan"), float("inf"))
+    ),
+    Case("split 0 of 0", _column("episodes", "split", [0]), FormatError, "a split"),
+    *(
+        Case(f"{name} {numbers}", _column("chunks0", name, numbers), FormatError, says)
+        for name, numbers, says in (
+            ("first_frame", [1, 2, 4], "does not follow"),
+            ("first_frame", [0, 3, 4], "does not follow"),
+            ("num_frames", [2, 2, 2], "do not end with their episode"),
+            ("num_frames", [2, 1, 1], "does not follow"),
+            ("num_frames", [0, 2, 1], "impossible number of frames"),
+            ("num_frames", [65537, 2, 1], "impossible number of frames"),
+        )
+    ),
     Case("no episodes", _table("episodes", lambda t: t.slice(0, 0)), FormatError, ""),
     Case(
         "2**32 - 1 frames in the index",
         _column("episodes", "num_frames", [2**32 - 1]),
         FormatError,
-        "does not fit",
+        "do not end with their episode",
     ),
     Case(
         "0 frames in the index", _column("episodes", "num_frames", [0]), FormatError, "num_frames"
-    ),
-    Case(
-        "chunks of 0 frames", _column("episodes", "chunk_frames", [0]), FormatError, "chunk_frames"
-    ),
-    Case(
-        "chunks of 65 frames",
-        _column("episodes", "chunk_frames", [65]),
-        FormatError,
-        "chunk_frames",
     ),
     *(
         Case(
@@ -695,34 +786,36 @@ _INDEX = [
     Case(
         "metadata of the index", _column("episodes", "metadata", ["[]"]), FormatError, "JSON object"
     ),
-    Case("file 1 of 1", _column("chunks", "file", [0, 0, 1]), FormatError, "no record file"),
-    Case("file 2**32 - 1", _column("chunks", "file", [2**32 - 1, 0, 0]), FormatError, "no record"),
-    Case("offset 2**63", _column("chunks", "offset", [64, 192, 2**63]), FormatError, "outside its"),
+    Case("file 1 of 1", _column("chunks0", "file", [0, 0, 1]), FormatError, "no record file"),
+    Case("file 2**32 - 1", _column("chunks0", "file", [2**32 - 1, 0, 0]), FormatError, "no record"),
+    Case(
+        "offset 2**63", _column("chunks0", "offset", [64, 256, 2**63]), FormatError, "outside its"
+    ),
     Case(
         "offset 2**64 - 64",
-        _column("chunks", "offset", [64, 192, 2**64 - 64]),
+        _column("chunks0", "offset", [64, 256, 2**64 - 64]),
         FormatError,
         "outside its record file",
     ),
-    Case("offset 0", _column("chunks", "offset", [0, 192, 320]), FormatError, "outside its"),
-    Case("offset 65", _column("chunks", "offset", [65, 192, 320]), FormatError, "wrong offset"),
+    Case("offset 0", _column("chunks0", "offset", [0, 256, 448]), FormatError, "outside its"),
+    Case("offset 65", _column("chunks0", "offset", [65, 256, 448]), FormatError, "wrong offset"),
     Case(
         "pages of 2**32 - 1 bytes",
-        _column("chunks", "page_length", [[2**32 - 1] * 2] * 3),
+        _column("chunks0", "page_length", [[2**32 - 1] * 2] * 3),
         FormatError,
         "outside its record file",
     ),
     Case(
         "raw page of the index",
-        _column("chunks", "page_length", [[12, 64]] * 3),
+        _column("chunks0", "page_length", [[12, 64]] * 3),
         FormatError,
         "impossible length",
     ),
-    Case("page checksum", _column("chunks", "page_crc32c", [[0, 0]] * 3), ChecksumError, "page"),
-    Case("chunks exchanged", _column("chunks", "offset", [192, 64, 320]), ChecksumError, "page"),
+    Case("page checksum", _column("chunks0", "page_crc32c", [[0, 0]] * 3), ChecksumError, "page"),
+    Case("chunks exchanged", _column("chunks0", "offset", [256, 64, 448]), ChecksumError, "page"),
     Case(
         "largest frame of the index",
-        _column("chunks", "largest_frame", [[8], [16], [24]]),
+        _column("chunks0", "largest_frame", [[8], [16], [24]]),
         FormatError,
         "not as large as the index says",
     ),

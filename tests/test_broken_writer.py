@@ -62,7 +62,7 @@ def check_resumes(storage: Any, ended: Iterable[str], *, all_of_them: bool = Tru
     with seqrecord.open(storage) as dataset:
         assert sorted(dataset.episodes) == KEYS
         for episode_read in dataset.episodes.values():
-            assert episode_read[:]["x"][:, 0].tolist() == list(range(5))  # type: ignore[call-overload]
+            assert episode_read[:]["x"][:, 0].tolist() == list(range(5))
 
 
 # Record files

@@ -34,7 +34,7 @@ from seqrecord.storage.cache.entry import PIECE_BYTES, DamagedError, read_entry,
 from seqrecord.storage.cache.folder import CacheFolder
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.wrappers import StorageWrapper
-from tests.datasets import write_small
+from tests.datasets import nth_chunk, write_small
 from tests.storage_contract import PATH, StorageContract, get, put
 from tests.storage_doubles import CountingStorage, FailAt, FaultyStorage
 
@@ -250,7 +250,7 @@ def test_bytes_damaged_on_their_way_do_not_stay(straight: bool, tmp_path: Path) 
     def read(storage: Storage) -> bytes:
         with seqrecord.open(storage, features=["image_left"]) as dataset:
             reader = dataset.chunk_reader()
-            pages = reader.pages(reader.chunk(0, 0))
+            pages = reader.pages(nth_chunk(dataset, 0, 0))
             out = bytearray(pages[0].stop - pages[0].start)
             parts = [memoryview(out)[:1000], memoryview(out)[1000:]]
             data = reader.read(pages, into={"image_left": parts} if straight else None)
@@ -334,7 +334,7 @@ def test_threads_that_see_the_same_damage_all_read_anew(tmp_path: Path) -> None:
     storage = CachedStorage(_DamagesOnce(local), tmp_path / "cache", "16MiB")
     with seqrecord.open(storage, features=["image_left"]) as dataset:
         reader = dataset.chunk_reader()
-        pages = reader.pages(reader.chunk(0, 0))
+        pages = reader.pages(nth_chunk(dataset, 0, 0))
         drop = storage.forget
 
         def drop_twice(path: str, ranges: Sequence[ByteRange]) -> bool:

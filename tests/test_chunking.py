@@ -52,7 +52,7 @@ def check(folder: Path, episodes: Sequence[Sequence[int]]) -> list[int]:
             for i, count in enumerate(points):
                 for name, array in lidar(count, i % 256).items():
                     np.testing.assert_array_equal(episode[i][name], array, strict=True)
-        length: list[int] = dataset.index.chunk_frames.tolist()
+        length: list[int] = dataset.index.groups[0].chunk_frames.tolist()
         return length
 
 
@@ -117,7 +117,7 @@ def test_fixed_shapes_are_counted_at_once(tmp_path: Path, monkeypatch: pytest.Mo
         (file,) = (tmp_path / "records").glob("*.partial")
         assert file.stat().st_size > 48 << 20
     with seqrecord.open(tmp_path) as dataset:
-        assert dataset.index.chunk_frames.tolist() == [4]
+        assert dataset.index.groups[0].chunk_frames.tolist() == [4]
 
 
 def test_frames_wait_within_48_mib(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_frames_wait_within_48_mib(tmp_path: Path) -> None:
             size = files[0].stat().st_size if files else 0
             assert (number + 1) * 15 * KIB - size < 48 * KIB
     with seqrecord.open(tmp_path) as dataset:
-        assert dataset.index.chunk_frames.tolist() == [2]
+        assert dataset.index.groups[0].chunk_frames.tolist() == [2]
 
 
 class _Lidar:

@@ -14,6 +14,7 @@ import pytest
 from seqrecord import SeqRecordPipe
 from seqrecord.errors import ChecksumError
 from tests.clip_data import LARGE, check, digest, leaves_nothing, possible_clips, write_numbered
+from tests.datasets import nth_chunk
 from tests.resume_contract import check_resume
 
 FIXED = ["image", "flow", "id"]
@@ -138,7 +139,7 @@ def test_a_damaged_page_ends_the_iteration_after_the_batches_before_it(
     damaged = write_numbered(tmp_path / "records", codecs="raw")
     pipe = make(damaged, 4, shuffle=False, batch_size=1)
     good = [digest(batch) for batch in pipe]
-    chunk = pipe.dataset.chunk_reader().chunk(0, 3)
+    chunk = nth_chunk(pipe.dataset, 0, 3)
     page = pipe.dataset.chunk_reader().pages(chunk)[0]
     file = damaged / chunk.path
     data = bytearray(file.read_bytes())
@@ -158,7 +159,7 @@ def test_what_is_read_is_the_page_to_the_byte(path: Path) -> None:
     expected = 0
     for key, start in possible_clips(FIXED, 4, 4):
         episode = index.positions[key]
-        for page in reader.pages(reader.chunk(episode, start // 4)):
+        for page in reader.pages(nth_chunk(pipe.dataset, episode, start // 4)):
             expected += page.stop - page.start
     assert pipe.stats()["bytes_read"] == expected
     assert np.isfinite(pipe.stats()["fetch_seconds"])

@@ -382,10 +382,10 @@ def test_a_broken_page(tmp_path: Path) -> None:
     path = write_numbered(tmp_path / "records", codecs="raw")
     dataset = seqrecord.open(path)
     index = dataset.index
-    row = int(index.first_chunk[3]) + 2
-    file = path / dataset.manifest.record_files[int(index.file[row])].path
+    row = int(index.groups[0].first_chunk[3]) + 2
+    file = path / dataset.manifest.record_files[int(index.groups[0].file[row])].path
     data = bytearray(file.read_bytes())
-    data[int(index.offset[row]) + 5] ^= 1
+    data[int(index.groups[0].offset[row]) + 5] ^= 1
     file.write_bytes(data)
     with leaves_nothing():
         with pytest.raises(ChecksumError) as caught:
@@ -500,7 +500,7 @@ def test_the_engine_stays_behind_a_slow_consumer(path: Path) -> None:
     """However long it takes: nothing here is said of the engine's speed."""
     reads: list[int] = []
     too_far = threading.Event()
-    num_chunks = len(seqrecord.open(path).index.file)
+    num_chunks = len(seqrecord.open(path).index.groups[0].file)
 
     def at_read(number: int) -> None:
         reads.append(number)

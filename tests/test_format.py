@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,16 @@ from seqrecord.format import (
     parse_header,
     parse_tail,
 )
-from seqrecord.format.pages import page_offsets, table_bytes
-from seqrecord.format.rows import GAP_ROW, chunk_row, count_present
+from seqrecord.format.pages import aligned, chunk_bytes, table_bytes
+from seqrecord.format.rows import (
+    GAP_ROW,
+    chunk_row,
+    count_present,
+    features_of,
+    gap_rows,
+    num_absent,
+    present_frames,
+)
 
 _MAGIC = b"\x89SQREC\r\n"
 _ID = bytes(range(16))
@@ -64,23 +73,26 @@ def _footer() -> Footer:
     chunks["pages"]["length"] = [[4, 25], [2, 0]]
     chunks["pages"]["crc32c"] = [[1, 2], [3, 0]]
     chunks["largest"] = [[3], [0]]
-    gaps = np.array([(1, 1, 0)], GAP_ROW)
-    return Footer(schema, _ID.hex(), (EpisodePart("k", "0" * 32, 5, 2, 3, "{}"),), chunks, gaps)
+    gaps = np.array([(1, 1, 0, 0)], GAP_ROW)
+    part = EpisodePart("k", "0" * 32, 5, 3, 29.97, "{}")
+    return Footer(schema, _ID.hex(), (part,), (chunks,), (gaps,))
 
 
 def test_footer_bytes() -> None:
     text = (
         b'{"file_id":"000102030405060708090a0b0c0d0e0f","schema":['
-        b'{"name":"a","dtype":"|u1","shape":[2],"codec":[]},'
-        b'{"name":"b","dtype":"|u1","shape":[null],"codec":[]}],'
-        b'"num_chunks":2,"num_gaps":1,"episodes":['
-        b'{"key":"k","uid":"00000000000000000000000000000000","ordinal":5,"chunk_frames":2,'
-        b'"num_frames":3,"metadata":"{}"}]}'
+        b'{"name":"a","dtype":"|u1","shape":[2],"codec":[],'
+        b'"group":0,"kind":null,"unit":null,"value":"array"},'
+        b'{"name":"b","dtype":"|u1","shape":[null],"codec":[],'
+        b'"group":0,"kind":null,"unit":null,"value":"array"}],'
+        b'"num_chunks":[2],"num_gaps":1,"episodes":['
+        b'{"key":"k","uid":"00000000000000000000000000000000","ordinal":5,'
+        b'"num_frames":3,"fps":29.97,"metadata":"{}"}]}'
     )
     text += b" " * (-(len(text) + 4) % 8)
     rows = struct.pack("<4IQ4IQ", 0, 2, 0, 0, 64, 4, 1, 25, 2, 3)
     rows += struct.pack("<4IQ4IQ", 0, 1, 2, 0, 192, 2, 3, 0, 0, 0)
-    rows += struct.pack("<IIQ", 1, 1, 0)
+    rows += struct.pack("<IHHQ", 1, 1, 0, 0)
     body = struct.pack("<I", len(text)) + text + rows
     length = struct.pack("<Q", len(body))
     tail = length + struct.pack("<II", crc32c(body + length), 1) + _MAGIC
@@ -89,78 +101,140 @@ def test_footer_bytes() -> None:
 
 
 def _same(a: Footer, b: Footer) -> bool:
-    return (a.schema, a.file_id, a.episodes, a.chunks.tobytes(), a.gaps.tobytes()) == (
-        (b.schema, b.file_id, b.episodes, b.chunks.tobytes(), b.gaps.tobytes())
-    )
+    def said(footer: Footer) -> list[object]:
+        rows = [array.tobytes() for array in (*footer.chunks, *footer.gaps)]
+        return [footer.schema, footer.file_id, footer.episodes, rows]
+
+    return said(a) == said(b)
 
 
 @st.composite
 def _footers(draw: st.DrawFn) -> Footer:
-    """Any footer that a writer could write."""
+    """Any footer that a writer could write: groups of chunks of any length, as they were done."""
     dtypes = st.sampled_from(["|u1", "<f8"])
     shapes = st.lists(st.none() | st.integers(1, 3), max_size=2).map(tuple)
-    count = draw(st.integers(1, 4))
+    numbers: list[int] = []
+    for _ in range(draw(st.integers(1, 5))):
+        numbers.append(draw(st.integers(0, len(set(numbers)))))
     schema = Schema(
-        [FeatureSpec(f"f{i}", np.dtype(draw(dtypes)), draw(shapes)) for i in range(count)]
-    )
-    parts, rows = [], []
-    for number in range(draw(st.integers(1, 3))):
-        cut = draw(st.integers(1, 64))
-        first = draw(st.integers(0, 3))
-        full = draw(st.integers(0, 3))
-        last = draw(st.integers(1, cut)) if full == 0 or draw(st.booleans()) else 0
-        total = (first + full) * cut + last
-        ends = last or draw(st.booleans())
-        key = draw(st.sampled_from(["a", "b/c", "é"]))
-        parts.append(
-            EpisodePart(key, f"{number:032x}", number, cut, total if ends else None, '{"x":1}')
-        )
-        sizes = [cut] * full + [last] * bool(last)
-        rows += [(number, n, (first + i) * cut) for i, n in enumerate(sizes)]
-    chunks = np.zeros(len(rows), chunk_row(count, len(schema.variable)))
-    for field, values in zip(
-        ("episode", "num_frames", "first_frame"), zip(*rows, strict=True), strict=True
-    ):
-        chunks[field] = values
-    gaps = np.array(
         [
-            (row, column, draw(st.integers(0, (1 << int(chunk["num_frames"])) - 2)))
-            for row, chunk in enumerate(chunks)
-            for column in range(count)
-            if draw(st.booleans())
-        ],
-        GAP_ROW,
+            FeatureSpec(f"f{i}", np.dtype(draw(dtypes)), draw(shapes), group=group)
+            for i, group in enumerate(numbers)
+        ]
     )
-    present = count_present(chunks["num_frames"], gaps, count)
-    variable = [spec.name for spec in schema.variable]
+    parts: list[EpisodePart] = []
+    rows: list[list[tuple[int, int, int]]] = [[] for _ in schema.groups]
+    for number in range(draw(st.integers(1, 3))):
+        ends, most = draw(st.booleans()), 0
+        for table in rows:
+            at = draw(st.integers(0, 300))
+            for held in draw(st.lists(st.integers(1, 200), max_size=3)):
+                table.append((number, held, at))
+                at += held
+                most = max(most, at)
+        if not most:
+            rows[0].append((number, 1, 7))
+            most = 8
+        key, fps = (
+            draw(st.sampled_from(["a", "b/c", "é"])),
+            draw(st.sampled_from([None, 30.0, 0.1])),
+        )
+        total = most + draw(st.integers(0, 5)) if ends else None
+        parts.append(EpisodePart(key, f"{number:032x}", number, total, fps, '{"x":1}'))
+    chunks, gaps = [], []
+    for group, features, some in zip(schema.groups, features_of(schema), rows, strict=True):
+        made = np.zeros(len(some), chunk_row(len(group), len(group.variable)))
+        for row, values in zip(made, some, strict=True):
+            row["episode"], row["num_frames"], row["first_frame"] = values
+        found = [np.empty(0, GAP_ROW)]
+        for row, chunk in enumerate(made):
+            for feature in features.tolist():
+                if draw(st.booleans()):
+                    held = int(chunk["num_frames"])
+                    lacking = draw(st.sets(st.integers(0, held - 1), max_size=4))
+                    present = np.ones(held, bool)
+                    present[list(lacking)] = False
+                    found.append(gap_rows(row, feature, present & draw(st.booleans())))
+        chunks.append(made)
+        gaps.append(np.concatenate(found))
+        present = count_present(made["num_frames"], gaps[-1], features)
+        for row, chunk in enumerate(made):
+            for column, spec in enumerate(group.values()):
+                n = int(present[row, column])
+                more = draw(st.integers(1, 99)) * spec.nbytes
+                chunk["pages"][column]["length"] = (
+                    n * spec.nbytes if spec.is_raw else (table_bytes(spec, n) + more if n else 0)
+                )
+                if not spec.is_fixed and n:
+                    least = -(-more // (n * spec.nbytes))
+                    largest = draw(st.integers(least, more // spec.nbytes)) * spec.nbytes
+                    chunk["largest"][list(group.variable).index(spec)] = largest
+    # As they were finished: each group in its order, the groups in any.
     at = 64
-    for row, chunk in enumerate(chunks):
-        at += 64 * draw(st.integers(0, 2))
-        chunk["offset"] = at
-        for column, spec in enumerate(schema.values()):
-            n = int(present[row, column])
-            more = draw(st.integers(1, 99)) * spec.nbytes
-            chunk["pages"][column]["length"] = (
-                n * spec.nbytes if spec.is_raw else (table_bytes(spec, n) + more if n else 0)
-            )
-            if spec.name in variable and n:
-                least = -(-more // (n * spec.nbytes))
-                largest = draw(st.integers(least, more // spec.nbytes)) * spec.nbytes
-                chunk["largest"][variable.index(spec.name)] = largest
-        at += int(page_offsets(chunk["pages"]["length"])[-1])
-    return Footer(schema, _ID.hex(), tuple(parts), chunks, gaps)
+    waiting = [list(range(len(table))) for table in chunks]
+    while any(waiting):
+        number = draw(st.sampled_from([i for i, left in enumerate(waiting) if left]))
+        at = aligned(at) + 64 * draw(st.integers(0, 2))
+        row = chunks[number][waiting[number].pop(0)]
+        row["offset"] = at
+        at += int(chunk_bytes(row["pages"]["length"], schema.groups[number]))
+    return Footer(schema, _ID.hex(), tuple(parts), tuple(chunks), tuple(gaps))
+
+
+def _end(footer: Footer) -> int:
+    return max(
+        int((rows["offset"] + chunk_bytes(rows["pages"]["length"], group).astype("u8")).max())
+        for rows, group in zip(footer.chunks, footer.schema.groups, strict=True)
+        if len(rows)
+    )
 
 
 @given(_footers())
 def test_footer_round_trip(footer: Footer) -> None:
     data = encode_footer(footer)
-    offset = int(
-        footer.chunks["offset"][-1] + page_offsets(footer.chunks["pages"]["length"])[-1, -1]
-    )
+    offset = aligned(_end(footer))
     assert parse_tail(data[-24:], offset + len(data)) == (offset, len(data) - 24)
     assert _same(parse_footer(data, offset), footer)
-    with pytest.raises(FormatError, match=r"outside its file|overlap"):
-        parse_footer(data, offset - 64)
+    with pytest.raises(FormatError, match="outside its file"):
+        parse_footer(data, _end(footer) - 1)
+
+
+@given(_footers(), st.data())
+def test_chunks_of_groups_may_not_overlap(footer: Footer, data: st.DataObject) -> None:
+    places = [
+        (int(row["offset"]), number, at)
+        for number, rows in enumerate(footer.chunks)
+        for at, row in enumerate(rows)
+    ]
+    places.sort()
+    (first, number, at), (second, *_) = data.draw(
+        st.sampled_from([*pairwise(places), (places[0],) * 2])
+    )
+    row = footer.chunks[number][at]
+    size = int(chunk_bytes(row["pages"]["length"], footer.schema.groups[number]))
+    if first == second or not size:
+        return
+    moved = second - aligned(size) + 64  # its last bytes lie in the next chunk
+    if moved < 64 or moved <= max((p[0] for p in places if p[0] < first), default=0):
+        return
+    row["offset"] = moved
+    with pytest.raises(FormatError, match=r"overlap|order of their offsets"):
+        parse_footer(encode_footer(footer), aligned(_end(footer)))
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=300))
+def test_gap_rows_say_which_frames_are_present(flags: list[bool]) -> None:
+    rows = gap_rows(3, 5, np.array(flags))
+    assert present_frames(rows, len(flags)).tolist() == flags
+    words = [flags[at : at + 64] for at in range(0, len(flags), 64)]
+    expected = [
+        (3, 5, word, sum(1 << i for i, flag in enumerate(part) if flag))
+        for word, part in enumerate(words)
+        if not all(part)
+    ]
+    assert rows.tolist() == expected
+    counted = num_absent(rows, np.full(4, len(flags)))
+    assert counted.tolist() == [64 - sum(p) - (64 - len(p)) for p in words if not all(p)]
 
 
 @pytest.mark.parametrize("length", range(24))
@@ -199,6 +273,6 @@ def test_tail_is_refused(values: tuple[Any, ...], error: type[FormatError]) -> N
 
 
 def test_present_frames_are_counted() -> None:
-    gaps = np.array([(0, 1, 0b101), (2, 0, 0), (2, 1, 2**63)], GAP_ROW)
-    count = count_present(np.array([3, 4, 64]), gaps, 2)
-    assert count.tolist() == [[3, 2], [4, 4], [0, 1]]
+    gaps = np.array([(0, 3, 0, 0b101), (2, 3, 0, 0), (2, 3, 1, 1), (2, 7, 0, 2**63)], GAP_ROW)
+    count = count_present(np.array([3, 4, 70]), gaps, np.array([3, 7]))
+    assert count.tolist() == [[2, 3], [4, 4], [1, 7]]

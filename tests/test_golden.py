@@ -70,11 +70,12 @@ def test_nothing_else_is_there() -> None:
 def test_golden_files_hold_what_they_are_for() -> None:
     _, spanning = load(LocalStorage(GOLDEN / "spanning"))
     files = [
-        len(np.unique(spanning.file[first : first + count]))
-        for first, count in zip(spanning.first_chunk, spanning.num_chunks, strict=True)
+        len(np.unique(table.file[first : first + count]))
+        for table in spanning.groups
+        for first, count in zip(table.first_chunk, table.num_chunks, strict=True)
     ]
     assert max(files) > 1, "an episode crosses record files"
-    assert len(spanning.gaps) > 0
+    assert any(len(table.gaps) for table in spanning.groups)
     parts = [
         part
         for file in LocalStorage(GOLDEN / "spanning").files("records")
@@ -107,7 +108,7 @@ def test_the_hexdump_of_the_format_is_a_record_file(tmp_path: Path) -> None:
     footer = read_footer(LocalStorage(tmp_path), "records/a.seqrec")
     (episode,) = footer.episodes
     assert (episode.key, episode.num_frames, episode.metadata) == ("a/b", 3, "{}")
-    start, length = int(footer.chunks["offset"][0]), int(footer.chunks["pages"]["length"][0, 0])
+    start, length = (int(footer.chunks[0][name][0]) for name in ("offset", "num_frames"))
     frames = np.empty((3, 2), "u1")
     page = memoryview(bytes(data))[start : start + length]
     PageCodec(footer.schema["x"]).decode_into(page, 3, frames)

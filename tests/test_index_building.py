@@ -13,17 +13,24 @@ import numpy as np
 import pytest
 
 from seqrecord.errors import FormatError
-from seqrecord.format import EpisodePart, Footer
-from seqrecord.format.index import Index
+from seqrecord.format import EpisodePart, Footer, encode_footer, parse_footer
+from seqrecord.format.edits import Delete, Edit, Edits, Split, encode_edit, parse_edit
+from seqrecord.format.index import NO_SPLIT, Index, table_names
 from seqrecord.format.manifest import IndexFile, Manifest
-from seqrecord.format.rows import GAP_ROW, chunk_row
+from seqrecord.format.pages import chunk_bytes
+from seqrecord.format.rows import GAP_ROW, chunk_row, gap_rows
 from seqrecord.reading.index_building import build_index
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.storage import LocalStorage
 from seqrecord.writing.commits import Base, Version, appended, rebuilt
 
-SCHEMA = Schema([FeatureSpec("x", np.dtype("u1"), (4,)), FeatureSpec("y", np.dtype("u1"), (None,))])
-CHUNK = 2  # frames
+SCHEMA = Schema(
+    [
+        FeatureSpec("x", np.dtype("u1"), (4,)),
+        FeatureSpec("y", np.dtype("u1"), (None,), group=1),
+        FeatureSpec("z", np.dtype("u1"), (2,), group=1),
+    ]
+)
 NOWHERE = LocalStorage("/nowhere")
 
 
@@ -37,27 +44,51 @@ class Piece:
     ends: bool
 
 
+def chunks_of(part: EpisodePart) -> list[tuple[int, int, int]]:
+    """Group, first frame and frames of an episode's chunks, as they are finished: of any length."""
+    rng, found = random.Random(part.uid), []
+    for group in range(2):
+        first, total = 0, part.num_frames or 0
+        while first < total:
+            held = min(rng.choice([1, 2, 2, 3, 70]), total - first)
+            found.append((group, first, held))
+            first += held
+    return sorted(found, key=lambda chunk: (chunk[1] + chunk[2], chunk[0]))
+
+
 def num_chunks(part: EpisodePart) -> int:
-    return -(-(part.num_frames or 0) // CHUNK)
+    return len(chunks_of(part))
 
 
 def footer(file_id: str, pieces: Iterable[Piece]) -> Footer:
-    rows, gaps, parts = list[Any](), list[Any](), list[EpisodePart]()
-    offset = 64
+    """All frames lack `y`."""
+    parts, offset = list[EpisodePart](), 64
+    rows: list[list[Any]] = [[], []]
+    gaps: list[list[Any]] = [[], []]
     for number, piece in enumerate(pieces):
         part = piece.part
         parts.append(part if piece.ends else replace(part, num_frames=None))
-        for chunk in range(piece.start, piece.stop):
-            row = np.zeros(1, chunk_row(2, 1))
-            frames = min(CHUNK, (part.num_frames or 0) - chunk * CHUNK)
-            row["episode"], row["num_frames"], row["first_frame"] = number, frames, chunk * CHUNK
+        for group, first, frames in chunks_of(part)[piece.start : piece.stop]:
+            schema = SCHEMA.group(group)
+            row = np.zeros(1, chunk_row(len(schema), len(schema.variable)))
+            row["episode"], row["num_frames"], row["first_frame"] = number, frames, first
             row["offset"] = offset
-            row["pages"]["length"] = [4 * frames, 0]
-            row["pages"]["crc32c"] = [random.Random(f"{part.uid} {chunk}").getrandbits(32), 0]
-            gaps.append((len(rows), 1, 0))
-            rows.append(row)
-            offset += 64
-    return Footer(SCHEMA, file_id, tuple(parts), np.concatenate(rows), np.array(gaps, GAP_ROW))
+            crc = random.Random(f"{part.uid} {group} {first}").getrandbits(32)
+            if group == 0:
+                row["pages"]["length"], row["pages"]["crc32c"] = [4 * frames], [crc]
+            else:
+                row["pages"]["length"], row["pages"]["crc32c"] = [0, 2 * frames], [0, crc]
+                gaps[1].append(gap_rows(len(rows[1]), 1, np.zeros(frames, bool)))
+            rows[group].append(row)
+            offset += int(chunk_bytes(row["pages"]["length"][0], schema)) // 64 * 64 + 64
+    chunks = [
+        np.concatenate([np.empty(0, chunk_row(len(group), len(group.variable))), *some])
+        for group, some in zip(SCHEMA.groups, rows, strict=True)
+    ]
+    made = tuple(np.concatenate([np.empty(0, GAP_ROW), *some]) for some in gaps)
+    built = Footer(SCHEMA, file_id, tuple(parts), tuple(chunks), made)
+    assert encode_footer(parse_footer(encode_footer(built), offset)) == encode_footer(built)
+    return built
 
 
 class World:
@@ -76,8 +107,9 @@ class World:
         """A writer's record files; of the last episode pieces may be lost."""
         writer, pieces = self.hex(), list[Piece]()
         for key in keys:
-            frames = self.rng.randint(1, 9)
-            part = EpisodePart(key, writer + self.hex(), ordinal, CHUNK, frames, f'{{"{key}":1}}')
+            frames = self.rng.choice([self.rng.randint(1, 9), self.rng.randint(60, 150)])
+            fps = self.rng.choice([None, 30.0])
+            part = EpisodePart(key, writer + self.hex(), ordinal, frames, fps, f'{{"{key}":1}}')
             cuts = {0, num_chunks(part), self.rng.randint(0, num_chunks(part))}
             bounds = sorted(cuts)
             pieces += [Piece(part, a, b, b == num_chunks(part)) for a, b in pairwise(bounds)]
@@ -118,13 +150,13 @@ class World:
         self.manifest = Manifest(
             SCHEMA,
             version.record_files,
-            dict.fromkeys(("episodes", "chunks", "gaps"), table),
+            dict.fromkeys(table_names(SCHEMA), table),
             len(version.index.num_frames),
             int(version.index.num_frames.sum()),
             version.index.fingerprint(),
             "test",
-            version.next_ordinal,
-            version.left_out,
+            next_ordinal=version.next_ordinal,
+            left_out=version.left_out,
         )
         assert Manifest.parse(self.manifest.encode()) == self.manifest
 
@@ -135,21 +167,23 @@ class World:
         return rebuilt(NOWHERE, Base(self.manifest, None, ()), dict(items), sizes)
 
 
-def said(index: Index) -> list[tuple[str, int, tuple[int, ...], int]]:
-    """Of each episode: key, frames, checksums of its chunks, gap rows."""
+def said(index: Index) -> list[tuple[Any, ...]]:
+    """Of each episode: key, frames, fps, and by group checksums of its chunks and gap rows."""
     found = []
     for number, key in enumerate(index.keys.to_pylist()):
-        first, count = int(index.first_chunk[number]), int(index.num_chunks[number])
-        chunks = index.gaps["chunk"]
-        gaps = int(np.count_nonzero((chunks >= first) & (chunks < first + count)))
-        sums = tuple(index.page_crc32c[first : first + count, 0].tolist())
-        found.append((key, int(index.num_frames[number]), sums, gaps))
+        groups = []
+        for group in index.groups:
+            first, count = int(group.first_chunk[number]), int(group.num_chunks[number])
+            gaps = group.gaps_of(first, first + count)
+            sums = group.page_crc32c[first : first + count, -1].tolist()
+            groups.append((sums, len(gaps), set(gaps["feature"].tolist())))
+        found.append((key, int(index.num_frames[number]), float(index.fps[number]), groups))
     return found
 
 
 def brute_force(world: World, footers: Mapping[str, Footer]) -> list[tuple[str, int]]:
     """(key, frames) of the episodes in order, from sets of chunks."""
-    held: dict[tuple[bool, str], set[int]] = defaultdict(set)
+    held: dict[tuple[bool, str], set[tuple[int, int]]] = defaultdict(set)
     parts: dict[str, EpisodePart] = {}
     files = {file.path for file in world.manifest.record_files} if world.manifest else set()
     left_out = world.manifest.left_out if world.manifest else ()
@@ -157,10 +191,11 @@ def brute_force(world: World, footers: Mapping[str, Footer]) -> list[tuple[str, 
         for number, part in enumerate(item.episodes):
             if part.num_frames is not None:
                 parts[part.uid] = part
-            for row in item.chunks[item.chunks["episode"] == number]:
-                held[False, part.uid].add(int(row["first_frame"]))
-                if path in files:
-                    held[True, part.uid].add(int(row["first_frame"]))
+            for group, rows in enumerate(item.chunks):
+                for first in rows["first_frame"][rows["episode"] == number].tolist():
+                    held[False, part.uid].add((group, first))
+                    if path in files:
+                        held[True, part.uid].add((group, first))
     winners: dict[str, tuple[bool, str]] = {}
     for uid, part in parts.items():
         if len(held[False, uid]) == num_chunks(part):
@@ -246,7 +281,7 @@ def test_an_index_is_extended_by_nothing_of_a_file_without_a_whole_episode() -> 
     world.commit(world.rebuild(world.footers))
     assert world.manifest is not None
     assert world.index is not None
-    part = EpisodePart("d", "1" * 32, 9, CHUNK, 5, "{}")
+    part = EpisodePart("d", "1" * 32, 9, 5, None, "{}")
     cut = {"records/00009-x.seqrec": footer("2" * 32, [Piece(part, 0, 1, False)])}
     version = appended(world.manifest, world.index, cut, dict.fromkeys(cut, 9))
     assert version.record_files == world.manifest.record_files
@@ -254,12 +289,84 @@ def test_an_index_is_extended_by_nothing_of_a_file_without_a_whole_episode() -> 
 
 
 def test_copies_that_differ_are_refused() -> None:
-    part = EpisodePart("a", "1" * 32, 0, CHUNK, 5, "{}")
-    whole = footer("2" * 32, [Piece(part, 0, 3, True)])
-    copy = footer("3" * 32, [Piece(part, 1, 3, True)])
+    part = EpisodePart("a", "1" * 32, 0, 5, None, "{}")
+    last = num_chunks(part)
+    whole = footer("2" * 32, [Piece(part, 0, last, True)])
+    copy = footer("3" * 32, [Piece(part, 1, last, True)])
     assert build_index({"a": whole, "b": copy}).files == ("a",)
-    copy.chunks["pages"]["crc32c"][0, 0] += 1
+    copy.chunks[0]["pages"]["crc32c"][-1, 0] += 1
     with pytest.raises(FormatError, match="contradict"):
         build_index({"a": whole, "b": copy})
     with pytest.raises(FormatError, match="one id"):
         build_index({"a": whole, "b": whole})
+
+
+@pytest.mark.parametrize("change", ["num_frames", "first_frame"])
+def test_chunks_that_overlap_are_refused(change: str) -> None:
+    """As of two files of one uid that are cut in two ways: nobody could say which is right."""
+    part = EpisodePart("a", "1" * 32, 0, 150, None, "{}")
+    last = num_chunks(part)
+    first = footer("2" * 32, [Piece(part, 0, last - 2, False)])
+    second = footer("3" * 32, [Piece(part, last - 2, last, True)])
+    assert build_index({"a": first, "b": second}).index.num_frames.tolist() == [150]
+    rows = first.chunks[0]
+    if change == "num_frames":
+        rows["num_frames"][-1] += 100
+    else:
+        second.chunks[1]["first_frame"][-1] -= 1
+    with pytest.raises(FormatError, match="contradict"):
+        build_index({"a": first, "b": second})
+
+
+def test_an_episode_that_lacks_a_chunk_of_one_group_is_left_out() -> None:
+    part = EpisodePart("a", "1" * 32, 0, 150, None, "{}")
+    other = EpisodePart("b", "4" * 32, 1, 3, None, "{}")
+    for at in range(num_chunks(part)):
+        parts = [Piece(part, 0, at, False), Piece(part, at + 1, num_chunks(part), True)]
+        held = {
+            str(i): footer(f"{i:032x}", [piece])
+            for i, piece in enumerate(parts)
+            if piece.start < piece.stop
+        }
+        whole = footer("5" * 32, [Piece(other, 0, num_chunks(other), True)])
+        assert build_index({**held, "c": whole}).index.keys.to_pylist() == ["b"]
+
+
+def test_edits_are_replayed() -> None:
+    parts = [EpisodePart(key, key * 32, i, 5, None, "{}") for i, key in enumerate("abcde")]
+    whole = footer("f" * 32, [Piece(part, 0, num_chunks(part), True) for part in parts])
+    edits: list[Edit] = [
+        Split("train", ("a" * 32, "b" * 32, "c" * 32)),
+        Split("val", ("b" * 32, "d" * 32)),
+        Split(None, ("d" * 32, "9" * 32)),
+        Delete(("c" * 32, "8" * 32)),
+    ]
+    edits = [again for edit in edits for again in parse_edit(encode_edit([edit]))]
+    built = build_index({"x": whole}, edits=Edits.of(edits), splits=("test", "val"))
+    assert built.splits == ("test", "val", "train")
+    assert built.index.keys.to_pylist() == ["a", "b", "d", "e"]
+    assert built.index.split.tolist() == [2, 1, NO_SPLIT, NO_SPLIT]
+    assert [built.index.uid(i) for i in range(4)] == [key * 32 for key in "abde"]
+    assert built.lost == ()
+    with pytest.raises(FormatError, match="no complete episode"):
+        build_index({"x": whole}, edits=Edits.of([Delete(tuple(key * 32 for key in "abcde"))]))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"[]",
+        b"{}",
+        b'{"format":"seqrecord edits","version":2,"edits":[]}',
+        b'{"format":"seqrecord edits","version":true,"edits":[]}',
+        b'{"format":"seqrecord edits","version":1,"edits":[],"x":1}',
+        b'{"format":"seqrecord edits","version":1,"edits":[{"op":"drop","uids":[]}]}',
+        b'{"format":"seqrecord edits","version":1,"edits":[{"op":"delete","uids":["a"]}]}',
+        b'{"format":"seqrecord edits","version":1,"edits":[{"op":"delete","uids":[],"x":1}]}',
+        b'{"format":"seqrecord edits","version":1,"edits":[{"op":"split","uids":[]}]}',
+        b'{"format":"seqrecord edits","version":1,"edits":[{"op":"split","split":"/","uids":[]}]}',
+    ],
+)
+def test_what_is_no_edit(data: bytes) -> None:
+    with pytest.raises(FormatError, match="edit"):
+        parse_edit(data)

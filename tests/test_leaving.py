@@ -61,7 +61,7 @@ class Slow(LocalStorage):
         super().read_ranges(path, ranges, buffers)
 
 dataset = seqrecord.open(Slow(path))
-held_from = int(dataset.index.offset[FREE])  # there is one record file
+held_from = int(dataset.index.groups[0].offset[FREE])  # there is one record file
 pipe = SeqRecordPipe(dataset, clip_len=2, shuffle=False, num_threads=NUM_THREADS)
 
 def leave(iterator):

@@ -245,16 +245,16 @@ def test_stats_agree_with_the_storage(path: Path, features: list[str]) -> None:
     index = dataset.index
     columns = [index.schema.position(name) for name in features]
     used = {
-        int(index.first_chunk[int(key[4:])]) + (start + i) // 4
+        int(index.groups[0].first_chunk[int(key[4:])]) + (start + i) // 4
         for key, start in possible_clips(features, 3)
         for i in range(3)
     }
-    expected = int(index.page_length[sorted(used)][:, columns].sum())
+    expected = int(index.groups[0].page_length[sorted(used)][:, columns].sum())
     for _ in range(2):  # of the last iteration, not of all
         storage.reset()
         list(pipe)
         stats = pipe.stats()
-        padding = 64 * len(columns) * len(index.page_length)
+        padding = 64 * len(columns) * len(index.groups[0].page_length)
         assert 0 <= storage.bytes_read - stats["bytes_read"] <= padding
         assert stats["bytes_read"] == expected  # each chunk that holds a clip, once
         assert stats["clips"] == pipe.clips.num_clips

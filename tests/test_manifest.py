@@ -30,12 +30,15 @@ _MANIFEST = Manifest(
     record_files=(RecordFile("records/00000-ab.seqrec", 1234, "0" * 32),),
     index={
         name: IndexFile(f"index/{name}.arrow", 10, "0000abcd")
-        for name in ("episodes", "chunks", "gaps")
+        for name in ("episodes", "chunks0", "gaps")
     },
     num_episodes=1,
     num_frames=2,
     fingerprint="0" * 64,
     created_by="test",
+    splits=("train", "val"),
+    statistics=IndexFile("index/ab-statistics.json", 3, "00000001"),
+    edits=(IndexFile("edits/00000000-ab.json", 4, "00000002"),),
     next_ordinal=7,
     left_out=("1" * 32,),
     removed=("records/00003-cd.seqrec",),
@@ -62,7 +65,11 @@ _TEXT = """{
      "id": "zstd",
      "level": 1
     }
-   ]
+   ],
+   "group": 0,
+   "kind": null,
+   "unit": null,
+   "value": "array"
   }
  ],
  "index": {
@@ -71,22 +78,40 @@ _TEXT = """{
    "size": 10,
    "crc32c": "0000abcd"
   },
-  "chunks": {
-   "path": "index/chunks.arrow",
-   "size": 10,
-   "crc32c": "0000abcd"
-  },
   "gaps": {
    "path": "index/gaps.arrow",
    "size": 10,
    "crc32c": "0000abcd"
-  }
+  },
+  "chunks": [
+   {
+    "path": "index/chunks0.arrow",
+    "size": 10,
+    "crc32c": "0000abcd"
+   }
+  ]
  },
  "record_files": [
   {
    "path": "records/00000-ab.seqrec",
    "size": 1234,
    "file_id": "00000000000000000000000000000000"
+  }
+ ],
+ "splits": [
+  "train",
+  "val"
+ ],
+ "statistics": {
+  "path": "index/ab-statistics.json",
+  "size": 3,
+  "crc32c": "00000001"
+ },
+ "edits": [
+  {
+   "path": "edits/00000000-ab.json",
+   "size": 4,
+   "crc32c": "00000002"
   }
  ],
  "left_out": [

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +109,12 @@ def test_blocks_are_checked_as_the_whole_is(small: Path, is_remote: bool) -> Non
             for name, file in manifest.index.items()
         }
     )
-    assert len(index.file) == 40 * 9
-    assert index.present(8, 2, 1) == 0
+    assert len(index.groups[0].file) == 40 * 9
+    present = index.groups[0].present(8, 2)
+    assert present is not None
+    assert present.tolist() == [False]
     for name in ("file", "offset", "page_length", "page_crc32c"):
-        array = getattr(index, name)
+        array = getattr(index.groups[0], name)
         assert not array.flags.owndata, name
         assert not array.flags.writeable, name
     for row, changes, message in (
@@ -119,33 +122,32 @@ def test_blocks_are_checked_as_the_whole_is(small: Path, is_remote: bool) -> Non
         (200, {"offset": 65}, "wrong offset"),
         (300, {"offset": 1 << 40}, "outside"),
         (359, {"page_length": 3}, "impossible length"),
+        (250, {"first_frame": 1 << 20}, "does not follow"),
+        (251, {"num_frames": 65537}, "impossible number of frames"),
     ):
         tables = _changed(index, row, changes)
         with pytest.raises(FormatError, match=message) as caught:
             decode(tables)
         assert caught.value.got == f"row {row}"
-        assert caught.value.file == "chunks"
+        assert caught.value.file == "chunks0"
 
 
-def _changed(index: Any, row: int, changes: dict[str, int]) -> Any:
-    columns = dict(index.__dict__)
-    for name in ("num_chunks", "first_chunk"):  # derived
-        columns.pop(name, None)
+def _changed(index: Index, row: int, changes: dict[str, int]) -> Any:
+    columns = {}
     for name, value in changes.items():
-        columns[name] = columns[name].copy()
+        columns[name] = getattr(index.groups[0], name).copy()
         columns[name][row] = value
-    fields = {name: columns[name] for name in type(index).__dataclass_fields__}
-    return type(index)(**fields).encode()
+    return replace(index, groups=(replace(index.groups[0], **columns),)).encode()
 
 
 def test_a_remote_table_that_is_damaged_is_refused(small: Path) -> None:
     class Damaging(StorageWrapper):
         def read_ranges(self, path: str, ranges: Any, buffers: Any) -> None:
             super().read_ranges(path, ranges, buffers)
-            if path.endswith("chunks.arrow"):
+            if path.endswith("chunks0.arrow"):
                 buffers[0][len(buffers[0]) // 2] ^= 1
 
-    with pytest.raises(ChecksumError, match=r"chunks\.arrow"):
+    with pytest.raises(ChecksumError, match=r"chunks0\.arrow"):
         load(Damaging(LocalStorage(small)))
 
 

@@ -20,12 +20,12 @@ import seqrecord
 from seqrecord import ClipError, FeatureSpec, NotFoundError, Schema, SeqRecordReader, StorageError
 from seqrecord.checksum import crc32c
 from seqrecord.errors import ChecksumError, SchemaError
-from seqrecord.format.index import Index
+from seqrecord.format.index import NO_SPLIT, GroupIndex, Index
 from seqrecord.format.manifest import IndexFile, Manifest, RecordFile, put_manifest
 from seqrecord.format.rows import GAP_ROW
 from seqrecord.reading.metadata import load
 from seqrecord.storage import LocalStorage
-from tests.datasets import EPISODES, SmallFrame, small_schema, write_small
+from tests.datasets import EPISODES, SmallFrame, nth_chunk, small_schema, write_small
 from tests.storage_doubles import CountingStorage, FailAt, FailOften, FaultyStorage
 
 # Forking with threads is what some of these tests are about.
@@ -132,7 +132,7 @@ def test_numpy_numbers_are_frames(dataset: SeqRecordReader) -> None:
     episode = dataset.episodes["alpha/Easy/P000"]
     same(episode[np.int64(3)]["pose"], episode[3]["pose"])
     with pytest.raises(TypeError):
-        episode["pose"]  # type: ignore[call-overload]
+        episode["pose"]  # type: ignore[index]
 
 
 def test_a_slice_over_a_missing_feature_says_which(dataset: SeqRecordReader) -> None:
@@ -279,7 +279,7 @@ def needed(dataset: SeqRecordReader, key: str, chunks: range) -> int:
     """Bytes of the pages of a dataset's features in some chunks of an episode."""
     reader = dataset.chunk_reader()
     number = dataset.index.positions[key]
-    pages = [page for c in chunks for page in reader.pages(reader.chunk(number, c))]
+    pages = [page for c in chunks for page in reader.pages(nth_chunk(dataset, number, c))]
     return sum(page.stop - page.start for page in pages)
 
 
@@ -293,13 +293,13 @@ def test_only_the_pages_of_the_features_are_read(
     key = "alpha/Easy/P000"
     dataset.episodes[key][0]
     want = needed(dataset, key, range(1))
-    merged = 64 * (len(dataset.features) - 1)
+    merged = 64 * (len(dataset.features) - 1) + 2 * 4  # and checksums of slices of raw pages
     assert want <= storage.bytes_read <= want + merged
     storage.reset()
     chosen = dataset.select(features or ["pose", "step", "photo"])
     chosen.episodes[key][2:6]
     want = needed(chosen, key, range(2))
-    most = want + 2 * 64 * (len(chosen.features) - 1)
+    most = want + 2 * 64 * (len(chosen.features) - 1) + 2 * 2 * 4
     assert want <= storage.bytes_read <= most
     storage.reset()
     dataset.episodes[key].read(range(2, 6), features=list(chosen.features))
@@ -312,7 +312,7 @@ def test_pages_that_lie_together_are_one_range(written: tuple[Path, Written]) ->
     storage = CountingStorage(LocalStorage(written[0]))
     dataset = seqrecord.open(storage)
     storage.reset()
-    dataset.episodes["alpha/Easy/P001"][0]
+    dataset.episodes["alpha/Easy/P001"][0:4]
     ((path, ranges),) = storage.ranges.items()
     assert path.startswith("records/")
     assert len(ranges) == 1
@@ -334,7 +334,7 @@ def test_a_flipped_byte_is_an_error_only_where_it_is_read(tmp_path: Path) -> Non
     write_small(tmp_path)
     with seqrecord.open(tmp_path) as dataset:
         reader = dataset.chunk_reader()
-        chunk = reader.chunk(0, 1)
+        chunk = nth_chunk(dataset, 0, 1)
         page = next(page for page in reader.pages(chunk) if page.feature == "pose")
     file = tmp_path / chunk.path
     data = bytearray(file.read_bytes())
@@ -401,7 +401,7 @@ def _commit(storage: LocalStorage, index: Index) -> None:
         upload.commit()
         crc = f"{crc32c(memoryview(data)):08x}"
         tables[name] = IndexFile(f"index/made-{name}.arrow", data.size, crc)
-    size = int(index.offset.max()) + 10_000_000
+    size = int(index.groups[0].offset.max()) + 10_000_000
     put_manifest(
         storage,
         Manifest(
@@ -428,18 +428,28 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     count = FILES * CHUNKS
     rng = np.random.default_rng(0)
-    index = Index(
+    group = GroupIndex(
         schema=schema,
-        keys=pa.array([f"env/Easy/P{i:05d}" for i in range(FILES)], pa.string()),
-        metadata=pa.array(['{"env":"made"}'] * FILES, pa.string()),
-        num_frames=np.full(FILES, CHUNKS * 8, np.int64),
-        chunk_frames=np.full(FILES, 8, np.int64),
+        features=np.arange(5),
+        num_chunks=np.full(FILES, CHUNKS, np.int64),
+        first_frame=np.tile(8 * np.arange(CHUNKS, dtype=np.uint32), FILES),
+        num_frames=np.full(count, 8, np.uint32),
         file=np.repeat(np.arange(FILES, dtype=np.uint32), CHUNKS),
         offset=np.tile(64 + np.arange(CHUNKS, dtype=np.uint64) * 64 * 5000, FILES),
         page_length=rng.integers(1000, 60_000, (count, 5)).astype(np.uint32),
         page_crc32c=rng.integers(0, 2**32, (count, 5)).astype(np.uint32),
         largest_frame=np.empty((count, 0), np.uint32),
         gaps=np.empty(0, GAP_ROW),
+    )
+    index = Index(
+        schema=schema,
+        keys=pa.array([f"env/Easy/P{i:05d}" for i in range(FILES)], pa.string()),
+        uids=rng.integers(0, 256, (FILES, 16), np.uint8),
+        metadata=pa.array(['{"env":"made"}'] * FILES, pa.string()),
+        num_frames=np.full(FILES, CHUNKS * 8, np.int64),
+        fps=np.zeros(FILES),
+        split=np.full(FILES, NO_SPLIT, np.uint16),
+        groups=(group,),
     )
     _commit(LocalStorage(folder), index)
     return folder
@@ -451,7 +461,7 @@ def test_opening_ten_thousand_files_reads_manifest_and_index_only(big: Path) -> 
     dataset = seqrecord.open(storage)
     assert time.process_time() - start < 5
     assert set(storage.ranges) == {"manifest.json"} | {
-        f"index/made-{name}.arrow" for name in ("episodes", "chunks", "gaps")
+        f"index/made-{name}.arrow" for name in ("episodes", "chunks0", "gaps")
     }
     read = {path: sum(r.length for r in ranges) for path, ranges in storage.ranges.items()}
     assert read == {path: (big / path).stat().st_size for path in read}, "once, in blocks"
@@ -479,10 +489,12 @@ def _memory(address: int) -> tuple[str, int]:
 def _mapped(dataset: SeqRecordReader) -> list[tuple[str, int]]:
     index = dataset.index
     arrays: list[npt.NDArray[Any]] = [
-        index.page_length,
-        index.page_crc32c,
-        index.offset,
-        index.file,
+        index.groups[0].page_length,
+        index.groups[0].page_crc32c,
+        index.groups[0].offset,
+        index.groups[0].file,
+        index.groups[0].first_frame,
+        index.groups[0].num_frames,
     ]
     assert int(arrays[0].sum()) > 0
     return [_memory(array.ctypes.data) for array in arrays]
@@ -503,7 +515,7 @@ def test_workers_share_the_mapped_index(big: Path, method: str) -> None:
         process.start()
         assert receiver.poll(60)
         for found in (_mapped(dataset), receiver.recv()):
-            assert found == [(f"{big}/index/made-chunks.arrow", 0)] * 4
+            assert found == [(f"{big}/index/made-chunks0.arrow", 0)] * 6
         process.join(60)
         assert process.exitcode == 0
         receiver.close()

@@ -38,13 +38,13 @@ def test_dtype_is_refused(dtype: str) -> None:
     with pytest.raises(SchemaError):
         _spec(dtype=dtype)
     with pytest.raises(SchemaError):
-        FeatureSpec.from_json({"name": "a", "dtype": dtype, "shape": [], "codec": []})
+        FeatureSpec.from_json({**_spec().to_json(), "dtype": dtype})
 
 
 def test_only_the_one_spelling_is_read() -> None:
     for text in (">f4", "f4", "float32", "=f4", "|f4", "1<f4", " <f4", "<f4 "):
         with pytest.raises(SchemaError, match="dtype"):
-            FeatureSpec.from_json({"name": "a", "dtype": text, "shape": [], "codec": []})
+            FeatureSpec.from_json({**_spec().to_json(), "dtype": text})
 
 
 @pytest.mark.parametrize("name", ["a", "_", "0", "a.b-c_D", "a..b", "x" * MAX_NAME_LENGTH])
@@ -138,3 +138,56 @@ def test_schema_is_refused() -> None:
             Schema(features)
         with pytest.raises(SchemaError):
             Schema.from_json([spec.to_json() for spec in features])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"group": -1},
+        {"group": 256},
+        {"group": True},
+        {"group": 1.0},
+        {"kind": ""},
+        {"kind": "Image"},
+        {"kind": "a" * 33},
+        {"kind": 1},
+        {"unit": ""},
+        {"unit": "°"},
+        {"unit": "m\n"},
+        {"unit": "m" * 33},
+        {"value": "str"},
+        {"value": None},
+        {"value": []},
+    ],
+)
+def test_what_a_feature_is_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(SchemaError, match=r"group|kind|unit"):
+        _spec(**change)
+    with pytest.raises(SchemaError, match=r"group|kind|unit"):
+        FeatureSpec.from_json({**_spec().to_json(), **change})
+
+
+@pytest.mark.parametrize("value", ["text", "bytes"])
+def test_text_and_bytes_are_bytes_of_any_length(value: Any) -> None:
+    spec = _spec(shape=(None,), value=value)
+    assert FeatureSpec.from_json(spec.to_json()) == spec != _spec(shape=(None,))
+    assert str(spec) == f"a: {value}"
+    for change in ({"shape": (2,)}, {"shape": (None, 2)}, {"dtype": np.dtype("i1")}):
+        with pytest.raises(SchemaError, match="text and bytes"):
+            _spec(**{"shape": (None,), "value": value, **change})
+
+
+def test_groups() -> None:
+    schema = Schema([_spec(name=n, group=g) for n, g in zip("abcd", (0, 1, 0, 2), strict=True)])
+    assert Schema.from_json(schema.to_json()) == schema
+    assert schema.num_groups == 3
+    assert [list(group) for group in schema.groups] == [["a", "c"], ["b"], ["d"]]
+    some = schema.select(["d", "b"])
+    assert [list(group) for group in some.groups] == [["b"], ["d"]]
+    assert some["d"].group == 2, "a selection keeps the numbers of its dataset"
+    for groups in ((1,), (1, 0), (0, 2), (0, 1, 3)):
+        broken = Schema([_spec(name=f"f{i}", group=g) for i, g in enumerate(groups)])
+        with pytest.raises(SchemaError, match="groups are not numbered"):
+            broken.check_groups()
+        with pytest.raises(SchemaError, match="groups are not numbered"):
+            Schema.from_json(broken.to_json())

@@ -32,7 +32,10 @@ def test_counts_and_sizes(tmp_path: Path) -> None:
     sizes = [file.stat().st_size for file in files]
     shutil.rmtree(tmp_path / "records")  # nothing of them may be read
     summary = summarize(dataset)
-    assert (summary.num_episodes, summary.num_frames, summary.num_chunks) == (3, 17, 3 + 2 + 1)
+    assert (summary.num_episodes, summary.num_frames) == (3, 17)
+    [group] = summary.groups
+    assert (group.num_chunks, group.min_chunk_frames, group.max_chunk_frames) == (6, 4, 4)
+    assert (summary.fps, summary.splits) == (None, {})
     assert (summary.shortest_episode, summary.median_episode, summary.longest_episode) == (1, 5, 11)
     assert summary.num_record_files == len(files) > 2
     assert summary.record_bytes == sum(sizes)
@@ -47,7 +50,7 @@ def test_counts_and_sizes(tmp_path: Path) -> None:
         assert feature.num_missing == 17 - len(arrays), name
         nbytes = sum(array.nbytes for array in arrays)
         assert feature.raw_bytes == (nbytes if feature.spec.is_fixed else None), name
-        column = dataset.index.page_length[:, dataset.index.schema.position(name)]
+        column = dataset.index.groups[0].page_length[:, dataset.index.schema.position(name)]
         assert feature.stored_bytes == int(column.sum())
     assert summary.raw_bytes is None
     known = [f for f in summary.features if f.raw_bytes is not None]
@@ -156,8 +159,9 @@ def test_an_episode_against_its_frames(tmp_path: Path) -> None:
     spec = ClipSpec(3)
     for key, frames in written.items():
         summary = summarize_episode(dataset, key, clip=spec)
-        assert (summary.num_frames, summary.chunk_frames) == (len(frames), 4)
-        assert summary.num_chunks == -(-len(frames) // 4)
+        assert summary.num_frames == len(frames)
+        assert summary.num_chunks == (-(-len(frames) // 4),)
+        assert (summary.uid, summary.fps) == (dataset.episodes[key].uid, None)
         assert summary.num_clips == dataset.clips(spec, [key]).num_clips
         assert summary.metadata == dataset.episodes[key].metadata
         for feature in summary.features:

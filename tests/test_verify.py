@@ -17,13 +17,13 @@ from seqrecord import FormatError, NotFoundError, SeqRecordWriter, StorageError,
 from seqrecord.errors import ChecksumError, CodecError
 from seqrecord.format import Footer, encode_footer
 from seqrecord.format.index import Index
-from seqrecord.format.pages import aligned, page_offsets
+from seqrecord.format.pages import aligned, chunk_bytes, page_offsets
 from seqrecord.reading.metadata import index_of
 from seqrecord.reading.record_footers import read_footer
 from seqrecord.reading.verification import VerifyProgress
 from seqrecord.reading.verification.agreement import disagreements
 from seqrecord.storage import LocalStorage
-from tests.datasets import write_small
+from tests.datasets import nth_chunk, write_small
 from tests.tiny import RecordParts, change_manifest, change_record, split_record, write_tiny
 
 
@@ -45,8 +45,8 @@ def _pages(dataset: Path) -> list[tuple[Path, int, int, str, str]]:
     reader = opened.chunk_reader()
     found = []
     for number, key in enumerate(opened.episodes):
-        for chunk in range(int(opened.index.num_chunks[number])):
-            for page in reader.pages(reader.chunk(number, chunk)):
+        for chunk in range(int(opened.index.groups[0].num_chunks[number])):
+            for page in reader.pages(nth_chunk(opened, number, chunk)):
                 if page.num_present:
                     file = dataset / page.chunk.path
                     found.append((file, page.start, page.stop, key, page.feature))
@@ -159,7 +159,7 @@ def test_a_broken_index_does_not_hide_broken_pages(dataset: Path) -> None:
     report = verify(dataset, deep=True)
     assert [problem.file for problem in report.problems[:3]] == [
         str(next(t for t in tables if t.stem.endswith(name)))
-        for name in ("episodes", "chunks", "gaps")
+        for name in ("episodes", "chunks0", "gaps")
     ]
     [page] = report.problems[3:]
     assert (page.file, page.offset) == (str(file), start)
@@ -233,15 +233,17 @@ def _patch_page(dataset: Path, file: Path, start: int) -> None:
     data = bytearray(file.read_bytes())
     at = start + int.from_bytes(data[start : start + 4], "little")
     data[at] ^= 0xFF  # Blosc's version
-    chunks = footer.chunks.copy()
+    chunks = footer.chunks[0].copy()
     for row in chunks:
         starts = int(row["offset"]) + page_offsets(row["pages"]["length"])
         for place, page in zip(starts.tolist(), row["pages"], strict=False):
             page["crc32c"] = _crc(data[place : place + int(page["length"])])
     end = aligned(
-        max(int(r["offset"]) + int(page_offsets(r["pages"]["length"])[-1]) for r in chunks)
+        max(
+            int(r["offset"]) + int(chunk_bytes(r["pages"]["length"], footer.schema)) for r in chunks
+        )
     )
-    file.write_bytes(data[:end] + encode_footer(dataclasses.replace(footer, chunks=chunks)))
+    file.write_bytes(data[:end] + encode_footer(dataclasses.replace(footer, chunks=(chunks,))))
     reindex(dataset, created_by="test")
 
 
@@ -270,11 +272,16 @@ def _errors(stored: Index, footers: list[Footer]) -> list[FormatError]:
 
 def _changed(name: str, at: Any, by: int) -> Callable[[Index], dict[str, Any]]:
     def change(index: Index) -> dict[str, Any]:
-        array = np.array(getattr(index, name))
-        array[at] += np.array(by, array.dtype)
-        return {name: array}
+        of = index.groups[0] if hasattr(index.groups[0], name) else index
+        array = np.array(getattr(of, name))
+        array[at] += np.array(by).astype(array.dtype)
+        return {name: array} if of is index else _in_group(index, **{name: array})
 
     return change
+
+
+def _in_group(index: Index, **columns: Any) -> dict[str, Any]:
+    return {"groups": (dataclasses.replace(index.groups[0], **columns), *index.groups[1:])}
 
 
 @pytest.mark.parametrize(
@@ -283,8 +290,18 @@ def _changed(name: str, at: Any, by: int) -> Callable[[Index], dict[str, Any]]:
         (_changed("page_length", (0, 1), 1), "different page lengths"),
         (_changed("page_crc32c", (0, 0), 1), "different page checksums"),
         (_changed("offset", 0, 64), "does not list"),
-        (_changed("num_frames", 0, -1), "episode"),
-        (lambda index: {"gaps": index.gaps[1:]}, "different missing frames"),
+        (_changed("num_frames", 0, -1), "different frames"),
+        (_changed("fps", 0, 30), "different episode"),
+        (_changed("uids", (0, 3), 1), "different episode"),
+        (_changed("split", 0, 1), "different episode"),
+        (
+            lambda index: {"num_frames": index.num_frames + 1},
+            "different episode",
+        ),
+        (
+            lambda index: _in_group(index, gaps=index.groups[0].gaps[1:]),
+            "different missing frames",
+        ),
         (
             lambda index: {"metadata": pa.array(["{}"] * len(index.metadata))},
             "different episode",
@@ -307,15 +324,14 @@ def test_an_index_may_name_any_copy_of_a_chunk(tmp_path: Path) -> None:
     """Which one depends on what was committed first, and nothing tells that afterwards."""
     write_small(tmp_path, record_bytes=1 << 30)
     index, [footer] = _loaded(tmp_path)
-    moved = footer.chunks.copy()
+    moved = footer.chunks[0].copy()
     moved["offset"] += np.uint64(64)
-    copy = dataclasses.replace(footer, file_id="f" * 32, chunks=moved)
-    other = dataclasses.replace(
-        index, file=np.ones_like(index.file), offset=index.offset + np.uint64(64)
-    )
-    assert _errors(other, [footer, copy]) == []
-    wrong = dataclasses.replace(other, offset=index.offset[[1, 0, *range(2, len(index.offset))]])
-    [error, *_] = _errors(dataclasses.replace(wrong, file=index.file), [footer, copy])
+    copy = dataclasses.replace(footer, file_id="f" * 32, chunks=(moved,))
+    file, offset = index.groups[0].file, index.groups[0].offset
+    change = _in_group(index, file=np.ones_like(file), offset=offset + np.uint64(64))
+    assert _errors(dataclasses.replace(index, **change), [footer, copy]) == []
+    change = _in_group(index, offset=offset[[1, 0, *range(2, len(offset))]])
+    [error, *_] = _errors(dataclasses.replace(index, **change), [footer, copy])
     assert "different offset" in str(error)
 
 
@@ -326,8 +342,8 @@ def test_a_complete_episode_that_the_index_forgot(tmp_path: Path) -> None:
     cut = dataclasses.replace(
         footer,
         episodes=tuple(before),
-        chunks=footer.chunks[:-1],
-        gaps=footer.gaps[footer.gaps["chunk"] < len(footer.chunks) - 1],
+        chunks=(footer.chunks[0][:-1],),
+        gaps=(footer.gaps[0][footer.gaps[0]["chunk"] < len(footer.chunks[0]) - 1],),
     )
     without = index_of({"a": cut}, ["a"])
     assert beta.key not in without.positions

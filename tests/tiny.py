@@ -19,6 +19,7 @@ import pyarrow as pa
 import seqrecord
 from seqrecord import FeatureSpec, Schema, SeqRecordWriter
 from seqrecord.checksum import crc32c
+from seqrecord.format.pages import slice_table
 from seqrecord.format.rows import GAP_ROW, chunk_row
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "change_record",
     "change_table",
     "copy_dataset",
+    "index_entry",
     "read_all",
     "record_path",
     "replace_table",
@@ -125,12 +127,21 @@ class RecordParts:
     header: bytearray  # without its checksum
     pages: bytearray  # everything between header and footer
     head: Any
-    chunks: npt.NDArray[Any]
+    groups: list[npt.NDArray[Any]]  # chunk rows
     gaps: npt.NDArray[Any]
     version: int = 1
     text: bytes | None = None
     json_length: int | None = None
     length: int | None = None
+
+    @property
+    def chunks(self) -> npt.NDArray[Any]:
+        """The chunk rows of the first group."""
+        return self.groups[0]
+
+    @chunks.setter
+    def chunks(self, rows: npt.NDArray[Any]) -> None:
+        self.groups[0] = rows
 
     def joined(self) -> bytes:
         text = self.text
@@ -138,20 +149,29 @@ class RecordParts:
             text = json.dumps(self.head, separators=(",", ":")).encode()
         text += b" " * (-(len(text) + 4) % 8)
         size = len(text) if self.json_length is None else self.json_length
-        body = struct.pack("<I", size) + text + self.chunks.tobytes() + self.gaps.tobytes()
+        rows = b"".join(array.tobytes() for array in (*self.groups, self.gaps))
+        body = struct.pack("<I", size) + text + rows
         length = struct.pack("<Q", len(body) if self.length is None else self.length)
         header = bytes(self.header) + struct.pack("<I", crc32c(self.header))
         tail = length + struct.pack("<II", crc32c(body, length), self.version) + header[:8]
         return header + bytes(self.pages) + body + tail
 
     def sign_pages(self) -> None:
-        """Give every page the checksum of what it holds now."""
-        for chunk in self.chunks:
-            at = int(chunk["offset"])
-            for page in chunk["pages"]:
-                length = int(page["length"])
-                page["crc32c"] = crc32c(self.pages[at - 64 : at - 64 + length])
-                at += -(-length // 64) * 64
+        """Give every page the checksum of what it holds now, and its slices theirs."""
+        for rows, group in zip(self.groups, self.schema.groups, strict=True):
+            for chunk in rows:
+                at, pages = int(chunk["offset"]) - 64, []
+                for page in chunk["pages"]:
+                    length = int(page["length"])
+                    pages.append(bytes(self.pages[at : at + length]))
+                    page["crc32c"] = crc32c(pages[-1])
+                    at += -(-length // 64) * 64
+                table = slice_table(group, pages)
+                self.pages[at : at + len(table)] = table
+
+    @property
+    def schema(self) -> Schema:
+        return Schema.from_json(self.head["schema"])
 
 
 def split_record(data: bytes) -> RecordParts:
@@ -161,18 +181,16 @@ def split_record(data: bytes) -> RecordParts:
     (size,) = struct.unpack_from("<I", data, start)
     head = json.loads(data[start + 4 : start + 4 + size])
     at = start + 4 + size
-    schema = Schema.from_json(head["schema"])
-    row = chunk_row(len(schema), len(schema.variable))
-    return RecordParts(
-        bytearray(data[:60]),
-        bytearray(data[64:start]),
-        head,
-        np.frombuffer(data, row, head["num_chunks"], at).copy(),
-        np.frombuffer(
-            data, GAP_ROW, head["num_gaps"], at + head["num_chunks"] * row.itemsize
-        ).copy(),
-        version,
-    )
+    groups = []
+    for group, count in zip(
+        Schema.from_json(head["schema"]).groups, head["num_chunks"], strict=True
+    ):
+        groups.append(
+            np.frombuffer(data, chunk_row(len(group), len(group.variable)), count, at).copy()
+        )
+        at += groups[-1].nbytes
+    gaps = np.frombuffer(data, GAP_ROW, head["num_gaps"], at).copy()
+    return RecordParts(bytearray(data[:60]), bytearray(data[64:start]), head, groups, gaps, version)
 
 
 def change_record(root: Path, change: Callable[[RecordParts], object]) -> None:
@@ -202,7 +220,7 @@ def sign_manifest(text: bytes) -> bytes:
 def change_table(root: Path, table: str, change: Callable[[pa.Table], pa.Table | bytes]) -> None:
     """Change a table of the index; the checksums of the table and the manifest stay right."""
     manifest = json.loads((root / "manifest.json").read_bytes())
-    with pa.ipc.open_file((root / manifest["index"][table]["path"]).read_bytes()) as reader:
+    with pa.ipc.open_file((root / index_entry(manifest, table)["path"]).read_bytes()) as reader:
         changed = change(reader.read_all())
     if not isinstance(changed, bytes):
         sink = pa.BufferOutputStream()
@@ -216,6 +234,16 @@ def change_table(root: Path, table: str, change: Callable[[pa.Table], pa.Table |
 def replace_table(root: Path, table: str, data: bytes) -> None:
     """Put `data` in the place of a table of the index."""
     manifest = json.loads((root / "manifest.json").read_bytes())
-    (root / manifest["index"][table]["path"]).write_bytes(data)
+    (root / index_entry(manifest, table)["path"]).write_bytes(data)
     entry = {"size": len(data), "crc32c": f"{crc32c(data):08x}"}
-    change_manifest(root, lambda value: value["index"][table].update(entry))
+    change_manifest(root, lambda value: index_entry(value, table).update(entry))
+
+
+def index_entry(manifest: dict[str, Any], table: str) -> dict[str, Any]:
+    """What a manifest says of a table of the index; "chunks0" is that of the first group."""
+    index = manifest["index"]
+    if table.startswith("chunks"):
+        entry: dict[str, Any] = index["chunks"][int(table.removeprefix("chunks"))]
+        return entry
+    found: dict[str, Any] = index[table]
+    return found

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from benchmarks.tartanair.cloud_line import Line
 from seqrecord.checksum import crc32c
-from seqrecord.format.index import Index
+from seqrecord.format.index import NO_SPLIT, GroupIndex, Index
 from seqrecord.format.manifest import IndexFile, Manifest, RecordFile
 from seqrecord.format.rows import GAP_ROW
 from seqrecord.schema import FeatureSpec, Schema
@@ -187,18 +187,28 @@ def make_index(folder: Path, num_frames: int) -> None:
     codec = ({"id": "zstd", "level": 1},)
     schema = Schema([FeatureSpec(name, np.dtype("u1"), (480, 640), codec) for name in "abcde"])
     rng = np.random.default_rng(0)
-    index = Index(
+    group = GroupIndex(
         schema=schema,
-        keys=pa.array([f"environment/Easy/P{i:06d}" for i in range(episodes)], pa.string()),
-        metadata=pa.array(['{"difficulty":"Easy"}'] * episodes, pa.string()),
-        num_frames=np.full(episodes, _CHUNKS * _CHUNK_FRAMES, np.int64),
-        chunk_frames=np.full(episodes, _CHUNK_FRAMES, np.int64),
+        features=np.arange(5),
+        num_chunks=np.full(episodes, _CHUNKS, np.int64),
+        first_frame=np.tile(_CHUNK_FRAMES * np.arange(_CHUNKS, dtype=np.uint32), episodes),
+        num_frames=np.full(count, _CHUNK_FRAMES, np.uint32),
         file=np.repeat(np.arange(episodes, dtype=np.uint32), _CHUNKS),
         offset=np.tile(64 + np.arange(_CHUNKS, dtype=np.uint64) * 64 * 5000, episodes),
         page_length=rng.integers(1000, 60_000, (count, 5), np.uint32),
         page_crc32c=rng.integers(0, 2**32, (count, 5), np.uint32),
         largest_frame=np.empty((count, 0), np.uint32),
         gaps=np.empty(0, GAP_ROW),
+    )
+    index = Index(
+        schema=schema,
+        keys=pa.array([f"environment/Easy/P{i:06d}" for i in range(episodes)], pa.string()),
+        uids=rng.integers(0, 256, (episodes, 16), np.uint8),
+        metadata=pa.array(['{"difficulty":"Easy"}'] * episodes, pa.string()),
+        num_frames=np.full(episodes, _CHUNKS * _CHUNK_FRAMES, np.int64),
+        fps=np.zeros(episodes),
+        split=np.full(episodes, NO_SPLIT, np.uint16),
+        groups=(group,),
     )
     (folder / "index").mkdir(parents=True)
     tables = {}

@@ -224,7 +224,7 @@ class Streaming:
         pipe, stats = self._pipe, self._pipe.stats()
         index = pipe.dataset.index
         columns = [index.schema.position(name) for name in pipe.dataset.features]
-        needed = int(index.page_length[:, columns].sum(dtype=np.int64))
+        needed = int(index.groups[0].page_length[:, columns].sum(dtype=np.int64))
         return {
             **stats,
             "bytes_ratio": stats["bytes_read"] / needed,

@@ -91,8 +91,8 @@ class Engine:
         # Batches that are ever in use: those in the channel and the consumer's last two.
         batches = memory.prefetch + CONSUMER
         groups = tuple(
-            GroupNeeds(specs, num_rows)
-            for _, num_rows in zip(plan.groups, memory.num_rows, strict=True)
+            GroupNeeds(_of_group(dataset, group.group, specs, frame_transform), num_rows)
+            for group, num_rows in zip(plan.groups, memory.num_rows, strict=True)
         )
         lengths = dict.fromkeys(specs, spec.length)
         needs = Needs(groups, specs, lengths, size, batches, device, shared)
@@ -144,6 +144,18 @@ class Engine:
     def close(self) -> None:
         """End all threads; nothing is left when it returns."""
         self._scheduler.close()
+
+
+def _of_group(
+    dataset: SeqRecordReader,
+    group: int,
+    specs: Mapping[str, ArraySpec],
+    transform: FrameTransform | None,
+) -> Mapping[str, ArraySpec]:
+    """The arrays of a group's frames: with a transform, all that it makes of whole frames."""
+    if transform is not None:
+        return specs
+    return {name: specs[name] for name, spec in dataset.features.items() if spec.group == group}
 
 
 def _run(executor: Executor, buffers: Buffers[Any], workers: WorkerPool, batch: int | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -61,6 +61,9 @@ class ChunkLoader:
 
     At most `num_threads` of them decode at a time, however many read.
 
+    A transform is called with whole frames. So each load of a group, which is then the only one of
+    the plan, reads what chunks of other groups have of its frames too.
+
     Args:
         dataset: with the requested features.
         buffers: where loads get memory from.
@@ -107,9 +110,20 @@ class ChunkLoader:
     def fetch(self, load: Load, places: Sequence[Place] = ()) -> Fetched:
         """Read the load's chunk; with `places`, large raw pages straight into these."""
         begin = perf_counter()
-        chunk = self._reader.chunk_at(load.chunk, load.episode)
+        chunk = self._reader.chunk_at(load.group, load.chunk, load.episode)
         pages = self._reader.pages(chunk)
         fetched = self._fetch(chunk, pages, self._straight(load, chunk, pages, places))
+        if self._transform is not None:
+            others: list[Fetched] = []
+            try:
+                others.extend(
+                    self._fetch(other, self._reader.pages(other), {})
+                    for other in self._chunks_of_others(load)
+                )
+            except BaseException:
+                self._release(replace(fetched, others=others))
+                raise
+            fetched = replace(fetched, others=others)
         end = perf_counter()
         self._stats.trace.add("fetch", begin, end, chunk=load.chunk)
         self._stats.add(
@@ -119,6 +133,15 @@ class ChunkLoader:
             fetch_seconds=end - begin,
         )
         return fetched
+
+    def _chunks_of_others(self, load: Load) -> Iterator[Chunk]:
+        """The chunks of other groups that have the load's frames."""
+        index, frames = self._dataset.index, self._frames(load)
+        for group in sorted({spec.group for spec in self._dataset.features.values()}):
+            if group != load.group:
+                rows = index.groups[group].chunks_of(load.episode, frames)
+                for row in np.unique(rows).tolist():
+                    yield self._reader.chunk_at(group, row, load.episode)
 
     def _fetch(
         self, chunk: Chunk, pages: Sequence[Page], straight: Mapping[str, list[memoryview]]
@@ -273,19 +296,17 @@ def _all_present(fetched: Fetched, frames: npt.NDArray[np.int64]) -> npt.NDArray
         inside = frames - part.chunk.first_frame
         held = (inside >= 0) & (inside < part.chunk.num_frames)
         for page in part.pages:
-            present[held] &= _present(page)[inside[held]]
+            if page.present is not None:
+                present[held] &= page.present[inside[held]]
     return present
 
 
 def _span(page: Page) -> tuple[int, int]:
     """From the first to past the last frame of the chunk that a page has; it has some."""
-    some = np.flatnonzero(_present(page))
+    if page.present is None:
+        return 0, page.chunk.num_frames
+    some = np.flatnonzero(page.present)
     return int(some[0]), int(some[-1]) + 1
-
-
-def _present(page: Page) -> npt.NDArray[np.bool_]:
-    """Which frames of the chunk a page has."""
-    return np.array([bool(page.present >> i & 1) for i in range(page.chunk.num_frames)], bool)
 
 
 def _slices(places: Sequence[Place], wanted: npt.NDArray[np.bool_]) -> list[_Slice]:

@@ -27,7 +27,8 @@ Column: TypeAlias = "npt.NDArray[Any] | pa.StringArray"
 _MAGIC = b"ARROW1\0\0"
 _CONTINUATION = 0xFFFFFFFF
 _SCHEMA, _RECORD_BATCH = 1, 3  # MessageHeader
-_INT, _UTF8, _FIXED_SIZE_LIST = 2, 5, 16  # Type
+_INT, _FLOAT, _UTF8, _FIXED_SIZE_BINARY, _FIXED_SIZE_LIST = 2, 3, 5, 15, 16  # Type
+_DOUBLE = 2  # Precision
 _OLDEST, _NEWEST = 3, 4  # MetadataVersion: V4 and V5
 _WORD = 8  # bytes: what messages and buffers are aligned to
 
@@ -35,8 +36,9 @@ _WORD = 8  # bytes: what messages and buffers are aligned to
 def read_batch(data: memoryview, schema: pa.Schema) -> dict[str, Column]:
     """The columns of a file whose schema must be this one, by name.
 
-    They view `data`. A column of integers is an array [rows], one of lists of a fixed size an array
-    [rows, size], one of text an Arrow array. Integers are unsigned, and nothing is nullable.
+    They view `data`. A column of numbers is an array [rows], one of lists of a fixed size an array
+    [rows, size], one of bytes of a fixed size an array of uint8 [rows, size], one of text an Arrow
+    array. Integers are unsigned, other numbers float64, and nothing is nullable.
 
     Raises `FormatError` for what is not exactly one plain batch without nulls or compression.
     """
@@ -185,6 +187,10 @@ def _is_field(found: _Table, want: pa.Field) -> bool:
         return False
     if pa.types.is_string(want.type):
         return kind == _UTF8
+    if pa.types.is_fixed_size_binary(want.type):
+        return kind == _FIXED_SIZE_BINARY and details.number(0, "<i") == want.type.byte_width
+    if pa.types.is_float64(want.type):
+        return kind == _FLOAT and details.number(0, "<h") == _DOUBLE
     return (
         kind == _INT
         and details.number(0, "<i") == want.type.bit_width
@@ -209,10 +215,14 @@ def _columns(batch: _Message, schema: pa.Schema) -> dict[str, Column]:
         elif pa.types.is_fixed_size_list(field.type):
             size = field.type.list_size
             _take_node(nodes, buffers, rows * size)
-            values = _integers(next(buffers), rows * size, field.type.value_type)
+            item = _item(field.type.value_type)
+            columns[field.name] = _numbers(next(buffers), rows * size, item).reshape(rows, size)
+        elif pa.types.is_fixed_size_binary(field.type):
+            size = field.type.byte_width
+            values = _numbers(next(buffers), rows * size, np.dtype("u1"))
             columns[field.name] = values.reshape(rows, size)
         else:
-            columns[field.name] = _integers(next(buffers), rows, field.type)
+            columns[field.name] = _numbers(next(buffers), rows, _item(field.type))
     return columns
 
 
@@ -235,8 +245,11 @@ def _buffers(batch: _Message, count: int) -> list[memoryview]:
     return buffers
 
 
-def _integers(buffer: memoryview, count: int, dtype: pa.DataType) -> npt.NDArray[Any]:
-    item = np.dtype(f"<u{dtype.bit_width // 8}")
+def _item(dtype: pa.DataType) -> np.dtype[Any]:
+    return np.dtype(f"<{'f' if pa.types.is_float64(dtype) else 'u'}{dtype.bit_width // 8}")
+
+
+def _numbers(buffer: memoryview, count: int, item: np.dtype[Any]) -> npt.NDArray[Any]:
     if not 0 <= count * item.itemsize <= len(buffer):
         raise _not_arrow(f"{count} numbers in a buffer of {len(buffer)} bytes")
     return np.frombuffer(buffer, item, count) if count else np.empty(0, item)

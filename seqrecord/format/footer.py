@@ -6,7 +6,9 @@ with the offset inside the bytes that it was given; callers add the file's name.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import re
 import struct
 from dataclasses import dataclass
@@ -22,10 +24,14 @@ from seqrecord.format.rows import (
     GAP_ROW,
     HEADER_BYTES,
     MAX_CHUNK_FRAMES,
+    MAX_EPISODE_FRAMES,
     check_chunks,
     check_gaps,
     check_pages,
+    check_places,
     chunk_row,
+    features_of,
+    split_gaps,
 )
 from seqrecord.format.text import check_key, parse_json, parse_metadata
 from seqrecord.schema import Schema
@@ -53,7 +59,6 @@ RECORDS = "records"  # the folder of a dataset's record files
 FORMAT_VERSION = 1
 TAIL_BYTES = 24
 
-MAX_EPISODE_FRAMES = 2**32 - 1
 MAX_ORDINAL = 2**53 - 1  # so that every JSON parser holds it exactly
 MAX_FOOTER_BYTES = 1 << 25
 
@@ -69,27 +74,32 @@ class EpisodePart:
     """What one record file says of an episode.
 
     `uid` names one attempt to write the episode: an episode that crosses record files has parts of
-    the same uid, and is complete where its chunks cover `[0, num_frames)`. `num_frames` is `None`
-    in a file that was finished before the episode was. `ordinal` orders episodes in the index.
+    the same uid, and is complete where its chunks of each group cover `[0, num_frames)`.
+    `num_frames` is `None` in a file that was finished before the episode was. `ordinal` orders
+    episodes in the index. `fps` are frames a second, `None` where nobody said.
     """
 
     key: str
     uid: str
     ordinal: int
-    chunk_frames: int
     num_frames: int | None
+    fps: float | None
     metadata: str  # a JSON object
 
 
 @dataclass(frozen=True)
 class Footer:
-    """A record file's schema and its rows of the index."""
+    """A record file's schema and its rows of the index, by group.
+
+    `chunks` are of `chunk_row` for the group's features, `gaps` of `GAP_ROW`; the gaps of a group
+    number its chunks.
+    """
 
     schema: Schema
     file_id: str
     episodes: tuple[EpisodePart, ...]
-    chunks: npt.NDArray[Any]  # of chunk_row(len(schema), len(schema.variable))
-    gaps: npt.NDArray[Any]  # of GAP_ROW, ordered by chunk and feature
+    chunks: tuple[npt.NDArray[Any], ...]
+    gaps: tuple[npt.NDArray[Any], ...]
 
 
 def encode_header(file_id: bytes) -> bytes:
@@ -119,15 +129,15 @@ def encode_footer(footer: Footer) -> bytes:
     head = {
         "file_id": footer.file_id,
         "schema": footer.schema.to_json(),
-        "num_chunks": len(footer.chunks),
-        "num_gaps": len(footer.gaps),
+        "num_chunks": [len(rows) for rows in footer.chunks],
+        "num_gaps": sum(len(rows) for rows in footer.gaps),
         "episodes": [
             {
                 "key": part.key,
                 "uid": part.uid,
                 "ordinal": part.ordinal,
-                "chunk_frames": part.chunk_frames,
                 "num_frames": part.num_frames,
+                "fps": part.fps,
                 "metadata": part.metadata,
             }
             for part in footer.episodes
@@ -135,7 +145,8 @@ def encode_footer(footer: Footer) -> bytes:
     }
     text = json.dumps(head, separators=(",", ":"), allow_nan=False).encode()
     text += b" " * (-(len(text) + _U32.size) % 8)  # so that the rows are aligned
-    body = b"".join((_U32.pack(len(text)), text, footer.chunks.tobytes(), footer.gaps.tobytes()))
+    rows = [array.tobytes() for array in (*footer.chunks, *footer.gaps)]
+    body = b"".join((_U32.pack(len(text)), text, *rows))
     if len(body) > MAX_FOOTER_BYTES:
         raise FormatError(
             "a record file's footer is too large",
@@ -215,31 +226,59 @@ def _parse_footer_body(body: memoryview, offset: int) -> Footer:
     if len({part.uid for part in episodes}) != len(episodes):
         raise FormatError("an episode is listed twice in one footer")
 
-    row, rows = chunk_row(len(schema), len(schema.variable)), body[_U32.size + size :]
-    counts = [head["num_chunks"], head["num_gaps"]]
-    if any(isinstance(n, bool) or not isinstance(n, int) or not 0 <= n < 2**32 for n in counts):
-        raise FormatError("impossible counts in the footer", got=repr(counts)[:100])
-    num_chunks, num_gaps = counts
-    if num_chunks * row.itemsize + num_gaps * GAP_ROW.itemsize != len(rows):
+    chunks, gaps = _parse_rows(body[_U32.size + size :], schema, head)
+    totals = np.array([part.num_frames or 0 for part in episodes], np.int64)
+    groups = schema.groups
+    for rows in chunks:
+        check_chunks(rows, totals, offset)
+    found = np.unique(np.concatenate([rows["episode"] for rows in chunks]))
+    if len(found) != len(episodes) or not len(found):
+        raise FormatError(
+            "a footer without episodes, or with one that has no chunk",
+            expected="at least a chunk of every episode",
+            got=f"chunks of {len(found)} of {len(episodes)} episodes",
+        )
+    check_places(chunks, groups, offset)
+    by_group = split_gaps(gaps, schema, offset)
+    columns = zip(chunks, by_group, groups, features_of(schema), strict=True)
+    for rows, some, group, features in columns:
+        held, lengths = rows["num_frames"], rows["pages"]["length"]
+        check_gaps(some, held, features, offset)
+        check_pages(lengths, rows["largest"], held, some, group, features, offset)
+    return Footer(schema, file_id, episodes, chunks, by_group)
+
+
+def _parse_rows(
+    data: memoryview, schema: Schema, head: dict[str, Any]
+) -> tuple[tuple[npt.NDArray[Any], ...], npt.NDArray[Any]]:
+    """Chunk rows by group, and gap rows, which fill `data`."""
+    counts, num_gaps = head["num_chunks"], head["num_gaps"]
+    if not isinstance(counts, list) or len(counts) != schema.num_groups:
+        raise FormatError(
+            "num_chunks is not a list of a number for each group",
+            expected=f"{schema.num_groups} numbers",
+            got=repr(counts)[:100],
+        )
+    if any(type(n) is not int or not 0 <= n < 2**32 for n in (*counts, num_gaps)):
+        raise FormatError("impossible counts in the footer", got=repr([counts, num_gaps])[:100])
+    kinds = [chunk_row(len(group), len(group.variable)) for group in schema.groups] + [GAP_ROW]
+    sizes = [kind.itemsize * n for kind, n in zip(kinds, (*counts, num_gaps), strict=True)]
+    if sum(sizes) != len(data):
         raise FormatError(
             "the footer's rows do not fill it",
-            expected=f"{num_chunks} chunk rows and {num_gaps} gap rows",
-            got=f"{len(rows)} bytes",
+            expected=f"{counts} chunk rows and {num_gaps} gap rows",
+            got=f"{len(data)} bytes",
         )
-    split = num_chunks * row.itemsize
-    chunks = np.frombuffer(rows[:split], row)
-    gaps = np.frombuffer(rows[split:], GAP_ROW)
-    totals = np.array([part.num_frames or 0 for part in episodes], np.int64)
-    sizes = np.array([part.chunk_frames for part in episodes], np.int64)
-    check_chunks(chunks, totals, sizes, offset)
-    check_gaps(gaps, chunks["num_frames"], schema, offset)
-    lengths, largest = chunks["pages"]["length"], chunks["largest"]
-    check_pages(lengths, largest, chunks["num_frames"], gaps, schema, offset)
-    return Footer(schema, file_id, episodes, chunks, gaps)
+    stops = np.cumsum(sizes).tolist()
+    *chunks, gaps = (
+        np.frombuffer(data[stop - size : stop], kind)
+        for kind, size, stop in zip(kinds, sizes, stops, strict=True)
+    )
+    return tuple(chunks), gaps
 
 
 def _parse_episode(value: object) -> EpisodePart:
-    keys = {"key", "uid", "ordinal", "chunk_frames", "num_frames", "metadata"}
+    keys = {"key", "uid", "ordinal", "num_frames", "fps", "metadata"}
     if not isinstance(value, dict) or set(value) != keys:
         raise FormatError("an episode is not an object of the right keys", expected=sorted(keys))
     key = check_key(value["key"])
@@ -250,7 +289,6 @@ def _parse_episode(value: object) -> EpisodePart:
         )
     limits = {
         "ordinal": (0, MAX_ORDINAL),
-        "chunk_frames": (1, MAX_CHUNK_FRAMES),
         "num_frames": (1, MAX_EPISODE_FRAMES),
     }
     for name, (low, high) in limits.items():
@@ -265,7 +303,20 @@ def _parse_episode(value: object) -> EpisodePart:
                 got=repr(number)[:50],
             )
     parse_metadata(value["metadata"])
-    return EpisodePart(**value)
+    return EpisodePart(**{**value, "fps": _parse_fps(value["fps"], key)})
+
+
+def _parse_fps(value: object, key: str) -> float | None:
+    if value is None:
+        return None
+    if type(value) in (int, float):
+        with contextlib.suppress(OverflowError):
+            fps = float(value)  # type: ignore[arg-type]
+            if 0 < fps < math.inf:
+                return fps
+    raise FormatError(
+        "an impossible fps", episode=key, expected="null, or above 0", got=repr(value)[:50]
+    )
 
 
 def _check_version(version: int, offset: int) -> None:

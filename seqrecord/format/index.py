@@ -1,7 +1,7 @@
 """The index: episode, chunk and gap tables, as Arrow IPC that readers memory-map.
 
-A row of the chunk table is one chunk, in episode order and front to back, so an episode's chunks
-lie together and their frames need not be stored: all hold `chunk_frames` frames but the last.
+There is a chunk table for each group of features. A row of it is one chunk, in episode order and
+front to back, so an episode's chunks of a group lie together.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,61 +21,79 @@ import pyarrow.compute as pc
 
 from seqrecord.errors import FormatError
 from seqrecord.format.arrow import read_batch
-from seqrecord.format.footer import MAX_EPISODE_FRAMES
-from seqrecord.format.pages import ALIGNMENT, chunk_bytes
+from seqrecord.format.group_index import BLOCK_PAGES, GroupIndex
 from seqrecord.format.rows import (
     GAP_ROW,
-    HEADER_BYTES,
-    MAX_CHUNK_FRAMES,
-    check_gaps,
-    check_pages,
+    MAX_EPISODE_FRAMES,
+    WORD,
     check_rows,
     chunk_row,
+    count_words,
+    features_of,
+    split_gaps,
 )
 from seqrecord.format.text import FORBIDDEN_IN_KEY, MAX_KEY_LENGTH, parse_metadata
 from seqrecord.schema import Schema
 
-__all__ = ["MAX_INDEX_TEXT", "MAX_TABLE_BYTES", "Index", "check_text", "most_table_bytes"]
+__all__ = [
+    "MAX_INDEX_TEXT",
+    "MAX_TABLE_BYTES",
+    "NO_SPLIT",
+    "GroupIndex",
+    "Index",
+    "check_text",
+    "most_table_bytes",
+    "table_names",
+]
 
 MAX_INDEX_TEXT = 2**31 - 1  # bytes of all keys, and of all metadata: Arrow's offsets are int32
 
 MAX_TABLE_BYTES = 1 << 36  # a hundred times what 100 million frames take
+NO_SPLIT = 2**16 - 1
 _MOST_AROUND = 4 << 20  # bytes around the rows of a table: messages, padding, Arrow's footer
-
-_BLOCK_PAGES = 1 << 18  # that are checked at a time
-
-_Integer = TypeVar("_Integer", np.int64, np.uint8)
-
-_EPISODES = pa.schema(
-    [
-        pa.field("key", pa.string(), nullable=False),
-        pa.field("num_frames", pa.uint32(), nullable=False),
-        pa.field("chunk_frames", pa.uint16(), nullable=False),
-        pa.field("metadata", pa.string(), nullable=False),
-    ]
-)
-_GAPS = pa.schema(
-    [
-        pa.field("chunk", pa.uint32(), nullable=False),
-        pa.field("feature", pa.uint32(), nullable=False),
-        pa.field("present", pa.uint64(), nullable=False),
-    ]
-)
+_UID_BYTES = 16
 
 
-def _chunks_schema(schema: Schema) -> pa.Schema:
-    def numbers(count: int) -> pa.DataType:
-        return pa.list_(pa.field("item", pa.uint32(), nullable=False), count)
+def _table(**columns: pa.DataType) -> pa.Schema:
+    return pa.schema([pa.field(name, dtype, nullable=False) for name, dtype in columns.items()])
 
-    fields = [
-        pa.field("file", pa.uint32(), nullable=False),
-        pa.field("offset", pa.uint64(), nullable=False),
-        pa.field("page_length", numbers(len(schema)), nullable=False),
-        pa.field("page_crc32c", numbers(len(schema)), nullable=False),
-    ]
-    if variable := len(schema.variable):
-        fields.append(pa.field("largest_frame", numbers(variable), nullable=False))
-    return pa.schema(fields)
+
+def _numbers(count: int) -> pa.DataType:
+    return pa.list_(pa.field("item", pa.uint32(), nullable=False), count)
+
+
+_GAPS = _table(chunk=pa.uint32(), feature=pa.uint16(), word=pa.uint16(), present=pa.uint64())
+
+
+def _episodes_schema(num_groups: int) -> pa.Schema:
+    return _table(
+        key=pa.string(),
+        uid=pa.binary(_UID_BYTES),
+        num_frames=pa.uint32(),
+        fps=pa.float64(),
+        split=pa.uint16(),
+        metadata=pa.string(),
+        num_chunks=_numbers(num_groups),
+    )
+
+
+def _chunks_schema(group: Schema) -> pa.Schema:
+    columns = {
+        "file": pa.uint32(),
+        "offset": pa.uint64(),
+        "first_frame": pa.uint32(),
+        "num_frames": pa.uint32(),
+        "page_length": _numbers(len(group)),
+        "page_crc32c": _numbers(len(group)),
+    }
+    if variable := len(group.variable):
+        columns["largest_frame"] = _numbers(variable)
+    return _table(**columns)
+
+
+def table_names(schema: Schema) -> tuple[str, ...]:
+    """The tables of an index: `episodes`, `chunks0` and so on for each group, `gaps`."""
+    return ("episodes", *(f"chunks{number}" for number in range(schema.num_groups)), "gaps")
 
 
 def check_text(key_bytes: int, metadata_bytes: int) -> None:
@@ -97,64 +115,61 @@ def most_table_bytes(
     For so many episodes and frames, in record files of so many bytes in all: each chunk has a row
     in the footer of one of them.
     """
-    row = chunk_row(len(schema), len(schema.variable))
-    chunks = min(num_frames, record_bytes // row.itemsize)
-    rows = {
-        "episodes": 14 * min(num_episodes, chunks) + 2 * MAX_INDEX_TEXT,
-        "chunks": chunks * (12 + 8 * len(schema) + 4 * len(schema.variable)),
-        "gaps": chunks * len(schema) * GAP_ROW.itemsize,
-    }
+    rows = {}
+    words = most = 0
+    for number, group in enumerate(schema.groups):
+        row = chunk_row(len(group), len(group.variable)).itemsize
+        chunks = min(num_frames, record_bytes // row)
+        rows[f"chunks{number}"] = chunks * (20 + 8 * len(group) + 4 * len(group.variable))
+        words += len(group) * (chunks + num_frames // WORD)
+        most = max(most, chunks)
+    size = 2 * 4 + _UID_BYTES + 4 + 8 + 2 + 4 * schema.num_groups  # and the text
+    rows["episodes"] = size * min(num_episodes, most) + 2 * MAX_INDEX_TEXT
+    rows["gaps"] = min(words, record_bytes // GAP_ROW.itemsize) * GAP_ROW.itemsize
     return {name: min(MAX_TABLE_BYTES, _MOST_AROUND + size) for name, size in rows.items()}
 
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """All chunks and episodes of a dataset, as arrays; E episodes, C chunks, F features.
+    """All episodes of a dataset and, by group of features, their chunks; E episodes.
 
-    `first_chunk` and `num_chunks` say which rows of the chunk table are an episode's. `file` is a
-    position in the manifest's list of record files, `offset` a byte offset in that file. V of the
-    features have a variable dimension: of each of their pages, `largest_frame` is the number of
-    bytes of its largest frame when it is decoded.
+    `fps` is 0 where nobody said; `split` is a place in the manifest's list of splits, or
+    `NO_SPLIT`.
     """
 
     schema: Schema
     keys: pa.StringArray  # [E]
+    uids: npt.NDArray[np.uint8]  # [E, 16]
     metadata: pa.StringArray  # [E], JSON objects
     num_frames: npt.NDArray[np.int64]  # [E]
-    chunk_frames: npt.NDArray[np.int64]  # [E]
-    file: npt.NDArray[np.uint32]  # [C]
-    offset: npt.NDArray[np.uint64]  # [C]
-    page_length: npt.NDArray[np.uint32]  # [C, F]
-    page_crc32c: npt.NDArray[np.uint32]  # [C, F]
-    largest_frame: npt.NDArray[np.uint32]  # [C, V]
-    gaps: npt.NDArray[Any]  # of GAP_ROW
-
-    @cached_property
-    def num_chunks(self) -> npt.NDArray[np.int64]:
-        """Chunks per episode, [E]."""
-        count: npt.NDArray[np.int64] = -(-self.num_frames // self.chunk_frames)
-        return count
-
-    @cached_property
-    def first_chunk(self) -> npt.NDArray[np.int64]:
-        """An episode's first row in the chunk table, [E]."""
-        first: npt.NDArray[np.int64] = np.cumsum(self.num_chunks) - self.num_chunks
-        return first
+    fps: npt.NDArray[np.float64]  # [E]
+    split: npt.NDArray[np.uint16]  # [E]
+    groups: tuple[GroupIndex, ...]
 
     @cached_property
     def positions(self) -> Mapping[str, int]:
         """Episode number by key."""
         return {key: number for number, key in enumerate(self.keys.to_pylist())}
 
+    def group_of(self, feature: str) -> GroupIndex:
+        """The group that a feature lies in."""
+        return self.groups[self.schema[feature].group]
+
+    def lengths(self, feature: str) -> npt.NDArray[np.uint32]:
+        """Bytes of a feature's pages, by chunk of its group."""
+        group = self.group_of(feature)
+        return group.page_length[:, group.schema.position(feature)]
+
     def largest_frames(self, feature: str, episodes: npt.NDArray[np.int64]) -> int:
         """Bytes of the largest frame of a feature with a variable dimension, in these episodes."""
-        column = [spec.name for spec in self.schema.variable].index(feature)
-        by_episode = np.maximum.reduceat(self.largest_frame[:, column], self.first_chunk)
+        group = self.group_of(feature)
+        column = [spec.name for spec in group.schema.variable].index(feature)
+        by_episode = np.maximum.reduceat(group.largest_frame[:, column], group.first_chunk)
         return int(by_episode[episodes].max(initial=0))
 
-    def frames_per_chunk(self) -> npt.NDArray[np.int64]:
-        """Frames of every chunk, [C]."""
-        return self._frames_per_chunk(np.int64)
+    def uid(self, episode: int) -> str:
+        """An episode's uid, in hexadecimal."""
+        return bytes(self.uids[episode]).hex()
 
     def episode_metadata(self, episode: int) -> dict[str, Any]:
         """An episode's metadata."""
@@ -162,21 +177,6 @@ class Index:
             return parse_metadata(self.metadata[episode].as_py())
         except FormatError as error:
             raise error.located(episode=self.keys[episode].as_py()) from error.__cause__
-
-    def present(self, chunk: int, feature: int, num_frames: int) -> int:
-        """Validity bitmap of a page: bit i is set where frame i of the chunk has the feature."""
-        at = np.searchsorted(self._gap_order, chunk * len(self.schema) + feature)
-        if at < len(self.gaps):
-            row = self.gaps[at]
-            if row["chunk"] == chunk and row["feature"] == feature:
-                return int(row["present"])
-        return (1 << num_frames) - 1
-
-    @cached_property
-    def _gap_order(self) -> npt.NDArray[np.int64]:
-        first: npt.NDArray[np.int64] = self.gaps["chunk"].astype(np.int64) * len(self.schema)
-        order: npt.NDArray[np.int64] = first + self.gaps["feature"]
-        return order
 
     def extended(self, more: Index, first_file: int) -> Index:
         """The episodes of this index, then those of `more`, whose files count from `first_file`.
@@ -189,20 +189,18 @@ class Index:
                 for texts in ((self.keys, more.keys), (self.metadata, more.metadata))
             )
         )
-        gaps = more.gaps.copy()
-        gaps["chunk"] += np.uint32(len(self.file))
         return Index(
             schema=self.schema,
             keys=pa.concat_arrays([self.keys, more.keys]),
+            uids=np.concatenate([self.uids, more.uids]),
             metadata=pa.concat_arrays([self.metadata, more.metadata]),
             num_frames=np.concatenate([self.num_frames, more.num_frames]),
-            chunk_frames=np.concatenate([self.chunk_frames, more.chunk_frames]),
-            file=np.concatenate([self.file, more.file + np.uint32(first_file)]),
-            offset=np.concatenate([self.offset, more.offset]),
-            page_length=np.concatenate([self.page_length, more.page_length]),
-            page_crc32c=np.concatenate([self.page_crc32c, more.page_crc32c]),
-            largest_frame=np.concatenate([self.largest_frame, more.largest_frame]),
-            gaps=np.concatenate([self.gaps, gaps]),
+            fps=np.concatenate([self.fps, more.fps]),
+            split=np.concatenate([self.split, more.split]),
+            groups=tuple(
+                _extended(first, second, first_file)
+                for first, second in zip(self.groups, more.groups, strict=True)
+            ),
         )
 
     def fingerprint(self) -> str:
@@ -210,29 +208,31 @@ class Index:
         digest = hashlib.sha256()
         for value in (self.schema.to_json(), self.keys.to_pylist(), self.metadata.to_pylist()):
             digest.update(json.dumps(value, separators=(",", ":"), sort_keys=True).encode())
-        for array in (
-            self.num_frames,
-            self.chunk_frames,
-            self.page_length,
-            self.page_crc32c,
-            self.gaps,
-        ):
+        arrays: list[npt.NDArray[Any]] = [self.num_frames, self.fps]
+        for group in self.groups:
+            arrays += [group.first_frame, group.num_frames, group.page_length, group.page_crc32c]
+        for array in (*arrays, *(group.gaps for group in self.groups)):
             little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-            digest.update(little.data.cast("B") if array.size else b"")
+            digest.update(little.reshape(-1).view(np.uint8).data if array.size else b"")
         return digest.hexdigest()
 
     def encode(self) -> dict[str, pa.Buffer]:
-        """The tables as Arrow IPC files of one record batch, by name."""
-        episodes = [self.keys, self.num_frames, self.chunk_frames, self.metadata]
-        chunks = [self.file, self.offset, self.page_length, self.page_crc32c]
-        if self.schema.variable:
-            chunks.append(self.largest_frame)
-        gaps = [self.gaps["chunk"], self.gaps["feature"], self.gaps["present"]]
-        return {
-            "episodes": _encode(_EPISODES, episodes),
-            "chunks": _encode(_chunks_schema(self.schema), chunks),
-            "gaps": _encode(_GAPS, gaps),
-        }
+        """The tables as Arrow IPC files of one record batch, by name; see `table_names`."""
+        counts = np.stack([group.num_chunks for group in self.groups], axis=1)
+        episodes = [
+            *(self.keys, self.uids, self.num_frames, self.fps, self.split, self.metadata, counts)
+        ]
+        gaps = np.concatenate([group.gaps for group in self.groups])
+        names = iter(table_names(self.schema))
+        tables = {next(names): _encode(_episodes_schema(len(self.groups)), episodes)}
+        for group in self.groups:
+            chunks = [group.file, group.offset, group.first_frame, group.num_frames]
+            chunks += [group.page_length, group.page_crc32c]
+            if group.schema.variable:
+                chunks.append(group.largest_frame)
+            tables[next(names)] = _encode(_chunks_schema(group.schema), chunks)
+        tables[next(names)] = _encode(_GAPS, [gaps[name] for name in GAP_ROW.names or ()])
+        return tables
 
     @classmethod
     def decode(
@@ -241,105 +241,94 @@ class Index:
         tables: Mapping[str, pa.Buffer],
         file_sizes: Sequence[int],
         *,
+        num_splits: int = 0,
         release: Callable[[], None] | None = None,
-        block_pages: int = _BLOCK_PAGES,
+        block_pages: int = BLOCK_PAGES,
     ) -> Index:
         """Inverse of `encode`: arrays that view `tables`, checked against each other and the files.
 
         `release` is called after every `block_pages` pages, when what was read of the tables need
         not stay in memory. Raises `FormatError` that names the row, and the table as its `file`.
         """
-        episodes = _decode("episodes", tables["episodes"], _EPISODES)
-        chunks = _decode("chunks", tables["chunks"], _chunks_schema(schema))
-        gaps = _decode("gaps", tables["gaps"], _GAPS)
-        count = len(chunks["file"])
-        index = cls(
+        release = release or (lambda: None)
+        episodes = _decode("episodes", tables["episodes"], _episodes_schema(schema.num_groups))
+        num_frames = episodes["num_frames"].astype(np.int64)
+        with _located("episodes"):
+            _check_episodes(episodes, num_splits)
+        groups = []
+        for number, (group, features) in enumerate(
+            zip(schema.groups, features_of(schema), strict=True)
+        ):
+            name, counts = f"chunks{number}", episodes["num_chunks"][:, number].astype(np.int64)
+            columns = _decode(name, tables[name], _chunks_schema(group))
+            columns.setdefault("largest_frame", np.empty((len(columns["file"]), 0), np.uint32))
+            table = GroupIndex(group, features, counts, **columns, gaps=np.empty(0, GAP_ROW))
+            with _located(name):
+                _check_count(table)
+                table.check_frames(num_frames, release, block_pages)
+            groups.append(table)
+        columns = _decode("gaps", tables["gaps"], _GAPS)
+        with _located("gaps"):
+            words = sum(len(group.schema) * count_words(group.num_frames) for group in groups)
+            gaps = split_gaps(_gap_rows(columns, words), schema, 0)
+        groups = [replace(group, gaps=some) for group, some in zip(groups, gaps, strict=True)]
+        sizes = np.asarray(file_sizes, np.uint64)
+        for number, table in enumerate(groups):
+            with _located("gaps"):
+                table.check_gaps()
+            with _located(f"chunks{number}"):
+                table.check_chunks(sizes, release, block_pages)
+        release()
+        return cls(
             schema=schema,
             keys=episodes["key"],
+            uids=episodes["uid"],
             metadata=episodes["metadata"],
-            num_frames=episodes["num_frames"].astype(np.int64),
-            chunk_frames=episodes["chunk_frames"].astype(np.int64),
-            file=chunks["file"],
-            offset=chunks["offset"],
-            page_length=chunks["page_length"],
-            page_crc32c=chunks["page_crc32c"],
-            largest_frame=chunks.get("largest_frame", np.empty((count, 0), np.uint32)),
-            gaps=_gap_rows(gaps, count * len(schema)),
+            num_frames=num_frames,
+            fps=episodes["fps"],
+            split=episodes["split"],
+            groups=tuple(groups),
         )
-        index._check(np.asarray(file_sizes, np.int64), release or (lambda: None), block_pages)
-        return index
 
-    def _frames_per_chunk(self, dtype: type[_Integer]) -> npt.NDArray[_Integer]:
-        frames = np.repeat(self.chunk_frames.astype(dtype), self.num_chunks)
-        last = self.first_chunk + self.num_chunks - 1
-        frames[last] = self.num_frames - (self.num_chunks - 1) * self.chunk_frames
-        return frames
 
-    def _check(
-        self, file_sizes: npt.NDArray[np.int64], release: Callable[[], None], block_pages: int
-    ) -> None:
-        with _located("episodes"):
-            self._check_episodes()
-        with _located("chunks"):
-            self._check_count()
-        frames = self._frames_per_chunk(np.uint8)
-        with _located("gaps"):
-            check_gaps(self.gaps, frames, self.schema, 0)
-        with _located("chunks"):
-            self._check_chunks(frames, file_sizes, release, block_pages)
-        release()
+def _extended(first: GroupIndex, second: GroupIndex, first_file: int) -> GroupIndex:
+    gaps = second.gaps.copy()
+    gaps["chunk"] += np.uint32(len(first.file))
+    more = replace(second, file=second.file + np.uint32(first_file), gaps=gaps)
+    joined = {
+        field.name: np.concatenate([getattr(first, field.name), getattr(more, field.name)])
+        for field in fields(GroupIndex)
+        if field.name not in ("schema", "features")
+    }
+    return GroupIndex(first.schema, first.features, **joined)
 
-    def _check_episodes(self) -> None:
-        bad_key = pc.or_(
-            pc.match_substring_regex(self.keys, FORBIDDEN_IN_KEY),
-            pc.greater(pc.binary_length(self.keys), MAX_KEY_LENGTH),
+
+def _check_episodes(columns: Mapping[str, Any], num_splits: int) -> None:
+    keys, frames, fps = columns["key"], columns["num_frames"], columns["fps"]
+    bad_key = pc.or_(
+        pc.match_substring_regex(keys, FORBIDDEN_IN_KEY),
+        pc.greater(pc.binary_length(keys), MAX_KEY_LENGTH),
+    )
+    check_rows(~bad_key.to_numpy(zero_copy_only=False), "a bad episode key", 0)
+    if len(keys) == 0 or len(keys.unique()) != len(keys):
+        raise FormatError("no episode, or a key that stands twice", got=len(keys))
+    check_rows((frames >= 1) & (frames <= MAX_EPISODE_FRAMES), "an impossible num_frames", 0)
+    check_rows((fps >= 0) & np.isfinite(fps), "an impossible fps", 0)
+    split = columns["split"]
+    check_rows((split < num_splits) | (split == NO_SPLIT), "a split that is not there", 0)
+    chunks = columns["num_chunks"]
+    fits = ((chunks >= 1) & (chunks <= frames[:, None])).all(axis=1)
+    check_rows(fits, "an impossible num_chunks", 0)
+
+
+def _check_count(group: GroupIndex) -> None:
+    # Counted before any array of one item a chunk is made from the episodes.
+    if (count := int(group.num_chunks.sum())) != len(group.file):
+        raise FormatError(
+            "the chunk table does not fit the episode table",
+            expected=f"{count} rows",
+            got=len(group.file),
         )
-        check_rows(~bad_key.to_numpy(zero_copy_only=False), "a bad episode key", 0)
-        if len(self.keys) == 0 or len(self.keys.unique()) != len(self.keys):
-            raise FormatError("no episode, or a key that stands twice", got=len(self.keys))
-        frames, cut = self.num_frames, self.chunk_frames
-        check_rows((frames >= 1) & (frames <= MAX_EPISODE_FRAMES), "an impossible num_frames", 0)
-        check_rows((cut >= 1) & (cut <= MAX_CHUNK_FRAMES), "an impossible chunk_frames", 0)
-
-    def _check_count(self) -> None:
-        # Counted before any array of one item a chunk is made from the episodes.
-        if (count := int(self.num_chunks.sum())) != len(self.file):
-            raise FormatError(
-                "the chunk table does not fit the episode table",
-                expected=f"{count} rows",
-                got=len(self.file),
-            )
-
-    def _check_chunks(
-        self,
-        frames: npt.NDArray[np.uint8],
-        file_sizes: npt.NDArray[np.int64],
-        release: Callable[[], None],
-        block_pages: int,
-    ) -> None:
-        """Block by block: what is computed from a row is several times as large as the row."""
-        sizes = file_sizes.astype(np.uint64)
-        gap_chunk = np.ascontiguousarray(self.gaps["chunk"])
-        step = max(1, block_pages // len(self.schema))
-        for first in range(0, len(self.file), step):
-            rows = slice(first, first + step)
-            self._check_places(rows, sizes)
-            gaps = self.gaps[slice(*np.searchsorted(gap_chunk, [first, first + step]))].copy()
-            gaps["chunk"] -= first
-            lengths, largest = self.page_length[rows], self.largest_frame[rows]
-            check_pages(lengths, largest, frames[rows], gaps, self.schema, 0, first=first)
-            release()
-
-    def _check_places(self, rows: slice, sizes: npt.NDArray[np.uint64]) -> None:
-        file, offset, first = self.file[rows], self.offset[rows], rows.start
-        check_rows(file < len(sizes), "a chunk in no record file", 0, first=first)
-        check_rows(offset % ALIGNMENT == 0, "a chunk at a wrong offset", 0, first=first)
-        # Compared as they are stored: an offset beyond 2**63 must not turn negative.
-        limit = sizes[file]
-        inside = (offset >= HEADER_BYTES) & (offset <= limit)
-        check_rows(inside, "a chunk outside its record file", 0, first=first)
-        stop = offset + chunk_bytes(self.page_length[rows]).astype(np.uint64)
-        check_rows(stop <= limit, "a chunk outside its record file", 0, first=first)
 
 
 @contextlib.contextmanager
@@ -364,6 +353,9 @@ def _array(column: Any, dtype: pa.DataType) -> pa.Array:
     if pa.types.is_fixed_size_list(dtype):
         values = pa.array(np.ascontiguousarray(column).reshape(-1), pa.uint32())
         return pa.FixedSizeListArray.from_arrays(values, type=dtype)
+    if pa.types.is_fixed_size_binary(dtype):
+        data = pa.py_buffer(np.ascontiguousarray(column))
+        return pa.FixedSizeBinaryArray.from_buffers(dtype, len(column), [None, data])
     return pa.array(np.ascontiguousarray(column), dtype)
 
 
@@ -373,13 +365,12 @@ def _decode(table: str, data: pa.Buffer, schema: pa.Schema) -> dict[str, Any]:
         return read_batch(memoryview(data), schema)
 
 
-def _gap_rows(columns: Mapping[str, npt.NDArray[Any]], num_pages: int) -> npt.NDArray[Any]:
+def _gap_rows(columns: Mapping[str, npt.NDArray[Any]], num_words: int) -> npt.NDArray[Any]:
     """The gap table as `GAP_ROW`: a copy, so it is counted first."""
-    if (count := len(columns["chunk"])) > num_pages:
+    if (count := len(columns["chunk"])) > num_words:
         raise FormatError(
-            "more validity bitmaps than pages",
-            file="gaps",
-            expected=f"at most {num_pages} rows",
+            "more rows of validity bitmaps than words",
+            expected=f"at most {num_words} rows",
             got=count,
         )
     gaps = np.empty(count, GAP_ROW)

@@ -21,17 +21,20 @@ from seqrecord.errors import (
     VersionError,
 )
 from seqrecord.format.footer import MAX_ORDINAL, RECORDS
+from seqrecord.format.index import table_names
 from seqrecord.format.text import parse_json
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage
 
 __all__ = [
+    "EDITS",
     "FILE_PATH",
     "INDEX",
-    "INDEX_TABLES",
     "MANIFEST",
     "MAX_MANIFEST_BYTES",
     "MAX_RECORD_FILES",
+    "MAX_SPLITS",
+    "SPLIT_NAME",
     "IndexFile",
     "Manifest",
     "RecordFile",
@@ -44,15 +47,19 @@ __all__ = [
 
 MANIFEST = "manifest.json"
 INDEX = "index"  # the folder of the tables
+EDITS = "edits"  # the folder of the records of edits
 MANIFEST_VERSION = 1
 MAX_MANIFEST_BYTES = 1 << 25
 MAX_RECORD_FILES = 200_000
 MAX_CREATED_BY_LENGTH = 200
-INDEX_TABLES = ("episodes", "chunks", "gaps")
+MAX_SPLITS = 4096
 
 _RECORD_PATH = re.compile(r"records/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.seqrec")
 _INDEX_PATH = re.compile(r"index/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.arrow")
 FILE_PATH = re.compile(f"{_RECORD_PATH.pattern}|{_INDEX_PATH.pattern}")
+_STATISTICS_PATH = re.compile(r"index/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.json")
+_EDIT_PATH = re.compile(r"edits/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.json")
+SPLIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _FILE_ID = re.compile(r"[0-9a-f]{32}")
 _UID = re.compile(r"[0-9a-f]{32}")
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
@@ -62,7 +69,8 @@ _END = re.compile(rb',\n "crc32c": "([0-9a-f]{8})"\n}\n')
 _END_BYTES = 26
 _KEYS = {
     *("format", "version", "created_by", "num_episodes", "num_frames", "next_ordinal"),
-    *("fingerprint", "schema", "index", "record_files", "left_out", "removed", "crc32c"),
+    *("fingerprint", "schema", "index", "record_files", "splits", "statistics", "edits"),
+    *("left_out", "removed", "crc32c"),
 }
 
 
@@ -77,7 +85,7 @@ class RecordFile:
 
 @dataclass(frozen=True)
 class IndexFile:
-    """A file of the index: path, length in bytes, CRC32C of all of it, in hexadecimal."""
+    """A small file: path, length in bytes, CRC32C of all of it, in hexadecimal."""
 
     path: str
     size: int
@@ -87,6 +95,11 @@ class IndexFile:
 @dataclass(frozen=True)
 class Manifest:
     """What a dataset consists of. `fingerprint` tells equal content, however it is cut in files.
+
+    `index` are its tables, by the names of `table_names`. `splits` are the names of the splits that
+    the index numbers. `statistics` is a file of what the features' values are like, if there is
+    one. `edits` are records of what was deleted and how episodes were split, in their order: their
+    effect is in the index.
 
     For writers only: ordinals of new episodes start at `next_ordinal`; `left_out` are the uids of
     complete episodes in the record files that are not in the dataset, since another episode has
@@ -100,6 +113,9 @@ class Manifest:
     num_frames: int
     fingerprint: str
     created_by: str
+    splits: tuple[str, ...] = ()
+    statistics: IndexFile | None = None
+    edits: tuple[IndexFile, ...] = ()
     next_ordinal: int = 0
     left_out: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
@@ -115,8 +131,15 @@ class Manifest:
             "next_ordinal": self.next_ordinal,
             "fingerprint": self.fingerprint,
             "schema": self.schema.to_json(),
-            "index": {table: asdict(self.index[table]) for table in INDEX_TABLES},
+            "index": {
+                "episodes": asdict(self.index["episodes"]),
+                "gaps": asdict(self.index["gaps"]),
+                "chunks": [asdict(self.index[name]) for name in table_names(self.schema)[1:-1]],
+            },
             "record_files": [asdict(file) for file in self.record_files],
+            "splits": list(self.splits),
+            "statistics": None if self.statistics is None else asdict(self.statistics),
+            "edits": [asdict(file) for file in self.edits],
             "left_out": list(self.left_out),
             "removed": list(self.removed),
         }
@@ -143,8 +166,6 @@ class Manifest:
         except SchemaError as error:
             raise FormatError(f"the manifest's schema is not allowed: {error}") from error
         files = _list(value, "record_files", 1)
-        tables = value["index"]
-        _check_keys(tables, set(INDEX_TABLES), "the manifest's index")
         record_files = tuple(_record_file(file) for file in files)
         for key in ("path", "file_id"):
             if len({getattr(file, key) for file in record_files}) != len(record_files):
@@ -152,11 +173,14 @@ class Manifest:
         return cls(
             schema=schema,
             record_files=record_files,
-            index={table: _index_file(tables[table]) for table in INDEX_TABLES},
+            index=_index(value["index"], schema),
             num_episodes=_count(value, "num_episodes"),
             num_frames=_count(value, "num_frames"),
             fingerprint=_text(value, "fingerprint", _FINGERPRINT),
             created_by=_text(value, "created_by", _CREATED_BY),
+            splits=_splits(value),
+            statistics=_statistics(value["statistics"]),
+            edits=tuple(_file(edit, "an edit", _EDIT_PATH) for edit in _list(value, "edits")),
             next_ordinal=_count(value, "next_ordinal", MAX_ORDINAL + 1),
             left_out=tuple(_match(uid, "left_out", _UID) for uid in _list(value, "left_out")),
             removed=tuple(_match(path, "removed", FILE_PATH) for path in _list(value, "removed")),
@@ -283,10 +307,36 @@ def _record_file(value: object) -> RecordFile:
     )
 
 
-def _index_file(value: object) -> IndexFile:
-    _check_keys(value, {"path", "size", "crc32c"}, "an index file in the manifest")
+def _index(value: object, schema: Schema) -> dict[str, IndexFile]:
+    _check_keys(value, {"episodes", "gaps", "chunks"}, "the manifest's index")
+    assert isinstance(value, dict)
+    first, *chunks, last = table_names(schema)
+    files = value["chunks"]
+    if not isinstance(files, list) or len(files) != len(chunks):
+        raise FormatError(
+            "the manifest's index is not of a chunk table for each group",
+            expected=f"{len(chunks)} tables",
+            got=len(files) if isinstance(files, list) else repr(files)[:50],
+        )
+    found = zip((first, *chunks, last), (value[first], *files, value[last]), strict=True)
+    return {name: _file(file, "an index file", _INDEX_PATH) for name, file in found}
+
+
+def _splits(value: Mapping[str, object]) -> tuple[str, ...]:
+    names = tuple(_match(n, "splits", SPLIT_NAME) for n in _list(value, "splits", 0, MAX_SPLITS))
+    if len(set(names)) != len(names):
+        raise FormatError("a split stands twice in the manifest", got=", ".join(names)[:200])
+    return names
+
+
+def _statistics(value: object) -> IndexFile | None:
+    return None if value is None else _file(value, "the statistics file", _STATISTICS_PATH)
+
+
+def _file(value: object, what: str, path: re.Pattern[str]) -> IndexFile:
+    _check_keys(value, {"path", "size", "crc32c"}, f"{what} in the manifest")
     return IndexFile(
-        _text(value, "path", _INDEX_PATH), _count(value, "size"), _text(value, "crc32c", _CRC)
+        _text(value, "path", path), _count(value, "size"), _text(value, "crc32c", _CRC)
     )
 
 
@@ -311,12 +361,14 @@ def _count(value: object, key: str, most: int = 2**63 - 1) -> int:
     return number
 
 
-def _list(value: Mapping[str, object], key: str, least: int = 0) -> list[object]:
+def _list(
+    value: Mapping[str, object], key: str, least: int = 0, most: int = MAX_RECORD_FILES
+) -> list[object]:
     items = value[key]
-    if not isinstance(items, list) or not least <= len(items) <= MAX_RECORD_FILES:
+    if not isinstance(items, list) or not least <= len(items) <= most:
         raise FormatError(
             f"{key} is not a list of the right length",
-            expected=f"{least} to {MAX_RECORD_FILES} entries",
+            expected=f"{least} to {most} entries",
             got=len(items) if isinstance(items, list) else repr(items)[:50],
         )
     return items

@@ -9,6 +9,9 @@ Only frames that have the feature are in its page. Offsets count from the page's
 is that of blob 0, the last is the page's length. Shapes are there only for a feature with a
 variable dimension. Blobs of a feature without a codec are the frame's bytes in C order.
 A page of no frames is empty; so is the blob of a frame of which a dimension is 0.
+
+Behind the pages of a chunk lie the checksums of the slices of its raw pages, so that a part of one
+can be read and checked.
 """
 
 from __future__ import annotations
@@ -21,23 +24,30 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.checksum import Buffer, crc32c
 from seqrecord.codecs import FrameCodec, probe
 from seqrecord.errors import CodecError, FormatError, FrameError, SchemaError
-from seqrecord.schema import MAX_FRAME_BYTES, EncodedImage, FeatureSpec
+from seqrecord.schema import MAX_FRAME_BYTES, EncodedImage, FeatureSpec, Schema
 
 __all__ = [
     "ALIGNMENT",
     "MAX_PAGE_BYTES",
+    "SLICE_BYTES",
     "Blob",
     "PageCodec",
     "aligned",
     "chunk_bytes",
+    "num_slices",
     "page_offsets",
+    "slice_frames",
+    "slice_sums",
+    "slice_table",
     "table_bytes",
 ]
 
 ALIGNMENT = 64
 MAX_PAGE_BYTES = 2**32 - 1
+SLICE_BYTES = 4096  # the least that a slice of several frames holds
 
 
 class Blob(NamedTuple):
@@ -121,7 +131,7 @@ class PageCodec:
     def shapes(self, page: memoryview, count: int) -> list[tuple[int, ...]]:
         """Shapes of the page's `count` frames, checked against the feature's."""
         if not self.spec.is_fixed:
-            self._offsets(page, count)  # makes sure that the table is inside the page
+            self.offsets(page, count)  # makes sure that the table is inside the page
         return [self.shape_of(count, position, page) for position in range(count)]
 
     def shape_of(self, count: int, position: int, table: memoryview) -> tuple[int, ...]:
@@ -147,18 +157,21 @@ class PageCodec:
         count: int,
         out: Sequence[npt.NDArray[Any]] | npt.NDArray[Any],
         positions: Sequence[int] | range | None = None,
+        offsets: npt.NDArray[np.int64] | None = None,
     ) -> None:
         """Decode frames of a page of `count` frames straight into `out`.
 
         `positions` are the wanted frames among those in the page, all of them for `None`;
-        `out[i]` is a C-contiguous array of the shape and dtype of frame `positions[i]`.
+        `out[i]` is a C-contiguous array of the shape and dtype of frame `positions[i]`. `offsets`
+        are those of the page, where they are known; a raw page has none.
         Raises `FormatError` or `CodecError`, with the offset inside the page.
         """
         wanted = range(count) if positions is None else positions
         if self.spec.is_raw:
             self._copy_raw(page, count, out, wanted)
             return
-        offsets = self._offsets(page, count)
+        if offsets is None:
+            offsets = self.offsets(page, count)
         for i, position in enumerate(wanted):
             blob = page[offsets[position] : offsets[position + 1]]
             try:
@@ -202,6 +215,23 @@ class PageCodec:
             )
         return start, stop
 
+    def offsets(self, page: memoryview, count: int) -> npt.NDArray[np.int64]:
+        """Where the blobs of a page start and the last one ends, checked: int64 [count + 1]."""
+        if count == 0 and len(page) == 0:
+            return np.zeros(1, np.int64)
+        table = table_bytes(self.spec, count)
+        if count > 0 and len(page) >= table:
+            offsets = np.frombuffer(page[: (count + 1) * 4], "<u4").astype(np.int64)
+            if offsets[0] == table and offsets[-1] == len(page) and np.all(np.diff(offsets) >= 0):
+                return offsets
+        raise FormatError(
+            "a page's offsets are out of order or outside it",
+            feature=self.spec.name,
+            offset=0,
+            expected=f"{count + 1} offsets from {table} up to {len(page)}",
+            got=f"a page of {len(page)} bytes",
+        )
+
     def _copy_raw(
         self,
         page: memoryview,
@@ -231,23 +261,6 @@ class PageCodec:
             "a bool that is neither 0 nor 1", feature=self.spec.name, expected="bytes 0 and 1"
         )
 
-    def _offsets(self, page: memoryview, count: int) -> npt.NDArray[np.int64]:
-        """Where the blobs of a page start and the last one ends, checked: int64 [count + 1]."""
-        if count == 0 and len(page) == 0:
-            return np.zeros(1, np.int64)
-        table = table_bytes(self.spec, count)
-        if count > 0 and len(page) >= table:
-            offsets = np.frombuffer(page[: (count + 1) * 4], "<u4").astype(np.int64)
-            if offsets[0] == table and offsets[-1] == len(page) and np.all(np.diff(offsets) >= 0):
-                return offsets
-        raise FormatError(
-            "a page's offsets are out of order or outside it",
-            feature=self.spec.name,
-            offset=0,
-            expected=f"{count + 1} offsets from {table} up to {len(page)}",
-            got=f"a page of {len(page)} bytes",
-        )
-
 
 def aligned(offset: int) -> int:
     """The next multiple of `ALIGNMENT`."""
@@ -255,7 +268,7 @@ def aligned(offset: int) -> int:
 
 
 def page_offsets(lengths: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
-    """Where pages start inside their chunk, and where the chunk ends: int64 [..., F + 1].
+    """Where pages start inside their chunk, and where its slice table does: int64 [..., F + 1].
 
     `lengths` are the pages' lengths in schema order, [..., F]. Pages start at aligned offsets and
     an empty page takes no room.
@@ -265,10 +278,41 @@ def page_offsets(lengths: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]
     return offsets
 
 
-def chunk_bytes(lengths: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
-    """Bytes of chunks, int64 [...]: where `page_offsets` ends."""
+def chunk_bytes(lengths: npt.NDArray[np.integer[Any]], schema: Schema) -> npt.NDArray[np.int64]:
+    """Bytes of chunks, int64 [...]: their pages with padding, then the checksums of their slices.
+
+    `lengths` are the pages' lengths, [..., F], of the features of `schema`.
+    """
     total: npt.NDArray[np.int64] = np.einsum("...f->...", _padded(lengths))  # sum() takes thrice
+    for column, spec in enumerate(schema.values()):
+        if spec.is_raw:
+            total += 4 * num_slices(spec, lengths[..., column].astype(np.int64) // spec.nbytes)
     return total
+
+
+def slice_frames(spec: FeatureSpec) -> int:
+    """Frames of a slice of a raw page: as few as take `SLICE_BYTES`, or one."""
+    return max(1, -(-SLICE_BYTES // spec.nbytes))
+
+
+def num_slices(spec: FeatureSpec, count: Any) -> Any:
+    """Slices of a raw page of `count` frames; the last one may hold fewer than the others."""
+    return -(-count // slice_frames(spec))
+
+
+def slice_sums(spec: FeatureSpec, page: Buffer) -> npt.NDArray[np.uint32]:
+    """CRC32C of each slice of a raw page, in order: uint32 [num_slices]."""
+    view, size = memoryview(page), slice_frames(spec) * spec.nbytes
+    return np.array([crc32c(view[at : at + size]) for at in range(0, len(view), size)], "<u4")
+
+
+def slice_table(schema: Schema, pages: Sequence[Buffer]) -> bytes:
+    """What lies behind the pages of a chunk: the sums of all slices of its raw pages."""
+    return b"".join(
+        slice_sums(spec, page).tobytes()
+        for spec, page in zip(schema.values(), pages, strict=True)
+        if spec.is_raw
+    )
 
 
 def table_bytes(spec: FeatureSpec, count: Any) -> Any:

@@ -1,44 +1,62 @@
 """Rows of the index: where chunks lie, which frames lack a feature, and what must hold of both.
 
-A footer has them as the structured arrays below, the index as columns. Every `check_*` function
-raises `FormatError` with the first row that breaks its rule.
+A footer has them as the structured arrays below, the index as columns; each group of features has
+chunks of its own. Every `check_*` function raises `FormatError` with the first row that breaks its
+rule.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import FormatError
-from seqrecord.format.pages import ALIGNMENT, page_offsets, table_bytes
+from seqrecord.format.pages import ALIGNMENT, chunk_bytes, table_bytes
 from seqrecord.schema import MAX_FRAME_BYTES, FeatureSpec, Schema
 
 __all__ = [
     "GAP_ROW",
     "HEADER_BYTES",
     "MAX_CHUNK_FRAMES",
+    "MAX_EPISODE_FRAMES",
+    "WORD",
     "check_chunks",
     "check_gaps",
+    "check_lengths",
     "check_pages",
+    "check_places",
     "check_rows",
     "chunk_row",
     "count_present",
+    "count_words",
+    "features_of",
+    "gap_rows",
+    "num_absent",
+    "present_frames",
+    "split_gaps",
 ]
 
 HEADER_BYTES = 64  # in front of a record file's first chunk
-MAX_CHUNK_FRAMES = 64  # so that a page's validity bitmap is one 64-bit word
+MAX_CHUNK_FRAMES = 1 << 16
+MAX_EPISODE_FRAMES = 2**32 - 1
+WORD = 64  # frames in a word of a validity bitmap
+_BLOCK = 1 << 18  # chunks that are looked at at a time
 
-GAP_ROW = np.dtype([("chunk", "<u4"), ("feature", "<u4"), ("present", "<u8")])
-"""Frames that lack a feature: bit i of `present` is set where frame i of the chunk has it."""
+GAP_ROW = np.dtype([("chunk", "<u4"), ("feature", "<u2"), ("word", "<u2"), ("present", "<u8")])
+"""Frames that lack a feature: bit i of `present` is set where frame 64 * `word` + i of the chunk
+has it. `chunk` is a row of the feature's group, `feature` a place in the whole schema. Rows are in
+the order of groups, chunks, features and words; words in which no frame lacks it have none."""
 
 
 def chunk_row(num_features: int, num_variable: int) -> np.dtype[Any]:
-    """One chunk of a record file: whose frames it holds, where, and its pages in schema order.
+    """One chunk of a group in a record file: whose frames it holds, where, and its pages.
 
-    `largest` is of the features with a variable dimension: the bytes of the page's largest frame
-    when it is decoded.
+    `pages` are those of the group's features in schema order, and `largest` is of those with a
+    variable dimension: the bytes of the page's largest frame when it is decoded.
     """
     page = np.dtype([("length", "<u4"), ("crc32c", "<u4")])
     return np.dtype(
@@ -54,57 +72,126 @@ def chunk_row(num_features: int, num_variable: int) -> np.dtype[Any]:
     )
 
 
-def check_chunks(
-    chunks: npt.NDArray[Any],
-    num_frames: npt.NDArray[np.int64],
-    chunk_frames: npt.NDArray[np.int64],
-    end: int,
-) -> None:
-    """Each episode's chunks are a run of full ones, and all lie in file order before `end`.
+def features_of(schema: Schema) -> list[npt.NDArray[np.int64]]:
+    """The places in the schema of each group's features, ascending, by the groups' numbers."""
+    groups = np.array([spec.group for spec in schema.values()])
+    return [np.flatnonzero(groups == number) for number in range(schema.num_groups)]
 
-    `num_frames` and `chunk_frames` are those of the file's episodes, int64 [E]; 0 frames stand for
-    an episode that goes on in a later file. Only an episode's last chunk may be less than full.
+
+def gap_rows(chunk: int, feature: int, present: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
+    """The gap rows of one page: none where all of its chunk's frames have the feature.
+
+    `present`, bool [frames], says which do.
+    """
+    padded = np.ones(-(-len(present) // WORD) * WORD, np.bool_)
+    padded[: len(present)] = present
+    some = np.flatnonzero(~padded.reshape(-1, WORD).all(axis=1))
+    padded[len(present) :] = False
+    rows = np.zeros(len(some), GAP_ROW)
+    rows["chunk"], rows["feature"], rows["word"] = chunk, feature, some
+    words = np.packbits(padded.reshape(-1, WORD)[some], axis=1, bitorder="little")
+    rows["present"] = words.view("<u8").reshape(-1)
+    return rows
+
+
+def present_frames(gaps: npt.NDArray[Any], num_frames: int) -> npt.NDArray[np.bool_]:
+    """Which frames of a chunk have a feature, bool [num_frames], from the gap rows of the page."""
+    present = np.ones((-(-num_frames // WORD), WORD), np.bool_)
+    present[gaps["word"]] = _bits(gaps["present"])
+    return present.reshape(-1)[:num_frames]
+
+
+def num_absent(gaps: npt.NDArray[Any], num_frames: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Frames that lack the feature, by gap row: int64 [gaps]. `num_frames` is of the chunks."""
+    held = num_frames[gaps["chunk"]].astype(np.int64) - WORD * gaps["word"].astype(np.int64)
+    absent: npt.NDArray[np.int64]
+    absent = np.minimum(held, WORD) - _bits(gaps["present"]).sum(axis=1, dtype=np.int64)
+    return absent
+
+
+def count_words(num_frames: npt.NDArray[Any]) -> int:
+    """Words of a validity bitmap of each of these chunks, together."""
+    blocks = (num_frames[at : at + _BLOCK] for at in range(0, len(num_frames), _BLOCK))
+    return sum(int((-(-block.astype(np.int64) // WORD)).sum()) for block in blocks)
+
+
+def split_gaps(gaps: npt.NDArray[Any], schema: Schema, offset: int) -> tuple[npt.NDArray[Any], ...]:
+    """Views of the gap rows of each group."""
+    check_rows(gaps["feature"] < len(schema), "a validity bitmap for no feature", offset)
+    group = np.array([spec.group for spec in schema.values()])[gaps["feature"]]
+    check_rows(group[1:] >= group[:-1], "validity bitmaps out of order", offset)
+    bounds = np.searchsorted(group, np.arange(schema.num_groups + 1)).tolist()
+    return tuple(gaps[start:stop] for start, stop in pairwise(bounds))
+
+
+def check_chunks(chunks: npt.NDArray[Any], num_frames: npt.NDArray[np.int64], end: int) -> None:
+    """Each episode's chunks of one group follow each other, and all lie in file order before `end`.
+
+    `num_frames` is that of the file's episodes, int64 [E]; 0 stands for one that goes on in a later
+    file.
     """
     episode = chunks["episode"].astype(np.int64)
-    step = np.diff(episode, prepend=-1, append=len(num_frames))
-    if len(chunks) == 0 or step[-1] != 1 or not np.isin(step, (0, 1)).all():
-        raise FormatError(
-            "chunk rows are out of order",
-            offset=end,
-            expected="chunks of every episode, in the episodes' order",
-        )
-    size, total = chunk_frames[episode], num_frames[episode]
+    known = (episode < len(num_frames)) & (np.diff(episode, prepend=0) >= 0)
+    check_rows(known, "chunk rows are out of order", end)
     held = chunks["num_frames"].astype(np.int64)
     first = chunks["first_frame"].astype(np.int64)
-    check_rows(first % size == 0, "a chunk starts inside another", end)
-    full = np.where(total > 0, np.minimum(size, total - first), size)
-    check_rows((held == full) & (held >= 1), "a chunk of the wrong number of frames", end)
-    follows = (step[1:-1] == 1) | (np.diff(first) == size[1:])
+    check_lengths(held, end)
+    total = num_frames[episode]
+    last = np.where(total > 0, total, MAX_EPISODE_FRAMES)
+    check_rows(first + held <= last, "a chunk beyond the end of its episode", end)
+    follows = (np.diff(episode) > 0) | (first[1:] == (first + held)[:-1])
     check_rows(follows, "a chunk does not follow the one before it", end)
     check_rows(chunks["reserved"] == 0, "reserved bytes are not zero", end)
     start = chunks["offset"]
     check_rows((start % ALIGNMENT == 0) & (start >= HEADER_BYTES), "a chunk at a wrong offset", end)
     # Compared as they are stored: an offset beyond 2**63 must not turn negative.
     check_rows(start <= np.uint64(end), "a chunk outside its file", end)
+    check_rows(start[1:] >= start[:-1], "chunks are not in the order of their offsets", end)
+
+
+def check_lengths(num_frames: npt.NDArray[Any], offset: int, *, first: int = 0) -> None:
+    """Every chunk has a number of frames that a chunk may have."""
+    fits = (num_frames >= 1) & (num_frames <= MAX_CHUNK_FRAMES)
+    check_rows(fits, "a chunk of an impossible number of frames", offset, first=first)
+
+
+def check_places(chunks: Sequence[npt.NDArray[Any]], groups: Sequence[Schema], end: int) -> None:
+    """The chunks of all groups lie before `end`, and none overlaps another."""
     # Pages are below 2**32 bytes and features below 2**11, so int64 holds any sum.
-    stop = start.astype(np.int64) + page_offsets(chunks["pages"]["length"])[:, -1]
-    check_rows(stop <= end, "a chunk outside its file", end)
-    check_rows(start[1:].astype(np.int64) >= stop[:-1], "chunks overlap", end)
+    starts = [rows["offset"].astype(np.int64) for rows in chunks]
+    stops = [
+        start + chunk_bytes(rows["pages"]["length"], schema)
+        for start, rows, schema in zip(starts, chunks, groups, strict=True)
+    ]
+    for stop in stops:
+        check_rows(stop <= end, "a chunk outside its file", end)
+    start, stop = np.concatenate(starts), np.concatenate(stops)
+    order = np.lexsort((stop, start))  # a chunk in which no frame has a feature takes no room
+    check_rows(start[order][1:] >= stop[order][:-1], "chunks overlap", end)
 
 
 def check_gaps(
-    gaps: npt.NDArray[Any], num_frames: npt.NDArray[Any], schema: Schema, offset: int
+    gaps: npt.NDArray[Any],
+    num_frames: npt.NDArray[Any],
+    features: npt.NDArray[np.int64],
+    offset: int,
 ) -> None:
-    """Validity bitmaps, ordered by chunk and feature, each of a chunk that lacks a frame."""
+    """Validity bitmaps of one group: ordered, and each word of frames of which one lacks it.
+
+    `num_frames` is that of the group's chunks; `features` are the group's, see `features_of`.
+    """
     if len(gaps) == 0:
         return
-    chunk = gaps["chunk"].astype(np.int64)
+    chunk, word = gaps["chunk"].astype(np.int64), gaps["word"].astype(np.int64)
     check_rows(chunk < len(num_frames), "a validity bitmap for no chunk", offset)
-    check_rows(gaps["feature"] < len(schema), "a validity bitmap for no feature", offset)
-    order = chunk * len(schema) + gaps["feature"]
+    column = np.searchsorted(features, gaps["feature"])
+    order = (chunk * len(features) + column) * (MAX_CHUNK_FRAMES // WORD) + word
+    check_rows(word < MAX_CHUNK_FRAMES // WORD, "a validity bitmap longer than its chunk", offset)
     check_rows(order[1:] > order[:-1], "validity bitmaps out of order", offset)
+    held = num_frames[chunk].astype(np.int64) - word * WORD
+    check_rows(held > 0, "a validity bitmap longer than its chunk", offset)
     # At least one frame lacks the feature, and no bit stands beyond the chunk's frames.
-    full = ~np.uint64(0) >> (np.uint64(64) - num_frames[chunk].astype(np.uint64))
+    full = ~np.uint64(0) >> (WORD - np.minimum(held, WORD)).astype(np.uint64)
     check_rows(gaps["present"] & ~full == 0, "a validity bitmap longer than its chunk", offset)
     check_rows(gaps["present"] != full, "a validity bitmap that lacks nothing", offset)
 
@@ -115,16 +202,18 @@ def check_pages(
     num_frames: npt.NDArray[Any],
     gaps: npt.NDArray[Any],
     schema: Schema,
+    features: npt.NDArray[np.int64],
     offset: int,
     *,
     first: int = 0,
 ) -> None:
-    """Every page has a length, and a largest frame, that its frames can have.
+    """Every page of a group has a length, and a largest frame, that its frames can have.
 
     `lengths` is [chunks, features], `largest` [chunks, features with a variable dimension].
-    `first` is the number of the first chunk among those that the error counts.
+    `schema` is the group's, `features` as in `features_of`. `first` is the number of the first
+    chunk among those that the error counts.
     """
-    count = count_present(num_frames, gaps, len(schema))
+    count = count_present(num_frames, gaps, features)
     variable = {spec.name: column for column, spec in enumerate(schema.variable)}
     for column, spec in enumerate(schema.values()):
         n, length = count[:, column], lengths[:, column]
@@ -156,12 +245,13 @@ def _can_be_largest(
 
 
 def count_present(
-    num_frames: npt.NDArray[Any], gaps: npt.NDArray[Any], num_features: int
+    num_frames: npt.NDArray[Any], gaps: npt.NDArray[Any], features: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """Frames that have the feature, per chunk and feature: int64 [chunks, features]."""
-    count = np.repeat(num_frames.astype(np.int64)[:, None], num_features, axis=1)
-    bits = np.unpackbits(gaps["present"].astype("<u8")[:, None].view(np.uint8), axis=1)
-    count[gaps["chunk"], gaps["feature"]] = bits.sum(axis=1)
+    """Frames that have the feature, per chunk and feature of a group: int64 [chunks, features]."""
+    count = np.repeat(num_frames.astype(np.int64)[:, None], len(features), axis=1)
+    if len(gaps):
+        column = np.searchsorted(features, gaps["feature"])
+        np.subtract.at(count, (gaps["chunk"], column), num_absent(gaps, num_frames))
     return count
 
 
@@ -171,3 +261,9 @@ def check_rows(
     """`FormatError` with the first row that breaks the condition; they count from `first`."""
     if not condition.all():
         raise FormatError(message, offset=offset, got=f"row {first + int(np.argmin(condition))}")
+
+
+def _bits(words: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """The bits of words of a validity bitmap, lowest first: uint8 [n, 64]."""
+    octets = np.ascontiguousarray(words, "<u8")[:, None].view(np.uint8)
+    return np.unpackbits(octets, axis=1, bitorder="little")

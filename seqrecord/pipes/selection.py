@@ -19,6 +19,7 @@ from seqrecord.clips import (
     enumerate_clips,
 )
 from seqrecord.errors import ClipError
+from seqrecord.format.index import GroupIndex
 from seqrecord.format.pages import ALIGNMENT
 from seqrecord.pipes.collating import keep_memory_for
 from seqrecord.pipes.distributed import say_once
@@ -110,13 +111,15 @@ class ClipSelection:
 
     def frame_sizes(self, batch_size: int | None) -> FrameSizes:
         """A variable shape counts as its largest frame of the selected episodes, decoded."""
-        index, arrays = self.dataset.index, self.arrays.values()
+        arrays = self.arrays.values()
         frame = sum(spec.nbytes for spec in arrays)
         variable = sum(not spec.is_fixed for spec in arrays)
         stored = self.stored_arrays().values()
-        columns = [index.schema.position(name) for name in self.dataset.features]
-        padded = index.page_length[:, columns].astype("i8") + (ALIGNMENT - 1)
-        chunk = int((padded // ALIGNMENT * ALIGNMENT).sum(axis=1).max())
+        chunk = 0
+        for group in self._groups:
+            columns = [group.schema.position(n) for n in self.dataset.features if n in group.schema]
+            padded = group.page_length[:, columns].astype("i8") + (ALIGNMENT - 1)
+            chunk += int((padded // ALIGNMENT * ALIGNMENT).sum(axis=1).max())
         if self.frame_transform is not None:
             chunk += sum(spec.nbytes for spec in stored) + frame
         else:  # codecs may need room for a frame that is in no row yet
@@ -160,21 +163,24 @@ class ClipSelection:
         the dataset does not matter: the order is that of the selection.
         """
         index, rows = self.dataset.index, self.selected
-        columns = sorted(index.schema.position(name) for name in self.dataset.features)
         keys = index.keys.take(rows).to_pylist()
         digest = hashlib.sha256(json.dumps(keys, separators=(",", ":")).encode())
-        counts = index.num_chunks[rows]
-        for numbers in (index.num_frames[rows], index.chunk_frames[rows]):
-            digest.update(np.ascontiguousarray(numbers, "<i8").data)
-        blocks = np.cumsum(counts) // _CHUNKS_AT_ONCE
-        for block in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(blocks)) + 1):
-            for table in (index.page_length, index.page_crc32c):
-                pages = table[self._chunks(rows[block])]
-                if len(columns) < pages.shape[1]:
-                    pages = pages[:, columns]
-                digest.update(np.ascontiguousarray(pages, "<u4").data)
-        for numbers in self._gaps(columns):
-            digest.update(np.ascontiguousarray(numbers, "<u8").data)
+        digest.update(np.ascontiguousarray(index.num_frames[rows], "<i8").data)
+        for group in self._groups:
+            wanted = [name for name in group.schema if name in self.dataset.features]
+            columns = [group.schema.position(name) for name in wanted]
+            counts = group.num_chunks[rows]
+            blocks = np.cumsum(counts) // _CHUNKS_AT_ONCE
+            for block in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(blocks)) + 1):
+                chunks = _chunks(group, rows[block])
+                digest.update(np.ascontiguousarray(group.num_frames[chunks], "<u4").data)
+                for table in (group.page_length, group.page_crc32c):
+                    pages = table[chunks]
+                    if len(columns) < pages.shape[1]:
+                        pages = pages[:, columns]
+                    digest.update(np.ascontiguousarray(pages, "<u4").data)
+            for numbers in self._gaps(group, wanted):
+                digest.update(np.ascontiguousarray(numbers, "<u8").data)
         return {
             "count": len(rows),
             "frames": int(index.num_frames[rows].sum()),
@@ -213,26 +219,23 @@ class ClipSelection:
             )
         return "; ".join(said)
 
-    def _chunks(self, rows: IntArray) -> slice | IntArray:
-        """The rows of the chunk table that some episodes have."""
-        index = self.dataset.index
-        first, count = index.first_chunk[rows], index.num_chunks[rows]
-        if rows[-1] - rows[0] == len(rows) - 1:
-            return slice(int(first[0]), int(first[-1] + count[-1]))  # a view, of the mapped file
-        chunks: IntArray = np.repeat(first - (np.cumsum(count) - count), count)
-        return chunks + np.arange(len(chunks))
+    @property
+    def _groups(self) -> list[GroupIndex]:
+        """The groups of the requested features, by their numbers."""
+        numbers = {spec.group for spec in self.dataset.features.values()}
+        return [self.dataset.index.groups[number] for number in sorted(numbers)]
 
-    def _gaps(self, columns: list[int]) -> list[IntArray]:
+    def _gaps(self, group: GroupIndex, wanted: list[str]) -> list[IntArray]:
         """Of each gap of the selected episodes: its place, the chunk in it, feature, presence."""
-        index = self.dataset.index
-        gaps = index.gaps[np.isin(index.gaps["feature"], columns)]
+        columns = [self.dataset.index.schema.position(name) for name in wanted]
+        gaps = group.gaps[np.isin(group.gaps["feature"], columns)]
         chunk = gaps["chunk"].astype(np.int64)
-        episode = np.searchsorted(index.first_chunk, chunk, side="right") - 1
+        episode = np.searchsorted(group.first_chunk, chunk, side="right") - 1
         some = np.isin(episode, self.selected)
-        chunk -= index.first_chunk[episode]
+        chunk -= group.first_chunk[episode]
         feature = np.searchsorted(columns, gaps["feature"])
         place = np.searchsorted(self.selected, episode)
-        return [numbers[some] for numbers in (place, chunk, feature, gaps["present"])]
+        return [numbers[some] for numbers in (place, chunk, feature, gaps["word"], gaps["present"])]
 
     def stored_arrays(self) -> dict[str, ArraySpec]:
         """Each feature of a frame as it is decoded."""
@@ -279,3 +282,12 @@ class ClipSelection:
                     expected="a dtype that torch.from_numpy takes",
                     got=str(spec.dtype),
                 ) from error
+
+
+def _chunks(group: GroupIndex, rows: IntArray) -> slice | IntArray:
+    """The rows of a chunk table that some episodes have."""
+    first, count = group.first_chunk[rows], group.num_chunks[rows]
+    if rows[-1] - rows[0] == len(rows) - 1:
+        return slice(int(first[0]), int(first[-1] + count[-1]))  # a view, of the mapped file
+    chunks: IntArray = np.repeat(first - (np.cumsum(count) - count), count)
+    return chunks + np.arange(len(chunks))

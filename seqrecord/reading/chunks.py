@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -15,52 +14,26 @@ from seqrecord.checksum import crc32c
 from seqrecord.errors import ChecksumError, CodecError, FormatError
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import MANIFEST, Manifest
-from seqrecord.format.pages import ALIGNMENT, PageCodec, page_offsets, table_bytes
+from seqrecord.format.pages import (
+    ALIGNMENT,
+    PageCodec,
+    num_slices,
+    page_offsets,
+    slice_sums,
+    table_bytes,
+)
+from seqrecord.reading.page import Chunk, Page, Part
+from seqrecord.reading.parts import fill, part_pieces
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, forget_cached
 from seqrecord.storage.ranges import ByteRange, coalesce
 
-__all__ = ["Chunk", "ChunkReader", "Page"]
+__all__ = ["Chunk", "ChunkReader", "Page", "Part"]
 
 _NOTHING = memoryview(b"")
 _UNCHECKED_BYTES = 64 << 20  # of a chunk: more is not asked for before the file is seen to hold it
 _BLOCK_BYTES = 2 << 20  # read, then summed while the cache has it; less would be many calls
 _MAX_READ_BYTES = 16 << 20  # one range of one request; a chunk's pages are merged up to it
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Where a chunk lies and whose frames it holds: `[first_frame, first_frame + num_frames)`."""
-
-    row: int
-    episode: int
-    first_frame: int
-    num_frames: int
-    path: str
-    offset: int
-
-
-@dataclass(frozen=True)
-class Page:
-    """A page's place in its record file, and its bytes once they are read."""
-
-    feature: str
-    chunk: Chunk
-    start: int
-    stop: int
-    crc32c: int
-    present: int  # validity bitmap: bit i is set where frame i of the chunk has the feature
-    largest: int | None  # bytes of its largest frame, decoded; `None` for a fixed shape
-
-    @property
-    def num_present(self) -> int:
-        return self.present.bit_count()
-
-    def position(self, frame: int) -> int | None:
-        """Position in the page of frame `frame` of the chunk, `None` if it lacks the feature."""
-        if not self.present >> frame & 1:
-            return None
-        return (self.present & ((1 << frame) - 1)).bit_count()
 
 
 class ChunkReader:
@@ -85,45 +58,44 @@ class ChunkReader:
         self._paths = [file.path for file in manifest.record_files]
         self._index = index
         self._lengths: dict[str, int] = {}  # of record files, where it was looked at
-        self._columns = {name: index.schema.position(name) for name in features}
-        self._variable = {spec.name: column for column, spec in enumerate(index.schema.variable)}
         self._codecs = {name: PageCodec(spec) for name, spec in features.items()}
+        self._groups = {number: _Columns(index, features, number) for number in _numbers(features)}
 
-    def chunk(self, episode: int, number: int) -> Chunk:
-        """Chunk `number` of an episode, counted from its first."""
-        index = self._index
-        row = int(index.first_chunk[episode]) + number
-        size = int(index.chunk_frames[episode])
-        first = number * size
-        frames = min(size, int(index.num_frames[episode]) - first)
-        path = self._paths[int(index.file[row])]
-        return Chunk(row, episode, first, frames, path, int(index.offset[row]))
-
-    def chunk_at(self, row: int, episode: int) -> Chunk:
-        """The chunk at a row of the chunk table, which is one of `episode`."""
-        return self.chunk(episode, row - int(self._index.first_chunk[episode]))
+    def chunk_at(self, group: int, row: int, episode: int | None = None) -> Chunk:
+        """The chunk at a row of a group's chunk table, which is one of `episode`."""
+        table = self._index.groups[group]
+        if episode is None:
+            episode = table.episode_of(row)
+        first, frames = int(table.first_frame[row]), int(table.num_frames[row])
+        path = self._paths[int(table.file[row])]
+        return Chunk(group, row, episode, first, frames, path, int(table.offset[row]))
 
     def path_of(self, chunk: Chunk) -> str:
         """The chunk's record file, as errors name it."""
         return f"{self._storage.url}/{chunk.path}"
 
     def pages(self, chunk: Chunk) -> list[Page]:
-        """The pages of the chosen features, in their order."""
-        lengths = self._index.page_length[chunk.row]
+        """The pages of the chosen features of the chunk's group, in their order."""
+        table, columns = self._index.groups[chunk.group], self._groups.get(chunk.group)
+        if columns is None:
+            return []
+        lengths = table.page_length[chunk.row]
         offsets = page_offsets(lengths)
         if offsets[-1] > _UNCHECKED_BYTES:
             self._check_length(chunk, chunk.offset + int(offsets[-1]))
+        sums = columns.sums(lengths, chunk.offset + int(offsets[-1]))
         return [
             Page(
                 feature=name,
                 chunk=chunk,
                 start=chunk.offset + int(offsets[column]),
                 stop=chunk.offset + int(offsets[column]) + int(lengths[column]),
-                crc32c=int(self._index.page_crc32c[chunk.row, column]),
-                present=self._index.present(chunk.row, column, chunk.num_frames),
-                largest=self._largest(chunk, name),
+                crc32c=int(table.page_crc32c[chunk.row, column]),
+                present=table.present(chunk.row, feature),
+                largest=None if variable is None else int(table.largest_frame[chunk.row, variable]),
+                sums=sums.get(column),
             )
-            for name, column in self._columns.items()
+            for name, column, feature, variable in columns.chosen
         ]
 
     def _check_length(self, chunk: Chunk, stop: int) -> None:
@@ -138,10 +110,6 @@ class ChunkReader:
                 expected=f"at least {stop} bytes",
                 got=f"{length} bytes",
             )
-
-    def _largest(self, chunk: Chunk, feature: str) -> int | None:
-        column = self._variable.get(feature)
-        return None if column is None else int(self._index.largest_frame[chunk.row, column])
 
     def read(
         self,
@@ -204,6 +172,64 @@ class ChunkReader:
         if self.verify:
             self._verify(page, actual, targets)
 
+    def read_parts(self, parts: Sequence[Part]) -> int:
+        """Read parts of raw pages of one record file into their memory.
+
+        Only slices that hold their frames are read, in one call to the storage if it is a remote
+        one. Returns the number of bytes that were asked for. With `verify` each slice is checked:
+        raises `ChecksumError` for one that does not match its checksum, and `CodecError` for a bool
+        that is neither 0 nor 1.
+        """
+        pieces = part_pieces(parts, self.features, verify=self.verify)
+        if not pieces:
+            return 0
+        path = pieces[0].page.chunk.path
+        assert all(part.page.chunk.path == path for part in parts), "parts of several files"
+        options = {"verify": self.verify, "in_blocks": self.is_local}
+        broken = fill(self._storage, path, pieces, **options)
+        read = [piece.item for piece in pieces]
+        if self.verify:
+            read += [piece.sums for piece in pieces]
+        if broken is not None and forget_cached(self._storage, path, read):
+            broken = fill(self._storage, path, pieces, **options)
+        if broken is not None:
+            error = ChecksumError(
+                "frames of a page do not match their checksum",
+                offset=broken.offset,
+                expected=f"CRC32C {broken.expected:08x}",
+                got=f"{broken.actual:08x}",
+            )
+            raise self._located(broken.page, error)
+        for piece in pieces:
+            for start, target in piece.copies:
+                target[:] = piece.memory[start : start + len(target)]
+        for part in parts:
+            if self.features[part.page.feature].dtype == np.bool_:
+                self._check_bools(part)
+        return sum(item.length for item in read)
+
+    def check_slices(self, page: Page, data: memoryview) -> None:
+        """Raise `ChecksumError` unless the sums of a raw page's slices are those of its data."""
+        assert page.sums is not None, "not a raw page"
+        actual = slice_sums(self.features[page.feature], data)
+        stored = np.empty_like(actual)
+        item = ByteRange(page.sums, page.sums + stored.nbytes)
+        self._storage.read_ranges(page.chunk.path, [item], [stored.view(np.uint8).data])
+        if not np.array_equal(stored, actual):
+            at = int(np.argmin(stored == actual))
+            error = ChecksumError(
+                "the checksums of a page's slices do not match it",
+                offset=page.sums - page.start + 4 * at,
+                expected=f"CRC32C {int(actual[at]):08x}",
+                got=f"{int(stored[at]):08x}",
+            )
+            raise self._located(page, error)
+
+    def _check_bools(self, part: Part) -> None:
+        if part.count and int(np.frombuffer(part.into, np.uint8).max()) > 1:
+            error = CodecError("a bool that is neither 0 nor 1", expected="bytes 0 and 1")
+            raise self._located(part.page, error)
+
     def decode(
         self,
         page: Page,
@@ -217,11 +243,13 @@ class ChunkReader:
         episode and feature.
         """
         positions: Sequence[int] | range = frames
-        if page.num_present != page.chunk.num_frames:
-            positions = [p for frame in frames if (p := page.position(frame)) is not None]
-            assert len(positions) == len(frames), "a frame lacks the feature"
+        if page.present is not None:
+            positions = page.positions(frames).tolist()
         try:
-            self._codecs[page.feature].decode_into(data, page.num_present, out, positions)
+            codec, count = self._codecs[page.feature], page.num_present
+            if not codec.spec.is_raw and "offsets" not in page.memo:
+                page.memo["offsets"] = codec.offsets(data, count)
+            codec.decode_into(data, count, out, positions, page.memo.get("offsets"))
         except (CodecError, FormatError) as error:
             raise self._located(page, error) from error.__cause__
 
@@ -232,18 +260,28 @@ class ChunkReader:
         features."""
         arrays = {}
         for page, item in zip(pages, data, strict=True):
-            shape = self.shapes(page, item)[page.position(frame) or 0]
-            arrays[page.feature] = np.empty(shape, self.features[page.feature].dtype)
+            arrays[page.feature] = np.empty(
+                self.shape_of(page, item, frame), self.features[page.feature].dtype
+            )
             self.decode(page, item, [frame], [arrays[page.feature]])
         return arrays
 
+    def shape_of(self, page: Page, data: memoryview, frame: int) -> tuple[int, ...]:
+        """The shape of one frame that has the feature, counted from the chunk's first."""
+        if page.largest is None:
+            return tuple(n or 0 for n in self.features[page.feature].shape)
+        return self.shapes(page, data)[page.position(frame) or 0]
+
     def shapes(self, page: Page, data: memoryview) -> list[tuple[int, ...]]:
         """Shapes of the frames in a page, in its order, as the index says of the largest."""
-        try:
-            shapes = self._codecs[page.feature].shapes(data, page.num_present)
-            self._check_largest(page, shapes, is_whole=True)
-        except FormatError as error:
-            raise self._located(page, error) from error.__cause__
+        shapes: list[tuple[int, ...]] | None = page.memo.get("shapes")
+        if shapes is None:
+            try:
+                shapes = self._codecs[page.feature].shapes(data, page.num_present)
+                self._check_largest(page, shapes, is_whole=True)
+            except FormatError as error:
+                raise self._located(page, error) from error.__cause__
+            page.memo["shapes"] = shapes
         return shapes
 
     def _check_largest(
@@ -260,14 +298,39 @@ class ChunkReader:
                 got=f"{found} bytes",
             )
 
+    def value(self, page: Page, array: npt.NDArray[Any], frame: int) -> Any:
+        """What a frame's array is to users: itself, or `str` or `bytes`.
+
+        `frame` counts from the chunk's first. Raises `CodecError` for text that is not UTF-8.
+        """
+        kind = self.features[page.feature].value
+        if kind == "array":
+            return array
+        data = array.tobytes()
+        if kind == "bytes":
+            return data
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            wrong = CodecError("text that is not UTF-8", expected="UTF-8", got=data[:50])
+            wrong.frame = page.chunk.first_frame + frame
+            raise self._located(page, wrong) from error
+
     def read_frame(self, page: Page, frame: int) -> npt.NDArray[Any]:
-        """One frame of a page, with as few bytes read as possible: its checksum is not compared."""
+        """One frame of a page, with as few bytes read as possible.
+
+        Of a raw page its slice is checked as `verify` says; of another page nothing is.
+        """
         codec, count = self._codecs[page.feature], page.num_present
         position = page.position(frame)
         assert position is not None, "the frame lacks the feature"
         spec = self.features[page.feature]
+        if spec.is_raw:
+            rows = np.empty((1, *(n or 0 for n in spec.shape)), spec.dtype)
+            self.read_parts([Part.of(page, frame, rows)])
+            return rows[0, ...]
         try:
-            size = 0 if spec.is_raw else table_bytes(spec, count)
+            size = table_bytes(spec, count)
             if size > page.stop - page.start:
                 raise FormatError("a page is too short for its table", got=page.stop - page.start)
             table = self._read_part(page, 0, size)
@@ -320,6 +383,33 @@ class ChunkReader:
             feature=page.feature,
         )
         return error
+
+
+class _Columns:
+    """Where the chosen features of one group stand in its tables."""
+
+    def __init__(self, index: Index, features: Schema, group: int) -> None:
+        table = index.groups[group]
+        variable = {spec.name: column for column, spec in enumerate(table.schema.variable)}
+        self.chosen = [
+            (name, column, int(table.features[column]), variable.get(name))
+            for name, column in (
+                (n, table.schema.position(n)) for n in features if n in table.schema
+            )
+        ]
+        self._raw = [(i, spec) for i, spec in enumerate(table.schema.values()) if spec.is_raw]
+
+    def sums(self, lengths: npt.NDArray[np.uint32], start: int) -> dict[int, int]:
+        """Where the checksums of the slices of each raw page lie, by column."""
+        found = {}
+        for column, spec in self._raw:
+            found[column] = start
+            start += 4 * num_slices(spec, int(lengths[column]) // spec.nbytes)
+        return found
+
+
+def _numbers(features: Schema) -> list[int]:
+    return list(dict.fromkeys(spec.group for spec in features.values()))
 
 
 def _cut(target: memoryview, block: int) -> list[memoryview]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any, TypeAlias, overload
+from itertools import pairwise
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError, SchemaError
 from seqrecord.format.index import Index
-from seqrecord.format.rows import MAX_CHUNK_FRAMES
-from seqrecord.reading.chunks import ChunkReader, Page
+from seqrecord.format.rows import WORD
+from seqrecord.reading.chunks import ChunkReader, Page, Part
 from seqrecord.reading.html_card import html_card
 from seqrecord.schema import Schema
 
@@ -26,9 +27,10 @@ FrameArray: TypeAlias = "npt.NDArray[Any]"
 class Episode:
     """One episode's frames.
 
-    `episode[10]` is a frame: feature name to array, without the features that the frame lacks.
-    `episode[10:26]` is 16 frames: feature name to array [16, …], or to a list of arrays for a
-    feature with a variable dimension; raises `ClipError` if one of the frames lacks a feature.
+    `episode[10]` is a frame: feature name to array, or to `str` or `bytes` for a feature of these,
+    without the features that the frame lacks. `episode[10:26]` is 16 frames: feature name to array
+    [16, …], or to a list for a feature with a variable dimension; raises `ClipError` if one of the
+    frames lacks a feature.
     """
 
     def __init__(self, reader: ChunkReader, index: Index, number: int) -> None:
@@ -43,6 +45,16 @@ class Episode:
         return self._reader.features
 
     @property
+    def uid(self) -> str:
+        """What tells this recording from every other, whatever its key: 32 hexadecimal digits."""
+        return self._index.uid(self._number)
+
+    @property
+    def fps(self) -> float | None:
+        """Frames a second, `None` where the writer was not told."""
+        return float(self._index.fps[self._number]) or None
+
+    @property
     def metadata(self) -> dict[str, Any]:
         """What the writer was told of the episode."""
         return self._index.episode_metadata(self._number)
@@ -50,11 +62,7 @@ class Episode:
     def __len__(self) -> int:
         return int(self._index.num_frames[self._number])
 
-    @overload
-    def __getitem__(self, frames: int) -> dict[str, FrameArray]: ...
-    @overload
-    def __getitem__(self, frames: slice) -> dict[str, FrameArray | list[FrameArray]]: ...
-    def __getitem__(self, frames: int | slice) -> Any:
+    def __getitem__(self, frames: int | slice) -> dict[str, Any]:
         if isinstance(frames, slice):
             return self.read(range(len(self))[frames])
         number = operator.index(frames)
@@ -70,91 +78,124 @@ class Episode:
                 "no such feature", expected=f"one of {', '.join(reader.features)}", got=feature
             )
         index, number = self._index, self._number
-        size, first = int(index.chunk_frames[number]), int(index.first_chunk[number])
-        last = first + int(index.num_chunks[number])
-        # Only chunks with a gap have a row, in the order of their chunks.
-        start, stop = np.searchsorted(index.gaps["chunk"], [first, last])
-        gaps = index.gaps[start:stop]
+        table = index.group_of(feature)
+        first = int(table.first_chunk[number])
+        gaps = table.gaps_of(first, first + int(table.num_chunks[number]))
         gaps = gaps[gaps["feature"] == index.schema.position(feature)]
-        bits = np.ones((last - first, MAX_CHUNK_FRAMES), np.bool_)
-        words = gaps["present"].astype("<u8")[:, None].view(np.uint8)
-        bits[gaps["chunk"] - first] = np.unpackbits(words, axis=1, bitorder="little")
-        return bits[:, :size].reshape(-1)[: len(self)]
+        present = np.ones(-(-len(self) // WORD) * WORD + WORD, np.bool_)
+        start = table.first_frame[gaps["chunk"]].astype(np.int64) + WORD * gaps["word"]
+        stop = np.minimum(
+            table.first_frame[gaps["chunk"]] + table.num_frames[gaps["chunk"]], start + WORD
+        )
+        bits = np.unpackbits(gaps["present"][:, None].view(np.uint8), axis=1, bitorder="little")
+        frame = start[:, None] + np.arange(WORD)
+        absent = (bits == 0) & (frame < stop[:, None])
+        present[frame[absent]] = False
+        return present[: len(self)]
 
     def read(
         self, frames: Sequence[int] | range, *, features: Sequence[str] | None = None
-    ) -> dict[str, FrameArray | list[FrameArray]]:
+    ) -> dict[str, Any]:
         """These frames of the episode, in this order; see the class. Each page is read once.
 
         Frames count from the first; raises `IndexError` for one outside `[0, len(self))`. With
         `features` only these are read; raises `SchemaError` for one that the dataset was not
-        opened with.
+        opened with. Of a raw page only what holds these frames is read.
         """
         reader, chosen = self._reader, self.features.select(features)
-        arrays: dict[str, FrameArray | list[FrameArray]] = {
-            name: np.empty((len(frames), *(n or 0 for n in spec.shape)), spec.dtype)
+        numbers = np.asarray(frames, np.int64)
+        if (outside := (numbers < 0) | (numbers >= len(self))).any():
+            wrong = int(numbers[np.argmax(outside)])
+            raise IndexError(f"frame {wrong} of an episode of {len(self)} frames")
+        arrays: dict[str, Any] = {
+            name: np.empty((len(numbers), *(n or 0 for n in spec.shape)), spec.dtype)
             if spec.is_fixed
-            else [np.empty(0)] * len(frames)
+            else [np.empty(0)] * len(numbers)
             for name, spec in chosen.items()
         }
-        size = int(self._index.chunk_frames[self._number])
-        wanted: dict[int, list[int]] = {}
-        for place, frame in enumerate(frames):
-            if not 0 <= frame < len(self):
-                raise IndexError(f"frame {frame} of an episode of {len(self)} frames")
-            wanted.setdefault(frame // size, []).append(place)
-        for number, places in wanted.items():
-            chunk = reader.chunk(self._number, number)
-            pages = [page for page in reader.pages(chunk) if page.feature in chosen]
-            inside = [frames[place] - number * size for place in places]
-            for page in pages:
-                self._check_present(page, inside)
-            for page, data in zip(pages, reader.read(pages), strict=True):
-                self._fill(page, data, inside, arrays[page.feature], places)
+        for group in dict.fromkeys(spec.group for spec in chosen.values()):
+            rows = self._index.groups[group].chunks_of(self._number, numbers)
+            order = np.argsort(rows, kind="stable")
+            for places in np.split(order, np.flatnonzero(np.diff(rows[order])) + 1):
+                if len(places):
+                    chunk = reader.chunk_at(group, int(rows[places[0]]), self._number)
+                    pages = [page for page in reader.pages(chunk) if page.feature in chosen]
+                    self._read_chunk(pages, numbers[places] - chunk.first_frame, arrays, places)
         return arrays
+
+    def _read_chunk(
+        self,
+        pages: Sequence[Page],
+        inside: npt.NDArray[np.int64],
+        arrays: dict[str, Any],
+        places: npt.NDArray[np.int64],
+    ) -> None:
+        """Frames of a chunk, counted from its first, into places of the arrays."""
+        reader = self._reader
+        whole, parts = [], []
+        runs = _runs(inside, places)
+        for page in pages:
+            self._check_present(page, inside)
+            if reader.features[page.feature].is_raw and len(inside) < page.num_present:
+                target = arrays[page.feature]
+                parts += [
+                    Part.of(page, int(inside[a]), target[places[a] : places[b - 1] + 1])
+                    for a, b in runs
+                ]
+            else:
+                whole.append(page)
+        reader.read_parts(parts)
+        for page, data in zip(whole, reader.read(whole), strict=True):
+            self._fill(page, data, inside, runs, arrays[page.feature], places)
 
     def _fill(
         self,
         page: Page,
         data: memoryview,
-        inside: Sequence[int],
-        target: FrameArray | list[FrameArray],
-        places: Sequence[int],
+        inside: npt.NDArray[np.int64],
+        runs: Sequence[tuple[int, int]],
+        target: FrameArray | list[Any],
+        places: npt.NDArray[np.int64],
     ) -> None:
         reader = self._reader
         if isinstance(target, list):
-            shapes = reader.shapes(page, data)
-            dtype = reader.features[page.feature].dtype
-            for frame, place in zip(inside, places, strict=True):
-                target[place] = np.empty(shapes[page.position(frame) or 0], dtype)
-            reader.decode(page, data, inside, [target[place] for place in places])
+            shapes, dtype = reader.shapes(page, data), reader.features[page.feature].dtype
+            found = [np.empty(shapes[i], dtype) for i in page.positions(inside).tolist()]
+            reader.decode(page, data, inside.tolist(), found)
+            for array, frame, place in zip(found, inside.tolist(), places.tolist(), strict=True):
+                target[place] = reader.value(page, array, frame)
             return
-        if _is_run(inside) and _is_run(places):
-            run = range(inside[0], inside[-1] + 1)
-            reader.decode(page, data, run, target[places[0] : places[-1] + 1])
-        else:
-            reader.decode(page, data, inside, [target[place, ...] for place in places])
+        for start, stop in runs:
+            frames = range(int(inside[start]), int(inside[stop - 1]) + 1)
+            reader.decode(page, data, frames, target[places[start] : places[stop - 1] + 1])
 
-    def _frame(self, number: int) -> dict[str, FrameArray]:
-        reader = self._reader
-        size = int(self._index.chunk_frames[self._number])
-        chunk = reader.chunk(self._number, number // size)
-        inside = number % size
-        pages = [page for page in reader.pages(chunk) if page.present >> inside & 1]
-        if not reader.verify:
-            return {page.feature: reader.read_frame(page, inside) for page in pages}
-        return reader.decode_frame(pages, reader.read(pages), inside)
+    def _frame(self, number: int) -> dict[str, Any]:
+        reader, found = self._reader, {}
+        for group in dict.fromkeys(spec.group for spec in self.features.values()):
+            [row] = self._index.groups[group].chunks_of(self._number, np.array([number])).tolist()
+            chunk = reader.chunk_at(group, row, self._number)
+            inside = number - chunk.first_frame
+            pages = [page for page in reader.pages(chunk) if page.has(inside)]
+            whole = [page for page in pages if reader.verify and page.sums is None]
+            arrays = reader.decode_frame(whole, reader.read(whole), inside)
+            for page in pages:
+                array = arrays.get(page.feature)
+                if array is None:
+                    array = reader.read_frame(page, inside)
+                found[page.feature] = reader.value(page, array, inside)
+        return {name: found[name] for name in self.features if name in found}
 
-    def _check_present(self, page: Page, inside: Sequence[int]) -> None:
-        for frame in inside:
-            if not page.present >> frame & 1:
-                raise ClipError(
-                    "a frame lacks a feature; ask for other frames or features",
-                    file=self._reader.path_of(page.chunk),
-                    episode=self.key,
-                    frame=page.chunk.first_frame + frame,
-                    feature=page.feature,
-                )
+    def _check_present(self, page: Page, inside: npt.NDArray[np.int64]) -> None:
+        if page.present is None or page.present[inside].all():
+            return
+        frame = int(inside[np.argmin(page.present[inside])])
+        raise ClipError(
+            "a frame lacks a feature; ask for other frames or features",
+            file=self._reader.path_of(page.chunk),
+            episode=self.key,
+            frame=page.chunk.first_frame + frame,
+            feature=page.feature,
+        )
 
     def __repr__(self) -> str:
         return f"Episode({self.key!r}, {len(self)} frames)"
@@ -169,5 +210,7 @@ class Episode:
         return html_card(self.key, facts, self.features.values(), {"missing": missing})
 
 
-def _is_run(numbers: Sequence[int]) -> bool:
-    return list(numbers) == list(range(numbers[0], numbers[0] + len(numbers)))
+def _runs(inside: npt.NDArray[np.int64], places: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Where consecutive frames have consecutive places: half-open ranges of positions in both."""
+    breaks = np.flatnonzero((np.diff(inside) != 1) | (np.diff(places) != 1)) + 1
+    return list(pairwise([0, *breaks.tolist(), len(inside)]))

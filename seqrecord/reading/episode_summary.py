@@ -13,9 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from seqrecord.clips import ClipSpec
+from seqrecord.format.index import NO_SPLIT
+from seqrecord.reading.feature_table import described
 from seqrecord.reading.reader import EpisodeFilter, SeqRecordReader
 from seqrecord.schema import FeatureSpec
-from seqrecord.text import codec_text, counted, printable, shape_text, table_lines
+from seqrecord.text import counted, printable, table_lines
 from seqrecord.units import format_size
 
 __all__ = [
@@ -58,9 +60,11 @@ class EpisodeSummary:
 
     url: str
     key: str
+    uid: str
     num_frames: int
-    chunk_frames: int  # frames of every chunk but the last
-    num_chunks: int
+    fps: float | None
+    split: str | None
+    num_chunks: tuple[int, ...]  # of each group of features
     record_files: tuple[str, ...]
     num_clips: int | None
     features: tuple[EpisodeFeature, ...]
@@ -80,10 +84,13 @@ class EpisodeSummary:
         }
 
     def __str__(self) -> str:
-        chunks = f"{counted(self.num_chunks, 'chunk')} of {counted(self.chunk_frames, 'frame')}"
+        chunks = " and ".join(f"{count:,}" for count in self.num_chunks)
         facts = [
             ("dataset", self.url),
-            ("frames", f"{self.num_frames:,} in {chunks}"),
+            ("uid", self.uid),
+            ("frames", f"{self.num_frames:,} in {chunks} chunk{'s' * (chunks != '1')}"),
+            *([] if self.fps is None else [("fps", f"{self.fps:g}")]),
+            *([] if self.split is None else [("split", self.split)]),
             *([] if self.num_clips is None else [("clips", f"{self.num_clips:,}")]),
             ("stored", format_size(self.stored_bytes)),
             ("record files", ", ".join(self.record_files)),
@@ -94,17 +101,16 @@ class EpisodeSummary:
         return "\n".join([*lines, "  metadata", *(f"  {printable(line)}" for line in metadata)])
 
     def _rows(self) -> list[Sequence[str]]:
-        rows: list[Sequence[str]] = [("feature", "dtype", "shape", "codec", "stored", "missing")]
+        what = described(feature.spec for feature in self.features)
+        rows: list[Sequence[str]] = [("feature", *next(what), "stored", "missing")]
         rows += [
             (
                 feature.spec.name,
-                feature.spec.dtype.name,
-                shape_text(feature.spec.shape),
-                codec_text(feature.spec.codec),
+                *cells,
                 format_size(feature.stored_bytes),
                 _missing_text(feature, self.num_frames),
             )
-            for feature in self.features
+            for feature, cells in zip(self.features, what, strict=True)
         ]
         return rows
 
@@ -119,21 +125,27 @@ def summarize_episode(
     """
     [number] = dataset.find_episodes([key]).tolist()
     index, manifest, episode = dataset.index, dataset.manifest, dataset.episodes[key]
-    first = int(index.first_chunk[number])
-    chunks = slice(first, first + int(index.num_chunks[number]))
+    chunks = {
+        group: slice(first := int(table.first_chunk[number]), first + int(table.num_chunks[number]))
+        for group, table in enumerate(index.groups)
+        if any(name in dataset.features for name in table.schema)
+    }
     features = []
     for name, spec in dataset.features.items():
         present = episode.present(name)
-        lengths = index.page_length[chunks, index.schema.position(name)]
-        stored = int(lengths.sum(dtype=np.uint64))
+        stored = int(index.lengths(name)[chunks[spec.group]].sum(dtype=np.uint64))
         features.append(EpisodeFeature(spec, int(present.sum()), stored, _runs(~present)))
+    files = np.concatenate([index.groups[group].file[rows] for group, rows in chunks.items()])
+    split = int(index.split[number])
     return EpisodeSummary(
         url=dataset.url,
         key=key,
+        uid=episode.uid,
         num_frames=len(episode),
-        chunk_frames=int(index.chunk_frames[number]),
-        num_chunks=int(index.num_chunks[number]),
-        record_files=tuple(manifest.record_files[n].path for n in np.unique(index.file[chunks])),
+        fps=episode.fps,
+        split=None if split == NO_SPLIT else manifest.splits[split],
+        num_chunks=tuple(rows.stop - rows.start for rows in chunks.values()),
+        record_files=tuple(manifest.record_files[n].path for n in np.unique(files)),
         num_clips=None if clip is None else dataset.clips(clip, [key]).num_clips,
         features=tuple(features),
         metadata=episode.metadata,

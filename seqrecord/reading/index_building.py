@@ -13,7 +13,9 @@ import pyarrow as pa
 
 from seqrecord.errors import FormatError
 from seqrecord.format import EpisodePart, Footer
-from seqrecord.format.index import Index, check_text
+from seqrecord.format.edits import Edits
+from seqrecord.format.index import NO_SPLIT, GroupIndex, Index, check_text
+from seqrecord.format.rows import features_of
 from seqrecord.schema import Schema
 
 __all__ = ["BuiltIndex", "LostEpisode", "build_index", "complete_episodes"]
@@ -33,40 +35,53 @@ class LostEpisode:
 
 @dataclass(frozen=True)
 class BuiltIndex:
-    """An index, and the paths of the record files that it uses in the order of its numbers."""
+    """An index, and the paths of the record files that it uses in the order of its numbers.
+
+    `splits` are the names that it numbers.
+    """
 
     index: Index
     files: tuple[str, ...]
     next_ordinal: int  # that of the last episode, and one
     lost: tuple[LostEpisode, ...]
+    splits: tuple[str, ...]
 
 
 def build_index(
     footers: Mapping[str, Footer],
     committed: Collection[str] = (),
     left_out: Collection[str] = (),
+    edits: Edits | None = None,
+    splits: Sequence[str] = (),
 ) -> BuiltIndex:
     """The index of all episodes that are complete in these record files, by (ordinal, uid).
 
     `footers` are by path. `committed` are the paths that a manifest names, and `left_out` the uids
     of episodes in them that are not in its dataset: all other episodes that are complete in them
-    are. Of several episodes of one key that of the dataset wins, else the one of the smallest uid.
-    Of several copies of a chunk the one in a file of the dataset is taken, else that of the file of
-    the smallest id. So the result depends on neither the order of the files nor that of their
-    writers. Files are numbered in the order in which the episodes use them. Episodes that lack a
-    part are left out.
+    are, but for those that `edits` have deleted. Of several episodes of one key that of the dataset
+    wins, else the one of the smallest uid. Of several copies of a chunk the one in a file of the
+    dataset is taken, else that of the file of the smallest id. So the result depends on neither the
+    order of the files nor that of their writers. Files are numbered in the order in which the
+    episodes use them. Episodes that lack a part are left out. The names of `splits` keep their
+    numbers; those that only `edits` name follow.
 
     Raises `FormatError` for schemas or file ids that clash, and for parts of an episode that
     contradict each other; it names the file.
     """
+    edits = edits or Edits()
     schema = _common_schema(footers.items())
     _check_ids(footers)
     paths = sorted(footers, key=lambda path: (path not in committed, footers[path].file_id))
     complete = _complete([footers[path] for path in paths])
+    for uid in edits.deleted:
+        complete.pop(uid, None)
     in_dataset = np.array([path in committed for path in paths], bool)
     left_out = frozenset(left_out)
     rank = {
-        uid: (uid in left_out or not in_dataset[rows.files].all(), uid)
+        uid: (
+            uid in left_out or not all(in_dataset[group.files].all() for group in rows.groups),
+            uid,
+        )
         for uid, rows in complete.items()
     }
     winners: dict[str, str] = {}
@@ -79,7 +94,10 @@ def build_index(
         )
     chosen = [complete[uid] for uid in winners.values()]
     chosen.sort(key=lambda rows: (rows.episode.ordinal, rows.episode.uid))
-    index, used = _index_of(schema, chosen)
+    names = tuple(dict.fromkeys((*splits, *edits.names)))
+    index, used = _index_of(
+        schema, chosen, [edits.splits.get(r.episode.uid) for r in chosen], names
+    )
     return BuiltIndex(
         index=index,
         files=tuple(paths[number] for number in used),
@@ -89,6 +107,7 @@ def build_index(
             for uid, rows in complete.items()
             if winners[rows.episode.key] != uid
         ),
+        splits=names,
     )
 
 
@@ -102,46 +121,90 @@ def complete_episodes(footers: Sequence[tuple[str, Footer]]) -> dict[str, Episod
     return {uid: rows.episode for uid, rows in _complete([f for _, f in footers]).items()}
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """The rows of one complete episode; `gaps` count chunks from the episode's first.
+class _Piece(NamedTuple):
+    """An episode's chunk and gap rows of one group; gaps count from the first of the chunks.
 
-    `files` says where each chunk is, `pieces` where any piece of the episode is.
+    `files` says where each chunk is.
     """
 
-    episode: EpisodePart
     files: npt.NDArray[np.int64]
     chunks: npt.NDArray[Any]
     gaps: npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of one complete episode, by group. `pieces` are the files of any piece of it."""
+
+    episode: EpisodePart
+    groups: tuple[_Piece, ...]
     pieces: tuple[int, ...]
 
 
-def _index_of(schema: Schema, episodes: Sequence[_Rows]) -> tuple[Index, list[int]]:
+def _index_of(
+    schema: Schema,
+    episodes: Sequence[_Rows],
+    splits: Sequence[str | None],
+    names: Sequence[str],
+) -> tuple[Index, list[int]]:
     """The index, and the numbers of the files that it uses, in the order of their first use."""
     parts = [rows.episode for rows in episodes]
     keys, metadata = [part.key for part in parts], [part.metadata for part in parts]
     check_text(*(sum(len(text.encode()) for text in texts) for texts in (keys, metadata)))
-    chunks = np.concatenate([rows.chunks for rows in episodes])
-    first = np.cumsum([0, *(len(rows.chunks) for rows in episodes)])
-    gaps = np.concatenate([_shifted(rows.gaps, first[i]) for i, rows in enumerate(episodes)])
-    found, at, file = np.unique(
-        np.concatenate([rows.files for rows in episodes]), return_index=True, return_inverse=True
+    used = _used_files(episodes)
+    number = np.zeros(max(used) + 1, np.uint32)
+    number[used] = np.arange(len(used))
+    groups = tuple(
+        _group_of(group, features, [rows.groups[at] for rows in episodes], number)
+        for at, (group, features) in enumerate(zip(schema.groups, features_of(schema), strict=True))
     )
-    order = np.argsort(at)
+    place: dict[str | None, int] = {name: at for at, name in enumerate(names)}
+    place[None] = NO_SPLIT
     index = Index(
         schema=schema,
         keys=pa.array(keys, pa.string()),
+        uids=np.frombuffer(bytes.fromhex("".join(p.uid for p in parts)), "u1").reshape(-1, 16),
         metadata=pa.array(metadata, pa.string()),
         num_frames=np.array([part.num_frames for part in parts], np.int64),
-        chunk_frames=np.array([part.chunk_frames for part in parts], np.int64),
-        file=np.argsort(order)[file].astype(np.uint32),
+        fps=np.array([part.fps or 0 for part in parts], np.float64),
+        split=np.array([place[name] for name in splits], np.uint16),
+        groups=groups,
+    )
+    return index, used
+
+
+def _used_files(episodes: Sequence[_Rows]) -> list[int]:
+    """The numbers of the files that episodes have chunks in, in the order of their first use."""
+    pieces = [group.files for rows in episodes for group in rows.groups]
+    found, at = np.unique(np.concatenate(pieces), return_index=True)
+    order: list[int] = found[np.argsort(at)].tolist()
+    return order
+
+
+def _group_of(
+    schema: Schema,
+    features: npt.NDArray[np.int64],
+    episodes: Sequence[_Piece],
+    number: npt.NDArray[np.uint32],
+) -> GroupIndex:
+    """The chunk table of one group; `number` are the new numbers of the files."""
+    counts = np.array([len(rows.chunks) for rows in episodes], np.int64)
+    first = np.cumsum(counts) - counts
+    chunks = np.concatenate([rows.chunks for rows in episodes])
+    gaps = [_shifted(rows.gaps, int(at)) for rows, at in zip(episodes, first, strict=True)]
+    return GroupIndex(
+        schema=schema,
+        features=features,
+        num_chunks=counts,
+        first_frame=chunks["first_frame"].copy(),
+        num_frames=chunks["num_frames"].copy(),
+        file=number[np.concatenate([rows.files for rows in episodes])],
         offset=chunks["offset"].copy(),
         page_length=chunks["pages"]["length"].copy(),
         page_crc32c=chunks["pages"]["crc32c"].copy(),
         largest_frame=chunks["largest"].astype(np.uint32),
-        gaps=gaps,
+        gaps=np.concatenate(gaps),
     )
-    return index, found[order].tolist()
 
 
 def _complete(footers: Sequence[Footer]) -> dict[str, _Rows]:
@@ -166,37 +229,29 @@ def _join(footers: Sequence[Footer], parts: Sequence[tuple[int, int]]) -> _Rows 
         for part in described
     ):
         raise _contradiction(episode)
-    pieces = [_Piece(file, *_rows_of(footers[file], number)) for file, number in parts]
-    file, chunks, gaps = pieces[0]
-    files = np.full(len(chunks), file)
-    if len(pieces) > 1:
-        files, chunks, gaps = _gathered(pieces, episode)
-    # Counted before anything of that length is made: a file may say any number of frames.
-    num_frames = episode.num_frames
-    if num_frames is None or len(chunks) < -(-num_frames // episode.chunk_frames):
+    groups = []
+    for group in range(len(footers[parts[0][0]].chunks)):
+        pieces = [_rows_of(footers[file], file, number, group) for file, number in parts]
+        rows = pieces[0] if len(pieces) == 1 else _gathered(pieces, episode)
+        if _is_whole(rows.chunks, episode):
+            groups.append(rows)
+    if len(groups) < len(footers[parts[0][0]].chunks):
         return None
-    starts = np.arange(len(chunks)) * episode.chunk_frames
-    sizes = np.minimum(episode.chunk_frames, num_frames - starts)
-    if not (
-        np.array_equal(chunks["first_frame"], starts)
-        and np.array_equal(chunks["num_frames"], sizes)
-    ):
+    return _Rows(episode, tuple(groups), tuple(file for file, _ in parts))
+
+
+def _is_whole(chunks: npt.NDArray[Any], episode: EpisodePart) -> bool:
+    """Whether chunks, in the order of their frames, cover the episode. They may not overlap."""
+    first = chunks["first_frame"].astype(np.int64)
+    ends = np.concatenate(([0], first + chunks["num_frames"]))
+    num_frames = episode.num_frames
+    if (first < ends[:-1]).any() or (num_frames is not None and ends[-1] > num_frames):
         raise _contradiction(episode)
-    return _Rows(episode, files, chunks, gaps, tuple(file for file, _ in parts))
+    return bool(ends[-1] == num_frames) and np.array_equal(first, ends[:-1])
 
 
-class _Piece(NamedTuple):
-    """An episode's chunk and gap rows in one file; gaps count from the first of the chunks."""
-
-    file: int
-    chunks: npt.NDArray[Any]
-    gaps: npt.NDArray[Any]
-
-
-def _gathered(
-    pieces: Sequence[_Piece], episode: EpisodePart
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any], npt.NDArray[Any]]:
-    """The file of each chunk, the chunks and their gaps, front to back; of copies the first."""
+def _gathered(pieces: Sequence[_Piece], episode: EpisodePart) -> _Piece:
+    """The chunks of one group of an episode in all files, front to back; of copies the first."""
     chunks = np.concatenate([piece.chunks for piece in pieces])
     _, chosen, copy_of = np.unique(chunks["first_frame"], return_index=True, return_inverse=True)
     same = [name for name in chunks.dtype.names or () if name not in ("episode", "offset")]
@@ -208,8 +263,9 @@ def _gathered(
     place[chosen] = np.arange(len(chosen))
     gaps = gaps[place[gaps["chunk"]] >= 0]
     gaps["chunk"] = place[gaps["chunk"]]
-    files = np.concatenate([np.full(len(piece.chunks), piece.file) for piece in pieces])
-    return files[chosen], chunks[chosen], gaps[np.argsort(gaps["chunk"], kind="stable")]
+    files = np.concatenate([piece.files for piece in pieces])
+    order = np.argsort(gaps["chunk"], kind="stable")
+    return _Piece(files[chosen], chunks[chosen], gaps[order])
 
 
 def _contradiction(episode: EpisodePart) -> FormatError:
@@ -221,11 +277,13 @@ def _contradiction(episode: EpisodePart) -> FormatError:
     )
 
 
-def _rows_of(footer: Footer, number: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def _rows_of(footer: Footer, file: int, number: int, group: int) -> _Piece:
     """Chunk and gap rows of an episode in one file; gaps count from the first of the chunks."""
-    start, stop = np.searchsorted(footer.chunks["episode"], [number, number + 1])
-    of_gaps = slice(*np.searchsorted(footer.gaps["chunk"], [start, stop]))
-    return footer.chunks[start:stop], _shifted(footer.gaps[of_gaps], -start)
+    chunks, gaps = footer.chunks[group], footer.gaps[group]
+    start, stop = np.searchsorted(chunks["episode"], [number, number + 1])
+    of_gaps = slice(*np.searchsorted(gaps["chunk"], [start, stop]))
+    rows = chunks[start:stop]
+    return _Piece(np.full(len(rows), file), rows, _shifted(gaps[of_gaps], -start))
 
 
 def _shifted(gaps: npt.NDArray[Any], by: int) -> npt.NDArray[Any]:

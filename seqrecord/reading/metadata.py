@@ -12,8 +12,10 @@ import pyarrow as pa
 
 from seqrecord.errors import ChecksumError, FormatError, NotFoundError, StateError
 from seqrecord.format import Footer
-from seqrecord.format.index import Index, most_table_bytes
-from seqrecord.format.manifest import INDEX_TABLES, Manifest, read_manifest
+from seqrecord.format.edits import Edits
+from seqrecord.format.index import Index, most_table_bytes, table_names
+from seqrecord.format.manifest import Manifest, read_manifest
+from seqrecord.reading.edits import read_edits
 from seqrecord.reading.index_building import build_index
 from seqrecord.reading.mapped import Mapped, map_file
 from seqrecord.reading.record_footers import read_footer
@@ -21,6 +23,8 @@ from seqrecord.storage import Storage, forget_cached, map_files, request_threads
 from seqrecord.storage.ranges import ByteRange
 
 __all__ = ["index_of", "load", "load_index", "load_version", "map_table"]
+
+_AT_ONCE = 8  # tables that are read
 
 _logger = logging.getLogger("seqrecord")
 
@@ -58,7 +62,8 @@ def load_version(storage: Storage, manifest: Manifest) -> tuple[Manifest, Index]
         _logger.info("%s: the index is gone; reading that of the record files", storage.url)
         paths = [file.path for file in manifest.record_files]
         footers = map_files(storage, lambda path: read_footer(storage, path), paths)
-        index = index_of(footers, paths, manifest.left_out)
+        edits = read_edits(storage, manifest.edits)
+        index = index_of(footers, paths, manifest.left_out, edits, manifest.splits)
         got = index.fingerprint()
     except (NotFoundError, FormatError) as error:
         raise _changed(storage, manifest, str(error)) from error
@@ -68,16 +73,21 @@ def load_version(storage: Storage, manifest: Manifest) -> tuple[Manifest, Index]
 
 
 def index_of(
-    footers: Mapping[str, Footer], paths: Sequence[str], left_out: Collection[str] = ()
+    footers: Mapping[str, Footer],
+    paths: Sequence[str],
+    left_out: Collection[str] = (),
+    edits: Edits | None = None,
+    splits: Sequence[str] = (),
 ) -> Index:
     """The index of a dataset of these record files, with files numbered as in `paths`.
 
     Raises `FormatError` as `build_index` does; it names a path.
     """
-    built = build_index(footers, paths, left_out)
+    built = build_index(footers, paths, left_out, edits, splits)
     number = {path: position for position, path in enumerate(paths)}
     files = np.array([number[path] for path in built.files], np.uint32)
-    return replace(built.index, file=files[built.index.file])
+    groups = (replace(group, file=files[group.file]) for group in built.index.groups)
+    return replace(built.index, groups=tuple(groups))
 
 
 def _changed(storage: Storage, manifest: Manifest, got: str) -> StateError:
@@ -100,9 +110,11 @@ def load_index(storage: Storage, manifest: Manifest, *, verify: bool = True) -> 
             table.release()
 
     try:
-        index = Index.decode(manifest.schema, tables, sizes, release=release)
+        index = Index.decode(
+            manifest.schema, tables, sizes, num_splits=len(manifest.splits), release=release
+        )
     except FormatError as error:  # it names the table
-        error.file = f"{storage.url}/{manifest.index[error.file or INDEX_TABLES[0]].path}"
+        error.file = f"{storage.url}/{manifest.index[error.file or 'episodes'].path}"
         raise
     counts = (len(index.num_frames), int(index.num_frames.sum()))
     if counts != (manifest.num_episodes, manifest.num_frames):
@@ -121,10 +133,11 @@ def _tables(storage: Storage, manifest: Manifest, verify: bool) -> dict[str, Map
     def table(name: str) -> Mapped:
         return map_table(storage, manifest, name, verify=verify)
 
-    if storage.local_path(manifest.index[INDEX_TABLES[0]].path) is not None:
-        return {name: table(name) for name in INDEX_TABLES}
-    with request_threads(len(INDEX_TABLES), "index") as threads:
-        found = {name: threads.submit(storage.url, table, name) for name in INDEX_TABLES}
+    names = table_names(manifest.schema)
+    if storage.local_path(manifest.index[names[0]].path) is not None:
+        return {name: table(name) for name in names}
+    with request_threads(min(len(names), _AT_ONCE), "index") as threads:
+        found = {name: threads.submit(storage.url, table, name) for name in names}
         return {name: future.result() for name, future in found.items()}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from os import PathLike
 from typing import Any, TypeAlias
 
@@ -201,8 +202,16 @@ class SeqRecordReader:
     @property
     def episode_table(self) -> EpisodeTable:
         """The integers of the episodes, for clips and plans."""
-        index = self._index
-        return EpisodeTable(index.num_frames, (ChunkGrid(index.chunk_frames, index.first_chunk),))
+        return self._episode_table
+
+    @cached_property
+    def _episode_table(self) -> EpisodeTable:
+        num_frames, grids = self._index.num_frames, []
+        for number in sorted({spec.group for spec in self.features.values()}):
+            table = self._index.groups[number]
+            places = (table.chunk_frames, num_frames, table.first_chunk, table.first_frame)
+            grids.append(ChunkGrid.given(*places, group=number))
+        return EpisodeTable(num_frames, tuple(grids))
 
     def select(self, features: Sequence[str] | None) -> SeqRecordReader:
         """The same dataset with only these features, in this order; all of them for `None`."""
@@ -243,12 +252,14 @@ class SeqRecordReader:
 
     def missing_frames(self) -> MissingFrames:
         """The frames that lack one of this dataset's features."""
-        index = self._index
+        index, found = self._index, []
         columns = [index.schema.position(name) for name in self.features]
-        gaps = index.gaps[np.isin(index.gaps["feature"], columns)]
-        chunk = gaps["chunk"].astype(np.int64)
-        found = (chunk, np.zeros_like(chunk), gaps["present"])
-        return missing_from_bitmaps(self.episode_table, [found])
+        for grid in self.episode_table.groups:
+            gaps = index.groups[grid.group].gaps
+            gaps = gaps[np.isin(gaps["feature"], columns)]
+            chunk, word = gaps["chunk"].astype(np.int64), gaps["word"].astype(np.int64)
+            found.append((chunk, word, gaps["present"]))
+        return missing_from_bitmaps(self.episode_table, found)
 
     def close(self) -> None:
         self._storage.close()

@@ -10,14 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.clips import ClipSpec
-from seqrecord.format.index import Index
+from seqrecord.format.index import GroupIndex, Index
 from seqrecord.format.pages import table_bytes
+from seqrecord.format.rows import num_absent
+from seqrecord.reading.feature_table import described
 from seqrecord.reading.reader import DatasetLike, SeqRecordReader, opened
 from seqrecord.schema import FeatureSpec
-from seqrecord.text import codec_text, counted, shape_text, table_lines
+from seqrecord.text import counted, table_lines
 from seqrecord.units import format_size
 
-__all__ = ["ClipSummary", "FeatureSummary", "Summary", "summarize"]
+__all__ = ["ClipSummary", "FeatureSummary", "GroupSummary", "Summary", "summarize"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,26 @@ class FeatureSummary:
     def to_json(self) -> dict[str, Any]:
         counts = {k: v for k, v in vars(self).items() if k != "spec"}
         return {**self.spec.to_json(), **counts, "ratio": self.ratio}
+
+
+@dataclass(frozen=True)
+class GroupSummary:
+    """Features that share chunks, and how many frames a chunk holds.
+
+    The last chunks of episodes, which hold what is left, do not count where there are others.
+    """
+
+    number: int
+    features: tuple[str, ...]
+    num_chunks: int
+    min_chunk_frames: int
+    max_chunk_frames: int
+
+    def __str__(self) -> str:
+        chunks = counted(self.max_chunk_frames, "frame")
+        if self.min_chunk_frames != self.max_chunk_frames:
+            chunks = f"{self.min_chunk_frames:,} to {chunks}"
+        return f"{counted(self.num_chunks, 'chunk')} of {chunks}"
 
 
 @dataclass(frozen=True)
@@ -70,9 +92,9 @@ class Summary:
     shortest_episode: int
     median_episode: float
     longest_episode: int
-    num_chunks: int
-    min_chunk_frames: int  # chunks of an episode are of one length, but the last
-    max_chunk_frames: int
+    fps: tuple[float, float] | None  # the least and the greatest; None where no episode says it
+    groups: tuple[GroupSummary, ...]
+    splits: Mapping[str, int]  # episodes by split
     num_record_files: int
     record_bytes: int
     index_bytes: int
@@ -97,8 +119,11 @@ class Summary:
         return _ratio(sum(f.raw_bytes or 0 for f in known), sum(f.stored_bytes for f in known))
 
     def to_json(self) -> dict[str, Any]:
+        special = ("features", "groups", "splits", "clips")
         return {
-            **{k: v for k, v in vars(self).items() if k not in ("features", "clips")},
+            **{k: v for k, v in vars(self).items() if k not in special},
+            "groups": [asdict(group) for group in self.groups],
+            "splits": dict(self.splits),
             "stored_bytes": self.stored_bytes,
             "raw_bytes": self.raw_bytes,
             "ratio": self.ratio,
@@ -110,13 +135,14 @@ class Summary:
         lengths = f"{self.shortest_episode:,} to {self.longest_episode:,} frames"
         if self.shortest_episode == self.longest_episode:
             lengths = counted(self.longest_episode, "frame")
-        chunks = counted(self.max_chunk_frames, "frame")
-        if self.min_chunk_frames != self.max_chunk_frames:
-            chunks = f"{self.min_chunk_frames} to {chunks}"
-        chunks = f"{counted(self.num_chunks, 'chunk')} of {chunks}"
+        several = len(self.groups) > 1
+        frames = f"{self.num_frames:,}" + ("" if several else f" in {self.groups[0]}")
         facts = [
             ("episodes", f"{self.num_episodes:,} of {lengths}, median {self.median_episode:,.10g}"),
-            ("frames", f"{self.num_frames:,} in {chunks}"),
+            *([("splits", self._splits())] if self.splits else []),
+            ("frames", frames),
+            *([(f"group {group.number}", str(group)) for group in self.groups] if several else []),
+            *([] if self.fps is None else [("fps", _range(*self.fps))]),
             ("record files", f"{self.num_record_files:,}, {format_size(self.record_bytes)}"),
             ("index", format_size(self.index_bytes)),
             ("fingerprint", self.fingerprint),
@@ -128,17 +154,19 @@ class Summary:
             lines += ["", *_clip_lines(self.clips, self.num_episodes)]
         return "\n".join(lines)
 
+    def _splits(self) -> str:
+        counts = [f"{name} {count:,}" for name, count in self.splits.items()]
+        return ", ".join([*counts, f"none {self.num_episodes - sum(self.splits.values()):,}"])
+
     def _rows(self) -> list[Sequence[str]]:
-        head = ("feature", "dtype", "shape", "codec", "raw", "stored", "ratio", "missing")
+        what = described(feature.spec for feature in self.features)
+        head = ("feature", *next(what), "raw", "stored", "ratio", "missing")
         rows: list[Sequence[str]] = [head]
-        for feature in self.features:
-            spec = feature.spec
+        for feature, cells in zip(self.features, what, strict=True):
             rows.append(
                 (
-                    spec.name,
-                    spec.dtype.name,
-                    shape_text(spec.shape),
-                    codec_text(spec.codec),
+                    feature.spec.name,
+                    *cells,
                     "?" if feature.raw_bytes is None else format_size(feature.raw_bytes),
                     format_size(feature.stored_bytes),
                     _times(feature.ratio),
@@ -148,7 +176,8 @@ class Summary:
         if len(self.features) > 1:
             raw = "?" if self.raw_bytes is None else format_size(self.raw_bytes)
             stored = format_size(self.stored_bytes)
-            rows.append(("total", "", "", "", raw, stored, _times(self.ratio), ""))
+            blank = [""] * (len(head) - 5)
+            rows.append(("total", *blank, raw, stored, _times(self.ratio), ""))
         return rows
 
 
@@ -177,6 +206,7 @@ def summarize(
 def _summarize(dataset: SeqRecordReader, clip: ClipSpec | None) -> Summary:
     index, manifest = dataset.index, dataset.manifest
     missing = _count_missing(index)
+    fps = index.fps[index.fps > 0]
     return Summary(
         url=dataset.url,
         created_by=manifest.created_by,
@@ -186,9 +216,16 @@ def _summarize(dataset: SeqRecordReader, clip: ClipSpec | None) -> Summary:
         shortest_episode=int(index.num_frames.min()),
         median_episode=float(np.median(index.num_frames)),
         longest_episode=int(index.num_frames.max()),
-        num_chunks=len(index.file),
-        min_chunk_frames=int(index.chunk_frames.min()),
-        max_chunk_frames=int(index.chunk_frames.max()),
+        fps=(float(fps.min()), float(fps.max())) if len(fps) else None,
+        groups=tuple(
+            _group(number, group)
+            for number, group in enumerate(index.groups)
+            if any(name in dataset.features for name in group.schema)
+        ),
+        splits={
+            name: int(np.count_nonzero(index.split == number))
+            for number, name in enumerate(manifest.splits)
+        },
         num_record_files=len(manifest.record_files),
         record_bytes=sum(file.size for file in manifest.record_files),
         index_bytes=sum(file.size for file in manifest.index.values()),
@@ -200,8 +237,21 @@ def _summarize(dataset: SeqRecordReader, clip: ClipSpec | None) -> Summary:
     )
 
 
+def _group(number: int, group: GroupIndex) -> GroupSummary:
+    full = np.ones(len(group.file), np.bool_)
+    full[group.first_chunk + group.num_chunks - 1] = False
+    frames = group.num_frames[full] if full.any() else group.num_frames
+    return GroupSummary(
+        number=number,
+        features=tuple(group.schema),
+        num_chunks=len(group.file),
+        min_chunk_frames=int(frames.min()),
+        max_chunk_frames=int(frames.max()),
+    )
+
+
 def _feature(index: Index, spec: FeatureSpec, num_missing: int) -> FeatureSummary:
-    lengths = index.page_length[:, index.schema.position(spec.name)]
+    lengths = index.lengths(spec.name)
     stored = int(lengths.sum(dtype=np.uint64))
     num_frames = int(index.num_frames.sum()) - num_missing
     raw = None
@@ -217,11 +267,9 @@ def _feature(index: Index, spec: FeatureSpec, num_missing: int) -> FeatureSummar
 
 def _count_missing(index: Index) -> npt.NDArray[np.int64]:
     """Frames that lack each feature: int64 [F]."""
-    gaps = index.gaps
-    bits = np.unpackbits(gaps["present"].astype("<u8")[:, None].view(np.uint8), axis=1)
-    absent = index.frames_per_chunk()[gaps["chunk"]] - bits.sum(axis=1, dtype=np.int64)
     missing = np.zeros(len(index.schema), np.int64)
-    np.add.at(missing, gaps["feature"], absent)
+    for group in index.groups:
+        np.add.at(missing, group.gaps["feature"], num_absent(group.gaps, group.num_frames))
     return missing
 
 
@@ -251,6 +299,10 @@ def _clip_lines(clips: ClipSummary, num_episodes: int) -> list[str]:
 
 def _ratio(raw: int | None, stored: int) -> float | None:
     return raw / stored if raw is not None and stored else None
+
+
+def _range(least: float, greatest: float) -> str:
+    return f"{least:g}" if least == greatest else f"{least:g} to {greatest:g}"
 
 
 def _times(ratio: float | None) -> str:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from seqrecord.checksum import crc32c
 from seqrecord.format.pages import Blob
-from seqrecord.format.rows import chunk_row
+from seqrecord.format.rows import chunk_row, gap_rows
 from seqrecord.schema import FeatureSpec, Schema
 
 __all__ = ["CHUNK_BYTES", "CHUNK_FRAMES", "ChunkLength", "EncodedChunk"]
@@ -59,17 +59,12 @@ class ChunkLength:
 
 
 class EncodedChunk:
-    """Encoded frames by feature; `gaps` are (feature, validity bitmap) where frames lack it."""
+    """Encoded frames of the features of one group; `present` says which of them have a feature."""
 
     def __init__(self, schema: Schema, frames: Sequence[Mapping[str, Blob]]) -> None:
         self.num_frames = len(frames)
         self.blobs = {name: [f[name] for f in frames if name in f] for name in schema}
-        present = [
-            sum(1 << number for number, frame in enumerate(frames) if name in frame)
-            for name in schema
-        ]
-        full = (1 << len(frames)) - 1
-        self.gaps = [(feature, bits) for feature, bits in enumerate(present) if bits != full]
+        self.present = {name: np.array([name in frame for frame in frames]) for name in schema}
 
     def row(self, schema: Schema, first_frame: int, pages: Sequence[bytes]) -> npt.NDArray[Any]:
         """The chunk's row, [1], but for its place in a file."""
@@ -79,6 +74,11 @@ class EncodedChunk:
         row["pages"]["crc32c"] = [crc32c(page) for page in pages]
         row["largest"] = [self._largest(spec) for spec in schema.variable]
         return row
+
+    def gaps(self, schema: Schema) -> npt.NDArray[Any]:
+        """Gap rows of the chunk, as number 0; `schema` is that of all groups."""
+        rows = [gap_rows(0, schema.position(name), flags) for name, flags in self.present.items()]
+        return np.concatenate(rows)
 
     def _largest(self, spec: FeatureSpec) -> int:
         """Bytes of the feature's largest frame."""

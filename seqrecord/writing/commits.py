@@ -23,6 +23,7 @@ from seqrecord.format.manifest import (
     put_manifest,
     read_tagged,
 )
+from seqrecord.reading.edits import all_edits, read_edits
 from seqrecord.reading.index_building import build_index, complete_episodes
 from seqrecord.reading.record_footers import read_footers, record_sizes
 from seqrecord.storage import Storage, open_storage
@@ -71,6 +72,9 @@ class Version:
     record_files: tuple[RecordFile, ...]
     next_ordinal: int
     left_out: tuple[str, ...]
+    splits: tuple[str, ...] = ()
+    statistics: IndexFile | None = None
+    edits: tuple[IndexFile, ...] = ()
 
 
 def read_base(storage: Storage, *, accept_damaged: bool = False) -> Base:
@@ -95,11 +99,15 @@ def rebuilt(
     """The dataset of all complete episodes in these record files.
 
     Of the episodes of one key all but one are left out, and named in the log; see `build_index`.
-    Raises `FormatError` as that does.
+    The edits of the dataset apply, or all that are there where it has no manifest. Statistics stay
+    where the content is what it was. Raises `FormatError` as `build_index` does.
     """
-    left_out = base.manifest.left_out if base.manifest else ()
+    old = base.manifest
+    left_out = old.left_out if old else ()
+    edits = old.edits if old else all_edits(storage)
+    effect = read_edits(storage, edits)
     try:
-        built = build_index(footers, base.files, left_out)
+        built = build_index(footers, base.files, left_out, effect, old.splits if old else ())
     except FormatError as error:  # it names a path
         error.file = f"{storage.url}/{error.file or RECORDS}"
         raise
@@ -116,8 +124,11 @@ def rebuilt(
     return Version(
         built.index,
         tuple(RecordFile(path, sizes[path], footers[path].file_id) for path in paths),
-        max(built.next_ordinal, base.manifest.next_ordinal if base.manifest else 0),
+        max(built.next_ordinal, old.next_ordinal if old else 0),
         tuple(sorted(lost)),
+        built.splits,
+        old.statistics if old and old.fingerprint == built.index.fingerprint() else None,
+        edits,
     )
 
 
@@ -129,7 +140,10 @@ def appended(
     Their ordinals are `next_ordinal` of the manifest and above. It is what `rebuilt` would make of
     all files, without a look at those of the dataset.
     """
-    version = Version(index, manifest.record_files, manifest.next_ordinal, manifest.left_out)
+    version = Version(
+        *(index, manifest.record_files, manifest.next_ordinal, manifest.left_out),
+        *(manifest.splits, manifest.statistics, manifest.edits),
+    )
     if not complete_episodes(list(footers.items())):
         return version
     new = build_index(footers)
@@ -139,6 +153,7 @@ def appended(
         index=index.extended(new.index, len(version.record_files)),
         record_files=(*version.record_files, *files),
         next_ordinal=max(version.next_ordinal, new.next_ordinal),
+        statistics=None,
     )
 
 
@@ -175,6 +190,9 @@ def put_version(storage: Storage, base: Base, version: Version, created_by: str)
         num_frames=int(version.index.num_frames.sum()),
         fingerprint=version.index.fingerprint(),
         created_by=created_by,
+        splits=version.splits,
+        statistics=version.statistics,
+        edits=version.edits,
         next_ordinal=version.next_ordinal,
         left_out=version.left_out,
         removed=_still_there(storage, base.manifest.removed if base.manifest else ()),
@@ -191,9 +209,14 @@ def put_version(storage: Storage, base: Base, version: Version, created_by: str)
         ) from error
     # The index before this one stays for readers that have just read the manifest before, and
     # tables that were not there at the start are those of a commit after this one.
-    named = {table.path for table in base.manifest.index.values()} if base.manifest else set()
+    named = {file.path for file in (version.statistics, *_small_files(base.manifest)) if file}
     tidy(storage, [path for path in base.tables if path not in named])
     return manifest
+
+
+def _small_files(manifest: Manifest | None) -> tuple[IndexFile | None, ...]:
+    """What a manifest names in the folder of the index."""
+    return () if manifest is None else (*manifest.index.values(), manifest.statistics)
 
 
 def tidy(storage: Storage, paths: Iterable[str]) -> None:

@@ -142,7 +142,10 @@ class _Exporter:
     ) -> None:
         self._reader: ChunkReader = dataset.chunk_reader()
         self._number = dataset.index.positions[key]
-        self._chunk_frames = int(dataset.index.chunk_frames[self._number])
+        self._groups = {
+            number: dataset.index.groups[number]
+            for number in dict.fromkeys(spec.group for spec in dataset.features.values())
+        }
         self._frames = described.frames
         self._paths = {f.spec.name: folder / f.path for f in described.features}
         self._arrays = {
@@ -152,14 +155,15 @@ class _Exporter:
     def run(self) -> Iterator[Path]:
         for name in self._arrays:
             yield self._paths[name]
-        wanted: dict[int, list[int]] = {}
-        for place, frame in enumerate(self._frames):
-            wanted.setdefault(frame // self._chunk_frames, []).append(place)
-        for chunk_number, places in wanted.items():
-            chunk = self._reader.chunk(self._number, chunk_number)
-            pages = self._reader.pages(chunk)
-            for page, data in zip(pages, self._reader.read(pages), strict=True):
-                yield from self._write_page(page, data, places)
+        frames = np.array(self._frames, np.int64)
+        for number, group in self._groups.items():
+            wanted: dict[int, list[int]] = {}
+            for place, row in enumerate(group.chunks_of(self._number, frames).tolist()):
+                wanted.setdefault(row, []).append(place)
+            for row, places in wanted.items():
+                pages = self._reader.pages(self._reader.chunk_at(number, row, self._number))
+                for page, data in zip(pages, self._reader.read(pages), strict=True):
+                    yield from self._write_page(page, data, places)
 
     def _write_page(self, page: Page, data: memoryview, places: Sequence[int]) -> Iterator[Path]:
         shapes = self._reader.shapes(page, data)

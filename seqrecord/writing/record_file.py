@@ -29,7 +29,7 @@ from seqrecord.format import (
     encode_footer,
     encode_header,
 )
-from seqrecord.format.pages import Blob, PageCodec, aligned
+from seqrecord.format.pages import Blob, PageCodec, aligned, slice_table
 from seqrecord.format.rows import GAP_ROW, chunk_row
 from seqrecord.schema import Frame, Schema
 from seqrecord.storage import Storage, Upload, unwanted_if
@@ -102,7 +102,7 @@ class RecordFileWriter:
         assert self._episode is None, "the episode before has not ended"
         uid = self._writer + secrets.token_hex(8)
         self._length = ChunkLength(self.schema, chunk_frames)
-        self._episode = EpisodePart(key, uid, ordinal, 0, None, metadata)
+        self._episode = EpisodePart(key, uid, ordinal, None, None, metadata)
         self._num_frames = 0
 
     def append(self, frame: Frame) -> int:
@@ -159,10 +159,11 @@ class RecordFileWriter:
         assert part.num_frames is not None, "not the last part"
         self._episode = replace(part, num_frames=None)
         try:
-            for number, row in enumerate(piece.chunks):
-                bits = piece.gaps[piece.gaps["chunk"] == number]
-                gaps = list(zip(bits["feature"].tolist(), bits["present"].tolist(), strict=True))
-                self._store(self._episode, row.reshape(1), gaps, pages(row))
+            (chunks,), (gaps,) = piece.chunks, piece.gaps
+            for number, row in enumerate(chunks):
+                some = gaps[gaps["chunk"] == number]
+                some["chunk"] = 0
+                self._store(self._episode, row.reshape(1), some, pages(row))
         except FormatError:
             self.drop()
             raise
@@ -198,19 +199,18 @@ class RecordFileWriter:
 
     def _write_chunk(self, num_frames: int) -> None:
         assert self._episode is not None
-        episode = replace(self._episode, chunk_frames=self._length.settle())
         chunk = EncodedChunk(self.schema, self._frames[:num_frames])
         del self._frames[:num_frames]
         pages = [self._codecs[name].join(blobs) for name, blobs in chunk.blobs.items()]
         row = chunk.row(self.schema, self._num_frames, pages)
-        self._store(episode, row, chunk.gaps, pages)
+        self._store(self._episode, row, chunk.gaps(self.schema), pages)
         self._num_frames += chunk.num_frames
 
     def _store(
         self,
         episode: EpisodePart,
         row: npt.NDArray[Any],
-        gaps: Sequence[tuple[int, int]],
+        gaps: npt.NDArray[Any],
         pages: Sequence[Buffer],
     ) -> None:
         """Add a chunk to the open file, or to the next one."""
@@ -274,7 +274,8 @@ class _OpenFile:
         self.upload.write(encode_header(bytes.fromhex(self._file_id)))
         self._episodes: list[EpisodePart] = []
         self._chunks: list[npt.NDArray[Any]] = []
-        self._gaps: list[tuple[int, int, int]] = []
+        self._gaps: list[npt.NDArray[Any]] = []
+        self._gap_bytes = 0
         self._first = (0, 0)  # where the last episode's chunks and gaps start
         self._start = 0  # and its bytes
         self._text_bytes = 0  # of the episodes in the footer
@@ -288,7 +289,7 @@ class _OpenFile:
         self,
         episode: EpisodePart,
         row: npt.NDArray[Any],
-        gaps: Sequence[tuple[int, int]],
+        gaps: npt.NDArray[Any],
         pages: Sequence[Buffer],
     ) -> None:
         """Write a chunk, of which `row` is the row but for its place here."""
@@ -298,18 +299,22 @@ class _OpenFile:
             self._start = self.upload.tell()
             self._text_bytes += _text_bytes(episode)
             self._episodes.append(episode)
-        self._gaps += [(len(self._chunks), feature, bits) for feature, bits in gaps]
+        if len(gaps):
+            gaps = gaps.copy()
+            gaps["chunk"] = len(self._chunks)
+            self._gaps.append(gaps)
+            self._gap_bytes += gaps.nbytes
         row = row.copy()
         row["episode"], row["offset"] = len(self._episodes) - 1, self.upload.tell()
         self._chunks.append(row)
-        for page in pages:
+        for page in (*pages, slice_table(self._schema, pages)):
             self.upload.write(page)
             _align(self.upload)
 
     def is_full(self, record_bytes: int) -> bool:
         """Whether the next chunk belongs in another file: of so many bytes, or for its footer."""
         row = chunk_row(len(self._schema), len(self._schema.variable)).itemsize
-        footer = self._text_bytes + len(self._chunks) * row + len(self._gaps) * GAP_ROW.itemsize
+        footer = self._text_bytes + len(self._chunks) * row + self._gap_bytes
         return (
             self.upload.tell() >= record_bytes
             or footer >= FULL_FOOTER_BYTES
@@ -321,8 +326,9 @@ class _OpenFile:
         first, first_gap = self._first
         rows = np.concatenate(self._chunks[first:])
         rows["episode"] = 0
-        gaps = [(chunk - first, feature, bits) for chunk, feature, bits in self._gaps[first_gap:]]
-        note = Footer(self._schema, self._file_id, (episode,), rows, np.array(gaps, GAP_ROW))
+        gaps = np.concatenate([np.empty(0, GAP_ROW), *self._gaps[first_gap:]])
+        gaps["chunk"] -= np.uint32(first)
+        note = Footer(self._schema, self._file_id, (episode,), (rows,), (gaps,))
         self.upload.checkpoint(encode_footer(note))
 
     def forget(self, episode: EpisodePart) -> None:
@@ -342,9 +348,9 @@ class _OpenFile:
         if not self._chunks:
             self.upload.abort()
             return False
-        gaps = np.array(self._gaps, GAP_ROW)
+        gaps = np.concatenate([np.empty(0, GAP_ROW), *self._gaps])
         chunks = np.concatenate(self._chunks)
-        footer = Footer(self._schema, self._file_id, tuple(self._episodes), chunks, gaps)
+        footer = Footer(self._schema, self._file_id, tuple(self._episodes), (chunks,), (gaps,))
         self.upload.write(encode_footer(footer))
         return True
 

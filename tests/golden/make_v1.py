@@ -24,8 +24,8 @@ from PIL import Image
 from seqrecord.checksum import crc32c
 from seqrecord.codecs import resolve
 from seqrecord.format import EpisodePart, Footer, encode_footer, encode_header
-from seqrecord.format.pages import PageCodec
-from seqrecord.format.rows import GAP_ROW, chunk_row
+from seqrecord.format.pages import PageCodec, slice_table
+from seqrecord.format.rows import chunk_row, gap_rows
 from seqrecord.schema import CodecConfig, EncodedImage, FeatureSpec, Schema
 from seqrecord.writing.writer import SeqRecordWriter
 
@@ -265,10 +265,11 @@ def hexdump() -> str:
     chunk["pages"]["length"] = [len(page) for page in pages]
     chunk["pages"]["crc32c"] = [crc32c(page) for page in pages]
     chunk["largest"] = 2
-    part = EpisodePart("a/b", "f" * 32, 0, 8, 3, "{}")
-    gaps = np.array([(0, 1, 0b101)], GAP_ROW)
-    data = encode_header(bytes(range(16))) + b"".join(page.ljust(64, b"\0") for page in pages)
-    data += encode_footer(Footer(schema, bytes(range(16)).hex(), (part,), chunk, gaps))
+    part = EpisodePart("a/b", "f" * 32, 0, 3, 29.97, "{}")
+    gaps = gap_rows(0, 1, np.array([True, False, True]))
+    parts = [encode_header(bytes(range(16))), *pages, slice_table(schema, pages)]
+    data = b"".join(item.ljust(64, b"\0") for item in parts)
+    data += encode_footer(Footer(schema, bytes(range(16)).hex(), (part,), (chunk,), (gaps,)))
     lines = []
     for at in range(0, len(data), 16):
         row = data[at : at + 16]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from seqrecord.errors import FormatError, SeqRecordError
 from seqrecord.format import RECORDS, Footer
-from seqrecord.format.index import Index
-from seqrecord.format.manifest import INDEX_TABLES, MANIFEST, Manifest, RecordFile, read_manifest
+from seqrecord.format.edits import Edits
+from seqrecord.format.index import Index, table_names
+from seqrecord.format.manifest import MANIFEST, Manifest, RecordFile, read_manifest
+from seqrecord.reading.edits import read_edits
 from seqrecord.reading.metadata import index_of, load, map_table
 from seqrecord.reading.record_footers import record_sizes
 from seqrecord.storage import Storage
@@ -21,11 +23,14 @@ class Files:
     """The record files of a dataset, in the order in which its index numbers them.
 
     A `file_id` is empty where no manifest says it. `left_out` are the uids of complete episodes in
-    them that are not in the index.
+    them that are not in the index; `edits` and `splits` are the manifest's, and `None` stands for
+    edits that cannot be read.
     """
 
     record_files: tuple[RecordFile, ...]
     left_out: frozenset[str] = frozenset()
+    edits: Edits | None = field(default_factory=Edits)
+    splits: tuple[str, ...] = ()
 
     def manifest(self, index: Index) -> Manifest:
         """A manifest of these files, for reading them."""
@@ -45,15 +50,21 @@ def stored_index(storage: Storage) -> tuple[Files, Index | None, list[SeqRecordE
     except FormatError as error:
         sizes = record_sizes(storage).items()
         return Files(tuple(RecordFile(path, size, "") for path, size in sizes)), None, [error]
-    files = Files(manifest.record_files, frozenset(manifest.left_out))
+    files = Files(manifest.record_files, frozenset(manifest.left_out), splits=manifest.splits)
+    of_edits: list[SeqRecordError] = []
+    try:
+        files = replace(files, edits=read_edits(storage, manifest.edits))
+    except SeqRecordError as error:
+        files = replace(files, edits=None)
+        of_edits.append(error)
     problems = _check_tables(storage, manifest)
     if not problems:
         try:
             _, index = load(storage)
-            return files, index, _check_content(storage, manifest, index)
+            return files, index, of_edits + _check_content(storage, manifest, index)
         except SeqRecordError as error:
             problems.append(error)
-    return files, None, problems
+    return files, None, of_edits + problems
 
 
 def rebuilt_index(storage: Storage, files: Files, footers: Sequence[Footer | None]) -> Index:
@@ -64,7 +75,7 @@ def rebuilt_index(storage: Storage, files: Files, footers: Sequence[Footer | Non
     paths = [file.path for file in files.record_files]
     read = {path: footer for path, footer in zip(paths, footers, strict=True) if footer is not None}
     try:
-        return index_of(read, paths, files.left_out)
+        return index_of(read, paths, files.left_out, files.edits, files.splits)
     except FormatError as error:  # it names a path, or none
         error.file = f"{storage.url}/{error.file or RECORDS}"
         raise
@@ -73,7 +84,7 @@ def rebuilt_index(storage: Storage, files: Files, footers: Sequence[Footer | Non
 def _check_tables(storage: Storage, manifest: Manifest) -> list[SeqRecordError]:
     """Length and checksum of every file of the index."""
     problems: list[SeqRecordError] = []
-    for name in INDEX_TABLES:
+    for name in table_names(manifest.schema):
         try:
             map_table(storage, manifest, name)
         except SeqRecordError as error:

@@ -86,9 +86,9 @@ def verify(
     """Read everything of a dataset and report all that is wrong.
 
     Checks manifest and index, each record file's header and footer and that they agree with them,
-    and every page's checksum. A broken index is reported and replaced by what the record files
-    say, so that their pages are checked all the same. Memory: the index, the same index built from
-    the record files, and a chunk per thread.
+    and the checksums of every page and of its slices. A broken index is reported and replaced by
+    what the record files say, so that their pages are checked all the same. Memory: the index, the
+    same index built from the record files, and a chunk per thread.
 
     Args:
         dataset: local path or URL, or an open dataset, of which what lies there now is read too,
@@ -149,11 +149,12 @@ def _verify(
     else:
         if index is None:
             index = rebuilt
-        else:
+        elif files.edits is not None:  # or nobody knows what was deleted
             problems += disagreements(index, rebuilt, footers, urls)
     del footers
     state = _State(storage, files, index, gone)
-    total = 0 if index is None else int(index.page_length.sum(dtype=np.uint64))
+    groups = () if index is None else index.groups
+    total = sum(int(group.page_length.sum(dtype=np.uint64)) for group in groups)
     page_bytes = num_frames = num_pages = num_chunks = 0
     check = state.decode_chunk if deep else state.read_chunk
     for chunk in pool.map(check, state.chunks()):
@@ -219,8 +220,8 @@ def _check_file(storage: Storage, index: Index | None, file: RecordFile) -> _Fil
         # It holds nothing of this dataset.
         none: dict[str, Any] = {
             "episodes": (),
-            "chunks": footer.chunks[:0],
-            "gaps": footer.gaps[:0],
+            "chunks": tuple(rows[:0] for rows in footer.chunks),
+            "gaps": tuple(rows[:0] for rows in footer.gaps),
         }
         footer = replace(footer, file_id=file.file_id, **none)
     if index is not None and footer.schema.to_json() != index.schema.to_json():
@@ -255,16 +256,22 @@ class _State:
         if index is not None:
             self._reader = ChunkReader(storage, files.manifest(index), index, index.schema)
 
-    def chunks(self) -> Iterator[int]:
-        """Rows of all chunks that can be read, in the order of the disk: by file, then offset."""
-        if self._index is not None:
-            for row in np.lexsort((self._index.offset, self._index.file)):
-                if self._index.file[row] not in self._gone:
-                    yield int(row)
+    def chunks(self) -> Iterator[tuple[int, int]]:
+        """Group and row of all chunks that can be read, in the order of the disk."""
+        groups = () if self._index is None else self._index.groups
+        if not groups:
+            return
+        number = np.repeat(np.arange(len(groups)), [len(group.file) for group in groups])
+        row = np.concatenate([np.arange(len(group.file)) for group in groups])
+        file = np.concatenate([group.file for group in groups])
+        offset = np.concatenate([group.offset for group in groups])
+        for at in np.lexsort((offset, file)):
+            if file[at] not in self._gone:
+                yield int(number[at]), int(row[at])
 
-    def read_chunk(self, row: int) -> _ChunkResult:
-        """Every page against its checksum; shapes that vary against what the index counts on."""
-        result, pages = self._read(row)
+    def read_chunk(self, place: tuple[int, int]) -> _ChunkResult:
+        """Every page against its checksums; what a reader counts on or users are given, besides."""
+        result, pages = self._read(place)
         for page, data in pages:
             if page.largest is not None:
                 try:
@@ -273,19 +280,31 @@ class _State:
                     result.problems.append(error)
         return result
 
-    def decode_chunk(self, row: int) -> _ChunkResult:
-        """Every page against its checksum; every frame of those that match, decoded."""
-        result, pages = self._read(row)
+    def decode_chunk(self, place: tuple[int, int]) -> _ChunkResult:
+        """Every page against its checksums; every frame of those that match, decoded."""
+        result, pages = self._read(place)
         for page, data in pages:
             result.num_frames += page.num_present
             result.problems += self._decode(page, data)
         return result
 
-    def _read(self, row: int) -> tuple[_ChunkResult, list[tuple[Page, memoryview]]]:
+    def _read(self, place: tuple[int, int]) -> tuple[_ChunkResult, list[tuple[Page, memoryview]]]:
+        result, pages = self._read_pages(place)
+        for page, data in pages:
+            if page.sums is not None:
+                try:
+                    self._reader.check_slices(page, data)
+                except SeqRecordError as error:
+                    result.problems.append(error)
+        return result, pages
+
+    def _read_pages(
+        self, place: tuple[int, int]
+    ) -> tuple[_ChunkResult, list[tuple[Page, memoryview]]]:
         index = self._index
         assert index is not None
-        episode = int(np.searchsorted(index.first_chunk, row, side="right")) - 1
-        chunk = self._reader.chunk(episode, row - int(index.first_chunk[episode]))
+        chunk = self._reader.chunk_at(*place)
+        episode = chunk.episode
         pages = [page for page in self._reader.pages(chunk) if page.num_present]
         result = _ChunkResult(sum(page.stop - page.start for page in pages), len(pages))
         try:
@@ -304,7 +323,8 @@ class _State:
         return result, sound
 
     def _decode(self, page: Page, data: memoryview) -> Iterator[SeqRecordError]:
-        frames = [i for i in range(page.chunk.num_frames) if page.present >> i & 1]
+        held = page.chunk.num_frames
+        frames = range(held) if page.present is None else np.flatnonzero(page.present).tolist()
         try:
             shapes = self._reader.shapes(page, data)
         except SeqRecordError as error:
@@ -317,6 +337,7 @@ class _State:
                 out = np.empty(shape, dtype)
             try:
                 self._reader.decode(page, data, [frame], [out])
+                self._reader.value(page, out, frame)
             except SeqRecordError as error:
                 yield error.located(frame=page.chunk.first_frame + frame)
 

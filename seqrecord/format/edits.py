@@ -1,0 +1,130 @@
+"""Edits: small durable records of what was deleted, and of how episodes were split.
+
+The effect of an edit is in the index; whoever builds the index anew applies them in their order.
+The normative text is docs/format.md.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from seqrecord.errors import FormatError
+from seqrecord.format.manifest import SPLIT_NAME
+from seqrecord.format.text import parse_json
+
+__all__ = ["MAX_EDIT_BYTES", "Delete", "Edit", "Edits", "Split", "encode_edit", "parse_edit"]
+
+MAX_EDIT_BYTES = 1 << 25
+EDIT_VERSION = 1
+
+_UID = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True)
+class Delete:
+    """These episodes are not in the dataset."""
+
+    uids: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"op": "delete", "uids": list(self.uids)}
+
+
+@dataclass(frozen=True)
+class Split:
+    """These episodes belong to the split of this name; `None` for none."""
+
+    split: str | None
+    uids: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"op": "split", "split": self.split, "uids": list(self.uids)}
+
+
+Edit = Delete | Split
+
+
+@dataclass(frozen=True)
+class Edits:
+    """What edits come to together: uids that are deleted, and the split of each uid that has one.
+
+    `names` are the splits, in the order in which the edits name them first.
+    """
+
+    deleted: frozenset[str] = frozenset()
+    splits: Mapping[str, str] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, edits: Iterable[Edit]) -> Edits:
+        deleted: set[str] = set()
+        splits: dict[str, str] = {}
+        names: dict[str, None] = {}
+        for edit in edits:
+            if isinstance(edit, Delete):
+                deleted.update(edit.uids)
+            elif edit.split is None:
+                for uid in edit.uids:
+                    splits.pop(uid, None)
+            else:
+                names[edit.split] = None
+                splits.update(dict.fromkeys(edit.uids, edit.split))
+        return cls(frozenset(deleted), splits, tuple(names))
+
+
+def encode_edit(edits: Sequence[Edit]) -> bytes:
+    """A file of edits. `FormatError` for what no reader would take; then write several files."""
+    value = {
+        "format": "seqrecord edits",
+        "version": EDIT_VERSION,
+        "edits": [edit.to_json() for edit in edits],
+    }
+    data = json.dumps(value, separators=(",", ":")).encode()
+    if len(data) > MAX_EDIT_BYTES:
+        raise FormatError(
+            "too many edits for one file",
+            expected=f"at most {MAX_EDIT_BYTES} bytes",
+            got=len(data),
+        )
+    parse_edit(data)
+    return data
+
+
+def parse_edit(data: bytes) -> list[Edit]:
+    """Inverse of `encode_edit`; trusts nothing."""
+    value = parse_json(data)
+    keys = {"format", "version", "edits"}
+    if (
+        not isinstance(value, dict)
+        or set(value) != keys
+        or value["format"] != "seqrecord edits"
+        or type(value["version"]) is not int
+        or value["version"] != EDIT_VERSION
+        or not isinstance(value["edits"], list)
+    ):
+        raise FormatError(
+            "not a file of edits of this version",
+            expected=f"an object of {', '.join(sorted(keys))}; version {EDIT_VERSION}",
+            got=repr(value)[:200],
+        )
+    return [_edit(item) for item in value["edits"]]
+
+
+def _edit(value: object) -> Edit:
+    if isinstance(value, dict) and isinstance(uids := value.get("uids"), list):
+        known = all(isinstance(uid, str) and _UID.fullmatch(uid) for uid in uids)
+        if known and value.get("op") == "delete" and set(value) == {"op", "uids"}:
+            return Delete(tuple(uids))
+        if known and value.get("op") == "split" and set(value) == {"op", "uids", "split"}:
+            split = value["split"]
+            if split is None or (isinstance(split, str) and SPLIT_NAME.fullmatch(split)):
+                return Split(split, tuple(uids))
+    raise FormatError(
+        "not an edit",
+        expected="delete of uids, or split of a name or null, of uids",
+        got=repr(value)[:200],
+    )
