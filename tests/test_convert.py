@@ -226,7 +226,7 @@ def test_episodes_that_cannot_be_listed(tmp_path: Path, how: str) -> None:
     [
         ({"workers": 0}, DestinationError),
         ({"workers": -2}, DestinationError),
-        ({"chunk_frames": 65}, SchemaError),
+        ({"chunk_frames": 65_537}, SchemaError),
         ({"chunk_frames": 0}, SchemaError),
         ({"record_bytes": 0}, DestinationError),
         ({"record_bytes": "60 elephants"}, DestinationError),

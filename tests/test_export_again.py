@@ -352,7 +352,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "a dtype of objects": (_feature("note", dtype="|O"), "not the description", "json"),
     "a shape that is none": (_feature("note", shape=[0]), "not the description", "json"),
     "more frames than there are": (_feature("note", num_frames=99), "not the description", "json"),
-    "a kind that is none": (_feature("note", kind="file"), "not the description", "json"),
+    "a layout that is none": (_feature("note", layout="file"), "not the description", "json"),
 }
 
 

@@ -92,7 +92,7 @@ def test_golden_files_hold_what_they_are_for() -> None:
     assert plane in file.read_bytes(), "a plane that Blosc would encode is stored"
     assert len(zlib.compress(plane)) < len(plane)
     total = sum(path.stat().st_size for path in GOLDEN.rglob("*") if path.is_file())
-    assert total < 170_000, "they are kept for ever"
+    assert total < 190_000, "they are kept for ever"
 
 
 def test_the_hexdump_of_the_format_is_a_record_file(tmp_path: Path) -> None:
@@ -108,7 +108,8 @@ def test_the_hexdump_of_the_format_is_a_record_file(tmp_path: Path) -> None:
     footer = read_footer(LocalStorage(tmp_path), "records/a.seqrec")
     (episode,) = footer.episodes
     assert (episode.key, episode.num_frames, episode.metadata) == ("a/b", 3, "{}")
-    start, length = (int(footer.chunks[0][name][0]) for name in ("offset", "num_frames"))
+    (chunk,) = footer.chunks[0]
+    start, length = int(chunk["offset"]), int(chunk["pages"]["length"][0])
     frames = np.empty((3, 2), "u1")
     page = memoryview(bytes(data))[start : start + length]
     PageCodec(footer.schema["x"]).decode_into(page, 3, frames)

@@ -82,14 +82,14 @@ def test_a_copy_is_the_same_chunks(cut: Path) -> None:
         storage, {file.path: file.size for file in storage.files("records")}
     ).items()
     assert [part.num_frames for part in footer.episodes] == [5, 5]
-    assert len(footer.gaps) == 2
+    assert [len(gaps) for gaps in footer.gaps] == [2]
     data = (cut / path).read_bytes()
-    assert data[64 : 64 + 384 * 2] == partial(cut).read_bytes()[64 : 64 + 384 * 2]
+    assert data[64 : 64 + 576 * 2] == partial(cut).read_bytes()[64 : 64 + 576 * 2]
 
 
 @pytest.mark.parametrize(
     ("offset", "kept"),
-    [(0, []), (12, []), (64, ["e1"]), (384 + 64, ["e0"]), (384 * 2 + 64, ["e0", "e1"])],
+    [(0, []), (12, []), (64, ["e1"]), (576 + 64, ["e0"]), (576 * 2 + 64, ["e0", "e1"])],
 )
 def test_no_page_is_believed(
     cut: Path, offset: int, kept: list[str], caplog: pytest.LogCaptureFixture

@@ -370,7 +370,7 @@ def test_layout_of_the_input_does_not_matter(
     ("options", "error"),
     [
         ({"chunk_frames": 0}, SchemaError),
-        ({"chunk_frames": 65}, SchemaError),
+        ({"chunk_frames": 65_537}, SchemaError),
         ({"record_bytes": 0}, DestinationError),
         ({"record_bytes": "0.3 B"}, DestinationError),
         ({"record_bytes": "much"}, DestinationError),

@@ -4,16 +4,20 @@ Files alone do not tell which dimensions vary, which frames lack a feature and w
 called whose name is that of another file. `writing.export` writes it, `Folders` reads it::
 
     {"version": 1,
+     "fps": 10.0,
      "frames": [0, 1, 2],
      "features": [
        {"name": "points", "dtype": "<f4", "shape": [null, 3],
-        "kind": "frames", "path": "points", "num_frames": 2},
+        "kind": "points", "unit": "m", "value": "array",
+        "layout": "frames", "path": "points", "num_frames": 2},
        {"name": "pose", "dtype": "<f8", "shape": [7],
-        "kind": "array", "path": "pose.npy", "num_frames": 3}]}
+        "kind": "pose", "unit": "m", "value": "array",
+        "layout": "array", "path": "pose.npy", "num_frames": 3}]}
 
-`frames` are the numbers of the frames in the episode that was exported. A feature of kind `frames`
-is a folder of one file for each frame that has it, `000002.npy`; one of kind `array` is a file of
-all frames.
+`frames` are the numbers of the frames in the episode that was exported, and `fps` how many it has a
+second, or null. A feature of layout `frames` is a folder of one file for each frame that has it,
+`000002.npy`, or `.txt` for text and `.bin` for bytes; one of layout `array` is a file of all
+frames. Codecs and groups are not kept: who packs the files chooses them.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from seqrecord.sources.files import read_bytes
 
 __all__ = [
     "DESCRIPTION",
+    "ENDINGS",
     "ExportedEpisode",
     "ExportedFeature",
     "encode_description",
@@ -38,17 +43,20 @@ __all__ = [
 ]
 
 DESCRIPTION = "seqrecord.json"
+ENDINGS = {"text": ".txt", "bytes": ".bin"}
+"""Of the files of frames that are no arrays, by `FeatureSpec.value`."""
 
 _VERSION = 1
 _MAX_BYTES = 1 << 26  # of some eight million frame numbers
-_KEYS = {"name", "dtype", "shape", "kind", "path", "num_frames"}
+_SPEC_KEYS = ("name", "dtype", "shape", "kind", "unit", "value")
+_KEYS = {*_SPEC_KEYS, "layout", "path", "num_frames"}
 
 
 @dataclass(frozen=True)
 class ExportedFeature:
     """A feature and its place in the episode's folder; `num_frames` of the frames have it."""
 
-    spec: FeatureSpec  # without a codec
+    spec: FeatureSpec  # without codec and group
     path: str
     is_array: bool
     num_frames: int
@@ -60,6 +68,7 @@ class ExportedEpisode:
 
     frames: tuple[int, ...]
     features: tuple[ExportedFeature, ...]
+    fps: float | None = None
 
 
 def frame_stem(number: int) -> str:
@@ -72,11 +81,15 @@ def encode_description(episode: ExportedEpisode) -> str:
     features = []
     for feature in episode.features:
         spec = feature.spec.to_json()
-        del spec["codec"]
-        kind = "array" if feature.is_array else "frames"
-        place = {"kind": kind, "path": feature.path, "num_frames": feature.num_frames}
-        features.append({**spec, **place})
-    value = {"version": _VERSION, "frames": list(episode.frames), "features": features}
+        layout = "array" if feature.is_array else "frames"
+        place = {"layout": layout, "path": feature.path, "num_frames": feature.num_frames}
+        features.append({**{key: spec[key] for key in _SPEC_KEYS}, **place})
+    value = {
+        "version": _VERSION,
+        "fps": episode.fps,
+        "frames": list(episode.frames),
+        "features": features,
+    }
     return f"{json.dumps(value)}\n"
 
 
@@ -106,24 +119,30 @@ def _parse(value: Any) -> ExportedEpisode:
     parsed = tuple(_feature(feature, len(frames)) for feature in features)
     if len({feature.spec.name for feature in parsed}) < len(parsed):
         raise ValueError("a feature stands there twice")
-    return ExportedEpisode(tuple(frames), parsed)
+    return ExportedEpisode(tuple(frames), parsed, _fps(value.get("fps")))
 
 
 def _feature(value: Any, num_frames: int) -> ExportedFeature:
     if not isinstance(value, dict) or set(value) != _KEYS:
         raise ValueError(f"a feature is not an object of {', '.join(sorted(_KEYS))}")
     spec = FeatureSpec.from_json(
-        {**{key: value[key] for key in ("name", "dtype", "shape")}, "codec": []}
+        {**{key: value[key] for key in _SPEC_KEYS}, "codec": [], "group": 0}
     )
-    kind, path, count = value["kind"], value["path"], value["num_frames"]
-    if kind not in ("array", "frames"):
-        raise ValueError("a feature's kind is neither array nor frames")
+    layout, path, count = value["layout"], value["path"], value["num_frames"]
+    if layout not in ("array", "frames"):
+        raise ValueError("a feature's layout is neither array nor frames")
     if not isinstance(path, str) or path in ("", ".", "..") or {"/", "\0"} & set(path):
         raise ValueError("a feature's path is not the name of a file or folder")
     path.encode()  # half a surrogate pair names no file
-    if not _is_count(count) or count > num_frames or (kind == "array" and count != num_frames):
+    if not _is_count(count) or count > num_frames or (layout == "array" and count != num_frames):
         raise ValueError("a feature's number of frames is not one that it can have")
-    return ExportedFeature(spec, path, kind == "array", count)
+    return ExportedFeature(spec, path, layout == "array", count)
+
+
+def _fps(value: object) -> float | None:
+    if value is None or (type(value) in (int, float) and 0 < value < 1e300):  # type: ignore[operator]
+        return None if value is None else float(value)  # type: ignore[arg-type]
+    raise ValueError("fps is not a number above 0")
 
 
 def _is_count(value: object) -> bool:

@@ -129,7 +129,7 @@ def _describe(dataset: SeqRecordReader, key: str, frames: Sequence[int] | range)
             number += 1
             path = f"{name}~{number}{ending}"
         taken.add(path.casefold())
-        plain = replace(spec, codec=())
+        plain = replace(spec, codec=(), group=0)
         features.append(ExportedFeature(plain, path, is_array, int(present.sum())))
     return ExportedEpisode(tuple(numbers.tolist()), tuple(features))
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from seqrecord.codecs import image_chain, probe, resolve
 from seqrecord.errors import DestinationError, SchemaError
+from seqrecord.format.rows import MAX_CHUNK_FRAMES
 from seqrecord.schema import CodecConfig, EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.units import parse_size
 
@@ -25,7 +26,6 @@ __all__ = [
 
 DEFAULT_CODEC = "balanced"
 DEFAULT_RECORD_BYTES = 1 << 30
-MAX_CHUNK_FRAMES = 64  # until plans know of longer ones
 
 Codecs: TypeAlias = "str | Mapping[str, str | Sequence[CodecConfig]]"
 """A codec's name for all features, or by feature name one or a chain of codec configurations."""
