@@ -190,6 +190,13 @@ class ClipTable:
     def num_clips(self) -> int:
         return int(self.count.sum())
 
+    @property
+    def repeats(self) -> bool:
+        """Whether any clip is there more than once."""
+        last = self.first_start + (self.count - 1) * self.spec.stride
+        again = (self.first_start[1:] <= last[:-1]) & (self.episode[1:] == self.episode[:-1])
+        return bool(again.any())
+
     def __len__(self) -> int:
         return self.num_clips
 

@@ -85,12 +85,8 @@ class ClipLoader:
 
     def clips(self, epoch: int) -> ClipTable:
         """The clips of an epoch."""
-        phases, settings = self.selection.phases, self._settings
-        if phases is None:
-            return self.selection.clips
-        return self.selection.clips_of(
-            phases.of_epoch(epoch, seed=settings.seed, shuffle=settings.shuffle)
-        )
+        settings = self._settings
+        return self.selection.clips_in(epoch, seed=settings.seed, shuffle=settings.shuffle)
 
     def num_clips(self, epoch: int) -> int:
         """How many clips an epoch has, over all parts."""
@@ -174,6 +170,7 @@ class ClipLoader:
             self._sizes,
             memory_limit=self._memory_limit,
             url=self.selection.dataset.url,
+            epochs_differ=self.selection.differs_by_epoch,
         )
 
     @contextmanager
@@ -197,6 +194,7 @@ class ClipLoader:
             "features": sorted(self.selection.dataset.features),
             "frame_transform": dict(self._array_texts),
             "shuffle_buffer": self.options.shuffle_buffer,
+            "clips": self.selection.chosen_digest,
         }
 
     @cached_property
@@ -219,7 +217,8 @@ class ClipLoader:
         saved, now = {**state.request, **saved}, {**request, **now}
         if not self._settings.shuffle and saved["shuffle"] is False:
             for name in ("seed", "num_cursors", "shuffle_buffer"):
-                now.pop(name, None)
+                if name != "seed" or not self.selection.differs_by_epoch:
+                    now.pop(name, None)
         differ = [name for name in now if name not in saved or saved[name] != now[name]]
         if "features" in differ and "frame_transform" in differ:
             differ.remove("frame_transform")  # its arrays are the features
@@ -267,6 +266,7 @@ class ClipLoader:
                 num_cursors=self.options.num_cursors,
                 num_parts=num_parts,
                 url=self.selection.dataset.url,
+                epochs_differ=self.selection.differs_by_epoch,
             )
         return self._fits[num_parts]
 

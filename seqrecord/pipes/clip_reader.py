@@ -71,7 +71,7 @@ class ClipReader:
     def read(self, numbers: IntArray) -> list[dict[str, Any]]:
         """Clips by their number, int64[clips], as `SeqRecordPipe` gives them."""
         selection = self._selection
-        episode, start = selection.clips.locate(numbers)
+        episode, start = selection.locate(numbers)
         columns: dict[str, Sequence[Any]] = {}
         if self._fixed:
             columns.update(self._read_fixed(episode, start))

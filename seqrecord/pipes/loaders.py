@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
 from torchdata.nodes import BaseNode
 
 from seqrecord.clips import ClipTable
-from seqrecord.errors import StateError
+from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.callers import (
     find_filter,
     find_holder,
@@ -299,8 +299,8 @@ class SeqRecordNode(_Streaming, BaseNode[Clip]):  # type: ignore[misc]
 class SeqRecordDataset(TorchDataset[dict[str, Any]]):
     """Clips by their number, for map-style training: `dataset[i]` is a clip as `SeqRecordPipe`'s.
 
-    Clips are numbered episode by episode, front to back. Random order reads and decodes a frame
-    for every clip that it is in: streaming is much faster.
+    Clips are numbered episode by episode, front to back, or as in the table `clips`. Random order
+    reads and decodes a frame for every clip that it is in: streaming is much faster.
 
     A `DataLoader` with `collate_fn=seqrecord.collate` asks for the clips of a batch at once: a
     frame that several of them have is read and decoded once, and they lie in the memory of one
@@ -315,6 +315,13 @@ class SeqRecordDataset(TorchDataset[dict[str, Any]]):
     def __init__(self, location: DatasetLike, options: ClipOptions) -> None:
         self._options = options
         self._selection = ClipSelection(location, options)
+        chosen = self._selection.chosen
+        if chosen is not None and (chosen.weight != 1).any():
+            raise ClipError(
+                "SeqRecordDataset gives each clip once",
+                file=self.dataset.url,
+                expected="clips without weights; a sampler can weigh them",
+            )
         self._reader = ClipReader(self._selection)
 
     def __getstate__(self) -> dict[str, Any]:

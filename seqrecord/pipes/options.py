@@ -14,6 +14,7 @@ import numpy as np
 
 from seqrecord.clips import ClipSpec
 from seqrecord.errors import ClipError
+from seqrecord.pipes.clip_lists import ClipList, check_clip_list
 from seqrecord.reading.frames import FrameTransform
 from seqrecord.reading.reader import DatasetLike, EpisodeFilter
 from seqrecord.storage import local_path
@@ -44,6 +45,11 @@ class ClipOptions:
         features: names of features to read; all by default. Clips in which a frame lacks one of
             them are left out.
         episodes: keys, a glob on keys, or a predicate on an episode's metadata.
+        clips: a table of the clips to give, instead of all: a dict of columns, or an Arrow or
+            pandas table. `episode` has keys, `start` first frames, and `weight`, which may be left
+            out, how often the clip comes in an epoch: 2.3 is two times in most epochs, three times
+            in the others, which the seed decides. With `stride=1`; `episodes` leaves out those of
+            other episodes.
         frame_transform: a function that is called once for each decoded frame, with a dict of
             arrays. It returns the arrays that clips are made of; their dtypes and shapes must be
             the same for every frame. It is called from several threads, and once for the first
@@ -62,6 +68,7 @@ class ClipOptions:
     dilation: int = 1
     features: Sequence[str] | None = None
     episodes: EpisodeFilter = None
+    clips: ClipList | None = field(default=None, repr=False)
     frame_transform: FrameTransform | None = None
     verify: bool | None = None
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)  # may hold secrets
@@ -74,6 +81,10 @@ class ClipOptions:
             self._set(name, check_integer(name, getattr(self, name), least=1))
         ClipSpec(self.clip_len, self.stride, self.dilation)  # has limits of its own
         self._check_names()
+        if self.clips is not None:
+            check_clip_list(self.clips)
+            if self.stride != 1:
+                raise ClipError("clips has the starts", expected="no stride", got=self.stride)
         _check(
             "frame_transform",
             self.frame_transform,

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from seqrecord.chosen import ChosenClips
 from seqrecord.clips import (
     ClipSpec,
     ClipTable,
@@ -21,6 +22,7 @@ from seqrecord.clips import (
 from seqrecord.errors import ClipError
 from seqrecord.format.index import GroupIndex
 from seqrecord.format.pages import ALIGNMENT
+from seqrecord.pipes.clip_lists import ClipList, read_clip_list
 from seqrecord.pipes.collating import keep_memory_for
 from seqrecord.pipes.distributed import say_once
 from seqrecord.pipes.options import ClipOptions
@@ -29,6 +31,7 @@ from seqrecord.reading.reader import DatasetLike, SeqRecordReader, reader_of
 from seqrecord.sampling import Phases
 from seqrecord.sampling.memory import FrameSizes
 from seqrecord.sampling.phases import typical_table
+from seqrecord.sampling.weights import times_in_epoch
 from seqrecord.text import counted
 
 __all__ = ["ClipSelection"]
@@ -44,7 +47,8 @@ _TENSOR_BYTES = 1 << 10  # of a tensor beside what it holds: one for each frame 
 class ClipSelection:
     """The clips of a dataset that a request is for. Picklable.
 
-    With `rotate_phase`, `clips` are those of all phases and `clips_of` gives those of one.
+    With `rotate_phase`, `clips` are those of all phases, and with weights each as often as it can
+    come; `clips_in` gives those of one epoch.
 
     What is left out is said in a warning, logged to
     `seqrecord` once, and counted in `clips`.
@@ -58,6 +62,7 @@ class ClipSelection:
     clips: ClipTable
     episodes: EpisodeTable  # of the requested groups, led by the one with most bytes a frame
     phases: Phases | None = None  # the phases of one epoch after the other
+    chosen: ChosenClips | None = None  # those of the argument `clips` that lack nothing
     left_out: str  # what would be clips, or has none, in words; empty if nothing is
     arrays: dict[str, ArraySpec]  # of each feature of a frame, after `frame_transform`
 
@@ -76,13 +81,16 @@ class ClipSelection:
         self.frame_transform = options.frame_transform
         table, missing = self.dataset.episode_table, self.dataset.missing_frames()
         self.selected = self.dataset.find_episodes(options.episodes)
+        self._missing = missing
+        self._last: tuple[int, ClipTable] | None = None  # phase or epoch, and its clips
         every = replace(self.spec, stride=1) if rotate_phase else self.spec
-        self.clips = enumerate_clips(every, table, self.selected, missing)
+        if options.clips is not None:
+            self.clips = self._choose(options.clips, table)
+        else:
+            self.clips = enumerate_clips(every, table, self.selected, missing)
         self.left_out = self._left_out()
         if every != self.spec:
             self.phases = Phases.of(self.clips, self.spec.stride)
-            self._missing = missing
-            self._last: ClipTable | None = None  # that `clips_of` has made
         if not self.clips.num_clips:
             raise ClipError(
                 f"no clip has all of its frames and features; left out: {self.left_out}",
@@ -135,21 +143,31 @@ class ClipSelection:
         keys = self.dataset.index.keys.take(self.selected).to_pylist()
         return replace(options, episodes=keys)
 
-    def clips_of(self, phase: int) -> ClipTable:
-        """The clips of one phase."""
-        if self._last is None or self._last.spec.phase != phase:
-            self._last = enumerate_clips(
-                replace(self.spec, phase=phase),
-                self.dataset.episode_table,
-                self.selected,
-                self._missing,
-            )
-        return self._last
+    @property
+    def differs_by_epoch(self) -> bool:
+        """Whether an epoch has other clips than the next."""
+        by_weight = self.chosen is not None and self.chosen.differs_by_epoch
+        return by_weight or self.phases is not None
 
-    def locate(self, number: int) -> tuple[int, int]:
-        """Row of the episode, and first frame, of a clip by its number in canonical order."""
-        episode, start = self.clips.locate(np.array([number]))
-        return int(episode[0]), int(start[0])
+    def clips_in(self, epoch: int, *, seed: int, shuffle: bool) -> ClipTable:
+        """The clips of an epoch."""
+        if not self.differs_by_epoch:
+            return self.clips
+        key = epoch
+        if self.phases is not None:
+            key = self.phases.of_epoch(epoch, seed=seed, shuffle=shuffle)
+        if self._last is None or self._last[0] != key:
+            self._last = key, self._made(key, seed)
+        return self._last[1]
+
+    def locate(self, numbers: IntArray) -> tuple[IntArray, IntArray]:
+        """Rows of the episodes, and first frames, int64[n] each, of clips by their numbers.
+
+        They are numbered in canonical order, or as they were chosen.
+        """
+        if self.chosen is not None:
+            numbers = np.argsort(self.chosen.row, kind="stable")[numbers]
+        return self.clips.locate(numbers)
 
     def key(self, episode: int) -> str:
         """The key of an episode, by its row."""
@@ -188,6 +206,18 @@ class ClipSelection:
             "dataset": self.dataset.fingerprint,
         }
 
+    @cached_property
+    def chosen_digest(self) -> str | None:
+        """What tells the chosen clips, and how often they come, from others."""
+        if self.chosen is None:
+            return None
+        digest, chosen = hashlib.sha256(), self.chosen
+        place = np.searchsorted(self.selected, chosen.episode)
+        for numbers in (chosen.row, place, chosen.start):
+            digest.update(np.ascontiguousarray(numbers, "<i8").data)
+        digest.update(np.ascontiguousarray(chosen.weight, "<f8").data)
+        return digest.hexdigest()
+
     def describe(self) -> str:
         """A line for people, and one for each feature with its dtype and shape in a clip."""
         over = f" in every {len(self.phases)} epochs" if self.phases is not None else ""
@@ -197,6 +227,30 @@ class ClipSelection:
         for name, spec in self.arrays.items():
             lines.append(f"{name}: {ArraySpec(spec.dtype, (self.spec.length, *spec.shape))}")
         return "\n  ".join(lines)
+
+    def _choose(self, clips: ClipList, table: EpisodeTable) -> ClipTable:
+        """Those of the list that are of the selected episodes and lack nothing."""
+        index, spec = self.dataset.index, self.spec
+        listed = read_clip_list(
+            clips, index.keys, index.num_frames, span=spec.span, url=self.dataset.url
+        )
+        listed = listed.taken(np.isin(listed.episode, self.selected))
+        self.selected = np.unique(listed.episode)
+        whole = listed.complete(spec, table, self._missing)
+        self.chosen = listed.taken(whole)
+        return self.chosen.table(
+            spec, self.selected, self.chosen.most, num_incomplete=int((~whole).sum())
+        )
+
+    def _made(self, key: int, seed: int) -> ClipTable:
+        """The clips of a phase, or of an epoch."""
+        if self.chosen is not None:
+            times = times_in_epoch(self.chosen, seed=seed, epoch=key)
+            return self.chosen.table(
+                self.spec, self.selected, times, num_incomplete=self.clips.num_incomplete
+            )
+        spec = replace(self.spec, phase=key)
+        return enumerate_clips(spec, self.dataset.episode_table, self.selected, self._missing)
 
     def _left_out(self) -> str:
         clips, selected = self.clips, self.selected
@@ -253,7 +307,7 @@ class ClipSelection:
     def _look(self) -> dict[str, ArraySpec]:
         if self.frame_transform is None:
             return self.stored_arrays()
-        episode, start = self.locate(0)
+        episode, start = (int(column[0]) for column in self.clips.locate(np.zeros(1, np.int64)))
         frame = dict(self.dataset.episodes[self.key(episode)][start])
         try:
             arrays = apply_transform(self.frame_transform, frame)

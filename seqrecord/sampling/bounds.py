@@ -74,11 +74,10 @@ def _of_any_chunks(facts: ClipFacts, blocks: BlockSizes, group: GroupFacts) -> i
     # run's end that rest is not loaded; between two parts of one run it may be.
     counted = -(-(place + clip - 1) * stride // clip)
     most = max(1, min(clips, (place + clip - 1 + gap) // (clip + gap)))
-    parted = facts.num_rows > facts.num_episodes
     whole = -(-facts.longest_episode // step)  # more than that is in no stretch
 
     def held(number: int) -> int:
-        tails = number if parted else 1
+        tails = number if facts.parted else 1
         frames = counted - (number - 1) * gap * stride // clip + number * (span - stride)
         return -(-(frames + tails * tail) // step) + (number - 1) * (step > 1)
 

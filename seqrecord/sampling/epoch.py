@@ -100,6 +100,7 @@ class EpochPlan:
         self._key = key_of(settings.seed, epoch)
         self._windows = tuple(windows or [Window.of(table.spec)] * len(episodes.groups))
         self.leading = episodes.leading
+        self._repeats = table.repeats
         # Episodes count by their place in the selection: rows may differ between datasets.
         self._selected = table.selected
 
@@ -210,7 +211,7 @@ class EpochPlan:
 
     def _is_disjoint(self, group: int) -> bool:
         window = self._windows[group]
-        apart = window.span <= self._spec.stride and window.is_dense
+        apart = window.span <= self._spec.stride and window.is_dense and not self._repeats
         return apart and not self._cursors.share_chunks(group)
 
     def _loads(

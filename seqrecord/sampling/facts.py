@@ -41,14 +41,23 @@ class ClipFacts:
     num_clips: int
     num_rows: int  # of the clip table
     num_episodes: int  # that have clips
+    parted: bool  # whether clips between others of an episode may be left out
     num_frames: int  # of these
     is_even: bool  # whether they have equally many clips, in one row each
 
     @classmethod
     def of(
-        cls, table: ClipTable, episodes: EpisodeTable, windows: Sequence[Window] | None = None
+        cls,
+        table: ClipTable,
+        episodes: EpisodeTable,
+        windows: Sequence[Window] | None = None,
+        *,
+        any_clips: bool = False,
     ) -> ClipFacts:
-        """`windows`, one for each group of `episodes`; by default whole clips of all."""
+        """`windows`, one for each group of `episodes`; by default whole clips of all.
+
+        With `any_clips`, of what has any of the table's clips: an epoch may leave out others.
+        """
         windows = windows or [Window.of(table.spec)] * len(episodes.groups)
         used = table.episode[np.diff(table.episode, prepend=-1) != 0]
         sizes = episodes.lead.chunk_frames
@@ -75,6 +84,7 @@ class ClipFacts:
             num_clips=table.num_clips,
             num_rows=len(table.count),
             num_episodes=len(used),
+            parted=any_clips or len(used) < len(table.count),
             num_frames=int(lengths.sum()),
             is_even=len(used) == len(table.count) and bool((table.count == table.count[:1]).all()),
         )

@@ -106,15 +106,16 @@ def fit(
     num_parts: int,
     url: str,
     windows: Sequence[Window] | None = None,
+    epochs_differ: bool = False,
 ) -> Fit:
     """The best settings whose arenas, batches and chunks in flight take at most `memory_limit`.
 
-    With `rotate_phase` they hold for every epoch, and `table` is that of `phases.typical_table`.
-    `windows` are those of `EpochPlan`.
+    They hold for every epoch. Where `epochs_differ`, `table` is that of `phases.typical_table`, or
+    has each clip as often as it can come. `windows` are those of `EpochPlan`.
 
     Raises `MemoryLimitError`, which names `url` and the least that would do, where nothing fits.
     """
-    facts = ClipFacts.of(table, episodes, windows)
+    facts = ClipFacts.of(table, episodes, windows, any_clips=epochs_differ)
     cursors = num_cursors if settings.shuffle else None
     least = least_held(facts, settings, sizes.frames, cursors)
     for prefetch, loads, arena, max_held in _ways_to_spend(sizes, memory_limit):
@@ -130,7 +131,7 @@ def fit(
             num_cursors=num_cursors,
             num_parts=num_parts,
         )
-        resident = tuple(resident_bounds(facts, fitted)) if settings.rotate_phase else None
+        resident = tuple(resident_bounds(facts, fitted)) if epochs_differ else None
         limited = None
         if num_cursors is None:
             limited = mixing_limit(
@@ -149,16 +150,18 @@ def fit_given(
     memory_limit: int,
     url: str,
     windows: Sequence[Window] | None = None,
+    epochs_differ: bool = False,
 ) -> Fit:
     """Memory for settings that are given, those of a saved state: they are the order's.
 
     Raises `MemoryLimitError`, which says the least that would do, where they do not fit.
     """
-    resident = tuple(resident_bounds(ClipFacts.of(table, episodes, windows), settings))
+    facts = ClipFacts.of(table, episodes, windows, any_clips=epochs_differ)
+    resident = tuple(resident_bounds(facts, settings))
     least = held_bytes(sizes.frames, resident)
     for prefetch, loads, arena, max_held in _ways_to_spend(sizes, memory_limit):
         if max_held >= least:
-            most = resident if settings.rotate_phase else None
+            most = resident if epochs_differ else None
             return Fit(settings, sizes, arena, prefetch, loads, most)
     raise _too_small("the order of the saved state", url, sizes, least, memory_limit)
 

@@ -1,0 +1,113 @@
+"""Clips that somebody has chosen one by one, and how often each comes: integers, without I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.clips import (
+    ClipSpec,
+    ClipTable,
+    EpisodeTable,
+    IntArray,
+    MissingFrames,
+    enumerate_clips,
+)
+
+__all__ = ["ChosenClips"]
+
+
+@dataclass(frozen=True, eq=False)
+class ChosenClips:
+    """Clips in canonical order, by episode and then by start, the same one maybe several times.
+
+    `row`, int64[n], says which one of the user's list each is; `episode` and `start` are int64[n].
+    Each comes `weight` times in an epoch, float64[n], on average.
+    """
+
+    row: IntArray
+    episode: IntArray
+    start: IntArray
+    weight: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(
+        cls, episode: IntArray, start: IntArray, weight: npt.NDArray[np.float64] | None = None
+    ) -> ChosenClips:
+        """From a list in any order; without `weight` each comes once."""
+        row = np.lexsort((start, episode))
+        weight = np.ones(len(row)) if weight is None else weight
+        return cls(row, episode[row], start[row], weight[row])
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def __repr__(self) -> str:
+        return f"ChosenClips({len(self)} clips, {float(self.weight.sum()):g} in an epoch)"
+
+    @property
+    def most(self) -> IntArray:
+        """How often each comes at most in an epoch; int64[n]."""
+        return np.ceil(self.weight).astype(np.int64)
+
+    @property
+    def least(self) -> IntArray:
+        """How often each comes at least in every epoch; int64[n]."""
+        return np.floor(self.weight).astype(np.int64)
+
+    @property
+    def differs_by_epoch(self) -> bool:
+        """Whether an epoch has other clips than the next."""
+        return bool((self.most != self.least).any())
+
+    def taken(self, chosen: npt.NDArray[np.bool_]) -> ChosenClips:
+        """Some of them."""
+        return ChosenClips(
+            self.row[chosen], self.episode[chosen], self.start[chosen], self.weight[chosen]
+        )
+
+    def complete(
+        self, spec: ClipSpec, episodes: EpisodeTable, missing: MissingFrames | None
+    ) -> npt.NDArray[np.bool_]:
+        """Which of them lie in their episodes and lack nothing; bool[n]. `spec` has stride 1."""
+        every = enumerate_clips(spec, episodes, np.unique(self.episode), missing)
+        # Rows ascend by episode, and by start: the last that begins at or before each clip.
+        row = np.searchsorted(_place(every.episode, every.first_start), self._places, "right") - 1
+        row = np.maximum(row, 0)
+        if not every.num_clips:
+            return np.zeros(len(self), np.bool_)
+        inside = self.start - every.first_start[row]
+        whole: npt.NDArray[np.bool_] = (
+            (every.episode[row] == self.episode) & (inside >= 0) & (inside < every.count[row])
+        )
+        return whole
+
+    def table(
+        self, spec: ClipSpec, selected: IntArray, times: IntArray, *, num_incomplete: int = 0
+    ) -> ClipTable:
+        """The clips, each `times`, int64[n], of the `selected` episodes; `spec` has stride 1.
+
+        Clips that start at frames in a row make one row of the table.
+        """
+        episode, start = np.repeat(self.episode, times), np.repeat(self.start, times)
+        place = _place(episode, start)
+        begins = np.flatnonzero(np.diff(place, prepend=place[:1] - 2) != 1)
+        return ClipTable(
+            spec,
+            selected,
+            episode[begins],
+            start[begins],
+            np.diff(begins, append=len(place)),
+            num_incomplete=num_incomplete,
+        )
+
+    @property
+    def _places(self) -> IntArray:
+        return _place(self.episode, self.start)
+
+
+def _place(episode: IntArray, start: IntArray) -> IntArray:
+    """A number that ascends with episodes, and with the starts in each."""
+    return (episode << 33) + start  # no start in one episode follows one in another

@@ -1,0 +1,220 @@
+"""The argument `clips`: tables of chosen clips, how often they come, and errors."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from seqrecord import ClipError, SeqRecordDataset, SeqRecordPipe, StateError
+from tests.clip_data import check, names, write_numbered
+from tests.resume_contract import check_resume
+
+LISTED = [("set/3", 5), ("set/0", 19), ("set/3", 4), ("set/1", 0), ("set/3", 30), ("set/0", 2)]
+EPISODES, STARTS = [key for key, _ in LISTED], [start for _, start in LISTED]
+
+
+class Table:
+    """What pandas, Polars and others are to Arrow."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+KINDS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "lists": dict,
+    "arrays": lambda columns: {name: np.array(column) for name, column in columns.items()},
+    "arrow": pa.table,
+    "batch": lambda columns: pa.RecordBatch.from_pydict(columns),
+    "chunked": lambda columns: {
+        name: pa.chunked_array([column[:2], column[2:]]) for name, column in columns.items()
+    },
+    "dictionary": lambda columns: {
+        **columns,
+        "episode": pa.array(columns["episode"]).dictionary_encode(),
+    },
+    "other": lambda columns: Table(pa.table(columns)),
+}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_numbered(tmp_path_factory.mktemp("lists") / "records", codecs="raw")
+
+
+def make(path: Path, **settings: Any) -> SeqRecordPipe:
+    usual = {"clip_len": 4, "features": ["image", "id"], "batch_size": 3}
+    return SeqRecordPipe(path, **{**usual, **settings})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gives_the_clips_of_the_table(path: Path, kind: str) -> None:
+    pipe = make(path, clips=KINDS[kind]({"episode": EPISODES, "start": STARTS}))
+    for _ in range(2):
+        clips = [name for batch in pipe for name in check(batch, ["image", "id"], 4)]
+        assert sorted(clips) == sorted(LISTED)
+    assert (len(pipe), pipe.num_clips) == (2, len(LISTED))
+
+
+def test_reads_only_chunks_that_hold_one(path: Path) -> None:
+    pipe = make(path, clips={"episode": ["set/3"] * 2, "start": [0, 32]}, shuffle=False)
+    assert [name for batch in pipe for name in names(batch)] == [("set/3", 0), ("set/3", 32)]
+    assert pipe.stats()["loads"] == 2
+    assert pipe.stats()["frames_decoded"] == 8
+
+
+def test_unshuffled_they_come_episode_by_episode(path: Path) -> None:
+    pipe = make(path, clips={"episode": EPISODES, "start": STARTS}, shuffle=False)
+    assert [name for batch in pipe for name in names(batch)] == sorted(LISTED)
+
+
+def test_a_clip_may_be_there_twice(path: Path) -> None:
+    twice = LISTED + LISTED[:3] + LISTED[:1]
+    pipe = make(path, clips={"episode": [e for e, _ in twice], "start": [s for _, s in twice]})
+    given = Counter(name for batch in pipe for name in check(batch, ["image", "id"], 4))
+    assert given == Counter(twice)
+
+
+def test_single_frames_twice_are_right_too(path: Path) -> None:
+    clips = {"episode": ["set/0"] * 3, "start": [3, 3, 4]}
+    pipe = make(path, clip_len=1, clips=clips)
+    given = [name for batch in pipe for name in check(batch, ["image", "id"], 1)]
+    assert sorted(given) == [("set/0", 3), ("set/0", 3), ("set/0", 4)]
+
+
+def test_what_lacks_a_feature_is_left_out_and_counted(path: Path) -> None:
+    pipe = make(path, features=["flow"], clips={"episode": EPISODES, "start": STARTS})
+    given = [name for batch in pipe for name in check(batch, ["flow"], 4)]
+    assert sorted(given) == sorted(set(LISTED) - {("set/0", 19)})
+    assert pipe.stats()["clips_incomplete"] == 1
+    assert "1 of 6 clips" in repr(pipe)
+
+
+def test_episodes_leave_out_the_others(path: Path) -> None:
+    clips = {"episode": EPISODES, "start": STARTS}
+    pipe = make(path, clips=clips, episodes=["set/3"])
+    assert sorted(name for batch in pipe for name in names(batch)) == [
+        ("set/3", 4),
+        ("set/3", 5),
+        ("set/3", 30),
+    ]
+
+
+WEIGHTS = [0.5, 2.0, 0.0, 1.0, 1.25, 3.0]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_weights_are_how_often_a_clip_comes(path: Path, shuffle: bool) -> None:
+    clips = {"episode": EPISODES, "start": STARTS, "weight": WEIGHTS}
+    pipe = make(path, clips=clips, seed=5, shuffle=shuffle)
+    epochs = []
+    for _ in range(40):
+        count = pipe.num_clips
+        found = [name for batch in pipe for name in check(batch, ["image", "id"], 4)]
+        assert len(found) == count
+        epochs.append(Counter(found))
+    for name, weight in zip(LISTED, WEIGHTS, strict=True):
+        times = [epoch[name] for epoch in epochs]
+        assert {int(np.floor(weight)), int(np.ceil(weight))} == set(times)
+    assert epochs[0] != epochs[1] or epochs[1] != epochs[2]
+    same = make(path, clips=clips, seed=5, shuffle=shuffle)
+    assert Counter(name for batch in same for name in names(batch)) == epochs[0]
+
+
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_resumes_anywhere(path: Path, batch_size: int | None) -> None:
+    clips = {"episode": EPISODES, "start": STARTS, "weight": [2.5, 2.0, 1.5, 1.0, 1.25, 3.0]}
+    check_resume(lambda: make(path, clips=clips, batch_size=batch_size, seed=1))
+
+
+def test_a_state_of_other_clips_is_refused(path: Path) -> None:
+    clips = {"episode": EPISODES, "start": STARTS}
+    pipe = make(path, clips=clips)
+    next(iter(pipe))
+    state = pipe.state_dict()
+    make(path, clips=clips).load_state_dict(state)
+    others: list[dict[str, Any]] = [
+        {"episode": EPISODES, "start": [*STARTS[:-1], 3]},
+        {**clips, "weight": [1, 1, 1, 1, 1, 2]},
+    ]
+    for other in others:
+        with pytest.raises(StateError, match="other settings: clips"):
+            make(path, clips=other).load_state_dict(state)
+    with pytest.raises(StateError):
+        make(path).load_state_dict(state)
+
+
+def test_parts_share_them(path: Path) -> None:
+    clips = {"episode": EPISODES, "start": STARTS, "weight": WEIGHTS}
+    parts = [make(path, clips=clips, rank=i, world_size=2, equal=False) for i in range(2)]
+    found = [[name for batch in pipe for name in names(batch)] for pipe in parts]
+    assert len(found[0]) + len(found[1]) == make(path, clips=clips).num_clips
+
+
+def test_survives_pickling(path: Path) -> None:
+    clips = {"episode": EPISODES, "start": STARTS, "weight": WEIGHTS}
+    pipe = make(path, clips=clips, seed=2)
+    again = pickle.loads(pickle.dumps(pipe))
+    assert [names(batch) for batch in again] == [names(batch) for batch in pipe]
+
+
+def test_map_style_clips_have_the_numbers_of_the_table(path: Path) -> None:
+    features = ["image", "id"]
+    clips = {"episode": EPISODES, "start": STARTS}
+    dataset = SeqRecordDataset(path, clip_len=4, features=features, clips=clips)
+    assert [names(dataset[i])[0] for i in range(len(dataset))] == LISTED
+    assert [names(clip)[0] for clip in dataset.__getitems__([4, 0, 4])] == [
+        LISTED[4],
+        LISTED[0],
+        LISTED[4],
+    ]
+    for i in range(len(dataset)):
+        check(dataset[i], features, 4)
+    flow = SeqRecordDataset(path, clip_len=4, features=["flow"], clips=clips)
+    assert [names(flow[i])[0] for i in range(len(flow))] == [LISTED[0], *LISTED[2:]]
+    with pytest.raises(ClipError, match="gives each clip once"):
+        SeqRecordDataset(path, clip_len=4, clips={**clips, "weight": WEIGHTS})
+
+
+@pytest.mark.parametrize(
+    ("clips", "match"),
+    [
+        ([("set/0", 1)], "clips is not a table"),
+        ("set/0", "clips is not a table"),
+        ({"episode": EPISODES}, "other columns.*got: episode"),
+        ({"episode": EPISODES, "start": STARTS, "score": STARTS}, "other columns.*score"),
+        ({"episode": EPISODES, "start": STARTS[:-1]}, r"other columns.*episode \[6\], start \[5\]"),
+        ({"episode": ["set/0", None], "start": [0, 0]}, "no episode in row 1"),
+        ({"episode": ["set/0", "set/9"], "start": [0, 0]}, "not there, in row 1.*'set/9'"),
+        ({"episode": [0], "start": [0]}, "no keys in the column episode.*int64"),
+        ({"episode": ["set/0"], "start": [0.5]}, "no frames in the column start.*double"),
+        ({"episode": ["set/0"] * 2, "start": [0, 20]}, "in row 1.*set/0.*0 to 19.*got: 20"),
+        ({"episode": ["set/0"], "start": [-1]}, "in row 0.*0 to 19.*got: -1"),
+        ({"episode": ["set/2"], "start": [0]}, "an episode of at least 4 frames"),
+        ({"episode": ["set/0"], "start": np.array([2**63], "u8")}, "in row 0.*0 to 19"),
+        ({"episode": ["set/0"], "start": [0], "weight": [-0.5]}, "weight.*row 0.*got: -0.5"),
+        ({"episode": ["set/0"], "start": [0], "weight": [float("nan")]}, "weight.*row 0.*nan"),
+        ({"episode": ["set/0"], "start": [0], "weight": [1e9]}, "weight.*row 0"),
+        ({"episode": ["set/0"], "start": [0], "weight": ["1"]}, "no numbers in the column weight"),
+        ({"episode": ["set/0"], "start": [0], "weight": [0.0]}, "no clip has all"),
+        ({"episode": [], "start": []}, "no rows"),
+        ({"episode": [["a"], 3], "start": [0, 0]}, "clips is no table"),
+    ],
+)
+def test_says_what_is_wrong(path: Path, clips: Any, match: str) -> None:
+    with pytest.raises(ClipError, match=match):
+        make(path, clips=clips)
+
+
+def test_a_stride_makes_no_sense(path: Path) -> None:
+    with pytest.raises(ClipError, match="clips has the starts"):
+        make(path, clips={"episode": EPISODES, "start": STARTS}, stride=2)
