@@ -117,6 +117,11 @@ class ClipLoader:
         device = self._find_device()
         all_fixed = all(spec.is_fixed for spec in self.selection.arrays.values())
         memory = self._fit(plan.part.count).memory(plan, fixed=device is None and all_fixed)
+        in_worker = get_worker_info() is not None
+        if in_worker and self.selection.dataset.chunk_reader().is_local:
+            # The DataLoader asks for batches ahead by itself; memory for more is slow to find.
+            least = 1 if memory.num_rows else plan.most_batches
+            memory = replace(memory, prefetch=min(memory.prefetch, least))
         return Engine(
             self.selection.dataset,
             self.selection.arrays,
@@ -127,7 +132,7 @@ class ClipLoader:
             num_threads=self.options.num_threads or worker_threads(),
             frame_transform=self.selection.frame_transform,
             device=device,
-            shared=get_worker_info() is not None,
+            shared=in_worker,
             stats=stats,
             kept=self._buffers,
         )

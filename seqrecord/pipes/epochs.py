@@ -207,13 +207,12 @@ class Epochs:
         self._engine = engine
         try:
             for batch in engine:
-                clip = self.loader.clip(batch)
-                del batch  # so that its memory is the consumer's alone to keep
+                clips = [self.loader.clip(batch)]
+                del batch  # so that its memory is the consumer's alone to keep, and the clip's too
                 if self._iteration is iteration:
                     self._batch += 1
                 with trace.span("consumer"):
-                    yield clip
-                del clip
+                    yield clips.pop()
             engine.close()
             if self._iteration is iteration:
                 self._ended = True
@@ -269,7 +268,10 @@ class Epochs:
         A DataLoader is told of from where it is, not from its workers.
         """
         if self.loader.batch_size is None and is_in_default_chain():
-            say_once(f".collate() {SLOW}: write .collate(seqrecord.collate)")
+            say_once(
+                f".collate() {SLOW}, here clips of {self.loader.selection.spec.length} frames: "
+                "write .collate(seqrecord.collate)"
+            )
         loader = None if get_worker_info() is not None else find_iterating()
         if loader is None:
             return
