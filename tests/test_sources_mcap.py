@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from click.testing import CliRunner
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from mcap.writer import CompressionType
 from mcap.writer import Writer as McapWriter
@@ -35,6 +36,7 @@ from tests.bags import (
     write_json,
     write_mcap,
 )
+from tests.command_line import main
 
 START = 1_790_000_000_000_000_000
 MS = 1_000_000
@@ -565,3 +567,25 @@ def test_messages_that_are_none(tmp_path: Path) -> None:
             writer.finish()  # type: ignore[no-untyped-call]
         with pytest.raises(SourceError, match=r"a message that cannot be read; .*\.mcap"):
             frames_of(open_source(path))
+
+
+def test_on_the_command_line(tmp_path: Path) -> None:
+    write_bag(tmp_path / "bags" / "run", recording())
+    arguments = [
+        "--src",
+        str(tmp_path / "bags"),
+        "--map",
+        f"image={CAMERA}",
+        "--map",
+        "imu=/imu/data",
+    ]
+    options = ["--source-option", f"clock={CAMERA}", "--source-option", "tolerance=0.05"]
+    done = CliRunner().invoke(main, ["write", *arguments, *options, "--workers", "1"])
+    assert done.exit_code == 0, done.output
+    with seqrecord.open(tmp_path / "bags-records") as dataset:
+        assert "imu.orientation" in dataset.features
+        assert len(dataset.episodes["run"]) == 5
+    done = CliRunner().invoke(main, ["write", *arguments, "--dst", str(tmp_path / "b"),
+                                     "--source-option", "clock=/other"])  # fmt: skip
+    assert done.exit_code == 1
+    assert "no such topic for the clock" in done.output
