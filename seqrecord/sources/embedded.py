@@ -12,9 +12,10 @@ from seqrecord.errors import SourceError
 from seqrecord.schema import EncodedImage, FeatureSpec
 from seqrecord.sources.images import decode_image, encoded_header
 
-__all__ = ["embedded_spec", "embedded_value"]
+__all__ = ["IMAGE_SIGNATURES", "embedded_format", "embedded_spec", "embedded_value"]
 
-_SIGNATURES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg"}
+IMAGE_SIGNATURES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg"}
+"""Format by first bytes."""
 
 
 def embedded_spec(name: str, data: bytes, path: Path, *, keep_encoded: bool) -> FeatureSpec:
@@ -23,7 +24,7 @@ def embedded_spec(name: str, data: bytes, path: Path, *, keep_encoded: bool) -> 
     With `keep_encoded` RGB images of 8 bits get the codec that keeps them. Raises `SourceError`
     that names `path` for what is neither a PNG nor a JPEG.
     """
-    header = encoded_header(data, path, _format(data, path))
+    header = encoded_header(data, path, embedded_format(data, path))
     kept = keep_encoded and header.mode == "RGB" and header.dtype == np.uint8
     codec = ({"id": "seqrecord.image", "format": header.format},) if kept else ()
     return FeatureSpec(name, header.dtype, header.shape, codec)
@@ -31,7 +32,7 @@ def embedded_spec(name: str, data: bytes, path: Path, *, keep_encoded: bool) -> 
 
 def embedded_value(data: bytes, spec: FeatureSpec, path: Path) -> npt.NDArray[Any] | EncodedImage:
     """An image as a frame of `spec`, decoded to be checked even where it stays encoded."""
-    found = _format(data, path)
+    found = embedded_format(data, path)
     array = decode_image(data, path, format=found)
     if array.dtype.newbyteorder("<") != spec.dtype or not spec.accepts(array.shape):
         raise SourceError(
@@ -54,8 +55,9 @@ def embedded_value(data: bytes, spec: FeatureSpec, path: Path) -> npt.NDArray[An
     return EncodedImage(bytes(data))
 
 
-def _format(data: bytes, path: Path) -> str:
-    for signature, name in _SIGNATURES.items():
+def embedded_format(data: bytes, path: Path) -> str:
+    """`png` or `jpeg`; raises `SourceError` that names `path` for anything else."""
+    for signature, name in IMAGE_SIGNATURES.items():
         if data[: len(signature)] == signature:
             return name
     raise SourceError("neither a PNG nor a JPEG image", file=str(path), got=repr(bytes(data[:8])))

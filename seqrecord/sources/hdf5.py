@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.errors import SourceError
-from seqrecord.schema import CodecConfig, EncodedImage, FeatureSpec, Frame, Schema
+from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
+from seqrecord.sources.embedded import embedded_format, embedded_spec, embedded_value
 from seqrecord.sources.files import local_original
 from seqrecord.sources.finding import find_files, has_file, key_of
 from seqrecord.sources.hdf5_files import (
-    IMAGE_SIGNATURES,
     encoded_row,
     first_image,
     is_hdf5_name,
     open_hdf5,
 )
 from seqrecord.sources.hdf5_layouts import Recording, groups, recording
-from seqrecord.sources.images import decode_image, encoded_header
 from seqrecord.sources.rows import read_rows
 from seqrecord.sources.specs import check_spec, chosen_schema, feature_spec
 
@@ -158,15 +158,12 @@ class Hdf5:
         data = first_image(dataset, path)
         if data is None:
             return feature_spec(name, dataset.dtype, dataset.shape[1:], path)
-        header = encoded_header(data, path, _format_of(data))
-        is_rgb = header.mode == "RGB" and header.dtype == np.uint8
-        is_rgb &= header.format == "png" or self._order(one) == "rgb"
-        kept: CodecConfig = {"id": "seqrecord.image", "format": header.format}
-        codec = (kept,) if self.keep_encoded and is_rgb else ()
-        return feature_spec(name, header.dtype, header.shape, path, codec=codec)
+        keep = self.keep_encoded and not self._is_bgr(data, one, path)
+        return embedded_spec(name, data, path, keep_encoded=keep)
 
-    def _order(self, one: Recording) -> str:
-        return self.jpeg_order or ("bgr" if one.layout == "ALOHA" else "rgb")
+    def _is_bgr(self, data: bytes, one: Recording, path: Path) -> bool:
+        order = self.jpeg_order or ("bgr" if one.layout == "ALOHA" else "rgb")
+        return order == "bgr" and embedded_format(data, path) == "jpeg"
 
     def _read(self, file: Any, path: Path, group: str) -> Iterator[Frame]:
         one = recording(file, path, group, self.map)
@@ -195,18 +192,28 @@ class Hdf5:
         """The feature's values, checked."""
         number: int | None = None
         try:
-            encoded = first_image(dataset, path) is not None
-            read = _decoder(spec, self._order(one), path) if encoded else None
-            if read is None:
+            is_image = first_image(dataset, path) is not None
+            if not is_image:
                 check_spec(dataset.dtype, dataset.shape[1:], spec, path)
             for number, row in enumerate(read_rows(dataset, path, 0, num_frames)):
-                yield np.asarray(row, spec.dtype) if read is None else read(row)
+                yield self._image(row, spec, one, path) if is_image else np.asarray(row, spec.dtype)
                 number = None  # the next rows may be those that cannot be read
         except SourceError as error:
             error.located(feature=spec.name)
             if number is not None:
                 error.located(frame=number)
             raise
+
+    def _image(
+        self, row: Any, spec: FeatureSpec, one: Recording, path: Path
+    ) -> npt.NDArray[Any] | EncodedImage:
+        data = encoded_row(row)
+        if data is None:
+            raise SourceError("a row that is no image", file=str(path), expected="a JPEG or a PNG")
+        value = embedded_value(data, spec, path)
+        if isinstance(value, np.ndarray) and value.ndim == 3 and self._is_bgr(data, one, path):
+            return np.ascontiguousarray(value[..., ::-1])
+        return value
 
 
 FORMAT = SourceFormat(
@@ -226,32 +233,3 @@ def _num_frames(one: Recording, path: Path) -> int:
         if name in one.stored and one.stored[name].shape:
             return int(one.stored[name].shape[0])
     raise SourceError("an episode without frames", file=str(path))
-
-
-def _decoder(spec: FeatureSpec, order: str, path: Path) -> Callable[[Any], Any]:
-    """What makes the feature's value of a row that holds an encoded image."""
-
-    def decode(row: Any) -> Any:
-        data = encoded_row(row)
-        if data is None:
-            raise SourceError("a row that is no image", file=str(path), expected="a JPEG or a PNG")
-        kind = _format_of(data)
-        pixels = decode_image(data, path, format=kind)
-        check_spec(pixels.dtype, pixels.shape, spec, path)
-        if not spec.codec:
-            swaps = kind == "jpeg" and order == "bgr" and pixels.ndim == 3
-            return np.ascontiguousarray(pixels[..., ::-1]) if swaps else pixels
-        if kind != spec.codec[0]["format"]:
-            raise SourceError(
-                "an image of another format than the one kept",
-                file=str(path),
-                expected=spec.codec[0]["format"],
-                got=kind,
-            )
-        return EncodedImage(data)
-
-    return decode
-
-
-def _format_of(data: bytes) -> str:
-    return next(name for magic, name in IMAGE_SIGNATURES.items() if data.startswith(magic))

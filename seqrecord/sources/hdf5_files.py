@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from seqrecord.errors import MissingPackageError, SourceError
 from seqrecord.schema import MAX_FEATURES
+from seqrecord.sources.embedded import IMAGE_SIGNATURES
 from seqrecord.sources.rows import first_line, read_rows
 
 __all__ = [
-    "IMAGE_SIGNATURES",
     "attributes",
     "datasets",
     "encoded_row",
@@ -29,9 +29,6 @@ __all__ = [
     "open_hdf5",
     "text_of",
 ]
-
-IMAGE_SIGNATURES = {b"\xff\xd8\xff": "jpeg", b"\x89PNG\r\n\x1a\n": "png"}
-"""Image format by the first bytes."""
 
 _ENDINGS = (".hdf5", ".h5")
 _MAX_DEPTH = 16  # groups in groups; a link to a group above would never end

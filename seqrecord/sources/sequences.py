@@ -16,16 +16,11 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError
 from seqrecord.schema import CodecConfig, EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo
+from seqrecord.sources.embedded import embedded_value
 from seqrecord.sources.files import local_root
 from seqrecord.sources.finding import find_folders, has_folder
-from seqrecord.sources.images import (
-    IMAGE_FORMATS,
-    decode_image,
-    image_header,
-    read_image,
-    read_image_file,
-)
-from seqrecord.sources.specs import check_spec, chosen_schema, feature_spec
+from seqrecord.sources.images import image_header, read_image_file
+from seqrecord.sources.specs import chosen_schema, feature_spec
 
 __all__ = ["Column", "Images", "Samples", "SequenceFrames", "SequenceSource", "Values"]
 
@@ -60,21 +55,7 @@ class Images(Column):
         path = self.paths[frame]
         if path is None:
             return None
-        if not spec.codec:
-            pixels = read_image(path)
-            check_spec(pixels.dtype, pixels.shape, spec, path)
-            return pixels
-        data = read_image_file(path)
-        pixels = decode_image(data, path)
-        check_spec(pixels.dtype, pixels.shape, spec, path)
-        if IMAGE_FORMATS.get(path.suffix.lower(), "png") != spec.codec[0]["format"]:
-            raise SourceError(
-                "an image of another format than the one kept",
-                file=str(path),
-                expected=spec.codec[0]["format"],
-                got=path.suffix,
-            )
-        return EncodedImage(data)
+        return embedded_value(read_image_file(path), spec, path)
 
 
 @dataclass(frozen=True)
