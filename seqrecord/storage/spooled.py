@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import tempfile
@@ -11,10 +12,11 @@ import weakref
 from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 from seqrecord.checksum import Buffer
 from seqrecord.errors import StorageError
+from seqrecord.storage import spare_files
 from seqrecord.storage.parts import WholeFiles, encode_part, part_path
 from seqrecord.storage.stopping import check_wanted, unwanted_if
 
@@ -107,7 +109,7 @@ class _Spool:
         self._keeping = keeping
         self._pid = os.getpid()
         self._changed = threading.Condition()  # of what follows
-        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by `stop`
+        self._file: IO[bytes] = spare_files.take()  # given back by `stop`
         self._notes: list[tuple[int, bytes]] = []  # of checkpoints that are in no part yet
         self._kept = self._saved = 0  # bytes below the last checkpoint, and bytes that are in parts
         self._is_undone = False  # some of what is in parts
@@ -238,11 +240,18 @@ class _Spool:
             self._stopped.set()
             self._changed.notify_all()
         deadline = time.monotonic() + LEAVE_SECONDS
-        for thread in (self._keeper, self._sender):
-            if thread is not None and thread is not threading.current_thread():
+        threads = [t for t in (self._keeper, self._sender) if t is not threading.current_thread()]
+        for thread in threads:
+            if thread is not None:
                 thread.join(max(0.0, deadline - time.monotonic()))
         with self._changed:
-            self._file.close()
+            if any(thread is not None and thread.is_alive() for thread in threads):
+                self._file.close()  # what they still read must not be of another upload
+            elif not self._file.closed:
+                # A closed file in its place: nothing reads or writes the next upload's.
+                file, self._file = self._file, io.BytesIO()
+                self._file.close()
+                spare_files.give_back(file)
 
     def _check_sent(self) -> None:
         """Raise `StorageError` where there is nothing to send any more, or not what there was."""

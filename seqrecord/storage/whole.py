@@ -21,6 +21,7 @@ from seqrecord.storage.per_process import PerProcess
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.requests import RequestReader
 from seqrecord.storage.retrying import Retrier
+from seqrecord.storage.spare_files import Hold
 from seqrecord.storage.spooled import Keeping, SpooledUpload
 from seqrecord.storage.stopping import check_wanted
 
@@ -43,6 +44,7 @@ class WholeFileStorage(ABC):
         self._reader, self._url = reader, shown.rstrip("/")
         self._retrier = retrier or Retrier()
         self._uploads = PerProcess[weakref.WeakSet[SpooledUpload]](weakref.WeakSet)
+        self._hold = PerProcess(Hold)  # of temporary files, while it writes
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._url!r}, {type(self._reader).__name__})"
@@ -90,6 +92,7 @@ class WholeFileStorage(ABC):
         return kept_uploads(folder, self._files())
 
     def create(self, path: str) -> Upload:
+        self._hold.get()
         upload = SpooledUpload(check_path(path), self._files(), self.keeping)
         self._uploads.get().add(upload)
         return upload
@@ -109,6 +112,8 @@ class WholeFileStorage(ABC):
     def close(self) -> None:
         for upload in list(self._uploads.get()):
             upload.leave()
+        if hold := self._hold.take():
+            hold.release()
         self._retrier.close()  # what waits for a server that is gone
         self._reader.close()
 

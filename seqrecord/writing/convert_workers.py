@@ -15,6 +15,7 @@ from multiprocessing.connection import wait as wait_for
 from typing import Any
 
 from seqrecord.errors import DestinationError, SeqRecordError
+from seqrecord.storage.spare_files import Hold
 from seqrecord.writing.convert_groups import BadEpisode, Group, write_copy, write_group
 
 __all__ = ["Meter", "Progress", "run_groups"]
@@ -166,6 +167,7 @@ class _Worker:
 
     frames: Any
     stop: Any
+    hold: Hold = field(default_factory=Hold)  # groups have storages of their own, one by one
     _untold: int = 0
 
     def advance(self, frames: int) -> None:
