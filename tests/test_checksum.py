@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import array
+import random
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqrecord.checksum import Buffer, crc32c
+from seqrecord.checksum import Buffer, crc32c, joined_crc32c
 
 
 @pytest.mark.parametrize(
@@ -40,3 +41,17 @@ def test_any_buffer() -> None:
     ]
     for buffer in numbers:
         assert crc32c(buffer) == crc32c(bytes(buffer))
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "last"), [(1, 1, 1), (7, 3, 2), (4096, 5, 4096), (100_001, 3, 17)]
+)
+def test_joined_checksums(size: int, count: int, last: int) -> None:
+    data = random.Random(size).randbytes(size * (count - 1) + last)
+    parts = [data[at : at + size] for at in range(0, len(data), size)]
+    assert len(parts) == count
+    assert joined_crc32c([crc32c(part) for part in parts], size, last) == crc32c(data)
+
+
+def test_nothing_joined() -> None:
+    assert joined_crc32c([], 5, 5) == crc32c(b"") == 0

@@ -14,12 +14,19 @@ from click.testing import CliRunner
 
 import seqrecord
 from seqrecord import FeatureSpec, Schema, SeqRecordWriter, convert, summarize
+from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.sources import EpisodeInfo
 from seqrecord.writing import chunking
+from seqrecord.writing import stored_schema as stored_schema_module
 from seqrecord.writing import writer as writer_module
 from tests.command_line import main
 
 KIB = 1 << 10
+
+
+@pytest.fixture(autouse=True)
+def _separates_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_schema_module, "SEPARATES_SMALL", True)
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +42,7 @@ def lidar(points: int, fill: int = 0) -> dict[str, Any]:
 
 
 def written(folder: Path, episodes: Sequence[Sequence[int]], **options: Any) -> list[int]:
-    """Frames a chunk of each episode, given the points of each frame."""
+    """Frames in the first chunk of `lidar` of each episode, given the points of each frame."""
     with SeqRecordWriter(folder, codecs="raw", **options) as writer:
         for number, points in enumerate(episodes):
             with writer.episode(f"e{number}") as episode:
@@ -52,8 +59,14 @@ def check(folder: Path, episodes: Sequence[Sequence[int]]) -> list[int]:
             for i, count in enumerate(points):
                 for name, array in lidar(count, i % 256).items():
                     np.testing.assert_array_equal(episode[i][name], array, strict=True)
-        length: list[int] = dataset.index.groups[0].chunk_frames.tolist()
-        return length
+        assert [list(group.schema) for group in dataset.index.groups] == [["state"], ["lidar"]]
+        return first_chunks(dataset, 1)
+
+
+def first_chunks(dataset: SeqRecordReader, group: int) -> list[int]:
+    rows = dataset.index.groups[group]
+    length: list[int] = rows.num_frames[rows.first_chunk].tolist()
+    return length
 
 
 def schema() -> Schema:
@@ -77,6 +90,8 @@ def schema() -> Schema:
 )
 def test_frames_a_chunk(tmp_path: Path, points: list[int], expected: int) -> None:
     assert written(tmp_path, [points], schema=schema()) == [min(expected, len(points))]
+    with seqrecord.open(tmp_path) as dataset:
+        assert first_chunks(dataset, 0) == [len(points)], "of the small state, far more fit"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +132,7 @@ def test_fixed_shapes_are_counted_at_once(tmp_path: Path, monkeypatch: pytest.Mo
         (file,) = (tmp_path / "records").glob("*.partial")
         assert file.stat().st_size > 48 << 20
     with seqrecord.open(tmp_path) as dataset:
-        assert dataset.index.groups[0].chunk_frames.tolist() == [4]
+        assert first_chunks(dataset, 0) == [4]
 
 
 def test_frames_wait_within_48_mib(tmp_path: Path) -> None:
@@ -131,7 +146,7 @@ def test_frames_wait_within_48_mib(tmp_path: Path) -> None:
             size = files[0].stat().st_size if files else 0
             assert (number + 1) * 15 * KIB - size < 48 * KIB
     with seqrecord.open(tmp_path) as dataset:
-        assert dataset.index.groups[0].chunk_frames.tolist() == [2]
+        assert first_chunks(dataset, 1) == [2]
 
 
 class _Lidar:
@@ -170,11 +185,14 @@ def test_conversions_do_the_same(tmp_path: Path, threads: int | None) -> None:
 def test_info_shows_the_length_of_chunks(tmp_path: Path) -> None:
     written(tmp_path / "same", [[5] * 70, [5] * 3], schema=schema())
     out = CliRunner().invoke(main, ["info", str(tmp_path / "same")]).output
-    assert "73 in 4 chunks of 32 frames" in out
+    assert "4 chunks of 32 frames" in out
+    assert "2 chunks of 3 to 70 frames" in out
     written(tmp_path / "mixed", [[5] * 70, [17 * KIB // 3] * 4], schema=schema())
     out = CliRunner().invoke(main, ["info", str(tmp_path / "mixed")]).output
-    assert "74 in 5 chunks of 2 to 32 frames" in out
+    assert "chunks of 2 to 32 frames" in out
     with seqrecord.open(tmp_path / "mixed") as dataset:
         told = summarize(dataset).to_json()
-    [group] = told["groups"]
-    assert (group["min_chunk_frames"], group["max_chunk_frames"]) == (2, 32)
+    assert [(group["min_chunk_frames"], group["max_chunk_frames"]) for group in told["groups"]] == [
+        (4, 70),
+        (2, 32),
+    ]

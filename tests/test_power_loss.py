@@ -30,7 +30,7 @@ def frame(key: str, number: int) -> dict[str, Any]:
 
 
 def writer(folder: Path, mode: Any) -> SeqRecordWriter:
-    return SeqRecordWriter(folder, mode=mode, codecs="raw", chunk_frames=2, record_bytes=500)
+    return SeqRecordWriter(folder, mode=mode, codecs="raw", chunk_frames=2, record_bytes=700)
 
 
 def add(writer: SeqRecordWriter, keys: Iterable[str]) -> None:
@@ -142,7 +142,7 @@ def test_the_order_of_a_write(tmp_path: Path) -> None:
         first = writer(tmp_path / PATH, "create")
         add(first, "ab")
         first.close()
-    tables = ("episodes", "chunks", "gaps")
+    tables = ("episodes", "chunks0", "gaps")
     assert told(record.calls) == [
         "folder new",
         "sync folder",
@@ -190,7 +190,7 @@ def test_the_order_of_an_append_and_of_a_resume(tmp_path: Path, mode: Any) -> No
             add(second, "c")
         second.close()
     lines = told(record.calls)
-    tables = ("episodes", "chunks", "gaps")
+    tables = ("episodes", "chunks0", "gaps")
     expected = [
         # Of the resume this is the copy of what was cut, to which it does nothing.
         "create records/0.seqrec.partial",

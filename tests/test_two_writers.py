@@ -29,7 +29,7 @@ from tests.storage_doubles import CountingStorage
 LENGTHS = {key: 1 + number % 7 for number, key in enumerate("abcdefghijkl")}
 
 
-def writer(where: Any, mode: Any = "create", record_bytes: int = 500) -> SeqRecordWriter:
+def writer(where: Any, mode: Any = "create", record_bytes: int = 700) -> SeqRecordWriter:
     return SeqRecordWriter(
         where, mode=mode, codecs="raw", chunk_frames=2, record_bytes=record_bytes
     )

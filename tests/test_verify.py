@@ -380,7 +380,7 @@ def test_index_and_footer_must_agree_on_the_largest_frame(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("ordinal", 7), ("num_frames", 7), ("metadata", "{}"), ("key", "env/P1")]
+    ("name", "value"), [("ordinal", 7), ("fps", 7.0), ("metadata", "{}"), ("key", "env/P1")]
 )
 def test_parts_of_an_episode_that_contradict_each_other(
     tmp_path: Path, name: str, value: Any

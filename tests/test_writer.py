@@ -314,7 +314,7 @@ def test_frames_that_contradict_each_other(tmp_path: Path, second: Any, says: st
     assert not (tmp_path / "d/manifest.json").exists()
 
 
-@pytest.mark.parametrize("item", [np.zeros((0, 4)), np.array(["a"]), np.array(None), "text"])
+@pytest.mark.parametrize("item", [np.zeros((0, 4)), np.array(["a"]), np.array(None), ["text"]])
 def test_what_no_feature_can_be_names_feature_and_episode(tmp_path: Path, item: Any) -> None:
     with SeqRecordWriter(tmp_path) as writer:
         episode = writer.episode("some/key")

@@ -219,35 +219,43 @@ def _complete(footers: Sequence[Footer]) -> dict[str, _Rows]:
 def _join(footers: Sequence[Footer], parts: Sequence[tuple[int, int]]) -> _Rows | None:
     """An episode's rows from its parts in several files, `None` if one is not there.
 
-    Of copies of a chunk the first is taken; they must be equal.
+    It is as long as the longest of its parts that is whole. Of copies of a chunk the first is
+    taken; they must be equal.
     """
     described = [footers[file].episodes[number] for file, number in parts]
-    episode = next((part for part in described if part.num_frames is not None), described[0])
-    if any(
-        part.num_frames not in (None, episode.num_frames)
-        or replace(part, num_frames=episode.num_frames) != episode
-        for part in described
-    ):
+    lengths = {part.num_frames for part in described if part.num_frames is not None}
+    episode = replace(described[0], num_frames=max(lengths, default=None))
+    if any(replace(part, num_frames=episode.num_frames) != episode for part in described):
         raise _contradiction(episode)
     groups = []
     for group in range(len(footers[parts[0][0]].chunks)):
         pieces = [_rows_of(footers[file], file, number, group) for file, number in parts]
-        rows = pieces[0] if len(pieces) == 1 else _gathered(pieces, episode)
-        if _is_whole(rows.chunks, episode):
-            groups.append(rows)
-    if len(groups) < len(footers[parts[0][0]].chunks):
-        return None
-    return _Rows(episode, tuple(groups), tuple(file for file, _ in parts))
+        groups.append(pieces[0] if len(pieces) == 1 else _gathered(pieces, episode))
+    for length in sorted(lengths, reverse=True):
+        first = [_first_frames(rows, length, episode) for rows in groups]
+        if None not in first:
+            whole = tuple(rows for rows in first if rows is not None)
+            files = tuple(file for file, _ in parts)
+            return _Rows(replace(episode, num_frames=length), whole, files)
+    return None
 
 
-def _is_whole(chunks: npt.NDArray[Any], episode: EpisodePart) -> bool:
-    """Whether chunks, in the order of their frames, cover the episode. They may not overlap."""
-    first = chunks["first_frame"].astype(np.int64)
-    ends = np.concatenate(([0], first + chunks["num_frames"]))
-    num_frames = episode.num_frames
-    if (first < ends[:-1]).any() or (num_frames is not None and ends[-1] > num_frames):
+def _first_frames(rows: _Piece, num_frames: int, episode: EpisodePart) -> _Piece | None:
+    """The chunks, in the order of their frames, of the first frames; `None` if one is not there.
+
+    Chunks may neither overlap nor hold frames on both sides of that end.
+    """
+    first = rows.chunks["first_frame"].astype(np.int64)
+    stop = int(np.searchsorted(first, num_frames))
+    ends = np.concatenate(([0], first + rows.chunks["num_frames"]))
+    if (first < ends[:-1]).any() or ends[stop] > num_frames:
         raise _contradiction(episode)
-    return bool(ends[-1] == num_frames) and np.array_equal(first, ends[:-1])
+    if ends[stop] < num_frames or not np.array_equal(first[:stop], ends[:stop]):
+        return None
+    if stop == len(first):
+        return rows
+    gaps = rows.gaps[: np.searchsorted(rows.gaps["chunk"], stop)]
+    return _Piece(rows.files[:stop], rows.chunks[:stop], gaps)
 
 
 def _gathered(pieces: Sequence[_Piece], episode: EpisodePart) -> _Piece:

@@ -21,11 +21,13 @@ class EpisodeInfo:
         num_frames: how many frames `Source.frames` yields.
         metadata: JSON: text, numbers, booleans, `None`, lists and dicts of them. The dataset keeps
             it, and `episodes=` of the loaders can choose by it.
+        fps: frames a second, `None` if nobody knows.
     """
 
     key: str
     num_frames: int
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    fps: float | None = None
 
 
 @runtime_checkable
@@ -37,10 +39,12 @@ class Source(Protocol):
     """
 
     def schema(self) -> Schema:
-        """The features of all episodes: name, dtype and frame shape (`None` for what varies).
+        """The features of all episodes: name, dtype, frame shape (`None` for what varies), kind
+        and unit.
 
-        Codecs are the writer's choice, so leave them empty, but for images that stay encoded. Look
-        at as few files as possible. Raises `SourceError` where there is nothing to read.
+        Codecs and groups are the writer's choice, so leave them out, but for images that stay
+        encoded. Look at as few files as possible. Raises `SourceError` where there is nothing to
+        read.
         """
         ...
 
@@ -55,11 +59,11 @@ class Source(Protocol):
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         """One episode's frames in order: feature name to array, or to an `EncodedImage`.
 
-        An array has the dtype and shape that the schema says. A feature that a frame lacks is left
-        out. Frames are taken one by one: yield them, and hold no more than one in memory where
-        that is possible; an array may be filled again for the next frame. Raises `SourceError` that
-        names the file and the episode for an original that is missing or broken, which
-        `skip_bad_episodes` leaves out.
+        Of a text feature it is a `str`, of a bytes feature `bytes`. An array has the dtype and
+        shape that the schema says. A feature that a frame lacks is left out. Frames are taken one
+        by one: yield them, and hold no more than one in memory where that is possible; an array may
+        be filled again for the next frame. Raises `SourceError` that names the file and the episode
+        for an original that is missing or broken, which `skip_bad_episodes` leaves out.
         """
         ...
 

@@ -43,7 +43,8 @@ class Folders:
     in that order, by default all. With `keep_encoded` RGB images stay PNG or JPEG.
 
     An episode that `seqrecord.export` has written says what it holds in `seqrecord.json`: its
-    features may vary from frame to frame, and frames may lack some.
+    features may vary from frame to frame, be text or bytes and have a kind and unit, frames may
+    lack some, and it may say how many frames it has a second.
 
     A source is a snapshot: its schema is worked out once and travels with it when it is pickled.
     """
@@ -111,14 +112,14 @@ class Folders:
 
     def _info(self, episode: EpisodeFolder) -> EpisodeInfo:
         metadata: dict[str, Any] = {}
-        num_frames = 0
+        num_frames, fps = 0, None
         try:
-            num_frames = _num_frames(episode)
+            num_frames, fps = _length(episode)
             if episode.has_metadata:
                 metadata = read_metadata(episode.path / METADATA)
         except SourceError:
             pass  # `frames` says what is wrong
-        return EpisodeInfo(self._key(episode.path), num_frames, metadata)
+        return EpisodeInfo(self._key(episode.path), num_frames, metadata, fps)
 
 
 FORMAT = SourceFormat(
@@ -129,13 +130,14 @@ FORMAT = SourceFormat(
 )
 
 
-def _num_frames(episode: EpisodeFolder) -> int:
-    """From the first feature: `frames` checks that the others have as many."""
+def _length(episode: EpisodeFolder) -> tuple[int, float | None]:
+    """Frames, and how many a second. From the first feature: `frames` checks the others."""
     if episode.is_exported:
-        return len(read_description(episode.path).frames)
+        described = read_description(episode.path)
+        return len(described.frames), described.fps
     for folder in episode.folders.values():
-        return folder.num_frames
+        return folder.num_frames, None
     path = episode.path / next(iter(episode.arrays.values()))
     shape = npy_header(path).shape
     check_time_axis(shape, path)
-    return shape[0]
+    return shape[0], None

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from seqrecord.errors import SourceError
-from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
+from seqrecord.schema import MAX_FRAME_BYTES, EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.arrays import NpyFile, npy_header, read_npy
 from seqrecord.sources.exported import (
     DESCRIPTION,
+    ENDINGS,
     ExportedEpisode,
     frame_stem,
     read_description,
 )
-from seqrecord.sources.files import list_folder
+from seqrecord.sources.files import list_folder, read_bytes
 from seqrecord.sources.folders_tree import METADATA, list_stems, read_metadata
 from seqrecord.sources.images import IMAGE_FORMATS, decode_image, read_image_file
 from seqrecord.sources.rasters import RASTER_ENDINGS, raster_header, read_raster
@@ -43,7 +43,7 @@ def read_frames(path: Path, schema: Schema) -> Iterator[Frame]:
         folders = [name for name, is_folder in entries if is_folder]
         found = _find(path, files, folders, schema)
     for index, stem in enumerate(found.order):
-        frame: dict[str, npt.NDArray[Any] | EncodedImage] = {}
+        frame: dict[str, Any] = {}
         for name, spec in schema.items():
             if name in found.arrays:
                 frame[name] = np.array(found.arrays[name][index], spec.dtype, order="C")
@@ -72,7 +72,7 @@ class _Found:
 def _find(path: Path, files: Sequence[str], folders: Sequence[str], schema: Schema) -> _Found:
     """The features of an episode that are called as their files and folders."""
     arrays = _open_arrays(path, files, schema)
-    names = {name: list_stems(path / name) for name in folders if name in schema}
+    names = {name: _list_frames(path / name, schema[name]) for name in folders if name in schema}
     num_frames = _check_lengths(path, arrays, names)
     order = list(next(iter(names.values()))) if names else [""] * num_frames
     return _Found(order, arrays, {name: path / name for name in names}, names)
@@ -100,7 +100,7 @@ def _find_exported(path: Path, schema: Schema, episode: ExportedEpisode) -> _Fou
                     got=f"{len(arrays[name])} frames",
                 )
         elif feature.num_frames:
-            folders[name], names[name] = place, list_stems(place)
+            folders[name], names[name] = place, _list_frames(place, schema[name])
             if len(names[name]) != feature.num_frames or not names[name].keys() <= set(order):
                 raise SourceError(
                     "files of frames that are missing, or that were not exported",
@@ -177,7 +177,21 @@ def _check_lengths(
     return num_frames
 
 
-def _read_frame(path: Path, spec: FeatureSpec) -> npt.NDArray[Any] | EncodedImage:
+def _list_frames(folder: Path, spec: FeatureSpec) -> dict[str, str]:
+    return list_stems(folder, ENDINGS.get(spec.value))
+
+
+def _read_frame(path: Path, spec: FeatureSpec) -> Any:
+    if spec.value != "array":
+        data = read_bytes(path, MAX_FRAME_BYTES)
+        if spec.value == "bytes":
+            return data
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise SourceError(
+                "text that is not UTF-8", file=str(path), got=str(error)[:200]
+            ) from error
     ending = path.suffix.lower()
     if ending not in IMAGE_FORMATS:
         if spec.codec:

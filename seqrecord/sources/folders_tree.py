@@ -60,11 +60,14 @@ def find_episodes(root: Path) -> list[EpisodeFolder]:
     return sorted(_Walk().episodes(root), key=lambda episode: episode.path.parts)
 
 
-def list_stems(folder: Path) -> dict[str, str]:
-    """File name by stem of a feature folder's frames, numbers in the order of their values."""
+def list_stems(folder: Path, ending: str | None = None) -> dict[str, str]:
+    """File name by stem of a feature folder's frames, numbers in the order of their values.
+
+    Frames are images and npy files, or the files of the given ending.
+    """
     names: dict[str, str] = {}
     for name, is_folder in list_folder(folder):
-        if not is_folder and _is_frame(name):
+        if not is_folder and (_is_frame(name) if ending is None else name.endswith(ending)):
             stem = Path(name).stem
             if stem in names:
                 raise SourceError(

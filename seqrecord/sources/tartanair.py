@@ -54,6 +54,8 @@ class TartanAir:
     `pose_left` float64 [7], `tx ty tz qx qy qz qw` in metres, NED. Version 2 adds `imu_acc` and
     `imu_gyro` [10, 3], the samples from a frame up to the next.
 
+    Kinds and units are these, and version 2 has 10 frames a second; version 1 does not tell.
+
     The last frame has flow, mask and imu only where the files for it are there, which lead to a
     frame that was not kept; an episode that lacks a folder lacks its features.
     imu files are left out where they fit the frames of no trajectory.
@@ -167,13 +169,16 @@ class TartanAir:
                 codec = _PNG if self.keep_encoded and files.is_image else ()
                 for feature in files.features:
                     shape = (*size, *feature.channels)
-                    yield FeatureSpec(feature.name, np.dtype(feature.dtype), shape, codec)
+                    dtype = np.dtype(feature.dtype)
+                    yield FeatureSpec(
+                        feature.name, dtype, shape, codec, kind=feature.kind, unit=feature.unit
+                    )
         for pose in layout.poses:
             if pose.file in entries and pose.camera in self.cameras:
-                yield FeatureSpec(pose.feature, np.dtype("<f8"), (7,))
-        for feature_name, file in layout.imu:
-            if "imu" in entries and (dtype := self._imu_dtype(layout, file)):
-                yield FeatureSpec(feature_name, dtype, (IMU_ROWS, 3))
+                yield FeatureSpec(pose.feature, np.dtype("<f8"), (7,), kind="pose", unit="m")
+        for name, file, unit in layout.imu:
+            if "imu" in entries and (found := self._imu_dtype(layout, file)):
+                yield FeatureSpec(name, found, (IMU_ROWS, 3), kind="imu", unit=unit)
 
     def _find_size(self, layout: Layout) -> Size | None:
         """From the first trajectory whose first file of any kind has a sound header."""
@@ -220,7 +225,7 @@ class TartanAir:
         }
         if layout and (size := self._probed[1].get(layout.version)):
             metadata["camera"] = _intrinsics(size, layout.centre)
-        return EpisodeInfo(trajectory.key, len(ids), metadata)
+        return EpisodeInfo(trajectory.key, len(ids), metadata, layout.fps if layout else None)
 
 
 FORMAT = SourceFormat(

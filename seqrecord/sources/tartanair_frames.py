@@ -205,7 +205,7 @@ def _read_rows(
     for pose in layout.poses if layout else ():
         if pose.feature in schema and pose.file in trajectory.entries:
             rows[pose.feature] = _read_poses(trajectory.path / pose.file, pose.feature, num_frames)
-    for feature, file in layout.imu if layout else ():
+    for feature, file, _ in layout.imu if layout else ():
         path = trajectory.path / "imu" / file
         if feature in schema and path.is_file():
             rows[feature] = _read_imu(path, schema[feature], num_frames)

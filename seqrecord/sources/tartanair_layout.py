@@ -54,11 +54,20 @@ Reader = Callable[[Path, Size], "tuple[npt.NDArray[Any], ...]"]
 
 @dataclass(frozen=True)
 class PixelFeature:
-    """A feature of [H, W] or [H, W, channels]."""
+    """A feature of [H, W] or [H, W, channels]; `what` is the first word of TartanAir's name."""
 
+    what: str
     name: str
     dtype: str
     channels: tuple[int, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        return "segmentation" if self.what == "seg" else self.what
+
+    @property
+    def unit(self) -> str | None:
+        return {"depth": "m", "flow": "px"}.get(self.what)
 
 
 @dataclass(frozen=True)
@@ -107,13 +116,15 @@ class Layout:
     """One version of TartanAir. `pixels` come in the order in which features are offered.
 
     `centre` is how far, in pixels, the optical axis lies left of and above the middle W / 2, H / 2.
+    `fps` is `None` where TartanAir does not tell.
     """
 
     version: str
     centre: float
+    fps: float | None
     pixels: tuple[PixelFiles, ...]
     poses: tuple[TextPoses, ...]
-    imu: tuple[tuple[str, str], ...]  # feature, file in imu/
+    imu: tuple[tuple[str, str, str], ...]  # feature, file in imu/, unit
 
     @property
     def names(self) -> frozenset[str]:
@@ -175,7 +186,7 @@ def _v1() -> Layout:
             f"{kind}_{side}",
             re.compile(rf"(\d+)_{side}{ending}", re.ASCII),
             side,
-            (PixelFeature(f"{kind}_{side}", dtype, (3,) if kind == "image" else ()),),
+            (PixelFeature(kind, f"{kind}_{side}", dtype, (3,) if kind == "image" else ()),),
             read,
         )
 
@@ -184,7 +195,7 @@ def _v1() -> Layout:
             "flow",
             re.compile(rf"(\d+)_(\d+)_{kind}\.npy", re.ASCII),
             "left",
-            (PixelFeature(kind, dtype, channels),),
+            (PixelFeature(kind, kind, dtype, channels),),
             _npy_reader(dtype, channels),
             between=True,
         )
@@ -197,7 +208,7 @@ def _v1() -> Layout:
             pixels += [between("flow", "<f4", (2,)), between("mask", "|u1", ())]
         pixels.append(per_frame("seg", side, r"_seg\.npy", "|u1", _npy_reader("|u1")))
     poses = tuple(TextPoses(f"pose_{s}", s, f"pose_{s}.txt") for s in ("left", "right"))
-    return Layout("V1", 0.0, tuple(pixels), poses, ())
+    return Layout("V1", 0.0, None, tuple(pixels), poses, ())
 
 
 def _v2() -> Layout:
@@ -211,16 +222,19 @@ def _v2() -> Layout:
         ):
             pattern = re.compile(rf"(\d+)_{cam}{ending}\.png", re.ASCII)
             channels = (3,) if kind == "image" else ()
-            feature = PixelFeature(f"{kind}_{cam}", dtype, channels)
+            feature = PixelFeature(kind, f"{kind}_{cam}", dtype, channels)
             pixels.append(PixelFiles(f"{kind}_{cam}", pattern, side, (feature,), read))
-        both = (PixelFeature(f"flow_{cam}", "<f4", (2,)), PixelFeature(f"mask_{cam}", "|u1"))
+        both = (
+            PixelFeature("flow", f"flow_{cam}", "<f4", (2,)),
+            PixelFeature("mask", f"mask_{cam}", "|u1"),
+        )
         pattern = re.compile(r"(\d+)_(\d+)_flow\.png", re.ASCII)
         pixels.append(PixelFiles(f"flow_{cam}", pattern, side, both, _read_flow_png, between=True))
         poses.append(TextPoses(f"pose_{cam}", side, f"pose_{cam}.txt"))
-    imu = (("imu_acc", "acc.npy"), ("imu_gyro", "gyro.npy"))
+    imu = (("imu_acc", "acc.npy", "m/s^2"), ("imu_gyro", "gyro.npy", "rad/s"))
     # The documentation gives 320 for the centre, but depth and poses reproject to the official flow
     # to within its rounding of 1/128 pixel with 319.5 only (with 320 they are 0.04 pixels off).
-    return Layout("V2", 0.5, tuple(pixels), tuple(poses), imu)
+    return Layout("V2", 0.5, 10.0, tuple(pixels), tuple(poses), imu)
 
 
 LAYOUTS = (_v1(), _v2())

@@ -9,76 +9,109 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.checksum import crc32c
-from seqrecord.format.pages import Blob
-from seqrecord.format.rows import chunk_row, gap_rows
+from seqrecord.checksum import crc32c, joined_crc32c
+from seqrecord.format.pages import Blob, slice_frames, slice_sums
+from seqrecord.format.rows import chunk_row
 from seqrecord.schema import FeatureSpec, Schema
 
-__all__ = ["CHUNK_BYTES", "CHUNK_FRAMES", "ChunkLength", "EncodedChunk"]
+__all__ = [
+    "CHUNK_BYTES",
+    "CHUNK_FRAMES",
+    "SMALL_CHUNK_BYTES",
+    "SMALL_CHUNK_FRAMES",
+    "SMALL_FRAME_BYTES",
+    "ChunkLength",
+    "EncodedChunk",
+    "is_small",
+]
 
 CHUNK_BYTES = 48 << 20  # decoded; a chunk is the unit of reading, so it bounds readers' memory
 CHUNK_FRAMES = 32  # at most, however small the frames
 
+SMALL_FRAME_BYTES = 4096  # of a feature; from there on it is not small
+SMALL_CHUNK_BYTES = 1 << 20  # decoded, of a group of small features
+SMALL_CHUNK_FRAMES = 1024
+
+_LARGE_SLICE = 1 << 16  # bytes; then joining the sums of slices takes less than summing once more
+
+
+def is_small(spec: FeatureSpec) -> bool:
+    """Whether a feature belongs in long chunks: text, or a fixed shape below 4096 bytes a frame."""
+    return spec.value == "text" or (spec.is_fixed and spec.nbytes < SMALL_FRAME_BYTES)
+
 
 class ChunkLength:
-    """Frames a chunk of one episode: `given`, else a power of two that its frames' size allows.
+    """Frames a chunk of one group and episode: `given`, or a power of two by the frames' size.
 
-    `frames` is `None` until that is known. Where all shapes are fixed it is known at once. A
-    feature of a variable shape is judged by the episode's first frames, the largest of them: 32, or
-    fewer that take 48 MiB together. Frames that come later may be larger, and so then are chunks.
+    Chunks of a group hold 32 frames, or fewer that take 48 MiB together, decoded; those of a group
+    of small features (see `is_small`) 1024 frames, or fewer that take 1 MiB.
+
+    `frames` is `None` until the size is known. Where all shapes are fixed it is known at once. A
+    feature of a variable shape is judged by the episode's first frames, the largest of them: as
+    many as a chunk may hold. Frames that come later may be larger, and so then are chunks.
     """
 
-    def __init__(self, schema: Schema, given: int | None = None) -> None:
-        self._variable = schema.variable
-        self._fixed_bytes = sum(spec.nbytes for spec in schema.values() if spec.is_fixed)
+    def __init__(self, group: Schema, given: int | None = None) -> None:
+        self._max_frames, self._max_bytes = CHUNK_FRAMES, CHUNK_BYTES
+        if all(map(is_small, group.values())):
+            self._max_frames, self._max_bytes = SMALL_CHUNK_FRAMES, SMALL_CHUNK_BYTES
+        self._variable = group.variable
+        self._fixed_bytes = sum(spec.nbytes for spec in group.values() if spec.is_fixed)
         self._seen = self._bytes = self._largest = 0
         self.frames = given
         if given is None and not self._variable:
-            self.frames = _fitting(self._fixed_bytes)
+            self.frames = self._fitting(self._fixed_bytes)
 
-    def add(self, shapes: Mapping[str, Sequence[int]]) -> None:
-        """The episode's next frame: the shape of each feature that it has."""
-        if self.frames is not None:
-            return
+    def add(self, blobs: Mapping[str, Blob]) -> None:
+        """The episode's next frame: what it has of the group's features."""
         nbytes = self._fixed_bytes + sum(
-            math.prod(shapes[spec.name]) * spec.dtype.itemsize
+            math.prod(blobs[spec.name].shape) * spec.dtype.itemsize
             for spec in self._variable
-            if spec.name in shapes
+            if spec.name in blobs
         )
         self._seen += 1
         self._bytes += nbytes
         self._largest = max(self._largest, nbytes)
-        if self._seen == CHUNK_FRAMES or self._bytes >= CHUNK_BYTES:
+        if self._seen == self._max_frames or self._bytes >= self._max_bytes:
             self.settle()
 
     def settle(self) -> int:
         """No more frames are to be waited for."""
         if self.frames is None:
-            self.frames = _fitting(self._largest)
+            self.frames = self._fitting(self._largest)
         return self.frames
+
+    def _fitting(self, frame_bytes: int) -> int:
+        fitting = max(1, min(self._max_frames, self._max_bytes // max(1, frame_bytes)))
+        return 1 << (fitting.bit_length() - 1)
 
 
 class EncodedChunk:
-    """Encoded frames of the features of one group; `present` says which of them have a feature."""
+    """Encoded frames of one group, by feature.
 
-    def __init__(self, schema: Schema, frames: Sequence[Mapping[str, Blob]]) -> None:
+    `gaps` says which frames have a feature, bool [frames], for those that some frame lacks.
+    """
+
+    def __init__(self, group: Schema, frames: Sequence[Mapping[str, Blob]]) -> None:
         self.num_frames = len(frames)
-        self.blobs = {name: [f[name] for f in frames if name in f] for name in schema}
-        self.present = {name: np.array([name in frame for frame in frames]) for name in schema}
+        self.blobs = {name: [f[name] for f in frames if name in f] for name in group}
+        self.gaps = {
+            name: np.array([name in frame for frame in frames], bool)
+            for name, blobs in self.blobs.items()
+            if len(blobs) < len(frames)
+        }
 
-    def row(self, schema: Schema, first_frame: int, pages: Sequence[bytes]) -> npt.NDArray[Any]:
-        """The chunk's row, [1], but for its place in a file."""
-        row = np.zeros(1, chunk_row(len(schema), len(schema.variable)))
+    def row(
+        self, group: Schema, first_frame: int, pages: Sequence[bytes]
+    ) -> tuple[npt.NDArray[Any], bytes]:
+        """The chunk's row, [1], but for its place in a file, and the sums of all slices."""
+        sums = [_checksums(spec, page) for spec, page in zip(group.values(), pages, strict=True)]
+        row = np.zeros(1, chunk_row(len(group), len(group.variable)))
         row["num_frames"], row["first_frame"] = self.num_frames, first_frame
         row["pages"]["length"] = [len(page) for page in pages]
-        row["pages"]["crc32c"] = [crc32c(page) for page in pages]
-        row["largest"] = [self._largest(spec) for spec in schema.variable]
-        return row
-
-    def gaps(self, schema: Schema) -> npt.NDArray[Any]:
-        """Gap rows of the chunk, as number 0; `schema` is that of all groups."""
-        rows = [gap_rows(0, schema.position(name), flags) for name, flags in self.present.items()]
-        return np.concatenate(rows)
+        row["pages"]["crc32c"] = [of_page for of_page, _ in sums]
+        row["largest"] = [self._largest(spec) for spec in group.variable]
+        return row, b"".join(of_slices for _, of_slices in sums)
 
     def _largest(self, spec: FeatureSpec) -> int:
         """Bytes of the feature's largest frame."""
@@ -86,6 +119,13 @@ class EncodedChunk:
         return max(sizes, default=0) * spec.dtype.itemsize
 
 
-def _fitting(frame_bytes: int) -> int:
-    fitting = max(1, min(CHUNK_FRAMES, CHUNK_BYTES // max(1, frame_bytes)))
-    return 1 << (fitting.bit_length() - 1)
+def _checksums(spec: FeatureSpec, page: bytes) -> tuple[int, bytes]:
+    """Of the page, and of its slices where it has any."""
+    if not spec.is_raw:
+        return crc32c(page), b""
+    sums = slice_sums(spec, page)
+    size = slice_frames(spec) * spec.nbytes
+    if size < _LARGE_SLICE or not page:
+        return crc32c(page), sums.tobytes()
+    last = len(page) - (len(sums) - 1) * size
+    return joined_crc32c(sums.tolist(), size, last), sums.tobytes()

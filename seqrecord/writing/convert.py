@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from seqrecord.cores import usable_cores
-from seqrecord.errors import DestinationError, FormatError, SourceError
+from seqrecord.errors import DestinationError, FormatError, SchemaError, SourceError
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.text import check_key, encode_metadata
 from seqrecord.sources import EpisodeInfo, Source
@@ -20,6 +20,7 @@ from seqrecord.writing.destination import Destination, WriteMode, begin, check_m
 from seqrecord.writing.stored_schema import (
     DEFAULT_RECORD_BYTES,
     Codecs,
+    check_fps,
     check_sizes,
     stored_schema,
 )
@@ -44,6 +45,7 @@ def convert(
     destination: StorageLike,
     *,
     codecs: Codecs | None = None,
+    fps: float | None = None,
     mode: WriteMode = "create",
     workers: int | None = None,
     executor: Executor | None = None,
@@ -63,6 +65,7 @@ def convert(
 
     Args:
         source: where the episodes come from.
+        fps: frames a second of the episodes of which the source does not know it.
         mode: as for `SeqRecordWriter`; `append` and `resume` skip episodes that are there already.
         workers: processes; by default one for each core, 1 stays in this process. The processes
             are spawned, so a script calls this below `if __name__ == "__main__":`.
@@ -77,6 +80,7 @@ def convert(
     stay there for `mode="resume"`.
     """
     check_mode(mode)
+    fps = check_fps(fps)
     file_bytes = check_sizes(chunk_frames, record_bytes)
     if workers is not None and workers < 1:
         raise DestinationError("not a number of workers", expected="1 or more", got=workers)
@@ -84,6 +88,8 @@ def convert(
     schema = source.schema()
     episodes = source.episodes()
     _check_episodes(episodes)
+    if fps is not None:
+        episodes = [info if info.fps else replace(info, fps=fps) for info in episodes]
     target = begin(open_storage(destination, storage_options), mode)
     try:
         schema = stored_schema(schema, codecs, target.schema)
@@ -131,7 +137,8 @@ def _check_episodes(episodes: Sequence[EpisodeInfo]) -> None:
         try:
             check_key(info.key)
             encode_metadata(dict(info.metadata))
-        except FormatError as error:
+            check_fps(info.fps)
+        except (FormatError, SchemaError) as error:
             raise SourceError(error.message, **{"episode": info.key, **error.facts()}) from error
         if info.key in seen:
             raise SourceError("two episodes of one key", episode=info.key)

@@ -12,6 +12,7 @@ from seqrecord.schema import Schema
 from seqrecord.sources import EpisodeInfo, Source
 from seqrecord.storage import Storage
 from seqrecord.writing.record_file import RecordFileWriter
+from seqrecord.writing.stored_schema import check_fps
 
 __all__ = ["BadEpisode", "Group", "cut_in_groups", "write_copy", "write_group"]
 
@@ -71,6 +72,7 @@ def write_group(group: Group, advance: Callable[[int], None] | None = None) -> l
                 ordinal=ordinal,
                 chunk_frames=group.chunk_frames,
                 metadata=encode_metadata(dict(info.metadata)),
+                fps=check_fps(info.fps),
             )
             try:
                 _write_frames(files, group, info, advance)

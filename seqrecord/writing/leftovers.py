@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from seqrecord.checksum import crc32c
 from seqrecord.errors import ChecksumError, FormatError, NotFoundError
 from seqrecord.format import HEADER_BYTES, EpisodePart, Footer, parse_footer, parse_header
-from seqrecord.format.pages import aligned, page_offsets
+from seqrecord.format.pages import aligned, page_offsets, slice_table
+from seqrecord.format.rows import present_frames
 from seqrecord.reading.index_building import complete_episodes
 from seqrecord.storage import Storage, Unfinished
 from seqrecord.storage.ranges import ByteRange
+from seqrecord.writing.open_file import StoredChunk
 from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.stored_schema import DEFAULT_RECORD_BYTES
 
@@ -33,37 +36,44 @@ def recover(
 ) -> dict[str, EpisodePart]:
     """All episodes that are whole in the files of other writers, by uid.
 
-    `footers` are those of all finished record files, by path. Episodes that are whole only with
-    what an unfinished file holds of them are copied from there into record files of `writer`, which
-    are finished then; those of the keys `committed` are not. Every page that is copied is checked,
-    since nothing tells what of an unfinished file a machine had on disk when it went down; an
-    episode that is not whole is not recovered, and named in the log. Nothing of another writer is
-    changed or removed: it may still be at work.
+    `footers` are those of all finished record files, by path. Episodes that are whole, or longer,
+    only with what an unfinished file holds of them are copied from there into record files of
+    `writer`, which are finished then; those of the keys `committed` are not. Every page that is
+    copied is checked, since nothing tells what of an unfinished file a machine had on disk when it
+    went down. An episode that is not whole is recovered up to the last flush up to which it is; if
+    there is none it is not, and named in the log. Nothing of another writer is changed or removed:
+    it may still be at work.
 
     Raises `StorageError` for what cannot be read, since that may pass.
     """
-    pieces = [piece for upload in unfinished for piece in _pieces(storage, upload)]
     finished = list(footers.items())
     whole = complete_episodes(finished)
-    found = complete_episodes([*finished, *((p.upload.path, p.footer) for p in pieces)])
+    by_uid: dict[str, list[_Piece]] = {}
+    for upload in unfinished:
+        for piece in _pieces(storage, upload):
+            by_uid.setdefault(piece.part.uid, []).append(piece)
+    known = [(piece.upload.path, piece.footer) for pieces in by_uid.values() for piece in pieces]
+    found = complete_episodes([*finished, *known])
     files: RecordFileWriter | None = None
-    for piece in pieces:
-        (part,) = piece.footer.episodes
-        if part.uid in whole or part.uid not in found or part.key in committed:
-            continue
-        files = files or RecordFileWriter(
-            storage, piece.footer.schema, writer=writer, record_bytes=DEFAULT_RECORD_BYTES
-        )
-        try:
-            files.copy(piece.footer, piece.pages)
-        except (FormatError, NotFoundError) as error:
-            files.drop()
-            _logger.warning(
-                "%s/%s: episode %s had ended but is not whole, and is not kept: %s",
-                *(storage.url, piece.upload.path, part.key, error),
+    for uid, pieces in by_uid.items():
+        best = found.get(uid)
+        while best is not None and best != whole.get(uid) and best.key not in committed:
+            files = files or RecordFileWriter(
+                storage, pieces[0].footer.schema, writer=writer, record_bytes=DEFAULT_RECORD_BYTES
             )
-        else:
-            whole[part.uid] = found[part.uid]
+            try:
+                files.copy(best, _chunks(pieces, _length(best)))
+            except (FormatError, NotFoundError) as error:
+                files.drop()
+                _logger.warning(
+                    "%s/%s: episode %s had %d frames but is not whole, and they are not kept: %s",
+                    *(storage.url, pieces[-1].upload.path, best.key, _length(best), error),
+                )
+                pieces = [piece for piece in pieces if _length(piece.part) < _length(best)]
+                known = [(piece.upload.path, piece.footer) for piece in pieces]
+                best = complete_episodes([*finished, *known]).get(uid)
+            else:
+                whole[uid] = best
     if files is not None:
         files.close()
     return whole
@@ -71,27 +81,61 @@ def recover(
 
 @dataclass(frozen=True)
 class _Piece:
-    """An episode's last part, or all of it, in an unfinished record file."""
+    """What a note says of an episode in an unfinished record file."""
 
     upload: Unfinished
     footer: Footer  # of this part alone
 
-    def pages(self, row: npt.NDArray[Any]) -> list[memoryview]:
-        """The pages of a chunk. Raises `ChecksumError` for one that is not as it was written."""
+    @property
+    def part(self) -> EpisodePart:
+        (part,) = self.footer.episodes
+        return part
+
+    def chunk(self, group: int, row: npt.NDArray[Any], number: int) -> StoredChunk:
+        """A chunk of these pages. Raises `ChecksumError` for one that is not as it was written."""
+        schema = self.footer.schema
         offsets = int(row["offset"]) + page_offsets(row["pages"]["length"])
         data = _read(self.upload, ByteRange(int(offsets[0]), int(offsets[-1])))
-        pages = []
+        pages: list[memoryview] = []
         for start, page in zip((offsets - offsets[0]).tolist(), row["pages"], strict=False):
             pages.append(data[start : start + int(page["length"])])
             if crc32c(pages[-1]) != page["crc32c"]:
                 raise ChecksumError(
                     "a page does not match its checksum", offset=int(offsets[0]) + start
                 )
-        return pages
+        gaps = self.footer.gaps[group]
+        gaps = gaps[gaps["chunk"] == number]
+        missing = {
+            feature: present_frames(gaps[gaps["feature"] == feature], int(row["num_frames"]))
+            for feature in np.unique(gaps["feature"]).tolist()
+        }
+        table = slice_table(schema.group(group), pages)
+        return StoredChunk(group, row.reshape(1), missing, (*pages, table))
+
+
+def _chunks(pieces: Sequence[_Piece], num_frames: int) -> Iterator[StoredChunk]:
+    """The chunks of an episode's first frames, each once, in the order in which they lie."""
+    taken = set()
+    for piece in pieces:
+        rows = [
+            (int(row["offset"]), group, number, row)
+            for group, chunks in enumerate(piece.footer.chunks)
+            for number, row in enumerate(chunks)
+        ]
+        for _, group, number, row in sorted(rows, key=lambda item: item[0]):
+            place = (group, int(row["first_frame"]))
+            if place not in taken and place[1] < num_frames:
+                taken.add(place)
+                yield piece.chunk(group, row, number)
+
+
+def _length(part: EpisodePart) -> int:
+    assert part.num_frames is not None
+    return part.num_frames
 
 
 def _pieces(storage: Storage, upload: Unfinished) -> list[_Piece]:
-    """What had ended in the file, as far as its header and notes are whole."""
+    """What had ended, or been flushed, in the file, as far as its header and notes are whole."""
     try:
         checkpoints = upload.checkpoints()
         if not checkpoints:

@@ -2,47 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import math
 import secrets
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import wait
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from contextvars import copy_context
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from seqrecord.checksum import Buffer
 from seqrecord.errors import CodecError, DestinationError, FormatError, FrameError
-from seqrecord.format import (
-    MAX_EPISODE_FRAMES,
-    MAX_FOOTER_BYTES,
-    RECORDS,
-    EpisodePart,
-    Footer,
-    encode_footer,
-    encode_header,
-)
-from seqrecord.format.pages import Blob, PageCodec, aligned, slice_table
-from seqrecord.format.rows import GAP_ROW, chunk_row
+from seqrecord.format import MAX_EPISODE_FRAMES, RECORDS, EpisodePart
+from seqrecord.format.pages import Blob, PageCodec
 from seqrecord.schema import Frame, Schema
-from seqrecord.storage import Storage, Upload, unwanted_if
-from seqrecord.threads import ThreadPool
+from seqrecord.storage import Storage
 from seqrecord.writing.chunking import ChunkLength, EncodedChunk
+from seqrecord.writing.encoding import encoder
+from seqrecord.writing.open_file import Commit, OpenFile, StoredChunk
 
 __all__ = ["RECORDS", "RecordFileWriter"]
 
-FULL_FOOTER_BYTES = MAX_FOOTER_BYTES // 2  # no chunk and no episode adds as much
-FULL_FOOTER_EPISODES = 100_000  # whose JSON has as many values as a reader takes
 LEAVE_SECONDS = 5.0  # that a writer which gives up waits for a commit
-
-_POLL_SECONDS = 0.25
 
 
 class RecordFileWriter:
@@ -65,14 +43,16 @@ class RecordFileWriter:
         self._writer = writer
         self._record_bytes = record_bytes
         self._codecs = {name: PageCodec(spec) for name, spec in schema.items()}
-        self._file: _OpenFile | None = None
-        self._commit: _Commit | None = None  # of the file before
+        self._encoders = {name: encoder(codec) for name, codec in self._codecs.items()}
+        self._groups = [_Group(schema, number) for number in range(schema.num_groups)]
+        self._group_of = {name: self._groups[spec.group] for name, spec in schema.items()}
+        self._file: OpenFile | None = None
+        self._commit: Commit | None = None  # of the file before
         self._is_over = threading.Event()
         weakref.finalize(self, self._is_over.set)
         self._episode: EpisodePart | None = None
-        self._num_frames = 0  # of the episode, those in finished chunks
-        self._frames: list[Mapping[str, Blob]] = []  # and those after them, encoded
-        self._length = ChunkLength(schema)
+        self._num_frames = 0  # of the episode
+        self._flushed = 0  # the first of them, which stay whatever happens
         self._failure: BaseException | None = None
 
     @property
@@ -96,14 +76,23 @@ class RecordFileWriter:
             file=getattr(failure, "file", None) or self._storage.url,
         ) from failure
 
-    def begin(self, key: str, *, ordinal: int, chunk_frames: int | None, metadata: str) -> None:
+    def begin(
+        self,
+        key: str,
+        *,
+        ordinal: int,
+        chunk_frames: int | None,
+        metadata: str,
+        fps: float | None = None,
+    ) -> None:
         """Start an episode; see `ChunkLength` for how `None` chooses its `chunk_frames`."""
         self.check()
         assert self._episode is None, "the episode before has not ended"
         uid = self._writer + secrets.token_hex(8)
-        self._length = ChunkLength(self.schema, chunk_frames)
-        self._episode = EpisodePart(key, uid, ordinal, None, None, metadata)
-        self._num_frames = 0
+        self._episode = EpisodePart(key, uid, ordinal, None, fps, metadata)
+        self._num_frames = self._flushed = 0
+        for group in self._groups:
+            group.begin(chunk_frames)
 
     def append(self, frame: Frame) -> int:
         """Encode the episode's next frame. Returns the bytes that it takes.
@@ -113,7 +102,7 @@ class RecordFileWriter:
         self.check()
         episode = self._episode
         assert episode is not None, "no episode has begun"
-        number = self._num_frames + len(self._frames)
+        number = self._num_frames
         if number == MAX_EPISODE_FRAMES:
             raise FrameError("an episode of too many frames", episode=episode.key)
         if unknown := [name for name in frame if name not in self.schema]:
@@ -127,54 +116,81 @@ class RecordFileWriter:
         try:
             if not frame:
                 raise FrameError("a frame without any feature")
-            blobs = {name: self._codecs[name].encode_frame(item) for name, item in frame.items()}
+            blobs = {name: self._encoders[name](item) for name, item in frame.items()}
         except (FrameError, CodecError) as error:
             raise error.located(episode=episode.key, frame=number) from error.__cause__
-        self._frames.append(blobs)
-        self._length.add({name: blob.shape for name, blob in blobs.items()})
-        self._write_full_chunks()
+        if self._flushed and self._file is not None and self._file.is_full(self._record_bytes):
+            self.flush()  # what is in the file must not go beyond what it says of the episode
+            self._finish_file()
+        for group in self._groups:
+            group.frames.append({})
+        for name, blob in blobs.items():
+            self._group_of[name].frames[-1][name] = blob
+        self._num_frames += 1
+        for group in self._groups:
+            if group.length.frames is None:
+                group.length.add(group.frames[-1])
+            self._write_full_chunks(group)
         return sum(len(blob.data) for blob in blobs.values())
+
+    def flush(self) -> None:
+        """Write the frames so far as chunks of whatever length: a kill or `drop` keeps them."""
+        self.check()
+        assert self._episode is not None, "no episode has begun"
+        if self._flushed == self._num_frames:
+            return
+        for group in self._groups:
+            self._write_rest(group)
+        self._complete()
+        self._flushed = self._num_frames
 
     def end(self) -> None:
         """Finish the episode: from here on a kill does not lose it."""
         self.check()
         episode = self._episode
         assert episode is not None, "no episode has begun"
-        self._length.settle()
-        self._write_full_chunks()
-        if self._frames:
-            self._write_chunk(len(self._frames))
-        if self._file is None or not self._num_frames:
+        if not self._num_frames:
             raise FrameError("an episode without frames", episode=episode.key)
-        self._complete(self._num_frames)
+        for group in self._groups:
+            group.length.settle()
+            self._write_rest(group)
+        if self._flushed < self._num_frames:
+            self._complete()
+        self._episode = None
 
-    def copy(self, piece: Footer, pages: Callable[[npt.NDArray[Any]], Sequence[Buffer]]) -> None:
-        """Copy the one episode of `piece`, or its last part; `pages(row)` are those of a chunk.
+    def copy(self, episode: EpisodePart, chunks: Iterable[StoredChunk]) -> None:
+        """Copy an episode, or its last part, which ends with these chunks.
 
-        A `FormatError` of `pages` forgets the copy.
+        A `FormatError` that `chunks` raises forgets the copy.
         """
         self.check()
         assert self._episode is None, "the episode before has not ended"
-        (part,) = piece.episodes
-        assert part.num_frames is not None, "not the last part"
-        self._episode = replace(part, num_frames=None)
+        assert episode.num_frames is not None, "not the last part"
+        self._episode, self._flushed = replace(episode, num_frames=None), 0
+        self._num_frames = episode.num_frames
         try:
-            (chunks,), (gaps,) = piece.chunks, piece.gaps
-            for number, row in enumerate(chunks):
-                some = gaps[gaps["chunk"] == number]
-                some["chunk"] = 0
-                self._store(self._episode, row.reshape(1), some, pages(row))
+            for chunk in chunks:
+                self._store(chunk)
         except FormatError:
             self.drop()
             raise
-        self._complete(part.num_frames)
+        self._complete()
+        self._episode = None
 
-    def drop(self) -> None:
-        """Forget the episode that has begun. What earlier files hold of it is never referenced."""
-        episode, self._episode, self._frames = self._episode, None, []
-        if episode is not None and self._file is not None and self._failure is None:
+    def drop(self) -> bool:
+        """Forget the episode that has begun, but for what was flushed; whether anything was.
+
+        What earlier files hold of an episode that is forgotten is never referenced.
+        """
+        episode, self._episode = self._episode, None
+        for group in self._groups:
+            group.frames = []
+        if episode is None or self._failure is not None:
+            return False
+        if self._file is not None:
             with self._storing(BaseException):
                 self._file.forget(episode)
+        return bool(self._flushed)
 
     def close(self) -> None:
         """Finish the open file; an episode that has not ended is dropped."""
@@ -193,44 +209,45 @@ class RecordFileWriter:
         else:
             self._end()
 
-    def _write_full_chunks(self) -> None:
-        while self._length.frames is not None and len(self._frames) >= self._length.frames:
-            self._write_chunk(self._length.frames)
+    def _write_full_chunks(self, group: _Group) -> None:
+        while group.length.frames is not None and len(group.frames) >= group.length.frames:
+            self._write_chunk(group, group.length.frames)
 
-    def _write_chunk(self, num_frames: int) -> None:
-        assert self._episode is not None
-        chunk = EncodedChunk(self.schema, self._frames[:num_frames])
-        del self._frames[:num_frames]
+    def _write_rest(self, group: _Group) -> None:
+        self._write_full_chunks(group)
+        if group.frames:
+            self._write_chunk(group, len(group.frames))
+
+    def _write_chunk(self, group: _Group, num_frames: int) -> None:
+        schema = group.schema
+        chunk = EncodedChunk(schema, group.frames[:num_frames])
+        del group.frames[:num_frames]
         pages = [self._codecs[name].join(blobs) for name, blobs in chunk.blobs.items()]
-        row = chunk.row(self.schema, self._num_frames, pages)
-        self._store(self._episode, row, chunk.gaps(self.schema), pages)
-        self._num_frames += chunk.num_frames
+        row, table = chunk.row(schema, group.written, pages)
+        gaps = {self.schema.position(name): present for name, present in chunk.gaps.items()}
+        self._store(StoredChunk(group.number, row, gaps, [*pages, table]))
+        group.written += chunk.num_frames
 
-    def _store(
-        self,
-        episode: EpisodePart,
-        row: npt.NDArray[Any],
-        gaps: npt.NDArray[Any],
-        pages: Sequence[Buffer],
-    ) -> None:
+    def _store(self, chunk: StoredChunk) -> None:
         """Add a chunk to the open file, or to the next one."""
-        if self._file is not None and self._file.is_full(self._record_bytes):
+        assert self._episode is not None
+        if self._file is not None and not self._flushed and self._file.is_full(self._record_bytes):
             self._finish_file()
         # An interrupt breaks nothing here: `drop` takes back what was written.
         with self._storing(Exception):
             if self._file is None:
-                self._file = _OpenFile(self._storage, self.schema, self._writer, episode.ordinal)
-            self._file.add(episode, row, gaps, pages)
+                ordinal = self._episode.ordinal
+                self._file = OpenFile(self._storage, self.schema, self._writer, ordinal)
+            self._file.add(self._episode, chunk)
 
-    def _complete(self, num_frames: int) -> None:
-        """End the episode, when what earlier files hold of it is there too."""
+    def _complete(self) -> None:
+        """Note the episode as it is now, when what earlier files hold of it is there too."""
         assert self._file is not None
         assert self._episode is not None
         if self._commit is not None and self._commit.file.holds(self._episode):
             self._wait_for_commit()
         with self._storing(BaseException):
-            self._file.complete(num_frames)
-        self._episode = None
+            self._file.complete(self._num_frames)
 
     def _finish_file(self) -> None:
         """Have the open file committed, after the one before."""
@@ -238,7 +255,7 @@ class RecordFileWriter:
         if self._file is not None:
             with self._storing(BaseException):
                 if self._file.finish():
-                    self._commit = _Commit(self._file, self._is_over)
+                    self._commit = Commit(self._file, self._is_over)
                 self._file = None
 
     def _wait_for_commit(self) -> None:
@@ -264,137 +281,17 @@ class RecordFileWriter:
             raise
 
 
-class _OpenFile:
-    """A record file being written, and its rows of the index so far."""
+class _Group:
+    """A group's encoded frames that are not in a chunk yet, of one episode after the other."""
 
-    def __init__(self, storage: Storage, schema: Schema, writer: str, ordinal: int) -> None:
-        self._schema = schema
-        self._file_id = writer + secrets.token_hex(8)
-        self.upload: Upload = storage.create(f"{RECORDS}/{ordinal:05d}-{self._file_id}.seqrec")
-        self.upload.write(encode_header(bytes.fromhex(self._file_id)))
-        self._episodes: list[EpisodePart] = []
-        self._chunks: list[npt.NDArray[Any]] = []
-        self._gaps: list[npt.NDArray[Any]] = []
-        self._gap_bytes = 0
-        self._first = (0, 0)  # where the last episode's chunks and gaps start
-        self._start = 0  # and its bytes
-        self._text_bytes = 0  # of the episodes in the footer
+    def __init__(self, schema: Schema, number: int) -> None:
+        self.number = number
+        self.schema = schema.group(number)
+        self.length = ChunkLength(self.schema)
+        self.frames: list[dict[str, Blob]] = []
+        self.written = 0  # frames of the episode in chunks
 
-    @property
-    def ended(self) -> frozenset[str]:
-        """Keys of the episodes that have their end in this file."""
-        return frozenset(part.key for part in self._episodes if part.num_frames is not None)
-
-    def add(
-        self,
-        episode: EpisodePart,
-        row: npt.NDArray[Any],
-        gaps: npt.NDArray[Any],
-        pages: Sequence[Buffer],
-    ) -> None:
-        """Write a chunk, of which `row` is the row but for its place here."""
-        if not self.holds(episode):
-            # In this order, since an interrupt may come between any two of them.
-            self._first = (len(self._chunks), len(self._gaps))
-            self._start = self.upload.tell()
-            self._text_bytes += _text_bytes(episode)
-            self._episodes.append(episode)
-        if len(gaps):
-            gaps = gaps.copy()
-            gaps["chunk"] = len(self._chunks)
-            self._gaps.append(gaps)
-            self._gap_bytes += gaps.nbytes
-        row = row.copy()
-        row["episode"], row["offset"] = len(self._episodes) - 1, self.upload.tell()
-        self._chunks.append(row)
-        for page in (*pages, slice_table(self._schema, pages)):
-            self.upload.write(page)
-            _align(self.upload)
-
-    def is_full(self, record_bytes: int) -> bool:
-        """Whether the next chunk belongs in another file: of so many bytes, or for its footer."""
-        row = chunk_row(len(self._schema), len(self._schema.variable)).itemsize
-        footer = self._text_bytes + len(self._chunks) * row + self._gap_bytes
-        return (
-            self.upload.tell() >= record_bytes
-            or footer >= FULL_FOOTER_BYTES
-            or len(self._episodes) >= FULL_FOOTER_EPISODES
-        )
-
-    def complete(self, num_frames: int) -> None:
-        episode = self._episodes[-1] = replace(self._episodes[-1], num_frames=num_frames)
-        first, first_gap = self._first
-        rows = np.concatenate(self._chunks[first:])
-        rows["episode"] = 0
-        gaps = np.concatenate([np.empty(0, GAP_ROW), *self._gaps[first_gap:]])
-        gaps["chunk"] -= np.uint32(first)
-        note = Footer(self._schema, self._file_id, (episode,), (rows,), (gaps,))
-        self.upload.checkpoint(encode_footer(note))
-
-    def forget(self, episode: EpisodePart) -> None:
-        if not self.holds(episode):
-            return
-        first, first_gap = self._first
-        self.upload.rewind(self._start)
-        self._text_bytes -= _text_bytes(episode)
-        del self._episodes[-1], self._chunks[first:], self._gaps[first_gap:]
-
-    def holds(self, episode: EpisodePart) -> bool:
-        """Whether there are chunks of the episode here."""
-        return bool(self._episodes) and self._episodes[-1].uid == episode.uid
-
-    def finish(self) -> bool:
-        """Write the footer; whether there is anything to commit."""
-        if not self._chunks:
-            self.upload.abort()
-            return False
-        gaps = np.concatenate([np.empty(0, GAP_ROW), *self._gaps])
-        chunks = np.concatenate(self._chunks)
-        footer = Footer(self._schema, self._file_id, tuple(self._episodes), (chunks,), (gaps,))
-        self.upload.write(encode_footer(footer))
-        return True
-
-
-class _Commit:
-    """A finished record file that is committed, by a thread that ends with it.
-
-    From `is_over` on it is not tried again.
-    """
-
-    def __init__(self, file: _OpenFile, is_over: threading.Event) -> None:
-        self.file = file
-        self._thread = ThreadPool(1, "seqrecord-commit")
-        self._future = self._thread.submit(copy_context().run, _commit, file.upload, is_over)
-        self._thread.shutdown(wait=False)
-
-    @property
-    def is_done(self) -> bool:
-        return self._future.done()
-
-    def wait(self, seconds: float = math.inf) -> None:
-        """Until the thread has ended, or for so long."""
-        end = time.monotonic() + seconds
-        # An interrupt that comes just before a wait is noticed only after it.
-        while not (done := wait([self._future], _POLL_SECONDS).done) and time.monotonic() < end:
-            pass
-        if done:
-            self._thread.shutdown()
-
-    def check(self) -> None:
-        """Raise what it failed with."""
-        self._future.result()
-
-
-def _commit(upload: Upload, is_over: threading.Event) -> None:
-    with unwanted_if(is_over.is_set):
-        upload.commit()
-
-
-def _text_bytes(episode: EpisodePart) -> int:
-    """The most bytes of an episode in a footer's JSON, in which metadata is a string."""
-    return 300 + len(json.dumps(episode.key)) + 2 * len(episode.metadata)
-
-
-def _align(upload: Upload) -> None:
-    if padding := aligned(upload.tell()) - upload.tell():
-        upload.write(bytes(padding))
+    def begin(self, chunk_frames: int | None) -> None:
+        """The next episode."""
+        self.length = ChunkLength(self.schema, chunk_frames)
+        self.frames, self.written = [], 0

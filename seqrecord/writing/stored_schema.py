@@ -1,10 +1,11 @@
-"""How frames are to be stored: features with their codecs, and sizes that can be asked for."""
+"""How frames are to be stored: features with codecs and groups, and sizes that can be asked for."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -13,60 +14,111 @@ from seqrecord.errors import DestinationError, SchemaError
 from seqrecord.format.rows import MAX_CHUNK_FRAMES
 from seqrecord.schema import CodecConfig, EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.units import parse_size
+from seqrecord.writing.chunking import is_small
 
 __all__ = [
     "DEFAULT_CODEC",
     "DEFAULT_RECORD_BYTES",
     "Codecs",
+    "Described",
     "apply_codecs",
+    "check_fps",
     "check_sizes",
     "infer_schema",
     "stored_schema",
 ]
 
 DEFAULT_CODEC = "balanced"
+SEPARATES_SMALL = False  # until every test of the loaders knows of several groups
 DEFAULT_RECORD_BYTES = 1 << 30
 
 Codecs: TypeAlias = "str | Mapping[str, str | Sequence[CodecConfig]]"
 """A codec's name for all features, or by feature name one or a chain of codec configurations."""
 
 
+Described: TypeAlias = "Mapping[str, Mapping[str, str | int | None]]"
+"""What is said of features beside their frames, by name: `kind`, `unit` and `group`."""
+
+_SAID = ("kind", "unit", "group")
+
+
 def apply_codecs(schema: Schema, codecs: Codecs | None) -> Schema:
     """The schema with the codecs that a writer was asked for, see `SeqRecordWriter`.
 
-    Features that keep encoded images stay as they are unless they are named.
+    Features that keep encoded images stay as they are unless they are named. Text that nothing is
+    said of, or but a preset other than `small`, is not compressed: most of it is short.
     """
     named = {} if codecs is None or isinstance(codecs, str) else dict(codecs)
-    if unknown := [name for name in named if name not in schema]:
-        raise SchemaError(
-            "a codec for a feature that is not there",
-            expected=f"some of {', '.join(schema)}",
-            got=", ".join(unknown),
-        )
+    _check_names("a codec for a feature that is not there", named, schema)
     default = codecs if isinstance(codecs, str) else DEFAULT_CODEC
+
+    def chain(spec: FeatureSpec) -> tuple[CodecConfig, ...]:
+        codec = named.get(spec.name, default)
+        if spec.value == "text" and codec in ("fast", "balanced"):
+            codec = "raw"
+        return resolve(codec, spec.dtype, spec.shape, feature=spec.name)
+
     return schema.with_codecs(
         {
-            spec.name: resolve(
-                named.get(spec.name, default), spec.dtype, spec.shape, feature=spec.name
-            )
+            spec.name: chain(spec)
             for spec in schema.values()
             if spec.name in named or not spec.codec or (isinstance(codecs, str) and not _kept(spec))
         }
     )
 
 
-def stored_schema(schema: Schema, codecs: Codecs | None, stored: Schema | None) -> Schema:
+def stored_schema(
+    schema: Schema,
+    codecs: Codecs | None,
+    stored: Schema | None,
+    described: Described | None = None,
+) -> Schema:
     """The schema to write under: that of the dataset, where there is one, else with its codecs.
 
-    Raises `SchemaError` where the dataset has other features, or other codecs than asked for.
+    Groups are those of `schema`, or of `described`, where these have more than one; else all small
+    features are one group and all others one, see `is_small`.
+
+    Raises `SchemaError` where the dataset has other features, or other codecs, kinds, units or
+    groups than asked for.
     """
+    asked = _described(schema, described or {})
     if stored is None:
-        return apply_codecs(schema, codecs)
-    if [str(spec) for spec in schema.values()] != [str(spec) for spec in stored.values()]:
-        raise SchemaError("the dataset has other features", expected=stored, got=schema)
-    if codecs is not None and apply_codecs(schema, codecs).to_json() != stored.to_json():
-        raise SchemaError("the dataset has other codecs; leave them out to keep its own")
+        return _grouped(apply_codecs(asked, codecs))
+    if list(map(str, asked.values())) != list(map(str, stored.values())):
+        raise SchemaError("the dataset has other features", expected=stored, got=asked)
+    for spec, known in zip(asked.values(), stored.values(), strict=True):
+        for what in ("kind", "unit"):
+            wanted, there = getattr(spec, what), getattr(known, what)
+            if wanted is not None and wanted != there:
+                raise SchemaError(
+                    f"the dataset has another {what}; leave it out to keep that",
+                    feature=spec.name,
+                    expected=there,
+                    got=wanted,
+                )
+    groups = [spec.group for spec in stored.values()]
+    if asked.num_groups > 1 and groups != [spec.group for spec in _grouped(asked).values()]:
+        raise SchemaError(
+            "the dataset has other groups of features; leave them out to keep its own",
+            expected=groups,
+            got=[spec.group for spec in asked.values()],
+        )
+    if codecs is not None:
+        chains = [spec.codec for spec in apply_codecs(asked, codecs).values()]
+        if chains != [spec.codec for spec in stored.values()]:
+            raise SchemaError("the dataset has other codecs; leave them out to keep its own")
     return stored
+
+
+def check_fps(fps: float | None) -> float | None:
+    """The frames a second, as they are stored. `SchemaError` for what is none."""
+    if fps is None:
+        return None
+    if isinstance(fps, bool) or not isinstance(fps, (int, float, np.integer, np.floating)):
+        raise SchemaError("fps is not a number", expected="a number above 0", got=repr(fps)[:50])
+    if not (math.isfinite(fps) and fps > 0):
+        raise SchemaError("not a number of frames a second", expected="above 0", got=fps)
+    return float(fps)
 
 
 def check_sizes(chunk_frames: int | None, record_bytes: int | str) -> int:
@@ -89,23 +141,62 @@ def infer_schema(frames: Sequence[Frame]) -> Schema:
     specs: dict[str, FeatureSpec] = {}
     for frame in frames:
         for name, item in frame.items():
-            codec: tuple[CodecConfig, ...] = ()
-            if isinstance(item, EncodedImage):
-                codec = image_chain(item.data)
-                header = probe(item.data)
-                dtype, shape = header.dtype, header.shape
-            else:
-                array = np.asarray(item)
-                dtype, shape = array.dtype, array.shape
+            spec = _inferred(name, item)
             known = specs.get(name)
             if known is None:
-                specs[name] = FeatureSpec(name, dtype, shape, codec)
-            elif len(known.shape) == len(shape) and not known.accepts(shape):
+                specs[name] = spec
+            elif len(known.shape) == len(spec.shape):
                 merged = tuple(
-                    a if a == b else None for a, b in zip(known.shape, shape, strict=True)
+                    a if a == b else None for a, b in zip(known.shape, spec.shape, strict=True)
                 )
-                specs[name] = replace(known, shape=merged)
+                if merged != known.shape:
+                    specs[name] = replace(known, shape=merged)
     return Schema(list(specs.values()))
+
+
+def _inferred(name: str, item: Any) -> FeatureSpec:
+    if isinstance(item, str):
+        return FeatureSpec(name, np.dtype("u1"), (None,), value="text")
+    if isinstance(item, (bytes, bytearray, memoryview)):
+        return FeatureSpec(name, np.dtype("u1"), (None,), value="bytes")
+    if isinstance(item, EncodedImage):
+        header = probe(item.data)
+        return FeatureSpec(name, header.dtype, header.shape, image_chain(item.data))
+    array = np.asarray(item)
+    return FeatureSpec(name, array.dtype, array.shape)
+
+
+def _described(schema: Schema, described: Described) -> Schema:
+    """The features with what is said of them."""
+    _check_names("a feature is described that is not there", described, schema)
+    for name, said in described.items():
+        names: Any = said  # a user may give anything
+        if not (isinstance(names, Mapping) and set(names) <= set(_SAID)):
+            raise SchemaError(
+                "not what can be said of a feature",
+                feature=name,
+                expected=f"a dict of {', '.join(_SAID)}",
+                got=repr(said)[:200],
+            )
+    changes: Mapping[str, Any] = described
+    specs = [replace(spec, **changes.get(spec.name, {})) for spec in schema.values()]
+    return Schema(specs)
+
+
+def _grouped(schema: Schema) -> Schema:
+    """The features with the numbers of their groups, in the order of their first features."""
+    keys: list[int | bool] = [spec.group for spec in schema.values()]
+    if schema.num_groups == 1 and SEPARATES_SMALL:
+        keys = [is_small(spec) for spec in schema.values()]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return Schema(
+        [replace(spec, group=numbers[key]) for spec, key in zip(schema.values(), keys, strict=True)]
+    )
+
+
+def _check_names(message: str, named: Mapping[str, object], schema: Schema) -> None:
+    if unknown := [name for name in named if name not in schema]:
+        raise SchemaError(message, expected=f"some of {', '.join(schema)}", got=", ".join(unknown))
 
 
 def _kept(spec: FeatureSpec) -> bool:

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from seqrecord.errors import DestinationError, FrameError, SchemaError, SeqRecordError
 from seqrecord.format.manifest import Manifest
@@ -22,6 +21,8 @@ from seqrecord.writing.stored_schema import (
     DEFAULT_CODEC,
     DEFAULT_RECORD_BYTES,
     Codecs,
+    Described,
+    check_fps,
     check_sizes,
     infer_schema,
     stored_schema,
@@ -51,14 +52,23 @@ class SeqRecordWriter:
 
     Args:
         destination: local path or URL of the dataset.
-        schema: the features. By default they are those of the first chunk of frames.
+        schema: the features. By default they are those of the first chunk of frames; a `str` is
+            text, and `bytes` are bytes.
+        features: what is said of features beside their frames, by name:
+            `{"depth": {"kind": "depth", "unit": "m"}}`. A kind is a lower-case word, as `image`,
+            `depth`, `flow`, `mask`, `segmentation`, `pose`, `action`, `state`, `imu` or `text`, and
+            a unit is what the numbers are of, as `m`, `px` or `rad`. Features of the same `group`,
+            a number, share chunks; where nobody names one, all features that take less than 4096
+            bytes a frame, and text, are one group, and all others one.
         codecs: a codec's name for all features, or by feature name one or a chain of codec
             configurations; features that are not named are `balanced`. Names are the lossless
             presets `raw`, `fast`, `balanced` and `small`, and for images `png`, `jpeg` and
             `jpeg:quality=90`, of which JPEG loses data. Overrides the codecs in `schema`. A
             dataset that is added to keeps its own.
-        chunk_frames: frames a chunk, 1 to 64; by default as many as fit 48 MiB decoded, 32 at most.
-            Where the shape of a feature varies, an episode's first frames decide for the episode.
+        fps: frames a second of the episodes that say nothing of it.
+        chunk_frames: frames a chunk, 1 to 65536; by default as many as fit 48 MiB decoded, 32 at
+            most; in a group of small features as many as fit 1 MiB, 1024 at most. Where the shape
+            of a feature varies, an episode's first frames decide for the episode.
         record_bytes: bytes, or text such as "1GiB", at which a record file is full.
         mode: `create` a dataset where nothing is, `append` episodes to one, or `resume` an
             interrupted write of either kind: that also brings in all episodes that ended elsewhere
@@ -75,14 +85,17 @@ class SeqRecordWriter:
         destination: StorageLike,
         *,
         schema: Schema | None = None,
+        features: Described | None = None,
         codecs: Codecs | None = None,
+        fps: float | None = None,
         chunk_frames: int | None = None,
         record_bytes: int | str = DEFAULT_RECORD_BYTES,
         mode: WriteMode = "create",
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         check_mode(mode)
-        self._codecs = codecs
+        self._codecs, self._described = codecs, features
+        self._fps = check_fps(fps)
         self._chunk_frames = chunk_frames
         self._record_bytes = check_sizes(chunk_frames, record_bytes)
         self._schema: Schema | None = None
@@ -116,10 +129,13 @@ class SeqRecordWriter:
         """
         return frozenset(self._keys - self._files.doubtful if self._files else self._keys)
 
-    def episode(self, key: str, *, metadata: Mapping[str, Any] | None = None) -> EpisodeWriter:
+    def episode(
+        self, key: str, *, metadata: Mapping[str, Any] | None = None, fps: float | None = None
+    ) -> EpisodeWriter:
         """Start an episode; use it as a context manager and `append` its frames in order.
 
-        `key` is a clean relative path (`abandonedfactory/Easy/P000`); `metadata` is JSON.
+        `key` is a clean relative path (`abandonedfactory/Easy/P000`); `metadata` is JSON; `fps` is
+        how many frames it has a second, by default the writer's.
         Raises `DestinationError` if the key is there already.
         """
         if self._closed:
@@ -133,7 +149,8 @@ class SeqRecordWriter:
             raise DestinationError(
                 "the episode is there already", file=self._destination.storage.url, episode=key
             )
-        self._episode = EpisodeWriter(self, key, encode_metadata(dict(metadata or {})))
+        fps = self._fps if fps is None else check_fps(fps)
+        self._episode = EpisodeWriter(self, key, encode_metadata(dict(metadata or {})), fps)
         return self._episode
 
     def close(self) -> Manifest:
@@ -167,6 +184,8 @@ class SeqRecordWriter:
         if self._closed:
             return
         try:
+            if self._episode is not None:
+                self._episode.abort()
             if self._files is not None:
                 self._files.leave()
         finally:
@@ -184,7 +203,9 @@ class SeqRecordWriter:
         elif not self._closed:
             self.close()
 
-    def _begin(self, key: str, metadata: str, first_frames: Sequence[Frame]) -> RecordFileWriter:
+    def _begin(
+        self, key: str, metadata: str, fps: float | None, first_frames: Sequence[Frame]
+    ) -> RecordFileWriter:
         if self._schema is None:
             try:
                 self._use(infer_schema(first_frames))
@@ -193,7 +214,11 @@ class SeqRecordWriter:
         assert self._files is not None
         assert self._schema is not None
         self._files.begin(
-            key, ordinal=self._ordinal, chunk_frames=self._chunk_frames, metadata=metadata
+            key,
+            ordinal=self._ordinal,
+            chunk_frames=self._chunk_frames,
+            metadata=metadata,
+            fps=fps,
         )
         self._ordinal += 1
         return self._files
@@ -207,7 +232,9 @@ class SeqRecordWriter:
         self._destination.release()
 
     def _use(self, schema: Schema) -> None:
-        self._schema = stored_schema(schema, self._codecs, self._destination.schema)
+        self._schema = stored_schema(
+            schema, self._codecs, self._destination.schema, self._described
+        )
         self._files = RecordFileWriter(
             self._destination.storage,
             self._schema,
@@ -217,25 +244,31 @@ class SeqRecordWriter:
 
 
 class EpisodeWriter:
-    """One episode being written. Leaving its `with` block by an error forgets the episode."""
+    """One episode being written.
 
-    def __init__(self, writer: SeqRecordWriter, key: str, metadata: str) -> None:
+    Leaving its `with` block by an error forgets the episode, but for what was flushed.
+    """
+
+    def __init__(self, writer: SeqRecordWriter, key: str, metadata: str, fps: float | None) -> None:
         self.key = key
         self.num_frames = 0
         self._writer = writer
         self._metadata = metadata
+        self._fps = fps
         self._pending: list[Frame] = []  # frames that wait for the schema to be known
         self._pending_bytes = 0
         self._files: RecordFileWriter | None = None
         self._failed = False
 
     def append(self, frame: Frame) -> None:
-        """Add one frame: feature name to array, or `EncodedImage` for one kept encoded.
+        """Add one frame: feature name to array, `str` or `bytes`, or `EncodedImage` for an image
+        that stays encoded.
 
         A feature that the frame lacks is left out. Arrays are stored as they are: raises
         `FrameError` for a wrong dtype or shape, or for a feature that the dataset does not have.
-        Any error drops the whole episode: a dataset holds no recording with a gap in it. While
-        the features are not known yet, frames are only collected, and their errors come later.
+        Any error ends the episode as `abort` does: a dataset holds no recording with a gap in it.
+        While the features are not known yet, frames are only collected, and their errors come
+        later.
         """
         self._check_open()
         with self._forget_on_error():
@@ -246,6 +279,19 @@ class EpisodeWriter:
             else:
                 self._collect(frame)
         self.num_frames += 1
+
+    def flush(self) -> None:
+        """Write all frames so far: from here on neither an error nor a kill loses them.
+
+        An episode that is not closed ends at its last flush. Each flush ends the chunks that are
+        open, so flush every few seconds rather than after each frame.
+        """
+        self._check_open()
+        with self._forget_on_error():
+            if self._files is None and self.num_frames:
+                self._begin()
+            if self._files is not None:
+                self._files.flush()
 
     def close(self) -> None:
         """Finish the episode: from here on neither an error nor a kill loses it."""
@@ -261,11 +307,11 @@ class EpisodeWriter:
         self._writer._ended(self.key)
 
     def abort(self) -> None:
-        """Forget the episode."""
+        """Forget the episode, or what of it came after its last flush."""
         if self._is_open:
             self._writer._episode = None
-            if self._files is not None:
-                self._files.drop()
+            if self._files is not None and self._files.drop():
+                self._writer._ended(self.key)
 
     def __enter__(self) -> EpisodeWriter:
         return self
@@ -296,21 +342,28 @@ class EpisodeWriter:
 
     def _collect(self, frame: Frame) -> None:
         # Callers may fill the same arrays again for their next frame.
-        copy = {
-            name: item if isinstance(item, EncodedImage) else np.array(item)
-            for name, item in frame.items()
-        }
+        copy = {name: _copied(item) for name, item in frame.items()}
         self._pending.append(copy)
         self._pending_bytes += sum(_nbytes(item) for item in copy.values())
         if len(self._pending) == CHUNK_FRAMES or self._pending_bytes >= CHUNK_BYTES:
             self._begin()
 
     def _begin(self) -> None:
-        self._files = self._writer._begin(self.key, self._metadata, self._pending)
+        self._files = self._writer._begin(self.key, self._metadata, self._fps, self._pending)
         pending, self._pending = self._pending, []
         for frame in pending:
             self._files.append(frame)
 
 
-def _nbytes(item: npt.ArrayLike | EncodedImage) -> int:
-    return len(item.data) if isinstance(item, EncodedImage) else np.asarray(item).nbytes
+def _copied(item: Any) -> Any:
+    if isinstance(item, (str, bytes, EncodedImage)):
+        return item
+    if isinstance(item, (bytearray, memoryview)):
+        return bytes(item)
+    return np.array(item)
+
+
+def _nbytes(item: Any) -> int:
+    if isinstance(item, EncodedImage):
+        return len(item.data)
+    return len(item) if isinstance(item, (str, bytes)) else int(np.asarray(item).nbytes)

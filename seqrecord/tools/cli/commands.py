@@ -126,7 +126,13 @@ def main(context: click.Context) -> None:
 @click.option(
     "--chunk-frames",
     type=click.IntRange(1, MAX_CHUNK_FRAMES),
-    help=f"Frames read together, 1 to {MAX_CHUNK_FRAMES}. [as many as fit 48 MiB, 32 at most]",
+    help=f"Frames read together, 1 to {MAX_CHUNK_FRAMES}. [as many as fit 48 MiB, 32 at most; of "
+    "features below 4 KiB as many as fit 1 MiB, 1024 at most]",
+)
+@click.option(
+    "--fps",
+    type=click.FloatRange(0, min_open=True),
+    help="Frames a second, where the originals do not tell.",
 )
 @click.option(
     "--record-size",
@@ -153,6 +159,7 @@ def write(
     keep_encoded: bool,
     skip_bad_episodes: bool,
     chunk_frames: int | None,
+    fps: float | None,
     record_size: int,
     quiet: bool,
     storage_options: dict[str, Any] | None,
@@ -200,6 +207,7 @@ def write(
                 workers=workers,
                 skip_bad_episodes=skip_bad_episodes,
                 chunk_frames=chunk_frames,
+                fps=fps,
                 record_bytes=record_size,
                 progress=show,
                 storage_options=storage_options,

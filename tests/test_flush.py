@@ -1,0 +1,247 @@
+"""Flushing: what has been flushed is an episode, whatever comes after it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord import SeqRecordWriter
+from seqrecord.errors import ConflictError, DestinationError, FrameError
+from seqrecord.reading.record_footers import read_footers
+from seqrecord.storage import LocalStorage
+from seqrecord.writing import stored_schema as stored_schema_module
+from seqrecord.writing.commits import reindex
+
+LARGE = (40, 40, 3)  # bytes: in a group of its own
+SETTINGS: dict[str, Any] = {"codecs": "raw", "chunk_frames": 8}
+
+
+@pytest.fixture(autouse=True)
+def _separates_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_schema_module, "SEPARATES_SMALL", True)
+
+
+def frame(number: int) -> dict[str, Any]:
+    """`image`, in one group, and `state` and `note` in another; every third frame has no note."""
+    made = {"image": np.full(LARGE, number % 256, np.uint8), "state": np.full(3, number, "<f4")}
+    return made if number % 3 == 2 else {**made, "note": f"frame {number}"}
+
+
+def append(episode: Any, start: int, stop: int) -> None:
+    for number in range(start, stop):
+        episode.append(frame(number))
+
+
+def check(root: Path, lengths: dict[str, int]) -> None:
+    with seqrecord.open(root) as dataset:
+        assert {key: len(episode) for key, episode in dataset.episodes.items()} == lengths
+        for episode in dataset.episodes.values():
+            for number in range(len(episode)):
+                got, want = episode[number], frame(number)
+                assert got.keys() == want.keys()
+                for name, value in want.items():
+                    np.testing.assert_array_equal(got[name], value)
+    assert not seqrecord.verify(root).problems
+
+
+def resume(root: Path) -> frozenset[str]:
+    with SeqRecordWriter(root, mode="resume") as writer:
+        return writer.finished_keys
+
+
+def test_a_flush_ends_the_chunks_that_are_open(tmp_path: Path) -> None:
+    with SeqRecordWriter(tmp_path, **SETTINGS) as writer, writer.episode("a") as episode:
+        append(episode, 0, 3)
+        episode.flush()
+        episode.flush()  # nothing has come since
+        append(episode, 3, 14)
+        episode.flush()
+        append(episode, 14, 24)
+    with seqrecord.open(tmp_path) as dataset:
+        for group in dataset.index.groups:
+            assert group.num_frames.tolist() == [3, 8, 3, 8, 2]
+    check(tmp_path, {"a": 24})
+
+
+def test_flushing_changes_no_frame_and_not_the_number_of_episodes(tmp_path: Path) -> None:
+    with SeqRecordWriter(tmp_path, **SETTINGS, record_bytes=20_000) as writer:
+        for key in ("a", "b"):
+            with writer.episode(key) as episode:
+                episode.flush()  # of no frames
+                for number in range(30):
+                    append(episode, number, number + 1)
+                    if number % 7 == 0:
+                        episode.flush()
+    check(tmp_path, {"a": 30, "b": 30})
+    before = (tmp_path / "manifest.json").read_bytes()
+    reindex(tmp_path)
+    assert seqrecord.open(tmp_path).fingerprint in before.decode()
+
+
+@pytest.mark.parametrize("record_bytes", [1, 20_000, 1 << 30])
+@pytest.mark.parametrize(("flushes", "length"), [((), 0), ((11,), 11), ((1, 6, 30), 30)])
+def test_a_kill_keeps_what_was_flushed(
+    tmp_path: Path, record_bytes: int, flushes: tuple[int, ...], length: int
+) -> None:
+    writer = SeqRecordWriter(tmp_path, **SETTINGS, record_bytes=record_bytes)
+    with writer.episode("first") as episode:
+        append(episode, 0, 5)
+    episode = writer.episode("a")
+    last = 0
+    for number in (*flushes, 37):
+        append(episode, last, number)
+        if number in flushes:
+            episode.flush()
+        last = number
+    # The writer is not closed, as after a kill that came when no file was being committed.
+    for thread in threading.enumerate():
+        if thread.name.startswith("seqrecord-commit"):
+            thread.join()
+    want = {"first": 5, **({"a": length} if length else {})}
+    found = resume(tmp_path)
+    assert found == want.keys()
+    with seqrecord.open(tmp_path) as dataset:
+        assert len(dataset.episodes["first"]) == 5
+        # Where a file is full it is flushed, so a little more may be there.
+        assert not length or length <= len(dataset.episodes["a"]) <= 37
+        lengths = {key: len(item) for key, item in dataset.episodes.items()}
+    if record_bytes == 1 << 30:
+        assert lengths == want
+    check(tmp_path, lengths)
+    assert resume(tmp_path) == found
+    check(tmp_path, lengths)
+
+
+@pytest.mark.parametrize("record_bytes", [1, 20_000, 1 << 30])
+@pytest.mark.parametrize("error", ["bad frame", "abort", "raised"])
+def test_an_error_keeps_what_was_flushed(tmp_path: Path, record_bytes: int, error: str) -> None:
+    with SeqRecordWriter(tmp_path, **SETTINGS, record_bytes=record_bytes) as writer:
+        episode = writer.episode("a")
+        append(episode, 0, 11)
+        episode.flush()
+        append(episode, 11, 20)
+        if error == "bad frame":
+            with pytest.raises(FrameError):
+                episode.append({"state": np.zeros(4)})
+        elif error == "abort":
+            episode.abort()
+        else:
+            with pytest.raises(KeyError), episode:
+                raise KeyError
+        assert writer.finished_keys == {"a"}
+        with pytest.raises(DestinationError, match="there already"):
+            writer.episode("a")
+        with writer.episode("b") as episode:
+            append(episode, 0, 9)
+    with seqrecord.open(tmp_path) as dataset:
+        length = len(dataset.episodes["a"])
+    assert length == 11 if record_bytes == 1 << 30 else 11 <= length <= 20
+    check(tmp_path, {"a": length, "b": 9})
+    reindex(tmp_path)
+    check(tmp_path, {"a": length, "b": 9})
+
+
+def test_what_was_not_flushed_is_forgotten_in_full(tmp_path: Path) -> None:
+    with SeqRecordWriter(tmp_path, **SETTINGS) as writer:
+        episode = writer.episode("a")
+        append(episode, 0, 20)
+        episode.abort()
+        with writer.episode("a") as episode:
+            append(episode, 0, 4)
+    check(tmp_path, {"a": 4})
+
+
+def test_flush_before_the_features_are_known_takes_them_from_what_is_there(tmp_path: Path) -> None:
+    with SeqRecordWriter(tmp_path) as writer, writer.episode("a") as episode:
+        append(episode, 0, 2)
+        known = [writer.schema is not None]
+        episode.flush()
+        known.append(writer.schema is not None)
+        append(episode, 2, 5)
+    assert known == [False, True]
+    check(tmp_path, {"a": 5})
+
+
+def test_a_writer_whose_flushed_part_another_has_committed_loses_nothing(tmp_path: Path) -> None:
+    """The second commits what the first had flushed; the episode grows when the rest is found."""
+    first = SeqRecordWriter(tmp_path, **SETTINGS)
+    episode = first.episode("a")
+    append(episode, 0, 11)
+    episode.flush()
+    assert resume(tmp_path) == {"a"}
+    check(tmp_path, {"a": 11})
+    append(episode, 11, 30)
+    episode.close()
+    with pytest.raises(ConflictError):
+        first.close()
+    check(tmp_path, {"a": 11})
+    assert resume(tmp_path) == {"a"}
+    check(tmp_path, {"a": 30})
+    reindex(tmp_path)
+    check(tmp_path, {"a": 30})
+
+
+@pytest.mark.parametrize(("damaged", "length"), [(0, None), (1, 5), (2, 17)])
+def test_a_damaged_chunk_takes_what_comes_after_it(
+    tmp_path: Path, damaged: int, length: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A machine that went down may have lost any page: what was flushed before it is there."""
+    writer = SeqRecordWriter(tmp_path, **SETTINGS)
+    episode = writer.episode("a")
+    offsets = []
+    for start, stop in ((0, 5), (5, 17), (17, 20)):
+        (*_, size) = (0, *(path.stat().st_size for path in tmp_path.glob("records/*.partial")))
+        offsets.append(max(size, 64))
+        append(episode, start, stop)
+        episode.flush()
+    (partial,) = tmp_path.glob("records/*.partial")
+    data = bytearray(partial.read_bytes())
+    data[offsets[damaged]] ^= 1
+    partial.write_bytes(data)
+    if length is None:
+        with pytest.raises(DestinationError, match="no episode"):
+            resume(tmp_path)
+        return
+    assert resume(tmp_path) == {"a"}
+    check(tmp_path, {"a": length})
+    assert "not whole" in caplog.text
+
+
+def test_each_note_tells_only_of_what_came_since_the_last(tmp_path: Path) -> None:
+    """Or an hour of flushes would write as much as its square."""
+    writer = SeqRecordWriter(tmp_path, **SETTINGS)
+    episode = writer.episode("a")
+    for number in range(60):
+        append(episode, number, number + 1)
+        episode.flush()
+    (cut,) = LocalStorage(tmp_path).unfinished("records")
+    sizes = [len(note) for _, note in cut.checkpoints()]
+    assert len(sizes) == 60
+    assert max(sizes) < 2 * sizes[0]
+    assert resume(tmp_path) == {"a"}
+    check(tmp_path, {"a": 60})
+
+
+def test_every_file_says_up_to_where_it_was_flushed(tmp_path: Path) -> None:
+    with (
+        SeqRecordWriter(tmp_path, **SETTINGS, record_bytes=1) as writer,
+        writer.episode("a") as episode,
+    ):
+        append(episode, 0, 4)
+        episode.flush()
+        append(episode, 4, 9)
+    storage = LocalStorage(tmp_path)
+    footers = read_footers(storage, {file.path: file.size for file in storage.files("records")})
+    ends = {part.num_frames for footer in footers.values() for part in footer.episodes}
+    assert {4, 9} <= ends
+    for footer in footers.values():
+        (part,) = footer.episodes
+        for rows in footer.chunks:
+            assert part.num_frames is None or all(
+                rows["first_frame"] + rows["num_frames"] <= part.num_frames
+            )
