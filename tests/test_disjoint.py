@@ -10,10 +10,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from torch.utils.data import DataLoader
 
 from seqrecord import SeqRecordPipe
 from seqrecord.errors import ChecksumError
-from tests.clip_data import LARGE, check, digest, leaves_nothing, possible_clips, write_numbered
+from tests.clip_data import (
+    LARGE,
+    check,
+    digest,
+    leaves_nothing,
+    names,
+    possible_clips,
+    write_numbered,
+)
 from tests.datasets import nth_chunk
 from tests.resume_contract import check_resume
 
@@ -163,3 +172,11 @@ def test_what_is_read_is_the_page_to_the_byte(path: Path) -> None:
             expected += page.stop - page.start
     assert pipe.stats()["bytes_read"] == expected
     assert np.isfinite(pipe.stats()["fetch_seconds"])
+
+
+def test_a_worker_opens_as_many_batches_as_a_load_fills(path: Path) -> None:
+    """A worker runs ahead as little as it can; less would wait for ever."""
+    pipe = SeqRecordPipe(path, clip_len=2, stride=2, features=["id"], batch_size=1)
+    loader = DataLoader(pipe, batch_size=None, num_workers=1, timeout=60)
+    found = [name for batch in loader for name in names(batch)]
+    assert sorted(found) == possible_clips(["id"], 2, stride=2)

@@ -120,7 +120,7 @@ class ClipLoader:
         in_worker = get_worker_info() is not None
         if in_worker and self.selection.dataset.chunk_reader().is_local:
             # The DataLoader asks for batches ahead by itself; memory for more is slow to find.
-            least = 1 if memory.num_rows else plan.most_batches
+            least = 1 if all(memory.num_rows) else plan.most_batches
             memory = replace(memory, prefetch=min(memory.prefetch, least))
         return Engine(
             self.selection.dataset,
