@@ -109,8 +109,12 @@ def test_frames_at_the_camera_s_times(tmp_path: Path, kind: str) -> None:
         "log_time: int64 []",
     ]
     [info] = source.episodes()
-    assert info.key == "run"
-    assert info.num_frames == 5
+    assert (info.key, info.num_frames, info.fps) == ("run", 5, 10.0)
+    meanings = {name: (spec.kind, spec.unit) for name, spec in schema.items()}
+    assert meanings["camera.image_raw"] == ("image", None)
+    assert meanings["imu.data.angular_velocity"] == ("imu", "rad/s")
+    assert meanings["joint_states.position"] == ("state", None)
+    assert meanings["log_time"] == ("time", "ns")
     assert info.metadata["topics"] == {
         CAMERA: {"messages": 5, "used": 5, "dropped": 0, "frames_without": 0},
         "/imu/data": {"messages": 50, "used": 5, "dropped": 45, "frames_without": 0},
@@ -162,6 +166,14 @@ def test_any_topic_can_be_the_clock(tmp_path: Path) -> None:
             np.testing.assert_array_equal(frame["image"], pictures(5)[nearest])
         else:
             assert 20 + 10 * i > 500
+
+
+def test_a_clock_that_is_not_steady_has_no_rate(tmp_path: Path) -> None:
+    for name, times in (("a", [0, 100, 209]), ("b", [0, 100, 230]), ("c", [0]), ("d", [0, 0])):
+        messages = [("/imu", START + time * MS, imu([0.0] * 10)) for time in times]
+        write_mcap(tmp_path / f"{name}.mcap", messages)
+    rates = [info.fps for info in open_source(tmp_path).episodes()]
+    assert rates == [pytest.approx(2e3 / 209), None, None, None]
 
 
 def test_what_is_dropped_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

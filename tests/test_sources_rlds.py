@@ -31,7 +31,6 @@ from tests.tf_records import example, sequence_example, write_records
 DATA = Path(__file__).parent / "golden" / "sources" / "rlds.zip"
 NUMBERS = ["action", "count", "is_first", "is_last", "observation.state", "observation.tactile"]
 IMAGES = ["observation.depth", "observation.image", "observation.wrist"]
-STORED = [*NUMBERS, *IMAGES, "reward"]
 TRAIN, VAL = "arm-train.tfrecord-00000-of-00001", "arm-val.tfrecord-00000-of-00001"
 
 
@@ -40,10 +39,6 @@ def unpack(folder: Path) -> Path:
     with zipfile.ZipFile(DATA) as archive:
         archive.extractall(root)
     return root
-
-
-def opened(root: Path, **options: Any) -> Source:
-    return open_source(root, **{"features": STORED, **options})
 
 
 def frames_of(source: Source, key: str) -> list[dict[str, Any]]:
@@ -62,6 +57,7 @@ def check_frame(frame: Mapping[str, Any], step: Mapping[str, Any]) -> None:
     np.testing.assert_array_equal(frame["observation.wrist"], seen["wrist"])
     np.testing.assert_array_equal(frame["observation.depth"], seen["depth"][..., 0])
     assert np.abs(frame["observation.image"].astype(int) - seen["image"]).max() <= 3
+    assert frame["language_instruction"] == step["language_instruction"]
 
 
 def check(source: Source) -> None:
@@ -75,22 +71,25 @@ def check(source: Source) -> None:
 
 
 def test_what_tfds_wrote(tmp_path: Path) -> None:
-    source = opened(unpack(tmp_path))
+    source = open_source(unpack(tmp_path))
     assert isinstance(source, Rlds)
     for root in (tmp_path, tmp_path / "arm", tmp_path / "arm" / "1.0.0"):
-        check(opened(root))
+        check(open_source(root))
     assert [str(spec) for spec in source.schema().values()] == [
         "action: float64 [2]",
         "count: int64 []",
         "is_first: bool []",
         "is_last: bool []",
-        "observation.state: float32 [3]",
-        "observation.tactile: int16 [2, 4]",
+        "language_instruction: text",
         "observation.depth: uint16 [6, 8]",
         "observation.image: uint8 [16, 24, 3]",
+        "observation.state: float32 [3]",
+        "observation.tactile: int16 [2, 4]",
         "observation.wrist: uint8 [6, 8, 3]",
         "reward: float32 []",
     ]
+    assert source.schema()["action"].kind == "action"
+    assert source.schema()["observation.wrist"].kind == "image"
     info = source.episodes()[1]
     assert {key: info.metadata[key] for key in ("split", "file", "episode_metadata")} == {
         "split": "train",
@@ -104,7 +103,7 @@ def test_what_tfds_wrote(tmp_path: Path) -> None:
 
 def test_packing_with_kept_images(tmp_path: Path) -> None:
     root = unpack(tmp_path)
-    source = opened(root, keep_encoded=True)
+    source = open_source(root, keep_encoded=True)
     codecs = {name: source.schema()[name].codec for name in IMAGES}
     assert codecs == {
         "observation.depth": (),
@@ -314,7 +313,7 @@ def test_damaged_files(
 ) -> None:
     root = unpack(tmp_path)
     (root / TRAIN).write_bytes(damage((root / TRAIN).read_bytes()))
-    source = opened(root)
+    source = open_source(root)
     keys = [info.key for info in source.episodes()]
     assert keys == [*sorted({"train/000000", "train/000001", *bad}), "val/000000"]
     for key in keys:
@@ -348,6 +347,8 @@ def png(size: tuple[int, int]) -> bytes:
         ({"steps/image": [png((3, 2))]}, r"differs from the first one; .*got: uint8 \[2, 3, 3\]"),
         ({"steps/image": [1]}, "numbers for steps/image, which holds images"),
         ({"steps/packed": [b"1234"]}, "a tensor that is not zlib's"),
+        ({"steps/say": [b"\xff"]}, r"can't decode byte 0xff"),
+        ({"steps/say": [7]}, r"numbers for steps/say, which holds texts"),
     ],
 )
 def test_records_that_are_not_as_declared(
@@ -356,14 +357,16 @@ def test_records_that_are_not_as_declared(
     steps = {
         **STATE, "small": tensor("int8"), "packed": tensor("uint8", 4, encoding="zlib"),
         "image": {"image": {"dtype": "uint8", "shape": {"dimensions": ["2", "2", "3"]}}},
+        "say": {"text": {}},
     }  # fmt: skip
     good: dict[str, list[Any]] = {
         "steps/state": [1.0, 2.0], "steps/small": [3], "steps/image": [png((2, 2))],
-        "steps/packed": [zlib.compress(b"abcd")],
+        "steps/packed": [zlib.compress(b"abcd")], "steps/say": ["ö".encode()],
     }  # fmt: skip
     bad = record if "steps/other" in record else {**good, **record}
     source = open_source(write_set(tmp_path, [example(good), example(bad)], steps))
-    assert frames_of(source, "train/000000")[0]["packed"].tobytes() == b"abcd"
+    [frame] = frames_of(source, "train/000000")
+    assert (frame["packed"].tobytes(), frame["say"]) == (b"abcd", "ö")
     with pytest.raises(SourceError, match=match) as caught:
         frames_of(source, "train/000001")
     assert caught.value.episode == "train/000001"
@@ -408,7 +411,7 @@ def test_a_broken_dataset_info(tmp_path: Path) -> None:
         text = change if isinstance(change, str) else json.dumps({**info, **change})
         (root / "dataset_info.json").write_text(text)
         with pytest.raises(SourceError, match=match):
-            opened(root).episodes()
+            open_source(root).episodes()
 
     refused("{", "not a dataset_info.json")
     refused({"splits": [{"shardLengths": ["x"]}]}, "not a dataset_info.json")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from seqrecord.errors import SchemaError, SourceError
+from seqrecord.errors import SourceError
 from seqrecord.schema import EncodedImage, FeatureSpec
 from seqrecord.sources.bag_files import Topic
 from seqrecord.sources.embedded import embedded_spec, embedded_value
@@ -20,6 +20,7 @@ from seqrecord.sources.ros_messages import (
     check_definition,
     decode_ros,
 )
+from seqrecord.sources.specs import feature_spec
 
 __all__ = ["IMAGES", "READABLE", "TopicFeatures", "can_read", "decoder"]
 
@@ -63,13 +64,11 @@ class TopicFeatures:
         self.specs: dict[str, FeatureSpec] = {}
         for suffix, value in message.values.items():
             name = f"{prefix}.{suffix}" if suffix else prefix
-            try:
-                if isinstance(value, Encoded):
-                    spec = embedded_spec(name, value.data, path, keep_encoded=keep_encoded)
-                else:
-                    spec = FeatureSpec(name, value.dtype, value.shape)
-            except SchemaError as error:
-                raise SourceError(error.message, file=str(path), feature=name) from error
+            if isinstance(value, Encoded):
+                spec = embedded_spec(name, value.data, path, keep_encoded=keep_encoded)
+            else:
+                meaning = {"kind": message.kind, "unit": message.units.get(suffix)}
+                spec = feature_spec(name, value.dtype, value.shape, path, **meaning)
             self.specs[suffix] = spec
 
     def select(self, names: Mapping[str, Any]) -> TopicFeatures:

@@ -102,6 +102,15 @@ class Timeline:
         if clock in self.picks:  # also where two of its messages are of one time
             self.picks[clock] = np.arange(len(self.clock))
 
+    @property
+    def fps(self) -> float | None:
+        """Frames a second, where the clock is steady: no step is a tenth off the mean."""
+        steps = np.diff(self.clock)
+        if not len(steps) or steps.min() <= 0:
+            return None
+        mean = float(self.clock[-1] - self.clock[0]) / len(steps)
+        return 1e9 / mean if np.all(np.abs(steps - mean) <= 0.1 * mean) else None
+
     def used(self, topic: str) -> int:
         """How many messages of a topic are in frames."""
         picks = self.picks[topic]

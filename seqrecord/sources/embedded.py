@@ -11,6 +11,7 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError
 from seqrecord.schema import EncodedImage, FeatureSpec
 from seqrecord.sources.images import decode_image, encoded_header
+from seqrecord.sources.specs import feature_spec
 
 __all__ = ["IMAGE_SIGNATURES", "embedded_format", "embedded_spec", "embedded_value"]
 
@@ -27,7 +28,7 @@ def embedded_spec(name: str, data: bytes, path: Path, *, keep_encoded: bool) -> 
     header = encoded_header(data, path, embedded_format(data, path))
     kept = keep_encoded and header.mode == "RGB" and header.dtype == np.uint8
     codec = ({"id": "seqrecord.image", "format": header.format},) if kept else ()
-    return FeatureSpec(name, header.dtype, header.shape, codec)
+    return feature_spec(name, header.dtype, header.shape, path, codec=codec, kind="image")
 
 
 def embedded_value(data: bytes, spec: FeatureSpec, path: Path) -> npt.NDArray[Any] | EncodedImage:

@@ -32,12 +32,13 @@ def decode_foxglove(
     found = _json(data) if numbers is None else _protobuf(memoryview(data), numbers)
     image = found.get("data", b"")
     if type_name == "foxglove.CompressedImage":
-        return Message({"": Encoded(bytes(image))})
+        return Message({"": Encoded(bytes(image))}, "image")
     sizes = {name: found.get(name, 0) for name in ("width", "height", "step")}
     if not all(isinstance(size, int) for size in sizes.values()):
         raise ValueError(f"sizes that are no numbers: {sizes}"[:200])
     encoding = str(found.get("encoding", ""))
-    return Message({"": pixels(memoryview(image), encoding=encoding, big_endian=False, **sizes)})
+    array = pixels(memoryview(image), encoding=encoding, big_endian=False, **sizes)
+    return Message({"": array}, "image")
 
 
 def field_numbers(descriptors: bytes, type_name: str) -> dict[int, str]:

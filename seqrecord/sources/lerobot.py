@@ -26,7 +26,8 @@ from seqrecord.sources.lerobot_layout import (
     read_info,
     read_tasks,
 )
-from seqrecord.sources.lerobot_rows import EpisodeRows, image_bytes
+from seqrecord.sources.lerobot_rows import TASK, EpisodeRows, image_bytes
+from seqrecord.sources.specs import text_spec
 
 __all__ = ["FORMAT", "LeRobot"]
 
@@ -48,9 +49,9 @@ class LeRobot:
 
     Episodes are called `episode_000000` by their numbers. Features have their LeRobot names; one
     of shape [1] is a scalar, as LeRobot delivers it, images are uint8 [H, W, 3], and `timestamp`
-    is in seconds from the episode's start. `frame_index`, `episode_index` and `index` are left
-    out. The metadata of an episode has `tasks`, `robot_type`, `split`, `names` of what has names,
-    and `task_index`, which maps the numbers of the feature of that name to the tasks.
+    is in seconds from the episode's start. `task` is the text to which `task_index` leads.
+    `frame_index`, `episode_index` and `index` are left out. The metadata of an episode has `tasks`,
+    `robot_type`, `split`, and `names` of what has names.
 
     Video cannot be read yet: a data set with video features is refused unless `features` names
     others or `without_video` is set. With `keep_encoded` RGB images stay PNG or JPEG.
@@ -99,20 +100,25 @@ class LeRobot:
         return {each.key: each for each in read_episodes(Path(self.root), self._info)}
 
     @cached_property
-    def _tasks(self) -> dict[int, str]:
-        return read_tasks(Path(self.root), self._info)
-
-    @cached_property
     def _rows(self) -> EpisodeRows:
-        return EpisodeRows(Path(self.root), self.schema())
+        derived = TASK in self.schema() and TASK not in self._info.features
+        tasks = read_tasks(Path(self.root), self._info) if derived else None
+        return EpisodeRows(Path(self.root), self.schema(), tasks)
 
     @cached_property
     def _schema(self) -> Schema:
-        return Schema([self._spec(feature) for feature in self._chosen()])
+        path = Path(self.root) / INFO
+        return Schema(
+            [text_spec(TASK, path) if each is None else self._spec(each) for each in self._chosen()]
+        )
 
-    def _chosen(self) -> list[LeRobotFeature]:
-        offered = {n: f for n, f in self._info.features.items() if n not in _DERIVED}
-        videos = [name for name, feature in offered.items() if feature.dtype == "video"]
+    def _chosen(self) -> list[LeRobotFeature | None]:
+        """The features in their order; `None` is the task in words, which is no column."""
+        offered: dict[str, LeRobotFeature | None] = {
+            name: each for name, each in self._info.features.items() if name not in _DERIVED
+        }
+        offered.setdefault(TASK, None)
+        videos = [name for name, each in offered.items() if each and each.dtype == "video"]
         readable = [name for name in offered if name not in videos]
         names = self.features
         if names is None:
@@ -141,8 +147,11 @@ class LeRobot:
         try:
             if feature.dtype == "image":
                 return self._image_spec(feature)
-            dtype = np.dtype(feature.dtype)
-            return FeatureSpec(feature.name, dtype, () if feature.shape == (1,) else feature.shape)
+            if feature.dtype == "string":
+                return text_spec(feature.name, path)
+            shape = () if feature.shape == (1,) else feature.shape
+            kind, unit = _meaning(feature.name)
+            return FeatureSpec(feature.name, np.dtype(feature.dtype), shape, kind=kind, unit=unit)
         except (SchemaError, TypeError, ValueError, SyntaxError) as error:
             raise SourceError(
                 f"a feature that cannot be stored: {error}"[:300],
@@ -183,20 +192,29 @@ class LeRobot:
                 metadata["split"] = name
         if names := self._names:
             metadata["names"] = names
-        if "task_index" in self.schema():
-            known = {str(n): task for n, task in self._tasks.items() if task in episode.tasks}
-            metadata["task_index"] = known
-        return EpisodeInfo(episode.key, max(episode.length, 1), metadata)
+        return EpisodeInfo(episode.key, max(episode.length, 1), metadata, fps=self._info.fps)
 
     @cached_property
     def _names(self) -> dict[str, Any]:
         """The names of the features' elements, but for those of images' axes."""
-        found = {name: self._info.features[name].names for name in self.schema()}
+        known = self._info.features
+        found = {name: known[name].names for name in self.schema() if name in known}
         return {
             name: names
             for name, names in found.items()
             if names and not (isinstance(names, list) and _AXES.issuperset(map(str, names)))
         }
+
+
+def _meaning(name: str) -> tuple[str | None, str | None]:
+    """Kind and unit that LeRobot's names of features stand for."""
+    if name == "timestamp":
+        return "time", "s"
+    if name == "action" or name.startswith("action."):
+        return "action", None
+    if name.startswith(("observation.state", "observation.environment_state")):
+        return "state", None
+    return None, None
 
 
 FORMAT = SourceFormat(

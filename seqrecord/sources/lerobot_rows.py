@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from seqrecord.errors import SourceError
-from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
+from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.embedded import embedded_value
 from seqrecord.sources.lerobot_layout import LeRobotEpisode, open_parquet
 
-__all__ = ["EpisodeRows", "image_bytes"]
+__all__ = ["TASK", "EpisodeRows", "image_bytes"]
 
+TASK = "task"
+"""The feature of the task in words, as LeRobot gives it too: columns have only its number."""
+
+_TASK_INDEX = "task_index"
 _ORDER = ("episode_index", "frame_index", "timestamp")
 
 
@@ -27,8 +31,16 @@ class EpisodeRows:
     nothing in it can be reached without decoding what comes before.
     """
 
-    def __init__(self, root: Path, schema: Schema, *, batch_rows: int = 32) -> None:
-        self._root, self._schema, self._batch_rows = root, schema, batch_rows
+    def __init__(
+        self,
+        root: Path,
+        schema: Schema,
+        tasks: Mapping[int, str] | None = None,
+        *,
+        batch_rows: int = 32,
+    ) -> None:
+        self._root, self._schema, self._tasks = root, schema, tasks
+        self._batch_rows = batch_rows
         self._path: Path | None = None
         self._batches: Iterator[pa.RecordBatch] = iter(())
         self._rest: pa.RecordBatch | None = None  # rows that were read, of a later episode
@@ -73,15 +85,18 @@ class EpisodeRows:
     def _frames(self, batch: pa.RecordBatch, path: Path, first: int) -> Iterator[Frame]:
         columns: dict[str, Any] = {}
         for name, spec in self._schema.items():
-            column = batch.column(name)
-            if pa.types.is_struct(column.type) or pa.types.is_binary(column.type):
-                columns[name] = column
+            if name == TASK and self._tasks is not None:
+                columns[name] = _task_texts(batch, self._tasks, path)
+            elif spec.value == "text":
+                columns[name] = _texts(batch.column(name), spec, path)
+            elif spec.kind == "image":
+                columns[name] = batch.column(name)
             else:
-                columns[name] = _array(column, spec, path)
+                columns[name] = _array(batch.column(name), spec, path)
         for row in range(batch.num_rows):
-            frame: dict[str, npt.NDArray[Any] | EncodedImage] = {}
+            frame: dict[str, Any] = {}
             for name, column in columns.items():
-                if isinstance(column, np.ndarray):
+                if isinstance(column, (np.ndarray, list)):
                     frame[name] = column[row]
                     continue
                 try:
@@ -124,7 +139,9 @@ class EpisodeRows:
     def _open(self, path: Path, episode: int) -> None:
         self._path, self._rest = None, None
         file = open_parquet(path)
-        columns = [*dict.fromkeys([*_ORDER, *self._schema])]
+        stands_for = {} if self._tasks is None else {TASK: _TASK_INDEX}
+        features = [stands_for.get(name, name) for name in self._schema]
+        columns = [*dict.fromkeys([*_ORDER, *features])]
         for name in columns:
             if name not in file.schema_arrow.names:
                 raise SourceError(
@@ -250,6 +267,28 @@ def _all_of(lists: pa.Array, size: int) -> bool:
         return True
     lengths = np.diff(lists.offsets.to_numpy())
     return bool(np.all(lengths == size))
+
+
+def _task_texts(batch: pa.RecordBatch, tasks: Mapping[int, str], path: Path) -> list[str]:
+    numbers = _column(batch, _TASK_INDEX, path).tolist()
+    for number in numbers:
+        if number not in tasks:
+            raise SourceError(
+                "a task without a name",
+                file=str(path),
+                feature=TASK,
+                expected=f"one of {len(tasks)} tasks",
+                got=f"task_index {number}",
+            )
+    return [tasks[number] for number in numbers]
+
+
+def _texts(column: pa.Array, spec: FeatureSpec, path: Path) -> list[str]:
+    is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+    if column.null_count or not is_text:
+        raise _misshapen(spec, path, f"{column.type}, {column.null_count} of them missing")
+    values: list[str] = column.to_pylist()
+    return values
 
 
 def _is_list(type_: pa.DataType) -> bool:

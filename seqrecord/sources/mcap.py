@@ -207,7 +207,7 @@ class Mcap:
     @cached_property
     def _schema(self) -> Schema:
         specs = {spec.name: spec for each in self._topics.values() for spec in each.specs.values()}
-        specs[LOG_TIME] = FeatureSpec(LOG_TIME, np.dtype("<i8"), ())
+        specs[LOG_TIME] = FeatureSpec(LOG_TIME, np.dtype("<i8"), (), kind="time", unit="ns")
         return Schema([specs[name] for name in self.features or specs])
 
     # --- the clock --------------------------------------------------------------------------
@@ -273,7 +273,7 @@ class Mcap:
             metadata["topics_not_read"] = others
         if names:
             metadata["names"] = names
-        return EpisodeInfo(recording.key, len(timeline.clock), metadata)
+        return EpisodeInfo(recording.key, len(timeline.clock), metadata, fps=timeline.fps)
 
     def _refused(self, message: str, got: str) -> SourceError:
         works = ", ".join(f"{t} ({_type(o)})" for t, o in self._offered.items() if can_read(o))

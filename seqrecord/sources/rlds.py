@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,10 +20,14 @@ from seqrecord.sources.files import local_root
 from seqrecord.sources.finding import has_file
 from seqrecord.sources.rlds_features import FEATURES, RldsFeature, RldsFeatures, read_features
 from seqrecord.sources.rlds_shards import Shard, find_dataset, find_shards
+from seqrecord.sources.specs import text_spec
 from seqrecord.sources.tf_example import Values, parse_example, parse_feature, scan_example
 from seqrecord.sources.tfrecord import RECORD_HEAD, TfRecord, TfRecordFile
 
 __all__ = ["FORMAT", "Rlds"]
+
+_MEANING = {"action": "action", "observation.state": "state"}
+"""Kinds of features by their names in RLDS."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,9 @@ class Rlds:
     `ROOT` may also be a folder above, with one such folder below it. Episodes are called
     `train/000000`, by their split and their place in it. Features are those of a step:
     `observation/image` is `observation.image`; images are uint8 or uint16 [H, W] or [H, W, C].
-    TFRecord has no float64, so these have the values of float32. What `features.json` says of the
-    episode beside its steps becomes its metadata.
+    Texts, as `language_instruction`, are features of texts. TFRecord has no float64, so these have
+    the values of float32. What `features.json` says of the episode beside its steps becomes its
+    metadata.
 
     Each record's checksums are verified when it is read; it is held in memory while its frames
     are. With `keep_encoded` RGB images stay PNG or JPEG.
@@ -130,7 +135,10 @@ class Rlds:
     def _spec(self, feature: RldsFeature) -> FeatureSpec:
         try:
             if feature.kind == "tensor":
-                return FeatureSpec(feature.name, np.dtype(feature.dtype), feature.shape)
+                dtype, kind = np.dtype(feature.dtype), _MEANING.get(feature.name)
+                return FeatureSpec(feature.name, dtype, feature.shape, kind=kind)
+            if feature.kind == "text":
+                return text_spec(feature.name, self._folder / FEATURES)
             return self._image_spec(feature)
         except SchemaError as error:
             raise SourceError(
@@ -221,7 +229,7 @@ class Rlds:
         return self._folder / name, offset
 
     def _columns(self, values: Mapping[str, Values]) -> dict[str, Any]:
-        """By feature, what its steps hold: an array [T, ...], or encoded images."""
+        """By feature what its steps hold, which must be as many of each."""
         columns: dict[str, Any] = {}
         first: RldsFeature | None = None
         for feature in self._chosen:
@@ -235,9 +243,7 @@ class Rlds:
                     f"{first.key}"
                 )
             first = first or feature
-            if feature.kind == "image" and not isinstance(found, list):
-                raise ValueError(f"numbers for {feature.key}, which holds images")
-            columns[feature.name] = found if feature.kind == "image" else feature.array(found)
+            columns[feature.name] = _COLUMNS[feature.kind](feature, found)
         return columns
 
     def _frames(self, columns: Mapping[str, Any], path: Path) -> Iterator[Frame]:
@@ -262,6 +268,20 @@ FORMAT = SourceFormat(
     "features.json and NAME-train.tfrecord-00000-of-00042",
     Rlds,
 )
+
+
+def _encoded(feature: RldsFeature, values: Values) -> list[memoryview]:
+    if not isinstance(values, list):
+        raise ValueError(f"numbers for {feature.key}, which holds images")
+    return values
+
+
+_COLUMNS: dict[str, Callable[[RldsFeature, Values], Any]] = {
+    "tensor": lambda feature, values: feature.array(values),
+    "text": lambda feature, values: feature.texts(values),
+    "image": _encoded,
+}
+"""By kind what the steps of an episode hold: an array [T, ...], texts, or encoded images."""
 
 
 def _is_dataset(path: Path) -> bool:

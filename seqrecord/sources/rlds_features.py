@@ -49,7 +49,7 @@ class RldsFeature:
 
     @property
     def can_be_read(self) -> bool:
-        return self.kind in ("tensor", "image") and min(self.shape, default=1) > 0
+        return self.kind in ("tensor", "image", "text") and min(self.shape, default=1) > 0
 
     @property
     def per_step(self) -> int:
@@ -64,6 +64,12 @@ class RldsFeature:
                 f"{len(values)} values of {self.key}, which has {self.per_step} a step"
             )
         return steps
+
+    def texts(self, values: Values) -> list[str]:
+        """The texts of the steps; raises `ValueError` for what is no UTF-8."""
+        if not isinstance(values, list):
+            raise ValueError(f"numbers for {self.key}, which holds texts")
+        return [str(value, "utf-8") for value in values]
 
     def array(self, values: Values) -> npt.NDArray[Any]:
         """[steps, *shape] of a tensor; raises `ValueError` for values that it cannot hold."""

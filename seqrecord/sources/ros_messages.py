@@ -8,7 +8,7 @@ messages' fields are those of https://github.com/ros2/common_interfaces.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -34,11 +34,14 @@ Value: TypeAlias = "npt.NDArray[Any] | Encoded"
 class Message:
     """What of a message becomes features: by the end of the feature's name, which may be empty.
 
-    `names` are those of the elements of 1-dimensional arrays, where the message names them.
+    `kind` says what they are, and `units` are those of the ones that have one. `names` are those of
+    the elements of 1-dimensional arrays, where the message names them.
     """
 
     values: dict[str, Value]
-    names: tuple[str, ...] = field(default=())
+    kind: str | None = None
+    units: Mapping[str, str] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
 
 
 def decode_ros(type_name: str, data: bytes | memoryview) -> Message:
@@ -141,7 +144,7 @@ def _image(cdr: _Cdr) -> Message:
         step=step,
         big_endian=big_endian,
     )
-    return Message({"": image})
+    return Message({"": image}, "image")
 
 
 def _compressed_image(cdr: _Cdr) -> Message:
@@ -151,7 +154,7 @@ def _compressed_image(cdr: _Cdr) -> Message:
         if not format_.startswith("16UC1"):
             raise ValueError(f"quantized depth, which is not decoded: {format_[:80]}")
         data = data[12:]  # a header of numbers that only quantized depth uses
-    return Message({"": Encoded(data)})
+    return Message({"": Encoded(data)}, "image")
 
 
 def _imu(cdr: _Cdr) -> Message:
@@ -161,7 +164,8 @@ def _imu(cdr: _Cdr) -> Message:
         value, covariance = cdr.doubles(count), cdr.doubles(9)
         if covariance[0] != -1:  # which says that it is not measured
             values[name] = value
-    return Message(values)
+    units = {"angular_velocity": "rad/s", "linear_acceleration": "m/s^2"}
+    return Message(values, "imu", units)
 
 
 def _joint_state(cdr: _Cdr) -> Message:
@@ -174,12 +178,12 @@ def _joint_state(cdr: _Cdr) -> Message:
             values[name] = value
             if len(value) != len(names):
                 raise ValueError(f"{len(value)} of {name} for {len(names)} joints")
-    return Message(values, names)
+    return Message(values, "state", names=names)
 
 
 def _pose(cdr: _Cdr) -> Message:
     cdr.header()
-    return Message({"": cdr.doubles(7)})
+    return Message({"": cdr.doubles(7)}, "pose", {"": "m"})
 
 
 def _twist(cdr: _Cdr) -> Message:
@@ -195,7 +199,7 @@ def _odometry(cdr: _Cdr) -> Message:
     cdr.header()
     cdr.text()
     pose, _, twist = cdr.doubles(7), cdr.doubles(36), cdr.doubles(6)
-    return Message({"pose": pose, "twist": twist})
+    return Message({"pose": pose, "twist": twist}, "pose", {"pose": "m"})
 
 
 ROS_TYPES: dict[str, tuple[str, Callable[[_Cdr], Message]]] = {

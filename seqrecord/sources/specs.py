@@ -12,7 +12,7 @@ import numpy as np
 from seqrecord.errors import SchemaError, SourceError
 from seqrecord.schema import FeatureSpec, Schema
 
-__all__ = ["check_spec", "chosen_schema", "feature_spec", "widened"]
+__all__ = ["check_spec", "chosen_schema", "feature_spec", "text_spec", "widened"]
 
 
 def feature_spec(
@@ -29,6 +29,11 @@ def feature_spec(
             expected=error.expected,
             got=error.got,
         ) from error
+
+
+def text_spec(name: str, path: Path) -> FeatureSpec:
+    """A feature of texts, of which a frame's value is a `str`."""
+    return feature_spec(name, np.dtype("u1"), (None,), path, kind="text", value="text")
 
 
 def widened(known: FeatureSpec, other: FeatureSpec) -> FeatureSpec:
