@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from seqrecord import FeatureSpec, Schema, SeqRecordWriter
+from seqrecord.checksum import crc32c
 from seqrecord.codecs.base import numcodecs
 from seqrecord.errors import (
     ChecksumError,
@@ -32,6 +34,7 @@ from seqrecord.errors import (
 )
 from seqrecord.writing.commits import reindex
 from tests.tiny import (
+    KEY,
     TINY,
     RecordParts,
     change_manifest,
@@ -149,6 +152,44 @@ def _slice_sum(root: Path) -> None:
     data = bytearray(path.read_bytes())
     data[192] ^= 1
     path.write_bytes(data)
+
+
+def _not_utf8(root: Path) -> None:
+    """A dataset of text whose only frame is not."""
+    shutil.rmtree(root)
+    schema = Schema([FeatureSpec("text", np.dtype("u1"), (None,))])
+    with (
+        SeqRecordWriter(root, schema=schema, codecs="raw") as writer,
+        writer.episode(KEY) as episode,
+    ):
+        episode.append({"text": np.frombuffer(b"abcd", "u1")})
+
+    def change(parts: RecordParts) -> None:
+        parts.head["schema"][0]["value"] = "text"
+        parts.pages[parts.pages.index(b"abcd")] = 0xFF
+        parts.sign_pages()
+
+    change_record(root, change)
+    reindex(root, created_by="test")
+
+
+def _edits(data: bytes, crc: int | None = None) -> Change:
+    """A file of edits that the manifest names, where the index is built anew."""
+
+    def apply(root: Path) -> None:
+        path = root / "edits" / "a.json"
+        path.parent.mkdir()
+        path.write_bytes(data)
+        sum_ = f"{crc32c(data) if crc is None else crc:08x}"
+        entry = {"path": "edits/a.json", "size": len(data), "crc32c": sum_}
+        change_manifest(root, lambda value: value.update(edits=[entry]))
+        reindex(root, created_by="test")
+
+    return apply
+
+
+def _edit(text: str) -> bytes:
+    return f'{{"format":"seqrecord edits","version":1,"edits":[{text}]}}'.encode()
 
 
 def _gaps(*rows: tuple[int, int, int, int]) -> Change:
@@ -558,6 +599,13 @@ _PAGES = [
 ]
 
 _FILES = [
+    Case("text that is not UTF-8", _not_utf8, CodecError, "not UTF-8"),
+    Case("edits are a list", _edits(b"[]"), FormatError, "file of edits"),
+    Case("edits are no JSON", _edits(b"{"), FormatError, "JSON"),
+    Case("edits of version 2", _edits(_edit("").replace(b"1", b"2")), FormatError, "this version"),
+    Case("edit of another op", _edits(_edit('{"op":"drop","uids":[]}')), FormatError, "an edit"),
+    Case("uid of an edit", _edits(_edit('{"op":"delete","uids":[1]}')), FormatError, "an edit"),
+    Case("edits that are damaged", _edits(_edit(""), 0), ChecksumError, "checksum"),
     Case("slice checksum", _slice_sum, ChecksumError, "frames of a page"),
     Case("record file twice", _second_file(lambda p: None), FormatError, "two record files"),
     Case("name of a record file", _second_file(_other_episode, "a b.seqrec"), FormatError, "name"),
@@ -739,7 +787,7 @@ _INDEX = [
         "other columns",
     ),
     Case(
-        "more gaps than pages",
+        "more gaps than words",
         _columns("gaps", chunk=[0] * 7, feature=[1] * 7, word=[0] * 7, present=[1] * 7),
         FormatError,
         "more rows of validity bitmaps",
