@@ -9,7 +9,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from multiprocessing.resource_tracker import ensure_running
 from pathlib import Path
 from typing import Any
@@ -65,17 +65,29 @@ def write_numbered(
     path: Path,
     *,
     codecs: Codecs | None = None,
-    chunk_frames: int = 4,
+    chunk_frames: int | None = 4,
     shape: tuple[int, ...] = SMALL,
+    groups: Mapping[str, int] | None = None,
+    flush_at: Collection[int] = (),
 ) -> Path:
-    """Write the dataset, in several record files; `shape` is that of `image`."""
+    """Write the dataset, in several record files; `shape` is that of `image`.
+
+    `groups` are numbers of groups by feature. `chunk_frames=None` leaves to the writer how long
+    chunks are, of each group; all end after the frames `flush_at` of each episode.
+    """
     with SeqRecordWriter(
-        path, codecs=codecs, chunk_frames=chunk_frames, record_bytes=60 * math.prod(shape)
+        path,
+        codecs=codecs,
+        chunk_frames=chunk_frames,
+        record_bytes=60 * math.prod(shape),
+        features={name: {"group": number} for name, number in (groups or {}).items()} or None,
     ) as writer:
         for number, length in enumerate(LENGTHS):
             with writer.episode(f"set/{number}", metadata={"number": number}) as episode:
                 for frame in range(length):
                     episode.append(expected_frame(number, frame, shape))
+                    if frame in flush_at:
+                        episode.flush()
     return path
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.engine.arena import Place, Rows
+from seqrecord.engine.arena import Place
 from seqrecord.engine.buffers import Buffers
+from seqrecord.engine.direct import Direct, Slice, find_slices, parts_of, whole_pages
 from seqrecord.engine.loads import Load
 from seqrecord.engine.stats import EngineStats
 from seqrecord.format.pages import aligned
@@ -29,30 +29,16 @@ from seqrecord.reading.reader import SeqRecordReader
 
 __all__ = ["ChunkLoader", "Fetched"]
 
-# Raw pages of at least so many bytes are read straight into their rows. Smaller ones are read
-# together with their neighbours and copied; where every request costs, all but large ones are.
-_LEAST_STRAIGHT = 64 << 10
-_LEAST_STRAIGHT_REMOTE = 8 << 20
-
-
-class _Slice(NamedTuple):
-    """Frames `[first, first + length)` of a load go into rows `[row, row + length)`."""
-
-    target: Rows
-    first: int
-    row: int
-    length: int
-
 
 @dataclass(frozen=True, eq=False)
 class Fetched:
     """A chunk's pages as they are stored, but for those that were read straight into rows."""
 
     chunk: Chunk
-    pages: Sequence[Page]
-    straight: Collection[str]  # features
-    data: Sequence[memoryview]  # by page, in `buffer`
+    pages: Sequence[Page]  # also those
+    data: Mapping[str, memoryview]  # by feature, in `buffer`
     buffer: npt.NDArray[np.uint8]
+    nbytes: int  # that were read
     others: Sequence[Fetched] = ()  # chunks of other groups, for a transform of whole frames
 
 
@@ -108,16 +94,17 @@ class ChunkLoader:
                 self._release(fetched)
 
     def fetch(self, load: Load, places: Sequence[Place] = ()) -> Fetched:
-        """Read the load's chunk; with `places`, large raw pages straight into these."""
+        """Read the load's chunk; with `places`, large raw pages, or parts of these, straight into
+        them."""
         begin = perf_counter()
         chunk = self._reader.chunk_at(load.group, load.chunk, load.episode)
         pages = self._reader.pages(chunk)
-        fetched = self._fetch(chunk, pages, self._straight(load, chunk, pages, places))
+        fetched = self._fetch(chunk, pages, self._direct(load, chunk, pages, places))
         if self._transform is not None:
             others: list[Fetched] = []
             try:
                 others.extend(
-                    self._fetch(other, self._reader.pages(other), {})
+                    self._fetch(other, self._reader.pages(other), Direct({}, ()))
                     for other in self._chunks_of_others(load)
                 )
             except BaseException:
@@ -127,9 +114,7 @@ class ChunkLoader:
         end = perf_counter()
         self._stats.trace.add("fetch", begin, end, chunk=load.chunk)
         self._stats.add(
-            bytes_read=sum(
-                page.stop - page.start for part in (fetched, *fetched.others) for page in part.pages
-            ),
+            bytes_read=sum(part.nbytes for part in (fetched, *fetched.others)),
             fetch_seconds=end - begin,
         )
         return fetched
@@ -143,10 +128,10 @@ class ChunkLoader:
                 for row in np.unique(rows).tolist():
                     yield self._reader.chunk_at(group, row, load.episode)
 
-    def _fetch(
-        self, chunk: Chunk, pages: Sequence[Page], straight: Mapping[str, list[memoryview]]
-    ) -> Fetched:
-        shared = [page for page in pages if page.feature not in straight]
+    def _fetch(self, chunk: Chunk, pages: Sequence[Page], direct: Direct) -> Fetched:
+        in_part = {part.page.feature for part in direct.parts}
+        whole = [page for page in pages if page.feature not in in_part]
+        shared = [page for page in whole if page.feature not in direct.whole]
         buffer = self._buffers.chunks.acquire(
             sum(aligned(page.stop - page.start) for page in shared)
         )
@@ -159,11 +144,16 @@ class ChunkLoader:
 
         try:
             with self._naming(chunk):
-                data = self._reader.read(pages, into=straight, allocate=allocate)
+                data = self._reader.read(whole, into=direct.whole, allocate=allocate)
+                nbytes = sum(page.stop - page.start for page in whole)
+                nbytes += self._reader.read_parts(direct.parts)
         except BaseException:
             self._buffers.chunks.release(buffer)
             raise
-        return Fetched(chunk, pages, straight.keys(), data, buffer)
+        read = dict(zip((page.feature for page in whole), data, strict=True))
+        for name in direct.features:
+            read.pop(name, None)
+        return Fetched(chunk, pages, read, buffer, nbytes)
 
     def _release(self, fetched: Fetched) -> None:
         for part in (fetched, *fetched.others):
@@ -179,14 +169,17 @@ class ChunkLoader:
             begin = perf_counter()
             frames = self._frames(load)
             # Frames that lack a feature are in no clip, yet they may lie between others.
-            slices = _slices(places, _all_present(fetched, frames))
+            present = np.ones(len(frames), bool)
+            for part in (fetched, *fetched.others):
+                present &= _all_present(part.chunk, part.pages, frames)
+            slices = find_slices(places, present)
             if self._transform is not None:
                 self._store_transformed(fetched, frames, slices, self._transform)
             else:
                 inside = frames - fetched.chunk.first_frame
                 with self._naming(fetched.chunk):
-                    for page, item in zip(fetched.pages, fetched.data, strict=True):
-                        if page.feature not in fetched.straight:
+                    for page in fetched.pages:
+                        if (item := fetched.data.get(page.feature)) is not None:
                             start = perf_counter()
                             self._store(page, item, inside, slices)
                             seconds[page.feature] += perf_counter() - start
@@ -200,41 +193,28 @@ class ChunkLoader:
             decode_seconds=end - begin,
         )
 
-    def _straight(
+    def _direct(
         self, load: Load, chunk: Chunk, pages: Sequence[Page], places: Sequence[Place]
-    ) -> dict[str, list[memoryview]]:
-        """Rows that whole raw pages can be read into as they are, by feature."""
-        if self._transform is not None or load.count != chunk.num_frames:
-            return {}
-        slices = _slices(places, np.ones(load.count, bool))
-        if sum(item.length for item in slices) != load.count:
-            return {}
-        found = {}
-        least = _LEAST_STRAIGHT if self._reader.is_local else _LEAST_STRAIGHT_REMOTE
-        for page in pages:
-            spec, size = self._reader.features[page.feature], page.stop - page.start
-            if not spec.is_raw or size < least or size != page.num_present * spec.nbytes:
-                continue
-            start, stop = _span(page)
-            if stop - start != page.num_present:
-                continue
-            parts = [
-                item.target[page.feature][
-                    item.row + max(0, start - item.first) : item.row
-                    + min(item.length, stop - item.first)
-                ]
-                for item in slices
-                if item.first < stop and item.first + item.length > start
-            ]
-            found[page.feature] = [memoryview(p.reshape(-1).view(np.uint8)) for p in parts]
-        return found
+    ) -> Direct:
+        """What is read straight into rows."""
+        if self._transform is not None or not places:
+            return Direct({}, ())
+        features, is_local = self._reader.features, self._reader.is_local
+        if load.count == chunk.num_frames:
+            whole = whole_pages(pages, features, places, is_local=is_local)
+            if whole:
+                return Direct(whole, ())
+        frames = self._frames(load)
+        slices = find_slices(places, _all_present(chunk, pages, frames))
+        inside = frames - chunk.first_frame
+        return Direct({}, parts_of(pages, features, inside, slices, is_local=is_local))
 
     def _store(
         self,
         page: Page,
         data: memoryview,
         inside: npt.NDArray[np.int64],
-        slices: Iterable[_Slice],
+        slices: Iterable[Slice],
     ) -> None:
         """Decode frames of a page, counted from the chunk's first, into rows of their feature."""
         for item in slices:
@@ -252,7 +232,7 @@ class ChunkLoader:
         self,
         fetched: Fetched,
         frames: npt.NDArray[np.int64],
-        slices: Iterable[_Slice],
+        slices: Iterable[Slice],
         transform: FrameTransform,
     ) -> None:
         parts = (fetched, *fetched.others)
@@ -264,7 +244,8 @@ class ChunkLoader:
                     inside = frame - part.chunk.first_frame
                     if 0 <= inside < part.chunk.num_frames:
                         with self._naming(part.chunk):
-                            decoded |= self._reader.decode_frame(part.pages, part.data, inside)
+                            data = list(part.data.values())
+                            decoded |= self._reader.decode_frame(part.pages, data, inside)
                 whole = {name: decoded[name] for name in self._reader.features}
                 with self._naming(fetched.chunk, frame):
                     arrays = apply_transform(transform, whole)
@@ -289,43 +270,20 @@ class ChunkLoader:
             raise
 
 
-def _all_present(fetched: Fetched, frames: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Which frames, counted in the episode, have the features of all pages; bool[frames]."""
-    present = np.ones(len(frames), bool)
-    for part in (fetched, *fetched.others):
-        inside = frames - part.chunk.first_frame
-        held = (inside >= 0) & (inside < part.chunk.num_frames)
-        for page in part.pages:
-            if page.present is not None:
-                present[held] &= page.present[inside[held]]
-    return present
+def _all_present(
+    chunk: Chunk, pages: Iterable[Page], frames: npt.NDArray[np.int64]
+) -> npt.NDArray[np.bool_]:
+    """Which frames, counted in the episode, lack no feature of a chunk's pages; bool[frames].
 
-
-def _span(page: Page) -> tuple[int, int]:
-    """From the first to past the last frame of the chunk that a page has; it has some."""
-    if page.present is None:
-        return 0, page.chunk.num_frames
-    some = np.flatnonzero(page.present)
-    return int(some[0]), int(some[-1]) + 1
-
-
-def _slices(places: Sequence[Place], wanted: npt.NDArray[np.bool_]) -> list[_Slice]:
-    """The wanted frames of the places, as slices of consecutive frames and rows, by frame.
-
-    Rows mostly follow each other, but for one place where a ring begins anew.
+    Frames of other chunks count as lacking nothing.
     """
-    found = []
-    for place in places:
-        some = wanted[place.frames]
-        frames, rows = place.frames[some], place.rows[some]
-        breaks = np.flatnonzero((np.diff(frames) != 1) | (np.diff(rows) != 1)) + 1
-        edges = [0, *breaks.tolist(), len(frames)]
-        for start, stop in pairwise(edges):
-            if start < stop:
-                found.append(
-                    _Slice(place.target, int(frames[start]), int(rows[start]), stop - start)
-                )
-    return sorted(found, key=lambda item: item.first)
+    present = np.ones(len(frames), bool)
+    inside = frames - chunk.first_frame
+    held = (inside >= 0) & (inside < chunk.num_frames)
+    for page in pages:
+        if page.present is not None:
+            present[held] &= page.present[inside[held]]
+    return present
 
 
 def _as_range(frames: list[int]) -> range | list[int]:

@@ -21,7 +21,7 @@ from seqrecord.clips import (
 )
 from seqrecord.errors import ClipError
 from seqrecord.format.index import GroupIndex
-from seqrecord.format.pages import ALIGNMENT
+from seqrecord.pipes.chunk_sizes import bytes_beside, chunk_bytes
 from seqrecord.pipes.clip_lists import ClipList, read_clip_list
 from seqrecord.pipes.collating import keep_memory_for
 from seqrecord.pipes.distributed import say_once
@@ -97,9 +97,9 @@ class ClipSelection:
                 file=self.dataset.url,
                 expected=f"{self.spec.span} frames with {', '.join(self.dataset.features)}",
             )
-        self.episodes = table.led_by(0, self.selected)
         self.arrays = self._look()
         self._check_arrays()
+        self.episodes = self._episodes(table)
         keep_memory_for(self)
         if self.left_out:
             say_once(
@@ -118,23 +118,27 @@ class ClipSelection:
         return typical_table(self.clips, self.spec.stride)
 
     def frame_sizes(self, batch_size: int | None) -> FrameSizes:
-        """A variable shape counts as its largest frame of the selected episodes, decoded."""
-        arrays = self.arrays.values()
+        """A variable shape counts as its largest frame of the selected episodes, decoded.
+
+        With `frame_transform` the plan has one group, whose arena has what is made of frames, and
+        each load reads chunks of all groups.
+        """
+        arrays, stored = self.arrays.values(), self.stored_arrays()
         frame = sum(spec.nbytes for spec in arrays)
-        variable = sum(not spec.is_fixed for spec in arrays)
-        stored = self.stored_arrays().values()
-        chunk = 0
-        for group in self._groups:
-            columns = [group.schema.position(n) for n in self.dataset.features if n in group.schema]
-            padded = group.page_length[:, columns].astype("i8") + (ALIGNMENT - 1)
-            chunk += int((padded // ALIGNMENT * ALIGNMENT).sum(axis=1).max())
         if self.frame_transform is not None:
-            chunk += sum(spec.nbytes for spec in stored) + frame
+            frames, lead = [frame], self.dataset.index.groups[self.episodes.lead.group]
+            each = [
+                bytes_beside(lead, group, chunk_bytes(group, self.dataset.features)).max()
+                for group in self._groups
+            ]
+            chunk = int(sum(each)) + sum(spec.nbytes for spec in stored.values()) + frame
         else:  # codecs may need room for a frame that is in no row yet
-            chunk += sum(spec.nbytes for spec in stored if not spec.is_fixed)
-        frame = max(1, frame)
-        frames = (batch_size or 1) * self.spec.length
-        return FrameSizes((frame,), chunk, frames * (frame + variable * _TENSOR_BYTES))
+            frames = self._frame_bytes
+            each = [chunk_bytes(group, self.dataset.features).max() for group in self._groups]
+            chunk = int(max(each)) + sum(s.nbytes for s in stored.values() if not s.is_fixed)
+        variable = sum(not spec.is_fixed for spec in arrays) * _TENSOR_BYTES
+        batch = (batch_size or 1) * self.spec.length * (max(1, frame) + variable)
+        return FrameSizes(tuple(max(1, nbytes) for nbytes in frames), chunk, batch)
 
     def portable(self, options: _Options) -> _Options:
         """The options for another process: a function that chose episodes need not be picklable."""
@@ -278,6 +282,26 @@ class ClipSelection:
         """The groups of the requested features, by their numbers."""
         numbers = {spec.group for spec in self.dataset.features.values()}
         return [self.dataset.index.groups[number] for number in sorted(numbers)]
+
+    @property
+    def _frame_bytes(self) -> list[int]:
+        """Bytes of a decoded frame's features of each group, by their numbers."""
+        stored = self.stored_arrays()
+        return [
+            sum(stored[name].nbytes for name in group.schema if name in stored)
+            for group in self._groups
+        ]
+
+    def _episodes(self, table: EpisodeTable) -> EpisodeTable:
+        """The episodes as plans see them, which are cut by the chunks of the largest frames.
+
+        What transforms frames needs whole ones: then loads are those of that group only.
+        """
+        nbytes = self._frame_bytes
+        found = table.led_by(nbytes.index(max(nbytes)), self.selected)
+        if self.frame_transform is None:
+            return found
+        return EpisodeTable(found.num_frames, (found.lead,))
 
     def _gaps(self, group: GroupIndex, wanted: list[str]) -> list[IntArray]:
         """Of each gap of the selected episodes: its place, the chunk in it, feature, presence."""
