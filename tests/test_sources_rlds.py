@@ -372,6 +372,29 @@ def test_records_that_are_not_as_declared(
     assert caught.value.episode == "train/000001"
 
 
+def test_what_goes_to_the_metadata(tmp_path: Path) -> None:
+    beside = {
+        "a": tensor("int32"), "a/b": tensor("int32"), "c/d": {"text": {}}, "long": {"text": {}},
+        "many": tensor("float32", 65), "few": tensor("float32", 2), "nan": tensor("float32"),
+        "wide": tensor("uint64"), "image": {"image": {"dtype": "uint8"}},
+    }  # fmt: skip
+    values: dict[str, list[Any]] = {
+        "steps/state": [1.0, 2.0], "a": [1], "a/b": [2], "c/d": [b"\xffd"], "long": [b"x" * 5000],
+        "many": [0.0] * 65, "few": [0.5, 1.0], "nan": [float("nan")], "wide": [-1],
+        "image": [b""],
+    }  # fmt: skip
+    write_set(tmp_path, [example(values), example({**values, "a": [2**40]})])
+    (tmp_path / "features.json").write_text(features_json(STATE, **beside))
+    source = open_source(tmp_path)
+    one, two = source.episodes()
+    assert {k: v for k, v in one.metadata.items() if k not in ("split", "file", "offset")} == {
+        "a": 1, "c": {"d": "\ufffdd"}, "few": [0.5, 1.0], "wide": 2**64 - 1,
+    }  # fmt: skip
+    assert two.metadata["a"] == {"b": 2}  # an int32 does not hold the other
+    assert two.metadata["few"] == [0.5, 1.0]
+    seqrecord.convert(source, tmp_path / "records", workers=1)
+
+
 def test_a_bomb_of_zlib(tmp_path: Path) -> None:
     steps = {"packed": tensor("uint8", 4, encoding="zlib")}
     record = example({"steps/packed": [zlib.compress(bytes(50 << 20))]})

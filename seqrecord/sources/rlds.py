@@ -26,6 +26,8 @@ from seqrecord.sources.tfrecord import RECORD_HEAD, TfRecord, TfRecordFile
 
 __all__ = ["FORMAT", "Rlds"]
 
+_MAX_VALUES = 64
+_MAX_TEXT = 4096  # bytes: what is longer does not go to the metadata
 _MEANING = {"action": "action", "observation.state": "state"}
 """Kinds of features by their names in RLDS."""
 
@@ -43,8 +45,8 @@ class Rlds:
     `train/000000`, by their split and their place in it. Features are those of a step:
     `observation/image` is `observation.image`; images are uint8 or uint16 [H, W] or [H, W, C].
     Texts, as `language_instruction`, are features of texts. TFRecord has no float64, so these have
-    the values of float32. What `features.json` says of the episode beside its steps becomes its
-    metadata.
+    the values of float32. What an episode has beside its steps goes to its metadata, where it is
+    short: texts, numbers and up to 64 of them.
 
     Each record's checksums are verified when it is read; it is held in memory while its frames
     are. With `keep_encoded` RGB images stay PNG or JPEG.
@@ -217,7 +219,7 @@ class Rlds:
         try:
             steps = counted.count(values[counted.key]) if counted.key in values else 0
         except ValueError:
-            return 0, {}
+            steps = 0
         return steps, _metadata({key: values[key] for key in about if key in values}, about)
 
     # --- frames -----------------------------------------------------------------------------
@@ -300,22 +302,26 @@ def _metadata(values: Mapping[str, Values], features: Mapping[str, RldsFeature])
     result: dict[str, Any] = {}
     for key, found in values.items():
         feature = features[key]
-        if len(found) != feature.per_step:
+        if len(found) != feature.per_step or len(found) > _MAX_VALUES:
             continue
         value: Any
         if isinstance(found, list):
-            if feature.kind != "text":
+            if feature.kind != "text" or len(found[0]) > _MAX_TEXT:
                 continue
             value = bytes(found[0]).decode(errors="replace")
         else:
-            value = feature.array(found)[0].tolist()
+            try:
+                value = feature.array(found)[0].tolist()
+            except ValueError:  # not what was declared
+                continue
             if not np.all(np.isfinite(np.asarray(value, float))):
                 continue
         *outer, last = key.split("/")
         place = result
         for name in outer:
-            place = place.setdefault(name, {})
-        place[last] = value
+            inner = place.setdefault(name, {})
+            place = inner if isinstance(inner, dict) else {}  # of names with a `/` in them
+        place.setdefault(last, value)
     return result
 
 
