@@ -453,7 +453,7 @@ def test_storage_options_reach_the_filesystem() -> None:
 
 
 def test_help_and_version() -> None:
-    commands = ["write", "info", "verify", "reindex", "clean", "export", "view"]
+    commands = ["write", "info", "verify", "reindex", "clean", "split", "export", "view"]
     text = run().stdout
     for command in commands:
         assert f"\n  {command} " in text
@@ -478,6 +478,7 @@ run("info", records, "--clip-len", "2")
 run("verify", records, "--deep")
 run("reindex", records)
 run("clean", records)
+run("split", records, "train=0.5", "val=0.5")
 run("export", records, "cave/Easy/P000", {str(tmp_path / "out")!r})
 run("view", records, "-o", {str(tmp_path / "clip.png")!r})
 run("--version")

@@ -15,8 +15,9 @@ import numpy as np
 from seqrecord.clips import ClipSpec
 from seqrecord.errors import ClipError
 from seqrecord.pipes.clip_lists import ClipList, check_clip_list
+from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.frames import FrameTransform
-from seqrecord.reading.reader import DatasetLike, EpisodeFilter
+from seqrecord.reading.reader import DatasetLike
 from seqrecord.storage import local_path
 from seqrecord.units import parse_size
 
@@ -44,7 +45,9 @@ class ClipOptions:
         dilation: frames from one frame of a clip to the next.
         features: names of features to read; all by default. Clips in which a frame lacks one of
             them are left out.
-        episodes: keys, a glob on keys, or a predicate on an episode's metadata.
+        episodes: keys, a glob on keys, or a function of an episode that says whether to take it: a
+            dict of its metadata, with the attributes `key`, `num_frames`, `fps` and `split`.
+        split: only episodes of the split of this name; see `seqrecord split`.
         clips: a table of the clips to give, instead of all: a dict of columns, or an Arrow or
             pandas table. `episode` has keys, `start` first frames, and `weight`, which may be left
             out, how often the clip comes in an epoch: 2.3 is two times in most epochs, three times
@@ -68,6 +71,7 @@ class ClipOptions:
     dilation: int = 1
     features: Sequence[str] | None = None
     episodes: EpisodeFilter = None
+    split: str | None = None
     clips: ClipList | None = field(default=None, repr=False)
     frame_transform: FrameTransform | None = None
     verify: bool | None = None
@@ -121,6 +125,7 @@ class ClipOptions:
             or _are_names(episodes),
             "a list of keys, a glob, or a function of an episode's metadata",
         )
+        _check("split", self.split, isinstance(self.split, str | None), "the name of a split")
 
     def _set(self, name: str, value: object) -> None:
         """Keep an integer as Python's, whatever gave it."""

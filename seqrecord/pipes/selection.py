@@ -80,7 +80,7 @@ class ClipSelection:
         )
         self.frame_transform = options.frame_transform
         table, missing = self.dataset.episode_table, self.dataset.missing_frames()
-        self.selected = self.dataset.find_episodes(options.episodes)
+        self.selected = self.dataset.find_episodes(options.episodes, options.split)
         self._missing = missing
         self._last: tuple[int, ClipTable] | None = None  # phase or epoch, and its clips
         every = replace(self.spec, stride=1) if rotate_phase else self.spec

@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 from seqrecord.clips import ClipSpec
 from seqrecord.format.index import NO_SPLIT
 from seqrecord.reading.feature_table import described
-from seqrecord.reading.reader import EpisodeFilter, SeqRecordReader
+from seqrecord.reading.filters import EpisodeFilter
+from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.schema import FeatureSpec
 from seqrecord.text import counted, printable, table_lines
 from seqrecord.units import format_size

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from os import PathLike
@@ -26,6 +25,7 @@ from seqrecord.format.manifest import Manifest
 from seqrecord.grids import ChunkGrid
 from seqrecord.reading.chunks import ChunkReader
 from seqrecord.reading.episode import Episode, FrameArray
+from seqrecord.reading.filters import EpisodeFilter, find_episodes
 from seqrecord.reading.html_card import html_card
 from seqrecord.reading.metadata import load, load_version
 from seqrecord.schema import Schema
@@ -35,7 +35,6 @@ from seqrecord.units import format_size
 __all__ = [
     "DatasetLike",
     "Episode",
-    "EpisodeFilter",
     "Episodes",
     "FrameArray",
     "SeqRecordReader",
@@ -46,9 +45,6 @@ __all__ = [
 ]
 
 _SHOWN_KEYS = 3  # in a notebook
-
-EpisodeFilter: TypeAlias = "str | Sequence[str] | Callable[[Mapping[str, Any]], bool] | None"
-"""Episodes by a glob on keys, by keys, by a predicate on their metadata; `None` for all."""
 
 DatasetLike: TypeAlias = "StorageLike | SeqRecordReader"
 """A dataset: its local path or URL, or a reader from `seqrecord.open`."""
@@ -223,27 +219,16 @@ class SeqRecordReader:
         """Reads the chunks of this dataset's features."""
         return self._chunks
 
-    def find_episodes(self, episodes: EpisodeFilter) -> npt.NDArray[np.int64]:
-        """Numbers of the episodes that a filter selects, in the dataset's order.
+    def find_episodes(
+        self, episodes: EpisodeFilter, split: str | None = None
+    ) -> npt.NDArray[np.int64]:
+        """Numbers of the episodes that a filter selects, of a split or of all; in order.
 
-        Raises `ClipError` for a key that is not there, or if nothing is selected.
+        Raises `ClipError` for a key or a split that is not there, or if nothing is selected.
         """
-        index = self._index
-        if episodes is None:
-            return np.arange(len(index.num_frames))
-        if isinstance(episodes, str):
-            found = [i for key, i in index.positions.items() if fnmatch.fnmatchcase(key, episodes)]
-        elif callable(episodes):
-            every = range(len(index.num_frames))
-            found = [i for i in every if episodes(index.episode_metadata(i))]
-        else:
-            unknown = [key for key in episodes if key not in index.positions]
-            if unknown:
-                raise ClipError("no such episode", file=self.url, got=", ".join(unknown[:10]))
-            found = sorted({index.positions[key] for key in episodes})
-        if not found:
-            raise ClipError("no episode is selected", file=self.url, got=repr(episodes)[:200])
-        return np.array(found, np.int64)
+        return find_episodes(
+            self._index, self._manifest.splits, episodes, split=split, url=self.url
+        )
 
     def clips(self, spec: ClipSpec, episodes: EpisodeFilter = None) -> ClipTable:
         """All clips of the selected episodes whose frames have all of this dataset's features."""

@@ -20,7 +20,8 @@ from seqrecord.reading.episode_summary import (
     listing_lines,
     summarize_episode,
 )
-from seqrecord.reading.reader import EpisodeFilter, SeqRecordReader, open_dataset
+from seqrecord.reading.filters import EpisodeFilter
+from seqrecord.reading.reader import SeqRecordReader, open_dataset
 from seqrecord.reading.summary import Summary, summarize
 from seqrecord.reading.verification import VerifyProgress
 from seqrecord.reading.verification import verify as verify_dataset
@@ -41,7 +42,7 @@ from seqrecord.tools.cli.arguments import (
 from seqrecord.tools.cli.pictures import trace, view
 from seqrecord.tools.cli.terminal import PROGRAM, Commands, Interrupted, ProgressBar
 from seqrecord.tools.cli.timing import bench
-from seqrecord.tools.cli.upkeep import cache, clean
+from seqrecord.tools.cli.upkeep import cache, clean, split
 from seqrecord.units import format_size
 from seqrecord.version import CREATED_BY, __version__
 from seqrecord.writing.commits import reindex as rebuild
@@ -388,5 +389,6 @@ def export(
 main.add_command(bench)
 main.add_command(cache)
 main.add_command(clean)
+main.add_command(split)
 main.add_command(trace)
 main.add_command(view)

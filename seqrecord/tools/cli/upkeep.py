@@ -1,4 +1,4 @@
-"""The commands that free space: the cache of remote datasets, and `clean`."""
+"""The commands that keep datasets in order: the cache of remote ones, `clean` and `split`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from seqrecord.tools.cli.arguments import Duration, common
 from seqrecord.tools.cli.terminal import Group
 from seqrecord.units import format_size
 from seqrecord.writing.cleaning import clean as remove_old
+from seqrecord.writing.splits import split_dataset
 
-__all__ = ["cache", "clean"]
+__all__ = ["cache", "clean", "split"]
 
 
 @click.group(cls=Group)
@@ -65,3 +66,39 @@ def clean(
         click.echo(name)
     done = "would be removed" if dry_run else "removed"
     click.echo(f"{parse_location(path).shown}: {counted(len(removed), 'file')} {done}")
+
+
+@click.command()
+@click.argument("path")
+@click.argument("shares", metavar="NAME=SHARE…", nargs=-1, required=True)
+@click.option(
+    "--by",
+    default="episode",
+    show_default=True,
+    metavar="episode|ENTRY",
+    help="Draw each episode, or all together whose metadata is equal in this entry.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of what is drawn.")
+@click.option("--anew", is_flag=True, help="Draw also episodes that are in one of these splits.")
+@common
+def split(
+    path: str,
+    shares: tuple[str, ...],
+    by: str,
+    seed: int,
+    anew: bool,
+    storage_options: dict[str, Any] | None,
+) -> None:
+    """Name splits of a dataset: train=0.9 val=0.1. Episodes that are in one of them stay there."""
+    wanted = {}
+    for text in shares:
+        name, _, share = text.partition("=")
+        try:
+            wanted[name] = float(share)
+        except ValueError:
+            raise click.UsageError(f"not a share: {text!r}; write train=0.9") from None
+    found = split_dataset(
+        path, wanted, by=by, seed=seed, anew=anew, storage_options=storage_options
+    )
+    said = ", ".join(f"{name} {counted(count, 'episode')}" for name, count in found.items())
+    click.echo(f"{parse_location(path).shown}: {said}")

@@ -1,0 +1,100 @@
+"""Which episodes of a dataset: by keys, a glob, a function of what an episode is, or a split."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import ClipError
+from seqrecord.format.index import NO_SPLIT, Index
+
+__all__ = ["EpisodeFacts", "EpisodeFilter", "find_episodes"]
+
+
+class EpisodeFacts(dict[str, Any]):
+    """An episode's metadata, and beside it what the index says of the episode.
+
+    `key` and `num_frames`; `fps`, and `split`, the name of its split, are `None` where it has none.
+    """
+
+    def __init__(
+        self,
+        metadata: dict[str, Any],
+        *,
+        key: str,
+        num_frames: int,
+        fps: float | None,
+        split: str | None,
+    ) -> None:
+        super().__init__(metadata)
+        self.key = key
+        self.num_frames = num_frames
+        self.fps = fps
+        self.split = split
+
+
+EpisodeFilter: TypeAlias = "str | Sequence[str] | Callable[[EpisodeFacts], bool] | None"
+"""Episodes by a glob on keys, by keys, by a function of an episode's metadata, key and length;
+`None` for all."""
+
+
+def find_episodes(
+    index: Index,
+    splits: Sequence[str],
+    episodes: EpisodeFilter,
+    *,
+    split: str | None = None,
+    url: str,
+) -> npt.NDArray[np.int64]:
+    """Numbers of the episodes that a filter selects, in the dataset's order.
+
+    With `split`, of those in the split of this name; `splits` are the names that the index numbers.
+    Raises `ClipError` for a key or a split that is not there, or if nothing is selected.
+    """
+    inside = np.ones(len(index.num_frames), bool)
+    if split is not None:
+        if split not in splits:
+            raise ClipError(
+                "no such split",
+                file=url,
+                expected=", ".join(splits) or "a dataset with splits: `seqrecord split` makes them",
+                got=repr(split)[:100],
+            )
+        inside = index.split == splits.index(split)
+    if episodes is None:
+        found = np.flatnonzero(inside)
+    elif isinstance(episodes, str):
+        match = fnmatch.fnmatchcase
+        found = _numbers(i for key, i in index.positions.items() if match(key, episodes))
+    elif callable(episodes):
+        some = np.flatnonzero(inside).tolist()
+        found = _numbers(i for i in some if episodes(_facts(index, splits, i)))
+    else:
+        unknown = [key for key in episodes if key not in index.positions]
+        if unknown:
+            raise ClipError("no such episode", file=url, got=", ".join(unknown[:10]))
+        found = _numbers(sorted({index.positions[key] for key in episodes}))
+    found = found[inside[found]]
+    if not len(found):
+        asked = repr(episodes)[:200] if split is None else f"{episodes!r:.200} of split {split}"
+        raise ClipError("no episode is selected", file=url, got=asked)
+    return found
+
+
+def _numbers(found: Any) -> npt.NDArray[np.int64]:
+    return np.fromiter(found, np.int64)
+
+
+def _facts(index: Index, splits: Sequence[str], episode: int) -> EpisodeFacts:
+    split, fps = int(index.split[episode]), float(index.fps[episode])
+    return EpisodeFacts(
+        index.episode_metadata(episode),
+        key=index.keys[episode].as_py(),
+        num_frames=int(index.num_frames[episode]),
+        fps=fps or None,
+        split=None if split == NO_SPLIT else splits[split],
+    )

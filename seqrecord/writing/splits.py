@@ -1,0 +1,227 @@
+"""Names splits of a dataset, such as train and val: shares of its episodes, drawn by a seed.
+
+What is drawn is kept in the dataset, in a file of edits, so that all readers have the same splits,
+also when the dataset grows. Episodes that are in a split stay there when others are added to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.checksum import crc32c
+from seqrecord.errors import ClipError, NotFoundError, SeqRecordError
+from seqrecord.format.edits import Split, encode_edit
+from seqrecord.format.index import NO_SPLIT, Index
+from seqrecord.format.manifest import EDITS, MAX_SPLITS, SPLIT_NAME, IndexFile, read_manifest
+from seqrecord.reading.metadata import load_index
+from seqrecord.storage import Storage, open_storage
+from seqrecord.version import CREATED_BY
+from seqrecord.writing.commits import Version, put_version, read_base, tidy
+
+__all__ = ["deal_episodes", "split_dataset"]
+
+_UIDS_AT_ONCE = 500_000  # in one file of edits
+
+
+def split_dataset(
+    location: str | PathLike[str],
+    shares: Mapping[str, float],
+    *,
+    by: str = "episode",
+    seed: int = 0,
+    anew: bool = False,
+    created_by: str = CREATED_BY,
+    storage_options: Mapping[str, Any] | None = None,
+) -> dict[str, int]:
+    """Give episodes to named splits; returns how many episodes each split has now.
+
+    Each split of `shares` gets its share of the episodes, as nearly as can be; the shares come to 1
+    at most, and what is left is in no split. Episodes that are in one of these splits stay there,
+    so that what was kept for validation is not trained on later; with `anew` they are dealt again.
+    Episodes in other splits stay there, and do not count.
+
+    With `by="episode"` each episode is drawn for itself. Else `by` names an entry of the metadata,
+    and episodes that are equal in it come into one split: all recordings of one scene, say.
+
+    Raises `ClipError` for shares or names that make no sense and for an episode without the entry,
+    `NotFoundError` where there is no dataset, and `ConflictError` where another writer commits
+    meanwhile.
+    """
+    _check(shares)
+    storage = open_storage(location, storage_options)
+    try:
+        return _split(storage, shares, by, seed, anew, created_by)
+    finally:
+        storage.close()
+
+
+def _split(
+    storage: Storage,
+    shares: Mapping[str, float],
+    by: str,
+    seed: int,
+    anew: bool,
+    created_by: str,
+) -> dict[str, int]:
+    base = read_base(storage)
+    manifest = base.manifest
+    if manifest is None:
+        raise NotFoundError("no dataset", file=storage.url)
+    index = load_index(storage, manifest)
+    names = tuple(dict.fromkeys((*manifest.splits, *shares)))
+    if len(names) > MAX_SPLITS:
+        raise ClipError("too many splits", file=storage.url, expected=MAX_SPLITS, got=len(names))
+    numbers = [names.index(name) for name in shares]
+    old = index.split.astype(np.int64)
+    kept = np.isin(old, numbers) & (not anew)
+    units = _units(index, by, storage.url)
+    new = deal_episodes(old, kept, units, numbers, list(shares.values()), seed)
+    changed = np.flatnonzero(new != old)
+    if len(changed):
+        edits = [
+            Split(None if number == NO_SPLIT else names[number], uids)
+            for number in np.unique(new[changed]).tolist()
+            for uids in _uids(index, changed[new[changed] == number])
+        ]
+        files = _put_edits(storage, edits, len(manifest.edits))
+        version = Version(
+            replace(index, split=new.astype(np.uint16)),
+            manifest.record_files,
+            manifest.next_ordinal,
+            manifest.left_out,
+            names,
+            manifest.statistics,
+            (*manifest.edits, *files),
+        )
+        try:
+            put_version(storage, base, version, created_by)
+        except BaseException:
+            # What is not known to be in a manifest stays only where it may be in one.
+            _tidy_unnamed(storage, files)
+            raise
+    return {name: int((new == names.index(name)).sum()) for name in names}
+
+
+def _check(shares: Mapping[Any, Any]) -> None:
+    for name, share in shares.items():
+        if not isinstance(name, str) or not SPLIT_NAME.fullmatch(name):
+            raise ClipError(
+                "not the name of a split", expected=SPLIT_NAME.pattern, got=repr(name)[:100]
+            )
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
+            raise ClipError(
+                f"the share of split {name} makes no sense", expected="0 to 1", got=repr(share)[:50]
+            )
+    total = sum(shares.values())
+    if not shares or total > 1 + 1e-9:
+        raise ClipError(
+            "the shares of the splits make no sense",
+            expected="at least one, and at most 1 together, as train=0.9 val=0.1",
+            got=f"{len(shares)} of {total:g} together",
+        )
+
+
+def _units(index: Index, by: str, url: str) -> list[str]:
+    """What each episode is dealt with: its key, or an entry of its metadata."""
+    if by == "episode":
+        keys: list[str] = index.keys.to_pylist()
+        return keys
+    units = []
+    for episode in range(len(index.num_frames)):
+        metadata = index.episode_metadata(episode)
+        if by not in metadata:
+            raise ClipError(
+                "an episode's metadata lacks the entry that episodes are split by",
+                file=url,
+                episode=index.keys[episode].as_py(),
+                expected=repr(by),
+                got=", ".join(metadata)[:200] or "no metadata",
+            )
+        units.append(json.dumps(metadata[by], sort_keys=True))
+    return units
+
+
+def deal_episodes(
+    old: npt.NDArray[np.int64],
+    kept: npt.NDArray[np.bool_],
+    units: Sequence[str],
+    numbers: Sequence[int],
+    shares: Sequence[float],
+    seed: int,
+) -> npt.NDArray[np.int64]:
+    """The split of each episode, int64[n]: a number, or `NO_SPLIT`.
+
+    Units come in an order drawn from the seed, each to the split that lacks most.
+    """
+    new: npt.NDArray[np.int64] = old.copy()
+    new[np.isin(old, numbers) & ~kept] = NO_SPLIT
+    members: dict[str, list[int]] = {}
+    chosen: dict[str, int] = {}  # the split of a unit of which an episode is in one already
+    for episode, unit in enumerate(units):
+        if kept[episode]:
+            chosen.setdefault(unit, int(old[episode]))
+        elif new[episode] == NO_SPLIT:
+            members.setdefault(unit, []).append(episode)
+    targets = [*numbers, NO_SPLIT]
+    free = int((new == NO_SPLIT).sum()) + int(kept.sum())  # what other splits have is not dealt
+    rest = max(0.0, 1 - sum(shares))
+    lacking = [
+        share * free - int((kept & (old == number)).sum())
+        for number, share in zip(numbers, shares, strict=True)
+    ]
+    lacking.append(rest * free if rest > 1e-9 else float("-inf"))
+    for unit in sorted(members, key=lambda unit: _drawn(seed, unit)):
+        place = lacking.index(max(lacking))
+        if unit in chosen:
+            place = targets.index(chosen[unit])
+        new[members[unit]] = targets[place]
+        lacking[place] -= len(members[unit])
+    return new
+
+
+def _drawn(seed: int, unit: str) -> bytes:
+    return hashlib.sha256(f"{seed} {unit}".encode()).digest()
+
+
+def _uids(index: Index, episodes: npt.NDArray[np.int64]) -> list[tuple[str, ...]]:
+    uids = [index.uid(episode) for episode in episodes.tolist()]
+    return [tuple(uids[i : i + _UIDS_AT_ONCE]) for i in range(0, len(uids), _UIDS_AT_ONCE)]
+
+
+def _put_edits(storage: Storage, edits: Sequence[Split], number: int) -> list[IndexFile]:
+    """A file for each edit; their names ascend, and come after `number` others."""
+    token, files = secrets.token_hex(8), list[IndexFile]()
+    try:
+        for i, edit in enumerate(edits, number):
+            data = encode_edit([edit])
+            path = f"{EDITS}/{i:08d}-{token}.json"
+            files.append(IndexFile(path, len(data), f"{crc32c(data):08x}"))
+            upload = storage.create(path)
+            try:
+                upload.write(memoryview(data))
+                upload.commit()
+            except BaseException:
+                upload.abort()
+                raise
+    except BaseException:
+        tidy(storage, [file.path for file in files])
+        raise
+    return files
+
+
+def _tidy_unnamed(storage: Storage, files: Sequence[IndexFile]) -> None:
+    """Remove files of edits, unless the manifest that is there names them, or none can be read."""
+    with contextlib.suppress(SeqRecordError):
+        manifest = read_manifest(storage)
+        named = {file.path for file in manifest.edits}
+        tidy(storage, [file.path for file in files if file.path not in named])

@@ -1,0 +1,226 @@
+"""Named splits: what `split_dataset` and the command make, and what readers and loaders take."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+import seqrecord
+from seqrecord import ClipError, NotFoundError, SeqRecordPipe, SeqRecordWriter
+from seqrecord.errors import ConflictError
+from seqrecord.format.index import NO_SPLIT
+from seqrecord.reading.filters import EpisodeFacts
+from seqrecord.writing.splits import deal_episodes, split_dataset
+from tests.clip_data import LENGTHS, names, write_numbered
+from tests.command_line import main
+
+
+def write(path: Path, numbers: range, **settings: Any) -> Path:
+    """Episodes of one frame each; every four of them are of one scene."""
+    with SeqRecordWriter(path, **settings) as writer:
+        for number in numbers:
+            with writer.episode(f"e{number}", metadata={"scene": number // 4}) as episode:
+                episode.append({"id": [number]})
+    return path
+
+
+def splits_of(path: Path) -> dict[str, str | None]:
+    """The split of each episode."""
+    found: dict[str, str | None] = {}
+
+    def look(episode: EpisodeFacts) -> bool:
+        found[episode.key] = episode.split
+        return True
+
+    with seqrecord.open(path) as dataset:
+        dataset.find_episodes(look)
+    return found
+
+
+def test_each_split_gets_its_share_and_readers_see_it(tmp_path: Path) -> None:
+    path = write(tmp_path / "records", range(20))
+    assert split_dataset(path, {"train": 0.8, "val": 0.1, "test": 0.1}) == {
+        "train": 16,
+        "val": 2,
+        "test": 2,
+    }
+    found = splits_of(path)
+    assert Counter(found.values()) == {"train": 16, "val": 2, "test": 2}
+    with seqrecord.open(path) as dataset:
+        for name in ("train", "val", "test"):
+            keys = [f"e{i}" for i in dataset.find_episodes(None, name).tolist()]
+            assert keys == [key for key, split in found.items() if split == name]
+    assert not seqrecord.verify(path).problems
+
+
+def test_what_is_drawn_is_a_function_of_the_seed(tmp_path: Path) -> None:
+    found = []
+    for i, seed in enumerate((0, 0, 1)):
+        path = write(tmp_path / str(i), range(20))
+        split_dataset(path, {"train": 0.5, "val": 0.5}, seed=seed)
+        found.append(splits_of(path))
+    assert found[0] == found[1]
+    assert found[0] != found[2]
+
+
+def test_episodes_stay_in_their_splits_when_others_come(tmp_path: Path) -> None:
+    path = write(tmp_path / "records", range(20))
+    split_dataset(path, {"train": 0.75, "val": 0.25})
+    before = splits_of(path)
+    assert split_dataset(path, {"train": 0.75, "val": 0.25}, seed=7) == {"train": 15, "val": 5}
+    assert splits_of(path) == before
+    write(path, range(20, 40), mode="append")
+    assert Counter(splits_of(path).values()) == {"train": 15, "val": 5, None: 20}
+    assert split_dataset(path, {"train": 0.75, "val": 0.25}) == {"train": 30, "val": 10}
+    after = splits_of(path)
+    assert {key: after[key] for key in before} == before
+    split_dataset(path, {"train": 0.75, "val": 0.25}, seed=7, anew=True)
+    assert Counter(splits_of(path).values()) == {"train": 30, "val": 10}
+    assert splits_of(path) != after
+
+
+def test_what_is_left_is_in_no_split(tmp_path: Path) -> None:
+    path = write(tmp_path / "records", range(20))
+    assert split_dataset(path, {"val": 0.1}) == {"val": 2}
+    assert Counter(splits_of(path).values()) == {"val": 2, None: 18}
+    # Episodes of another split are left alone.
+    assert split_dataset(path, {"train": 0.5}) == {"val": 2, "train": 9}
+    assert split_dataset(path, {"train": 0.0}, anew=True) == {"val": 2, "train": 0}
+
+
+def test_all_of_a_scene_come_into_one_split(tmp_path: Path) -> None:
+    path = write(tmp_path / "records", range(40))
+    found = split_dataset(path, {"train": 0.8, "val": 0.2}, by="scene")
+    assert found == {"train": 32, "val": 8}
+    splits = splits_of(path)
+    assert all(len({splits[f"e{i + k}"] for k in range(4)}) == 1 for i in range(0, 40, 4))
+    write(path, range(40, 43), mode="append")
+    write(path, range(43, 44), mode="append")
+    split_dataset(path, {"train": 0.8, "val": 0.2}, by="scene")
+    last = {splits_of(path)[f"e{i}"] for i in range(40, 44)}
+    assert len(last) == 1
+
+
+@given(
+    st.integers(1, 30),
+    st.lists(st.floats(0, 1), min_size=1, max_size=4),
+    st.integers(0, 5),
+)
+def test_shares_are_met_within_one_episode(count: int, parts: list[float], seed: int) -> None:
+    shares = [part / max(1.0, sum(parts)) for part in parts]
+    old = np.full(count, NO_SPLIT, np.int64)
+    keys = [f"e{i}" for i in range(count)]
+    kept = np.zeros(count, bool)
+    new = deal_episodes(old, kept, keys, list(range(len(shares))), shares, seed)
+    for number, share in enumerate(shares):
+        assert abs(int((new == number).sum()) - share * count) < max(1, len(shares))
+
+
+def test_reindex_and_a_lost_manifest_keep_them(tmp_path: Path) -> None:
+    path = write(tmp_path / "records", range(20))
+    split_dataset(path, {"train": 0.75, "val": 0.25})
+    split_dataset(path, {"train": 0.5, "val": 0.5}, anew=True, seed=3)
+    before = splits_of(path)
+    seqrecord.reindex(path)
+    assert splits_of(path) == before
+    (path / "manifest.json").unlink()
+    seqrecord.reindex(path)
+    assert splits_of(path) == before
+
+
+def test_loaders_take_one(tmp_path: Path) -> None:
+    path = write_numbered(tmp_path / "records")
+    split_dataset(path, {"train": 0.5, "val": 0.5}, seed=1)
+    splits = splits_of(path)
+    for name in ("train", "val"):
+        pipe = SeqRecordPipe(path, clip_len=2, features=["id"], split=name, batch_size=4)
+        keys = {key for batch in pipe for key, _ in names(batch)}
+        assert keys == {key for key, split in splits.items() if split == name}
+    both = SeqRecordPipe(path, clip_len=2, split="val", episodes=["set/0", "set/1", "set/3"])
+    assert {key for clip in both for key, _ in names(clip)} <= {
+        key for key, split in splits.items() if split == "val"
+    }
+    with pytest.raises(ClipError, match=r"no such split.*expected: train, val; got: 'test'"):
+        SeqRecordPipe(path, clip_len=2, split="test")
+    with pytest.raises(ClipError, match="split is not what it should be"):
+        SeqRecordPipe(path, clip_len=2, split=3)  # type: ignore[arg-type]
+
+
+def test_a_dataset_without_splits_says_how_to_make_them(tmp_path: Path) -> None:
+    path = write_numbered(tmp_path / "records")
+    with pytest.raises(ClipError, match="`seqrecord split` makes them"):
+        SeqRecordPipe(path, clip_len=2, split="train")
+
+
+def test_a_function_sees_key_length_and_metadata(tmp_path: Path) -> None:
+    path = write_numbered(tmp_path / "records")
+    seen = []
+
+    def chosen(episode: EpisodeFacts) -> bool:
+        seen.append((episode.key, episode.num_frames, episode.fps, episode.split, dict(episode)))
+        return episode.num_frames > 9 and episode["number"] != 0
+
+    with seqrecord.open(path) as dataset:
+        assert dataset.find_episodes(chosen).tolist() == [3]
+    assert seen == [
+        (f"set/{i}", length, None, None, {"number": i}) for i, length in enumerate(LENGTHS)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shares", "match"),
+    [
+        ({}, "shares of the splits make no sense"),
+        ({"train": 0.9, "val": 0.2}, "got: 2 of 1.1 together"),
+        ({"train": -0.1}, "share of split train.*0 to 1.*-0.1"),
+        ({"train": float("nan")}, "share of split train.*nan"),
+        ({"train": "0.5"}, "share of split train"),
+        ({"../train": 0.5}, "not the name of a split"),
+    ],
+)
+def test_refuses_shares_that_make_no_sense(
+    tmp_path: Path, shares: dict[str, float], match: str
+) -> None:
+    path = write(tmp_path / "records", range(2))
+    with pytest.raises(ClipError, match=match):
+        split_dataset(path, shares)
+    assert not (path / "edits").exists()
+
+
+def test_refuses_what_cannot_be_split(tmp_path: Path) -> None:
+    path = write(tmp_path / "records", range(3))
+    with pytest.raises(ClipError, match=r"lacks the entry.*e0.*'room'.*got: scene"):
+        split_dataset(path, {"train": 1.0}, by="room")
+    with pytest.raises(NotFoundError):
+        split_dataset(tmp_path / "nothing", {"train": 1.0})
+
+
+def test_who_commits_second_is_refused_and_leaves_no_edits(tmp_path: Path) -> None:
+    path = write(tmp_path / "records", range(4))
+    with SeqRecordWriter(path, mode="append") as writer:
+        with writer.episode("more", metadata={"scene": 9}) as episode:
+            episode.append({"id": [4]})
+        split_dataset(path, {"train": 1.0})
+        with pytest.raises(ConflictError):
+            writer.close()
+    assert splits_of(path) == dict.fromkeys(("e0", "e1", "e2", "e3"), "train")
+
+
+def test_the_command(tmp_path: Path) -> None:
+    path = str(write(tmp_path / "records", range(10)))
+
+    def run(*words: str) -> str:
+        return CliRunner().invoke(main, list(words)).output
+
+    assert "train 9 episodes, val 1 episode\n" in run("split", path, "train=0.9", "val=0.1")
+    assert "train 9" in run("info", path)
+    assert "lacks the entry" in run("split", path, "train=1", "--by", "room", "--anew")
+    assert "not a share: 'train'" in run("split", path, "train")
+    assert run("split", path, "val=1", "--anew").endswith("train 9 episodes, val 1 episode\n")
