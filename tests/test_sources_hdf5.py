@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -417,6 +418,26 @@ def test_a_broken_episode_is_refused_by_name(tmp_path: Path, name: str) -> None:
     report = convert(source, tmp_path / "records", workers=1, skip_bad_episodes=True)
     assert report.written == ("episode_0", "episode_2")
     assert [bad.key for bad in report.bad] == ["episode_1"]
+
+
+def test_damage_anywhere_is_a_source_error_or_goes_unseen(tmp_path: Path) -> None:
+    write_aloha(tmp_path / "a.h5", compress=True)
+    write_robomimic(tmp_path / "r.h5")
+    rng = random.Random(0)
+    refused = 0
+    for name in ("a.h5", "r.h5") * 60:
+        whole = bytearray((tmp_path / name).read_bytes())
+        for _ in range(rng.randint(1, 4)):
+            whole[rng.randrange(min(len(whole), 12_000))] = rng.choice([0, 255, rng.randrange(256)])
+        (tmp_path / "x.hdf5").write_bytes(whole)
+        source = Hdf5(tmp_path / "x.hdf5")
+        try:
+            source.schema()
+            for info in source.episodes():
+                assert len(list(source.frames(info))) == info.num_frames
+        except SourceError:
+            refused += 1
+    assert refused > 20
 
 
 def test_a_broken_image_is_named(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ datasets name other files. Nothing is unpickled.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import MissingPackageError, SourceError
+from seqrecord.errors import MissingPackageError, SeqRecordError, SourceError
 from seqrecord.schema import MAX_FEATURES
 from seqrecord.sources.embedded import IMAGE_SIGNATURES
 from seqrecord.sources.rows import first_line, read_rows
@@ -55,7 +55,10 @@ def is_hdf5_name(path: Path) -> bool:
 
 @contextmanager
 def open_hdf5(path: Path) -> Iterator[Any]:
-    """The open file; raises `SourceError` for one that is no HDF5 file or is cut."""
+    """The open file; raises `SourceError` for one that is no HDF5 file, is cut, or is damaged.
+
+    What h5py raises while the file is read becomes one too.
+    """
     h5py = load_h5py()
     try:
         file = h5py.File(path, "r", locking=False)  # read-only mounts refuse locks
@@ -64,7 +67,14 @@ def open_hdf5(path: Path) -> Iterator[Any]:
             "not an HDF5 file that can be read", file=str(path), got=first_line(error)
         ) from error
     with file:
-        yield file
+        try:
+            yield file
+        except SeqRecordError:
+            raise
+        except (OSError, RuntimeError, ValueError, TypeError, LookupError) as error:
+            raise SourceError(
+                "a damaged HDF5 file", file=str(path), got=first_line(error)
+            ) from error
 
 
 def datasets(group: Any, path: Path) -> dict[str, Any]:
@@ -84,12 +94,7 @@ def _collect(group: Any, prefix: str, depth: int, found: dict[str, Any], path: P
         where = f"{prefix}{name}"
         if isinstance(group.get(name, getlink=True), h5py.ExternalLink):
             raise SourceError("a link to another file, which is not followed", file=str(path))
-        try:
-            item = group[name]
-        except (KeyError, OSError, RuntimeError) as error:
-            raise SourceError(
-                f"{where} cannot be opened", file=str(path), got=first_line(error)
-            ) from error
+        item = group[name]
         if isinstance(item, h5py.Dataset):
             if item.external or item.is_virtual:
                 raise SourceError(
@@ -140,14 +145,8 @@ def text_of(value: object) -> str | None:
 def attributes(item: Any, *, without: tuple[str, ...] = ()) -> dict[str, Any]:
     """The attributes that are short, as JSON; numbers that JSON does not know are left out."""
     found: dict[str, Any] = {}
-    try:
-        values: Mapping[str, Any] = {k: item.attrs[k] for k in item.attrs if k not in without}
-    except (OSError, RuntimeError, TypeError) as error:
-        raise SourceError(
-            "attributes that cannot be read", file=item.file.filename, got=first_line(error)
-        ) from error
-    for name, value in values.items():
-        plain = _plain(value)
+    for name in item.attrs:
+        plain = None if name in without else _plain(item.attrs[name])
         if plain is not None:
             found[name] = plain
     return found

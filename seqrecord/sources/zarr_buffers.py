@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import MissingPackageError, SourceError
+from seqrecord.errors import MissingPackageError, SeqRecordError, SourceError
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.files import list_folder, local_original
@@ -202,6 +202,10 @@ def _open(path: Path) -> Iterator[Any]:
         ) from error
     try:
         yield group
+    except SeqRecordError:
+        raise
+    except Exception as error:  # a codec that is not installed, JSON that is broken, no array
+        raise SourceError("a damaged Zarr group", file=str(path), got=first_line(error)) from error
     finally:
         store.close()
 
@@ -216,13 +220,8 @@ def _register_image_codecs() -> None:
 
 
 def _array(group: Any, name: str, path: Path) -> Any:
-    try:
-        array = group[name]
-        metadata = array.metadata.to_dict()
-    except Exception as error:  # a codec that is not installed, JSON that is broken, no array
-        raise SourceError(
-            f"{name} cannot be opened", file=str(path), got=first_line(error)
-        ) from error
+    array = group[name]
+    metadata = array.metadata.to_dict()
     metadata.pop("attributes", None)
     if _unpickles(metadata):
         raise SourceError(
@@ -233,12 +232,9 @@ def _array(group: Any, name: str, path: Path) -> Any:
 
 def _arrays(group: Any, path: Path) -> dict[str, Any]:
     """The arrays of `data` in the order of their names."""
-    try:
-        names = sorted(group["data"].array_keys())
-    except Exception as error:
-        raise SourceError(
-            "a replay buffer without data", file=str(path), got=first_line(error)
-        ) from error
+    names = sorted(group["data"].array_keys())
+    if not names:
+        raise SourceError("a replay buffer without data", file=str(path))
     arrays = {name: _array(group, f"data/{name}", path) for name in names}
     for name, array in arrays.items():
         if not array.shape:
