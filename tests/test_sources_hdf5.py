@@ -243,6 +243,49 @@ def test_droid(tmp_path: Path) -> None:
     assert "observation.camera_type.12" not in frames[0]
 
 
+def test_kinds_and_rate(tmp_path: Path) -> None:
+    write_robomimic(tmp_path / "r.hdf5")
+    source = Hdf5(tmp_path)
+    assert {name: spec.kind for name, spec in source.schema().items()} == {
+        "actions": "action",
+        "dones": None,
+        "obs.agentview_image": "image",
+        "obs.robot0_eef_pos": "state",
+        "rewards": None,
+    }
+    assert source.episodes()[0].fps == 20
+    (tmp_path / "r.hdf5").unlink()
+    write_aloha(tmp_path / "a.hdf5", compress=True)
+    aloha = Hdf5(tmp_path)
+    assert {spec.kind for spec in aloha.schema().values()} == {"action", "image", "state"}
+    assert aloha.episodes()[0].fps is None
+
+
+def test_texts(tmp_path: Path) -> None:
+    write_aloha(tmp_path / "a.hdf5", length=3)
+    said = ["öffnen", "", "greifen"]
+    with h5py.File(tmp_path / "a.hdf5", "a") as file:
+        file["observations/said"] = said
+        file["observations/code"] = np.array([b"a", b"bc", b"d"], "S2")
+        file["hints"] = ["one", "two"]  # not one a frame
+        file.attrs["operator"] = b"caf\xc3\xa9"
+    source = Hdf5(tmp_path)
+    [info] = source.episodes()
+    assert str(source.schema()["observations.said"]) == "observations.said: text"
+    assert info.metadata["left_out"] == ["hints"]
+    assert info.metadata["operator"] == "café"
+    assert [frame["observations.said"] for frame in frames_of(source)] == said
+    assert [frame["observations.code"] for frame in frames_of(source)] == ["a", "bc", "d"]
+    convert(source, tmp_path / "records", workers=1)
+    with seqrecord.open(tmp_path / "records") as dataset:
+        assert dataset.episodes["a"][2]["observations.said"] == "greifen"
+    with h5py.File(tmp_path / "a.hdf5", "a") as file:
+        del file["observations/said"]
+        file["observations/said"] = np.array([b"a", b"\xff", b"b"], h5py.string_dtype())
+    with pytest.raises(SourceError, match=r"text that is not UTF-8; .*said; frame: 1"):
+        frames_of(Hdf5(tmp_path))
+
+
 def test_a_map_names_features_of_any_layout(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "run.h5", "w") as file:
         file["sensors/front/rgb"] = np.arange(2 * 4 * 5 * 3, dtype="u1").reshape(2, 4, 5, 3)

@@ -184,6 +184,14 @@ def test_tum(tmp_path: Path) -> None:
         "pose: float64 [7]",
         "accelerometer: float64 [?, 4]",
     ]
+    assert {(s.name, s.kind, s.unit) for s in source.schema().values()} == {
+        ("image", "image", None),
+        ("depth", "depth", "1/5000 m"),
+        ("depth_timestamp", "timestamp", "s"),
+        ("timestamp", "timestamp", "s"),
+        ("pose", "pose", "m"),
+        ("accelerometer", "imu", None),
+    }
     check_frames(source, 0, want, without="accelerometer")
     frames = [dict(frame) for frame in source.frames(info)]
     samples = np.concatenate([frame["accelerometer"] for frame in frames])
@@ -230,7 +238,9 @@ def test_euroc(tmp_path: Path, state: bool) -> None:
         "imu_after_last_frame": 10,
         "frames_without_pose": 1,
     }
+    assert info.fps == 20
     assert str(source.schema()["imu"]) == "imu: float64 [?, 6]"
+    assert source.schema()["imu"].kind == "imu"
     check_frames(source, 0, want)
     for root in ("MH_01_easy", "MH_01_easy/mav0"):
         one = open_source(tmp_path / root)
@@ -335,6 +345,11 @@ BROKEN: dict[str, tuple[Callable[[Path], Frames], Callable[[Path], None], str]] 
     "euroc stamp": (
         *(write_euroc, _replace("mav0/cam0/data.csv", f"{STAMP},", "1.5,")),
         "a bad row in line 3",
+    ),
+    "euroc rate": (
+        write_euroc,
+        _replace("mav0/cam0/sensor.yaml", "rate_hz: 20", "rate_hz: .inf"),
+        "a bad rate_hz; .*sensor.yaml",
     ),
     "kitti image": (write_kitti, _cut("sequences/00/image_3/*.png"), "truncated.*frame: 1"),
     "kitti no image": (

@@ -131,6 +131,27 @@ def test_images_of_the_codec_that_umi_uses(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read, images, strict=True)
 
 
+def test_texts_and_kinds(tmp_path: Path) -> None:
+    write_buffer(tmp_path / "a.zarr", (2, 1), zarr_format=2)
+    data = zarr.open_group(tmp_path / "a.zarr")["data"]
+    data.create_array("task", data=np.array(["öffnen", "", "greifen"]), chunks=(2,))
+    source = ZarrBuffers(tmp_path)
+    assert str(source.schema()["task"]) == "task: text"
+    assert [frame["task"] for frame in frames_of(source)] == ["öffnen", ""]
+    assert [frame["task"] for frame in frames_of(source, 1)] == ["greifen"]
+    assert {name: spec.kind for name, spec in source.schema().items()} == {
+        "action": "action",
+        "img": "image",
+        "keypoint": None,
+        "n_contacts": None,
+        "task": "text",
+    }
+    data.create_array("when", data=np.array([1, 2, 3], "M8[s]"), chunks=(2,))
+    with pytest.raises(SourceError, match=r"a dtype that cannot be stored; .*feature: when"):
+        ZarrBuffers(tmp_path).schema()
+    assert len(frames_of(ZarrBuffers(tmp_path, features=["task", "action"]))) == 2
+
+
 def test_features_are_chosen(tmp_path: Path) -> None:
     write_buffer(tmp_path / "a.zarr")
     source = ZarrBuffers(tmp_path, features=["keypoint", "action"])

@@ -14,6 +14,7 @@ Source: https://projects.asl.ethz.ch/datasets/doku.php?id=kmavvisualinertialdata
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,19 +99,21 @@ class Euroc(SequenceSource):
                 metadata[f"{name}_without_frame"] = len(by_time) - there
             if (mav / name / "sensor.yaml").is_file():
                 metadata["cameras"][name] = _sensor(mav / name / "sensor.yaml")
-        columns["timestamp"] = Values(times)
+        columns["timestamp"] = Values(times, "timestamp", "ns")
         if (mav / "imu0" / "data.csv").is_file():
             stamps, samples = _csv(mav / "imu0" / "data.csv", 6)
             bounds = sample_bounds(times, stamps)
-            columns["imu"] = Samples(samples, bounds)
-            columns["imu_timestamp"] = Samples(stamps, bounds)
+            columns["imu"] = Samples(samples, bounds, "imu", "rad/s, m/s^2")
+            columns["imu_timestamp"] = Samples(stamps, bounds, "timestamp", "ns")
             metadata["imu_before_first_frame"] = int(bounds[0])
             metadata["imu_after_last_frame"] = len(stamps) - int(bounds[-1])
         for name in _TRUTHS:
             if (mav / name / "data.csv").is_file():
                 columns |= _truth(mav / name / "data.csv", times, metadata)
                 break
-        return SequenceFrames(len(times), columns, metadata)
+        rate = metadata["cameras"].get("cam0", {}).get("rate_hz")
+        fps = rate if rate is not None and 0 < rate < 1e6 else None
+        return SequenceFrames(len(times), columns, metadata, fps)
 
 
 FORMAT = SourceFormat("euroc", Euroc.expected, Euroc)
@@ -149,10 +152,12 @@ def _truth(path: Path, times: npt.NDArray[np.int64], metadata: dict[str, Any]) -
     if not there.any():
         return {}
     found = values[near]
-    columns: dict[str, Column] = {"pose": Values(found[:, [0, 1, 2, 4, 5, 6, 3]], there)}
+    columns: dict[str, Column] = {
+        "pose": Values(found[:, [0, 1, 2, 4, 5, 6, 3]], "pose", "m", there)
+    }
     if has_state:
-        columns["velocity"] = Values(found[:, 7:10], there)
-        columns["imu_bias"] = Values(found[:, 10:16], there)
+        columns["velocity"] = Values(found[:, 7:10], "state", "m/s", there)
+        columns["imu_bias"] = Values(found[:, 10:16], "state", "rad/s, m/s^2", there)
     return columns
 
 
@@ -162,17 +167,19 @@ def _sensor(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in _YAML.findall(text):
         if name in _YAML_LISTS:
-            try:
-                found[name] = [float(word) for word in value.strip("[]").split(",")]
-            except ValueError as error:
-                raise SourceError(
-                    f"a bad list of {name}", file=str(path), got=value[:120]
-                ) from error
+            found[name] = [_number(word, name, path) for word in value.strip("[]").split(",")]
+        elif name == "rate_hz":
+            found[name] = _number(value, name, path)
         elif name.endswith("_model") or name == "comment":
             found[name] = value.strip()[:200]
-        elif name == "rate_hz":
-            try:
-                found[name] = float(value)
-            except ValueError as error:
-                raise SourceError("a bad rate_hz", file=str(path), got=value[:120]) from error
     return found
+
+
+def _number(word: str, name: str, path: Path) -> float:
+    try:
+        number = float(word)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise SourceError(f"a bad {name}", file=str(path), expected="numbers", got=word[:120])
+    return number

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,13 @@ from seqrecord.sources.hdf5_files import (
     encoded_row,
     first_image,
     is_hdf5_name,
+    is_text,
     open_hdf5,
+    text_of,
 )
 from seqrecord.sources.hdf5_layouts import Recording, groups, recording
 from seqrecord.sources.rows import read_rows
-from seqrecord.sources.specs import check_spec, chosen_schema, feature_spec
+from seqrecord.sources.specs import check_spec, chosen_schema, feature_spec, kind_of, text_spec
 
 __all__ = ["FORMAT", "Hdf5"]
 
@@ -123,8 +125,8 @@ class Hdf5:
                         found.extend(self._specs(one, path))
                         told = {**one.metadata, **metadata}
                         if one.left_out:
-                            told["left_out"] = list(one.left_out)
-                        episodes[-1] = EpisodeInfo(key, _num_frames(one, path), told)
+                            told["left_out"] = [text_of(name) for name in one.left_out]
+                        episodes[-1] = EpisodeInfo(key, _num_frames(one, path), told, one.fps)
             except SourceError as error:  # `frames` says what is wrong
                 if len(episodes) == known:
                     key, metadata = self._place(path, "/")
@@ -156,10 +158,14 @@ class Hdf5:
                 "a dataset without a time axis", file=str(path), feature=name, expected="[T, …]"
             )
         data = first_image(dataset, path)
-        if data is None:
-            return feature_spec(name, dataset.dtype, dataset.shape[1:], path)
-        keep = self.keep_encoded and not self._is_bgr(data, one, path)
-        return embedded_spec(name, data, path, keep_encoded=keep)
+        if data is not None:
+            keep = self.keep_encoded and not self._is_bgr(data, one, path)
+            spec = embedded_spec(name, data, path, keep_encoded=keep)
+            return replace(spec, kind=kind_of(name, spec.dtype, spec.shape) or "image")
+        if is_text(dataset) and dataset.ndim == 1:
+            return text_spec(name, path)
+        dtype, shape = dataset.dtype, dataset.shape[1:]
+        return feature_spec(name, dtype, shape, path, kind=kind_of(name, dtype, shape))
 
     def _is_bgr(self, data: bytes, one: Recording, path: Path) -> bool:
         order = self.jpeg_order or ("bgr" if one.layout == "ALOHA" else "rgb")
@@ -169,8 +175,9 @@ class Hdf5:
         one = recording(file, path, group, self.map)
         num_frames = _num_frames(one, path)
         readers: dict[str, Iterator[Any]] = {}
+        there = {spec.name for spec in self._specs(one, path)}  # raises as it did for the schema
         for name, spec in self.schema().items():
-            if name in one.stored:
+            if name in there:
                 dataset = one.stored[name]
                 if not dataset.shape or dataset.shape[0] != num_frames:
                     raise SourceError(
@@ -193,10 +200,16 @@ class Hdf5:
         number: int | None = None
         try:
             is_image = first_image(dataset, path) is not None
-            if not is_image:
+            is_array = not is_image and not is_text(dataset)
+            if is_array:
                 check_spec(dataset.dtype, dataset.shape[1:], spec, path)
+            if is_image + is_array != (spec.value == "array"):
+                raise SourceError("text and numbers of one name", file=str(path))
             for number, row in enumerate(read_rows(dataset, path, 0, num_frames)):
-                yield self._image(row, spec, one, path) if is_image else np.asarray(row, spec.dtype)
+                if is_array:
+                    yield np.asarray(row, spec.dtype)
+                else:
+                    yield self._image(row, spec, one, path) if is_image else _text(row, path)
                 number = None  # the next rows may be those that cannot be read
         except SourceError as error:
             error.located(feature=spec.name)
@@ -233,3 +246,12 @@ def _num_frames(one: Recording, path: Path) -> int:
         if name in one.stored and one.stored[name].shape:
             return int(one.stored[name].shape[0])
     raise SourceError("an episode without frames", file=str(path))
+
+
+def _text(row: Any, path: Path) -> str:
+    try:
+        return row if isinstance(row, str) else bytes(row).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise SourceError(
+            "text that is not UTF-8", file=str(path), got=repr(bytes(row)[:80])
+        ) from error

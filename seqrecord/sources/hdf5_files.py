@@ -25,6 +25,7 @@ __all__ = [
     "encoded_row",
     "first_image",
     "is_hdf5_name",
+    "is_text",
     "load_h5py",
     "open_hdf5",
     "text_of",
@@ -135,11 +136,16 @@ def first_image(dataset: Any, path: Path) -> bytes | None:
     return None
 
 
+def is_text(dataset: Any) -> bool:
+    """Whether its values are declared as text; encoded images may be declared so too."""
+    return load_h5py().check_string_dtype(dataset.dtype) is not None
+
+
 def text_of(value: object) -> str | None:
     """Text as h5py gives it, of bytes or str; `None` for anything else."""
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    return value if isinstance(value, str) else None
+    if isinstance(value, str):  # h5py puts half surrogate pairs for bytes that are not UTF-8
+        value = value.encode("utf-8", "replace")
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else None
 
 
 def attributes(item: Any, *, without: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -17,6 +17,7 @@ https://github.com/droid-dataset/droid (trajectory_writer.py) and its page of th
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from seqrecord.sources.hdf5_files import (
     datasets,
     encoded_row,
     first_image,
+    is_text,
     load_h5py,
     text_of,
 )
@@ -176,8 +178,14 @@ def _droid_metadata(folder: Path) -> dict[str, Any]:
                     "metadata that is not JSON", file=str(folder / name), got=str(error)[:200]
                 ) from error
             if isinstance(value, dict):
-                return {k: v for k, v in value.items() if isinstance(v, (str, int, float))}
+                return {k: v for k, v in value.items() if _is_plain(k) and _is_plain(v)}
     return {}
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, str):
+        return text_of(value) == value
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def _placed(found: Mapping[str, Any], places: Mapping[str, str], path: Path) -> dict[str, Any]:
@@ -196,7 +204,7 @@ def _placed(found: Mapping[str, Any], places: Mapping[str, str], path: Path) -> 
 
 @dataclass(frozen=True)
 class _SortedOut:
-    """Datasets with a row a frame, single values, and names of those that are neither."""
+    """Datasets of numbers, images or a text a frame; single values; and names of all others."""
 
     frames: Mapping[str, Any]
     values: Mapping[str, Any]
@@ -205,6 +213,7 @@ class _SortedOut:
 
 def _sorted_out(found: Mapping[str, Any], path: Path) -> _SortedOut:
     frames: dict[str, Any] = {}
+    texts: dict[str, Any] = {}
     values: dict[str, Any] = {}
     left_out: list[str] = []
     for name, item in found.items():
@@ -215,6 +224,14 @@ def _sorted_out(found: Mapping[str, Any], path: Path) -> _SortedOut:
             values[name] = text[:_MAX_TEXT]
         elif item.shape and (item.dtype.kind in "biufc" or first_image(item, path) is not None):
             frames[name] = item
+        elif is_text(item):
+            texts[name] = item
+        else:
+            left_out.append(name)
+    rows = [frames[name].shape[:1] for name in ("action", "actions", *frames) if name in frames]
+    for name, item in texts.items():  # some lists of texts have nothing to do with frames
+        if rows[:1] == [item.shape]:
+            frames[name] = item
         else:
             left_out.append(name)
     return _SortedOut(frames, values, left_out)
@@ -222,7 +239,7 @@ def _sorted_out(found: Mapping[str, Any], path: Path) -> _SortedOut:
 
 def _only_text(item: Any) -> str | None:
     """A dataset's one value, if it is text."""
-    if load_h5py().check_string_dtype(item.dtype) is None:
+    if not is_text(item):
         return None
     value = item[(0,) * item.ndim]
     return None if encoded_row(value) is not None else text_of(value)

@@ -72,10 +72,10 @@ class Kitti(SequenceSource):
                 columns[name] = Images(_files(folder / name, len(times), tuple(IMAGE_FORMATS)))
             elif is_folder and name == "velodyne":
                 columns[name] = _Scans(_files(folder / name, len(times), (".bin",)))
-        columns["timestamp"] = Values(times)
+        columns["timestamp"] = Values(times, "timestamp", "s")
         poses = folder.parent.parent / "poses" / f"{folder.name}.txt"
         if poses.is_file():
-            columns["pose"] = Values(_poses(poses, len(times)))
+            columns["pose"] = Values(_poses(poses, len(times)), "pose", "m")
         if (folder / "calib.txt").is_file():
             metadata |= _calibration(folder / "calib.txt", columns)
         return SequenceFrames(len(times), columns, metadata)
@@ -91,7 +91,7 @@ class _Scans(Column):
     paths: Sequence[Path]
 
     def spec(self, name: str, *, keep_encoded: bool) -> FeatureSpec:  # noqa: ARG002 - no image
-        return FeatureSpec(name, np.dtype("<f4"), (None, 4))
+        return FeatureSpec(name, np.dtype("<f4"), (None, 4), kind="points", unit="m")
 
     def read(self, frame: int, spec: FeatureSpec) -> npt.NDArray[Any]:
         path = self.paths[frame]

@@ -42,6 +42,8 @@ class Images(Column):
     """An image file for each frame; `None` where a frame has none."""
 
     paths: Sequence[Path | None]
+    kind: str = "image"
+    unit: str | None = None
 
     def spec(self, name: str, *, keep_encoded: bool) -> FeatureSpec:
         path = next(path for path in self.paths if path is not None)
@@ -49,7 +51,8 @@ class Images(Column):
         kept: CodecConfig = {"id": "seqrecord.image", "format": header.format}
         is_rgb = header.mode == "RGB" and header.dtype == np.uint8
         codec = (kept,) if keep_encoded and is_rgb else ()
-        return feature_spec(name, header.dtype, header.shape, path, codec=codec)
+        said = {"codec": codec, "kind": self.kind, "unit": self.unit}
+        return feature_spec(name, header.dtype, header.shape, path, **said)
 
     def read(self, frame: int, spec: FeatureSpec) -> npt.NDArray[Any] | EncodedImage | None:
         path = self.paths[frame]
@@ -63,10 +66,13 @@ class Values(Column):
     """An array for each frame: [T, …]; frames where it is not `there` have none."""
 
     array: npt.NDArray[Any]
+    kind: str | None = None
+    unit: str | None = None
     there: npt.NDArray[np.bool_] | None = None
 
     def spec(self, name: str, *, keep_encoded: bool) -> FeatureSpec:  # noqa: ARG002 - no image
-        return FeatureSpec(name, self.array.dtype, self.array.shape[1:])
+        shape = self.array.shape[1:]
+        return FeatureSpec(name, self.array.dtype, shape, kind=self.kind, unit=self.unit)
 
     def read(self, frame: int, spec: FeatureSpec) -> npt.NDArray[Any] | None:
         if self.there is not None and not self.there[frame]:
@@ -80,9 +86,12 @@ class Samples(Column):
 
     rows: npt.NDArray[Any]
     bounds: npt.NDArray[np.int64]
+    kind: str | None = None
+    unit: str | None = None
 
     def spec(self, name: str, *, keep_encoded: bool) -> FeatureSpec:  # noqa: ARG002 - no image
-        return FeatureSpec(name, self.rows.dtype, (None, *self.rows.shape[1:]))
+        shape = (None, *self.rows.shape[1:])
+        return FeatureSpec(name, self.rows.dtype, shape, kind=self.kind, unit=self.unit)
 
     def read(self, frame: int, spec: FeatureSpec) -> npt.NDArray[Any]:
         return np.asarray(self.rows[self.bounds[frame] : self.bounds[frame + 1]], spec.dtype)
@@ -95,6 +104,7 @@ class SequenceFrames:
     num_frames: int
     columns: Mapping[str, Column]
     metadata: dict[str, Any] = field(default_factory=dict)
+    fps: float | None = None
 
 
 @dataclass(frozen=True)
@@ -212,7 +222,9 @@ class SequenceSource(ABC):
             else:
                 found.extend(specs)
                 offered |= dict.fromkeys(sequence.columns)
-                episodes.append(EpisodeInfo(key, sequence.num_frames, sequence.metadata))
+                episodes.append(
+                    EpisodeInfo(key, sequence.num_frames, sequence.metadata, sequence.fps)
+                )
         if not episodes:
             raise SourceError("no sequence found", file=str(root), expected=self.expected)
         if not found and first_error:

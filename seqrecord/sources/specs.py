@@ -12,7 +12,10 @@ import numpy as np
 from seqrecord.errors import SchemaError, SourceError
 from seqrecord.schema import FeatureSpec, Schema
 
-__all__ = ["check_spec", "chosen_schema", "feature_spec", "text_spec", "widened"]
+__all__ = ["check_spec", "chosen_schema", "feature_spec", "kind_of", "text_spec", "widened"]
+
+_STATES = frozenset("qpos qvel effort state states agent_pos robot_state".split())  # noqa: SIM905
+_PARTS_OF_STATES = ("robot0_", "robot1_", "joint_", "cartesian_", "gripper_")
 
 
 def feature_spec(
@@ -34,6 +37,24 @@ def feature_spec(
 def text_spec(name: str, path: Path) -> FeatureSpec:
     """A feature of texts, of which a frame's value is a `str`."""
     return feature_spec(name, np.dtype("u1"), (None,), path, kind="text", value="text")
+
+
+def kind_of(name: str, dtype: np.dtype[Any], shape: Sequence[int | None]) -> str | None:
+    """What a robot's recording calls by this name: `image`, `depth`, `action`, `state`, or unknown.
+
+    Pixels are [H, W] or [H, W, C]; depth says so in its name, and images are uint8 or say so.
+    """
+    *above, last = parts = name.lower().split(".")
+    said = {word for part in parts for word in part.split("_")}
+    if len(shape) in (2, 3) and "depth" in said:
+        return "depth"
+    says_image = bool(said & {"image", "images", "img", "rgb"})
+    if len(shape) == 3 and shape[-1] in (1, 3, 4) and (dtype == np.uint8 or says_image):
+        return "image"
+    if parts[0].startswith("action"):
+        return "action"
+    is_state = _STATES & {last, *above} or last.startswith(_PARTS_OF_STATES)
+    return "state" if is_state else None
 
 
 def widened(known: FeatureSpec, other: FeatureSpec) -> FeatureSpec:

@@ -67,8 +67,10 @@ class Tum(SequenceSource):
         if (folder / "depth.txt").is_file():
             depth_times, depths = _list(folder, "depth.txt")
             kept, partners = associate(times, depth_times, _WITHIN)
-            columns["depth"] = Images([depths[row] for row in partners.tolist()])
-            columns["depth_timestamp"] = Values(depth_times[partners])
+            columns["depth"] = Images(
+                [depths[row] for row in partners.tolist()], "depth", "1/5000 m"
+            )
+            columns["depth_timestamp"] = Values(depth_times[partners], "timestamp", "s")
             metadata["depth_per_metre"] = 5000
             metadata["rgb_without_depth"] = len(times) - len(kept)
             metadata["depth_without_rgb"] = len(depth_times) - len(kept)
@@ -80,7 +82,7 @@ class Tum(SequenceSource):
             )
         times = times[kept]
         columns = {"image": Images([images[row] for row in kept.tolist()]), **columns}
-        columns["timestamp"] = Values(times)
+        columns["timestamp"] = Values(times, "timestamp", "s")
         if (folder / "groundtruth.txt").is_file():
             pose_times, poses = _numbers(folder / "groundtruth.txt", 7)
             frames, rows = associate(times, pose_times, _WITHIN)
@@ -89,11 +91,11 @@ class Tum(SequenceSource):
             found[frames], there[frames] = poses[rows], True
             metadata["frames_without_pose"] = len(times) - len(frames)
             if len(frames):
-                columns["pose"] = Values(found, there)
+                columns["pose"] = Values(found, "pose", "m", there)
         if (folder / "accelerometer.txt").is_file():
             sample_times, samples = _numbers(folder / "accelerometer.txt", 3)
             rows_ = np.column_stack([sample_times, samples])
-            columns["accelerometer"] = Samples(rows_, sample_bounds(times, sample_times))
+            columns["accelerometer"] = Samples(rows_, sample_bounds(times, sample_times), "imu")
         return SequenceFrames(len(times), columns, metadata)
 
 

@@ -28,7 +28,7 @@ from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.files import list_folder, local_original
 from seqrecord.sources.finding import natural_order
 from seqrecord.sources.rows import first_line, read_rows
-from seqrecord.sources.specs import check_spec, chosen_schema, feature_spec
+from seqrecord.sources.specs import check_spec, chosen_schema, feature_spec, kind_of, text_spec
 
 __all__ = ["FORMAT", "ZarrBuffers"]
 
@@ -45,7 +45,8 @@ class ZarrBuffers:
     none, as in Diffusion Policy itself; `unused_rows` of the last episode counts them. A chunk that
     is not there is a chunk of the array's fill value: so Zarr defines it.
 
-    `features` are the names to read, in that order, by default all. `keep_encoded` changes nothing:
+    Arrays [N] of strings are text. Any other kind of array refuses its buffer, unless `features`,
+    the names to read in that order, leave it out. `keep_encoded` changes nothing:
     images are arrays here. Arrays whose codec would unpickle objects are refused.
 
     A source is a snapshot: its schema is worked out once and travels with it when it is pickled.
@@ -109,13 +110,14 @@ class ZarrBuffers:
             try:
                 with _open(path) as group:
                     arrays = _arrays(group, path)
-                    episodes.extend(_infos(path, group, arrays))
                     offered |= dict.fromkeys(arrays)
-                    found.extend(
-                        feature_spec(name, array.dtype, array.shape[1:], path)
+                    specs = [
+                        _spec(name, array, path)
                         for name, array in arrays.items()
                         if self.features is None or name in self.features
-                    )
+                    ]
+                    episodes.extend(_infos(path, group, arrays))
+                    found.extend(specs)
             except SourceError as error:  # `frames` says what is wrong
                 episodes.append(EpisodeInfo(_name(path), 0, {"buffer": path.name}))
                 error.located(episode=_name(path))
@@ -138,7 +140,10 @@ class ZarrBuffers:
             for feature, spec in self.schema().items():
                 if feature in arrays:
                     array = arrays[feature]
-                    check_spec(array.dtype, array.shape[1:], spec, path)
+                    if _spec(feature, array, path).value != spec.value:
+                        raise SourceError("text and numbers of one name", file=str(path))
+                    if spec.value == "array":
+                        check_spec(array.dtype, array.shape[1:], spec, path)
                     if array.shape[0] < stop:
                         raise SourceError(
                             "an array that ends before the episode does",
@@ -150,14 +155,19 @@ class ZarrBuffers:
                     readers[feature] = read_rows(array, path, start, stop)
             if not readers:
                 raise SourceError("an episode without frames of the features", file=str(path))
+            schema = self.schema()
             for _ in range(start, stop):
-                frame: dict[str, npt.NDArray[Any]] = {}
+                frame: dict[str, npt.NDArray[Any] | str] = {}
                 for feature, rows in readers.items():
                     try:
-                        frame[feature] = np.asarray(next(rows), self.schema()[feature].dtype)
+                        row = next(rows)
                     except SourceError as error:
                         error.located(feature=feature)
                         raise
+                    is_array = schema[feature].value == "array"
+                    frame[feature] = (
+                        np.asarray(row, schema[feature].dtype) if is_array else str(row)
+                    )
                 yield frame
 
 
@@ -228,6 +238,13 @@ def _array(group: Any, name: str, path: Path) -> Any:
             f"{name} is stored as pickled objects, which are never loaded", file=str(path)
         )
     return array
+
+
+def _spec(name: str, array: Any, path: Path) -> FeatureSpec:
+    if array.dtype.kind in "TU" and array.ndim == 1:
+        return text_spec(name, path)
+    dtype, shape = array.dtype, array.shape[1:]
+    return feature_spec(name, dtype, shape, path, kind=kind_of(name, dtype, shape))
 
 
 def _arrays(group: Any, path: Path) -> dict[str, Any]:
