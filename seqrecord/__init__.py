@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from seqrecord import errors
+from seqrecord.clip_transforms import CenterCrop, HorizontalFlip, RandomCrop
 from seqrecord.clips import ClipSpec
 from seqrecord.errors import (
     ClipError,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from seqrecord.tools.drawing import draw_timeline, view
 
 __all__ = [
+    "CenterCrop",
     "ClipError",
     "ClipSpec",
     "EncodedImage",
@@ -50,8 +52,10 @@ __all__ = [
     "FeatureSpec",
     "Folders",
     "FormatError",
+    "HorizontalFlip",
     "LoaderOptions",
     "NotFoundError",
+    "RandomCrop",
     "Schema",
     "SeqRecordDataset",
     "SeqRecordError",

@@ -59,6 +59,7 @@ def test_values_are_those_of_default_collate() -> None:
             "flag": i > 1,
             "nested": {"pose": torch.full((7,), i)},
             "nothing": torch.empty(0, 3),
+            "one": torch.tensor(i),
             "half": torch.full((3,), i, dtype=torch.bfloat16),
             "strided": torch.arange(12).reshape(3, 4).T[:, i],
             "grid": torch.arange(12).reshape(3, 4).T,

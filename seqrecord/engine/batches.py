@@ -15,6 +15,7 @@ import torch
 
 from seqrecord.engine.adjacent import AdjacentPool
 from seqrecord.engine.arena import Arena, BufferPool
+from seqrecord.engine.crops import Crop
 from seqrecord.engine.shared_memory import SharedBufferPool, can_share
 from seqrecord.format.pages import aligned
 from seqrecord.reading.frames import ArraySpec
@@ -71,10 +72,14 @@ class Copiers(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Source(Generic[_ArenaT]):
-    """Where some clips' frames of an arena's features are: `rows`, int64 [clips, frames]."""
+    """Where some clips' frames of an arena's features are: `rows`, int64 [clips, frames].
+
+    Of features that `crop` has, the batch gets the windows.
+    """
 
     arena: _ArenaT
     rows: npt.NDArray[np.int64]
+    crop: Crop | None = None
 
 
 class BatchBuilder(Protocol[_ArenaT]):
@@ -193,6 +198,9 @@ class HostBatchBuilder:
         So threads that take one after the other finish together, with few calls: after each a
         thread must get the GIL again, which other threads may hold for a while.
         """
+        for source in sources:
+            if source.crop is not None:
+                yield from self._crops(slot, source, source.crop)
         parts = [
             (
                 self._buffers[name][slot : slot + len(source.rows)],
@@ -203,6 +211,7 @@ class HostBatchBuilder:
             for source in sources
             for name in source.arena.specs
             if name in self._buffers
+            and not (source.crop is not None and name in source.crop.features)
         ]
         left = sum(part.nbytes for part, *_ in parts)
         for part, name, arena, rows in sorted(parts, key=lambda item: -item[0].nbytes):
@@ -215,6 +224,14 @@ class HostBatchBuilder:
                 yield Copy(out.nbytes, partial(arena.gather, name, rows[start:stop], out))
                 left -= out.nbytes
                 start = stop
+
+    def _crops(self, slot: int, source: Source[Arena], crop: Crop) -> Iterator[Copy]:
+        """Copies of the windows of clips."""
+        for name in source.arena.specs.keys() & crop.features:
+            for clip, rows in enumerate(source.rows):
+                out = self._buffers[name][slot + clip]
+                do = partial(crop.copy, name, clip, source.arena[name], rows, out)
+                yield Copy(out.nbytes, do)
 
 
 def batch_pools(

@@ -18,6 +18,7 @@ import torch
 from seqrecord.clips import ClipSpec
 from seqrecord.engine.batches import Batch
 from seqrecord.engine.buffers import Buffers, GroupNeeds, HostBuffers, KeptBuffers, Needs
+from seqrecord.engine.crops import ClipCrops, DrawCrops
 from seqrecord.engine.device.buffers import DeviceBuffers
 from seqrecord.engine.disjoint import DisjointExecutor
 from seqrecord.engine.loading import ChunkLoader
@@ -64,6 +65,8 @@ class Engine:
         shared: the consumer sends the batches to another process.
         stats: counts what is done.
         kept: where memory comes from, and where it goes for the next iteration.
+        crops, draw: which windows of the frames the batches have. The plan's clips are gathered
+            from arenas then.
     """
 
     drop: Callable[[], object]
@@ -84,6 +87,8 @@ class Engine:
         shared: bool = False,
         stats: EngineStats,
         kept: KeptBuffers,
+        crops: ClipCrops | None = None,
+        draw: DrawCrops | None = None,
     ) -> None:
         self.stats = stats
         self._channel: Channel[Batch] = Channel(memory.prefetch, stats)
@@ -95,7 +100,8 @@ class Engine:
             for group, num_rows in zip(plan.groups, memory.num_rows, strict=True)
         )
         lengths = dict.fromkeys(specs, spec.length)
-        needs = Needs(groups, specs, lengths, size, batches, device, shared)
+        made = specs if crops is None else crops.specs(specs)
+        needs = Needs(groups, made, lengths, size, batches, device, shared)
         buffers = kept.acquire(needs, HostBuffers if device is None else DeviceBuffers)
         stats.watch(dataset.storage.counters)
         loader = ChunkLoader(
@@ -118,7 +124,7 @@ class Engine:
         if isinstance(buffers, HostBuffers) and not all(memory.num_rows):
             executor = DisjointExecutor(plan, spec, buffers, workers, self._channel)
         else:
-            executor = OverlappingExecutor(plan, spec, buffers, workers, self._channel)
+            executor = OverlappingExecutor(plan, spec, buffers, workers, self._channel, draw)
         # The thread does not refer to the engine, so that dropping the engine ends it.
         run = partial(_run, executor, buffers, workers, batch if batch < plan.num_batches else None)
         release = partial(_release, weakref.ref(kept), buffers)

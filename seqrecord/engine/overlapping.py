@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from time import perf_counter
 from typing import Any
@@ -12,6 +13,7 @@ from seqrecord.clips import ClipSpec
 from seqrecord.engine.ahead import LoadedRound, RoundsAhead
 from seqrecord.engine.batches import Batch, BatchBuilder
 from seqrecord.engine.buffers import Buffers
+from seqrecord.engine.crops import DrawCrops
 from seqrecord.engine.scheduler import Channel, WorkerPool
 from seqrecord.sampling import EpochPlan
 
@@ -31,7 +33,9 @@ class OverlappingExecutor:
         buffers: Buffers[Any],
         workers: WorkerPool,
         channel: Channel[Batch],
+        draw: DrawCrops | None = None,
     ) -> None:
+        self._draw = draw
         self._plan = plan
         self._buffers = buffers
         self._workers = workers
@@ -58,6 +62,9 @@ class OverlappingExecutor:
             if self._builder is None:
                 self._builder = self._begin(int(clips.batch[start]))
             sources = loaded.sources(start, stop)
+            if self._draw is not None:
+                crop = self._draw(clips.episode[start:stop], clips.start[start:stop])
+                sources = [replace(source, crop=crop) for source in sources]
             begin = perf_counter()
             nbytes = self._builder.gather(int(clips.slot[start]), sources, self._workers)
             self._builder.append(clips.episode[start:stop], clips.start[start:stop])

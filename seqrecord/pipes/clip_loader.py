@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 import torch
@@ -115,8 +115,10 @@ class ClipLoader:
     def start(self, plan: EpochPlan, *, batch: int = 0, stats: EngineStats) -> Engine:
         """An engine that runs a plan from `batch` on."""
         device = self._find_device()
+        crops = self.selection.crops
         all_fixed = all(spec.is_fixed for spec in self.selection.arrays.values())
-        memory = self._fit(plan.part.count).memory(plan, fixed=device is None and all_fixed)
+        fixed = device is None and all_fixed and crops is None
+        memory = self._fit(plan.part.count).memory(plan, fixed=fixed)
         in_worker = get_worker_info() is not None
         if in_worker and self.selection.dataset.chunk_reader().is_local:
             # The DataLoader asks for batches ahead by itself; memory for more is slow to find.
@@ -135,6 +137,8 @@ class ClipLoader:
             shared=in_worker,
             stats=stats,
             kept=self._buffers,
+            crops=None if crops is None else crops.crops,
+            draw=None if crops is None else partial(crops.draw, self._settings.seed, plan.epoch),
         )
 
     def trace(self) -> Trace:
@@ -150,14 +154,19 @@ class ClipLoader:
             )
         )
 
-    def clip(self, batch: Batch) -> Clip:
+    def clip(self, batch: Batch, epoch: int) -> Clip:
         """A batch, or without `batch_size` its one clip, as users get it."""
         keys = [self.selection.key(episode) for episode in batch.episode.tolist()]
         features: Clip = dict(batch.features)
+        said: dict[str, torch.Tensor] = {}
+        if (crops := self.selection.crops) is not None:
+            crop = crops.draw(self._settings.seed, epoch, batch.episode, batch.start)
+            said = crops.said(crop, batch.episode)
         if self.batch_size is not None:
-            return {**features, "episode": keys, "start": torch.from_numpy(batch.start)}
+            return {**features, "episode": keys, "start": torch.from_numpy(batch.start), **said}
         first = {name: item[0] for name, item in features.items()}
-        return {**first, "episode": keys[0], "start": int(batch.start[0])}
+        alone = {name: item[0] for name, item in said.items()}
+        return {**first, "episode": keys[0], "start": int(batch.start[0]), **alone}
 
     def settings(self, num_parts: int) -> PlanSettings:
         """The settings of an epoch in so many parts, all of them chosen."""
@@ -277,7 +286,11 @@ class ClipLoader:
 
     @cached_property
     def _sizes(self) -> FrameSizes:
-        return self.selection.frame_sizes(self.batch_size)
+        sizes, crops = self.selection.frame_sizes(self.batch_size), self.selection.crops
+        if crops is None:
+            return sizes
+        spared = crops.spared * self.selection.spec.length * (self.batch_size or 1)
+        return replace(sizes, batch=sizes.batch - spared)
 
 
 def _describe(episodes: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -22,8 +22,10 @@ from seqrecord.engine.buffers import HostBuffers, Needs
 from seqrecord.engine.loading import ChunkLoader
 from seqrecord.engine.loads import Load
 from seqrecord.engine.stats import EngineStats
+from seqrecord.pipes.crops import SelectedCrops
 from seqrecord.pipes.distributed import worker_threads
 from seqrecord.pipes.selection import ClipSelection
+from seqrecord.reading.frames import ArraySpec
 from seqrecord.threads import ThreadPool
 
 __all__ = ["ClipReader"]
@@ -65,31 +67,43 @@ class ClipReader:
         """Without memory, in this process."""
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._single: HostBuffers | None = None  # for one clip
-        self._several: HostBuffers | None = None  # for as many as were asked for at most
+        length, crops = self._selection.spec.length, self._selection.crops
+        self._whole = _Memory(self._fixed, length)
+        names = frozenset() if crops is None else crops.crops.features
+        made = {} if crops is None else {n: s for n, s in crops.made.items() if n in names}
+        self._windows = _Memory(made, length)
 
     def read(self, numbers: IntArray) -> list[dict[str, Any]]:
         """Clips by their number, int64[clips], as `SeqRecordPipe` gives them."""
         selection = self._selection
         episode, start = selection.locate(numbers)
         columns: dict[str, Sequence[Any]] = {}
+        said: dict[str, list[torch.Tensor]] = {}
         if self._fixed:
-            columns.update(self._read_fixed(episode, start))
+            fixed, said = self._read_fixed(episode, start)
+            columns.update(fixed)
         if self._variable:
             columns.update(self._read_variable(episode, start))
         keys = [selection.key(row) for row in episode.tolist()]
         return [
-            {**{name: columns[name][i] for name in selection.arrays}, "episode": key, "start": at}
+            {
+                **{name: columns[name][i] for name in selection.arrays},
+                "episode": key,
+                "start": at,
+                **{name: tensors[i] for name, tensors in said.items()},
+            }
             for i, (key, at) in enumerate(zip(keys, start.tolist(), strict=True))
         ]
 
-    def _read_fixed(self, episode: IntArray, start: IntArray) -> dict[str, list[torch.Tensor]]:
-        """The features of fixed shapes: of each a tensor for each clip."""
+    def _read_fixed(
+        self, episode: IntArray, start: IntArray
+    ) -> tuple[dict[str, list[torch.Tensor]], dict[str, list[torch.Tensor]]]:
+        """The features of fixed shapes, and what is said of crops: of each a tensor for a clip."""
         count = len(episode)
         if self._process != os.getpid():
             self._begin()
         with self._lock:
-            buffers = self._buffers(count)
+            buffers = self._whole.buffers(count)
             builder = buffers.begin_batch(count)
         frames = start[:, None] + self._offsets
         wanted = (episode[:, None] * _FRAMES + frames).reshape(-1)
@@ -109,29 +123,38 @@ class ClipReader:
         _do((partial(load, *one) for one in loads), builder.nbytes)
         again = rows[inverse.reshape(-1)]
         _do(_copies(builder, again), builder.nbytes)
-        features = builder.finish().features
-        return {
-            name: divide(batch) if count > 1 else [batch[0]]  # type: ignore[arg-type,list-item]
-            for name, batch in features.items()
+        features: dict[str, Any] = builder.finish().features
+        said: dict[str, Any] = {}
+        if (crops := self._selection.crops) is not None:
+            features, said = self._crop(features, episode, start, crops)
+        columns = {
+            name: divide(batch) if count > 1 else [batch[0]] for name, batch in features.items()
         }
+        return columns, {name: list(tensor) for name, tensor in said.items()}
 
     @property
     def _offsets(self) -> IntArray:
         spec = self._selection.spec
         return np.arange(spec.length) * spec.dilation
 
-    def _buffers(self, count: int) -> HostBuffers:
-        """Memory for so many clips."""
-        kept = self._several if count > 1 else self._single
-        if kept is None or kept.needs.batch_size < count:
-            length, shared = self._selection.spec.length, get_worker_info() is not None
-            lengths = dict.fromkeys(self._fixed, length)
-            kept = HostBuffers(Needs((), self._fixed, lengths, count, _KEEP, shared=shared))
-        if count > 1:
-            self._several = kept
-        else:
-            self._single = kept
-        return kept
+    def _crop(
+        self, features: dict[str, Any], episode: IntArray, start: IntArray, crops: SelectedCrops
+    ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """Windows of the clips, drawn from torch's global generator, and what is said of them."""
+        seed = int(torch.randint(1 << 62, ()))
+        crop = crops.draw(seed, 0, episode, start)
+        with self._lock:
+            builder = self._windows.buffers(len(episode)).begin_batch(len(episode))
+        length = self._selection.spec.length
+        tasks: list[_Task] = []
+        for name in sorted(crop.features):
+            frames = features[name].numpy().reshape(-1, *features[name].shape[2:])
+            for clip in range(len(episode)):
+                rows = np.arange(clip * length, (clip + 1) * length)
+                out = builder.rows[name][rows[0] : rows[-1] + 1]
+                tasks.append(partial(crop.copy, name, clip, frames, rows, out))
+        _do(tasks, builder.nbytes)
+        return {**features, **builder.finish().features}, crops.said(crop, episode)
 
     def _loads(
         self, episode: IntArray, frame: IntArray, rows: IntArray, builder: HostBatchBuilder
@@ -159,6 +182,31 @@ class ClipReader:
             for name, arrays in found.read(frames, features=self._variable).items():
                 columns[name].append([torch.from_numpy(array) for array in arrays])
         return columns
+
+
+class _Memory:
+    """Buffers for clips of features of these shapes."""
+
+    def __init__(self, specs: Mapping[str, ArraySpec], length: int) -> None:
+        self._specs = dict(specs)
+        self._length = length
+        self._single: HostBuffers | None = None  # for one clip
+        self._several: HostBuffers | None = None  # for as many as were asked for at most
+
+    def buffers(self, count: int) -> HostBuffers:
+        """Memory for so many clips."""
+        kept = self._several if count > 1 else self._single
+        if kept is None or kept.needs.batch_size < count:
+            shared, lengths = (
+                get_worker_info() is not None,
+                dict.fromkeys(self._specs, self._length),
+            )
+            kept = HostBuffers(Needs((), self._specs, lengths, count, _KEEP, shared=shared))
+        if count > 1:
+            self._several = kept
+        else:
+            self._single = kept
+        return kept
 
 
 def _copies(builder: HostBatchBuilder, source: IntArray) -> Iterator[_Task]:

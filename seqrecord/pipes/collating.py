@@ -101,8 +101,8 @@ def _stacked(name: str, tensors: list[torch.Tensor]) -> torch.Tensor:
     array = pool.acquire()
     # Not by torch: its threads wait for each other, and on a busy machine that takes ten times as
     # long as the copy.
-    for row, tensor in zip(array, tensors, strict=False):
-        np.copyto(row, tensor.numpy())
+    for i, tensor in enumerate(tensors):
+        np.copyto(array[i, ...], tensor.numpy())
     return pool.lease(array, len(tensors))
 
 

@@ -207,7 +207,7 @@ class Epochs:
         self._engine = engine
         try:
             for batch in engine:
-                clips = [self.loader.clip(batch)]
+                clips = [self.loader.clip(batch, plan.epoch)]
                 del batch  # so that its memory is the consumer's alone to keep, and the clip's too
                 if self._iteration is iteration:
                     self._batch += 1

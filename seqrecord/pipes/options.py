@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
+from seqrecord.clip_transforms import ClipTransform, chain_of
 from seqrecord.clips import ClipSpec
 from seqrecord.errors import ClipError
 from seqrecord.pipes.clip_lists import ClipList, check_clip_list
@@ -57,6 +58,13 @@ class ClipOptions:
             arrays. It returns the arrays that clips are made of; their dtypes and shapes must be
             the same for every frame. It is called from several threads, and once for the first
             frame when the loader is made.
+        clip_transform: `RandomCrop`, `CenterCrop`, `HorizontalFlip`, or a list of these, one after
+            the other. A clip has one window for all of its frames, and only the window is copied.
+            The window is drawn from seed, epoch and clip (`SeqRecordDataset` draws it from torch's
+            global generator). `crop` says which it is: top, left, height and width in pixels of
+            the stored frame, int64 [4], and `flipped` whether it is mirrored. `intrinsics` are fx,
+            fy, cx and cy of what is seen, float64 [4], where an episode's metadata has them as
+            `camera`. Not with a `device`.
         verify: compare what is read with its checksums; true by default. An open dataset is read
             as it was opened: then this argument, and those of the storage, are errors.
         storage_options: for the filesystem that serves the dataset's URL.
@@ -74,6 +82,7 @@ class ClipOptions:
     split: str | None = None
     clips: ClipList | None = field(default=None, repr=False)
     frame_transform: FrameTransform | None = None
+    clip_transform: ClipTransform | None = None
     verify: bool | None = None
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)  # may hold secrets
     cache_dir: str | PathLike[str] | None = None
@@ -95,6 +104,8 @@ class ClipOptions:
             self.frame_transform is None or callable(self.frame_transform),
             "a function from a dict of arrays to a dict of arrays",
         )
+        if self.clip_transform is not None:
+            chain_of(self.clip_transform)
         _check_flag("verify", self.verify, self.verify is None)
         storage_options = self.storage_options
         if not (storage_options is None or isinstance(storage_options, Mapping)):
@@ -212,6 +223,10 @@ class LoaderOptions(ClipOptions):
         _check_size("memory_limit", self.memory_limit)
         if not self.rank is self.world_size is None:
             check_rank(self.rank, self.world_size)
+        if self.device is not None and self.clip_transform is not None:
+            raise ClipError(
+                "clip_transform does not go with a device", expected="device=None", got=self.device
+            )
         if self.device is not None:
             from seqrecord.engine.device.streams import check_device  # torch takes seconds
 

@@ -24,6 +24,7 @@ from seqrecord.format.index import GroupIndex
 from seqrecord.pipes.chunk_sizes import bytes_beside, chunk_bytes
 from seqrecord.pipes.clip_lists import ClipList, read_clip_list
 from seqrecord.pipes.collating import keep_memory_for
+from seqrecord.pipes.crops import SelectedCrops
 from seqrecord.pipes.distributed import say_once
 from seqrecord.pipes.options import ClipOptions
 from seqrecord.reading.frames import ArraySpec, add_place, apply_transform
@@ -65,6 +66,7 @@ class ClipSelection:
     chosen: ChosenClips | None = None  # those of the argument `clips` that lack nothing
     left_out: str  # what would be clips, or has none, in words; empty if nothing is
     arrays: dict[str, ArraySpec]  # of each feature of a frame, after `frame_transform`
+    crops: SelectedCrops | None = None  # what `clip_transform` makes of them
 
     def __init__(
         self, location: DatasetLike, options: ClipOptions, *, rotate_phase: bool = False
@@ -100,6 +102,9 @@ class ClipSelection:
         self.arrays = self._look()
         self._check_arrays()
         self.episodes = self._episodes(table)
+        if options.clip_transform is not None:
+            one = int(self.selected[0])
+            self.crops = SelectedCrops(options.clip_transform, self.arrays, self.dataset, one)
         keep_memory_for(self)
         if self.left_out:
             say_once(
@@ -228,7 +233,8 @@ class ClipSelection:
         lines = [f"{self.dataset.url!r}, {self.clips.num_clips} clips{over}"]
         if self.left_out:
             lines[0] += f"; left out: {self.left_out}"
-        for name, spec in self.arrays.items():
+        made = self.arrays if self.crops is None else self.crops.made
+        for name, spec in made.items():
             lines.append(f"{name}: {ArraySpec(spec.dtype, (self.spec.length, *spec.shape))}")
         return "\n  ".join(lines)
 

@@ -1,0 +1,248 @@
+"""Crops and flips of clips: one window for all frames of a clip, drawn from a seed.
+
+A chain of steps comes to one window of the frame, mirrored or not, so that only the window is
+copied, once::
+
+    frame H x W     . . . . . . . .        top 1, left 3
+                    . . . a b c . .
+                    . . . d e f . .        flipped:  c b a
+                    . . . . . . . .                  f e d
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import ClipError
+
+__all__ = [
+    "CenterCrop",
+    "ClipTransform",
+    "HorizontalFlip",
+    "RandomCrop",
+    "WindowStep",
+    "Windows",
+    "chain_of",
+]
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """A window of the frame for each clip, `[top, top + height)` by `[left, left + width)`.
+
+    `top` and `left` are int64[clips], `flipped` is bool[clips]: the window is mirrored from left to
+    right. Pixels are those of the whole frame.
+    """
+
+    top: IntArray
+    left: IntArray
+    height: int
+    width: int
+    flipped: npt.NDArray[np.bool_]
+
+    @classmethod
+    def whole(cls, num_clips: int, height: int, width: int) -> Windows:
+        """The whole frame, for so many clips."""
+        zero = np.zeros(num_clips, np.int64)
+        return cls(zero, zero, height, width, np.zeros(num_clips, np.bool_))
+
+    def __len__(self) -> int:
+        return len(self.top)
+
+    def crop(self, top: IntArray, left: IntArray, height: int, width: int) -> Windows:
+        """The windows of these windows; `left` counts in what is seen, so from right to left in a
+        flipped one."""
+        left = np.where(self.flipped, self.width - width - left, left)
+        return Windows(self.top + top, self.left + left, height, width, self.flipped)
+
+    def flip(self, chosen: npt.NDArray[np.bool_]) -> Windows:
+        """Some of the windows mirrored."""
+        return replace(self, flipped=self.flipped ^ chosen)
+
+    @property
+    def crops(self) -> IntArray:
+        """Top, left, height and width, int64[clips, 4]."""
+        size = np.broadcast_to(np.array([self.height, self.width]), (len(self), 2))
+        return np.concatenate((self.top[:, None], self.left[:, None], size), axis=1)
+
+    def intrinsics(self, camera: FloatArray) -> FloatArray:
+        """fx, fy, cx, cy of what is seen, of those of the frame; float64[clips, 4] each.
+
+        The middle of the pixel in row 0 and column 0 is at (0, 0), as in OpenCV.
+        """
+        fx, fy, cx, cy = camera.T
+        cx, cy = cx - self.left, cy - self.top
+        cx = np.where(self.flipped, self.width - 1 - cx, cx)
+        return np.stack((fx, fy, cx, cy), axis=1)
+
+
+@runtime_checkable
+class WindowStep(Protocol):
+    """A step that chooses windows."""
+
+    @property
+    def features(self) -> tuple[str, ...] | None:
+        """What it is for; `None` for whatever has the size of the largest feature."""
+
+    @property
+    def num_draws(self) -> int:
+        """How many numbers it draws for a clip."""
+
+    def size(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of what is left; `ClipError` where there is too little."""
+
+    def apply(self, windows: Windows, draws: FloatArray) -> Windows:
+        """The windows after the step; `draws` are in [0, 1), float64[num_draws, clips]."""
+
+
+ClipTransform: TypeAlias = "WindowStep | Sequence[WindowStep]"
+
+
+class _Crop:
+    num_draws = 0
+
+    def __init__(self, size: int | Sequence[int], *, features: Sequence[str] | None = None) -> None:
+        self._size = _checked_size(type(self).__name__, size)
+        self.features = _checked_names(type(self).__name__, features)
+
+    def __repr__(self) -> str:
+        chosen = "" if self.features is None else f", features={list(self.features)}"
+        return f"{type(self).__name__}({self._size}{chosen})"
+
+    def size(self, height: int, width: int) -> tuple[int, int]:
+        if self._size[0] > height or self._size[1] > width:
+            raise ClipError(
+                f"{type(self).__name__}: the crop is larger than the frame",
+                expected=f"at most {height} x {width} pixels",
+                got=f"{self._size[0]} x {self._size[1]}",
+            )
+        return self._size
+
+
+class RandomCrop(_Crop):
+    """A window of `size` = (height, width) pixels anywhere in the frame, another for each clip.
+
+    All frames of a clip have the same window, and so have all of the chosen features.
+
+    Args:
+        size: height and width, or one number for both.
+        features: names of what is cropped; by default all features whose frames begin with the
+            height and the width of the largest one.
+    """
+
+    num_draws = 2
+
+    def apply(self, windows: Windows, draws: FloatArray) -> Windows:
+        height, width = self.size(windows.height, windows.width)
+        top = _integers(draws[0], windows.height - height + 1)
+        left = _integers(draws[1], windows.width - width + 1)
+        return windows.crop(top, left, height, width)
+
+
+class CenterCrop(_Crop):
+    """A window of `size` = (height, width) pixels in the middle of the frame.
+
+    Args:
+        size: height and width, or one number for both.
+        features: as `RandomCrop`'s.
+    """
+
+    def apply(self, windows: Windows, draws: FloatArray) -> Windows:  # noqa: ARG002
+        height, width = self.size(windows.height, windows.width)
+        middle = np.zeros(len(windows), np.int64)
+        top, left = (windows.height - height) // 2, (windows.width - width) // 2
+        return windows.crop(middle + top, middle + left, height, width)
+
+
+class HorizontalFlip:
+    """Mirrors a clip from left to right with probability `p`.
+
+    The x of an optical flow changes its sign: of features of kind `flow`, and of those without a
+    kind that have "flow" in their name and two or more numbers a pixel. Poses, actions and whatever
+    is not an image are left as they are, and so are the names of left and right cameras.
+
+    Args:
+        p: the probability.
+        features: as `RandomCrop`'s.
+    """
+
+    num_draws = 1
+
+    def __init__(self, p: float = 0.5, *, features: Sequence[str] | None = None) -> None:
+        if not _is_probability(p):
+            raise ClipError(
+                "HorizontalFlip: not a probability", expected="0 to 1", got=repr(p)[:50]
+            )
+        self.p = float(p)
+        self.features = _checked_names("HorizontalFlip", features)
+
+    def __repr__(self) -> str:
+        chosen = "" if self.features is None else f", features={list(self.features)}"
+        return f"HorizontalFlip({self.p}{chosen})"
+
+    def size(self, height: int, width: int) -> tuple[int, int]:
+        return height, width
+
+    def apply(self, windows: Windows, draws: FloatArray) -> Windows:
+        return windows.flip(draws[0] < self.p)
+
+
+def chain_of(transform: Any) -> tuple[WindowStep, ...]:
+    """The steps of a `clip_transform`; `ClipError` for what is none."""
+    steps = tuple(transform) if isinstance(transform, (list, tuple)) else (transform,)
+    if not steps or not all(isinstance(step, WindowStep) for step in steps):
+        raise ClipError(
+            "clip_transform is not what it should be",
+            expected="RandomCrop, CenterCrop, HorizontalFlip, or a list of them",
+            got=repr(transform)[:100],
+        )
+    if len({step.features for step in steps}) > 1:
+        raise ClipError(
+            "the steps of clip_transform choose different features",
+            expected="the same ones for all steps, for they have one window",
+            got=repr(transform)[:200],
+        )
+    return steps
+
+
+def _is_probability(p: object) -> bool:
+    return isinstance(p, (int, float)) and not isinstance(p, bool) and 0 <= p <= 1
+
+
+def _integers(draws: FloatArray, count: int) -> IntArray:
+    """Integers of [0, count)."""
+    return np.minimum((draws * count).astype(np.int64), count - 1)
+
+
+def _checked_size(name: str, size: Any) -> tuple[int, int]:
+    sides = [size, size] if isinstance(size, int) else size
+    try:
+        height, width = (operator.index(side) for side in sides)
+        if isinstance(size, bool) or height < 1 or width < 1:
+            raise ValueError
+    except (TypeError, ValueError):
+        raise ClipError(
+            f"{name}: not a size",
+            expected="(height, width) in pixels, or one number for both",
+            got=repr(size)[:50],
+        ) from None
+    return height, width
+
+
+def _checked_names(name: str, features: Any) -> tuple[str, ...] | None:
+    if features is None:
+        return None
+    if isinstance(features, str) or not all(isinstance(item, str) for item in features):
+        raise ClipError(f"{name}: features is a list of names", got=repr(features)[:100])
+    if not features:
+        raise ClipError(f"{name}: no features", expected="at least one name")
+    return tuple(features)

@@ -1,0 +1,352 @@
+"""Crops and flips: equal to those of the whole clip, and drawn from seed, epoch and clip."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+import seqrecord
+from seqrecord import (
+    CenterCrop,
+    ClipError,
+    HorizontalFlip,
+    RandomCrop,
+    SeqRecordDataset,
+    SeqRecordPipe,
+    SeqRecordStream,
+    SeqRecordWriter,
+)
+from seqrecord.clip_transforms import Windows
+from seqrecord.engine.crops import ClipCrops, copy_window
+from seqrecord.reading.frames import ArraySpec
+from tests.clip_data import leaves_nothing, names
+
+HEIGHT, WIDTH = 10, 13
+IMAGES = ["image", "depth", "flow", "mask", "wide"]
+CAMERA = {"fx": 5.0, "fy": 6.0, "cx": 6.5, "cy": 4.0, "width": WIDTH, "height": HEIGHT}
+
+
+def frame_of(episode: int, number: int) -> dict[str, Any]:
+    rng = np.random.default_rng([episode, number])
+    size = (HEIGHT, WIDTH)
+    return {
+        "image": rng.integers(0, 256, (*size, 3), np.uint8),
+        "depth": rng.random(size, np.float32),
+        "flow": rng.random((*size, 2), np.float32) - 0.5,
+        "mask": rng.integers(0, 2, (*size, 1)).astype(bool),
+        "wide": rng.integers(0, 9, (*size, 5, 1)),
+        "small": rng.random((4, 5)),  # no image of this size
+        "pose": rng.random(7),
+        "note": np.arange(1 + number % 3, dtype=np.uint8),
+    }
+
+
+@pytest.fixture(scope="module", params=["raw", "balanced"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("crops") / "records"
+    with SeqRecordWriter(folder, codecs=request.param, chunk_frames=4) as writer:
+        for episode, length in enumerate((17, 9, 12)):
+            metadata = {"camera": CAMERA} if episode < 2 else {}
+            with writer.episode(f"set/{episode}", metadata=metadata) as written:
+                for number in range(length):
+                    written.append(frame_of(episode, number))
+    return folder
+
+
+CHAINS: dict[str, Any] = {
+    "random": RandomCrop((4, 6)),
+    "center": CenterCrop((5, 6)),
+    "flip": HorizontalFlip(0.5),
+    "random, flip": [RandomCrop((4, 6)), HorizontalFlip(0.5)],
+    "flip, random, flip, center": [
+        HorizontalFlip(0.5),
+        RandomCrop((7, 8)),
+        HorizontalFlip(0.5),
+        CenterCrop(3),
+    ],
+    "whole": RandomCrop((HEIGHT, WIDTH)),
+    "some": [RandomCrop((4, 6), features=["image", "depth"])],
+}
+
+
+def check_clip(clip: dict[str, Any], length: int, dilation: int, cropped: list[str]) -> None:
+    """A clip is what its names, `crop` and `flipped` say."""
+    episode = int(clip["episode"][4:])
+    frames = [frame_of(episode, int(clip["start"]) + i * dilation) for i in range(length)]
+    top, left, height, width = clip["crop"].tolist()
+    for name in frames[0]:
+        if name not in clip:
+            continue
+        for i, frame in enumerate(frames):
+            expected = frame[name]
+            if name in cropped:
+                expected = expected[top : top + height, left : left + width]
+                if clip.get("flipped"):
+                    expected = expected[:, ::-1].copy()
+                    if name == "flow":
+                        expected[..., 0] *= -1
+            got = clip[name][i].numpy()
+            assert got.dtype == expected.dtype
+            np.testing.assert_array_equal(got, expected)
+
+
+def singles(batch: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{name: value[i] for name, value in batch.items()} for i in range(len(batch["start"]))]
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_batches_are_crops_of_whole_clips(path: Path, name: str) -> None:
+    cropped = ["image", "depth"] if name == "some" else IMAGES
+    for settings in ({"batch_size": 3}, {"batch_size": 5, "dilation": 2, "shuffle": False}):
+        dilation = int(settings.get("dilation", 1))
+        pipe = SeqRecordPipe(path, clip_len=3, clip_transform=CHAINS[name], seed=1, **settings)  # type: ignore[arg-type]
+        count = 0
+        for batch in pipe:
+            assert batch["crop"].dtype == torch.int64
+            assert batch["crop"].shape == (len(batch["start"]), 4)
+            assert ("flipped" in batch) == ("flip" in name)
+            for clip in singles(batch):
+                check_clip(clip, 3, dilation, cropped)
+                count += 1
+        assert count == pipe.num_clips
+
+
+def test_clips_that_do_not_overlap_are_cropped_too(path: Path) -> None:
+    pipe = SeqRecordPipe(
+        path, clip_len=4, stride=4, batch_size=2, features=IMAGES, clip_transform=CHAINS["random"]
+    )
+    found = [clip for batch in pipe for clip in singles(batch)]
+    assert len(found) == pipe.num_clips
+    for clip in found:
+        check_clip(clip, 4, 1, IMAGES)
+
+
+def test_single_clips(path: Path) -> None:
+    pipe = SeqRecordPipe(path, clip_len=3, clip_transform=CHAINS["random, flip"])
+    for clip in pipe:
+        assert clip["crop"].shape == (4,)
+        assert clip["image"].shape == (3, 4, 6, 3)
+        check_clip(clip, 3, 1, IMAGES)
+
+
+def draws(pipe: Any, epoch: int = 0) -> dict[tuple[str, int], tuple[Any, ...]]:
+    """The crop of each clip."""
+    if epoch:
+        pipe.set_epoch(epoch)
+    found: dict[tuple[str, int], tuple[Any, ...]] = {}
+    for batch in pipe:
+        flipped = batch["flipped"].tolist()
+        found.update(
+            zip(names(batch), zip(batch["crop"].tolist(), flipped, strict=True), strict=True)
+        )
+    return found
+
+
+def test_windows_depend_on_seed_epoch_and_clip_alone(path: Path) -> None:
+    chain = CHAINS["random, flip"]
+    settings: dict[str, Any] = {"clip_len": 3, "clip_transform": chain}
+    first = draws(SeqRecordPipe(path, **settings, batch_size=3))
+    assert first == draws(SeqRecordPipe(path, **settings, batch_size=4, shuffle=False))
+    assert first == draws(
+        SeqRecordPipe(path, **settings, batch_size=3, features=["image"], num_threads=1)
+    )
+    some = draws(SeqRecordPipe(path, **settings, batch_size=3, episodes="set/[12]"))
+    assert some.items() <= first.items()
+    with leaves_nothing():
+        stream = SeqRecordStream(path, **settings, batch_size=3)
+        loader = DataLoader(stream, batch_size=None, num_workers=2)
+        assert draws(loader).items() <= first.items()
+        del loader, stream
+    pipe = SeqRecordPipe(path, **settings, batch_size=3)
+    second = draws(pipe, epoch=1)
+    assert second.keys() == first.keys()
+    assert second != first
+    assert draws(SeqRecordPipe(path, **settings, batch_size=3, seed=5)) != first
+    assert len({str(drawn) for drawn in first.values()}) > 10
+
+
+def test_a_resumed_epoch_has_the_same_windows(path: Path) -> None:
+    def make() -> SeqRecordPipe:
+        return SeqRecordPipe(
+            path, clip_len=3, batch_size=3, clip_transform=CHAINS["random, flip"], seed=2
+        )
+
+    whole = draws(make())
+    pipe = make()
+    iterator = iter(pipe)
+    for _ in range(4):
+        next(iterator)
+    again = make()
+    again.load_state_dict(pipe.state_dict())
+    rest = draws(again)
+    assert 0 < len(rest) < len(whole)
+    assert rest.items() <= whole.items()
+
+
+def test_intrinsics_are_those_of_the_window(path: Path) -> None:
+    pipe = SeqRecordPipe(
+        path, clip_len=2, batch_size=4, features=["image"], clip_transform=CHAINS["random, flip"]
+    )
+    for batch in pipe:
+        for clip in singles(batch):
+            if clip["episode"] == "set/2":
+                assert clip["intrinsics"].isnan().all()
+                continue
+            top, left, _, width = clip["crop"].tolist()
+            cx = 6.5 - left
+            expected = [5.0, 6.0, width - 1 - cx if clip["flipped"] else cx, 4.0 - top]
+            assert clip["intrinsics"].tolist() == expected
+    alone = SeqRecordPipe(path, clip_len=2, episodes="set/2", clip_transform=CHAINS["random"])
+    assert "intrinsics" not in next(iter(alone))
+
+
+# ---- by number
+
+
+def test_clips_by_number(path: Path) -> None:
+    dataset = SeqRecordDataset(path, clip_len=3, clip_transform=CHAINS["random, flip"])
+    torch.manual_seed(0)
+    first = dataset.__getitems__([3, 9, 0, 9])
+    for clip in [*first, dataset[5]]:
+        check_clip(clip, 3, 1, IMAGES)
+    torch.manual_seed(0)
+    again = dataset.__getitems__([3, 9, 0, 9])
+    assert [c["crop"].tolist() for c in again] == [c["crop"].tolist() for c in first]
+    later = [dataset[3]["crop"].tolist() for _ in range(20)]
+    assert len({str(crop) for crop in later}) > 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_of_clips_by_number(path: Path, workers: int) -> None:
+    dataset = SeqRecordDataset(
+        path, clip_len=3, features=IMAGES, clip_transform=CHAINS["random, flip"]
+    )
+    loader = DataLoader(
+        dataset, batch_size=4, num_workers=workers, shuffle=True, collate_fn=seqrecord.collate
+    )
+    found = 0
+    for batch in loader:
+        assert batch["image"].shape[1:] == (3, 4, 6, 3)
+        for clip in singles(batch):
+            check_clip(clip, 3, 1, IMAGES)
+            found += 1
+    assert found == len(dataset)
+
+
+# ---- the arithmetic, against brute force
+
+STEP = st.one_of(
+    st.builds(RandomCrop, st.tuples(st.integers(1, 4), st.integers(1, 4))),
+    st.builds(CenterCrop, st.tuples(st.integers(1, 4), st.integers(1, 4))),
+    st.builds(HorizontalFlip, st.sampled_from([0, 0.5, 1])),
+)
+
+
+@given(st.lists(STEP, min_size=1, max_size=5), st.integers(0, 5), st.integers(0, 1 << 40))
+def test_a_chain_is_its_steps_one_after_the_other(steps: list[Any], epoch: int, clip: int) -> None:
+    frames = np.arange(2 * 9 * 7).reshape(2, 9, 7)
+    windows = Windows.whole(1, 9, 7)
+    seen = frames
+    rng = np.random.default_rng([epoch, clip])
+    try:
+        for step in steps:
+            step.size(windows.height, windows.width)
+            draws = rng.random((step.num_draws, 1))
+            windows = step.apply(windows, draws)
+            height, width = seen.shape[1:]
+            if isinstance(step, HorizontalFlip):
+                seen = seen[:, :, ::-1] if draws[0, 0] < step.p else seen
+                continue
+            h, w = step.size(height, width)
+            if isinstance(step, RandomCrop):
+                top, left = (
+                    int(d * n)
+                    for d, n in zip(draws[:, 0], (height - h + 1, width - w + 1), strict=True)
+                )
+            else:
+                top, left = (height - h) // 2, (width - w) // 2
+            seen = seen[:, top : top + h, left : left + w]
+    except ClipError:
+        return
+    out = np.empty((2, windows.height, windows.width), np.int64)
+    corner = int(windows.top[0]), int(windows.left[0])
+    copy_window(frames, out, corner, flipped=bool(windows.flipped[0]))
+    np.testing.assert_array_equal(out, seen)
+
+
+def test_random_crops_come_to_every_place() -> None:
+    crops = ClipCrops.of(RandomCrop((2, 2)), {"a": ArraySpec(np.dtype("u1"), (4, 5))}, {})
+    windows = crops.windows(0, 0, np.arange(2000))
+    places, counts = np.unique(windows.crops[:, :2], axis=0, return_counts=True)
+    assert len(places) == 3 * 4
+    assert counts.min() > 100
+    flips = ClipCrops.of(HorizontalFlip(0.25), {"a": ArraySpec(np.dtype("u1"), (4, 5))}, {})
+    share = flips.windows(3, 1, np.arange(4000)).flipped.mean()
+    assert 0.2 < share < 0.3
+
+
+def test_flow_is_found_by_kind_or_name() -> None:
+    flow = ArraySpec(np.dtype("f4"), (4, 5, 2))
+    arrays = {
+        "flow_left": flow,
+        "motion": flow,
+        "flow_mask": ArraySpec(np.dtype("u1"), (4, 5)),
+        "flow_image": flow,
+    }
+    crops = ClipCrops.of(HorizontalFlip(1.0), arrays, {"motion": "flow", "flow_image": "image"})
+    assert crops.flows == {"flow_left", "motion"}
+
+
+# ---- errors
+
+BAD: list[tuple[Any, str]] = [
+    (RandomCrop((HEIGHT + 1, 3)), "larger than the frame"),
+    ([CenterCrop((4, 4)), RandomCrop((4, 5))], "larger than the frame"),
+    (RandomCrop(3, features=["nothing"]), "not read"),
+    (RandomCrop(3, features=["image", "small"]), "the same for all"),
+    (RandomCrop(3, features=["pose"]), "a height and a width"),
+    (RandomCrop(3, features=["note"]), "a height and a width"),
+    ([], "not what it should be"),
+    (lambda clip: clip, "not what it should be"),
+    ([RandomCrop(3), "flip"], "not what it should be"),
+    ([RandomCrop(3, features=["image"]), HorizontalFlip()], "different features"),
+]
+
+
+@pytest.mark.parametrize(("transform", "message"), BAD)
+@pytest.mark.parametrize("loader", [SeqRecordPipe, SeqRecordDataset])
+def test_what_is_refused(path: Path, loader: Any, transform: Any, message: str) -> None:
+    with pytest.raises(ClipError, match=message):
+        loader(path, clip_len=3, clip_transform=transform)
+
+
+@pytest.mark.parametrize("size", [0, -1, (3,), (3, 0), "3", None, True, (1.5, 2)])
+def test_sizes_that_are_none(size: Any) -> None:
+    for crop in (RandomCrop, CenterCrop):
+        with pytest.raises(ClipError, match="not a size"):
+            crop(size)
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.1, "1", None, True, float("nan")])
+def test_probabilities_that_are_none(p: Any) -> None:
+    with pytest.raises(ClipError, match="not a probability"):
+        HorizontalFlip(p)
+
+
+def test_a_feature_with_a_name_of_crops(tmp_path: Path) -> None:
+    with SeqRecordWriter(tmp_path / "r") as writer, writer.episode("a") as episode:
+        episode.append({"crop": np.zeros((4, 4), np.uint8)})
+    with pytest.raises(ClipError, match="tell of their crop"):
+        SeqRecordPipe(tmp_path / "r", clip_len=1, clip_transform=RandomCrop(2))
+
+
+def test_not_with_a_device(path: Path) -> None:
+    with pytest.raises(ClipError, match="does not go with a device"):
+        SeqRecordPipe(path, clip_len=3, device="cpu", clip_transform=RandomCrop(2))
