@@ -80,7 +80,12 @@ def write_tiny(root: Path, *, record_bytes: int = 1 << 20) -> Path:
 
 def copy_dataset(source: Path, target: Path) -> Path:
     """A copy with the same names; only files of the format."""
-    for file in (*source.glob("*.json"), *source.glob("*/*.arrow"), *source.glob("*/*.seqrec")):
+    for file in (
+        *source.glob("*.json"),
+        *source.glob("*/*.arrow"),
+        *source.glob("*/*.seqrec"),
+        *source.glob("edits/*.json"),
+    ):
         copy = target / file.relative_to(source)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(file.read_bytes())

@@ -21,12 +21,15 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+import seqrecord
 from seqrecord.checksum import crc32c
 from seqrecord.codecs import resolve
 from seqrecord.format import EpisodePart, Footer, encode_footer, encode_header
+from seqrecord.format.edits import Delete, Split, encode_edit
 from seqrecord.format.pages import PageCodec, slice_table
 from seqrecord.format.rows import chunk_row, gap_rows
 from seqrecord.schema import CodecConfig, EncodedImage, FeatureSpec, Schema
+from seqrecord.writing.commits import reindex
 from seqrecord.writing.writer import SeqRecordWriter
 
 __all__ = ["GOLDEN", "describe_frame", "expected"]
@@ -75,11 +78,16 @@ def expected(schema: Schema, episodes: Episodes) -> dict[str, Any]:
     }
 
 
-def describe_frame(frame: Frame) -> dict[str, str]:
-    """Each feature that the frame has: dtype, shape, first bytes and SHA-256 of all of them."""
+def describe_frame(frame: Mapping[str, Any]) -> dict[str, str]:
+    """Each feature that the frame has: dtype, shape, first bytes and SHA-256 of all of them.
+
+    Text and bytes are what they are.
+    """
     return {
         name: f"{array.dtype.str} {list(array.shape)} {array.tobytes()[:24].hex()} "
         f"{hashlib.sha256(array.tobytes()).hexdigest()}"
+        if isinstance(array, np.ndarray)
+        else repr(array)
         for name, array in frame.items()
     }
 
@@ -211,6 +219,59 @@ def _write(
     root.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
 
 
+def _groups() -> None:
+    """Three groups of irregular chunks, text and bytes, frames a second, splits and a deletion."""
+    root, u1 = GOLDEN / "groups", np.dtype("u1")
+    if root.exists():
+        return
+    zstd: list[CodecConfig] = [{"id": "zstd", "level": 1}]
+    schema = Schema(
+        [
+            FeatureSpec("image", u1, (70, 60), kind="image"),
+            FeatureSpec("pose", np.dtype("<f4"), (3,), group=1, kind="pose", unit="m"),
+            FeatureSpec("task", u1, (None,), group=1, kind="text", value="text"),
+            FeatureSpec("packet", u1, (None,), tuple(zstd), group=2, value="bytes"),
+        ]
+    )
+
+    def frame(number: int) -> dict[str, Any]:
+        y, x = np.mgrid[:70, :60]
+        values = {
+            "pose": np.array([number, -0.0, number / 8], "<f4"),
+            "task": f"größer {number}" if number % 5 else "",
+            "packet": bytes([number % 251] * (number % 4)),
+        }
+        if number % 40 == 0:
+            values["image"] = (x * 3 + y * 2 + number).astype(u1)
+        if 65 <= number < 72:
+            del values["task"]
+        return values
+
+    lengths = {"a": 150, "b": 3, "deleted": 2, "c": 1}
+    written = {key: [frame(number) for number in range(n)] for key, n in lengths.items()}
+    codecs = {name: list(spec.codec) for name, spec in schema.items()}
+    with SeqRecordWriter(root, schema=schema, codecs=codecs, chunk_frames=130) as writer:
+        for key, frames in written.items():
+            with writer.episode(key, fps=12.5 if key == "a" else None) as episode:
+                for number, values in enumerate(frames):
+                    episode.append(values)
+                    if number == 7:
+                        episode.flush()
+    with seqrecord.open(root) as dataset:
+        uids = {key: (episode.uid,) for key, episode in dataset.episodes.items()}
+    train, validation = Split("train", uids["a"]), Split("val", uids["b"])
+    data = encode_edit([train, validation, Delete(uids["deleted"])])
+    (root / "edits").mkdir()
+    (root / "edits" / "00000000-made.json").write_bytes(data)
+    (root / "manifest.json").unlink()
+    for path in (root / "index").iterdir():
+        path.unlink()
+    reindex(root)
+    del written["deleted"]
+    text = json.dumps(expected(schema, {k: ({}, f) for k, f in written.items()}), indent=1)
+    root.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
+
+
 def _encoded(array: npt.NDArray[Any], name: str) -> EncodedImage:
     file = io.BytesIO()
     Image.fromarray(array).save(file, name)
@@ -243,6 +304,7 @@ def main() -> None:
     _write("variable", *_variable(), chunk_frames=3)
     _write("measured", *_measured())
     _images()
+    _groups()
     poses = [
         {"pose": frame["pose"], **({"mask": frame["mask"]} if "mask" in frame else {})}
         for frame in _scene(11)
