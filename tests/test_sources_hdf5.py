@@ -14,6 +14,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 import pytest
+from click.testing import CliRunner
 from PIL import Image
 
 import seqrecord
@@ -21,6 +22,7 @@ from seqrecord import EncodedImage, convert
 from seqrecord.errors import SourceError
 from seqrecord.sources import open_source
 from seqrecord.sources.hdf5 import Hdf5
+from tests.command_line import main
 
 Array = npt.NDArray[Any]
 
@@ -491,6 +493,23 @@ def test_a_broken_image_is_named(tmp_path: Path) -> None:
         frames_of(Hdf5(tmp_path))
     assert caught.value.feature == "observations.images.cam_high"
     assert caught.value.frame == 3
+    with h5py.File(tmp_path / "episode_0.hdf5", "a") as file:
+        file["observations/images/cam_high"][0] = 0
+    with pytest.raises(SourceError, match="a first row that is no image"):
+        Hdf5(tmp_path).schema()
+
+
+def test_the_command_line_takes_a_map(tmp_path: Path) -> None:
+    write_aloha(tmp_path / "episode_0.hdf5", length=3)
+    places = ["--map", "image=/observations/images/cam_low", "--map", "action=/action"]
+    places += ["--codec", "image=raw", "--workers", "1"]
+    result = CliRunner().invoke(main, ["write", "--src", str(tmp_path), *places])
+    assert result.exit_code == 0, result.output
+    with seqrecord.open(tmp_path.with_name(f"{tmp_path.name}-records")) as dataset:
+        assert set(dataset.features) == {"image", "action"}
+        with h5py.File(tmp_path / "episode_0.hdf5") as file:
+            images = file["observations/images/cam_low"][()]
+        np.testing.assert_array_equal(np.asarray(dataset.episodes["episode_0"][:]["image"]), images)
 
 
 def test_fewer_samples_than_a_demonstration_says(tmp_path: Path) -> None:

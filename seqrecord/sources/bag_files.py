@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 from urllib.parse import quote
@@ -69,6 +70,11 @@ class _Mcap:
         self.path = path
 
     def topics(self) -> dict[str, Topic]:
+        return self._topics
+
+    @cached_property
+    def _topics(self) -> dict[str, Topic]:
+        """Found once: a file without an index is read whole for it."""
         with self._open() as reader:
             found: dict[str, Topic] = {}
             for channel, schema in self._channels(reader):
@@ -229,6 +235,10 @@ class _Sqlite:
         self.path = path
 
     def topics(self) -> dict[str, Topic]:
+        return self._topics
+
+    @cached_property
+    def _topics(self) -> dict[str, Topic]:
         with self._open() as database:
             rows = database.execute("SELECT name, type, serialization_format FROM topics")
             return {str(name): Topic(str(name), str(t), str(s)) for name, t, s in rows}

@@ -115,6 +115,7 @@ def _as_exported(
 def _from_first_file(episode: EpisodeFolder, name: str) -> tuple[FeatureSpec, _Codec]:
     """The feature as the header of this episode's first file declares it."""
     codec: _Codec = ()
+    said: dict[str, str] = {}
     if name in episode.folders:
         path = episode.path / name / episode.folders[name].first
     else:
@@ -128,13 +129,15 @@ def _from_first_file(episode: EpisodeFolder, name: str) -> tuple[FeatureSpec, _C
     elif path.suffix.lower() in RASTER_ENDINGS:
         raster = raster_header(path)
         dtype, shape = raster.dtype, raster.shape
+        if path.suffix.lower() == ".flo":
+            said = {"kind": "flow", "unit": "px"}
     else:
         image = image_header(path)
         dtype, shape = image.dtype, image.shape
         codec = _kept(image)
         if dtype == np.uint16 and len(shape) == 3:
             load_imagecodecs(path)
-    return feature_spec(name, dtype, shape, path), codec
+    return feature_spec(name, dtype, shape, path, **said), codec
 
 
 def _kept(image: ImageHeader) -> _Codec:

@@ -122,7 +122,7 @@ class Hdf5:
                         episodes.append(EpisodeInfo(key, 0, metadata))
                         one = recording(file, path, group, self.map)
                         offered |= dict.fromkeys(one.stored)
-                        found.extend(self._specs(one, path))
+                        found += list(self._specs(one, path))
                         told = {**one.metadata, **metadata}
                         if one.left_out:
                             told["left_out"] = [text_of(name) for name in one.left_out]
@@ -162,6 +162,14 @@ class Hdf5:
             keep = self.keep_encoded and not self._is_bgr(data, one, path)
             spec = embedded_spec(name, data, path, keep_encoded=keep)
             return replace(spec, kind=kind_of(name, spec.dtype, spec.shape) or "image")
+        if one.metadata.get("compress") and "images" in name.split(".") and dataset.ndim == 2:
+            raise SourceError(
+                "a first row that is no image, in a file whose images are compressed",
+                file=str(path),
+                feature=name,
+                frame=0,
+                expected="a JPEG or a PNG",
+            )
         if is_text(dataset) and dataset.ndim == 1:
             return text_spec(name, path)
         dtype, shape = dataset.dtype, dataset.shape[1:]

@@ -1,0 +1,258 @@
+"""Parts of raw pages: the right frames, only their slices read, and each of these checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import seqrecord
+from seqrecord import FeatureSpec, Schema, SeqRecordWriter, verify
+from seqrecord.errors import ChecksumError, CodecError
+from seqrecord.format.pages import slice_frames
+from seqrecord.reading.chunks import Page, Part
+from seqrecord.reading.reader import SeqRecordReader
+from seqrecord.storage import LocalStorage, Storage
+from seqrecord.storage.cache import CachedStorage
+from seqrecord.storage.ranges import ByteRange
+from seqrecord.storage.wrappers import StorageWrapper
+from tests.storage_doubles import CountingStorage
+
+FRAMES = 700
+SCHEMA = Schema(
+    [
+        FeatureSpec("big", np.dtype("u1"), (5000,)),  # a slice for each frame
+        FeatureSpec("mid", np.dtype("<f4"), (200,), group=1),  # six frames a slice
+        FeatureSpec("flag", np.dtype("?"), (3,), group=1),  # all of a page in one slice
+        FeatureSpec("small", np.dtype("<i8"), (), group=1),  # 512 frames a slice
+    ]
+)
+
+
+def made(frame: int) -> dict[str, npt.NDArray[Any]]:
+    """Every seventh frame lacks `mid`."""
+    rng = np.random.default_rng(frame)
+    found = {
+        "big": rng.integers(0, 256, 5000, np.uint8),
+        "mid": rng.normal(size=200).astype("<f4"),
+        "flag": rng.integers(0, 2, 3).astype(bool),
+        "small": np.array(frame * 1_000_003, "<i8"),
+    }
+    if frame % 7 == 3:
+        del found["mid"]
+    return found
+
+
+EXPECTED = [made(frame) for frame in range(FRAMES)]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("parts") / "records"
+    write(folder)
+    return folder
+
+
+def write(folder: Path) -> None:
+    with (
+        SeqRecordWriter(folder, schema=SCHEMA, codecs="raw", chunk_frames=600) as writer,
+        writer.episode("e") as episode,
+    ):
+        for frame in EXPECTED:
+            episode.append(frame)
+
+
+class Remote(StorageWrapper):
+    """A storage that is no local disk: everything is asked for in one call."""
+
+    def local_path(self, path: str) -> None:
+        return None
+
+
+@pytest.fixture(params=["local", "remote", "unverified"])
+def opened(root: Path, request: pytest.FixtureRequest) -> Iterator[SeqRecordReader]:
+    storage: Storage = LocalStorage(root)
+    storage = CountingStorage(Remote(storage) if request.param == "remote" else storage)
+    with seqrecord.open(storage, verify=request.param != "unverified") as dataset:
+        yield dataset
+
+
+def pages_of(dataset: SeqRecordReader, number: int = 0) -> dict[str, Page]:
+    """The pages of an episode's chunks of this number, of all groups."""
+    reader = dataset.chunk_reader()
+    found = {}
+    for group, table in enumerate(dataset.index.groups):
+        chunk = reader.chunk_at(group, int(table.first_chunk[0]) + number)
+        found.update({page.feature: page for page in reader.pages(chunk)})
+    return found
+
+
+@given(data=st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+def test_parts_are_the_frames(opened: SeqRecordReader, data: st.DataObject) -> None:
+    number = data.draw(st.integers(0, 1))
+    reader, pages = opened.chunk_reader(), pages_of(opened, number)
+    parts, checks = [], []
+    least = 0
+    for name in data.draw(st.lists(st.sampled_from(list(pages)), min_size=1, max_size=4)):
+        page = pages[name]
+        held, spec = page.chunk.num_frames, SCHEMA[name]
+        first = data.draw(st.integers(0, held - 1))
+        count = 0
+        most = data.draw(st.sampled_from([1, 2, 17, 600]))
+        while count < most and first + count < held and page.has(first + count):
+            count += 1
+        rows = np.zeros((count, *(n or 0 for n in spec.shape)), spec.dtype)
+        parts.append(Part.of(page, first, rows))
+        checks.append((page, first, rows))
+        least += rows.nbytes
+    asked = reader.read_parts(parts)
+    assert asked >= (least if len({id(part.page) for part in parts}) == len(parts) else 0)
+    for page, first, rows in checks:
+        for i, row in enumerate(rows):
+            expected = EXPECTED[page.chunk.first_frame + first + i][page.feature]
+            np.testing.assert_array_equal(row, expected, strict=row.ndim > 0)
+
+
+@pytest.mark.parametrize("frames", [[0], [599], [3, 4, 5], [0, 100, 599], list(range(0, 600, 50))])
+@pytest.mark.parametrize("name", ["big", "mid", "small"])
+def test_only_slices_of_the_frames_are_read(root: Path, name: str, frames: list[int]) -> None:
+    storage = CountingStorage(LocalStorage(root))
+    with seqrecord.open(storage, features=[name]) as dataset:
+        pages = {name: page for name, page in pages_of(dataset).items() if name == name}
+        page, spec = pages[name], SCHEMA[name]
+        frames = [frame for frame in frames if page.has(frame)]
+        k = slice_frames(spec)
+        slices = sorted({position // k for position in page.positions(frames).tolist()})
+        storage.reset()
+        episode = dataset.episodes["e"]
+        got = episode.read(frames)
+        for place, frame in enumerate(frames):
+            np.testing.assert_array_equal(got[name][place], EXPECTED[frame][name])
+        nbytes = [
+            min(k * spec.nbytes * (i + 1), page.stop - page.start) - k * spec.nbytes * i
+            for i in slices
+        ]
+        between = 16 << 10  # is read along rather than asked for anew
+        assert sum(nbytes) <= storage.bytes_read <= sum(nbytes) + len(slices) * (between + 8)
+        assert len(frames) > 12 or storage.bytes_read < (page.stop - page.start) or name == "small"
+
+
+def test_a_frame_alone_is_read_and_checked_by_its_slice(root: Path) -> None:
+    storage = CountingStorage(LocalStorage(root))
+    with seqrecord.open(storage, features=["big"]) as dataset:
+        storage.reset()
+        dataset.episodes["e"][321]
+        assert storage.bytes_read == 5000 + 4
+    with seqrecord.open(storage, features=["small"], verify=False) as dataset:
+        storage.reset()
+        assert int(dataset.episodes["e"][321]["small"]) == 321 * 1_000_003
+        assert storage.bytes_read == 8
+
+
+def test_no_part_is_no_read(opened: SeqRecordReader) -> None:
+    assert opened.chunk_reader().read_parts([]) == 0
+    page = pages_of(opened)["big"]
+    empty = np.zeros((0, 5000), np.uint8)
+    assert opened.chunk_reader().read_parts([Part.of(page, 0, empty)]) == 0
+
+
+@pytest.mark.parametrize("name", ["big", "mid", "small"])
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_damaged_slice_is_an_error_for_its_frames_only(
+    tmp_path: Path, name: str, is_local: bool
+) -> None:
+    write(tmp_path / "x")
+    storage: Storage = LocalStorage(tmp_path / "x")
+    storage = storage if is_local else Remote(storage)
+    with seqrecord.open(storage, features=[name]) as dataset:
+        page, spec = pages_of(dataset)[name], SCHEMA[name]
+        size = slice_frames(spec) * spec.nbytes
+        file = tmp_path / "x" / page.chunk.path
+        at = size + 3  # in the second slice
+        data = bytearray(file.read_bytes())
+        data[page.start + at] ^= 4
+        file.write_bytes(data)
+        k = slice_frames(spec)
+        for frame in range(page.chunk.num_frames):
+            position = page.position(frame)
+            if position is None:
+                continue
+            if position // k != 1:
+                found = dataset.episodes["e"][frame][name]
+                np.testing.assert_array_equal(found, EXPECTED[frame][name])
+                continue
+            with pytest.raises(ChecksumError, match="frames 0 to 599") as caught:
+                dataset.episodes["e"][frame]
+            assert caught.value.file == f"{storage.url}/{page.chunk.path}"
+            assert (caught.value.offset, caught.value.feature) == (page.start + size, name)
+    with seqrecord.open(storage, features=[name], verify=False) as dataset:
+        dataset.episodes["e"][0 : 3 if name != "mid" else 2]
+    [problem] = verify(tmp_path / "x").problems
+    assert (problem.feature, problem.offset) == (name, page.start)
+
+
+def test_a_damaged_table_is_found(tmp_path: Path) -> None:
+    write(tmp_path / "x")
+    with seqrecord.open(tmp_path / "x") as dataset:
+        page = pages_of(dataset)["mid"]
+        file = tmp_path / "x" / page.chunk.path
+        assert page.sums is not None
+        data = bytearray(file.read_bytes())
+        data[page.sums + 4] ^= 1  # of the second slice
+        file.write_bytes(data)
+        assert len(dataset.episodes["e"].read([0, 1], features=["mid"])["mid"]) == 2
+        with pytest.raises(ChecksumError, match="frames of a page"):
+            dataset.episodes["e"].read([8], features=["mid"])
+        whole = [frame for frame in range(600) if page.has(frame)]
+        assert len(dataset.episodes["e"].read(whole, features=["mid"])["mid"]) == len(whole)
+    for deep in (False, True):
+        [problem] = verify(tmp_path / "x", deep=deep).problems
+        assert isinstance(problem, ChecksumError)
+        assert "slices" in str(problem)
+        assert (problem.file, problem.feature) == (str(file), "mid")
+        assert problem.offset == page.sums + 4
+
+
+@pytest.mark.parametrize("verified", [True, False])
+def test_bools_of_other_bytes(tmp_path: Path, verified: bool) -> None:
+    write(tmp_path / "x")
+    with seqrecord.open(tmp_path / "x", verify=verified) as dataset:
+        page = pages_of(dataset)["flag"]
+        file = tmp_path / "x" / page.chunk.path
+        data = bytearray(file.read_bytes())
+        data[page.start + 3 * 9] = 2
+        file.write_bytes(data)
+        with pytest.raises(ChecksumError if verified else CodecError) as caught:
+            dataset.episodes["e"].read([9], features=["flag"])
+        assert (caught.value.file, caught.value.feature) == (str(file), "flag")
+
+
+class DamagesOnce(StorageWrapper):
+    """Flips a bit of what comes first of a record file."""
+
+    done = False
+
+    def read_ranges(
+        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
+    ) -> None:
+        super().read_ranges(path, ranges, buffers)
+        if path.endswith(".seqrec") and not self.done:
+            self.done = True
+            buffers[0].cast("B")[3] ^= 1
+
+
+def test_a_cache_reads_a_part_anew_that_was_damaged_on_its_way(root: Path, tmp_path: Path) -> None:
+    dataset = seqrecord.open(DamagesOnce(LocalStorage(root)), features=["mid"])
+    with dataset, pytest.raises(ChecksumError):
+        dataset.episodes["e"][100]
+    storage = CachedStorage(DamagesOnce(LocalStorage(root)), tmp_path / "cache", "16MiB")
+    with seqrecord.open(storage, features=["mid"]) as dataset:
+        np.testing.assert_array_equal(dataset.episodes["e"][100]["mid"], EXPECTED[100]["mid"])
+        assert storage.counters()["cache_damaged"] > 0

@@ -1,0 +1,275 @@
+"""Data sets of several groups with chunks of any length, read in every way, against the frames."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord import FeatureSpec, Schema, SeqRecordWriter, reindex, summarize, verify
+from seqrecord.checksum import crc32c
+from seqrecord.errors import ClipError
+from seqrecord.format.edits import Delete, Edit, Split, encode_edit
+from seqrecord.format.manifest import Manifest
+from seqrecord.reading.episode_summary import summarize_episode
+from seqrecord.reading.metadata import load, load_version
+from seqrecord.storage import LocalStorage
+from tests.tiny import change_manifest
+
+Frames = list[dict[str, Any]]
+
+_ZSTD = ({"id": "zstd", "level": 1},)
+SCHEMA = Schema(
+    [
+        FeatureSpec("image", np.dtype("u1"), (6, 5), kind="image"),
+        FeatureSpec("pose", np.dtype("<f8"), (7,), group=1, kind="pose", unit="m"),
+        FeatureSpec("task", np.dtype("u1"), (None,), group=1, kind="text", value="text"),
+        FeatureSpec("depth", np.dtype("<f4"), (6, 5), _ZSTD, unit="m"),
+        FeatureSpec("packet", np.dtype("u1"), (None,), _ZSTD, group=2, value="bytes"),
+        FeatureSpec("points", np.dtype("<f4"), (None, 3), group=2),
+    ]
+)
+
+
+def make_frames(rng: random.Random, count: int) -> Frames:
+    """Frames in which stretches lack a feature; every frame has `step` of the first group."""
+    frames: Frames = []
+    lacking: set[str] = set()
+    for number in range(count):
+        if rng.random() < 0.1:
+            lacking = set(rng.sample(list(SCHEMA), rng.randint(0, 5)))
+        frame = {
+            "image": np.full((6, 5), number % 256, np.uint8),
+            "pose": np.arange(7) / 7 + number,
+            "task": "größer 日本"[: number % 10],
+            "depth": np.full((6, 5), number, "<f4"),
+            "packet": bytes(range(number % 5)),
+            "points": np.full((number % 4, 3), number, "<f4"),
+        }
+        frames.append({name: value for name, value in frame.items() if name not in lacking})
+    return frames
+
+
+def write(root: Path, seed: int) -> dict[str, Frames]:
+    """Chunks end where the writer flushes: at any frame. Several record files."""
+    rng = random.Random(seed)
+    written: dict[str, Frames] = {}
+    codecs = {name: list(spec.codec) for name, spec in SCHEMA.items()}
+    with SeqRecordWriter(
+        root,
+        schema=SCHEMA,
+        codecs=codecs,
+        chunk_frames=rng.choice([None, 3, 64, 100]),
+        record_bytes=rng.choice([1000, 20_000, 1 << 30]),
+    ) as writer:
+        for number in range(4):
+            key = f"env/{number}"
+            written[key] = make_frames(rng, rng.choice([1, 30, 200]))
+            with writer.episode(key, metadata={"n": number}, fps=[None, 10][number % 2]) as episode:
+                for frame in written[key]:
+                    episode.append(frame)
+                    if rng.random() < 0.05:
+                        episode.flush()
+    return written
+
+
+def check_frame(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        if isinstance(value, np.ndarray):
+            np.testing.assert_array_equal(found[name], value, strict=True)
+        else:
+            assert found[name] == value, name
+
+
+@pytest.mark.parametrize("verified", [True, False])
+@pytest.mark.parametrize("seed", range(6))
+def test_every_way_to_read(tmp_path: Path, seed: int, verified: bool) -> None:
+    written = write(tmp_path, seed)
+    rng = random.Random(seed)
+    with seqrecord.open(tmp_path, verify=verified) as dataset:
+        assert len(dataset.index.groups) == 3
+        lacking = {name: set[tuple[int, int]]() for name in SCHEMA}
+        for number, (key, frames) in enumerate(written.items()):
+            episode = dataset.episodes[key]
+            assert (len(episode), episode.fps) == (len(frames), [None, 10][number % 2])
+            assert len(episode.uid) == 32
+            for i, frame in enumerate(frames):
+                check_frame(episode[i], frame)
+            for name in SCHEMA:
+                present = [name in frame for frame in frames]
+                assert episode.present(name).tolist() == present
+                lacking[name] |= {(number, i) for i, there in enumerate(present) if not there}
+            for _ in range(10):
+                names = rng.sample(list(SCHEMA), rng.randint(1, 6))
+                numbers = [rng.randrange(len(frames)) for _ in range(rng.randint(0, 40))]
+                if rng.random() < 0.5:
+                    first = rng.randrange(len(frames))
+                    numbers = list(range(first, min(len(frames), first + rng.randint(1, 90))))
+                if any(name not in frames[i] for i in numbers for name in names):
+                    with pytest.raises(ClipError, match="lacks a feature"):
+                        episode.read(numbers, features=names)
+                    continue
+                found = episode.read(numbers, features=names)
+                assert list(found) == names
+                for place, i in enumerate(numbers):
+                    chosen = {name: frames[i][name] for name in names}
+                    check_frame({name: found[name][place] for name in names}, chosen)
+            with pytest.raises(IndexError):
+                episode.read([len(frames)])
+        for names in (["image"], ["task", "points"], list(SCHEMA)):
+            missing = dataset.select(names).missing_frames()
+            runs = zip(missing.episode, missing.start, missing.stop, strict=True)
+            some = {(int(e), i) for e, start, stop in runs for i in range(start, stop)}
+            assert some == set.union(*(lacking[name] for name in names))
+    assert verify(tmp_path, deep=True).ok
+
+
+def test_the_record_files_alone_are_enough(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    storage = LocalStorage(tmp_path)
+    manifest, index = load(storage)
+    tables = {path.name.split("-")[1]: path.read_bytes() for path in (tmp_path / "index").iterdir()}
+    for path in (tmp_path / "index").iterdir():
+        path.unlink()
+    _, built = load_version(storage, manifest)
+    assert built.fingerprint() == index.fingerprint() == manifest.fingerprint
+    (tmp_path / "manifest.json").unlink()
+    again = reindex(tmp_path)
+    assert again.fingerprint == manifest.fingerprint
+    for path in (tmp_path / "index").iterdir():
+        assert path.read_bytes() == tables[path.name.split("-")[1]], path.name
+
+
+def test_what_is_said_of_it(tmp_path: Path) -> None:
+    written = write(tmp_path, 2)
+    summary = summarize(tmp_path)
+    total = sum(map(len, written.values()))
+    assert summary.num_frames == total
+    names = [list(group.features) for group in summary.groups]
+    assert names == [["image", "depth"], ["pose", "task"], ["packet", "points"]]
+    assert summary.fps == (10.0, 10.0)
+    for feature in summary.features:
+        lacking = sum(feature.spec.name not in f for frames in written.values() for f in frames)
+        assert (feature.num_missing, feature.num_frames) == (lacking, total - lacking)
+    text = str(summary)
+    assert "group 0 " in text
+    assert "fps           10" in text
+    rows = [line.split() for line in text.splitlines()]
+    assert ["feature", "dtype", "shape", "codec", "group", "kind", "unit"] in [r[:7] for r in rows]
+    assert ["task", "text", "raw", "1", "text"] in [r[:5] for r in rows]
+    assert json.loads(json.dumps(summary.to_json()))["groups"][1]["features"] == ["pose", "task"]
+    with seqrecord.open(tmp_path, features=["task"]) as dataset:
+        one = summarize_episode(dataset, "env/1")
+        assert (one.fps, one.split, one.num_frames) == (10, None, len(written["env/1"]))
+        assert "fps           10" in str(one)
+        [task] = one.features
+        frames = [i for i, frame in enumerate(written["env/1"]) if "task" not in frame]
+        assert [i for run in task.missing for i in range(*run)] == frames
+
+
+def put_edits(root: Path, *edits: Edit) -> None:
+    """Name a file of edits in the manifest; the index is made anew by whoever asks."""
+    (root / "edits").mkdir(exist_ok=True)
+    number = len(list((root / "edits").iterdir()))
+    path, data = f"edits/{number:05d}-x.json", encode_edit(edits)
+    (root / path).write_bytes(data)
+    entry = {"path": path, "size": len(data), "crc32c": f"{crc32c(data):08x}"}
+    change_manifest(root, lambda value: value["edits"].append(entry))
+
+
+def test_edits_last(tmp_path: Path) -> None:
+    written = write(tmp_path, 3)
+    with seqrecord.open(tmp_path) as dataset:
+        uid = {key: episode.uid for key, episode in dataset.episodes.items()}
+        fingerprint = dataset.fingerprint
+    put_edits(tmp_path, Split("train", (uid["env/0"], uid["env/1"], uid["env/2"])))
+    put_edits(tmp_path, Delete((uid["env/1"],)), Split("val", (uid["env/2"],)))
+    problems = [str(problem) for problem in verify(tmp_path).problems]
+    assert problems, "the index is not yet what the edits say"
+    reindex(tmp_path)
+    assert verify(tmp_path).ok
+
+    def check(manifest: Manifest) -> None:
+        assert manifest.splits == ("train", "val")
+        assert manifest.fingerprint != fingerprint
+        assert [file.path for file in manifest.edits] == [
+            "edits/00000-x.json",
+            "edits/00001-x.json",
+        ]
+        with seqrecord.open(tmp_path) as dataset:
+            assert list(dataset.episodes) == ["env/0", "env/2", "env/3"]
+            found = {
+                key: summarize_episode(dataset, key).split for key in ("env/0", "env/2", "env/3")
+            }
+            assert found == {"env/0": "train", "env/2": "val", "env/3": None}
+            for key in found:
+                check_frame(dataset.episodes[key][0], written[key][0])
+        assert summarize(tmp_path).splits == {"train": 1, "val": 1}
+        assert "train 1, val 1, none 1" in str(summarize(tmp_path))
+
+    check(load(LocalStorage(tmp_path))[0])
+    # An append keeps them, a lost manifest and a lost index too.
+    with SeqRecordWriter(tmp_path, mode="append") as writer, writer.episode("z") as episode:
+        episode.append(written["env/0"][0])
+    assert load(LocalStorage(tmp_path))[0].splits == ("train", "val")
+    put_edits(tmp_path, Delete((load(LocalStorage(tmp_path))[1].uid(3),)))
+    reindex(tmp_path)
+    manifest = load(LocalStorage(tmp_path))[0]
+    (tmp_path / "edits" / "00002-x.json").rename(tmp_path / "edits" / "z.txt")
+    (tmp_path / "manifest.json").unlink()
+    with pytest.raises(AssertionError):
+        check(reindex(tmp_path))  # what is no file of edits is not read: `z` is there again
+    (tmp_path / "edits" / "z.txt").rename(tmp_path / "edits" / "00002-x.json")
+    (tmp_path / "manifest.json").unlink()
+    assert reindex(tmp_path).fingerprint == manifest.fingerprint
+
+
+def test_an_index_that_is_gone_is_built_with_its_edits(tmp_path: Path) -> None:
+    write(tmp_path, 4)
+    with seqrecord.open(tmp_path) as dataset:
+        uid = dataset.episodes["env/0"].uid
+    put_edits(tmp_path, Delete((uid,)))
+    reindex(tmp_path)
+    storage = LocalStorage(tmp_path)
+    manifest, index = load(storage)
+    for path in (tmp_path / "index").iterdir():
+        path.unlink()
+    _, built = load_version(storage, manifest)
+    assert built.keys.to_pylist() == index.keys.to_pylist() == ["env/1", "env/2", "env/3"]
+
+
+def test_edits_that_are_broken_hide_nothing(tmp_path: Path) -> None:
+    write(tmp_path, 5)
+    put_edits(tmp_path, Delete(("0" * 32,)))
+    assert verify(tmp_path).ok
+    path = tmp_path / "edits" / "00000-x.json"
+    path.write_bytes(path.read_bytes().replace(b"0" * 32, b"1" * 32))
+    [problem] = verify(tmp_path).problems
+    assert problem.file == str(path)
+    with pytest.raises(type(problem)):
+        reindex(tmp_path)
+
+
+def test_statistics_stay_with_the_content_that_they_are_of(tmp_path: Path) -> None:
+    written = write(tmp_path, 0)
+    entry: dict[str, Any] = {
+        "path": "index/ab-statistics.json",
+        "size": 2,
+        "crc32c": f"{crc32c(b'{}'):08x}",
+    }
+    (tmp_path / entry["path"]).write_bytes(b"{}")
+    change_manifest(tmp_path, lambda value: value.update(statistics=entry))
+    statistics = load(LocalStorage(tmp_path))[0].statistics
+    assert statistics is not None
+    assert reindex(tmp_path).statistics == statistics
+    assert (tmp_path / statistics.path).is_file()
+    with SeqRecordWriter(tmp_path, mode="append") as writer, writer.episode("z") as episode:
+        episode.append(written["env/0"][0])
+    assert load(LocalStorage(tmp_path))[0].statistics is None, "they are not of all episodes"
