@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from seqrecord import ClipError, SeqRecordDataset, SeqRecordPipe, StateError
-from tests.clip_data import check, names, write_numbered
+from tests.clip_data import check, names, possible_clips, write_numbered
 from tests.resume_contract import check_resume
 
 LISTED = [("set/3", 5), ("set/0", 19), ("set/3", 4), ("set/1", 0), ("set/3", 30), ("set/0", 2)]
@@ -49,6 +51,17 @@ KINDS: dict[str, Callable[[dict[str, Any]], Any]] = {
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_numbered(tmp_path_factory.mktemp("lists") / "records", codecs="raw")
+
+
+@pytest.fixture(scope="module", params=[[2, 8, 9, 30], []])
+def several(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images and the rest in groups of their own, with chunks of many lengths, or very long."""
+    return write_numbered(
+        tmp_path_factory.mktemp("several") / "records",
+        groups={"image": 0, "flow": 1, "note": 1, "id": 1},
+        flush_at=request.param,
+        chunk_frames=4 if request.param else None,
+    )
 
 
 def make(path: Path, **settings: Any) -> SeqRecordPipe:
@@ -218,3 +231,23 @@ def test_says_what_is_wrong(path: Path, clips: Any, match: str) -> None:
 def test_a_stride_makes_no_sense(path: Path) -> None:
     with pytest.raises(ClipError, match="clips has the starts"):
         make(path, clips={"episode": EPISODES, "start": STARTS}, stride=2)
+
+
+@given(data=st.data())
+def test_lists_of_data_sets_of_several_groups(several: Path, data: st.DataObject) -> None:
+    clip_len, dilation = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 2))
+    possible = possible_clips(["id"], clip_len, 1, dilation)
+    listed = data.draw(st.lists(st.sampled_from(possible), min_size=1, max_size=12))
+    pipe = SeqRecordPipe(
+        several,
+        clip_len=clip_len,
+        dilation=dilation,
+        features=["image", "id"],
+        clips={"episode": [key for key, _ in listed], "start": [start for _, start in listed]},
+        batch_size=data.draw(st.none() | st.integers(1, 5)),
+        shuffle=data.draw(st.booleans()),
+        num_cursors=data.draw(st.none() | st.integers(1, 4)),
+        memory_limit=data.draw(st.sampled_from([200_000, 4 << 20])),
+    )
+    clips = [name for batch in pipe for name in check(batch, ["image", "id"], clip_len, dilation)]
+    assert sorted(clips) == sorted(listed)
