@@ -3,13 +3,16 @@
 Prints two Markdown tables. The first is of abandonedfactory's ten episodes: plans over a grid of
 cursors, blocks and run lengths, what `default_settings` chooses, and for comparison sequential
 reading, a 100-clip buffer over sequential reading, and a full permutation. The second is of what
-`default_settings` chooses for so many parts. Pure integers; nothing is read.
+`default_settings` chooses for so many parts. `--many` prints that of a million episodes in
+thousands of parts instead, with the seconds that settings and a plan take. Pure integers; nothing
+is read.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,6 +37,7 @@ IntArray = npt.NDArray[np.int64]
 
 ABANDONEDFACTORY = (2176, 434, 927, 1357, 1077, 731, 1656, 339, 3717, 3084)
 COPIES = 20  # of abandonedfactory in the larger dataset: 309,960 frames
+MANY = 1_000_000  # episodes of 20 to 180 frames
 ROOM = 600_000  # frames of 32x32 pixels that the default memory_limit has room for
 HEADER = """\
 | order | resident frames | read / distinct | episodes per batch \
@@ -83,7 +87,7 @@ def batch_quality(episode: IntArray, start: IntArray, batch_sizes: IntArray, spa
     )
 
 
-def episode_table(num_frames: tuple[int, ...], chunk_frames: int) -> EpisodeTable:
+def episode_table(num_frames: Sequence[int] | IntArray, chunk_frames: int) -> EpisodeTable:
     """Episodes of these lengths, one after the other, all in chunks of one size."""
     lengths = np.array(num_frames, np.int64)
     chunks = -(-lengths // chunk_frames)
@@ -116,7 +120,11 @@ def main() -> None:
     parser.add_argument("--max-frames", type=int, default=1000)
     parser.add_argument("--epochs", type=int, default=5, help="epochs to average over")
     parser.add_argument("--some", type=int, default=32, help="parts to average over, of many")
+    parser.add_argument("--many", action="store_true", help="a million episodes only")
     args = parser.parse_args()
+    if args.many:
+        _print_many(args)
+        return
 
     episodes = episode_table(ABANDONEDFACTORY, args.chunk_frames)
     table = enumerate_clips(
@@ -158,13 +166,16 @@ def measure(
     some: int | None = None,
     epochs: int = 1,
     skip_batches: int = 0,
+    distinct: int | None = None,
 ) -> Measured:
     """The figures of `epochs` epochs, without the first `skip_batches` of each part.
 
-    With `some`, of so many of the parts, evenly spaced, for each epoch.
+    With `some`, of so many of the parts, evenly spaced, for each epoch. `distinct` is how many
+    frames the clips have, where that is known.
     """
-    in_order = EpochPlan(table, episodes, PlanSettings(shuffle=False))  # loads every frame once
-    distinct = sum(int(work.groups[0].loads.count.sum()) for work in in_order.rounds())
+    if distinct is None:
+        in_order = EpochPlan(table, episodes, PlanSettings(shuffle=False))  # loads each frame once
+        distinct = sum(int(work.groups[0].loads.count.sum()) for work in in_order.rounds())
     chosen = np.unique(np.linspace(0, num_parts - 1, some or num_parts).astype(int)).tolist()
     figures, read, resident = [], 0, 0
     for epoch in range(epochs):
@@ -212,12 +223,47 @@ def _print_parts(args: argparse.Namespace) -> None:
             some=min(num_parts, args.some),
             epochs=args.epochs if copies * num_parts < COPIES else 1,
         )
-        quality = found.quality
-        print(
-            f"| {int(episodes.num_frames.sum()):,} | {num_parts} | {max_frames:,} "
-            f"| {_described(chosen)} | {found.resident:,} | {found.reread:.3f} "
-            f"| {quality.episodes:.1f} | {quality.neighbours:.2f} | {quality.carried:.2f} |"
+        _print_parts_row(episodes, num_parts, max_frames, chosen, found)
+
+
+def _print_parts_row(
+    episodes: EpisodeTable, num_parts: int, room: int, chosen: PlanSettings, found: Measured
+) -> None:
+    quality = found.quality
+    print(
+        f"| {int(episodes.num_frames.sum()):,} | {num_parts:,} | {room:,} "
+        f"| {_described(chosen)} | {found.resident:,} | {found.reread:.3f} "
+        f"| {quality.episodes:.1f} | {quality.neighbours:.2f} | {quality.carried:.2f} |"
+    )
+
+
+def _print_many(args: argparse.Namespace) -> None:
+    """A million episodes in thousands of parts, and how long settings and a plan take."""
+    lengths = np.random.default_rng(0).integers(20, 181, MANY)
+    episodes = episode_table(lengths, args.chunk_frames)
+    spec = ClipSpec(args.clip_len, args.stride)
+    table = enumerate_clips(spec, episodes, np.arange(MANY))
+    seconds = []
+    print(SPLITS_HEADER)
+    for num_parts in (4096, 10_000):
+        begin = time.perf_counter()
+        chosen = default_settings(
+            ClipFacts.of(table, episodes),
+            PlanSettings(seed=1, batch_size=args.batch_size),
+            shuffle_buffer=None,
+            max_held=args.max_frames,
+            num_parts=num_parts,
         )
+        middle = time.perf_counter()
+        EpochPlan(table, episodes, chosen, part=Part(num_parts // 2, num_parts))
+        seconds.append((num_parts, middle - begin, time.perf_counter() - middle))
+        distinct = int(lengths.sum()) if spec.stride == 1 else None
+        found = measure(
+            table, episodes, chosen, num_parts=num_parts, some=args.some, distinct=distinct
+        )
+        _print_parts_row(episodes, num_parts, args.max_frames, chosen, found)
+    for num_parts, settings, plan in seconds:
+        print(f"{num_parts:,} parts: settings in {settings:.2f} s, a plan in {plan:.2f} s")
 
 
 def _mean(figures: list[Quality]) -> Quality:
