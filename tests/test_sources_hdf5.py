@@ -424,6 +424,23 @@ def _no_frames(path: Path) -> None:
         file["observations/qpos"] = np.zeros((0, 14), "<f4")
 
 
+def _claims_much(path: Path) -> None:
+    with h5py.File(path, "a") as file:  # nothing of it is in the file
+        huge = (5, 1 << 40)
+        file.create_dataset("observations/huge", huge, "u1", chunks=(1, 1 << 20))
+
+
+def _long_text(path: Path) -> None:
+    with h5py.File(path, "a") as file:
+        layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        kind = h5py.h5t.C_S1.copy()
+        kind.set_size((1 << 31) - 1)
+        space = h5py.h5s.create_simple((5,))
+        layout.set_alloc_time(h5py.h5d.ALLOC_TIME_LATE)
+        layout.set_chunk((1,))
+        h5py.h5d.create(file.id, b"long", kind, space, layout)
+
+
 def _bad_chunk(path: Path) -> None:
     with h5py.File(path, "a") as file:
         del file["action"]
@@ -442,6 +459,8 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "external": (_external, "keeps its values in another file"),
     "circle": (_circle, "groups nested too deeply"),
     "no frames": (_no_frames, "an episode without frames"),
+    "claims much": (_claims_much, "rows of /observations/huge that are too large"),
+    "long text": (_long_text, "rows of /long that are too large"),
     "bad chunk": (_bad_chunk, r"/action\[0:5\] cannot be read; .*feature: action; got"),
 }
 

@@ -221,6 +221,11 @@ def _pickled(path: Path) -> None:
     file.write_text(json.dumps({**array, "compressor": {"id": "pickle", "protocol": 5}}))
 
 
+def _huge_chunks(path: Path) -> None:
+    file = path / "data" / "action" / ".zarray"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "chunks": [1 << 40, 2]}))
+
+
 def _no_data(path: Path) -> None:
     shutil.rmtree(path / "data")
     (path / "data").mkdir()
@@ -234,6 +239,7 @@ def _no_json(path: Path) -> None:
     ("breaks", "message"),
     [
         (_pickled, "data/action is stored as pickled objects"),
+        (_huge_chunks, "data/action has chunks that are too large"),
         (_no_data, "a damaged Zarr group; .*got: .data"),
         (_no_json, "a damaged Zarr group; .*got: "),
         (_ends(np.array([4.5])), "episode_ends of the wrong kind"),

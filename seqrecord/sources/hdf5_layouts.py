@@ -239,7 +239,7 @@ def _sorted_out(found: Mapping[str, Any], path: Path) -> _SortedOut:
 
 def _only_text(item: Any) -> str | None:
     """A dataset's one value, if it is text."""
-    if not is_text(item):
+    if not is_text(item) or item.dtype.itemsize > _MAX_JSON:
         return None
     value = item[(0,) * item.ndim]
     return None if encoded_row(value) is not None else text_of(value)
@@ -280,4 +280,9 @@ def _masks(file: Any, demo: str) -> list[str]:
     masks = _group(file, "mask")
     if masks is None:
         return []
-    return [name for name in masks if any(text_of(each) == demo for each in masks[name][()])]
+    lists = {name: masks[name] for name in masks if isinstance(masks[name], load_h5py().Dataset)}
+    return [
+        name
+        for name, demos in lists.items()
+        if demos.ndim == 1 and demos.nbytes <= _MAX_JSON and demo in map(text_of, demos[()])
+    ]

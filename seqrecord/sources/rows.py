@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from seqrecord.errors import SourceError
+from seqrecord.schema import MAX_FRAME_BYTES
 
 __all__ = ["first_line", "read_rows"]
 
@@ -22,6 +23,13 @@ def read_rows(array: Any, path: Path, start: int, stop: int) -> Iterator[Any]:
     Raises `SourceError` for what cannot be read or decompressed.
     """
     row_bytes = max(1, array.dtype.itemsize * math.prod(array.shape[1:]))
+    if row_bytes > MAX_FRAME_BYTES:  # whatever a file claims is not allocated
+        raise SourceError(
+            f"rows of {array.name} that are too large",
+            file=str(path),
+            expected=f"at most {MAX_FRAME_BYTES} bytes",
+            got=f"{row_bytes} bytes",
+        )
     block = max(1, _BLOCK_BYTES // row_bytes)
     if array.chunks is not None:
         chunk = int(array.chunks[0])

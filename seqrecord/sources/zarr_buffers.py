@@ -11,6 +11,7 @@ same as one file, `NAME.zarr.zip`.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -34,6 +35,7 @@ __all__ = ["FORMAT", "ZarrBuffers"]
 
 _ZIP = ".zarr.zip"
 _ENDS = "meta/episode_ends"
+_MAX_CHUNK_BYTES = 1 << 31  # decompressed; the limit of Zarr's usual compressor
 
 
 @dataclass(frozen=True)
@@ -236,6 +238,14 @@ def _array(group: Any, name: str, path: Path) -> Any:
     if _unpickles(metadata):
         raise SourceError(
             f"{name} is stored as pickled objects, which are never loaded", file=str(path)
+        )
+    chunk_bytes = array.dtype.itemsize * math.prod(array.chunks)
+    if chunk_bytes > _MAX_CHUNK_BYTES:  # it is allocated, whatever lies there
+        raise SourceError(
+            f"{name} has chunks that are too large",
+            file=str(path),
+            expected=f"at most {_MAX_CHUNK_BYTES} bytes",
+            got=f"{chunk_bytes} bytes",
         )
     return array
 
