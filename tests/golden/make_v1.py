@@ -241,13 +241,13 @@ def _groups() -> None:
             "task": f"größer {number}" if number % 5 else "",
             "packet": bytes([number % 251] * (number % 4)),
         }
-        if number % 40 == 0:
+        if number % 60 == 0:
             values["image"] = (x * 3 + y * 2 + number).astype(u1)
-        if 65 <= number < 72:
+        if 65 <= number < 77:
             del values["task"]
         return values
 
-    lengths = {"a": 150, "b": 3, "deleted": 2, "c": 1}
+    lengths = {"a": 90, "b": 3, "deleted": 2, "c": 1}
     written = {key: [frame(number) for number in range(n)] for key, n in lengths.items()}
     codecs = {name: list(spec.codec) for name, spec in schema.items()}
     with SeqRecordWriter(root, schema=schema, codecs=codecs, chunk_frames=130) as writer:
