@@ -19,6 +19,8 @@ from seqrecord.sampling import EpochPlan, GroupPlan, Round
 
 __all__ = ["LoadedRound", "RoundsAhead"]
 
+_FOUND_AT_ONCE = 1 << 9  # clips whose rows are computed together
+
 
 class _Waiting(NamedTuple):
     """A load that waits for room: the number of the first clip of its round that needs it."""
@@ -52,12 +54,18 @@ class LoadedRound:
         self._loading = sorted(loading, key=_by_use)
         self._uses = [load.first_use for load in self._loading]
         self._waited = 0
+        self._found: tuple[int, int, list[Source[Any]]] = (0, 0, [])  # sources of clips, from where
         self._workers = workers
 
     def sources(self, start: int, stop: int) -> list[Source[Any]]:
         """Where the clips `[start, stop)` of the round are in the arenas, once they are loaded."""
         self._wait(bisect_left(self._uses, stop))
-        return [found.source(start, stop) for found in self._places]
+        first, last, sources = self._found
+        if not first <= start <= stop <= last:  # many at once: a batch may be a few clips
+            first, last = start, min(max(stop, start + _FOUND_AT_ONCE), len(self.round.clips))
+            sources = [found.source(first, last) for found in self._places]
+            self._found = first, last, sources
+        return [Source(s.arena, s.rows[start - first : stop - first]) for s in sources]
 
     def wait(self) -> None:
         """Until all loads are done."""

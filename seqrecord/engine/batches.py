@@ -33,7 +33,7 @@ __all__ = [
 
 _ArenaT = TypeVar("_ArenaT")
 
-_COPY_BYTES = 4 << 20  # at least so many in one call
+_COPY_BYTES = 4 << 20  # at least so many in one call, where several threads copy
 _BYTE = np.dtype(np.uint8)
 
 
@@ -173,7 +173,16 @@ class HostBatchBuilder:
         }
 
     def gather(self, slot: int, sources: Sequence[Source[Arena]], copiers: Copiers) -> int:
-        copiers.copy(self._copies(slot, sources, copiers.num_threads))
+        parts, crops = self._parts(slot, sources), list(self._crops(slot, sources))
+        total = sum(part.out.nbytes for part in parts)
+        if total + sum(crop.nbytes for crop in crops) < _COPY_BYTES:
+            # To hand copies to threads would take longer than to make them.
+            for part in parts:
+                part.copy()
+            for crop in crops:
+                crop.do()
+        else:
+            copiers.copy([*crops, *_pieces(parts, total, copiers.num_threads)])
         for source in sources:
             for name in source.arena.specs.keys() & self._variable.keys():
                 for frame in source.arena.find_list(name, source.rows.reshape(-1)):
@@ -192,46 +201,60 @@ class HostBatchBuilder:
         }
         return Batch(features, self.names.episode, self.names.start)
 
-    def _copies(self, slot: int, sources: Sequence[Source[Arena]], threads: int) -> Iterator[Copy]:
-        """Copies that together put clips into all buffers: large ones first, then smaller.
-
-        So threads that take one after the other finish together, with few calls: after each a
-        thread must get the GIL again, which other threads may hold for a while.
-        """
+    def _parts(self, slot: int, sources: Sequence[Source[Arena]]) -> list[_Part]:
+        """What is copied to the clips from `slot` on, a feature each."""
+        parts = []
         for source in sources:
-            if source.crop is not None:
-                yield from self._crops(slot, source, source.crop)
-        parts = [
-            (
-                self._buffers[name][slot : slot + len(source.rows)],
-                name,
-                source.arena,
-                source.rows.reshape(-1),
-            )
-            for source in sources
-            for name in source.arena.specs
-            if name in self._buffers
-            and not (source.crop is not None and name in source.crop.features)
-        ]
-        left = sum(part.nbytes for part, *_ in parts)
-        for part, name, arena, rows in sorted(parts, key=lambda item: -item[0].nbytes):
-            frames = part.reshape(len(rows), *part.shape[2:])
-            nbytes = max(1, self._specs[name].nbytes)
-            start = 0
-            while start < len(rows):
-                stop = start + max(1, max(_COPY_BYTES, left // (2 * threads)) // nbytes)
-                out = frames[start:stop]
-                yield Copy(out.nbytes, partial(arena.gather, name, rows[start:stop], out))
-                left -= out.nbytes
-                start = stop
+            rows, count = source.rows.reshape(-1), len(source.rows)
+            for name in source.arena.specs:
+                if source.crop is not None and name in source.crop.features:
+                    continue
+                if (buffer := self._buffers.get(name)) is not None:
+                    out = buffer[slot : slot + count].reshape(len(rows), *buffer.shape[2:])
+                    parts.append(_Part(source.arena, name, rows, out))
+        return parts
 
-    def _crops(self, slot: int, source: Source[Arena], crop: Crop) -> Iterator[Copy]:
+    def _crops(self, slot: int, sources: Sequence[Source[Arena]]) -> Iterator[Copy]:
         """Copies of the windows of clips."""
-        for name in source.arena.specs.keys() & crop.features:
-            for clip, rows in enumerate(source.rows):
-                out = self._buffers[name][slot + clip]
-                do = partial(crop.copy, name, clip, source.arena[name], rows, out)
-                yield Copy(out.nbytes, do)
+        for source in sources:
+            if (crop := source.crop) is None:
+                continue
+            for name in source.arena.specs.keys() & crop.features:
+                for clip, rows in enumerate(source.rows):
+                    out = self._buffers[name][slot + clip]
+                    do = partial(crop.copy, name, clip, source.arena[name], rows, out)
+                    yield Copy(out.nbytes, do)
+
+
+class _Part(NamedTuple):
+    """Rows of a feature, int64 [n], that go to `out`, [n, …]."""
+
+    arena: Arena
+    feature: str
+    rows: npt.NDArray[np.int64]
+    out: npt.NDArray[Any]
+
+    def copy(self) -> None:
+        self.arena.gather(self.feature, self.rows, self.out)
+
+
+def _pieces(parts: Iterable[_Part], left: int, threads: int) -> Iterator[Copy]:
+    """Copies that together are those of `parts`, `left` bytes: large ones first, then smaller.
+
+    So threads that take one after the other finish together, with few calls: after each a thread
+    must get the GIL again, which other threads may hold for a while.
+    """
+    for part in sorted(parts, key=lambda part: -part.out.nbytes):
+        row = part.out.nbytes // max(1, len(part.rows)) or 1
+        start, count = 0, len(part.rows)
+        while start < count:
+            stop = start + max(1, max(_COPY_BYTES, left // threads) // row)
+            if (count - stop) * row < _COPY_BYTES // 2:
+                stop = count
+            piece = part._replace(rows=part.rows[start:stop], out=part.out[start:stop])
+            yield Copy(piece.out.nbytes, piece.copy)
+            left -= piece.out.nbytes
+            start = stop
 
 
 def batch_pools(

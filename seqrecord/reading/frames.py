@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -49,7 +50,7 @@ class ArraySpec:
         """Bytes of memory for one frame: of the largest, and for its shape, where that varies."""
         if self.largest is not None:
             return aligned(self.largest) + len(self.shape) * SHAPE_DTYPE.itemsize
-        return self.dtype.itemsize * int(np.prod([1 if n is None else n for n in self.shape]))
+        return self.dtype.itemsize * math.prod(1 if n is None else n for n in self.shape)
 
     def __str__(self) -> str:
         return f"{self.dtype.name} [{', '.join('?' if n is None else str(n) for n in self.shape)}]"
