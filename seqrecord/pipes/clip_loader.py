@@ -156,7 +156,7 @@ class ClipLoader:
 
     def clip(self, batch: Batch, epoch: int) -> Clip:
         """A batch, or without `batch_size` its one clip, as users get it."""
-        keys = [self.selection.key(episode) for episode in batch.episode.tolist()]
+        keys = self.selection.keys_of(batch.episode)
         features: Clip = dict(batch.features)
         said: dict[str, torch.Tensor] = {}
         if (crops := self.selection.crops) is not None:

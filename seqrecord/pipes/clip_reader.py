@@ -84,7 +84,7 @@ class ClipReader:
             columns.update(fixed)
         if self._variable:
             columns.update(self._read_variable(episode, start))
-        keys = [selection.key(row) for row in episode.tolist()]
+        keys = selection.keys_of(episode)
         return [
             {
                 **{name: columns[name][i] for name in selection.arrays},

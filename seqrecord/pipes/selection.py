@@ -42,6 +42,7 @@ _Options = TypeVar("_Options", bound=ClipOptions)
 _RESERVED = ("episode", "start")  # what a clip tells of itself
 
 _CHUNKS_AT_ONCE = 1 << 16
+_FEW = 16  # episodes: to look for those that come again would take longer
 _TENSOR_BYTES = 1 << 10  # of a tensor beside what it holds: one for each frame of a variable shape
 
 
@@ -181,6 +182,14 @@ class ClipSelection:
     def key(self, episode: int) -> str:
         """The key of an episode, by its row."""
         return str(self.dataset.index.keys[episode].as_py())
+
+    def keys_of(self, episodes: IntArray) -> list[str]:
+        """The keys of episodes, by their rows, int64[n], which may come again and again."""
+        if len(episodes) < _FEW:
+            return [self.key(episode) for episode in episodes.tolist()]
+        rows, place = np.unique(episodes, return_inverse=True)
+        keys = [self.key(episode) for episode in rows.tolist()]
+        return [keys[i] for i in place.tolist()]
 
     @cached_property
     def identity(self) -> dict[str, Any]:
