@@ -42,7 +42,7 @@ _Options = TypeVar("_Options", bound=ClipOptions)
 _RESERVED = ("episode", "start")  # what a clip tells of itself
 
 _CHUNKS_AT_ONCE = 1 << 16
-_FEW = 16  # episodes: to look for those that come again would take longer
+_MOST_KEYS = 1 << 14  # in memory, of the episodes that came last
 _TENSOR_BYTES = 1 << 10  # of a tensor beside what it holds: one for each frame of a variable shape
 
 
@@ -73,6 +73,7 @@ class ClipSelection:
         self, location: DatasetLike, options: ClipOptions, *, rotate_phase: bool = False
     ) -> None:
         self.spec = options.spec
+        self._keys: dict[int, str] = {}  # by row
         self.dataset = reader_of(
             location,
             features=options.features,
@@ -111,6 +112,9 @@ class ClipSelection:
             say_once(
                 f"{self.dataset.url}: {self.clips.num_clips:,} clips; left out: {self.left_out}"
             )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_keys": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -185,11 +189,15 @@ class ClipSelection:
 
     def keys_of(self, episodes: IntArray) -> list[str]:
         """The keys of episodes, by their rows, int64[n], which may come again and again."""
-        if len(episodes) < _FEW:
-            return [self.key(episode) for episode in episodes.tolist()]
-        rows, place = np.unique(episodes, return_inverse=True)
-        keys = [self.key(episode) for episode in rows.tolist()]
-        return [keys[i] for i in place.tolist()]
+        known, keys = self._keys, []
+        if len(known) > _MOST_KEYS:
+            known.clear()
+        for row in episodes.tolist():
+            key = known.get(row)  # another thread may have cleared what was there
+            if key is None:
+                key = known[row] = self.key(row)
+            keys.append(key)
+        return keys
 
     @cached_property
     def identity(self) -> dict[str, Any]:
