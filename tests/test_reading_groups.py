@@ -20,6 +20,7 @@ from seqrecord.format.manifest import Manifest
 from seqrecord.reading.episode_summary import summarize_episode
 from seqrecord.reading.metadata import load, load_version
 from seqrecord.storage import LocalStorage
+from seqrecord.writing.cleaning import clean
 from tests.tiny import change_manifest
 
 Frames = list[dict[str, Any]]
@@ -273,3 +274,26 @@ def test_statistics_stay_with_the_content_that_they_are_of(tmp_path: Path) -> No
     with SeqRecordWriter(tmp_path, mode="append") as writer, writer.episode("z") as episode:
         episode.append(written["env/0"][0])
     assert load(LocalStorage(tmp_path))[0].statistics is None, "they are not of all episodes"
+
+
+def test_clean_removes_edits_and_statistics_that_nothing_names(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    put_edits(tmp_path, Split("train", ("0" * 32,)))
+    entry: dict[str, Any] = {"path": "index/ab-statistics.json", "size": 2}
+    entry["crc32c"] = f"{crc32c(b'{}'):08x}"
+    (tmp_path / entry["path"]).write_bytes(b"{}")
+    change_manifest(tmp_path, lambda value: value.update(statistics=entry))
+    stray = [tmp_path / "edits" / "x.json", tmp_path / "index" / "x.json"]
+    for path in stray:
+        path.write_bytes(b"{}")
+    other = tmp_path / "edits" / "notes.txt"
+    other.write_bytes(b"mine")
+    assert clean(tmp_path, older_than=0, dry_run=True) == ["edits/x.json", "index/x.json"]
+    assert clean(tmp_path, older_than=3600) == []
+    assert clean(tmp_path, older_than=0) == ["edits/x.json", "index/x.json"]
+    assert not any(path.exists() for path in stray)
+    assert (tmp_path / entry["path"]).exists()
+    assert (tmp_path / "edits" / "00000-x.json").exists()
+    assert other.exists()
+    manifest = load(LocalStorage(tmp_path))[0]
+    assert (len(manifest.edits), manifest.statistics is None) == (1, False)

@@ -56,9 +56,11 @@ MAX_SPLITS = 4096
 
 _RECORD_PATH = re.compile(r"records/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.seqrec")
 _INDEX_PATH = re.compile(r"index/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.arrow")
-FILE_PATH = re.compile(f"{_RECORD_PATH.pattern}|{_INDEX_PATH.pattern}")
 _STATISTICS_PATH = re.compile(r"index/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.json")
 _EDIT_PATH = re.compile(r"edits/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.json")
+FILE_PATH = re.compile(
+    "|".join(p.pattern for p in (_RECORD_PATH, _INDEX_PATH, _STATISTICS_PATH, _EDIT_PATH))
+)
 SPLIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _FILE_ID = re.compile(r"[0-9a-f]{32}")
 _UID = re.compile(r"[0-9a-f]{32}")
@@ -145,6 +147,12 @@ class Manifest:
         }
         text = json.dumps(value, indent=1).removesuffix("\n}").encode()
         return text + b',\n "crc32c": "%08x"\n}\n' % crc32c(text)
+
+    @property
+    def small_files(self) -> tuple[IndexFile, ...]:
+        """All files that are named but record files."""
+        statistics = () if self.statistics is None else (self.statistics,)
+        return (*self.index.values(), *statistics, *self.edits)
 
     @classmethod
     def parse(cls, data: bytes) -> Manifest:

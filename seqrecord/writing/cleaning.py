@@ -10,7 +10,7 @@ from typing import Any
 
 from seqrecord.errors import ConflictError, DestinationError
 from seqrecord.format import RECORDS
-from seqrecord.format.manifest import FILE_PATH, INDEX, put_manifest
+from seqrecord.format.manifest import EDITS, FILE_PATH, INDEX, put_manifest
 from seqrecord.storage import Storage, open_storage
 from seqrecord.writing.commits import Base, read_base
 from seqrecord.writing.destination import writer_of
@@ -25,7 +25,7 @@ def clean(
     dry_run: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """Remove record files, unfinished ones and tables that the manifest does not name.
+    """Remove record files, unfinished ones, tables and edits that the manifest does not name.
 
     Episodes that interrupted writers left are lost then: `mode="resume"` would have added
     them. Only files whose writer has written nothing for `older_than` seconds are removed. Returns
@@ -78,8 +78,8 @@ def _old(storage: Storage, base: Base, before: float) -> list[_Item]:
 
 def _unnamed(storage: Storage, base: Base) -> Iterator[_Item]:
     assert base.manifest is not None
-    named = {*base.files, *(table.path for table in base.manifest.index.values())}
-    for folder in (RECORDS, INDEX):
+    named = {*base.files, *(file.path for file in base.manifest.small_files)}
+    for folder in (RECORDS, INDEX, EDITS):
         for upload in storage.unfinished(folder):  # of a file that is finished, too
             if FILE_PATH.fullmatch(upload.path):
                 yield _Item(upload.path, upload.modified, upload.remove)
