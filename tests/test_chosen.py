@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -153,3 +154,38 @@ def test_a_sparse_list_of_a_long_episode_reads_little() -> None:
     loads = [work.groups[0].loads for work in plan.rounds()]
     assert sum(map(len, loads)) <= 105
     assert sum(int(load.count.sum()) for load in loads) <= 105 * 4
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_single_frames_are_disjoint_unless_one_comes_again(again: bool) -> None:
+    episodes = EpisodeTable(np.array([64]), (ChunkGrid(np.array([8]), np.zeros(1, np.int64)),))
+    starts = np.array([3, 4, 20, 4 if again else 5])
+    chosen = ChosenClips.of(np.zeros(4, np.int64), starts)
+    table = chosen.table(ClipSpec(1), np.arange(1), chosen.most)
+    settings = PlanSettings(num_cursors=1, block_frames=1000, first_block_frames=1000)
+    plan = EpochPlan(table, episodes, settings)
+    assert plan.num_rounds == 1
+    assert table.repeats == again
+    assert plan.is_disjoint == (not again)
+
+
+def test_frames_between_far_clips_of_one_long_chunk_count() -> None:
+    """Clips 60 frames apart share chunks of 100 frames of the second group, which are held."""
+    count = 200
+    grids = (
+        ChunkGrid(np.array([4]), np.zeros(1, np.int64)),
+        ChunkGrid(np.array([100]), np.zeros(1, np.int64), 1),
+    )
+    episodes = EpisodeTable(np.array([60 * count]), grids)
+    chosen = ChosenClips.of(np.zeros(count, np.int64), 60 * np.arange(count))
+    table = chosen.table(ClipSpec(1), np.arange(1), chosen.most)
+    settings = PlanSettings(
+        num_cursors=1, block_frames=480, first_block_frames=480, run_frames=None, shuffle=False
+    )
+    plan = EpochPlan(table, episodes, settings)
+    held, most = 0, 0
+    for work in plan.rounds():
+        held += int(work.groups[1].loads.count.sum())
+        most = max(most, held)
+        held -= int(work.groups[1].frees.count.sum())
+    assert 1500 < most <= plan.groups[1].max_resident_frames
