@@ -17,6 +17,7 @@ from seqrecord.clips import (
     ClipTable,
     EpisodeTable,
     IntArray,
+    MissingFrames,
     enumerate_clips,
 )
 from seqrecord.errors import ClipError
@@ -85,16 +86,16 @@ class ClipSelection:
         self.frame_transform = options.frame_transform
         table, missing = self.dataset.episode_table, self.dataset.missing_frames()
         self.selected = self.dataset.find_episodes(options.episodes, options.split)
-        self._missing = missing
         self._last: tuple[int, ClipTable] | None = None  # phase or epoch, and its clips
         every = replace(self.spec, stride=1) if rotate_phase else self.spec
         if options.clips is not None:
-            self.clips = self._choose(options.clips, table)
+            self.clips = self._choose(options.clips, table, missing)
         else:
             self.clips = enumerate_clips(every, table, self.selected, missing)
         self.left_out = self._left_out()
         if every != self.spec:
             self.phases = Phases.of(self.clips, self.spec.stride)
+            self._missing = missing
         if not self.clips.num_clips:
             raise ClipError(
                 f"no clip has all of its frames and features; left out: {self.left_out}",
@@ -255,7 +256,7 @@ class ClipSelection:
             lines.append(f"{name}: {ArraySpec(spec.dtype, (self.spec.length, *spec.shape))}")
         return "\n  ".join(lines)
 
-    def _choose(self, clips: ClipList, table: EpisodeTable) -> ClipTable:
+    def _choose(self, clips: ClipList, table: EpisodeTable, missing: MissingFrames) -> ClipTable:
         """Those of the list that are of the selected episodes and lack nothing."""
         index, spec = self.dataset.index, self.spec
         listed = read_clip_list(
@@ -263,7 +264,7 @@ class ClipSelection:
         )
         listed = listed.taken(np.isin(listed.episode, self.selected))
         self.selected = np.unique(listed.episode)
-        whole = listed.complete(spec, table, self._missing)
+        whole = listed.complete(spec, table, missing)
         self.chosen = listed.taken(whole)
         return self.chosen.table(
             spec, self.selected, self.chosen.most, num_incomplete=int((~whole).sum())
