@@ -15,7 +15,7 @@ from seqrecord.errors import ClipError
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling.random_order import hash64, key_of
 
-__all__ = ["ClipCrops", "Crop", "DrawCrops", "copy_window"]
+__all__ = ["ClipCrops", "Crop", "DrawCrops", "copy_window", "runs"]
 
 _SALT = 0x63726F70  # the draws are not those of the order
 
@@ -108,6 +108,11 @@ class Crop:
     def features(self) -> frozenset[str]:
         return self.crops.features
 
+    def place(self, clip: int) -> tuple[tuple[int, int], bool]:
+        """Top and left of clip number `clip`, and whether it is flipped."""
+        windows = self.windows
+        return (int(windows.top[clip]), int(windows.left[clip])), bool(windows.flipped[clip])
+
     def copy(
         self,
         name: str,
@@ -117,10 +122,8 @@ class Crop:
         out: npt.NDArray[Any],
     ) -> None:
         """Copy clip number `clip`: of these rows of `array` the windows, into `out` [frames, …]."""
-        windows = self.windows
-        flipped = bool(windows.flipped[clip])
-        corner = int(windows.top[clip]), int(windows.left[clip])
-        for target, source in _runs(rows):
+        corner, flipped = self.place(clip)
+        for target, source in runs(rows):
             copy_window(array[source], out[target], corner, flipped=flipped)
         if flipped and name in self.crops.flows:
             np.negative(out[..., 0], out=out[..., 0])
@@ -151,7 +154,7 @@ def _pixels(frames: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return frames.reshape(*frames.shape[:3], -1).view(dtype)[..., 0]
 
 
-def _runs(rows: npt.NDArray[np.int64]) -> list[tuple[slice, slice]]:
+def runs(rows: npt.NDArray[np.int64]) -> list[tuple[slice, slice]]:
     """Evenly spaced rows as slices: where they come in `rows`, and which they are."""
     if len(rows) == 1:
         return [(slice(0, 1), slice(int(rows[0]), int(rows[0]) + 1))]

@@ -64,7 +64,7 @@ class ClipOptions:
             global generator). `crop` says which it is: top, left, height and width in pixels of
             the stored frame, int64 [4], and `flipped` whether it is mirrored. `intrinsics` are fx,
             fy, cx and cy of what is seen, float64 [4], where an episode's metadata has them as
-            `camera`. Not with a `device`.
+            `camera`. These three stay on the host.
         verify: compare what is read with its checksums; true by default. An open dataset is read
             as it was opened: then this argument, and those of the storage, are errors.
         storage_options: for the filesystem that serves the dataset's URL.
@@ -223,10 +223,6 @@ class LoaderOptions(ClipOptions):
         _check_size("memory_limit", self.memory_limit)
         if not self.rank is self.world_size is None:
             check_rank(self.rank, self.world_size)
-        if self.device is not None and self.clip_transform is not None:
-            raise ClipError(
-                "clip_transform does not go with a device", expected="device=None", got=self.device
-            )
         if self.device is not None:
             from seqrecord.engine.device.streams import check_device  # torch takes seconds
 

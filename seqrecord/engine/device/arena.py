@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from seqrecord.engine.crops import runs
 from seqrecord.engine.device.staging import Staging, StagingBuffer
 from seqrecord.engine.device.streams import Mark
 from seqrecord.reading.frames import ArraySpec
@@ -128,6 +129,29 @@ class DeviceArena:
             for name, part in into.items():
                 torch.index_select(self._rows[name], 0, index, out=part)
         return rows.nbytes
+
+    def gather_window(
+        self,
+        feature: str,
+        rows: npt.NDArray[np.int64],
+        out: torch.Tensor,
+        corner: tuple[int, int],
+        *,
+        flipped: bool,
+    ) -> None:
+        """Queue a copy of a window of the frames in these rows, int64[n], to `out` [n, h, w, …].
+
+        It begins at `corner`, which is top and left, and is mirrored if `flipped`. The feature has
+        a fixed shape [height, width, …].
+        """
+        (top, left), (height, width) = corner, out.shape[1:3]
+        with self.stream.use():
+            whole = self._rows[feature].view(torch.uint8)
+            pixels = whole.view(self.num_rows, *self.specs[feature].shape[:2], -1)
+            target = out.unsqueeze(-1).flatten(3).view(torch.uint8)
+            for there, here in runs(rows):
+                window = pixels[here, top : top + height, left : left + width]
+                target[there].copy_(window.flip(2) if flipped else window)
 
     def gather_list(self, feature: str, rows: npt.NDArray[np.int64]) -> list[torch.Tensor]:
         """Copies of the frames in these rows, for a feature with a variable shape."""

@@ -14,6 +14,7 @@ import torch
 from seqrecord.engine.arena import Place
 from seqrecord.engine.batches import Batch, ClipNames, Copiers, Source
 from seqrecord.engine.buffers import ChunkBuffers, Needs
+from seqrecord.engine.crops import Crop
 from seqrecord.engine.device.arena import DeviceArena, as_words, torch_dtype
 from seqrecord.engine.device.staging import Staging
 from seqrecord.engine.device.streams import RunAhead, SideStream, side_stream
@@ -134,13 +135,27 @@ class DeviceBatchBuilder:
                 name: self._words[name][first : first + len(flat)]
                 for name in arena.specs
                 if name in self._words
+                and not (source.crop is not None and name in source.crop.features)
             }
+            if source.crop is not None:
+                self._crop(slot, source, source.crop)
             nbytes += arena.gather(flat, parts)
             for name, spec in arena.specs.items():
                 if not spec.is_fixed:
                     self._features[name] += [arena.gather_list(name, clip) for clip in rows]
         self._mark = self._stream.mark()
         return nbytes
+
+    def _crop(self, slot: int, source: Source[DeviceArena], crop: Crop) -> None:
+        """Queue copies of the windows of clips."""
+        for name in sorted(source.arena.specs.keys() & crop.features):
+            for clip, rows in enumerate(source.rows):
+                corner, flipped = crop.place(clip)
+                out = self._features[name][slot + clip]
+                source.arena.gather_window(name, rows, out, corner, flipped=flipped)
+                if flipped and name in crop.crops.flows:
+                    with self._stream.use():
+                        out[..., 0].neg_()
 
     def append(self, episode: npt.NDArray[np.int64], start: npt.NDArray[np.int64]) -> None:
         self._names.append(episode, start)
