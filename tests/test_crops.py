@@ -108,7 +108,7 @@ def test_batches_are_crops_of_whole_clips(path: Path, name: str) -> None:
     on_device = {"batch_size": 3, "dilation": 2, "device": "cpu"}  # by the steps of a device
     for settings in ({"batch_size": 3}, more, on_device):
         dilation: Any = settings.get("dilation", 1)
-        pipe = SeqRecordPipe(path, clip_len=3, clip_transform=CHAINS[name], seed=1, **settings)  # type: ignore[arg-type]
+        pipe = SeqRecordPipe(path, clip_len=3, clip_transform=CHAINS[name], seed=1, **settings)
         count = 0
         for batch in pipe:
             assert batch["crop"].dtype == torch.int64

@@ -17,6 +17,7 @@ from seqrecord.sampling.random_order import hash64, key_of
 
 __all__ = ["ClipCrops", "Crop", "DrawCrops", "copy_window", "runs"]
 
+_FEW_CHANNELS = 4  # NumPy copies items of other than 1, 2, 4 or 8 bytes slowly
 _SALT = 0x63726F70  # the draws are not those of the order
 
 
@@ -139,19 +140,30 @@ def copy_window(
     """Copy of `frames` [n, H, W, …] the window at (top, left) into `out` [n, h, w, …]."""
     top, left = corner
     height, width = out.shape[1:3]
-    if flipped:  # a pixel is one item, so that it is copied at once
-        frames, out = _pixels(frames), _pixels(out)
     window = frames[:, top : top + height, left : left + width]
-    np.copyto(out, window[:, :, ::-1] if flipped else window)
+    if not flipped:
+        np.copyto(out, window)
+        return
+    window, out = _pixels(window), _pixels(out)
+    if window.ndim == 3:
+        np.copyto(out, window[:, :, ::-1])
+        return
+    for channel in range(window.shape[3]):
+        np.copyto(out[..., channel], window[:, :, ::-1, channel])
 
 
 def _pixels(frames: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Frames [n, H, W, …] as an array [n, H, W] of pixels, on the same memory."""
+    """Frames [n, H, W, …] on the same memory, so that pixels in reverse are copied fast.
+
+    That is [n, H, W], where a pixel is one integer or is large, else [n, H, W, channels].
+    """
     nbytes = math.prod(frames.shape[3:]) * frames.itemsize
-    dtype = np.dtype(f"u{nbytes}" if nbytes in (1, 2, 4, 8) else f"V{nbytes}")
     if frames.ndim == 3:
-        return frames.view(dtype)
-    return frames.reshape(*frames.shape[:3], -1).view(dtype)[..., 0]
+        return frames
+    channels = frames.reshape(*frames.shape[:3], -1)
+    if nbytes in (2, 4, 8):
+        return channels.view(f"u{nbytes}")[..., 0]
+    return channels if channels.shape[3] <= _FEW_CHANNELS else channels.view(f"V{nbytes}")[..., 0]
 
 
 def runs(rows: npt.NDArray[np.int64]) -> list[tuple[slice, slice]]:
