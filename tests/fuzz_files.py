@@ -33,6 +33,7 @@ from tests.tiny import (
     Frames,
     change_manifest,
     copy_dataset,
+    index_entry,
     read_all,
     replace_table,
     same_frames,
@@ -159,7 +160,7 @@ def _datasets(folder: Path) -> list[Path]:
     tiny = folder / "tiny"
     if not tiny.exists():
         write_tiny(tiny)
-    return [tiny, *(_GOLDEN / name for name in ("variable", "spanning", "fast"))]
+    return [tiny, *(_GOLDEN / name for name in ("variable", "spanning", "fast", "groups"))]
 
 
 def _outcome(change: Callable[[], object], root: Path, right: Frames) -> tuple[str, str]:
@@ -181,9 +182,10 @@ def _outcome(change: Callable[[], object], root: Path, right: Frames) -> tuple[s
 
 
 def _change_index(root: Path, rng: random.Random) -> None:
-    table = rng.choice(["episodes", "chunks", "gaps"])
     manifest = json.loads((root / "manifest.json").read_bytes())
-    data = bytearray((root / manifest["index"][table]["path"]).read_bytes())
+    chunks = [f"chunks{number}" for number in range(len(manifest["index"]["chunks"]))]
+    table = rng.choice(["episodes", rng.choice(chunks), "gaps"])
+    data = bytearray((root / index_entry(manifest, table)["path"]).read_bytes())
     # Magic, schema message, metadata of the batch message; its body; end, footer, magic.
     schema = 8 + 8 + struct.unpack_from("<i", data, 12)[0]
     batch = schema + 8 + struct.unpack_from("<i", data, schema + 4)[0]
@@ -204,15 +206,16 @@ def _change_footer(root: Path, rng: random.Random) -> None:
         parts.head = _changed_json(parts.head, rng)
     else:
         text = json.dumps(parts.head, separators=(",", ":")).encode()
-        rows = parts.chunks.tobytes() + parts.gaps.tobytes()
+        rows = b"".join(array.tobytes() for array in (*parts.groups, parts.gaps))
         where = rng.random()
         if where < 0.3:
             parts.text = _changed(bytearray(text), rng, [(0, len(text))], same_length=True)
         else:
             changed = _changed(bytearray(rows), rng, [(0, len(rows))], same_length=True)
-            size = parts.chunks.nbytes
-            parts.chunks = _like(parts.chunks, changed[:size])
-            parts.gaps = _like(parts.gaps, changed[size:])
+            for number, array in enumerate(parts.groups):
+                parts.groups[number] = _like(array, changed[: array.nbytes])
+                changed = changed[array.nbytes :]
+            parts.gaps = _like(parts.gaps, changed)
         if rng.random() < 0.1:
             parts.length = rng.choice(_NUMBERS)
         if rng.random() < 0.1:

@@ -42,7 +42,7 @@ __all__ = [
     "write_tiny",
 ]
 
-Frames = dict[str, list[dict[str, npt.NDArray[Any]]]]
+Frames = dict[str, list[dict[str, Any]]]
 
 KEY = "env/P0"
 TINY = Schema(
@@ -113,6 +113,8 @@ def same_frames(a: Frames, b: Frames) -> bool:
     def bits(frames: Frames) -> list[Any]:
         return [
             (key, i, name, array.dtype.str, array.shape, array.tobytes())
+            if isinstance(array, np.ndarray)
+            else (key, i, name, array)  # text or bytes
             for key, episode in frames.items()
             for i, frame in enumerate(episode)
             for name, array in frame.items()
