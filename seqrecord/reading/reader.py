@@ -22,6 +22,7 @@ from seqrecord.clips import (
 from seqrecord.errors import ClipError
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest
+from seqrecord.format.statistics import read_statistics
 from seqrecord.grids import ChunkGrid
 from seqrecord.reading.chunks import ChunkReader
 from seqrecord.reading.episode import Episode, FrameArray
@@ -29,6 +30,7 @@ from seqrecord.reading.filters import EpisodeFilter, find_episodes
 from seqrecord.reading.html_card import html_card
 from seqrecord.reading.metadata import load, load_version
 from seqrecord.schema import Schema
+from seqrecord.statistics import Statistics
 from seqrecord.storage import Storage, StorageLike, open_storage
 from seqrecord.units import format_size
 
@@ -186,6 +188,19 @@ class SeqRecordReader:
     @property
     def manifest(self) -> Manifest:
         return self._manifest
+
+    @cached_property
+    def statistics(self) -> Statistics | None:
+        """Mean, deviation, extremes and quantiles of each feature; `None` where nobody kept them.
+
+        They are read when they are first asked for. Raises `FormatError` for a file that is not as
+        it should be, and `NotFoundError` where writers have replaced it twice since the dataset was
+        opened.
+        """
+        file = self._manifest.statistics
+        if file is None:
+            return None
+        return read_statistics(self._storage, file, self._manifest.schema)
 
     @property
     def index(self) -> Index:

@@ -23,9 +23,11 @@ from seqrecord.format.manifest import (
     put_manifest,
     read_tagged,
 )
+from seqrecord.format.statistics import encode_statistics
 from seqrecord.reading.edits import all_edits, read_edits
 from seqrecord.reading.index_building import build_index, complete_episodes
 from seqrecord.reading.record_footers import read_footers, record_sizes
+from seqrecord.statistics import Statistics
 from seqrecord.storage import Storage, open_storage
 from seqrecord.text import counted
 from seqrecord.version import CREATED_BY
@@ -34,6 +36,7 @@ __all__ = [
     "Base",
     "Version",
     "appended",
+    "put_index_file",
     "put_version",
     "read_base",
     "rebuilt",
@@ -157,8 +160,16 @@ def appended(
     )
 
 
-def put_version(storage: Storage, base: Base, version: Version, created_by: str) -> Manifest:
+def put_version(
+    storage: Storage,
+    base: Base,
+    version: Version,
+    created_by: str,
+    statistics: Statistics | None = None,
+) -> Manifest:
     """Commit: write the index under new names, then put the manifest in place in one step.
+
+    `statistics` take the place of those of `version`.
 
     Raises `ConflictError` if the manifest is no longer that of `base`. Whatever it raises, the
     dataset is as it was.
@@ -168,16 +179,11 @@ def put_version(storage: Storage, base: Base, version: Version, created_by: str)
     paths: list[str] = []
     try:
         for name, data in version.index.encode().items():
-            path = f"{INDEX}/{generation}-{name}.arrow"
-            paths.append(path)
-            upload = storage.create(path)
-            try:
-                upload.write(memoryview(data))
-                upload.commit()
-            except BaseException:
-                upload.abort()
-                raise
-            tables[name] = IndexFile(path, data.size, f"{crc32c(memoryview(data)):08x}")
+            paths.append(f"{INDEX}/{generation}-{name}.arrow")
+            tables[name] = put_index_file(storage, paths[-1], memoryview(data))
+        if statistics is not None and (text := encode_statistics(statistics)) is not None:
+            paths.append(f"{INDEX}/{generation}-statistics.json")
+            version = replace(version, statistics=put_index_file(storage, paths[-1], text))
     except StorageError as error:
         if not isinstance(error, TransientError):  # or it would wait once more for what is gone
             tidy(storage, paths)
@@ -212,6 +218,18 @@ def put_version(storage: Storage, base: Base, version: Version, created_by: str)
     named = {file.path for file in (version.statistics, *_small_files(base.manifest)) if file}
     tidy(storage, [path for path in base.tables if path not in named])
     return manifest
+
+
+def put_index_file(storage: Storage, path: str, data: bytes | memoryview) -> IndexFile:
+    """Write a file of the index's folder, which nothing names yet."""
+    upload = storage.create(path)
+    try:
+        upload.write(data)
+        upload.commit()
+    except BaseException:
+        upload.abort()
+        raise
+    return IndexFile(path, len(memoryview(data).cast("B")), f"{crc32c(data):08x}")
 
 
 def _small_files(manifest: Manifest | None) -> tuple[IndexFile | None, ...]:

@@ -14,9 +14,10 @@ from seqrecord.format.text import check_key, encode_metadata
 from seqrecord.sources import EpisodeInfo, Source
 from seqrecord.storage import StorageLike, open_storage
 from seqrecord.version import CREATED_BY
-from seqrecord.writing.convert_groups import BadEpisode, Group, cut_in_groups
+from seqrecord.writing.convert_groups import BadEpisode, Group, Written, cut_in_groups
 from seqrecord.writing.convert_workers import Meter, Progress, run_groups
 from seqrecord.writing.destination import Destination, WriteMode, begin, check_mode
+from seqrecord.writing.statistics import merged
 from seqrecord.writing.stored_schema import (
     DEFAULT_RECORD_BYTES,
     Codecs,
@@ -52,6 +53,7 @@ def convert(
     skip_bad_episodes: bool = False,
     chunk_frames: int | None = None,
     record_bytes: int | str = DEFAULT_RECORD_BYTES,
+    statistics: bool = True,
     progress: Callable[[Progress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ConvertReport:
@@ -107,12 +109,13 @@ def convert(
                 chunk_frames=chunk_frames,
                 record_bytes=file_bytes,
                 skip_bad_episodes=skip_bad_episodes,
+                statistics=statistics,
             )
             for part in cut_in_groups(todo, schema.frame_nbytes, group_bytes)
         ]
         meter = Meter(total_frames, schema.frame_nbytes, progress)
-        bad = run_groups(groups, workers=workers, executor=executor, meter=meter)
-        return _report(target, episodes, todo, bad)
+        written = run_groups(groups, workers=workers, executor=executor, meter=meter)
+        return _report(target, episodes, todo, written)
     finally:
         target.release()
 
@@ -149,11 +152,12 @@ def _report(
     target: Destination,
     episodes: Sequence[EpisodeInfo],
     todo: Sequence[tuple[int, EpisodeInfo]],
-    bad: Sequence[BadEpisode],
+    groups: Sequence[Written],
 ) -> ConvertReport:
     order = {info.key: position for position, (_, info) in enumerate(todo)}
+    bad = [episode for group in groups for episode in group.bad]
     left_out = {episode.key for episode in bad}
-    bad = sorted(bad, key=lambda episode: order[episode.key])
+    bad.sort(key=lambda episode: order[episode.key])
     written = tuple(key for key in order if key not in left_out)
     if not written and not target.finished:
         raise DestinationError(
@@ -161,7 +165,9 @@ def _report(
             file=target.storage.url,
         )
     return ConvertReport(
-        manifest=target.commit(CREATED_BY, {*target.finished, *written}),
+        manifest=target.commit(
+            CREATED_BY, {*target.finished, *written}, merged([group.statistics for group in groups])
+        ),
         written=written,
         skipped=tuple(info.key for info in episodes if info.key not in order),
         bad=tuple(bad),

@@ -6,15 +6,17 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from seqrecord.collecting import StatisticsCollector
 from seqrecord.errors import CodecError, FrameError, SourceError
 from seqrecord.format.text import encode_metadata
 from seqrecord.schema import Schema
 from seqrecord.sources import EpisodeInfo, Source
+from seqrecord.statistics import Statistics
 from seqrecord.storage import Storage
 from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.stored_schema import check_fps
 
-__all__ = ["BadEpisode", "Group", "cut_in_groups", "write_copy", "write_group"]
+__all__ = ["BadEpisode", "Group", "Written", "cut_in_groups", "write_copy", "write_group"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,14 @@ class BadEpisode:
 
     key: str
     error: str
+
+
+@dataclass(frozen=True)
+class Written:
+    """What came of a group: the episodes that were left out, and statistics of the others."""
+
+    bad: tuple[BadEpisode, ...]
+    statistics: Statistics | None
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,7 @@ class Group:
     chunk_frames: int | None
     record_bytes: int
     skip_bad_episodes: bool
+    statistics: bool
 
     @property
     def num_frames(self) -> int:
@@ -59,11 +70,16 @@ def cut_in_groups(
         yield tuple(group)
 
 
-def write_group(group: Group, advance: Callable[[int], None] | None = None) -> list[BadEpisode]:
+def write_group(group: Group, advance: Callable[[int], None] | None = None) -> Written:
     """Write one group into record files of its own. `advance` is called with frames done."""
     bad = []
+    collector = StatisticsCollector(group.schema) if group.statistics else None
     files = RecordFileWriter(
-        group.storage, group.schema, writer=group.writer, record_bytes=group.record_bytes
+        group.storage,
+        group.schema,
+        writer=group.writer,
+        record_bytes=group.record_bytes,
+        statistics=collector,
     )
     try:
         for ordinal, info in group.episodes:
@@ -92,10 +108,10 @@ def write_group(group: Group, advance: Callable[[int], None] | None = None) -> l
         files.leave()
         raise
     files.close()
-    return bad
+    return Written(tuple(bad), None if collector is None else collector.statistics())
 
 
-def write_copy(group: Group, advance: Callable[[int], None] | None = None) -> list[BadEpisode]:
+def write_copy(group: Group, advance: Callable[[int], None] | None = None) -> Written:
     """`write_group` on a copy: workers share neither source nor storage, be they threads or not."""
     copy: Group = pickle.loads(pickle.dumps(group))  # noqa: S301 - our own
     try:

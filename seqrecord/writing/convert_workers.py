@@ -16,7 +16,7 @@ from typing import Any
 
 from seqrecord.errors import DestinationError, SeqRecordError
 from seqrecord.storage.spare_files import Hold
-from seqrecord.writing.convert_groups import BadEpisode, Group, write_copy, write_group
+from seqrecord.writing.convert_groups import Group, Written, write_copy, write_group
 
 __all__ = ["Meter", "Progress", "run_groups"]
 
@@ -57,41 +57,41 @@ class Meter:
 
 def run_groups(
     groups: Sequence[Group], *, workers: int, executor: Executor | None, meter: Meter
-) -> list[BadEpisode]:
+) -> list[Written]:
     """Write all groups, on `executor`, or else on `workers` processes, one being this process.
 
-    Returns the episodes that were left out, in no order.
+    Returns what came of each, in their order.
     """
     count = min(workers, len(groups))
     if executor is not None:
-        bad = _run_on(executor, groups, meter, channel=None)
+        written = _run_on(executor, groups, meter, channel=None)
     elif count <= 1:
-        bad = [bad for group in groups for bad in write_group(group, meter.add)]
+        written = [write_group(group, meter.add) for group in groups]
     else:
         with _pool(count) as (pool, channel):
-            bad = _run_on(pool, groups, meter, channel)
+            written = _run_on(pool, groups, meter, channel)
     meter.tell()
-    return bad
+    return written
 
 
 def _run_on(
     executor: Executor, groups: Sequence[Group], meter: Meter, channel: _Channel | None
-) -> list[BadEpisode]:
+) -> list[Written]:
     """Run the groups, largest first so that none is left for the end."""
     task = write_copy if channel is None else _write_in_pool
-    bad: list[BadEpisode] = []
-    futures: dict[Future[list[BadEpisode]], Group] = {}
+    futures: dict[Future[Written], int] = {}
     try:
         with contextlib.nullcontext() if channel is None else _interrupts_blocked():
-            for group in sorted(groups, key=lambda group: group.num_frames, reverse=True):
-                futures[executor.submit(task, group)] = group
+            numbers = sorted(range(len(groups)), key=lambda n: groups[n].num_frames, reverse=True)
+            for number in numbers:
+                futures[executor.submit(task, groups[number])] = number
         pending = set(futures)
         while pending:
             done, pending = wait(pending, timeout=_REPORT_SECONDS, return_when="FIRST_COMPLETED")
             for future in done:
-                bad += future.result()
+                future.result()
                 if channel is None:
-                    meter.add(futures[future].num_frames)
+                    meter.add(groups[futures[future]].num_frames)
             if channel is not None:
                 meter.add(channel.take())
     except BrokenExecutor as error:
@@ -106,7 +106,8 @@ def _run_on(
             channel.stop.value = True
         wait([future for future in futures if not future.cancel()])
         raise
-    return bad
+    by_number = {number: future.result() for future, number in futures.items()}
+    return [by_number[number] for number in range(len(groups))]
 
 
 @dataclass
@@ -197,6 +198,6 @@ def _die_with_parent() -> None:
         os._exit(1)
 
 
-def _write_in_pool(group: Group) -> list[BadEpisode]:
+def _write_in_pool(group: Group) -> Written:
     assert _worker is not None
     return write_copy(group, _worker.advance)

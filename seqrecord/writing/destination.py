@@ -21,11 +21,13 @@ from seqrecord.format.manifest import Manifest, check_record_path
 from seqrecord.reading.metadata import load_index
 from seqrecord.reading.record_footers import read_file_id, read_footers, record_sizes
 from seqrecord.schema import Schema
+from seqrecord.statistics import Statistics
 from seqrecord.storage import Storage, map_files
 from seqrecord.text import counted
 from seqrecord.writing.commits import Base, appended, put_version, read_base, rebuilt, tidy
 from seqrecord.writing.leftovers import recover
 from seqrecord.writing.record_file import RECORDS
+from seqrecord.writing.statistics import statistics_of
 
 __all__ = ["Destination", "WriteMode", "begin", "check_mode", "new_writer_id", "writer_of"]
 
@@ -61,10 +63,13 @@ class Destination:
         """The keys of all complete episodes."""
         return self.committed | self.recovered.keys()
 
-    def commit(self, created_by: str, keys: Collection[str]) -> Manifest:
+    def commit(
+        self, created_by: str, keys: Collection[str], statistics: Statistics | None = None
+    ) -> Manifest:
         """Make all that has been written under this writer's id, and recovered, the dataset.
 
-        `keys` are those of the episodes that must be in it. Raises `ConflictError` if another
+        `keys` are those of the episodes that must be in it, `statistics` those of what has been
+        written under this id. Raises `ConflictError` if another
         writer has committed since this one began, and `DestinationError` if an episode of `keys` is
         missing or a record file of the dataset as it was. Then nothing is committed, and nothing
         removed.
@@ -90,7 +95,8 @@ class Destination:
                 expected=f"{len(keys)} episodes that had ended",
                 got=f"{len(keys) - len(missing)} of them",
             )
-        manifest = put_version(self.storage, self._base, version, created_by)
+        together = statistics_of(self.storage, self._base.manifest, version, statistics)
+        manifest = put_version(self.storage, self._base, version, created_by, together)
         # Record files that hold nothing but pieces of episodes that were given up.
         tidy(self.storage, own.keys() - {file.path for file in manifest.record_files})
         return manifest

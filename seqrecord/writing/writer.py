@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from seqrecord.collecting import StatisticsCollector
 from seqrecord.errors import DestinationError, FrameError, SchemaError, SeqRecordError
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.text import check_key, encode_metadata
@@ -70,6 +71,9 @@ class SeqRecordWriter:
             most; in a group of small features as many as fit 1 MiB, 1024 at most. Where the shape
             of a feature varies, an episode's first frames decide for the episode.
         record_bytes: bytes, or text such as "1GiB", at which a record file is full.
+        statistics: keep statistics of the features, which `SeqRecordReader.statistics` has then.
+            Where there are episodes that they leave out, there are none: of a dataset that was
+            without, or that resume found; `seqrecord stats` computes them.
         mode: `create` a dataset where nothing is, `append` episodes to one, or `resume` an
             interrupted write of either kind: that also brings in all episodes that ended elsewhere
             on the storage and are in no dataset, also those of a writer that is still at work.
@@ -90,6 +94,7 @@ class SeqRecordWriter:
         fps: float | None = None,
         chunk_frames: int | None = None,
         record_bytes: int | str = DEFAULT_RECORD_BYTES,
+        statistics: bool = True,
         mode: WriteMode = "create",
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -98,6 +103,8 @@ class SeqRecordWriter:
         self._fps = check_fps(fps)
         self._chunk_frames = chunk_frames
         self._record_bytes = check_sizes(chunk_frames, record_bytes)
+        self._keeps_statistics = statistics
+        self._statistics: StatisticsCollector | None = None
         self._schema: Schema | None = None
         self._files: RecordFileWriter | None = None
         self._episode: EpisodeWriter | None = None
@@ -175,7 +182,8 @@ class SeqRecordWriter:
                 self._files.close()
             if not self._keys:
                 raise DestinationError("no episode was written", file=url)
-            return self._destination.commit(CREATED_BY, self._keys)
+            collected = None if self._statistics is None else self._statistics.statistics()
+            return self._destination.commit(CREATED_BY, self._keys, collected)
         finally:
             self._release()
 
@@ -235,11 +243,14 @@ class SeqRecordWriter:
         self._schema = stored_schema(
             schema, self._codecs, self._destination.schema, self._described
         )
+        if self._keeps_statistics:
+            self._statistics = StatisticsCollector(self._schema)
         self._files = RecordFileWriter(
             self._destination.storage,
             self._schema,
             writer=self._destination.writer,
             record_bytes=self._record_bytes,
+            statistics=self._statistics,
         )
 
 

@@ -40,6 +40,7 @@ from seqrecord.tools.cli.arguments import (
     parse_options,
 )
 from seqrecord.tools.cli.pictures import trace, view
+from seqrecord.tools.cli.statistics import stats
 from seqrecord.tools.cli.terminal import PROGRAM, Commands, Interrupted, ProgressBar
 from seqrecord.tools.cli.timing import bench
 from seqrecord.tools.cli.upkeep import cache, clean, split
@@ -142,6 +143,9 @@ def main(context: click.Context) -> None:
     show_default=True,
     help="Size of a record file.",
 )
+@click.option(
+    "--no-statistics", is_flag=True, help="Keep no mean, deviation and quantiles of the features."
+)
 @click.option("--quiet", is_flag=True, help="Print nothing but errors and bad episodes.")
 @common
 def write(
@@ -162,6 +166,7 @@ def write(
     chunk_frames: int | None,
     fps: float | None,
     record_size: int,
+    no_statistics: bool,
     quiet: bool,
     storage_options: dict[str, Any] | None,
 ) -> None:
@@ -210,6 +215,7 @@ def write(
                 chunk_frames=chunk_frames,
                 fps=fps,
                 record_bytes=record_size,
+                statistics=not no_statistics,
                 progress=show,
                 storage_options=storage_options,
             )
@@ -390,5 +396,6 @@ main.add_command(bench)
 main.add_command(cache)
 main.add_command(clean)
 main.add_command(split)
+main.add_command(stats)
 main.add_command(trace)
 main.add_command(view)

@@ -1,0 +1,176 @@
+"""Collects the statistics of frames that pass by, in time that hardly counts."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.schema import EncodedImage, FeatureSpec, Schema
+from seqrecord.sketch import Sketch, sketch_dtype
+from seqrecord.statistics import FeatureStatistics, Statistics, num_channels
+
+__all__ = ["FRAME_PIXELS", "StatisticsCollector"]
+
+FRAME_PIXELS = 128  # of a frame that are looked at
+_PENDING_ROWS = 1 << 14  # of a feature, before they are sketched: sorting many at once pays
+_PENDING_VALUES = 1 << 20  # or so many
+_SEED = 0
+_GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, lie evenly between 0 and 1
+
+
+class StatisticsCollector:
+    """Statistics of the frames of episodes, up to the last `keep` of each.
+
+    Which pixels are looked at depends on the episode's key and the frame's number alone: not on the
+    worker that sees it, nor on what it saw before.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self._base = _base_shares()
+        self._num_frames = 0
+        self._all = self._fresh()
+        self._episode = self._fresh()
+        self._phase = 0.0
+        self._number = 0  # frames of the episode so far
+        self._kept = 0  # of these
+
+    def begin(self, key: str) -> None:
+        """Start an episode; forget what was not kept of the one before."""
+        self._episode = self._fresh()
+        self._phase = zlib.crc32(key.encode()) / 2**32
+        self._number = self._kept = 0
+
+    def add(self, frame: Mapping[str, Any]) -> None:
+        """Look at the episode's next frame, which fits the schema. Nothing of it is kept.
+
+        Features that it lacks may come in `add_frames`.
+        """
+        for name, item in frame.items():
+            if isinstance(item, EncodedImage):
+                if name in self._episode:  # decoding it would take longer than storing it
+                    self._episode[name].is_whole = False
+            elif name in self._episode:
+                self.add_frames(name, np.asarray(item)[None], np.array([self._number]))
+        self._number += 1
+
+    def add_frames(
+        self, name: str, frames: npt.NDArray[Any], numbers: npt.NDArray[np.int64]
+    ) -> None:
+        """Look at one feature of frames [n, …] of the episode, of these numbers [n].
+
+        They count as frames by `add` or `skip`. Nothing of the array is kept.
+        """
+        feature = self._episode.get(name)
+        if feature is None:
+            return
+        shares = None
+        if frames.size > len(frames) * feature.channels * FRAME_PIXELS:
+            phases = (self._phase + numbers * _GOLDEN) % 1
+            shares = (self._base + phases[:, None]) % 1
+        feature.add(frames, shares)
+
+    def skip(self, count: int) -> None:
+        """So many frames of the episode have passed by."""
+        self._number += count
+
+    def keep(self) -> None:
+        """The episode's frames so far count, whatever becomes of it."""
+        for name, feature in self._episode.items():
+            self._all[name].merge(feature)
+        self._num_frames += self._number - self._kept
+        self._kept = self._number
+        self._episode = self._fresh()
+
+    def statistics(self) -> Statistics:
+        """Those of all frames that were kept."""
+        return Statistics(
+            self._num_frames,
+            {name: feature.statistics() for name, feature in self._all.items() if feature.is_whole},
+        )
+
+    def _fresh(self) -> dict[str, _Feature]:
+        return {
+            name: _Feature(spec, count)
+            for name, spec in self._schema.items()
+            if (count := num_channels(spec)) is not None
+        }
+
+
+class _Feature:
+    """One feature's sketches, and the rows of numbers [n, C] that wait to be sketched."""
+
+    def __init__(self, spec: FeatureSpec, channels: int) -> None:
+        dtype = sketch_dtype(spec.dtype)
+        assert dtype is not None, "a feature without statistics"
+        self.is_whole = True  # no frame was left out
+        self.channels = channels
+        self._dtype = dtype
+        self._last_axis = int(channels > 1 or spec.shape[-1:] == (1,))
+        self._num_frames = 0
+        self._sketches = [Sketch(dtype) for _ in range(channels)]
+        self._pending: list[npt.NDArray[Any]] = []
+        self._pending_values = 0
+
+    def add(self, frames: npt.NDArray[Any], shares: npt.NDArray[np.float64] | None) -> None:
+        """Take the pixels of frames [n, …]: all, or those at shares [n, pixels] of their number."""
+        num_frames = len(frames)
+        self._num_frames += num_frames
+        if not frames.size:
+            return
+        count = frames.size // (num_frames * self.channels)
+        if shares is None:
+            rows = np.array(frames, self._dtype).reshape(-1, self.channels)
+        else:
+            places = (shares * count).astype(np.intp)
+            number = np.arange(num_frames)[:, None]
+            if frames.flags.c_contiguous:
+                pixels = frames.reshape(num_frames * count, self.channels)
+                rows = pixels.take((places + number * count).ravel(), axis=0)
+            else:  # or all of it would be copied
+                axes = frames.shape[1 : frames.ndim - self._last_axis]
+                at = (number, *np.unravel_index(places, axes))
+                rows = frames[at].reshape(-1, self.channels)
+            rows = rows.astype(self._dtype, copy=False)
+        self._pending.append(rows)
+        self._pending_values += rows.size
+        self._flush_if_many()
+
+    def merge(self, other: _Feature) -> None:
+        """Add what another has seen, which is then not used any more."""
+        self.is_whole &= other.is_whole
+        self._num_frames += other._num_frames
+        if any(sketch.levels for sketch in other._sketches):
+            for sketch, more in zip(self._sketches, other._sketches, strict=True):
+                sketch.merge(more)
+        self._pending += other._pending
+        self._pending_values += other._pending_values
+        self._flush_if_many()
+
+    def statistics(self) -> FeatureStatistics:
+        self._flush()
+        sketches = tuple(sketch.copy() for sketch in self._sketches)
+        return FeatureStatistics(self._num_frames, sketches)
+
+    def _flush_if_many(self) -> None:
+        many = min(_PENDING_ROWS * self.channels, _PENDING_VALUES)
+        if self._pending_values >= many:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        columns = np.ascontiguousarray(np.concatenate(self._pending).T)
+        self._pending, self._pending_values = [], 0
+        for channel, sketch in enumerate(self._sketches):
+            sketch.add(columns[channel])
+
+
+def _base_shares() -> npt.NDArray[np.float64]:
+    """Shares from 0 to 1, one drawn in each of so many equal parts: float64 [FRAME_PIXELS]."""
+    drawn = np.random.default_rng(_SEED).random(FRAME_PIXELS)
+    return (np.arange(FRAME_PIXELS) + drawn) / FRAME_PIXELS

@@ -1,0 +1,292 @@
+"""Statistics of a dataset's features, as they are computed, merged, stored and used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import FormatError
+from seqrecord.schema import FeatureSpec, Schema
+from seqrecord.sketch import Sketch, sketch_dtype
+from seqrecord.text import table_lines
+
+__all__ = ["MAX_CHANNELS", "FeatureStatistics", "Statistics", "num_channels"]
+
+MAX_CHANNELS = 256  # of a feature of one dimension
+_MAX_IMAGE_CHANNELS = 32  # of one of more: a last axis that is longer is a width
+_PLANES = ("image", "depth", "mask", "segmentation")  # kinds whose two axes are rows and columns
+_VERSION = 1
+_SHOWN_QUANTILES = (0.01, 0.5, 0.99)
+_SHOWN_CHANNELS = 8  # of a feature, in a table
+
+
+def num_channels(spec: FeatureSpec) -> int | None:
+    """How many channels a feature's statistics have; `None` for a feature without statistics.
+
+    The last axis is that of the channels if its length is fixed and at most 256 for a vector, 32
+    for anything else; or there is one channel. Complex numbers, text and bytes have no statistics.
+    """
+    if sketch_dtype(spec.dtype) is None or spec.value != "array":
+        return None
+    if len(spec.shape) == 2 and spec.kind in _PLANES:
+        return 1
+    last = spec.shape[-1] if spec.shape else None
+    most = MAX_CHANNELS if len(spec.shape) == 1 else _MAX_IMAGE_CHANNELS
+    return 1 if last is None or last > most else last
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureStatistics:
+    """Statistics of one feature. All arrays are [C], a number for each channel of the last axis.
+
+    C is 1 for a feature without channels: see `num_channels`. So `(x - mean) / std` normalises
+    frames and clips of either kind. NaN and infinities are counted and are in nothing else.
+
+    A frame of more than 128 pixels counts by 128 of them, which are drawn by a seed: of such a
+    feature all is estimated from these. `num_frames` are the frames that were looked at.
+    """
+
+    num_frames: int
+    sketches: tuple[Sketch, ...]
+
+    @property
+    def count(self) -> npt.NDArray[np.int64]:
+        """Finite numbers that were looked at: int64 [C]."""
+        return np.array([sketch.count for sketch in self.sketches], np.int64)
+
+    @property
+    def num_nan(self) -> npt.NDArray[np.int64]:
+        """Numbers that were NaN: int64 [C]."""
+        return np.array([sketch.nan for sketch in self.sketches], np.int64)
+
+    @property
+    def num_infinite(self) -> npt.NDArray[np.int64]:
+        """Numbers that were infinite, of either sign: int64 [C]."""
+        return np.array(
+            [sketch.positive_infinity + sketch.negative_infinity for sketch in self.sketches],
+            np.int64,
+        )
+
+    @property
+    def mean(self) -> npt.NDArray[np.float64]:
+        """Mean: float64 [C], NaN for a channel without numbers."""
+        return self._reals([sketch.mean for sketch in self.sketches])
+
+    @property
+    def std(self) -> npt.NDArray[np.float64]:
+        """Standard deviation of the population: float64 [C], NaN for a channel without numbers."""
+        return self._reals([sketch.std for sketch in self.sketches])
+
+    @property
+    def min(self) -> npt.NDArray[np.float64]:
+        """The least number: float64 [C], NaN for a channel without numbers."""
+        return self._reals([sketch.min or 0.0 for sketch in self.sketches])
+
+    @property
+    def max(self) -> npt.NDArray[np.float64]:
+        """The greatest number: float64 [C], NaN for a channel without numbers."""
+        return self._reals([sketch.max or 0.0 for sketch in self.sketches])
+
+    @property
+    def rank_error(self) -> float:
+        """The bound on the rank of a quantile, as a share of the count; see `quantile`."""
+        return max(sketch.rank_error for sketch in self.sketches)
+
+    def quantile(self, share: float | Sequence[float]) -> npt.NDArray[np.float64]:
+        """The number below which this share of all lies: float64 [C], or [shares, C] for several.
+
+        Each is a number that was looked at, NaN for a channel without numbers. For share q, at most
+        `q + rank_error` of the numbers are smaller and at least `q - rank_error` are smaller or
+        equal. Raises `ValueError` for a share outside 0 to 1.
+        """
+        shares = [share] if isinstance(share, (int, float)) else list(share)
+        found = np.stack([sketch.quantiles(shares) for sketch in self.sketches], axis=-1)
+        return found[0] if isinstance(share, (int, float)) else found
+
+    def merged(self, other: FeatureStatistics) -> FeatureStatistics:
+        """The statistics of what both have seen."""
+        sketches = []
+        for one, two in zip(self.sketches, other.sketches, strict=True):
+            sketch = one.copy()
+            sketch.merge(two)
+            sketches.append(sketch)
+        return FeatureStatistics(self.num_frames + other.num_frames, tuple(sketches))
+
+    def _reals(self, values: Sequence[float | int]) -> npt.NDArray[np.float64]:
+        return np.where(self.count > 0, np.array(values, np.float64), np.nan)
+
+
+class Statistics(Mapping[str, FeatureStatistics]):
+    """Statistics of a dataset, by feature; those of `num_frames` frames.
+
+    A feature that is not there has none: a complex one, text, or images that were kept encoded.
+    """
+
+    def __init__(self, num_frames: int, features: Mapping[str, FeatureStatistics]) -> None:
+        self.num_frames = num_frames
+        self._features = dict(features)
+
+    def __getitem__(self, name: str) -> FeatureStatistics:
+        return self._features[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._features)
+
+    def __len__(self) -> int:
+        return len(self._features)
+
+    def __repr__(self) -> str:
+        return f"Statistics({self.num_frames} frames of {', '.join(self) or 'no feature'})"
+
+    def merged(self, other: Statistics) -> Statistics:
+        """The statistics of both datasets together, of the features that both have."""
+        return Statistics(
+            self.num_frames + other.num_frames,
+            {name: self[name].merged(other[name]) for name in self if name in other},
+        )
+
+    def check(self, schema: Schema) -> None:
+        """Raise `FormatError` unless these can be statistics of a dataset of this schema."""
+        for name, feature in self.items():
+            expected = None
+            if name in schema and (count := num_channels(schema[name])) is not None:
+                expected = (count, sketch_dtype(schema[name].dtype))
+            got = (len(feature.sketches), feature.sketches[0].dtype)
+            if got != expected:
+                raise FormatError(
+                    "statistics of a feature that the dataset does not have so",
+                    feature=name,
+                    expected=expected and f"{expected[0]} channels of {expected[1]}",
+                    got=f"{got[0]} channels of {got[1]}",
+                )
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON; see docs/format.md."""
+        return {
+            "format": "seqrecord statistics",
+            "version": _VERSION,
+            "num_frames": self.num_frames,
+            "features": {
+                name: {
+                    "dtype": feature.sketches[0].dtype.str,
+                    "num_frames": feature.num_frames,
+                    "channels": [sketch.to_json() for sketch in feature.sketches],
+                }
+                for name, feature in self.items()
+            },
+        }
+
+    @classmethod
+    def from_json(cls, value: object) -> Statistics:
+        """Inverse of `to_json`; trusts nothing. Raises `FormatError`."""
+        value = _object(value, {"format", "version", "num_frames", "features"}, "statistics")
+        version = value["version"]
+        if (
+            value["format"] != "seqrecord statistics"
+            or type(version) is not int
+            or version != _VERSION
+        ):
+            raise FormatError(
+                "not statistics of a version that is known",
+                expected=("seqrecord statistics", _VERSION),
+                got=repr((value["format"], value["version"]))[:100],
+            )
+        if not isinstance(value["features"], dict):
+            raise FormatError("statistics are not by feature", got=repr(value["features"])[:50])
+        num_frames = _count(value, 2**63 - 1)
+        features = {}
+        for name, feature in value["features"].items():
+            try:
+                features[name] = _feature(feature, num_frames)
+            except FormatError as error:
+                raise error.located(feature=name[:200]) from error.__cause__
+        return cls(num_frames, features)
+
+    def summary(self) -> dict[str, Any]:
+        """What people look at, as JSON: no sketches; `null` for a channel without numbers."""
+        return {name: _summary(feature) for name, feature in self.items()}
+
+    def __str__(self) -> str:
+        """A table with a line for each channel."""
+        quantiles = [f"{share:.0%}" for share in _SHOWN_QUANTILES]
+        rows: list[Sequence[str]] = [
+            ("feature", "mean", "std", "min", *quantiles, "max", "NaN", "infinite", "numbers")
+        ]
+        for name, feature in self.items():
+            columns = [feature.mean, feature.std, feature.min]
+            columns += [*feature.quantile(_SHOWN_QUANTILES), feature.max]
+            counts = [feature.num_nan, feature.num_infinite, feature.count]
+            for channel in range(min(len(feature.sketches), _SHOWN_CHANNELS)):
+                label = name if len(feature.sketches) == 1 else f"{name}[{channel}]"
+                reals = [f"{column[channel]:.5g}" for column in columns]
+                rows.append((label, *reals, *(f"{count[channel]:,}" for count in counts)))
+            if (more := len(feature.sketches) - _SHOWN_CHANNELS) > 0:
+                rows.append((f"… {more} more", *[""] * (len(rows[0]) - 1)))
+        return "\n".join(table_lines(rows, left=1))
+
+
+def _summary(feature: FeatureStatistics) -> dict[str, Any]:
+    columns = {
+        "mean": feature.mean,
+        "std": feature.std,
+        "min": feature.min,
+        "max": feature.max,
+        **{f"q{share * 100:02.0f}": feature.quantile(share) for share in _SHOWN_QUANTILES},
+    }
+    return {
+        "num_frames": feature.num_frames,
+        "count": feature.count.tolist(),
+        "num_nan": feature.num_nan.tolist(),
+        "num_infinite": feature.num_infinite.tolist(),
+        **{
+            name: [None if np.isnan(number) else float(number) for number in column]
+            for name, column in columns.items()
+        },
+        "rank_error": feature.rank_error,
+    }
+
+
+def _feature(value: object, num_frames: int) -> FeatureStatistics:
+    value = _object(value, {"dtype", "num_frames", "channels"}, "a feature's statistics")
+    frames = _count(value, num_frames)
+    channels = value["channels"]
+    if not isinstance(channels, list) or not 1 <= len(channels) <= MAX_CHANNELS:
+        raise FormatError(
+            "a feature's channels are not a list of the right length",
+            expected=f"1 to {MAX_CHANNELS}",
+            got=len(channels) if isinstance(channels, list) else repr(channels)[:50],
+        )
+    if value["dtype"] not in _DTYPES:
+        raise FormatError(
+            "statistics of a dtype that has none",
+            expected=", ".join(_DTYPES),
+            got=repr(value["dtype"])[:50],
+        )
+    dtype = np.dtype(value["dtype"])
+    return FeatureStatistics(frames, tuple(Sketch.from_json(item, dtype) for item in channels))
+
+
+_DTYPES = ("|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f4", "<f8")
+
+
+def _object(value: object, keys: set[str], what: str) -> dict[str, Any]:
+    if not isinstance(value, dict) or set(value) != keys:
+        raise FormatError(
+            f"{what}: not an object of the right keys",
+            expected=", ".join(sorted(keys)),
+            got=repr(list(value))[:200] if isinstance(value, dict) else repr(value)[:50],
+        )
+    return value
+
+
+def _count(value: dict[str, Any], most: int) -> int:
+    number = value["num_frames"]
+    if type(number) is not int or not 0 <= number <= most:
+        raise FormatError(
+            "statistics of a bad num_frames", expected=f"0 to {most}", got=repr(number)[:50]
+        )
+    return number

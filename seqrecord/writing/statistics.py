@@ -1,0 +1,96 @@
+"""Statistics of a dataset: kept when it is written, computed for one that has none."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from os import PathLike
+from typing import Any
+
+from seqrecord.errors import DestinationError, FormatError, NotFoundError
+from seqrecord.format.manifest import INDEX, Manifest, put_manifest
+from seqrecord.format.statistics import encode_statistics, read_statistics
+from seqrecord.reading.metadata import load_index
+from seqrecord.reading.reader import SeqRecordReader
+from seqrecord.reading.statistics import StatisticsProgress, compute_statistics
+from seqrecord.statistics import Statistics
+from seqrecord.storage import Storage, open_storage
+from seqrecord.writing.commits import Version, put_index_file, read_base, tidy
+
+__all__ = ["add_statistics", "merged", "statistics_of"]
+
+_logger = logging.getLogger("seqrecord")
+
+
+def merged(parts: Sequence[Statistics | None]) -> Statistics | None:
+    """The statistics of all parts together; `None` where one has none."""
+    known = [part for part in parts if part is not None]
+    if not known or len(known) < len(parts):
+        return None
+    return reduce(Statistics.merged, known)
+
+
+def statistics_of(
+    storage: Storage, manifest: Manifest | None, version: Version, new: Statistics | None
+) -> Statistics | None:
+    """Those of a dataset that was `manifest` and becomes `version`, of which `new` was written.
+
+    `None` where they would leave out frames, or nothing was written.
+    """
+    if new is None or not new.num_frames:
+        return None
+    old = None
+    if manifest is not None and manifest.statistics is not None:
+        try:
+            old = read_statistics(storage, manifest.statistics, manifest.schema)
+        except (NotFoundError, FormatError) as error:
+            _logger.warning("%s: the statistics are not kept: %s", storage.url, error)
+    together = new if old is None else old.merged(new)
+    num_frames = int(version.index.num_frames.sum())
+    if together.num_frames == num_frames:
+        return together
+    _logger.info(
+        "%s: no statistics, for %d of %d frames have none; `seqrecord stats` computes them",
+        *(storage.url, num_frames - together.num_frames, num_frames),
+    )
+    return None
+
+
+def add_statistics(
+    location: str | PathLike[str],
+    *,
+    max_frames: int | None = None,
+    num_threads: int | None = None,
+    progress: Callable[[StatisticsProgress], None] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Statistics:
+    """Compute a dataset's statistics, and put them into it in place of those that are there.
+
+    Arguments are those of `compute_statistics`. Raises what that and `seqrecord.open` raise, and
+    `ConflictError` where a writer commits meanwhile; then nothing was changed.
+    """
+    storage = open_storage(location, storage_options)
+    try:
+        base = read_base(storage)
+        if base.manifest is None:
+            raise DestinationError("no dataset there", file=storage.url)
+        reader = SeqRecordReader(storage, base.manifest, load_index(storage, base.manifest))
+        statistics = compute_statistics(
+            reader, max_frames=max_frames, num_threads=num_threads, progress=progress
+        )
+        data = encode_statistics(statistics)
+        if data is None:
+            raise DestinationError("the statistics are too large to be stored", file=storage.url)
+        path = f"{INDEX}/{secrets.token_hex(8)}-statistics.json"
+        file = put_index_file(storage, path, data)
+        try:
+            put_manifest(storage, replace(base.manifest, statistics=file), expected=base.tag)
+        except DestinationError:
+            tidy(storage, [path])
+            raise
+        return statistics
+    finally:
+        storage.close()

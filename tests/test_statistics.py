@@ -1,0 +1,304 @@
+"""Statistics of frames against the frames themselves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from seqrecord.collecting import FRAME_PIXELS, StatisticsCollector
+from seqrecord.errors import FormatError
+from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
+from seqrecord.statistics import Statistics, num_channels
+
+
+def spec(name: str, dtype: str, shape: tuple[int | None, ...]) -> FeatureSpec:
+    return FeatureSpec(name, np.dtype(dtype), shape)
+
+
+SCHEMA = Schema(
+    [
+        spec("image", "|u1", (32, 40, 3)),
+        spec("depth", "<f4", (32, 40)),
+        spec("half", "<f2", (5, 4)),
+        spec("flag", "|b1", ()),
+        spec("action", "<f8", (7,)),
+        spec("imu", "<f4", (None, 6)),
+        spec("ragged", "<i2", (None, None)),
+        spec("spectrum", "<c8", (4,)),
+    ]
+)
+
+
+def frame(rng: np.random.Generator) -> dict[str, npt.NDArray[Any]]:
+    depth = rng.normal(5, 2, (32, 40)).astype("<f4")
+    depth[:4] = np.inf
+    depth[4, :2] = np.nan
+    return {
+        "image": rng.integers(0, 256, (32, 40, 3), np.uint8),
+        "depth": depth,
+        "half": rng.normal(0, 1, (5, 4)).astype("<f2"),
+        "flag": np.array(rng.random() < 0.25),
+        "action": rng.normal(np.arange(7), 1, 7),
+        "imu": rng.normal(0, 1, (rng.integers(0, 12), 6)).astype("<f4"),
+        "ragged": rng.integers(-9, 9, tuple(rng.integers(1, 6, 2)), np.int16),
+        "spectrum": np.ones(4, "<c8"),
+    }
+
+
+def episodes(seed: int, lengths: Sequence[int]) -> dict[str, list[dict[str, npt.NDArray[Any]]]]:
+    rng = np.random.default_rng(seed)
+    return {f"e{i}": [frame(rng) for _ in range(count)] for i, count in enumerate(lengths)}
+
+
+def collected(
+    schema: Schema, data: dict[str, list[dict[str, npt.NDArray[Any]]]]
+) -> StatisticsCollector:
+    collector = StatisticsCollector(schema)
+    for key, frames in data.items():
+        collector.begin(key)
+        for item in frames:
+            collector.add(item)
+        collector.keep()
+    return collector
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels"),
+    [
+        ((), 1),
+        ((7,), 7),
+        ((256,), 256),
+        ((257,), 1),
+        ((None,), 1),
+        ((480, 640), 1),
+        ((480, 640, 1), 1),
+        ((480, 640, 3), 3),
+        ((10, 6), 6),
+        ((None, 6), 6),
+        ((16, 33), 1),
+        ((3, None), 1),
+    ],
+)
+def test_the_last_axis_is_of_channels_where_it_is_short(
+    shape: tuple[int | None, ...], channels: int
+) -> None:
+    assert num_channels(spec("x", "<f4", shape)) == channels
+
+
+def test_small_features_are_looked_at_whole() -> None:
+    data = episodes(1, [30, 1, 12])
+    statistics = collected(SCHEMA, data).statistics()
+    frames = [item for items in data.values() for item in items]
+    assert statistics.num_frames == 43
+    assert set(statistics) == set(SCHEMA) - {"spectrum"}
+    for name, channels in [("half", 4), ("flag", 1), ("action", 7), ("imu", 6), ("ragged", 1)]:
+        rows = np.concatenate([item[name].reshape(-1, channels) for item in frames])
+        exact = rows.astype(np.float64)
+        got = statistics[name]
+        assert got.num_frames == 43
+        np.testing.assert_array_equal(got.count, np.full(channels, len(rows)))
+        np.testing.assert_allclose(got.mean, exact.mean(0), atol=1e-9)
+        np.testing.assert_allclose(got.std, exact.std(0), rtol=1e-9)
+        np.testing.assert_array_equal(got.min, exact.min(0))
+        np.testing.assert_array_equal(got.max, exact.max(0))
+        assert got.rank_error == 0  # so few numbers are all kept
+        np.testing.assert_array_equal(
+            got.quantile([0.1, 0.5]),
+            np.quantile(exact, [0.1, 0.5], axis=0, method="inverted_cdf"),
+        )
+        assert got.quantile(0.5).shape == (channels,)
+
+
+def test_pixels_of_large_frames_are_drawn_evenly() -> None:
+    """Each pixel holds its own place: so the mean of what is drawn says where it was drawn."""
+    height, width, count = 60, 80, 200
+    places = np.arange(height * width, dtype="<f4").reshape(height, width)
+    schema = Schema([spec("place", "<f4", (height, width))])
+    collector = collected(schema, {"e": [{"place": places}] * count})
+    got = collector.statistics()["place"]
+    assert got.count.tolist() == [count * FRAME_PIXELS]
+    assert got.mean[0] / places.size == pytest.approx(0.5, abs=0.002)
+    assert got.std[0] / places.size == pytest.approx(12**-0.5, abs=0.002)
+    assert got.min[0] < 0.001 * places.size
+    assert got.max[0] > 0.999 * places.size
+    shares = [0.01, 0.25, 0.5, 0.75, 0.99]
+    np.testing.assert_allclose(got.quantile(shares)[:, 0] / places.size, shares, atol=0.005)
+
+
+def test_channels_stay_apart_and_infinities_are_counted() -> None:
+    data = episodes(2, [40])
+    statistics = collected(SCHEMA, data).statistics()
+    assert statistics["image"].count.tolist() == [40 * FRAME_PIXELS] * 3
+    depth = statistics["depth"]
+    assert depth.count + depth.num_nan + depth.num_infinite == 40 * FRAME_PIXELS
+    assert depth.num_infinite / (40 * FRAME_PIXELS) == pytest.approx(4 / 32, abs=0.01)
+    assert 0 < depth.num_nan[0] < 100
+    assert depth.mean[0] == pytest.approx(5, abs=0.1)
+    colours = Schema([spec("image", "|u1", (32, 40, 3))])
+    image = np.broadcast_to(np.array([10, 20, 30], np.uint8), (32, 40, 3))
+    got = collected(colours, {"e": [{"image": image}]}).statistics()["image"]
+    assert (got.min.tolist(), got.max.tolist()) == ([10, 20, 30], [10, 20, 30])
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda a: np.asfortranarray(a),
+        lambda a: np.ascontiguousarray(a[::-1])[::-1],
+        lambda a: a.astype(a.dtype.newbyteorder(">")),
+    ],
+    ids=["fortran", "flipped", "big-endian"],
+)
+def test_how_an_array_lies_in_memory_does_not_matter(view: Any) -> None:
+    data = episodes(3, [4])
+    moved = {
+        key: [{n: view(a) if a.ndim else a for n, a in f.items()} for f in frames]
+        for key, frames in data.items()
+    }
+    one, two = (collected(SCHEMA, item).statistics().to_json() for item in (data, moved))
+    assert one == two
+
+
+def test_it_does_not_matter_who_sees_which_episode() -> None:
+    data = episodes(4, [9, 30, 2, 17])
+    whole = collected(SCHEMA, data).statistics()
+    parts = [collected(SCHEMA, {key: data[key]}).statistics() for key in ("e2", "e0", "e3", "e1")]
+    merged = parts[0]
+    for part in parts[1:]:
+        merged = merged.merged(part)
+    assert merged.num_frames == whole.num_frames == 58
+    for name in whole:
+        one, two = whole[name], merged[name]
+        assert one.num_frames == two.num_frames
+        for column in ("count", "num_nan", "num_infinite", "min", "max"):
+            np.testing.assert_array_equal(getattr(one, column), getattr(two, column), name)
+        np.testing.assert_allclose(one.mean, two.mean, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(one.std, two.std, rtol=1e-9, atol=1e-12)
+
+
+def test_an_episode_that_is_given_up_does_not_count() -> None:
+    data = episodes(5, [3, 200])
+    collector = StatisticsCollector(SCHEMA)
+    collector.begin("lost")
+    for item in data["e1"]:
+        collector.add(item)
+    collector.begin("e0")
+    for item in data["e0"]:
+        collector.add(item)
+    collector.keep()
+    expected = collected(SCHEMA, {"e0": data["e0"]}).statistics()
+    assert collector.statistics().to_json() == expected.to_json()
+
+
+def test_arrays_may_be_filled_again_after_they_were_added() -> None:
+    schema = Schema([spec("action", "<f4", (2,)), spec("big", "<f4", (50, 50))])
+    frame: Frame = {"action": np.ones(2, "<f4"), "big": np.ones((50, 50), "<f4")}
+    collector = StatisticsCollector(schema)
+    collector.begin("e")
+    collector.add(frame)
+    for array in frame.values():
+        np.asarray(array)[...] = 5
+    collector.keep()
+    got = collector.statistics()
+    assert got["action"].max.tolist() == [1, 1]
+    assert got["big"].max.tolist() == [1]
+
+
+def test_images_that_stay_encoded_have_no_statistics() -> None:
+    schema = Schema([spec("image", "|u1", (2, 2)), spec("pose", "<f4", (3,))])
+    collector = StatisticsCollector(schema)
+    collector.begin("e")
+    collector.add({"image": EncodedImage(b"png"), "pose": np.zeros(3, "<f4")})
+    collector.keep()
+    assert set(collector.statistics()) == {"pose"}
+    other = Statistics(1, {})
+    assert set(collector.statistics().merged(other)) == set()
+
+
+def test_many_frames_are_sketched_in_pieces() -> None:
+    schema = Schema([spec("x", "<f4", ()), spec("big", "<f4", (40, 40))])
+    rng = np.random.default_rng(6)
+    values = rng.normal(0, 1, (150_000, 1)).astype("<f4")
+    collector = StatisticsCollector(schema)
+    collector.begin("e")
+    for value in values:
+        collector.add({"x": value[0]})
+    for value in values[:2000]:
+        collector.add({"big": np.full((40, 40), value[0])})
+    collector.keep()
+    got = collector.statistics()
+    assert 0 < got["x"].rank_error < 0.002
+    ordered = np.sort(values[:, 0])
+    for share in (0.01, 0.5, 0.99):
+        rank = np.searchsorted(ordered, got["x"].quantile(share)[0].astype("<f4")) / len(ordered)
+        assert rank == pytest.approx(share, abs=got["x"].rank_error + 1e-5)
+    np.testing.assert_allclose(got["big"].mean[0], values[:2000].mean(), rtol=1e-4)
+
+
+def test_json_there_and_back() -> None:
+    statistics = collected(SCHEMA, episodes(7, [5, 6])).statistics()
+    text = json.dumps(statistics.to_json(), allow_nan=False)
+    again = Statistics.from_json(json.loads(text))
+    assert again.to_json() == statistics.to_json()
+    again.check(SCHEMA)
+    assert json.loads(json.dumps(again.summary(), allow_nan=False))["flag"]["num_frames"] == 11
+    assert "action[6]" in str(again)
+
+
+def changed(value: dict[str, Any], path: str, new: object) -> dict[str, Any]:
+    copy: dict[str, Any] = json.loads(json.dumps(value))
+    *inner, last = path.split("/")
+    place: Any = copy
+    for key in inner:
+        place = place[int(key) if isinstance(place, list) else key]
+    place[last] = new
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("path", "new"),
+    [
+        ("format", "seqrecord"),
+        ("version", 2),
+        ("version", True),
+        ("num_frames", -1),
+        ("num_frames", 10),
+        ("num_frames", 1.0),
+        ("features", []),
+        ("features/flag", None),
+        ("features/flag/num_frames", 12),
+        ("features/flag/channels", []),
+        ("features/flag/channels", [None]),
+        ("features/flag/dtype", "<f2"),
+        ("features/flag/dtype", ["<f4"]),
+        ("features/flag/dtype", "<f8"),
+        ("features/depth/channels/0/count", 0),
+        ("more", 1),
+    ],
+)
+def test_bad_json_is_refused(path: str, new: object) -> None:
+    good = collected(SCHEMA, episodes(8, [11])).statistics().to_json()
+    with pytest.raises(FormatError):
+        Statistics.from_json(changed(good, path, new))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [spec("action", "<f4", (7,))],
+        [spec("action", "<f8", (6,))],
+        [spec("action", "<c8", (7,))],
+        [spec("pose", "<f8", (7,))],
+    ],
+)
+def test_statistics_of_another_schema_are_refused(other: list[FeatureSpec]) -> None:
+    schema = Schema([spec("action", "<f8", (7,))])
+    statistics = collected(schema, {"e": [{"action": np.zeros(7)}]}).statistics()
+    statistics.check(schema)
+    with pytest.raises(FormatError, match="feature: action"):
+        statistics.check(Schema(other))

@@ -1,0 +1,248 @@
+"""Statistics that a writer keeps: what is in them, who merges them, and when there are none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord import SeqRecordWriter, convert
+from seqrecord.checksum import crc32c
+from seqrecord.errors import ChecksumError, ConflictError, FormatError, FrameError, NotFoundError
+from seqrecord.reading.statistics import StatisticsProgress, compute_statistics
+from seqrecord.statistics import Statistics
+from seqrecord.writing.statistics import add_statistics
+from tests.datasets import EPISODES, small_frames, write_small
+from tests.made_source import MadeSource
+from tests.tiny import change_manifest
+
+
+def statistics_of(folder: Path) -> Statistics:
+    with seqrecord.open(folder) as reader:
+        assert reader.statistics is not None
+        return reader.statistics
+
+
+def computed(folder: Path) -> Statistics:
+    with seqrecord.open(folder) as reader:
+        return compute_statistics(reader)
+
+
+def file_of(folder: Path) -> Path:
+    with seqrecord.open(folder) as reader:
+        assert reader.manifest.statistics is not None
+        return folder / reader.manifest.statistics.path
+
+
+def write(folder: Path, keys: str, **arguments: Any) -> None:
+    with SeqRecordWriter(folder, **arguments) as writer:
+        for key in keys:
+            with writer.episode(key) as episode:
+                for number in range(10):
+                    episode.append({"x": np.full(3, ord(key) + number, np.float32)})
+
+
+def assert_alike(one: Statistics, two: Statistics) -> None:
+    """The same but for rounding and for what quantiles may differ by."""
+    assert (one.num_frames, list(one)) == (two.num_frames, list(two))
+    for name in one:
+        for column in ("num_frames", "count", "num_nan", "num_infinite", "min", "max"):
+            np.testing.assert_array_equal(
+                getattr(one[name], column), getattr(two[name], column), f"{name} {column}"
+            )
+        np.testing.assert_allclose(one[name].mean, two[name].mean, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(one[name].std, two[name].std, rtol=1e-9, atol=1e-12)
+
+
+def test_a_writer_keeps_what_its_frames_are_like(tmp_path: Path) -> None:
+    write_small(tmp_path / "d")
+    got, expected = statistics_of(tmp_path / "d"), computed(tmp_path / "d")
+    assert set(expected) - set(got) == {"photo"}  # it is kept as PNG, and nothing decodes it here
+    assert got.num_frames == sum(EPISODES.values())
+    for name in got:
+        assert json.dumps(got.to_json()["features"][name]) == json.dumps(
+            expected.to_json()["features"][name]
+        )
+
+
+def test_it_may_be_told_not_to(tmp_path: Path) -> None:
+    write(tmp_path / "d", "ab", statistics=False)
+    with seqrecord.open(tmp_path / "d") as reader:
+        assert reader.statistics is None
+    assert not list((tmp_path / "d" / "index").glob("*.json"))
+
+
+def test_an_append_merges(tmp_path: Path) -> None:
+    write(tmp_path / "d", "ab")
+    old = file_of(tmp_path / "d")
+    write(tmp_path / "d", "cd", mode="append")
+    write(tmp_path / "whole", "abcd")
+    assert_alike(statistics_of(tmp_path / "d"), statistics_of(tmp_path / "whole"))
+    assert old.exists()  # for readers that have just read the manifest before
+    write(tmp_path / "d", "e", mode="append")
+    assert not old.exists()
+    assert file_of(tmp_path / "d").exists()
+
+
+def test_an_append_of_nothing_keeps_them(tmp_path: Path) -> None:
+    write(tmp_path / "d", "ab")
+    before = statistics_of(tmp_path / "d").to_json()
+    write(tmp_path / "d", "", mode="append")
+    write(tmp_path / "d", "", mode="append", statistics=False)
+    assert statistics_of(tmp_path / "d").to_json() == before
+
+
+@pytest.mark.parametrize(("first", "second"), [(False, True), (True, False)])
+def test_where_some_frames_have_none_there_are_none(
+    tmp_path: Path, first: bool, second: bool
+) -> None:
+    write(tmp_path / "d", "ab", statistics=first)
+    write(tmp_path / "d", "cd", mode="append", statistics=second)
+    with seqrecord.open(tmp_path / "d") as reader:
+        assert reader.statistics is None
+    made = add_statistics(tmp_path / "d")
+    assert made.num_frames == 40
+    write(tmp_path / "whole", "abcd")
+    assert_alike(statistics_of(tmp_path / "d"), statistics_of(tmp_path / "whole"))
+    write(tmp_path / "d", "e", mode="append")  # from now on they are kept again
+    assert statistics_of(tmp_path / "d").num_frames == 50
+
+
+def test_a_resume_that_finds_episodes_has_none(tmp_path: Path) -> None:
+    writer = SeqRecordWriter(tmp_path / "d")
+    with writer.episode("a") as episode:
+        episode.append({"x": np.zeros(3)})
+    writer.abort()
+    with SeqRecordWriter(tmp_path / "d", mode="resume") as writer, writer.episode("b") as episode:
+        episode.append({"x": np.ones(3)})
+    with seqrecord.open(tmp_path / "d") as reader:
+        assert list(reader.episodes) == ["a", "b"]
+        assert reader.statistics is None
+
+
+def test_an_episode_that_was_given_up_is_not_in_them(tmp_path: Path) -> None:
+    with SeqRecordWriter(tmp_path / "d") as writer:
+        with writer.episode("a") as episode:
+            episode.append({"x": np.zeros(3)})
+        episode = writer.episode("b")
+        episode.append({"x": np.full(3, 100.0)})
+        with pytest.raises(FrameError):
+            episode.append({"x": np.full(4, 100.0)})
+        with writer.episode("c") as episode:
+            episode.append({"x": np.ones(3)})
+    got = statistics_of(tmp_path / "d")
+    assert got["x"].max.tolist() == [1, 1, 1]
+    assert_alike(got, computed(tmp_path / "d"))
+
+
+def test_what_was_flushed_is_in_them(tmp_path: Path) -> None:
+    with SeqRecordWriter(tmp_path / "d") as writer:
+        episode = writer.episode("a")
+        episode.append({"x": np.zeros(3)})
+        episode.flush()
+        episode.append({"x": np.full(3, 100.0)})
+        with pytest.raises(FrameError):
+            episode.append({"x": np.full(4, 100.0)})
+        with writer.episode("c") as episode:
+            for number in range(5):
+                episode.append({"x": np.full(3, float(number))})
+                if number % 2:
+                    episode.flush()
+    got = statistics_of(tmp_path / "d")
+    assert got.num_frames == 6
+    assert got["x"].max.tolist() == [4, 4, 4]
+    assert_alike(got, computed(tmp_path / "d"))
+
+
+def test_conversions_merge_those_of_their_workers(tmp_path: Path) -> None:
+    source = MadeSource()
+    convert(source, tmp_path / "one", workers=1, record_bytes=30_000)
+    convert(source, tmp_path / "two", workers=2, record_bytes=30_000)
+    assert_alike(statistics_of(tmp_path / "one"), statistics_of(tmp_path / "two"))
+    assert_alike(statistics_of(tmp_path / "one"), computed(tmp_path / "two"))
+    convert(source, tmp_path / "none", workers=1, statistics=False)
+    with seqrecord.open(tmp_path / "none") as reader:
+        assert reader.statistics is None
+
+
+def test_a_reindex_keeps_them_while_the_frames_are_the_same(tmp_path: Path) -> None:
+    write(tmp_path / "d", "ab")
+    before = statistics_of(tmp_path / "d").to_json()
+    seqrecord.reindex(tmp_path / "d")
+    assert statistics_of(tmp_path / "d").to_json() == before
+    (tmp_path / "d" / "manifest.json").unlink()
+    seqrecord.reindex(tmp_path / "d")
+    with seqrecord.open(tmp_path / "d") as reader:
+        assert reader.statistics is None
+
+
+def test_features_that_stay_encoded_are_computed_later(tmp_path: Path) -> None:
+    write_small(tmp_path / "d")
+    assert "photo" not in statistics_of(tmp_path / "d")
+    add_statistics(tmp_path / "d")
+    photo = statistics_of(tmp_path / "d")["photo"]
+    frames = [f for i, n in enumerate(EPISODES.values()) for f in small_frames(i, n)]
+    assert photo.num_frames == len(frames)
+    assert photo.mean == pytest.approx(np.mean([f["photo"] for f in frames], (0, 1, 2)), abs=3)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "gone"])
+def test_a_damaged_file_is_refused(tmp_path: Path, damage: str) -> None:
+    write(tmp_path / "d", "ab")
+    path = file_of(tmp_path / "d")
+    data = bytearray(path.read_bytes())
+    error: type[Exception] = FormatError
+    if damage == "cut":
+        path.write_bytes(data[:-1])
+    elif damage == "flipped":
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+        error = ChecksumError
+    else:
+        path.unlink()
+        error = NotFoundError
+    with seqrecord.open(tmp_path / "d") as reader, pytest.raises(error, match=path.name):
+        _ = reader.statistics
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "match"),
+    [
+        (b'"version": 1', b'"version": 7', "a version that is known"),
+        (b'"num_frames": 20', b'"num_frames": 19', "bad num_frames"),
+        (b'"x": {', b'"y": {', "feature: y"),
+        (b'"nan": 0', b'"nan": X', "not valid JSON"),
+        (b'"nan": 0', b'"nan":-1', "a bad nan"),
+    ],
+)
+def test_a_file_that_breaks_a_rule_is_refused(
+    tmp_path: Path, old: bytes, new: bytes, match: str
+) -> None:
+    write(tmp_path / "d", "ab")
+    path = file_of(tmp_path / "d")
+    data = path.read_bytes()
+    assert old in data
+    data = data.replace(old, new, 1)
+    path.write_bytes(data)
+    crc = f"{crc32c(data):08x}"
+    change_manifest(tmp_path / "d", lambda value: value["statistics"].update(crc32c=crc))
+    with seqrecord.open(tmp_path / "d") as reader, pytest.raises(FormatError, match=match):
+        _ = reader.statistics
+
+
+def test_another_writer_comes_first(tmp_path: Path) -> None:
+    write(tmp_path / "d", "ab", statistics=False)
+
+    def interfere(_progress: StatisticsProgress) -> None:
+        write(tmp_path / "d", "c", mode="append")
+
+    with pytest.raises(ConflictError):
+        add_statistics(tmp_path / "d", progress=interfere)
+    with seqrecord.open(tmp_path / "d") as reader:
+        assert reader.statistics is None
+        assert len(reader.episodes) == 3
+    assert not list((tmp_path / "d" / "index").glob("*.json"))
