@@ -27,6 +27,8 @@ from seqrecord.version import __version__
 from seqrecord.writing.commits import reindex
 from seqrecord.writing.convert import convert
 from seqrecord.writing.export import export
+from seqrecord.writing.recorder import SeqRecordRecorder
+from seqrecord.writing.statistics import add_statistics
 from seqrecord.writing.writer import SeqRecordWriter
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ __all__ = [
     "SeqRecordNode",
     "SeqRecordPipe",
     "SeqRecordReader",
+    "SeqRecordRecorder",
     "SeqRecordStream",
     "SeqRecordWriter",
     "Source",
@@ -69,6 +72,7 @@ __all__ = [
     "StorageError",
     "TartanAir",
     "__version__",
+    "add_statistics",
     "bench",
     "cache_info",
     "clear_cache",

@@ -13,7 +13,8 @@
     │   ├── NotFoundError         it is not there
     │   ├── LocationError         a path or URL that cannot be understood
     │   ├── DestinationError      a destination that may not be written to as asked
-    │   │   └── ConflictError     another writer was there first
+    │   │   ├── ConflictError     another writer was there first
+    │   │   └── QueueFullError    frames are recorded faster than they can be written
     │   ├── AccessError           the service refuses: a credential that is wrong, missing, expired
     │   └── TransientError        it may go well if tried again: a timeout, a reset, a busy server
     │       └── DeadlineError     it was tried again until the deadline
@@ -47,6 +48,7 @@ __all__ = [
     "MemoryLimitError",
     "MissingPackageError",
     "NotFoundError",
+    "QueueFullError",
     "SchemaError",
     "SeqRecordError",
     "SourceError",
@@ -155,6 +157,10 @@ class DestinationError(StorageError):
 
 class ConflictError(DestinationError):
     """Another writer was there first: what is there is no longer what this one began with."""
+
+
+class QueueFullError(DestinationError):
+    """Frames are recorded faster than they can be written, and there is no room for one more."""
 
 
 class AccessError(StorageError):

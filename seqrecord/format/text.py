@@ -22,12 +22,16 @@ __all__ = [
     "encode_metadata",
     "parse_json",
     "parse_metadata",
+    "truncated_metadata",
+    "whole_metadata",
 ]
 
 MAX_KEY_LENGTH = 1024  # bytes of UTF-8
 MAX_METADATA_LENGTH = 1 << 20  # characters, all of them ASCII, per episode
 MAX_INTEGER_DIGITS = 1000  # reading one takes time that grows with their square
 MAX_JSON_DEPTH = 64  # so that nothing which walks a value runs out of stack
+
+_TRUNCATED = "truncated"
 
 MAX_JSON_VALUES = 1 << 20  # in all of a manifest, or of a footer
 _FREE_VALUES = 1 << 16  # which a schema may need, whatever the length of its names
@@ -82,6 +86,21 @@ def parse_metadata(text: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise FormatError("metadata is not a JSON object", got=repr(value)[:200])
     return value
+
+
+def truncated_metadata(text: str) -> str:
+    """The metadata of an episode that ends here because its writer was stopped, not by its will."""
+    try:
+        return encode_metadata({**parse_metadata(text), _TRUNCATED: True})
+    except FormatError:  # it would be too long
+        return text
+
+
+def whole_metadata(text: str) -> str:
+    """The metadata without the mark of `truncated_metadata`."""
+    value = parse_metadata(text)
+    value.pop(_TRUNCATED, None)
+    return encode_metadata(value)
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -16,6 +16,7 @@ from seqrecord.format import EpisodePart, Footer
 from seqrecord.format.edits import Edits
 from seqrecord.format.index import NO_SPLIT, GroupIndex, Index, check_text
 from seqrecord.format.rows import features_of
+from seqrecord.format.text import whole_metadata
 from seqrecord.schema import Schema
 
 __all__ = ["BuiltIndex", "LostEpisode", "build_index", "complete_episodes"]
@@ -224,9 +225,7 @@ def _join(footers: Sequence[Footer], parts: Sequence[tuple[int, int]]) -> _Rows 
     """
     described = [footers[file].episodes[number] for file, number in parts]
     lengths = {part.num_frames for part in described if part.num_frames is not None}
-    episode = replace(described[0], num_frames=max(lengths, default=None))
-    if any(replace(part, num_frames=episode.num_frames) != episode for part in described):
-        raise _contradiction(episode)
+    episode = _common(described, max(lengths, default=None))
     groups = []
     for group in range(len(footers[parts[0][0]].chunks)):
         pieces = [_rows_of(footers[file], file, number, group) for file, number in parts]
@@ -236,8 +235,27 @@ def _join(footers: Sequence[Footer], parts: Sequence[tuple[int, int]]) -> _Rows 
         if None not in first:
             whole = tuple(rows for rows in first if rows is not None)
             files = tuple(file for file, _ in parts)
-            return _Rows(replace(episode, num_frames=length), whole, files)
+            # Of what says so, what ends it is whole; a flush there says that it is truncated.
+            ends = [part for part in described if part.num_frames == length]
+            metadata = {part.metadata for part in ends}
+            chosen = episode.metadata if episode.metadata in metadata else ends[0].metadata
+            return _Rows(replace(episode, num_frames=length, metadata=chosen), whole, files)
     return None
+
+
+def _common(parts: Sequence[EpisodePart], num_frames: int | None) -> EpisodePart:
+    """What parts of an episode have in common, with this number of frames.
+
+    They may differ in that, and in whether they say that the episode is truncated.
+    """
+    texts = {part.metadata for part in parts}
+    whole = {whole_metadata(text) for text in texts} if len(texts) > 1 else texts
+    metadata = next(iter(texts & whole or whole))
+    episode = replace(parts[0], num_frames=num_frames, metadata=metadata)
+    same = {replace(part, num_frames=num_frames, metadata=metadata) for part in parts}
+    if len(whole) > 1 or len(same) > 1:
+        raise _contradiction(episode)
+    return episode
 
 
 def _first_frames(rows: _Piece, num_frames: int, episode: EpisodePart) -> _Piece | None:

@@ -76,6 +76,7 @@ class OpenFile:
         self._gaps: list[list[npt.NDArray[Any]]] = [[] for _ in schema.groups]
         self._row_dtypes = [chunk_row(len(g), len(g.variable)) for g in schema.groups]
         self._begun = self._noted = self._mark()  # where the last episode begins; the last note
+        self._before = self._noted  # and the note before that
         self._row_bytes = 0
         self._text_bytes = 0  # of the episodes in the footer
 
@@ -88,7 +89,7 @@ class OpenFile:
         """Write a chunk."""
         if not self.holds(episode):
             # In this order, since an interrupt may come between any two of them.
-            self._begun = self._noted = self._mark()
+            self._begun = self._noted = self._before = self._mark()
             self._text_bytes += _text_bytes(episode)
             self._episodes.append(episode)
         chunks, gaps = self._chunks[chunk.group], self._gaps[chunk.group]
@@ -110,15 +111,19 @@ class OpenFile:
             or len(self._episodes) >= FULL_FOOTER_EPISODES
         )
 
-    def complete(self, num_frames: int) -> None:
+    def complete(self, num_frames: int, metadata: str) -> None:
         """What is here of the last episode is whole, or ends it: it has so many frames so far.
 
-        Its chunks since the last such call go into a note.
+        Its chunks since the last such call go into a note. Where there are none and the metadata is
+        other than there, so do those of the call before.
         """
-        since, self._noted = self._noted, self._mark()
-        episode = self._episodes[-1] = replace(self._episodes[-1], num_frames=num_frames)
-        if since != self._noted:
-            self.upload.checkpoint(encode_footer(self._footer([episode], since)))
+        before = self._episodes[-1]
+        episode = self._episodes[-1] = replace(before, num_frames=num_frames, metadata=metadata)
+        if (mark := self._mark()) != self._noted:
+            self._before, self._noted = self._noted, mark
+        elif episode == before:
+            return
+        self.upload.checkpoint(encode_footer(self._footer([episode], self._before)))
 
     def forget(self, episode: EpisodePart) -> None:
         """Take back the chunks of the episode; those before its last `complete` stay."""

@@ -5,13 +5,17 @@ from __future__ import annotations
 import secrets
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
+
+from seqrecord.collecting import StatisticsCollector
 from seqrecord.errors import CodecError, DestinationError, FormatError, FrameError
 from seqrecord.format import MAX_EPISODE_FRAMES, RECORDS, EpisodePart
 from seqrecord.format.pages import Blob, PageCodec
+from seqrecord.format.text import truncated_metadata
 from seqrecord.schema import Frame, Schema
 from seqrecord.storage import Storage
 from seqrecord.writing.chunking import ChunkLength, EncodedChunk
@@ -37,11 +41,21 @@ class RecordFileWriter:
     raises `DestinationError`. What is on the storage stays for a resume.
     """
 
-    def __init__(self, storage: Storage, schema: Schema, *, writer: str, record_bytes: int) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        schema: Schema,
+        *,
+        writer: str,
+        record_bytes: int,
+        statistics: StatisticsCollector | None = None,
+    ) -> None:
         self.schema = schema
         self._storage = storage
         self._writer = writer
         self._record_bytes = record_bytes
+        self._statistics = statistics
+        self._watched = [name for name, spec in schema.items() if not spec.is_raw]
         self._codecs = {name: PageCodec(spec) for name, spec in schema.items()}
         self._encoders = {name: encoder(codec) for name, codec in self._codecs.items()}
         self._groups = [_Group(schema, number) for number in range(schema.num_groups)]
@@ -93,6 +107,8 @@ class RecordFileWriter:
         self._num_frames = self._flushed = 0
         for group in self._groups:
             group.begin(chunk_frames)
+        if self._statistics is not None:
+            self._statistics.begin(key)
 
     def append(self, frame: Frame) -> int:
         """Encode the episode's next frame. Returns the bytes that it takes.
@@ -127,6 +143,8 @@ class RecordFileWriter:
         for name, blob in blobs.items():
             self._group_of[name].frames[-1][name] = blob
         self._num_frames += 1
+        if self._statistics is not None:
+            self._statistics.add({name: frame[name] for name in self._watched if name in frame})
         for group in self._groups:
             if group.length.frames is None:
                 group.length.add(group.frames[-1])
@@ -141,8 +159,10 @@ class RecordFileWriter:
             return
         for group in self._groups:
             self._write_rest(group)
-        self._complete()
+        self._complete(truncated_metadata(self._episode.metadata))
         self._flushed = self._num_frames
+        if self._statistics is not None:
+            self._statistics.keep()
 
     def end(self) -> None:
         """Finish the episode: from here on a kill does not lose it."""
@@ -154,8 +174,9 @@ class RecordFileWriter:
         for group in self._groups:
             group.length.settle()
             self._write_rest(group)
-        if self._flushed < self._num_frames:
-            self._complete()
+        self._complete(episode.metadata)
+        if self._statistics is not None:
+            self._statistics.keep()
         self._episode = None
 
     def copy(self, episode: EpisodePart, chunks: Iterable[StoredChunk]) -> None:
@@ -174,7 +195,7 @@ class RecordFileWriter:
         except FormatError:
             self.drop()
             raise
-        self._complete()
+        self._complete(episode.metadata)
         self._episode = None
 
     def drop(self) -> bool:
@@ -224,9 +245,25 @@ class RecordFileWriter:
         del group.frames[:num_frames]
         pages = [self._codecs[name].join(blobs) for name, blobs in chunk.blobs.items()]
         row, table = chunk.row(schema, group.written, pages)
+        if self._statistics is not None:
+            self._watch(schema, group.written, chunk, pages)
         gaps = {self.schema.position(name): present for name, present in chunk.gaps.items()}
         self._store(StoredChunk(group.number, row, gaps, [*pages, table]))
         group.written += chunk.num_frames
+
+    def _watch(
+        self, schema: Schema, first_frame: int, chunk: EncodedChunk, pages: Sequence[bytes]
+    ) -> None:
+        """Statistics of raw features: their pages are the frames, many of them at once."""
+        assert self._statistics is not None
+        for (name, spec), page in zip(schema.items(), pages, strict=True):
+            if spec.is_raw and len(page):
+                shape = tuple(size for size in spec.shape if size is not None)
+                frames = np.frombuffer(page, spec.dtype).reshape(-1, *shape)
+                numbers = np.arange(first_frame, first_frame + chunk.num_frames)
+                if name in chunk.gaps:
+                    numbers = numbers[chunk.gaps[name]]
+                self._statistics.add_frames(name, frames, numbers)
 
     def _store(self, chunk: StoredChunk) -> None:
         """Add a chunk to the open file, or to the next one."""
@@ -240,14 +277,14 @@ class RecordFileWriter:
                 self._file = OpenFile(self._storage, self.schema, self._writer, ordinal)
             self._file.add(self._episode, chunk)
 
-    def _complete(self) -> None:
+    def _complete(self, metadata: str) -> None:
         """Note the episode as it is now, when what earlier files hold of it is there too."""
         assert self._file is not None
         assert self._episode is not None
         if self._commit is not None and self._commit.file.holds(self._episode):
             self._wait_for_commit()
         with self._storing(BaseException):
-            self._file.complete(self._num_frames)
+            self._file.complete(self._num_frames, metadata)
 
     def _finish_file(self) -> None:
         """Have the open file committed, after the one before."""

@@ -1,0 +1,94 @@
+"""The thread of a recorder: it takes frames from a queue and writes them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from seqrecord.errors import SeqRecordError
+from seqrecord.schema import Frame
+from seqrecord.writing.frame_queue import Control, FrameQueue
+from seqrecord.writing.writer import EpisodeWriter, SeqRecordWriter
+
+__all__ = ["Begin", "End", "Recording", "Stop", "Word"]
+
+
+class Word(Control):
+    """To the thread; it says when it has done what it was told."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+
+
+class Begin(Word):
+    def __init__(self, key: str, metadata: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.key, self.metadata = key, metadata
+
+
+class End(Word):
+    """The episode ends."""
+
+
+class Stop(Word):
+    """So does the thread."""
+
+
+class Recording:
+    """What the thread does: it takes frames from the queue and writes them."""
+
+    def __init__(self, writer: SeqRecordWriter, queue: FrameQueue, flush_seconds: float) -> None:
+        self.writer = writer
+        self.written_frames = 0
+        self.safe_frames = 0  # of those written
+        self._queue = queue
+        self._flush_seconds = flush_seconds
+        self._episode: EpisodeWriter | None = None
+        self._due: float | None = None  # when the first frame that is not flushed becomes too old
+
+    def run(self) -> None:
+        """Until the queue says to stop, or something fails."""
+        try:
+            while not self._queue.is_over:
+                if isinstance(self._step(), Stop):
+                    return  # the writer is closed by who told it
+            self.writer.abort()
+        except BaseException as error:
+            self._queue.fail(error)
+            with contextlib.suppress(SeqRecordError):  # it would be the same once more
+                self.writer.abort()
+
+    def _step(self) -> Frame | Control | None:
+        """Do the next thing, and return it."""
+        seconds = None if self._due is None else max(0.0, self._due - time.monotonic())
+        item = self._queue.take(seconds)
+        if isinstance(item, Begin):
+            self._episode = self.writer.episode(item.key, metadata=item.metadata)
+        elif isinstance(item, End):
+            self._end()
+        elif isinstance(item, Control):
+            pass
+        elif item is not None:
+            assert self._episode is not None, "a frame of no episode"
+            self._episode.append(item)
+            self.written_frames += 1
+            if self._due is None:
+                self._due = time.monotonic() + self._flush_seconds
+        if self._episode is not None and self._due is not None and time.monotonic() >= self._due:
+            self._episode.flush()
+            self._due, self.safe_frames = None, self.written_frames
+        if isinstance(item, Word):
+            item.done.set()
+        return item
+
+    def _end(self) -> None:
+        episode, self._episode, self._due = self._episode, None, None
+        assert episode is not None, "the end of no episode"
+        if episode.num_frames:
+            episode.close()
+            self.safe_frames = self.written_frames
+        else:
+            episode.abort()

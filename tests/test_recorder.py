@@ -1,0 +1,373 @@
+"""SeqRecordRecorder: what it records, what does not wait for what, and what a kill leaves."""
+
+from __future__ import annotations
+
+import gc
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord import FeatureSpec, Schema, SeqRecordRecorder, SeqRecordWriter
+from seqrecord.checksum import Buffer
+from seqrecord.errors import (
+    DestinationError,
+    FrameError,
+    NotFoundError,
+    QueueFullError,
+    StorageError,
+)
+from seqrecord.storage import LocalStorage, Upload
+from seqrecord.writing.frame_queue import WhenFull
+from tests.datasets import EPISODES, small_schema, write_small
+from tests.killed_recorder import EPISODE_FRAMES, made_frame
+from tests.services.process import wait_for
+
+NBYTES = 1 << 20
+LARGE = Schema([FeatureSpec("x", np.dtype(np.float32), (NBYTES // 4,))])
+
+
+def large(number: int) -> dict[str, Any]:
+    """A frame of 1 MiB."""
+    return {"x": np.full(NBYTES // 4, number, np.float32)}
+
+
+class Gate(LocalStorage):
+    """A storage that holds back who writes the first record file until it is opened."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.opened = threading.Event()
+        self.reached = threading.Event()
+
+    def create(self, path: str) -> Upload:
+        if path.startswith("records/"):
+            self.reached.set()
+            assert self.opened.wait(60)
+        return super().create(path)
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    gate = Gate(tmp_path / "d")
+    yield gate
+    gate.opened.set()
+
+
+class Burning(LocalStorage):
+    """A storage that takes so many pages and then no more."""
+
+    pages = 3
+
+    def create(self, path: str) -> Upload:
+        upload = super().create(path)
+        if path.startswith("records/"):
+            setattr(upload, "write", self._counted(upload.write))  # noqa: B010
+        return upload
+
+    def _counted(self, write: Callable[[Buffer], None]) -> Callable[[Buffer], None]:
+        def counted(data: Buffer) -> None:
+            self.pages -= len(memoryview(data)) == 24
+            if self.pages < 0:
+                raise StorageError("the disk burns", file=self.url)
+            write(data)
+
+        return counted
+
+
+def recorder_threads() -> list[str]:
+    names = [thread.name for thread in threading.enumerate()]
+    return [name for name in names if name.startswith(("seqrecord-rec", "seqrecord-spill"))]
+
+
+def test_it_records_what_a_writer_writes(tmp_path: Path) -> None:
+    written = write_small(tmp_path / "written")
+    with SeqRecordRecorder(
+        tmp_path / "recorded",
+        schema=small_schema(),
+        chunk_frames=4,
+        record_bytes=30_000,
+        flush_seconds=60,
+    ) as recorder:
+        for number, key in enumerate(EPISODES):
+            metadata = {"difficulty": key.split("/")[1], "number": number, "place": "Ürümqi"}
+            with recorder.episode(key, metadata=metadata) as episode:
+                for frame in written[key]:
+                    assert episode.append(frame)
+    assert recorder_threads() == []
+    with (
+        seqrecord.open(tmp_path / "written") as one,
+        seqrecord.open(tmp_path / "recorded") as two,
+    ):
+        assert list(one.episodes) == list(two.episodes)
+        for key, recorded in two.episodes.items():
+            assert recorded.metadata == one.episodes[key].metadata
+            for number, frame in enumerate(written[key]):
+                got = recorded[number]
+                assert set(got) == set(frame)
+                for name, array in frame.items():
+                    np.testing.assert_array_equal(got[name], array)
+
+
+def test_features_are_those_of_the_first_frame(tmp_path: Path) -> None:
+    with (
+        SeqRecordRecorder(tmp_path / "d") as recorder,
+        recorder.episode("a") as episode,
+    ):
+        episode.append({"x": np.zeros(3), "y": np.int32(1)})
+        episode.append({"x": np.ones(3)})
+        with pytest.raises(FrameError, match=r"episode: a; frame: 2; .*got: z"):
+            episode.append({"z": np.zeros(3)})
+    with seqrecord.open(tmp_path / "d") as dataset:
+        assert set(dataset.features) == {"x", "y"}
+        assert len(dataset.episodes["a"]) == 2
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"x": np.zeros(3, np.float32)}, {"x": np.zeros(4)}, {}, {"x": np.zeros(3), "z": 1}],
+    ids=["dtype", "shape", "empty", "unknown"],
+)
+def test_a_frame_that_does_not_fit_is_refused_and_the_episode_goes_on(
+    tmp_path: Path, bad: dict[str, Any]
+) -> None:
+    with SeqRecordRecorder(tmp_path / "d") as recorder, recorder.episode("a") as episode:
+        for number in range(3):
+            episode.append({"x": np.full(3, float(number))})
+            with pytest.raises(FrameError, match=f"episode: a.*frame: {number + 1}"):
+                episode.append(bad)
+    with seqrecord.open(tmp_path / "d") as dataset:
+        np.testing.assert_array_equal(dataset.episodes["a"][:]["x"][:, 0], [0, 1, 2])
+
+
+def test_appending_waits_for_nothing(tmp_path: Path, gate: Gate) -> None:
+    """The thread stands still while frames come; arrays may be filled again at once."""
+    array = np.zeros(100)
+    schema = Schema([FeatureSpec("x", np.dtype(np.float64), (100,))])
+    with SeqRecordRecorder(gate, schema=schema, when_full="raise", chunk_frames=1) as recorder:
+        with recorder.episode("a") as episode:
+            for number in range(50):
+                array[:] = number
+                episode.append({"x": array})
+            reached, before = gate.reached.wait(60), recorder.stats()
+            gate.opened.set()
+        after = recorder.stats()
+    assert reached
+    assert (before.recorded_frames, before.written_frames) == (50, 0)
+    assert before.queued_frames == 49
+    assert (after.safe_frames, after.queued_frames) == (50, 0)
+    with seqrecord.open(tmp_path / "d") as dataset:
+        np.testing.assert_array_equal(dataset.episodes["a"][:]["x"][:, 0], np.arange(50))
+
+
+def test_more_than_the_queue_holds_is_spilled(tmp_path: Path, gate: Gate) -> None:
+    spill = tmp_path / "spill"
+    spill.mkdir()
+    recorder = SeqRecordRecorder(
+        gate, schema=LARGE, queue_size=8 * NBYTES, spill_folder=spill, chunk_frames=1
+    )
+    with recorder, recorder.episode("a") as episode:
+        for number in range(40):
+            # The disk is given time: how fast it is, is not the question.
+            wait_for(lambda: recorder.stats().queued_bytes <= 4 * NBYTES)
+            episode.append(large(number))
+        stats = recorder.stats()
+        assert stats.total_spilled_frames >= 30
+        assert stats.queued_bytes <= 8 * NBYTES
+        gate.opened.set()
+    assert list(spill.iterdir()) == []
+    with seqrecord.open(tmp_path / "d") as dataset:
+        np.testing.assert_array_equal(dataset.episodes["a"][:]["x"][:, 5], np.arange(40))
+
+
+@pytest.mark.parametrize("when_full", ["raise", "drop"])
+def test_a_queue_that_is_full(tmp_path: Path, gate: Gate, when_full: WhenFull) -> None:
+    recorder = SeqRecordRecorder(
+        gate, schema=LARGE, queue_size=4 * NBYTES, when_full=when_full, chunk_frames=1
+    )
+    taken: list[bool] = []
+    with recorder, recorder.episode("a") as episode:
+        for number in range(10):
+            try:
+                taken.append(episode.append(large(number)))
+            except QueueFullError:
+                assert when_full == "raise"
+                taken.append(False)
+        stats = recorder.stats()
+        gate.opened.set()
+    assert taken == [number < 3 for number in range(10)]
+    assert stats.recorded_frames == 3
+    assert stats.dropped_frames == (7 if when_full == "drop" else 0)
+    with seqrecord.open(tmp_path / "d") as dataset:
+        np.testing.assert_array_equal(dataset.episodes["a"][:]["x"][:, 5], np.arange(3))
+
+
+def test_a_failure_to_write_is_raised_and_what_had_ended_is_kept(tmp_path: Path) -> None:
+    recorder = SeqRecordRecorder(Burning(tmp_path / "d"), codecs="raw", chunk_frames=1)
+    with recorder.episode("a") as episode:
+        for _ in range(3):
+            episode.append({"x": np.zeros(3)})
+    episode = recorder.episode("b")
+    episode.append({"x": np.zeros(3)})
+    with pytest.raises(DestinationError, match=r"the disk burns.*resume"):
+        episode.close()
+    with pytest.raises(DestinationError, match="the disk burns"):
+        recorder.episode("c")
+    with pytest.raises(DestinationError, match="the disk burns"):
+        recorder.close()
+    assert recorder_threads() == []
+    with pytest.raises(NotFoundError):
+        seqrecord.open(tmp_path / "d")
+    with SeqRecordRecorder(tmp_path / "d", codecs="raw", mode="resume") as recorder:
+        with pytest.raises(DestinationError, match="there already"):
+            recorder.episode("a")
+        with recorder.episode("b") as episode:
+            episode.append({"x": np.zeros(3)})
+    with seqrecord.open(tmp_path / "d") as dataset:
+        assert list(dataset.episodes) == ["a", "b"]
+
+
+def test_a_loop_that_ends_by_an_error_keeps_what_was_recorded(tmp_path: Path) -> None:
+    def loop() -> None:
+        with SeqRecordRecorder(tmp_path / "d") as recorder, recorder.episode("a") as episode:
+            episode.append({"x": np.zeros(3)})
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        loop()
+    with seqrecord.open(tmp_path / "d") as dataset:
+        assert len(dataset.episodes["a"]) == 1
+    assert recorder_threads() == []
+
+
+def test_an_episode_without_frames_is_forgotten(tmp_path: Path) -> None:
+    with SeqRecordRecorder(tmp_path / "d") as recorder:
+        recorder.episode("a").close()
+        with recorder.episode("b") as episode:
+            episode.append({"x": np.zeros(3)})
+        recorder.episode("c")
+    with seqrecord.open(tmp_path / "d") as dataset:
+        assert list(dataset.episodes) == ["b"]
+
+
+def test_calls_in_the_wrong_order(tmp_path: Path) -> None:
+    with SeqRecordRecorder(tmp_path / "d") as recorder:
+        first = recorder.episode("a")
+        with pytest.raises(DestinationError, match="episode a has not ended"):
+            recorder.episode("b")
+        first.append({"x": np.zeros(3)})
+        first.close()
+        first.close()  # it has
+        with pytest.raises(DestinationError, match="the episode has ended"):
+            first.append({"x": np.zeros(3)})
+        with pytest.raises(DestinationError, match="there already"):
+            recorder.episode("a")
+    for call in (recorder.close, lambda: recorder.episode("z")):
+        with pytest.raises(DestinationError, match="the recorder is closed"):
+            call()
+    recorder.abort()  # nothing to do
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"queue_size": "many"}, "queue_size"),
+        ({"when_full": "wait"}, "no such when_full"),
+        ({"flush_seconds": 0}, "not a time between flushes"),
+        ({"flush_seconds": float("nan")}, "not a time between flushes"),
+        ({"spill_folder": "/no/such/folder"}, "cannot spill there"),
+        ({"mode": "update"}, "no such mode"),
+    ],
+)
+def test_wrong_arguments(tmp_path: Path, arguments: dict[str, Any], match: str) -> None:
+    with pytest.raises(DestinationError, match=match):
+        SeqRecordRecorder(tmp_path / "d", **arguments)
+    assert recorder_threads() == []
+
+
+@pytest.mark.parametrize("how", ["abort", "forget"])
+def test_one_that_is_not_closed_leaves_no_thread_and_no_file_of_its_own(
+    tmp_path: Path, how: str
+) -> None:
+    spill = tmp_path / "spill"
+    spill.mkdir()
+    recorder = SeqRecordRecorder(tmp_path / "d", spill_folder=spill)
+    with recorder.episode("a") as episode:
+        episode.append({"x": np.zeros(3)})
+    threads = [thread for thread in threading.enumerate() if thread.name in recorder_threads()]
+    assert len(threads) == 2
+    if how == "abort":
+        recorder.abort()
+    del recorder, episode
+    gc.collect()
+    for thread in threads:
+        thread.join(60)
+    assert recorder_threads() == []
+    assert list(spill.iterdir()) == []
+    SeqRecordWriter(tmp_path / "d", mode="resume").close()
+    with seqrecord.open(tmp_path / "d") as dataset:
+        assert list(dataset.episodes) == ["a"]
+
+
+def check_recorded(folder: Path, told: list[list[str]], mode: str) -> int:
+    """Compare what a resume finds with what was told; frames of the episode that was cut."""
+    ended = [words[1] for words in told if words[0] == "ended"]
+    safe = {words[1]: int(words[2]) for words in told if words[0] == "safe"}
+    cut = 0
+    with seqrecord.open(folder) as dataset:
+        for key in ended:
+            assert len(dataset.episodes[key]) == EPISODE_FRAMES
+        for key, count in safe.items():
+            if key not in ended and count:
+                assert len(dataset.episodes[key]) >= count
+        for key, episode in dataset.episodes.items():
+            if not key.startswith(f"{mode}/"):
+                continue
+            number = int(key.split("/")[1])
+            assert episode.metadata["episode"] == number
+            is_cut = key not in ended
+            if len(episode) < EPISODE_FRAMES:
+                assert is_cut
+                assert episode.metadata["truncated"] is True
+                cut = len(episode)
+            elif not is_cut:
+                assert "truncated" not in episode.metadata
+            for at in range(len(episode)):
+                frame = episode[at]
+                for name, array in made_frame(number, at).items():
+                    np.testing.assert_array_equal(frame[name], array)
+    return cut
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_kill_9_keeps_what_had_ended_and_the_open_episode_up_to_its_last_flush(
+    tmp_path: Path, seed: int
+) -> None:
+    """Killed after so many words of the recorder, not after so much time."""
+    rng = random.Random(seed)
+    folder = tmp_path / "d"
+    for mode in ("create", "resume"):
+        lines = rng.randrange(1, 4 * EPISODE_FRAMES)
+        with subprocess.Popen(
+            [sys.executable, "-m", "tests.killed_recorder", str(folder), "0.01", mode],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parent.parent,
+        ) as process:
+            assert process.stdout is not None
+            told = [process.stdout.readline().split() for _ in range(lines)]
+            while not any(words[0] == "ended" or words[2:] > ["0"] for words in told):
+                told.append(process.stdout.readline().split())
+            process.kill()
+            rest = process.stdout.read()
+        told += [line.split() for line in rest.splitlines(keepends=True) if line.endswith("\n")]
+        SeqRecordWriter(folder, mode="resume").close()
+        check_recorded(folder, told, mode)
+    assert seqrecord.verify(folder, deep=True).ok
