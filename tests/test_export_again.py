@@ -30,7 +30,7 @@ from seqrecord import (
     convert,
     export,
 )
-from seqrecord.errors import DestinationError, SourceError
+from seqrecord.errors import DestinationError, SchemaError, SourceError
 from seqrecord.sources import Folders, open_source
 from tests.datasets import write_small
 
@@ -370,3 +370,48 @@ def test_broken(dataset: SeqRecordReader, tmp_path: Path, name: str) -> None:
         list(source.frames(bad))
     assert caught.value.episode == bad.key
     assert file in str(caught.value.file)
+
+
+def test_text_bytes_kinds_and_frames_a_second(tmp_path: Path) -> None:
+    values = [("ä\r\n\0", b"\0\r\n\x1a"), ("", b""), (None, b"x" * 5000), ("end", None)]
+    said = {"note": {"kind": "text"}, "x": {"kind": "state", "unit": "rad"}}
+    with (
+        SeqRecordWriter(tmp_path / "records", features=said) as writer,
+        writer.episode("k/é", fps=12.5) as episode,
+    ):
+        for number, (note, blob) in enumerate(values):
+            frame = {"x": np.float32(number), "note": note, "blob": blob}
+            episode.append({name: item for name, item in frame.items() if item is not None})
+    with seqrecord.open(tmp_path / "records") as dataset:
+        files = export(dataset, "k/é", tmp_path / "tree")
+        names = {path.name for path in files}
+        assert {"000000.txt", "000003.txt", "000002.bin", "x.npy"} <= names
+        convert(open_source(tmp_path / "tree"), tmp_path / "again", workers=1)
+        with seqrecord.open(tmp_path / "again") as again:
+            assert again.features == dataset.features
+            assert again.index.fps.tolist() == [12.5]
+            for number, (note, blob) in enumerate(values):
+                frame = again.episodes["k/é"][number]
+                assert (frame.get("note"), frame.get("blob")) == (note, blob)
+                assert frame["x"] == number
+    (tmp_path / "tree/k/é/note/000000.txt").write_bytes(b"\xff")
+    with pytest.raises(SourceError, match="not UTF-8") as caught:
+        convert(open_source(tmp_path / "tree"), tmp_path / "broken", workers=1)
+    assert (caught.value.feature, caught.value.frame) == ("note", 0)
+
+
+def test_frames_a_second_that_a_source_does_not_know(tmp_path: Path) -> None:
+    for number, fps in enumerate((12.5, None)):
+        with SeqRecordWriter(tmp_path / str(number), fps=fps) as writer:
+            with writer.episode(f"e{number}") as episode:
+                episode.append({"x": number})
+            writer.close()
+        export(tmp_path / str(number), f"e{number}", tmp_path / "tree")
+    report = convert(open_source(tmp_path / "tree"), tmp_path / "all", workers=1, fps=25)
+    assert report.written == ("e0", "e1")
+    with seqrecord.open(tmp_path / "all") as dataset:
+        assert dataset.index.fps.tolist() == [12.5, 25]
+    for fps in (0, float("nan")):
+        with pytest.raises(SchemaError, match="frames a second"):
+            convert(open_source(tmp_path / "tree"), tmp_path / "none", fps=fps)
+    assert not (tmp_path / "none").exists()

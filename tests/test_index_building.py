@@ -370,3 +370,64 @@ def test_edits_are_replayed() -> None:
 def test_what_is_no_edit(data: bytes) -> None:
     with pytest.raises(FormatError, match="edit"):
         parse_edit(data)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_an_episode_is_as_long_as_the_longest_part_that_is_whole(seed: int) -> None:
+    """Each file was flushed at its end, or not; any may be lost. Frame by frame, all groups."""
+    rng = random.Random(seed)
+    part = EpisodePart("a", f"{seed:032x}", 0, 150, None, "{}")
+    # Chunks of both groups end where a file was flushed.
+    ends = sorted({*rng.sample(range(1, 150), rng.randint(0, 4)), 150})
+    footers: dict[str, Footer] = {}
+    held: dict[str, tuple[int, int, bool]] = {}
+    for number, (start, stop) in enumerate(pairwise([0, *ends])):
+        is_flushed = stop == 150 or rng.random() < 0.6
+        path = f"records/{number:05d}.seqrec"
+        footers[path] = _of_frames(f"{number:032x}", part, start, stop, is_flushed)
+        held[path] = (start, stop, is_flushed)
+    for path in rng.sample(list(footers), rng.randint(0, len(footers) - 1)):
+        del footers[path], held[path]
+    there = {frame for start, stop, _ in held.values() for frame in range(start, stop)}
+    lengths = [stop for _, stop, is_flushed in held.values() if is_flushed]
+    expected = max((n for n in lengths if set(range(n)) <= there), default=None)
+    if expected is None:
+        with pytest.raises(FormatError, match="no complete episode"):
+            build_index(footers)
+        return
+    built = build_index(footers)
+    assert built.index.num_frames.tolist() == [expected]
+    for group in built.index.groups:
+        ends_of = group.first_frame.astype(int) + group.num_frames
+        assert group.first_frame.tolist() == [0, *ends_of[:-1]]
+        assert ends_of[-1] == expected
+    _, second = built.index.groups
+    assert len(second.gaps) == sum(-(-frames // 64) for frames in second.num_frames.tolist())
+
+
+def _of_frames(file_id: str, part: EpisodePart, start: int, stop: int, is_flushed: bool) -> Footer:
+    """A file of a chunk for each group, of which the frames all lack `y`."""
+    rows, offset = [], 64
+    for number, group in enumerate(SCHEMA.groups):
+        row = np.zeros(1, chunk_row(len(group), len(group.variable)))
+        row["num_frames"], row["first_frame"], row["offset"] = stop - start, start, offset
+        row["pages"]["length"] = [[4], [0, 2]][number]
+        row["pages"]["length"] *= np.uint32(stop - start)
+        offset += int(chunk_bytes(row["pages"]["length"][0], group)) // 64 * 64 + 64
+        rows.append(row)
+    gaps = gap_rows(0, 1, np.zeros(stop - start, bool))
+    told = replace(part, num_frames=stop if is_flushed else None)
+    built = Footer(SCHEMA, file_id, (told,), tuple(rows), (gaps[:0], gaps))
+    return parse_footer(encode_footer(built), offset)
+
+
+def test_a_chunk_that_crosses_where_an_episode_may_end() -> None:
+    part = EpisodePart("a", "1" * 32, 0, 9, None, "{}")
+    first = _of_frames("2" * 32, part, 0, 9, True)
+    shorter = replace(part, num_frames=5)
+    second = replace(first, file_id="3" * 32, episodes=(shorter,))
+    assert build_index({"a": first}).index.num_frames.tolist() == [9]
+    # The longest part is whole, so the other one does not count.
+    assert build_index({"a": first, "b": second}).index.num_frames.tolist() == [9]
+    with pytest.raises(FormatError, match="contradict"):
+        build_index({"b": second})

@@ -185,6 +185,29 @@ def test_poses_alone_are_a_source(tmp_path: Path) -> None:
     _assert_frames(source, 0, frames)
 
 
+def test_kinds_and_units_and_frames_a_second(tmp_path: Path) -> None:
+    write_v1(tmp_path / "one" / "a" / "Easy" / "P000", make_frames(0, 3))
+    write_v2(tmp_path / "two" / "b" / "Data_easy" / "P000", make_frames(0, 3, v2=True))
+    first, second = TartanAir(tmp_path / "one"), TartanAir(tmp_path / "two")
+    kinds = {
+        "image": ("image", None),
+        "depth": ("depth", "m"),
+        "flow": ("flow", "px"),
+        "mask": ("mask", None),
+        "seg": ("segmentation", None),
+        "pose": ("pose", "m"),
+        "imu_acc": ("imu", "m/s^2"),
+        "imu_gyro": ("imu", "rad/s"),
+    }
+    seen = set()
+    for spec in (*first.schema().values(), *second.schema().values()):
+        name = spec.name if spec.name in kinds else spec.name.partition("_")[0]
+        assert (spec.kind, spec.unit) == kinds[name], spec.name
+        seen.add(name)
+    assert {"image", "depth", "flow", "mask", "pose"} <= seen
+    assert [info.fps for source in (first, second) for info in source.episodes()] == [None, 10]
+
+
 def test_a_source_is_picklable_and_keeps_its_schema(tmp_path: Path) -> None:
     write_v1(tmp_path / "a" / "Easy" / "P000", make_frames(0, 3))
     source = TartanAir(tmp_path, features=["flow"], cameras=["left"])

@@ -7,10 +7,12 @@ import random
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +28,7 @@ from seqrecord.storage import Unfinished
 from seqrecord.storage.base import FileInfo
 from seqrecord.storage.parts import Content, WholeFiles, encode_part, kept_uploads
 from seqrecord.storage.ranges import ByteRange
+from seqrecord.storage.spare_files import Hold
 from seqrecord.storage.spooled import Keeping, SpooledUpload
 from seqrecord.storage.stopping import unwanted_if
 from tests.services.process import wait_for
@@ -603,3 +606,31 @@ def test_a_full_temporary_folder_says_what_to_do(store: Store, tmp_path: Path) -
     assert "StorageError" in done.stderr
     assert "TMPDIR" in done.stderr
     assert PATH in done.stderr
+
+
+def test_the_file_of_an_upload_that_has_ended_is_that_of_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of which nothing is seen: a shorter upload ends where it ends."""
+    hold, make, made = Hold(), tempfile.TemporaryFile, list[Any]()
+
+    def make_one(**options: Any) -> Any:
+        made.append(make(**options))
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", make_one)
+    store = Store()
+    store.piece_bytes = 30_000
+    gc.collect()
+    for number, length in enumerate((90_000, 1000, 50_000)):
+        upload = store.upload(f"records/{number}")
+        upload.write(DATA[number : number + length])
+        upload.commit()
+        assert store.objects[f"records/{number}"] == DATA[number : number + length]
+    given_up = store.upload("records/x")
+    given_up.write(DATA[:500])
+    given_up.abort()
+    with pytest.raises(StorageError, match="closed"):
+        given_up.write(b"more")
+    assert len(made) <= 1
+    hold.release()

@@ -15,54 +15,56 @@ from typing import IO
 
 from seqrecord.storage.per_process import PerProcess
 
-__all__ = ["Hold", "give_back", "take"]
+__all__ = ["SPARE_FILES", "Hold", "SpareFiles"]
 
 _MOST = 2  # of a writer, one is sent while the next is written
 
 
-class _Spares:
+class SpareFiles:
+    """Keeps files that are given back while there is a `Hold`; the end of the last closes them."""
+
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # a finalizer may come in the middle
-        self.files: list[IO[bytes]] = []
-        self.holds = 0
+        self._lock = threading.RLock()  # a finalizer may come in the middle
+        self._files: list[IO[bytes]] = []
+        self._holds = 0
+
+    def take(self) -> IO[bytes]:
+        """A file to be written from its start; what lies behind that is of no meaning."""
+        with self._lock:
+            if self._files:
+                return self._files.pop()
+        return tempfile.TemporaryFile(buffering=0)
+
+    def give_back(self, file: IO[bytes]) -> None:
+        """Keep a file for the next `take`, or close it."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._holds and len(self._files) < _MOST:
+                file.seek(0)
+                self._files.append(file)
+                return
+        file.close()
+
+    def hold(self) -> None:
+        with self._lock:
+            self._holds += 1
+
+    def release(self) -> None:
+        files: list[IO[bytes]] = []
+        with self._lock:
+            self._holds -= 1
+            if not self._holds:
+                files, self._files = self._files, []
+        for file in files:
+            file.close()
 
 
-_spares = PerProcess(_Spares)
-
-
-def take() -> IO[bytes]:
-    """A temporary file to be written from its start; what lies behind that is of no meaning."""
-    spares = _spares.get()
-    with spares.lock:
-        if spares.files:
-            return spares.files.pop()
-    return tempfile.TemporaryFile(buffering=0)
-
-
-def give_back(file: IO[bytes]) -> None:
-    """Keep a file for the next `take` while anybody holds such files; else close it."""
-    spares = _spares.get()
-    with spares.lock, contextlib.suppress(OSError):
-        if spares.holds and len(spares.files) < _MOST:
-            file.seek(0)
-            spares.files.append(file)
-            return
-    file.close()
+SPARE_FILES = PerProcess(SpareFiles)
 
 
 class Hold:
-    """Has files kept until it is released or collected. The last closes them."""
+    """Has the files of this process kept until it is released or collected."""
 
-    def __init__(self) -> None:
-        spares = _spares.get()
-        with spares.lock:
-            spares.holds += 1
-        self.release = weakref.finalize(self, _release, spares)
-
-
-def _release(spares: _Spares) -> None:
-    with spares.lock:
-        spares.holds -= 1
-        files, spares.files = (spares.files, []) if not spares.holds else ([], spares.files)
-    for file in files:
-        file.close()
+    def __init__(self, spare_files: SpareFiles | None = None) -> None:
+        spare_files = spare_files or SPARE_FILES.get()
+        spare_files.hold()
+        self.release = weakref.finalize(self, spare_files.release)

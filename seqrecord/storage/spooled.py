@@ -17,7 +17,7 @@ from typing import IO, Any
 from seqrecord.checksum import Buffer
 from seqrecord.errors import StorageError
 from seqrecord.storage.parts import WholeFiles, encode_part, part_path
-from seqrecord.storage.spare_files import give_back, take
+from seqrecord.storage.spare_files import SPARE_FILES
 from seqrecord.storage.stopping import check_wanted, unwanted_if
 
 __all__ = ["LEAVE_SECONDS", "SAVE_SECONDS", "Keeping", "SpooledUpload"]
@@ -109,7 +109,7 @@ class _Spool:
         self._keeping = keeping
         self._pid = os.getpid()
         self._changed = threading.Condition()  # of what follows
-        self._file: IO[bytes] = take()  # given back by `stop`
+        self._file: IO[bytes] = SPARE_FILES.get().take()  # given back by `stop`
         self._notes: list[tuple[int, bytes]] = []  # of checkpoints that are in no part yet
         self._kept = self._saved = 0  # bytes below the last checkpoint, and bytes that are in parts
         self._is_undone = False  # some of what is in parts
@@ -251,7 +251,7 @@ class _Spool:
                 # A closed file in its place: nothing reads or writes the next upload's.
                 file, self._file = self._file, io.BytesIO()
                 self._file.close()
-                give_back(file)
+                SPARE_FILES.get().give_back(file)
 
     def _check_sent(self) -> None:
         """Raise `StorageError` where there is nothing to send any more, or not what there was."""
