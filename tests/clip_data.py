@@ -61,19 +61,23 @@ def expected_frame(episode: int, frame: int, shape: tuple[int, ...] = SMALL) -> 
     return arrays
 
 
+ONE_GROUP = {"image": 0}  # and all others with it
+
+
 def write_numbered(
     path: Path,
     *,
     codecs: Codecs | None = None,
     chunk_frames: int | None = 4,
     shape: tuple[int, ...] = SMALL,
-    groups: Mapping[str, int] | None = None,
+    groups: Mapping[str, int] | None = ONE_GROUP,
     flush_at: Collection[int] = (),
 ) -> Path:
     """Write the dataset, in several record files; `shape` is that of `image`.
 
-    `groups` are numbers of groups by feature. `chunk_frames=None` leaves to the writer how long
-    chunks are, of each group; all end after the frames `flush_at` of each episode.
+    `groups` are numbers of groups by feature; of `None` the writer makes its own.
+    `chunk_frames=None` leaves to the writer how long chunks are, of each group; all end after the
+    frames `flush_at` of each episode.
     """
     with SeqRecordWriter(
         path,

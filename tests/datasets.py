@@ -95,7 +95,7 @@ def write_small(
     record_bytes: int = 30_000,
     mode: WriteMode = "create",
 ) -> dict[str, list[SmallFrame]]:
-    """Write the dataset; returns its decoded frames by episode.
+    """Write the dataset, of one group of features; returns its decoded frames by episode.
 
     As it stands: three episodes of 11, 5 and 1 frames, in chunks of 4, in several record files,
     the first episode in more than one.
@@ -104,6 +104,7 @@ def write_small(
     with SeqRecordWriter(
         path,
         schema=small_schema() if mode == "create" else None,
+        features={"step": {"group": 0}},  # and all others with it
         codecs=codecs,
         chunk_frames=chunk_frames,
         record_bytes=record_bytes,

@@ -17,16 +17,10 @@ from seqrecord import FeatureSpec, Schema, SeqRecordWriter, convert, summarize
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.sources import EpisodeInfo
 from seqrecord.writing import chunking
-from seqrecord.writing import stored_schema as stored_schema_module
 from seqrecord.writing import writer as writer_module
 from tests.command_line import main
 
 KIB = 1 << 10
-
-
-@pytest.fixture(autouse=True)
-def _separates_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_schema_module, "SEPARATES_SMALL", True)
 
 
 @pytest.fixture(autouse=True)

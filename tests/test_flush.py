@@ -14,16 +14,10 @@ from seqrecord import SeqRecordWriter
 from seqrecord.errors import ConflictError, DestinationError, FrameError
 from seqrecord.reading.record_footers import read_footers
 from seqrecord.storage import LocalStorage
-from seqrecord.writing import stored_schema as stored_schema_module
 from seqrecord.writing.commits import reindex
 
 LARGE = (40, 40, 3)  # bytes: in a group of its own
 SETTINGS: dict[str, Any] = {"codecs": "raw", "chunk_frames": 8}
-
-
-@pytest.fixture(autouse=True)
-def _separates_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_schema_module, "SEPARATES_SMALL", True)
 
 
 def frame(number: int) -> dict[str, Any]:

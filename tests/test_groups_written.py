@@ -15,16 +15,10 @@ from seqrecord.errors import FrameError, SchemaError
 from seqrecord.format.pages import aligned, page_offsets, slice_table
 from seqrecord.reading.record_footers import read_footers
 from seqrecord.storage import LocalStorage
-from seqrecord.writing import stored_schema as stored_schema_module
 from seqrecord.writing.chunking import ChunkLength, is_small
 from seqrecord.writing.stored_schema import infer_schema, stored_schema
 
 U1 = np.dtype("u1")
-
-
-@pytest.fixture(autouse=True)
-def _separates_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_schema_module, "SEPARATES_SMALL", True)
 
 
 def spec(name: str, nbytes: int, group: int = 0, **options: Any) -> FeatureSpec:
@@ -62,6 +56,8 @@ def test_groups_that_are_given_stay_and_are_numbered_anew() -> None:
     assert groups(*specs) == [0, 1, 0]
     named = {"b": {"group": 1}}
     assert groups(spec("a", 9000), spec("b", 9000), spec("c", 2), described=named) == [0, 1, 0]
+    together = {"c": {"group": 0}}
+    assert groups(spec("a", 9000), spec("c", 2), described=together) == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -244,6 +240,7 @@ def test_kinds_and_units(tmp_path: Path) -> None:
         ({"note": "text"}, "what can be said of a feature"),
         ({"image": {"kind": "An Image"}}, "not a kind"),
         ({"image": {"group": 1}, "pose": {"group": 2}}, "other groups"),
+        ({"pose": {"group": 0}}, "other groups"),
     ]
     for given, says in refused:
         with pytest.raises(SchemaError, match=says):

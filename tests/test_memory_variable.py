@@ -53,7 +53,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             FeatureSpec("step", np.dtype("<i8"), ()),
         ]
     )
-    with SeqRecordWriter(path, schema=schema, codecs="small", chunk_frames=16) as writer:
+    together = {"step": {"group": 0}}
+    with SeqRecordWriter(
+        path, schema=schema, features=together, codecs="small", chunk_frames=16
+    ) as writer:
         for number in range(5):
             with writer.episode(f"e{number}") as episode:
                 for step in range(60):

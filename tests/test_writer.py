@@ -486,7 +486,7 @@ def test_pieces_of_an_episode_that_was_given_up_are_removed(tmp_path: Path) -> N
         episode.abort()
         with writer.episode("a") as episode:
             episode.append(made_frame("a", 0))
-    assert len(list((tmp_path / "records").iterdir())) == 1
+    assert len(list((tmp_path / "records").iterdir())) == 2, "of each group's chunk one"
     write(tmp_path, {"b": 2}, mode="append")
     check(tmp_path, {"a": 1, "b": 2})
 

@@ -69,7 +69,12 @@ def write_tiny(root: Path, *, record_bytes: int = 1 << 20) -> Path:
     codecs = {name: list(spec.codec) for name, spec in TINY.items()}
     with (
         SeqRecordWriter(
-            root, schema=TINY, codecs=codecs, chunk_frames=2, record_bytes=record_bytes
+            root,
+            schema=TINY,
+            features={"raw": {"group": 0}},  # and the other with it
+            codecs=codecs,
+            chunk_frames=2,
+            record_bytes=record_bytes,
         ) as writer,
         writer.episode(KEY, metadata={"place": "Zürich"}) as episode,
     ):

@@ -29,7 +29,6 @@ __all__ = [
 ]
 
 DEFAULT_CODEC = "balanced"
-SEPARATES_SMALL = False  # until every test of the loaders knows of several groups
 DEFAULT_RECORD_BYTES = 1 << 30
 
 Codecs: TypeAlias = "str | Mapping[str, str | Sequence[CodecConfig]]"
@@ -75,15 +74,16 @@ def stored_schema(
 ) -> Schema:
     """The schema to write under: that of the dataset, where there is one, else with its codecs.
 
-    Groups are those of `schema`, or of `described`, where these have more than one; else all small
-    features are one group and all others one, see `is_small`.
+    Groups are those of `described` where it names one, or of `schema` where that has several; else
+    all small features are one group and all others one, see `is_small`.
 
     Raises `SchemaError` where the dataset has other features, or other codecs, kinds, units or
     groups than asked for.
     """
     asked = _described(schema, described or {})
+    is_grouped = asked.num_groups > 1 or any("group" in said for said in (described or {}).values())
     if stored is None:
-        return _grouped(apply_codecs(asked, codecs))
+        return _grouped(apply_codecs(asked, codecs), by_size=not is_grouped)
     if list(map(str, asked.values())) != list(map(str, stored.values())):
         raise SchemaError("the dataset has other features", expected=stored, got=asked)
     for spec, known in zip(asked.values(), stored.values(), strict=True):
@@ -97,11 +97,12 @@ def stored_schema(
                     got=wanted,
                 )
     groups = [spec.group for spec in stored.values()]
-    if asked.num_groups > 1 and groups != [spec.group for spec in _grouped(asked).values()]:
+    given = [spec.group for spec in _grouped(asked, by_size=False).values()]
+    if is_grouped and groups != given:
         raise SchemaError(
             "the dataset has other groups of features; leave them out to keep its own",
             expected=groups,
-            got=[spec.group for spec in asked.values()],
+            got=given,
         )
     if codecs is not None:
         chains = [spec.codec for spec in apply_codecs(asked, codecs).values()]
@@ -183,11 +184,9 @@ def _described(schema: Schema, described: Described) -> Schema:
     return Schema(specs)
 
 
-def _grouped(schema: Schema) -> Schema:
+def _grouped(schema: Schema, *, by_size: bool) -> Schema:
     """The features with the numbers of their groups, in the order of their first features."""
-    keys: list[int | bool] = [spec.group for spec in schema.values()]
-    if schema.num_groups == 1 and SEPARATES_SMALL:
-        keys = [is_small(spec) for spec in schema.values()]
+    keys = [is_small(spec) if by_size else spec.group for spec in schema.values()]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     return Schema(
         [replace(spec, group=numbers[key]) for spec, key in zip(schema.values(), keys, strict=True)]
