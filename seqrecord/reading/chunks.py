@@ -22,6 +22,7 @@ from seqrecord.format.pages import (
     slice_sums,
     table_bytes,
 )
+from seqrecord.reading.blocks import read_blocks
 from seqrecord.reading.page import Chunk, Page, Part
 from seqrecord.reading.parts import fill, part_pieces
 from seqrecord.schema import Schema
@@ -32,7 +33,6 @@ __all__ = ["Chunk", "ChunkReader", "Page", "Part"]
 
 _NOTHING = memoryview(b"")
 _UNCHECKED_BYTES = 64 << 20  # of a chunk: more is not asked for before the file is seen to hold it
-_BLOCK_BYTES = 2 << 20  # read, then summed while the cache has it; less would be many calls
 _MAX_READ_BYTES = 16 << 20  # one range of one request; a chunk's pages are merged up to it
 
 
@@ -157,20 +157,14 @@ class ChunkReader:
         when its checksum is taken, and memory is spared a reading.
         """
         assert sum(map(len, targets)) == page.stop - page.start, "the targets do not fit the page"
-        block = _BLOCK_BYTES if self.verify and self.is_local else 0
-        parts = [part for target in targets for part in _cut(target, block)]
-        ends = list(accumulate(map(len, parts), initial=page.start))
-        ranges = list(map(ByteRange, ends, ends[1:]))
-        path, actual = page.chunk.path, 0
-        if not block:
-            self._storage.read_ranges(path, ranges, parts)
-        for item, part in zip(ranges, parts, strict=True):
-            if block:
-                self._storage.read_ranges(path, [item], [part])
-            if self.verify:
-                actual = crc32c(part, start=actual)
+        path = page.chunk.path
+        if self.verify and self.is_local:
+            self._verify(page, read_blocks(self._storage, path, page.start, targets), targets)
+            return
+        ends = list(accumulate(map(len, targets), initial=page.start))
+        self._storage.read_ranges(path, list(map(ByteRange, ends, ends[1:])), targets)
         if self.verify:
-            self._verify(page, actual, targets)
+            self._verify(page, crc32c(*targets), targets)
 
     def read_parts(self, parts: Sequence[Part]) -> int:
         """Read parts of raw pages of one record file into their memory.
@@ -410,11 +404,6 @@ class _Columns:
 
 def _numbers(features: Schema) -> list[int]:
     return list(dict.fromkeys(spec.group for spec in features.values()))
-
-
-def _cut(target: memoryview, block: int) -> list[memoryview]:
-    """The target in blocks of so many bytes, 0 for any."""
-    return [target[at : at + block] for at in range(0, len(target), block)] if block else [target]
 
 
 def _fresh(length: int) -> memoryview:

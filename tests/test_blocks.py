@@ -1,0 +1,51 @@
+"""Blocks: all bytes, each once, in their order, however long they take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from seqrecord.checksum import crc32c
+from seqrecord.reading.blocks import read_blocks
+from seqrecord.storage import LocalStorage, StorageWrapper
+from seqrecord.storage.ranges import ByteRange
+
+MIB = 1 << 20
+
+
+class Slow(StorageWrapper):
+    """Notes what is read, and takes so many seconds for each."""
+
+    def __init__(self, path: Path, seconds: float) -> None:
+        super().__init__(LocalStorage(path))
+        self.seconds = seconds
+        self.read: list[ByteRange] = []
+
+    def read_ranges(
+        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
+    ) -> None:
+        self.read += ranges
+        time.sleep(self.seconds)
+        super().read_ranges(path, ranges, buffers)
+
+
+@pytest.mark.parametrize("seconds", [0, 0.005])
+@pytest.mark.parametrize("sizes", [[0], [1], [9 * MIB], [3 * MIB, 0, 5 * MIB + 7, 40 * MIB]])
+def test_all_bytes_are_read_once(tmp_path: Path, sizes: list[int], seconds: float) -> None:
+    data = np.random.default_rng(0).integers(0, 256, 100 + sum(sizes), np.uint8)
+    (tmp_path / "file").write_bytes(data.tobytes())
+    storage = Slow(tmp_path, seconds)
+    targets = [np.zeros(size, np.uint8) for size in sizes]
+    checksum = read_blocks(storage, "file", 100, [target.data for target in targets])
+    assert np.concatenate(targets).tobytes() == data[100:].tobytes()
+    assert checksum == crc32c(data[100:].tobytes())
+    assert all(item.length for item in storage.read)
+    ends = [item.stop for item in storage.read]
+    assert [item.start for item in storage.read] == [100, *ends[:-1]][: len(ends)]
+    if seconds and sizes[-1] > 32 * MIB:  # the sleep alone is longer than a block may take
+        assert max(item.length for item in storage.read) == 16 * MIB
+    assert max((item.length for item in storage.read), default=0) <= 16 * MIB
