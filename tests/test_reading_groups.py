@@ -279,10 +279,8 @@ def test_statistics_stay_with_the_content_that_they_are_of(tmp_path: Path) -> No
 def test_clean_removes_edits_and_statistics_that_nothing_names(tmp_path: Path) -> None:
     write(tmp_path, 1)
     put_edits(tmp_path, Split("train", ("0" * 32,)))
-    entry: dict[str, Any] = {"path": "index/ab-statistics.json", "size": 2}
-    entry["crc32c"] = f"{crc32c(b'{}'):08x}"
-    (tmp_path / entry["path"]).write_bytes(b"{}")
-    change_manifest(tmp_path, lambda value: value.update(statistics=entry))
+    statistics = load(LocalStorage(tmp_path))[0].statistics
+    assert statistics is not None
     stray = [tmp_path / "edits" / "x.json", tmp_path / "index" / "x.json"]
     for path in stray:
         path.write_bytes(b"{}")
@@ -292,8 +290,8 @@ def test_clean_removes_edits_and_statistics_that_nothing_names(tmp_path: Path) -
     assert clean(tmp_path, older_than=3600) == []
     assert clean(tmp_path, older_than=0) == ["edits/x.json", "index/x.json"]
     assert not any(path.exists() for path in stray)
-    assert (tmp_path / entry["path"]).exists()
+    assert (tmp_path / statistics.path).exists()
     assert (tmp_path / "edits" / "00000-x.json").exists()
     assert other.exists()
     manifest = load(LocalStorage(tmp_path))[0]
-    assert (len(manifest.edits), manifest.statistics is None) == (1, False)
+    assert (len(manifest.edits), manifest.statistics) == (1, statistics)

@@ -39,7 +39,9 @@ def test_counts_and_sizes(tmp_path: Path) -> None:
     assert (summary.shortest_episode, summary.median_episode, summary.longest_episode) == (1, 5, 11)
     assert summary.num_record_files == len(files) > 2
     assert summary.record_bytes == sum(sizes)
-    assert summary.index_bytes == sum(f.stat().st_size for f in (tmp_path / "index").iterdir())
+    assert summary.index_bytes == sum(
+        f.stat().st_size for f in (tmp_path / "index").glob("*.arrow")
+    )
     assert summary.fingerprint == dataset.fingerprint
     assert summary.created_by.startswith("seqrecord ")
     assert summary.clips is None
