@@ -14,8 +14,8 @@ from seqrecord.format.text import check_key, encode_metadata
 from seqrecord.sources import EpisodeInfo, Source
 from seqrecord.storage import StorageLike, open_storage
 from seqrecord.version import CREATED_BY
-from seqrecord.writing.convert_groups import BadEpisode, Group, Written, cut_in_groups
-from seqrecord.writing.convert_workers import Meter, Progress, run_groups
+from seqrecord.writing.convert_jobs import BadEpisode, Job, Written, cut_in_jobs
+from seqrecord.writing.convert_workers import Meter, Progress, run_jobs
 from seqrecord.writing.destination import Destination, WriteMode, begin, check_mode
 from seqrecord.writing.statistics import merged
 from seqrecord.writing.stored_schema import (
@@ -28,7 +28,7 @@ from seqrecord.writing.stored_schema import (
 
 __all__ = ["BadEpisode", "ConvertReport", "Progress", "convert"]
 
-_MIN_GROUP_BYTES = 128 << 20  # decoded; less is not worth a process
+_MIN_JOB_BYTES = 128 << 20  # decoded; less is not worth a process
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def convert(
 ) -> ConvertReport:
     """Pack all episodes of a source.
 
-    Episodes are written in groups of about a record file, each group by one worker into record
+    Episodes are written in jobs of about a record file, each job by one worker into record
     files of its own; a worker holds one chunk of frames. The order of episodes is the source's,
     whatever the number of workers. The dataset exists when `convert` returns; stopped earlier, by
     an error or a kill, `mode="resume"` continues after the episodes that had ended. Arguments
@@ -71,8 +71,8 @@ def convert(
         mode: as for `SeqRecordWriter`; `append` and `resume` skip episodes that are there already.
         workers: processes; by default one for each core, 1 stays in this process. The processes
             are spawned, so a script calls this below `if __name__ == "__main__":`.
-        executor: runs the groups instead, on threads or on other machines that share the
-            destination; `progress` then moves by whole groups, and an interrupt waits for those
+        executor: runs the jobs instead, on threads or on other machines that share the
+            destination; `progress` then moves by whole jobs, and an interrupt waits for those
             that run.
         skip_bad_episodes: leave out episodes that raise `SourceError`, and report them.
         progress: called from this thread, several times a second.
@@ -98,9 +98,9 @@ def convert(
         todo = _todo(target, episodes)
         total_frames = sum(info.num_frames for _, info in todo)
         share = total_frames * schema.frame_nbytes // (2 * workers)
-        group_bytes = min(file_bytes, max(share, _MIN_GROUP_BYTES))
-        groups = [
-            Group(
+        job_bytes = min(file_bytes, max(share, _MIN_JOB_BYTES))
+        jobs = [
+            Job(
                 source=source,
                 storage=target.storage,
                 schema=schema,
@@ -111,10 +111,10 @@ def convert(
                 skip_bad_episodes=skip_bad_episodes,
                 statistics=statistics,
             )
-            for part in cut_in_groups(todo, schema.frame_nbytes, group_bytes)
+            for part in cut_in_jobs(todo, schema.frame_nbytes, job_bytes)
         ]
         meter = Meter(total_frames, schema.frame_nbytes, progress)
-        written = run_groups(groups, workers=workers, executor=executor, meter=meter)
+        written = run_jobs(jobs, workers=workers, executor=executor, meter=meter)
         return _report(target, episodes, todo, written)
     finally:
         target.release()
@@ -152,10 +152,10 @@ def _report(
     target: Destination,
     episodes: Sequence[EpisodeInfo],
     todo: Sequence[tuple[int, EpisodeInfo]],
-    groups: Sequence[Written],
+    jobs: Sequence[Written],
 ) -> ConvertReport:
     order = {info.key: position for position, (_, info) in enumerate(todo)}
-    bad = [episode for group in groups for episode in group.bad]
+    bad = [episode for job in jobs for episode in job.bad]
     left_out = {episode.key for episode in bad}
     bad.sort(key=lambda episode: order[episode.key])
     written = tuple(key for key in order if key not in left_out)
@@ -166,7 +166,7 @@ def _report(
         )
     return ConvertReport(
         manifest=target.commit(
-            CREATED_BY, {*target.finished, *written}, merged([group.statistics for group in groups])
+            CREATED_BY, {*target.finished, *written}, merged([job.statistics for job in jobs])
         ),
         written=written,
         skipped=tuple(info.key for info in episodes if info.key not in order),

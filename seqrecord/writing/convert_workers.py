@@ -1,4 +1,4 @@
-"""Runs the groups of a conversion: here, on a pool of processes, or on a given executor."""
+"""Runs the jobs of a conversion: here, on a pool of processes, or on a given executor."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import Any
 
 from seqrecord.errors import DestinationError, SeqRecordError
 from seqrecord.storage.spare_files import Hold
-from seqrecord.writing.convert_groups import Group, Written, write_copy, write_group
+from seqrecord.writing.convert_jobs import Job, Written, write_copy, write_job
 
-__all__ = ["Meter", "Progress", "run_groups"]
+__all__ = ["Meter", "Progress", "run_jobs"]
 
 _REPORT_SECONDS = 0.1
 
@@ -55,43 +55,43 @@ class Meter:
             self._told = time.monotonic()
 
 
-def run_groups(
-    groups: Sequence[Group], *, workers: int, executor: Executor | None, meter: Meter
+def run_jobs(
+    jobs: Sequence[Job], *, workers: int, executor: Executor | None, meter: Meter
 ) -> list[Written]:
-    """Write all groups, on `executor`, or else on `workers` processes, one being this process.
+    """Write all jobs, on `executor`, or else on `workers` processes, one being this process.
 
     Returns what came of each, in their order.
     """
-    count = min(workers, len(groups))
+    count = min(workers, len(jobs))
     if executor is not None:
-        written = _run_on(executor, groups, meter, channel=None)
+        written = _run_on(executor, jobs, meter, channel=None)
     elif count <= 1:
-        written = [write_group(group, meter.add) for group in groups]
+        written = [write_job(job, meter.add) for job in jobs]
     else:
         with _pool(count) as (pool, channel):
-            written = _run_on(pool, groups, meter, channel)
+            written = _run_on(pool, jobs, meter, channel)
     meter.tell()
     return written
 
 
 def _run_on(
-    executor: Executor, groups: Sequence[Group], meter: Meter, channel: _Channel | None
+    executor: Executor, jobs: Sequence[Job], meter: Meter, channel: _Channel | None
 ) -> list[Written]:
-    """Run the groups, largest first so that none is left for the end."""
+    """Run the jobs, largest first so that none is left for the end."""
     task = write_copy if channel is None else _write_in_pool
     futures: dict[Future[Written], int] = {}
     try:
         with contextlib.nullcontext() if channel is None else _interrupts_blocked():
-            numbers = sorted(range(len(groups)), key=lambda n: groups[n].num_frames, reverse=True)
+            numbers = sorted(range(len(jobs)), key=lambda n: jobs[n].num_frames, reverse=True)
             for number in numbers:
-                futures[executor.submit(task, groups[number])] = number
+                futures[executor.submit(task, jobs[number])] = number
         pending = set(futures)
         while pending:
             done, pending = wait(pending, timeout=_REPORT_SECONDS, return_when="FIRST_COMPLETED")
             for future in done:
                 future.result()
                 if channel is None:
-                    meter.add(groups[futures[future]].num_frames)
+                    meter.add(jobs[futures[future]].num_frames)
             if channel is not None:
                 meter.add(channel.take())
     except BrokenExecutor as error:
@@ -99,7 +99,7 @@ def _run_on(
         raise DestinationError(
             "a worker ended before its work did (killed, or out of memory?); episodes that had "
             "ended are kept: continue with resume (--resume), perhaps with fewer workers",
-            file=groups[0].storage.url,
+            file=jobs[0].storage.url,
         ) from error
     except BaseException:
         if channel is not None:
@@ -107,7 +107,7 @@ def _run_on(
         wait([future for future in futures if not future.cancel()])
         raise
     by_number = {number: future.result() for future, number in futures.items()}
-    return [by_number[number] for number in range(len(groups))]
+    return [by_number[number] for number in range(len(jobs))]
 
 
 @dataclass
@@ -168,7 +168,7 @@ class _Worker:
 
     frames: Any
     stop: Any
-    hold: Hold = field(default_factory=Hold)  # groups have storages of their own, one by one
+    hold: Hold = field(default_factory=Hold)  # jobs have storages of their own, one by one
     _untold: int = 0
 
     def advance(self, frames: int) -> None:
@@ -198,6 +198,6 @@ def _die_with_parent() -> None:
         os._exit(1)
 
 
-def _write_in_pool(group: Group) -> Written:
+def _write_in_pool(job: Job) -> Written:
     assert _worker is not None
-    return write_copy(group, _worker.advance)
+    return write_copy(job, _worker.advance)

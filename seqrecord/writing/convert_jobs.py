@@ -1,4 +1,4 @@
-"""Groups of episodes: what one worker of a conversion writes in one go."""
+"""Jobs: what one worker of a conversion writes in one go."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from seqrecord.storage import Storage
 from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.stored_schema import check_fps
 
-__all__ = ["BadEpisode", "Group", "Written", "cut_in_groups", "write_copy", "write_group"]
+__all__ = ["BadEpisode", "Job", "Written", "cut_in_jobs", "write_copy", "write_job"]
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class BadEpisode:
 
 @dataclass(frozen=True)
 class Written:
-    """What came of a group: the episodes that were left out, and statistics of the others."""
+    """What came of a job: the episodes that were left out, and statistics of the others."""
 
     bad: tuple[BadEpisode, ...]
     statistics: Statistics | None
 
 
 @dataclass(frozen=True)
-class Group:
+class Job:
     """Consecutive episodes for one worker, with all that it needs to write them."""
 
     source: Source
@@ -54,46 +54,46 @@ class Group:
         return sum(info.num_frames for _, info in self.episodes)
 
 
-def cut_in_groups(
-    episodes: Sequence[tuple[int, EpisodeInfo]], frame_nbytes: int, group_bytes: int
+def cut_in_jobs(
+    episodes: Sequence[tuple[int, EpisodeInfo]], frame_nbytes: int, job_bytes: int
 ) -> Iterator[tuple[tuple[int, EpisodeInfo], ...]]:
-    """Consecutive episodes that decode to `group_bytes` or more."""
-    group: list[tuple[int, EpisodeInfo]] = []
+    """Consecutive episodes that decode to `job_bytes` or more."""
+    job: list[tuple[int, EpisodeInfo]] = []
     frames = 0
     for ordinal, info in episodes:
-        group.append((ordinal, info))
+        job.append((ordinal, info))
         frames += info.num_frames
-        if frames * frame_nbytes >= group_bytes:
-            yield tuple(group)
-            group, frames = [], 0
-    if group:
-        yield tuple(group)
+        if frames * frame_nbytes >= job_bytes:
+            yield tuple(job)
+            job, frames = [], 0
+    if job:
+        yield tuple(job)
 
 
-def write_group(group: Group, advance: Callable[[int], None] | None = None) -> Written:
-    """Write one group into record files of its own. `advance` is called with frames done."""
+def write_job(job: Job, advance: Callable[[int], None] | None = None) -> Written:
+    """Write one job into record files of its own. `advance` is called with frames done."""
     bad = []
-    collector = StatisticsCollector(group.schema) if group.statistics else None
+    collector = StatisticsCollector(job.schema) if job.statistics else None
     files = RecordFileWriter(
-        group.storage,
-        group.schema,
-        writer=group.writer,
-        record_bytes=group.record_bytes,
+        job.storage,
+        job.schema,
+        writer=job.writer,
+        record_bytes=job.record_bytes,
         statistics=collector,
     )
     try:
-        for ordinal, info in group.episodes:
+        for ordinal, info in job.episodes:
             files.begin(
                 info.key,
                 ordinal=ordinal,
-                chunk_frames=group.chunk_frames,
+                chunk_frames=job.chunk_frames,
                 metadata=encode_metadata(dict(info.metadata)),
                 fps=check_fps(info.fps),
             )
             try:
-                _write_frames(files, group, info, advance)
+                _write_frames(files, job, info, advance)
             except SourceError as error:
-                if not group.skip_bad_episodes:
+                if not job.skip_bad_episodes:
                     raise SourceError(
                         f"{error.message}; to pack the other episodes, resume with "
                         "skip_bad_episodes (--resume --skip-bad-episodes)",
@@ -111,23 +111,23 @@ def write_group(group: Group, advance: Callable[[int], None] | None = None) -> W
     return Written(tuple(bad), None if collector is None else collector.statistics())
 
 
-def write_copy(group: Group, advance: Callable[[int], None] | None = None) -> Written:
-    """`write_group` on a copy: workers share neither source nor storage, be they threads or not."""
-    copy: Group = pickle.loads(pickle.dumps(group))  # noqa: S301 - our own
+def write_copy(job: Job, advance: Callable[[int], None] | None = None) -> Written:
+    """`write_job` on a copy: workers share neither source nor storage, be they threads or not."""
+    copy: Job = pickle.loads(pickle.dumps(job))  # noqa: S301 - our own
     try:
-        return write_group(copy, advance)
+        return write_job(copy, advance)
     finally:
         copy.storage.close()
 
 
 def _write_frames(
     files: RecordFileWriter,
-    group: Group,
+    job: Job,
     info: EpisodeInfo,
     advance: Callable[[int], None] | None,
 ) -> None:
     count = 0
-    for frame in group.source.frames(info):
+    for frame in job.source.frames(info):
         count += 1
         if count > info.num_frames:
             break
