@@ -207,12 +207,15 @@ def test_chunks_of_groups_may_not_overlap(footer: Footer, data: st.DataObject) -
         for at, row in enumerate(rows)
     ]
     places.sort()
-    (first, number, at), (second, *_) = data.draw(
+    (first, *place), (second, *next_place) = data.draw(
         st.sampled_from([*pairwise(places), (places[0],) * 2])
     )
-    row = footer.chunks[number][at]
-    size = int(chunk_bytes(row["pages"]["length"], footer.schema.groups[number]))
-    if first == second or not size:
+    row, next_row = (footer.chunks[number][at] for number, at in (place, next_place))
+    size, next_size = (
+        int(chunk_bytes(found["pages"]["length"], footer.schema.groups[number]))
+        for found, (number, _) in ((row, place), (next_row, next_place))
+    )
+    if first == second or not size or not next_size:  # one without bytes overlaps nothing
         return
     moved = second - aligned(size) + 64  # its last bytes lie in the next chunk
     if moved < 64 or moved <= max((p[0] for p in places if p[0] < first), default=0):

@@ -80,10 +80,21 @@ def test_every_byte_that_is_read_is_checked(tmp_path: Path, thorough: bool) -> N
     read[:64] = True
     for _, start, stop, *_ in (pages := _pages(tmp_path)):
         read[start:stop] = True
-    read[aligned(max(stop for _, _, stop, *_ in pages)) :] = True  # the footer
+    tables = aligned(max(stop for _, _, stop, *_ in pages))  # of slices
+    with seqrecord.open(tmp_path) as opened:
+        [group] = opened.index.groups
+        chunk = int(group.offset[0]) + int(chunk_bytes(group.page_length[0], group.schema))
+    assert tables < chunk
+    read[tables:chunk] = True
+    read[aligned(chunk) :] = True  # the footer
     assert not read.all()  # there is padding
-    offsets = [*range(0, 64, 9), *range(64, size, 41), *range(size - 24, size)]
-    for offset in offsets if thorough else offsets[::4]:
+    offsets = [
+        *range(0, 64, 9),
+        *range(64, size, 41),
+        *range(size - 24, size),
+        *range(tables, chunk),
+    ]
+    for offset in offsets if thorough else [*offsets[::4], tables]:
         _flip(file, offset)
         report = verify(tmp_path, num_threads=1)
         assert report.ok != read[offset], offset
