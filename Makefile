@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # More processes than cores, for tests wait for half of their time.
-PYTEST := $(BIN)/python -m pytest -n $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 ))) --dist loadfile
+PYTEST := $(BIN)/python -m pytest -n $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 ))) --maxprocesses 6 --dist loadfile
 DEMO := demo
 BENCH := bench
 INSTALLED := $(VENV)/installed
