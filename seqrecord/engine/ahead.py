@@ -15,7 +15,7 @@ from seqrecord.engine.batches import Source
 from seqrecord.engine.loads import Load, each_load, first_uses
 from seqrecord.engine.resident import Places, Resident, Ring
 from seqrecord.engine.scheduler import WorkerPool
-from seqrecord.sampling import EpochPlan, GroupPlan, Round
+from seqrecord.sampling import GroupPlan, Plan, Round
 
 __all__ = ["LoadedRound", "RoundsAhead"]
 
@@ -84,7 +84,7 @@ class RoundsAhead:
     """
 
     def __init__(
-        self, plan: EpochPlan, spec: ClipSpec, arenas: Sequence[Any], workers: WorkerPool
+        self, plan: Plan, spec: ClipSpec, arenas: Sequence[Any], workers: WorkerPool
     ) -> None:
         self._plan = plan
         self._workers = workers

@@ -30,7 +30,7 @@ from seqrecord.engine.batches import Batch, HostBatchBuilder
 from seqrecord.engine.buffers import HostBuffers
 from seqrecord.engine.loads import Load, each_load, first_uses, frame_key
 from seqrecord.engine.scheduler import Channel, WorkerPool
-from seqrecord.sampling import Clips, EpochPlan, Round, Window
+from seqrecord.sampling import Clips, Plan, Round, Window
 
 __all__ = ["DisjointExecutor"]
 
@@ -48,7 +48,7 @@ class _Open:
 
 
 class DisjointExecutor:
-    """Executes a plan whose clips do not overlap, `EpochPlan.disjoint_groups`.
+    """Executes a plan whose clips do not overlap, `Plan.disjoint_groups`.
 
     Groups whose arena has no rows are loaded straight into batches. The channel lets at least
     `plan.most_batches` be built at a time, or it would wait for ever: a load may bring frames of as
@@ -57,7 +57,7 @@ class DisjointExecutor:
 
     def __init__(
         self,
-        plan: EpochPlan,
+        plan: Plan,
         spec: ClipSpec,
         buffers: HostBuffers,
         workers: WorkerPool,

@@ -28,7 +28,7 @@ from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError
 from seqrecord.reading.frames import ArraySpec, FrameTransform
 from seqrecord.reading.reader import SeqRecordReader
-from seqrecord.sampling import EpochPlan
+from seqrecord.sampling import Plan
 from seqrecord.sampling.memory import CONSUMER, Memory
 
 __all__ = ["Engine"]
@@ -76,7 +76,7 @@ class Engine:
         self,
         dataset: SeqRecordReader,
         specs: Mapping[str, ArraySpec],
-        plan: EpochPlan,
+        plan: Plan,
         spec: ClipSpec,
         *,
         batch: int = 0,

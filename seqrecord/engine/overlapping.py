@@ -15,7 +15,7 @@ from seqrecord.engine.batches import Batch, BatchBuilder
 from seqrecord.engine.buffers import Buffers
 from seqrecord.engine.crops import DrawCrops
 from seqrecord.engine.scheduler import Channel, WorkerPool
-from seqrecord.sampling import EpochPlan
+from seqrecord.sampling import Plan
 
 __all__ = ["OverlappingExecutor"]
 
@@ -28,7 +28,7 @@ class OverlappingExecutor:
 
     def __init__(
         self,
-        plan: EpochPlan,
+        plan: Plan,
         spec: ClipSpec,
         buffers: Buffers[Any],
         workers: WorkerPool,

@@ -22,7 +22,7 @@ from seqrecord.clips import ClipSpec
 from seqrecord.engine.arena import Place
 from seqrecord.engine.batches import Source
 from seqrecord.engine.loads import Load, frame_key
-from seqrecord.sampling import Clips, EpochPlan, Round, Window
+from seqrecord.sampling import Clips, Plan, Round, Window
 
 __all__ = ["Places", "Resident", "Ring", "find_rows"]
 
@@ -33,7 +33,7 @@ class Resident:
     A group whose arena has no rows has no frames here.
     """
 
-    def __init__(self, plan: EpochPlan, spec: ClipSpec, arenas: Sequence[Any]) -> None:
+    def __init__(self, plan: Plan, spec: ClipSpec, arenas: Sequence[Any]) -> None:
         steps = np.arange(spec.length) * spec.dilation
         self._places = {group.group: place for place, group in enumerate(plan.groups)}
         self._groups = {

@@ -25,7 +25,7 @@ from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.pipes.states import State, shown
 from seqrecord.reading.reader import DatasetLike
-from seqrecord.sampling import EpochPlan, Part, PlanSettings, check_drop_last
+from seqrecord.sampling import EpochPlan, Part, Plan, PlanSettings, check_drop_last
 from seqrecord.sampling.memory import Fit, FrameSizes, fit, fit_given
 from seqrecord.storage import local_path
 from seqrecord.units import parse_size
@@ -92,7 +92,7 @@ class ClipLoader:
         """How many clips an epoch has, over all parts."""
         return self.clips(epoch).num_clips
 
-    def plan(self, epoch: int, part: Part) -> EpochPlan:
+    def plan(self, epoch: int, part: Part) -> Plan:
         """The plan of one part of one epoch.
 
         Raises `ClipError` when `drop_last` leaves no batch in this epoch, or in one of another
@@ -112,7 +112,7 @@ class ClipLoader:
             part=part,
         )
 
-    def start(self, plan: EpochPlan, *, batch: int = 0, stats: EngineStats) -> Engine:
+    def start(self, plan: Plan, *, batch: int = 0, stats: EngineStats) -> Engine:
         """An engine that runs a plan from `batch` on."""
         device = self._find_device()
         crops = self.selection.crops

@@ -1,10 +1,11 @@
 """An epoch as integers: which chunks to load, which clips to emit, which frames to free."""
 
 from seqrecord.sampling.bounds import resident_bounds
-from seqrecord.sampling.epoch import EpochPlan, GroupPlan, check_drop_last
+from seqrecord.sampling.epoch import EpochPlan, check_drop_last
 from seqrecord.sampling.facts import ClipFacts
 from seqrecord.sampling.parts import Part
 from seqrecord.sampling.phases import Phases
+from seqrecord.sampling.plan import GroupPlan, Plan
 from seqrecord.sampling.rounds import Clips, Frees, GroupRound, Loads, Round
 from seqrecord.sampling.settings import PlanSettings
 from seqrecord.sampling.windows import Window
@@ -19,6 +20,7 @@ __all__ = [
     "Loads",
     "Part",
     "Phases",
+    "Plan",
     "PlanSettings",
     "Round",
     "Window",

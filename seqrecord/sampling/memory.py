@@ -19,8 +19,8 @@ from seqrecord.sampling.defaults import (
     least_held,
     mixing_limit,
 )
-from seqrecord.sampling.epoch import EpochPlan
 from seqrecord.sampling.facts import ClipFacts
+from seqrecord.sampling.plan import Plan
 from seqrecord.sampling.settings import PlanSettings
 from seqrecord.sampling.windows import Window
 from seqrecord.units import format_size
@@ -73,7 +73,7 @@ class Fit:
     # arenas of one size
     limited: str | None = None  # what keeps batches from being mixed well, in words
 
-    def memory(self, plan: EpochPlan, *, fixed: bool) -> Memory:
+    def memory(self, plan: Plan, *, fixed: bool) -> Memory:
         """What the limit leaves for a plan; `fixed`: frames of fixed shapes, in host memory."""
         sizes = self.sizes.frames
         held = self.resident or tuple(group.max_resident_frames for group in plan.groups)
