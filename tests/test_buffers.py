@@ -110,7 +110,7 @@ def gather(
 ) -> int:
     """Gather clips from rows of arenas."""
     clips = sources[0][1]
-    parts = [Source(arena, np.array(rows)) for arena, rows in sources]
+    parts = [Source(arena, np.array(rows), list(arena.specs)) for arena, rows in sources]
     nbytes = builder.gather(first, parts, OneThread())
     builder.append(np.arange(first, first + len(clips)), np.full(len(clips), 7))
     return nbytes

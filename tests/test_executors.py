@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqrecord import ClipSpec
+from seqrecord.clip_frames import ClipFrames
 from seqrecord.clips import ClipTable, EpisodeTable, enumerate_clips
 from seqrecord.engine.arena import Place
 from seqrecord.engine.batches import Batch
@@ -28,7 +29,7 @@ from seqrecord.engine.scheduler import Channel, WorkerPool
 from seqrecord.engine.stats import EngineStats
 from seqrecord.grids import ChunkGrid
 from seqrecord.reading.frames import ArraySpec
-from seqrecord.sampling import EpochPlan, PlanSettings
+from seqrecord.sampling import EpochPlan, PlanSettings, Window
 from seqrecord.sampling.memory import Memory
 from tests.side_streams import make_stream
 
@@ -95,7 +96,7 @@ def tables(draw: st.DrawFn) -> EpisodeTable:
 
 @contextmanager
 def running(
-    kind: str, plan: EpochPlan, table: EpisodeTable, spec: ClipSpec, memory: Memory, first: int
+    kind: str, plan: EpochPlan, table: EpisodeTable, frames: ClipFrames, memory: Memory, first: int
 ) -> Iterator[Iterator[Batch]]:
     """The batches of a plan from one on, while threads make them."""
     stats = EngineStats()
@@ -107,7 +108,7 @@ def running(
             for group, rows in zip(plan.groups, memory.num_rows, strict=True)
         ),
         specs,
-        dict.fromkeys(specs, spec.length),
+        frames.lengths,
         plan.first_clip(1) if plan.num_batches else 1,
         memory.prefetch + 2,
         None if kind == "host" else torch.device("cpu"),
@@ -118,7 +119,7 @@ def running(
     channel: Channel[Batch] = Channel(memory.prefetch, stats)
     workers = WorkerPool(loader, num_threads=2, memory=memory, channel=channel, stats=stats)
     make = OverlappingExecutor if all(memory.num_rows) else DisjointExecutor
-    executor = make(plan, spec, buffers, workers, channel)
+    executor = make(plan, frames, buffers, workers, channel)
 
     def run() -> None:
         error = None
@@ -150,21 +151,29 @@ def running(
         assert not thread.is_alive()
 
 
-def check(batch: Batch, plan: EpochPlan, spec: ClipSpec) -> list[tuple[int, int]]:
+def check(batch: Batch, plan: EpochPlan, frames: ClipFrames) -> list[tuple[int, int]]:
     """The clips of a batch, whose frames are those of the clips in every group."""
     clips = list(zip(batch.episode.tolist(), batch.start.tolist(), strict=True))
     for group in plan.groups:
         for name in NAMES[group.group]:
             feature: Any = batch.features[name]
             expected = [
-                [[group.group, e, start + i * spec.dilation] for i in range(spec.length)]
+                [
+                    [group.group, e, min(max(start + offset, 0), int(frames.num_frames[e]) - 1)]
+                    for offset in frames.offsets[name].tolist()
+                ]
                 for e, start in clips
             ]
             assert feature.tolist() == expected
     return clips
 
 
-def make_plan(data: st.DataObject, table: EpisodeTable, clips: ClipTable) -> EpochPlan:
+def make_plan(
+    data: st.DataObject,
+    table: EpisodeTable,
+    clips: ClipTable,
+    windows: Sequence[Window] | None = None,
+) -> EpochPlan:
     chosen = PlanSettings(
         shuffle=data.draw(st.booleans()),
         seed=data.draw(st.integers(0, 9)),
@@ -174,7 +183,8 @@ def make_plan(data: st.DataObject, table: EpisodeTable, clips: ClipTable) -> Epo
         run_frames=data.draw(st.none() | st.integers(1, 50)),
         first_block_frames=data.draw(st.integers(1, 40)),
     )
-    return EpochPlan(clips, table, chosen, epoch=data.draw(st.integers(0, 2)))
+    epoch = data.draw(st.integers(0, 2))
+    return EpochPlan(clips, table, chosen, epoch=epoch, windows=windows)
 
 
 @pytest.mark.parametrize("kind", ["host", "device"])
@@ -187,7 +197,19 @@ def test_clips_have_their_frames_of_every_group(kind: str, data: st.DataObject) 
     stride = data.draw(st.integers(1, 9) | st.just((length - 1) * dilation + 1))
     spec = ClipSpec(length, stride, dilation)
     clips = enumerate_clips(spec, table, np.arange(len(table)))
-    plan = make_plan(data, table, clips)
+    run(kind, data, table, clips, ClipFrames.of(spec, SPECS, table.num_frames))
+
+
+def run(
+    kind: str,
+    data: st.DataObject,
+    table: EpisodeTable,
+    clips: ClipTable,
+    frames: ClipFrames,
+    windows: Sequence[Window] | None = None,
+) -> None:
+    """Check every batch of a plan."""
+    plan = make_plan(data, table, clips, windows)
     prefetch = data.draw(st.integers(1, 3))
     more = data.draw(st.sampled_from([1, 1.3, 2]))
     rows = tuple(int(group.max_resident_frames * more) for group in plan.groups)
@@ -200,8 +222,8 @@ def test_clips_have_their_frames_of_every_group(kind: str, data: st.DataObject) 
         prefetch = max(prefetch, plan.most_batches)
     memory = Memory(rows, prefetch, data.draw(st.integers(1, 4)), data.draw(st.integers(0, 3)))
     first = data.draw(st.integers(0, plan.num_batches))
-    with running(kind, plan, table, spec, memory, first) as batches:
-        found = [check(batch, plan, spec) for batch in batches]
+    with running(kind, plan, table, frames, memory, first) as batches:
+        found = [check(batch, plan, frames) for batch in batches]
     assert len(found) == plan.num_batches - first
     positions = [plan.first_clip(number) for number in range(first, plan.num_batches + 1)]
     assert list(map(len, found)) == [stop - start for start, stop in pairwise(positions)]

@@ -22,6 +22,7 @@ SMALL = st.integers(0, 30)
     offset=st.integers(-5, 5),
     span=st.integers(1, 9),
     step=st.integers(1, 3),
+    num_frames=st.integers(31, 48),
 )
 def test_first_uses(
     clips: list[tuple[int, int]],
@@ -29,7 +30,9 @@ def test_first_uses(
     offset: int,
     span: int,
     step: int,
+    num_frames: int,
 ) -> None:
+    loads = [(r, first, min(n, (num_frames - 1 - first) // step + 1)) for r, first, n in loads]
     cursor, start = np.array(clips, np.int64).reshape(-1, 2).T
     none = np.zeros(len(clips), np.int64)
     runs, first, count = np.array(loads, np.int64).reshape(-1, 3).T
@@ -41,13 +44,17 @@ def test_first_uses(
             number
             for number, (other, at) in enumerate(clips)
             # Any frame from the clip's first to its last, as a load that it skips may be held.
-            if other == run and at + offset <= held[-1] and at + offset + span > held[0]
+            # What is outside the episode counts as its first or last frame.
+            if other == run
+            and min(max(at + offset, 0), num_frames - 1) <= held[-1]
+            and min(max(at + offset + span - 1, 0), num_frames - 1) >= held[0]
         ]
         expected.append(uses[0] if uses else len(clips))
     actual = first_uses(
         Loads(runs, runs, empty, empty, first, count),
         Clips(cursor, cursor, none, start, none, none),
         Window(offset, span, step, 1),
+        np.array([num_frames]),
     )
     assert actual.tolist() == expected
 
@@ -57,7 +64,7 @@ def test_a_round_of_many_clips_takes_no_long_time() -> None:
     loads = Loads(zero, zero, zero, zero, many, zero + 1)
     clips = Clips(zero, zero, zero, many, zero, zero)
     begin = time.thread_time()
-    uses = first_uses(loads, clips, Window(0, 4, 1, 4))
+    uses = first_uses(loads, clips, Window(0, 4, 1, 4), np.array([1 << 20]))
     assert time.thread_time() - begin < 2
     assert uses[:50].tolist() == [max(0, frame - 3) for frame in range(50)]
 

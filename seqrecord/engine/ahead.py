@@ -6,10 +6,12 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from seqrecord.clips import ClipSpec
+from seqrecord.clip_frames import ClipFrames
+from seqrecord.clips import IntArray
 from seqrecord.engine.arena import Place
 from seqrecord.engine.batches import Source
 from seqrecord.engine.loads import Load, each_load, first_uses
@@ -65,7 +67,7 @@ class LoadedRound:
             first, last = start, min(max(stop, start + _FOUND_AT_ONCE), len(self.round.clips))
             sources = [found.source(first, last) for found in self._places]
             self._found = first, last, sources
-        return [Source(s.arena, s.rows[start - first : stop - first]) for s in sources]
+        return [replace(s, rows=s.rows[start - first : stop - first]) for s in sources]
 
     def wait(self) -> None:
         """Until all loads are done."""
@@ -84,11 +86,16 @@ class RoundsAhead:
     """
 
     def __init__(
-        self, plan: Plan, spec: ClipSpec, arenas: Sequence[Any], workers: WorkerPool
+        self,
+        plan: Plan,
+        clip_frames: ClipFrames,
+        arenas: Sequence[Any],
+        workers: WorkerPool,
     ) -> None:
         self._plan = plan
         self._workers = workers
-        self._resident = Resident(plan, spec, arenas)
+        self._num_frames = clip_frames.num_frames
+        self._resident = Resident(plan, clip_frames, arenas)
         self._rounds = _Rounds(iter(()))
 
     def run(self, first_round: int) -> Iterator[LoadedRound]:
@@ -104,7 +111,7 @@ class RoundsAhead:
         loading = self._load(waiting)
         assert not waiting, "the plan holds more frames than it said"
         # Not a method: what refers to this object would keep its memory beside the next epoch's.
-        planned_loads = partial(_plan_loads, groups)
+        planned_loads = partial(_plan_loads, groups, self._num_frames)
         self._rounds = _Rounds(map(planned_loads, self._plan.rounds(first_round)))
         while (planned := self._rounds.pop()) is not None:
             current = planned.round
@@ -174,7 +181,9 @@ class _Rounds:
         return self._seen[number]
 
 
-def _plan_loads(groups: Sequence[GroupPlan | None], current: Round) -> _Planned:
+def _plan_loads(
+    groups: Sequence[GroupPlan | None], num_frames: IntArray, current: Round
+) -> _Planned:
     """A round with the loads of these groups, a cursor's in the order in which they fill its ring.
 
     `None` stands for a group without an arena.
@@ -182,7 +191,7 @@ def _plan_loads(groups: Sequence[GroupPlan | None], current: Round) -> _Planned:
     waiting: list[_Waiting] = []
     for group, todo in zip(groups, current.groups, strict=True):
         if group is not None:
-            uses = first_uses(todo.loads, current.clips, group.window)
+            uses = first_uses(todo.loads, current.clips, group.window, num_frames)
             waiting += map(_Waiting, uses.tolist(), each_load(group.group, todo.loads))
     return _Planned(current, waiting)
 

@@ -72,13 +72,14 @@ class Copiers(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Source(Generic[_ArenaT]):
-    """Where some clips' frames of an arena's features are: `rows`, int64 [clips, frames].
+    """Where some clips' frames of some of an arena's features are: `rows`, int64 [clips, frames].
 
     Of features that `crop` has, the batch gets the windows.
     """
 
     arena: _ArenaT
     rows: npt.NDArray[np.int64]
+    features: Sequence[str]
     crop: Crop | None = None
 
 
@@ -184,7 +185,9 @@ class HostBatchBuilder:
         else:
             copiers.copy([*crops, *_pieces(parts, total, copiers.num_threads)])
         for source in sources:
-            for name in source.arena.specs.keys() & self._variable.keys():
+            for name in source.features:
+                if name not in self._variable:
+                    continue
                 for frame in source.arena.find_list(name, source.rows.reshape(-1)):
                     self._variable[name].append(frame)
         return 0
@@ -206,7 +209,7 @@ class HostBatchBuilder:
         parts = []
         for source in sources:
             rows, count = source.rows.reshape(-1), len(source.rows)
-            for name in source.arena.specs:
+            for name in source.features:
                 if source.crop is not None and name in source.crop.features:
                     continue
                 if (buffer := self._buffers.get(name)) is not None:
@@ -219,7 +222,7 @@ class HostBatchBuilder:
         for source in sources:
             if (crop := source.crop) is None:
                 continue
-            for name in source.arena.specs.keys() & crop.features:
+            for name in crop.features.intersection(source.features):
                 for clip, rows in enumerate(source.rows):
                     out = self._buffers[name][slot + clip]
                     do = partial(crop.copy, name, clip, source.arena[name], rows, out)

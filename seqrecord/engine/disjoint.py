@@ -23,7 +23,7 @@ from time import perf_counter
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips import ClipSpec
+from seqrecord.clip_frames import ClipFrames
 from seqrecord.engine.ahead import LoadedRound, RoundsAhead
 from seqrecord.engine.arena import Place
 from seqrecord.engine.batches import Batch, HostBatchBuilder
@@ -58,23 +58,28 @@ class DisjointExecutor:
     def __init__(
         self,
         plan: Plan,
-        spec: ClipSpec,
+        clip_frames: ClipFrames,
         buffers: HostBuffers,
         workers: WorkerPool,
         channel: Channel[Batch],
     ) -> None:
         self._plan = plan
-        self._spec = spec
+        self._num_frames = clip_frames.num_frames
         self._buffers = buffers
         self._workers = workers
         self._channel = channel
         self._direct = [not arena.num_rows for arena in buffers.arenas]
+        self._direct_frames = sum(  # of a clip
+            group.window.length
+            for group, direct in zip(plan.groups, self._direct, strict=True)
+            if direct
+        )
         # A part without clips needs no rows of an arena either.
         assert not plan.num_clips or all(
             is_disjoint or not direct
             for is_disjoint, direct in zip(plan.disjoint_groups, self._direct, strict=True)
         ), "overlapping clips go through an arena"
-        self._rounds = RoundsAhead(plan, spec, buffers.arenas, workers)
+        self._rounds = RoundsAhead(plan, clip_frames, buffers.arenas, workers)
         self._open: deque[_Open] = deque()
         self._next = 0  # the batch to open next
 
@@ -109,7 +114,7 @@ class DisjointExecutor:
             self._plan.groups, current.groups, self._direct, strict=True
         ):
             if direct:
-                uses = first_uses(todo.loads, clips, group.window).tolist()
+                uses = first_uses(todo.loads, clips, group.window, self._num_frames).tolist()
                 each = each_load(group.group, todo.loads)
                 loads += [(use, group.window, load) for use, load in zip(uses, each, strict=True)]
         for _, window, load in sorted(loads, key=lambda item: item[0]):
@@ -125,9 +130,9 @@ class DisjointExecutor:
         """Have a load's frames brought into the batches of their clips."""
         frames = np.flatnonzero(clip >= 0)
         clip = clip[frames]
-        batch, length = clips.batch[clip], self._spec.length
+        batch = clips.batch[clip]
         offset = load.first + frames * window.frame_step - window.offset - clips.start[clip]
-        rows = clips.slot[clip] * length + offset // self._spec.dilation
+        rows = clips.slot[clip] * window.length + offset // window.frame_step
         parts = [(self._batch(number), batch == number) for number in np.unique(batch).tolist()]
         places = []
         for item, mine in parts:
@@ -162,7 +167,7 @@ class DisjointExecutor:
                     self._channel.reserve(self._next)
                     break
             size = self._plan.first_clip(self._next + 1) - self._plan.first_clip(self._next)
-            missing = size * self._spec.length * sum(self._direct)
+            missing = size * self._direct_frames
             if not all(self._direct):
                 missing += size
             self._open.append(_Open(self._buffers.begin_batch(size), missing))

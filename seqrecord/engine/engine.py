@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from seqrecord.clips import ClipSpec
+from seqrecord.clip_frames import ClipFrames
 from seqrecord.engine.batches import Batch
 from seqrecord.engine.buffers import Buffers, GroupNeeds, HostBuffers, KeptBuffers, Needs
 from seqrecord.engine.crops import ClipCrops, DrawCrops
@@ -52,7 +52,7 @@ class Engine:
         dataset: of the plan, with the requested features.
         specs: dtype and shape of each feature in clips, after `frame_transform`.
         plan: what to do.
-        spec: the clips of the plan.
+        clip_frames: which frames clips have of each feature.
         batch: the first batch to deliver.
         memory: rows of each group's arena, at least its `max_resident_frames`, more let loads run
             ahead; 0 for a plan whose clips do not overlap: frames are then loaded straight into
@@ -77,7 +77,7 @@ class Engine:
         dataset: SeqRecordReader,
         specs: Mapping[str, ArraySpec],
         plan: Plan,
-        spec: ClipSpec,
+        clip_frames: ClipFrames,
         *,
         batch: int = 0,
         memory: Memory,
@@ -99,7 +99,7 @@ class Engine:
             GroupNeeds(_of_group(dataset, group.group, specs, frame_transform), num_rows)
             for group, num_rows in zip(plan.groups, memory.num_rows, strict=True)
         )
-        lengths = dict.fromkeys(specs, spec.length)
+        lengths = clip_frames.lengths
         made = specs if crops is None else crops.specs(specs)
         needs = Needs(groups, made, lengths, size, batches, device, shared)
         buffers = kept.acquire(needs, HostBuffers if device is None else DeviceBuffers)
@@ -122,9 +122,9 @@ class Engine:
         )
         executor: Executor
         if isinstance(buffers, HostBuffers) and not all(memory.num_rows):
-            executor = DisjointExecutor(plan, spec, buffers, workers, self._channel)
+            executor = DisjointExecutor(plan, clip_frames, buffers, workers, self._channel)
         else:
-            executor = OverlappingExecutor(plan, spec, buffers, workers, self._channel, draw)
+            executor = OverlappingExecutor(plan, clip_frames, buffers, workers, self._channel, draw)
         # The thread does not refer to the engine, so that dropping the engine ends it.
         run = partial(_run, executor, buffers, workers, batch if batch < plan.num_batches else None)
         release = partial(_release, weakref.ref(kept), buffers)

@@ -38,20 +38,26 @@ def frame_key(run: IntArray, frame: IntArray) -> IntArray:
     return run * _FRAMES + frame
 
 
-def first_uses(loads: Loads, clips: Clips, window: Window) -> IntArray:
+def first_uses(loads: Loads, clips: Clips, window: Window, num_frames: IntArray) -> IntArray:
     """The number in `clips` of the first clip that needs a load, int64[loads].
 
-    The loads are those of a group of which clips use frames in this window. A load that no clip of
-    the round needs gets `len(clips)`.
+    The loads are those of a group of which clips use frames in this window, of episodes that have
+    `num_frames` by the index's rows; int64[rows]. A load that no clip of the round needs gets
+    `len(clips)`.
     """
     place = frame_key(clips.run, clips.start)
     order = np.argsort(place, kind="stable")
     place = place[order]
     first = loads.first - window.offset
     last = first + (loads.count - 1) * window.frame_step
-    low = np.searchsorted(place, frame_key(loads.run, np.maximum(first - window.span + 1, 0)))
-    high = np.searchsorted(place, frame_key(loads.run, last), side="right")
+    # An episode's first and last frame are also those of windows that begin before or end behind.
+    begins = loads.first == 0
+    ends = last + window.offset == num_frames[loads.episode] - 1
+    least = np.where(begins, 0, np.maximum(first - window.span + 1, 0))
+    most = np.where(ends, _FRAMES - 1, np.maximum(last, -1))
+    low = np.searchsorted(place, frame_key(loads.run, least))
+    high = np.searchsorted(place, frame_key(loads.run, most), side="right")
     # The least number in each of the ranges [low, high): every second of these.
     bounds = np.stack((low, high), axis=1).ravel()
-    least = np.minimum.reduceat(np.append(order, len(clips)), bounds)[::2]
-    return np.where(high > low, least, len(clips))
+    found = np.minimum.reduceat(np.append(order, len(clips)), bounds)[::2]
+    return np.where(high > low, found, len(clips))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from seqrecord.clips import ClipSpec
+from seqrecord.clip_frames import ClipFrames
 from seqrecord.engine.ahead import LoadedRound, RoundsAhead
 from seqrecord.engine.batches import Batch, BatchBuilder
 from seqrecord.engine.buffers import Buffers
@@ -29,7 +29,7 @@ class OverlappingExecutor:
     def __init__(
         self,
         plan: Plan,
-        spec: ClipSpec,
+        clip_frames: ClipFrames,
         buffers: Buffers[Any],
         workers: WorkerPool,
         channel: Channel[Batch],
@@ -40,7 +40,7 @@ class OverlappingExecutor:
         self._buffers = buffers
         self._workers = workers
         self._channel = channel
-        self._rounds = RoundsAhead(plan, spec, buffers.arenas, workers)
+        self._rounds = RoundsAhead(plan, clip_frames, buffers.arenas, workers)
         self._builder: BatchBuilder[Any] | None = None
 
     def run(self, batch: int) -> None:

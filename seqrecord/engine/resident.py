@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips import ClipSpec
+from seqrecord.clip_frames import ClipFrames
 from seqrecord.engine.arena import Place
 from seqrecord.engine.batches import Source
 from seqrecord.engine.loads import Load, frame_key
@@ -33,11 +33,10 @@ class Resident:
     A group whose arena has no rows has no frames here.
     """
 
-    def __init__(self, plan: Plan, spec: ClipSpec, arenas: Sequence[Any]) -> None:
-        steps = np.arange(spec.length) * spec.dilation
+    def __init__(self, plan: Plan, clip_frames: ClipFrames, arenas: Sequence[Any]) -> None:
         self._places = {group.group: place for place, group in enumerate(plan.groups)}
         self._groups = {
-            group.group: _GroupRows(group.window, steps, arena, plan.num_cursors)
+            group.group: _GroupRows(group.window, clip_frames, arena, plan.num_cursors)
             for group, arena in zip(plan.groups, arenas, strict=True)
             if arena.num_rows
         }
@@ -60,8 +59,8 @@ class Resident:
         return self._groups[load.group].place(load)
 
     def find(self, clips: Clips) -> list[Places]:
-        """Where the frames of clips are, by group."""
-        return [group.find(clips) for group in self._groups.values()]
+        """Where the frames of clips are, for features that have the same frames together."""
+        return [places for group in self._groups.values() for places in group.find(clips)]
 
     def free(self, done: Round) -> None:
         """Make room: forget the frames that no clip after this round needs."""
@@ -75,10 +74,11 @@ class _GroupRows:
     """The rows of one group's arena: a ring for each cursor, all of the same length."""
 
     def __init__(
-        self, window: Window, steps: npt.NDArray[np.int64], arena: Any, num_cursors: int
+        self, window: Window, clip_frames: ClipFrames, arena: Any, num_cursors: int
     ) -> None:
         self._window = window
-        self._frames = steps + window.offset  # of a clip, counted from its start
+        self._clip_frames = clip_frames
+        self._alike = clip_frames.alike(arena.specs)
         self._arena = arena
         self._frame_nbytes: int = sum(spec.nbytes for spec in arena.specs.values())
         rows = arena.num_rows // max(1, num_cursors)
@@ -94,23 +94,28 @@ class _GroupRows:
         rows = ring.load(load.run, load.first, load.count, self._window.frame_step)
         return Place(self._arena, np.arange(load.count), rows)
 
-    def find(self, clips: Clips) -> Places:
+    def find(self, clips: Clips) -> list[Places]:
         """Where the frames of clips are."""
-        start = clips.start + self._window.offset
-        rows = find_rows(self.rings, clips.run, start)
-        return Places(self._arena, clips.start, self._frames, self._window.frame_step, *rows)
+        last = self._clip_frames.num_frames[clips.episode] - 1
+        begin = np.clip(clips.start + self._window.offset, 0, last)
+        rows = find_rows(self.rings, clips.run, begin)
+        return [
+            Places(self._arena, names, self._clip_frames, clips, self._window.frame_step, *rows)
+            for names in self._alike
+        ]
 
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Where clips' frames are in an arena: those that are `frames` after each clip's start.
+    """Where an arena has the frames of clips, for features of which each clip has the same frames.
 
-    The other columns are as from `find_rows`.
+    The last three columns are as from `find_rows`.
     """
 
     arena: Any
-    start: npt.NDArray[np.int64]
-    frames: npt.NDArray[np.int64]
+    features: tuple[str, ...]
+    clip_frames: ClipFrames
+    clips: Clips
     frame_step: int
     origin: npt.NDArray[np.int64]
     first: npt.NDArray[np.int64]
@@ -118,12 +123,13 @@ class Places:
 
     def source(self, start: int, stop: int) -> Source[Any]:
         """Of the clips `[start, stop)`."""
-        origin, first, number, begin = (
-            column[start:stop, None]
-            for column in (self.origin, self.first, self.number, self.start)
+        clips = self.clips.rows(start, stop)
+        found = self.clip_frames.find(self.features[0], clips.episode, clips.start)
+        origin, first, number = (
+            column[start:stop, None] for column in (self.origin, self.first, self.number)
         )
-        place = (origin + (begin + self.frames) // self.frame_step) % number
-        return Source(self.arena, np.add(first, place, dtype=np.int64))
+        place = (origin + found.frames // self.frame_step) % number
+        return Source(self.arena, np.add(first, place, dtype=np.int64), self.features)
 
 
 class Ring:

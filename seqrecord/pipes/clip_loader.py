@@ -128,7 +128,7 @@ class ClipLoader:
             self.selection.dataset,
             self.selection.arrays,
             plan,
-            self.selection.spec,
+            self.selection.clip_frames,
             batch=batch,
             memory=memory,
             num_threads=self.options.num_threads or worker_threads(),

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from seqrecord.chosen import ChosenClips
+from seqrecord.clip_frames import ClipFrames
 from seqrecord.clips import (
     ClipSpec,
     ClipTable,
@@ -157,6 +158,11 @@ class ClipSelection:
             return options
         keys = self.dataset.index.keys.take(self.selected).to_pylist()
         return replace(options, episodes=keys)
+
+    @property
+    def clip_frames(self) -> ClipFrames:
+        """Which frames clips have of each feature."""
+        return ClipFrames.of(self.spec, self.arrays, self.episodes.num_frames)
 
     @property
     def differs_by_epoch(self) -> bool:

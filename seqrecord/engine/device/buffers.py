@@ -133,22 +133,22 @@ class DeviceBatchBuilder:
             first = slot * rows.shape[1]
             parts = {
                 name: self._words[name][first : first + len(flat)]
-                for name in arena.specs
+                for name in source.features
                 if name in self._words
                 and not (source.crop is not None and name in source.crop.features)
             }
             if source.crop is not None:
                 self._crop(slot, source, source.crop)
             nbytes += arena.gather(flat, parts)
-            for name, spec in arena.specs.items():
-                if not spec.is_fixed:
+            for name in source.features:
+                if not arena.specs[name].is_fixed:
                     self._features[name] += [arena.gather_list(name, clip) for clip in rows]
         self._mark = self._stream.mark()
         return nbytes
 
     def _crop(self, slot: int, source: Source[DeviceArena], crop: Crop) -> None:
         """Queue copies of the windows of clips."""
-        for name in sorted(source.arena.specs.keys() & crop.features):
+        for name in sorted(crop.features.intersection(source.features)):
             for clip, rows in enumerate(source.rows):
                 corner, flipped = crop.place(clip)
                 out = self._features[name][slot + clip]

@@ -1,0 +1,73 @@
+"""Which frames of its episode a clip has of each feature: integers, without I/O.
+
+A clip that starts at frame `s` has of a feature the frames `s + offsets`. What would lie before the
+episode's first frame or behind its last one is that frame, again::
+
+    episode of 6 frames       0 1 2 3 4 5
+    offsets -1, 0 at 0      0 0                  is_pad  1 0
+    offsets 0 to 3 at 4               4 5 5 5    is_pad  0 0 1 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.clips import ClipSpec
+from seqrecord.grids import IntArray
+
+__all__ = ["ClipFrames", "FoundFrames"]
+
+
+class FoundFrames(NamedTuple):
+    """Of n clips and one feature, of which a clip has T frames."""
+
+    frames: IntArray
+    """int64[n, T]: the frames, all of them inside the clip's episode."""
+    is_pad: npt.NDArray[np.bool_]
+    """bool[n, T]: whether the frame stands for one that would lie outside."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClipFrames:
+    """Which frames clips have of each feature.
+
+    `offsets`, int64[T] for each feature, are counted from a clip's start. `num_frames` is int64 of
+    all rows of the index: how many frames each episode has.
+    """
+
+    offsets: Mapping[str, IntArray]
+    num_frames: IntArray
+
+    @classmethod
+    def of(cls, spec: ClipSpec, features: Iterable[str], num_frames: IntArray) -> ClipFrames:
+        """Whole clips of all features."""
+        offsets = np.arange(spec.length) * spec.dilation
+        return cls(dict.fromkeys(features, offsets), num_frames)
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """How many frames of each feature a clip has."""
+        return {name: len(offsets) for name, offsets in self.offsets.items()}
+
+    def alike(self, features: Iterable[str]) -> list[tuple[str, ...]]:
+        """The features in sets, of which those of one set have the same frames in every clip."""
+        found: dict[bytes, list[str]] = {}
+        for name in features:
+            found.setdefault(self.offsets[name].tobytes(), []).append(name)
+        return [tuple(names) for names in found.values()]
+
+    def find(self, feature: str, episode: IntArray, start: IntArray) -> FoundFrames:
+        """The frames of a feature that clips have, in the order in which a batch has them.
+
+        The clips are given by the rows of their episodes and their starts, int64[n] each. What is
+        drawn for each clip, and changes its frames, belongs here.
+        """
+        asked = start[:, None] + self.offsets[feature]
+        last = self.num_frames[episode][:, None] - 1
+        frames = np.clip(asked, 0, last)
+        return FoundFrames(frames, frames != asked)
