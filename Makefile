@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # More processes than cores, for tests wait for half of their time.
-PYTEST := $(BIN)/python -m pytest -n $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 ))) --maxprocesses 6 --dist loadfile
+PYTEST := $(BIN)/python -m pytest -n $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 ))) --maxprocesses 6
 DEMO := demo
 BENCH := bench
 INSTALLED := $(VENV)/installed
@@ -46,16 +46,16 @@ demo: $(INSTALLED) ## Render a small TartanAir tree, pack it, verify it, stream 
 	$(BIN)/python -m benchmarks.tartanair.demo $(DEMO)
 
 test: $(INSTALLED) ## Run the fast tests
-	$(PYTEST)
+	$(PYTEST) --dist loadfile
 
 test-slow: $(INSTALLED) ## Run the tests that take minutes, and many examples of each property
-	$(PYTEST) -m '(slow or hypothesis) and not service' --hypothesis-profile=many
+	$(PYTEST) --dist worksteal -m '(slow or hypothesis) and not service' --hypothesis-profile=many
 
 test-services: $(INSTALLED) ## Run the tests that need Azurite, moto, nginx or a FUSE mount
-	$(PYTEST) -m service
+	$(PYTEST) --dist worksteal -m service
 
 test-all: $(INSTALLED) ## Run every test
-	$(PYTEST) -m '' --hypothesis-profile=many
+	$(PYTEST) --dist worksteal -m '' --hypothesis-profile=many
 
 docs: $(INSTALLED) ## Build the documentation into build/site; a warning is an error
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

@@ -85,8 +85,8 @@ def there(url: str, options: dict[str, Any]) -> set[str] | None:
         return set(found)
 
 
-@pytest.mark.parametrize("place", CLOUDS[:2], indirect=True)
-@pytest.mark.parametrize("after", [False, True])
+# A kill after a request leaves nearly what a kill before the next one does: one of them each.
+@pytest.mark.parametrize(("place", "after"), [("azurite", False), ("s3", True)], indirect=["place"])
 @pytest.mark.parametrize("mode", ["create", "append", "resume"])
 def test_killed_at_every_request(place: Place, writers: Writers, mode: str, after: bool) -> None:
     root, straight = place.at(place.host)
