@@ -1,4 +1,4 @@
-"""Crops and flips of clips: one window for all frames of a clip, drawn from a seed.
+"""What is made of clips: crops and flips, one window for all frames of a clip, and any functions.
 
 A chain of steps comes to one window of the frame, mirrored or not, so that only the window is
 copied, once::
@@ -12,7 +12,7 @@ copied, once::
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -23,6 +23,7 @@ from seqrecord.errors import ClipError
 
 __all__ = [
     "CenterCrop",
+    "ClipFunction",
     "ClipTransform",
     "HorizontalFlip",
     "RandomCrop",
@@ -104,7 +105,12 @@ class WindowStep(Protocol):
         """The windows after the step; `draws` are in [0, 1), float64[num_draws, clips]."""
 
 
-ClipTransform: TypeAlias = "WindowStep | Sequence[WindowStep]"
+ClipFunction: TypeAlias = (
+    "Callable[[dict[str, Any], np.random.Generator], Mapping[str, npt.ArrayLike]]"
+)
+"""From the arrays of a clip, [frames, …] by feature, to those that batches have; see `chain_of`."""
+
+ClipTransform: TypeAlias = "WindowStep | ClipFunction | Sequence[WindowStep | ClipFunction]"
 
 
 class _Crop:
@@ -196,13 +202,20 @@ class HorizontalFlip:
         return windows.flip(draws[0] < self.p)
 
 
-def chain_of(transform: Any) -> tuple[WindowStep, ...]:
-    """The steps of a `clip_transform`; `ClipError` for what is none."""
-    steps = tuple(transform) if isinstance(transform, (list, tuple)) else (transform,)
-    if not steps or not all(isinstance(step, WindowStep) for step in steps):
+def chain_of(transform: Any) -> tuple[tuple[WindowStep, ...], tuple[ClipFunction, ...]]:
+    """The steps of a `clip_transform`, and the functions after them.
+
+    `ClipError` for what is none, and for a step after a function: only the window is copied, so it
+    must be known before.
+    """
+    chain = tuple(transform) if isinstance(transform, (list, tuple)) else (transform,)
+    steps = tuple(step for step in chain if _is_step(step))
+    functions = tuple(step for step in chain if not _is_step(step))
+    if not chain or not all(callable(f) and not isinstance(f, type) for f in functions):
         raise ClipError(
             "clip_transform is not what it should be",
-            expected="RandomCrop, CenterCrop, HorizontalFlip, or a list of them",
+            expected="RandomCrop, CenterCrop, HorizontalFlip, a function of a clip and a "
+            "generator, or a list of them",
             got=repr(transform)[:100],
         )
     if len({step.features for step in steps}) > 1:
@@ -211,7 +224,17 @@ def chain_of(transform: Any) -> tuple[WindowStep, ...]:
             expected="the same ones for all steps, for they have one window",
             got=repr(transform)[:200],
         )
-    return steps
+    if not all(_is_step(step) for step in chain[: len(steps)]):
+        raise ClipError(
+            "clip_transform has a function before a crop or flip",
+            expected="crops and flips first, then functions",
+            got=repr(transform)[:200],
+        )
+    return steps, functions
+
+
+def _is_step(step: object) -> bool:
+    return isinstance(step, WindowStep) and not isinstance(step, type)
 
 
 def _is_probability(p: object) -> bool:

@@ -284,12 +284,12 @@ def test_a_chain_is_its_steps_one_after_the_other(steps: list[Any], epoch: int, 
 
 
 def test_random_crops_come_to_every_place() -> None:
-    crops = ClipCrops.of(RandomCrop((2, 2)), {"a": ArraySpec(np.dtype("u1"), (4, 5))}, {})
+    crops = ClipCrops.of((RandomCrop((2, 2)),), {"a": ArraySpec(np.dtype("u1"), (4, 5))}, {})
     windows = crops.windows(0, 0, np.arange(2000))
     places, counts = np.unique(windows.crops[:, :2], axis=0, return_counts=True)
     assert len(places) == 3 * 4
     assert counts.min() > 100
-    flips = ClipCrops.of(HorizontalFlip(0.25), {"a": ArraySpec(np.dtype("u1"), (4, 5))}, {})
+    flips = ClipCrops.of((HorizontalFlip(0.25),), {"a": ArraySpec(np.dtype("u1"), (4, 5))}, {})
     share = flips.windows(3, 1, np.arange(4000)).flipped.mean()
     assert 0.2 < share < 0.3
 
@@ -302,7 +302,7 @@ def test_flow_is_found_by_kind_or_name() -> None:
         "flow_mask": ArraySpec(np.dtype("u1"), (4, 5)),
         "flow_image": flow,
     }
-    crops = ClipCrops.of(HorizontalFlip(1.0), arrays, {"motion": "flow", "flow_image": "image"})
+    crops = ClipCrops.of((HorizontalFlip(1.0),), arrays, {"motion": "flow", "flow_image": "image"})
     assert crops.flows == {"flow_left", "motion"}
 
 
@@ -316,7 +316,8 @@ BAD: list[tuple[Any, str]] = [
     (RandomCrop(3, features=["pose"]), "a height and a width"),
     (RandomCrop(3, features=["note"]), "a height and a width"),
     ([], "not what it should be"),
-    (lambda clip: clip, "not what it should be"),
+    (RandomCrop, "not what it should be"),
+    ([lambda clip, _: clip, RandomCrop(3)], "a function before a crop"),
     ([RandomCrop(3), "flip"], "not what it should be"),
     ([RandomCrop(3, features=["image"]), HorizontalFlip()], "different features"),
 ]

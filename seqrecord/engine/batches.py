@@ -15,7 +15,8 @@ import torch
 
 from seqrecord.engine.adjacent import AdjacentPool
 from seqrecord.engine.arena import Arena, BufferPool
-from seqrecord.engine.crops import Crop
+from seqrecord.engine.calls import Calls, read_only
+from seqrecord.engine.crops import Crop, frames_in
 from seqrecord.engine.shared_memory import SharedBufferPool, can_share
 from seqrecord.format.pages import aligned
 from seqrecord.reading.frames import ArraySpec
@@ -94,11 +95,18 @@ class BatchBuilder(Protocol[_ArenaT]):
     def is_full(self) -> bool:
         """Whether all clips are there."""
 
-    def gather(self, slot: int, sources: Sequence[Source[_ArenaT]], copiers: Copiers) -> int:
+    def gather(
+        self,
+        slot: int,
+        sources: Sequence[Source[_ArenaT]],
+        copiers: Copiers,
+        calls: Calls | None = None,
+    ) -> int:
         """Copy clips, which go to `slot` and those after it, from the arenas of their features.
 
-        Clips with a feature of variable shape come in the order of their slots. The rows may be
-        loaded into again when this returns. Returns how many bytes that brings to a device.
+        With `calls`, the batch gets what functions make of the clips. Clips with a feature of
+        variable shape come in the order of their slots. The rows may be loaded into again when this
+        returns. Returns how many bytes that brings to a device.
         """
 
     def append(self, episode: npt.NDArray[np.int64], start: npt.NDArray[np.int64]) -> None:
@@ -173,7 +181,21 @@ class HostBatchBuilder:
             name: buffer.reshape(-1, *buffer.shape[2:]) for name, buffer in self._buffers.items()
         }
 
-    def gather(self, slot: int, sources: Sequence[Source[Arena]], copiers: Copiers) -> int:
+    @property
+    def clips(self) -> dict[str, npt.NDArray[Any]]:
+        """The features of fixed shapes, arrays [clips, frames, …]."""
+        return dict(self._buffers)
+
+    def gather(
+        self,
+        slot: int,
+        sources: Sequence[Source[Arena]],
+        copiers: Copiers,
+        calls: Calls | None = None,
+    ) -> int:
+        if calls is not None:
+            copiers.copy(self._calls(slot, sources, calls))
+            return 0
         parts, crops = self._parts(slot, sources), list(self._crops(slot, sources))
         total = sum(part.out.nbytes for part in parts)
         if total + sum(crop.nbytes for crop in crops) < _COPY_BYTES:
@@ -191,6 +213,10 @@ class HostBatchBuilder:
                 for frame in source.arena.find_list(name, source.rows.reshape(-1)):
                     self._variable[name].append(frame)
         return 0
+
+    def make(self, slot: int, calls: Calls, number: int, clip: dict[str, Any]) -> None:
+        """Have clip `slot` of the batch made of the arrays of clip `number` of the calls."""
+        calls.make(number, clip, {name: buffer[slot] for name, buffer in self._buffers.items()})
 
     def append(self, episode: npt.NDArray[np.int64], start: npt.NDArray[np.int64]) -> None:
         self.names.append(episode, start)
@@ -227,6 +253,30 @@ class HostBatchBuilder:
                     out = self._buffers[name][slot + clip]
                     do = partial(crop.copy, name, clip, source.arena[name], rows, out)
                     yield Copy(out.nbytes, do)
+
+    def _calls(self, slot: int, sources: Sequence[Source[Arena]], calls: Calls) -> Iterator[Copy]:
+        """Calls of functions, a clip each: nobody knows how long one takes, so it is worth a
+        thread."""
+        for number in range(len(calls)):
+            yield Copy(_COPY_BYTES, partial(self._call, slot + number, sources, calls, number))
+
+    def _call(self, slot: int, sources: Sequence[Source[Arena]], calls: Calls, number: int) -> None:
+        clip: dict[str, Any] = {}
+        for source in sources:
+            clip.update(_views(source, number))
+        self.make(slot, calls, number, clip)
+
+
+def _views(source: Source[Arena], clip: int) -> Iterator[tuple[str, Any]]:
+    """The features of a clip: views [frames, …], or lists of frames, that cannot be written to."""
+    arena, rows = source.arena, source.rows[clip]
+    for name in source.features:
+        if not arena.specs[name].is_fixed:
+            yield name, [read_only(frame) for frame in arena.find_list(name, rows)]
+        elif source.crop is not None and name in source.crop.features:
+            yield name, read_only(source.crop.view(name, clip, arena[name], rows))
+        else:
+            yield name, read_only(frames_in(arena[name], rows))
 
 
 class _Part(NamedTuple):

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clip_transforms import Windows, WindowStep, chain_of
+from seqrecord.clip_transforms import Windows, WindowStep
 from seqrecord.errors import ClipError
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling.random_order import hash64, key_of
 
-__all__ = ["ClipCrops", "Crop", "DrawCrops", "copy_window", "runs"]
+__all__ = ["ClipCrops", "Crop", "copy_window", "frames_in", "runs"]
 
 _FEW_CHANNELS = 4  # NumPy copies items of other than 1, 2, 4 or 8 bytes slowly
 _SALT = 0x63726F70  # the draws are not those of the order
@@ -32,14 +32,16 @@ class ClipCrops:
 
     @classmethod
     def of(
-        cls, transform: Any, arrays: Mapping[str, ArraySpec], kinds: Mapping[str, str | None]
+        cls,
+        steps: tuple[WindowStep, ...],
+        arrays: Mapping[str, ArraySpec],
+        kinds: Mapping[str, str | None],
     ) -> ClipCrops:
         """For features of these shapes and kinds.
 
         Raises `ClipError` for features that have no height and width, or different ones, and for a
         crop larger than the frame.
         """
-        steps = chain_of(transform)
         features = steps[0].features
         if features is None:
             images = [n for n, s in arrays.items() if s.is_fixed and len(s.shape) >= 2]
@@ -129,9 +131,24 @@ class Crop:
         if flipped and name in self.crops.flows:
             np.negative(out[..., 0], out=out[..., 0])
 
+    def view(
+        self, name: str, clip: int, array: npt.NDArray[Any], rows: npt.NDArray[np.int64]
+    ) -> npt.NDArray[Any]:
+        """What `copy` copies, [frames, …]: a view, unless it is flipped or its rows lie apart."""
+        (top, left), flipped = self.place(clip)
+        height, width = self.windows.height, self.windows.width
+        if not flipped:
+            window = array[:, top : top + height, left : left + width]
+            return frames_in(window, rows)
+        out = np.empty((len(rows), height, width, *array.shape[3:]), array.dtype)
+        self.copy(name, clip, array, rows, out)
+        return out
 
-DrawCrops: TypeAlias = "Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], Crop]"
-"""The windows of clips by the rows of their episodes and their first frames, int64[n] each."""
+
+def frames_in(array: npt.NDArray[Any], rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """The frames in these rows, [n, …]: a view where the rows are evenly spaced, else a copy."""
+    found = runs(rows)
+    return array[found[0][1]] if len(found) == 1 else array[rows]
 
 
 def copy_window(

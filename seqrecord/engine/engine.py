@@ -18,9 +18,9 @@ import torch
 from seqrecord.clip_frames import ClipFrames
 from seqrecord.engine.batches import Batch
 from seqrecord.engine.buffers import Buffers, GroupNeeds, HostBuffers, KeptBuffers, Needs
-from seqrecord.engine.crops import ClipCrops, DrawCrops
 from seqrecord.engine.device.buffers import DeviceBuffers
 from seqrecord.engine.disjoint import DisjointExecutor
+from seqrecord.engine.draws import DrawClips
 from seqrecord.engine.loading import ChunkLoader
 from seqrecord.engine.overlapping import OverlappingExecutor
 from seqrecord.engine.scheduler import Channel, ClosedError, Executor, Scheduler, WorkerPool
@@ -65,8 +65,9 @@ class Engine:
         shared: the consumer sends the batches to another process.
         stats: counts what is done.
         kept: where memory comes from, and where it goes for the next iteration.
-        crops, draw: which windows of the frames the batches have. The plan's clips are gathered
-            from arenas then.
+        made, lengths: of the features of batches, where these are not those of `specs`: dtype and
+            shape of a frame, and how many frames a clip has.
+        draw: what is drawn for clips. They are gathered from arenas then.
     """
 
     drop: Callable[[], object]
@@ -87,8 +88,9 @@ class Engine:
         shared: bool = False,
         stats: EngineStats,
         kept: KeptBuffers,
-        crops: ClipCrops | None = None,
-        draw: DrawCrops | None = None,
+        made: Mapping[str, ArraySpec] | None = None,
+        lengths: Mapping[str, int] | None = None,
+        draw: DrawClips | None = None,
     ) -> None:
         self.stats = stats
         self._channel: Channel[Batch] = Channel(memory.prefetch, stats)
@@ -99,8 +101,8 @@ class Engine:
             GroupNeeds(_of_group(dataset, group.group, specs, frame_transform), num_rows)
             for group, num_rows in zip(plan.groups, memory.num_rows, strict=True)
         )
-        lengths = clip_frames.lengths
-        made = specs if crops is None else crops.specs(specs)
+        made = specs if made is None else made
+        lengths = clip_frames.lengths if lengths is None else lengths
         needs = Needs(groups, made, lengths, size, batches, device, shared)
         buffers = kept.acquire(needs, HostBuffers if device is None else DeviceBuffers)
         stats.watch(dataset.storage.counters)

@@ -13,7 +13,7 @@ from seqrecord.clip_frames import ClipFrames
 from seqrecord.engine.ahead import LoadedRound, RoundsAhead
 from seqrecord.engine.batches import Batch, BatchBuilder
 from seqrecord.engine.buffers import Buffers
-from seqrecord.engine.crops import DrawCrops
+from seqrecord.engine.draws import DrawClips, Drawn
 from seqrecord.engine.scheduler import Channel, WorkerPool
 from seqrecord.sampling import Plan
 
@@ -33,7 +33,7 @@ class OverlappingExecutor:
         buffers: Buffers[Any],
         workers: WorkerPool,
         channel: Channel[Batch],
-        draw: DrawCrops | None = None,
+        draw: DrawClips | None = None,
     ) -> None:
         self._draw = draw
         self._plan = plan
@@ -62,11 +62,13 @@ class OverlappingExecutor:
             if self._builder is None:
                 self._builder = self._begin(int(clips.batch[start]))
             sources = loaded.sources(start, stop)
+            drawn = Drawn()
             if self._draw is not None:
-                crop = self._draw(clips.episode[start:stop], clips.start[start:stop])
-                sources = [replace(source, crop=crop) for source in sources]
+                drawn = self._draw(clips.episode[start:stop], clips.start[start:stop])
+                sources = [replace(source, crop=drawn.crop) for source in sources]
             begin = perf_counter()
-            nbytes = self._builder.gather(int(clips.slot[start]), sources, self._workers)
+            slot = int(clips.slot[start])
+            nbytes = self._builder.gather(slot, sources, self._workers, drawn.calls)
             self._builder.append(clips.episode[start:stop], clips.start[start:stop])
             self._workers.note_gather(begin, stop - start, nbytes)
             if self._builder.is_full:

@@ -69,6 +69,14 @@ class ClipLoader:
         if options.trace is not None:
             self._trace = local_path(options.trace, "trace").absolute()
         self.selection = ClipSelection(location, options, rotate_phase=self._settings.rotate_phase)
+        draws = self.selection.draws
+        if self.device is not None and draws is not None and draws.functions is not None:
+            raise ClipError(
+                "the functions of clip_transform are called on the host",
+                expected="no device, and seqrecord.prefetch_to_device around the loader; or crops "
+                "and flips alone",
+                got=f"device={self.device}",
+            )
         self._buffers = KeptBuffers()
         self._fits: dict[int, Fit] = {}
         self._told: set[int] = set()  # numbers of parts whose limit was logged
@@ -115,9 +123,9 @@ class ClipLoader:
     def start(self, plan: Plan, *, batch: int = 0, stats: EngineStats) -> Engine:
         """An engine that runs a plan from `batch` on."""
         device = self._find_device()
-        crops = self.selection.crops
+        draws = self.selection.draws
         all_fixed = all(spec.is_fixed for spec in self.selection.arrays.values())
-        fixed = device is None and all_fixed and crops is None
+        fixed = device is None and all_fixed and draws is None
         memory = self._fit(plan.part.count).memory(plan, fixed=fixed)
         in_worker = get_worker_info() is not None
         if in_worker and self.selection.dataset.chunk_reader().is_local:
@@ -137,8 +145,9 @@ class ClipLoader:
             shared=in_worker,
             stats=stats,
             kept=self._buffers,
-            crops=None if crops is None else crops.crops,
-            draw=None if crops is None else partial(crops.draw, self._settings.seed, plan.epoch),
+            made=None if draws is None else draws.made,
+            lengths=None if draws is None else draws.lengths,
+            draw=None if draws is None else partial(draws.draw, self._settings.seed, plan.epoch),
         )
 
     def trace(self) -> Trace:
@@ -159,9 +168,9 @@ class ClipLoader:
         keys = self.selection.keys_of(batch.episode)
         features: Clip = dict(batch.features)
         said: dict[str, torch.Tensor] = {}
-        if (crops := self.selection.crops) is not None:
-            crop = crops.draw(self._settings.seed, epoch, batch.episode, batch.start)
-            said = crops.said(crop, batch.episode)
+        if (draws := self.selection.draws) is not None:
+            drawn = draws.draw(self._settings.seed, epoch, batch.episode, batch.start)
+            said = draws.said(drawn, batch.episode)
         if self.batch_size is not None:
             return {**features, "episode": keys, "start": torch.from_numpy(batch.start), **said}
         first = {name: item[0] for name, item in features.items()}
@@ -286,11 +295,7 @@ class ClipLoader:
 
     @cached_property
     def _sizes(self) -> FrameSizes:
-        sizes, crops = self.selection.frame_sizes(self.batch_size), self.selection.crops
-        if crops is None:
-            return sizes
-        spared = crops.spared * self.selection.spec.length * (self.batch_size or 1)
-        return replace(sizes, batch=sizes.batch - spared)
+        return self.selection.frame_sizes(self.batch_size)
 
 
 def _describe(episodes: Mapping[str, Any]) -> str:

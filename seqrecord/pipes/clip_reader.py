@@ -19,11 +19,14 @@ from seqrecord.engine.adjacent import divide
 from seqrecord.engine.arena import Place
 from seqrecord.engine.batches import HostBatchBuilder
 from seqrecord.engine.buffers import HostBuffers, Needs
+from seqrecord.engine.calls import Calls
+from seqrecord.engine.crops import Crop
+from seqrecord.engine.draws import Drawn
 from seqrecord.engine.loading import ChunkLoader
 from seqrecord.engine.loads import Load
 from seqrecord.engine.stats import EngineStats
-from seqrecord.pipes.crops import SelectedCrops
 from seqrecord.pipes.distributed import worker_threads
+from seqrecord.pipes.draws import ClipDraws
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.threads import ThreadPool
@@ -67,38 +70,47 @@ class ClipReader:
         """Without memory, in this process."""
         self._process = os.getpid()
         self._lock = threading.Lock()
-        length, crops = self._selection.spec.length, self._selection.crops
-        self._whole = _Memory(self._fixed, length)
-        names = frozenset() if crops is None else crops.crops.features
-        made = {} if crops is None else {n: s for n, s in crops.made.items() if n in names}
-        self._windows = _Memory(made, length)
+        selection = self._selection
+        self._whole = _Memory(self._fixed, dict.fromkeys(self._fixed, selection.spec.length))
+        made = dict(selection.made)
+        if selection.draws is not None and selection.draws.functions is None:
+            made = {name: made[name] for name in selection.draws.cropped}
+        self._made = _Memory(made, selection.lengths)
 
     def read(self, numbers: IntArray) -> list[dict[str, Any]]:
         """Clips by their number, int64[clips], as `SeqRecordPipe` gives them."""
         selection = self._selection
         episode, start = selection.locate(numbers)
-        columns: dict[str, Sequence[Any]] = {}
-        said: dict[str, list[torch.Tensor]] = {}
+        features: dict[str, Any] = {}
         if self._fixed:
-            fixed, said = self._read_fixed(episode, start)
-            columns.update(fixed)
+            features.update(self._read_fixed(episode, start))
         if self._variable:
-            columns.update(self._read_variable(episode, start))
+            features.update(self._read_variable(episode, start))
+        said: dict[str, torch.Tensor] = {}
+        if (draws := selection.draws) is not None:
+            # Drawn from torch's global generator, as a sampler draws the numbers.
+            drawn = draws.draw(int(torch.randint(1 << 62, ())), 0, episode, start)
+            said = draws.said(drawn, episode)
+            if drawn.calls is not None:
+                features = self._call(features, drawn, drawn.calls)
+            elif drawn.crop is not None:
+                features.update(self._crop(features, drawn.crop))
+        columns: dict[str, Sequence[Any]] = {
+            name: _divided(features[name]) for name in selection.made
+        }
         keys = selection.keys_of(episode)
         return [
             {
-                **{name: columns[name][i] for name in selection.arrays},
+                **{name: column[i] for name, column in columns.items()},
                 "episode": key,
                 "start": at,
-                **{name: tensors[i] for name, tensors in said.items()},
+                **{name: tensor[i] for name, tensor in said.items()},
             }
             for i, (key, at) in enumerate(zip(keys, start.tolist(), strict=True))
         ]
 
-    def _read_fixed(
-        self, episode: IntArray, start: IntArray
-    ) -> tuple[dict[str, list[torch.Tensor]], dict[str, list[torch.Tensor]]]:
-        """The features of fixed shapes, and what is said of crops: of each a tensor for a clip."""
+    def _read_fixed(self, episode: IntArray, start: IntArray) -> dict[str, torch.Tensor]:
+        """The features of fixed shapes: tensors [clips, frames, …]."""
         count = len(episode)
         if self._process != os.getpid():
             self._begin()
@@ -123,38 +135,41 @@ class ClipReader:
         _do((partial(load, *one) for one in loads), builder.nbytes)
         again = rows[inverse.reshape(-1)]
         _do(_copies(builder, again), builder.nbytes)
-        features: dict[str, Any] = builder.finish().features
-        said: dict[str, Any] = {}
-        if (crops := self._selection.crops) is not None:
-            features, said = self._crop(features, episode, start, crops)
-        columns = {
-            name: divide(batch) if count > 1 else [batch[0]] for name, batch in features.items()
-        }
-        return columns, {name: list(tensor) for name, tensor in said.items()}
+        return builder.finish().features  # type: ignore[return-value]
 
     @property
     def _offsets(self) -> IntArray:
         spec = self._selection.spec
         return np.arange(spec.length) * spec.dilation
 
-    def _crop(
-        self, features: dict[str, Any], episode: IntArray, start: IntArray, crops: SelectedCrops
-    ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """Windows of the clips, drawn from torch's global generator, and what is said of them."""
-        seed = int(torch.randint(1 << 62, ()))
-        crop = crops.draw(seed, 0, episode, start)
+    def _crop(self, features: Mapping[str, Any], crop: Crop) -> dict[str, Any]:
+        """Windows of the clips, of the features that have them."""
+        count = len(crop.windows)
         with self._lock:
-            builder = self._windows.buffers(len(episode)).begin_batch(len(episode))
-        length = self._selection.spec.length
+            builder = self._made.buffers(count).begin_batch(count)
+        rows = np.arange(self._selection.spec.length)
         tasks: list[_Task] = []
         for name in sorted(crop.features):
-            frames = features[name].numpy().reshape(-1, *features[name].shape[2:])
-            for clip in range(len(episode)):
-                rows = np.arange(clip * length, (clip + 1) * length)
-                out = builder.rows[name][rows[0] : rows[-1] + 1]
-                tasks.append(partial(crop.copy, name, clip, frames, rows, out))
+            for clip, out in enumerate(builder.clips[name]):
+                tasks.append(
+                    partial(crop.copy, name, clip, features[name][clip].numpy(), rows, out)
+                )
         _do(tasks, builder.nbytes)
-        return {**features, **builder.finish().features}, crops.said(crop, episode)
+        return builder.finish().features
+
+    def _call(self, features: Mapping[str, Any], drawn: Drawn, calls: Calls) -> dict[str, Any]:
+        """What functions make of the clips."""
+        count = len(calls)
+        with self._lock:
+            builder = self._made.buffers(count).begin_batch(count)
+
+        def call(number: int) -> None:
+            clip = {name: _arrays(column[number]) for name, column in features.items()}
+            builder.make(number, calls, number, ClipDraws.views(clip, number, drawn.crop))
+
+        # Nobody knows how long a call takes: it is worth a thread.
+        _do([partial(call, number) for number in range(count)], count * _THREAD_BYTES)
+        return builder.finish().features
 
     def _loads(
         self, episode: IntArray, frame: IntArray, rows: IntArray, builder: HostBatchBuilder
@@ -187,9 +202,9 @@ class ClipReader:
 class _Memory:
     """Buffers for clips of features of these shapes."""
 
-    def __init__(self, specs: Mapping[str, ArraySpec], length: int) -> None:
+    def __init__(self, specs: Mapping[str, ArraySpec], lengths: Mapping[str, int]) -> None:
         self._specs = dict(specs)
-        self._length = length
+        self._lengths = {name: lengths[name] for name in specs}
         self._single: HostBuffers | None = None  # for one clip
         self._several: HostBuffers | None = None  # for as many as were asked for at most
 
@@ -197,16 +212,27 @@ class _Memory:
         """Memory for so many clips."""
         kept = self._several if count > 1 else self._single
         if kept is None or kept.needs.batch_size < count:
-            shared, lengths = (
-                get_worker_info() is not None,
-                dict.fromkeys(self._specs, self._length),
-            )
-            kept = HostBuffers(Needs((), self._specs, lengths, count, _KEEP, shared=shared))
+            shared = get_worker_info() is not None
+            kept = HostBuffers(Needs((), self._specs, self._lengths, count, _KEEP, shared=shared))
         if count > 1:
             self._several = kept
         else:
             self._single = kept
         return kept
+
+
+def _divided(batch: Any) -> Sequence[Any]:
+    """The clips of a batch: a tensor [clips, frames, …], or a list of clips."""
+    if isinstance(batch, list):
+        return batch
+    return divide(batch) if len(batch) > 1 else [batch[0]]
+
+
+def _arrays(frames: Any) -> Any:
+    """Those of a tensor [frames, …], or of a list of frames."""
+    if isinstance(frames, list):
+        return [frame.numpy() for frame in frames]
+    return frames.numpy()
 
 
 def _copies(builder: HostBatchBuilder, source: IntArray) -> Iterator[_Task]:

@@ -58,13 +58,20 @@ class ClipOptions:
             arrays. It returns the arrays that clips are made of; their dtypes and shapes must be
             the same for every frame. It is called from several threads, and once for the first
             frame when the loader is made.
-        clip_transform: `RandomCrop`, `CenterCrop`, `HorizontalFlip`, or a list of these, one after
-            the other. A clip has one window for all of its frames, and only the window is copied.
-            The window is drawn from seed, epoch and clip (`SeqRecordDataset` draws it from torch's
-            global generator). `crop` says which it is: top, left, height and width in pixels of
-            the stored frame, int64 [4], and `flipped` whether it is mirrored. `intrinsics` are fx,
-            fy, cx and cy of what is seen, float64 [4], where an episode's metadata has them as
-            `camera`. These three stay on the host.
+        clip_transform: `RandomCrop`, `CenterCrop`, `HorizontalFlip`, a function, or a list of
+            these, one after the other. A clip has one window for all of its frames, and only the
+            window is copied. The window is drawn from seed, epoch and clip (`SeqRecordDataset`
+            draws it from torch's global generator). `crop` says which it is: top, left, height and
+            width in pixels of the stored frame, int64 [4], and `flipped` whether it is mirrored.
+            `intrinsics` are fx, fy, cx and cy of what is seen, float64 [4], where an episode's
+            metadata has them as `camera`. These three stay on the host.
+
+            Functions come after crops and flips. One is called for each clip with a dict of
+            read-only arrays [clip_len, …], which are valid during the call (a list of arrays for a
+            feature with a variable shape), and a `numpy.random.Generator`, drawn from seed, epoch
+            and clip. It returns the arrays that batches are made of, with one axis at least; their
+            dtypes and shapes must be the same for every clip. It is called from several threads,
+            and once for the first clip when the loader is made. Not with a `device`.
         verify: compare what is read with its checksums; true by default. An open dataset is read
             as it was opened: then this argument, and those of the storage, are errors.
         storage_options: for the filesystem that serves the dataset's URL.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -26,8 +27,8 @@ from seqrecord.format.index import GroupIndex
 from seqrecord.pipes.chunk_sizes import bytes_beside, chunk_bytes
 from seqrecord.pipes.clip_lists import ClipList, read_clip_list
 from seqrecord.pipes.collating import keep_memory_for
-from seqrecord.pipes.crops import SelectedCrops
 from seqrecord.pipes.distributed import say_once
+from seqrecord.pipes.draws import ClipDraws
 from seqrecord.pipes.options import ClipOptions
 from seqrecord.reading.frames import ArraySpec, add_place, apply_transform
 from seqrecord.reading.reader import DatasetLike, SeqRecordReader, reader_of
@@ -69,7 +70,7 @@ class ClipSelection:
     chosen: ChosenClips | None = None  # those of the argument `clips` that lack nothing
     left_out: str  # what would be clips, or has none, in words; empty if nothing is
     arrays: dict[str, ArraySpec]  # of each feature of a frame, after `frame_transform`
-    crops: SelectedCrops | None = None  # what `clip_transform` makes of them
+    draws: ClipDraws | None = None  # what `clip_transform` makes of clips
 
     def __init__(
         self, location: DatasetLike, options: ClipOptions, *, rotate_phase: bool = False
@@ -107,8 +108,7 @@ class ClipSelection:
         self._check_arrays()
         self.episodes = self._episodes(table)
         if options.clip_transform is not None:
-            one = int(self.selected[0])
-            self.crops = SelectedCrops(options.clip_transform, self.arrays, self.dataset, one)
+            self.draws = self._draws(options.clip_transform)
         keep_memory_for(self)
         if self.left_out:
             say_once(
@@ -135,8 +135,8 @@ class ClipSelection:
         With `frame_transform` the plan has one group, whose arena has what is made of frames, and
         each load reads chunks of all groups.
         """
-        arrays, stored = self.arrays.values(), self.stored_arrays()
-        frame = sum(spec.nbytes for spec in arrays)
+        stored = self.stored_arrays()
+        frame = sum(spec.nbytes for spec in self.arrays.values())
         if self.frame_transform is not None:
             frames, lead = [frame], self.dataset.index.groups[self.episodes.lead.group]
             each = [
@@ -148,9 +148,24 @@ class ClipSelection:
             frames = self._frame_bytes
             each = [chunk_bytes(group, self.dataset.features).max() for group in self._groups]
             chunk = int(max(each)) + sum(s.nbytes for s in stored.values() if not s.is_fixed)
-        variable = sum(not spec.is_fixed for spec in arrays) * _TENSOR_BYTES
-        batch = (batch_size or 1) * self.spec.length * (max(1, frame) + variable)
+        clip = sum(
+            (spec.nbytes + (0 if spec.is_fixed else _TENSOR_BYTES)) * self.lengths[name]
+            for name, spec in self.made.items()
+        )
+        batch = (batch_size or 1) * max(1, clip)
         return FrameSizes(tuple(max(1, nbytes) for nbytes in frames), chunk, batch)
+
+    @property
+    def made(self) -> Mapping[str, ArraySpec]:
+        """The features of a frame of batches."""
+        return self.arrays if self.draws is None else self.draws.made
+
+    @property
+    def lengths(self) -> Mapping[str, int]:
+        """How many frames of each feature a clip of a batch has."""
+        if self.draws is None:
+            return self.clip_frames.lengths
+        return self.draws.lengths
 
     def portable(self, options: _Options) -> _Options:
         """The options for another process: a function that chose episodes need not be picklable."""
@@ -257,9 +272,8 @@ class ClipSelection:
         lines = [f"{self.dataset.url!r}, {self.clips.num_clips} clips{over}"]
         if self.left_out:
             lines[0] += f"; left out: {self.left_out}"
-        made = self.arrays if self.crops is None else self.crops.made
-        for name, spec in made.items():
-            lines.append(f"{name}: {ArraySpec(spec.dtype, (self.spec.length, *spec.shape))}")
+        for name, spec in self.made.items():
+            lines.append(f"{name}: {ArraySpec(spec.dtype, (self.lengths[name], *spec.shape))}")
         return "\n  ".join(lines)
 
     def _choose(self, clips: ClipList, table: EpisodeTable, missing: MissingFrames) -> ClipTable:
@@ -371,14 +385,31 @@ class ClipSelection:
             raise
         return {name: ArraySpec(array.dtype, array.shape) for name, array in arrays.items()}
 
-    def _check_arrays(self) -> None:
-        reserved = [name for name in self.arrays if name in _RESERVED]
+    def _draws(self, transform: Any) -> ClipDraws:
+        episode, start = (int(column[0]) for column in self.clips.locate(np.zeros(1, np.int64)))
+        draws = ClipDraws(
+            transform,
+            self.arrays,
+            self.dataset,
+            clip_frames=self.clip_frames,
+            episode=episode,
+            start=start,
+            frame_transform=self.frame_transform,
+        )
+        self._check_names(draws.made)
+        return draws
+
+    def _check_names(self, names: Iterable[str]) -> None:
+        reserved = [name for name in names if name in _RESERVED]
         if reserved:
             raise ClipError(
                 "a feature has the name of what clips tell of themselves",
                 file=self.dataset.url,
                 got=", ".join(reserved),
             )
+
+    def _check_arrays(self) -> None:
+        self._check_names(self.arrays)
         for name, spec in self.arrays.items():
             try:
                 torch.from_numpy(np.empty(0, spec.dtype))

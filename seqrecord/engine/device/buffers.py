@@ -14,6 +14,7 @@ import torch
 from seqrecord.engine.arena import Place
 from seqrecord.engine.batches import Batch, ClipNames, Copiers, Source
 from seqrecord.engine.buffers import ChunkBuffers, Needs
+from seqrecord.engine.calls import Calls
 from seqrecord.engine.crops import Crop
 from seqrecord.engine.device.arena import DeviceArena, as_words, torch_dtype
 from seqrecord.engine.device.staging import Staging
@@ -124,8 +125,15 @@ class DeviceBatchBuilder:
     def is_full(self) -> bool:
         return self._names.is_full
 
-    def gather(self, slot: int, sources: Sequence[Source[DeviceArena]], copiers: Copiers) -> int:
+    def gather(
+        self,
+        slot: int,
+        sources: Sequence[Source[DeviceArena]],
+        copiers: Copiers,
+        calls: Calls | None = None,
+    ) -> int:
         del copiers  # the device does it
+        assert calls is None, "functions are called on the host"
         nbytes = 0
         for source in sources:
             arena, rows = source.arena, source.rows

@@ -1,0 +1,169 @@
+"""Functions that are called for each clip, and what they make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from seqrecord.clip_transforms import ClipFunction
+from seqrecord.clips import IntArray
+from seqrecord.errors import ClipError
+from seqrecord.reading.frames import ArraySpec, add_place
+from seqrecord.reading.reader import SeqRecordReader
+from seqrecord.sampling.random_order import hash64, key_of
+
+__all__ = ["Calls", "ClipFunctions", "read_only"]
+
+_SALT = 0x63616C6C  # the draws are not those of crops
+
+_WHAT = "clip_transform"
+
+
+@dataclass(frozen=True, eq=False)
+class ClipFunctions:
+    """Functions, one after the other, from clips with the features `names` to those of batches.
+
+    `made` has the dtypes and shapes of their results, [frames, …].
+    """
+
+    functions: tuple[ClipFunction, ...]
+    dataset: SeqRecordReader
+    names: tuple[str, ...]
+    made: Mapping[str, ArraySpec]
+
+    @classmethod
+    def of(
+        cls,
+        functions: tuple[ClipFunction, ...],
+        dataset: SeqRecordReader,
+        clip: Mapping[str, Any],
+        episode: int,
+        start: int,
+    ) -> ClipFunctions:
+        """For what they make of one clip, which is that of this episode's row and first frame.
+
+        Raises what they raise, and `ClipError` for what no batch can hold.
+        """
+        unknown = cls(functions, dataset, tuple(clip), {})
+        try:
+            arrays = unknown._call(dict(clip), seed=0)
+            for name, array in arrays.items():
+                _check_batchable(name, array)
+        except Exception as error:
+            unknown.add_place(error, episode, start)
+            raise
+        made = {name: ArraySpec(array.dtype, array.shape) for name, array in arrays.items()}
+        return cls(functions, dataset, tuple(clip), made)
+
+    def calls(
+        self, seed: int, epoch: int, clips: IntArray, episode: IntArray, start: IntArray
+    ) -> Calls:
+        """For clips by the rows of their episodes and first frames; int64[n] each.
+
+        `clips`, int64[n], tells them apart, and is the same in every epoch.
+        """
+        return Calls(self, episode, start, hash64(key_of(_SALT, seed, epoch), clips))
+
+    def call(self, clip: dict[str, Any], seed: int) -> dict[str, npt.NDArray[Any]]:
+        """What they make of a clip's arrays, like what they made of the first one."""
+        arrays = self._call({name: clip[name] for name in self.names}, seed)
+        if arrays.keys() != self.made.keys():
+            raise ClipError(
+                f"{_WHAT} gives other features than for the first clip",
+                expected=", ".join(self.made),
+                got=", ".join(arrays),
+            )
+        for name, spec in self.made.items():
+            if (got := ArraySpec(arrays[name].dtype, arrays[name].shape)) != spec:
+                raise ClipError(
+                    f"{_WHAT} gives another dtype or shape than for the first clip",
+                    feature=name,
+                    expected=spec,
+                    got=got,
+                )
+        return arrays
+
+    def add_place(self, error: Exception, episode: int, start: int) -> None:
+        """Add to an error that is being raised of which clip it is."""
+        key = str(self.dataset.index.keys[episode].as_py())
+        add_place(error, _WHAT, file=self.dataset.url, episode=key, frame=start)
+
+    def _call(self, clip: Any, seed: int) -> dict[str, npt.NDArray[Any]]:
+        generator = np.random.default_rng(seed)
+        for function in self.functions:
+            clip = function(clip, generator)
+            if not (isinstance(clip, Mapping) and clip and all(isinstance(n, str) for n in clip)):
+                raise ClipError(
+                    f"{_WHAT} does not give arrays by name",
+                    expected="a dict of arrays with at least one",
+                    got=repr(clip)[:100],
+                )
+            clip = dict(clip)
+        return {name: _array(name, value) for name, value in clip.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Calls:
+    """The calls for some clips: rows of their episodes, first frames, seeds of their generators."""
+
+    functions: ClipFunctions
+    episode: IntArray
+    start: IntArray
+    seeds: npt.NDArray[np.uint64]
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def make(self, number: int, clip: dict[str, Any], out: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Write into `out`, [frames, …] by feature, what is made of clip `number`'s arrays."""
+        try:
+            arrays = self.functions.call(clip, int(self.seeds[number]))
+        except Exception as error:
+            place = int(self.episode[number]), int(self.start[number])
+            self.functions.add_place(error, *place)
+            raise
+        for name, array in arrays.items():
+            np.copyto(out[name], array)
+
+
+def read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A view that nobody can write to."""
+    view: npt.NDArray[Any] = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _array(name: str, value: Any) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise ClipError(
+            f"{_WHAT} gives what is no array",
+            feature=name,
+            expected="an array: frames of different shapes must be joined",
+            got=repr(value)[:100],
+        ) from error
+
+
+def _check_batchable(name: str, array: npt.NDArray[Any]) -> None:
+    try:
+        torch.from_numpy(np.empty(0, array.dtype))
+    except (TypeError, ValueError):
+        raise ClipError(
+            f"{_WHAT} gives what no tensor can hold",
+            feature=name,
+            expected="a dtype that torch.from_numpy takes",
+            got=str(array.dtype),
+        ) from None
+    if not array.ndim:
+        raise ClipError(
+            f"{_WHAT} gives a single number",
+            feature=name,
+            expected="an array with at least one axis",
+            got=f"{array.dtype} []",
+        )

@@ -1,0 +1,155 @@
+"""What is drawn for the clips of a selection, what it makes of them, and what batches say of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from seqrecord.clip_frames import ClipFrames
+from seqrecord.clip_transforms import chain_of
+from seqrecord.clips import IntArray
+from seqrecord.engine.calls import ClipFunctions, read_only
+from seqrecord.engine.crops import Crop
+from seqrecord.engine.draws import Drawn
+from seqrecord.errors import ClipError
+from seqrecord.pipes.crops import SelectedCrops
+from seqrecord.reading.frames import ArraySpec, FrameTransform, add_place, apply_transform
+from seqrecord.reading.reader import SeqRecordReader
+
+__all__ = ["SAID", "ClipDraws"]
+
+SAID = ("crop", "flipped", "intrinsics")
+"""What batches may tell of what was drawn."""
+
+
+class ClipDraws:
+    """What a `clip_transform` makes of a dataset's clips. Picklable if its functions are.
+
+    Raises `ClipError` for a transform that does not fit the features, and what functions raise.
+
+    Args:
+        transform: see `clip_transforms.chain_of`.
+        arrays: of the features of a frame, after `frame_transform`.
+        clip_frames: which frames clips have of each feature.
+        episode, start: the row of the episode, and the first frame, of one of the clips. Functions
+            are called with it. Whether its episode has intrinsics decides for all.
+    """
+
+    made: Mapping[str, ArraySpec]  # dtype and shape of the features of a frame of batches
+    lengths: Mapping[str, int]  # how many of them a clip has
+
+    def __init__(
+        self,
+        transform: Any,
+        arrays: Mapping[str, ArraySpec],
+        dataset: SeqRecordReader,
+        *,
+        clip_frames: ClipFrames,
+        episode: int,
+        start: int,
+        frame_transform: FrameTransform | None,
+    ) -> None:
+        self._dataset = dataset
+        self._numbers: dict[int, int] = {}
+        self.crops: SelectedCrops | None = None
+        self.functions: ClipFunctions | None = None
+        self.made, self.lengths = arrays, clip_frames.lengths
+        steps, functions = chain_of(transform)
+        if steps:
+            self.crops = SelectedCrops(steps, arrays, dataset, episode)
+            self.made = self.crops.made
+        if functions:
+            row, first = np.array([episode]), np.array([start])
+            frames = {name: clip_frames.find(name, row, first).frames[0] for name in arrays}
+            clip = _read_clip(dataset, episode, frames, frame_transform)
+            crop = self.draw(0, 0, row, first).crop
+            views = self.views(clip, 0, crop)
+            self.functions = ClipFunctions.of(functions, dataset, views, episode, start)
+            made = self.functions.made
+            self.made = {name: replace(spec, shape=spec.shape[1:]) for name, spec in made.items()}
+            self.lengths = {name: int(spec.shape[0] or 0) for name, spec in made.items()}
+        if taken := [name for name in SAID if name in self.made]:
+            raise ClipError(
+                "a feature has the name of what clips tell of their crop",
+                file=dataset.url,
+                got=", ".join(taken),
+            )
+
+    @property
+    def cropped(self) -> frozenset[str]:
+        """The features that have windows."""
+        return frozenset() if self.crops is None else self.crops.crops.features
+
+    def draw(self, seed: int, epoch: int, episode: IntArray, start: IntArray) -> Drawn:
+        """For clips by the rows of their episodes and first frames, int64[n] each.
+
+        That depends on seed, epoch, the episode's key and the first frame alone.
+        """
+        numbers = np.array([self._number(row) for row in episode.tolist()], np.int64) + start
+        crop = calls = None
+        if self.crops is not None:
+            crop = self.crops.draw(seed, epoch, numbers)
+        if self.functions is not None:
+            calls = self.functions.calls(seed, epoch, numbers, episode, start)
+        return Drawn(crop, calls)
+
+    def said(self, drawn: Drawn, episode: IntArray) -> dict[str, torch.Tensor]:
+        """What batches say of it, tensors [clips, …]: see `SelectedCrops.said`."""
+        if self.crops is None or drawn.crop is None:
+            return {}
+        return self.crops.said(drawn.crop, episode)
+
+    @staticmethod
+    def views(clip: Mapping[str, Any], number: int, crop: Crop | None) -> dict[str, Any]:
+        """What functions are called with of clip `number` of those with these windows.
+
+        `clip` has arrays [frames, …], or lists of frames.
+        """
+        views: dict[str, Any] = {}
+        for name, frames in clip.items():
+            if isinstance(frames, list):
+                views[name] = [read_only(frame) for frame in frames]
+            elif crop is not None and name in crop.features:
+                whole = np.arange(len(frames))
+                views[name] = read_only(crop.view(name, number, frames, whole))
+            else:
+                views[name] = read_only(frames)
+        return views
+
+    def _number(self, row: int) -> int:
+        """What tells an episode from others, whatever else the dataset holds."""
+        if row not in self._numbers:
+            key = str(self._dataset.index.keys[row].as_py())
+            digest = hashlib.blake2b(key.encode(), digest_size=7).digest()
+            self._numbers[row] = int.from_bytes(digest, "little")
+        return self._numbers[row]
+
+
+def _read_clip(
+    dataset: SeqRecordReader,
+    episode: int,
+    frames: Mapping[str, IntArray],
+    transform: FrameTransform | None,
+) -> dict[str, Any]:
+    """These frames of an episode as clips have them: arrays [frames, …], or lists of frames."""
+    found = dataset.episodes[str(dataset.index.keys[episode].as_py())]
+    if transform is None:
+        return {
+            name: found.read(some.tolist(), features=[name])[name] for name, some in frames.items()
+        }
+    made: dict[int, dict[str, Any]] = {}
+    for number in np.unique(np.concatenate(list(frames.values()))).tolist():
+        try:
+            made[number] = apply_transform(transform, dict(found[number]))
+        except Exception as error:
+            add_place(error, "frame_transform", file=dataset.url, episode=found.key, frame=number)
+            raise
+    return {
+        name: np.stack([made[number][name] for number in some.tolist()])
+        for name, some in frames.items()
+    }

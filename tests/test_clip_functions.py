@@ -1,0 +1,258 @@
+"""Functions of clips: called with what crops leave, drawn from seed, epoch and clip."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import seqrecord
+from seqrecord import (
+    ClipError,
+    HorizontalFlip,
+    RandomCrop,
+    SeqRecordDataset,
+    SeqRecordPipe,
+    SeqRecordStream,
+    SeqRecordWriter,
+)
+from seqrecord.engine.crops import frames_in
+from tests.clip_data import leaves_nothing
+from tests.test_crops import frame_of, singles
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("functions") / "records"
+    with SeqRecordWriter(folder, chunk_frames=4) as writer:
+        for episode, length in enumerate((17, 9, 12)):
+            with writer.episode(f"set/{episode}") as written:
+                for number in range(length):
+                    written.append(frame_of(episode, number))
+    return folder
+
+
+def mean_and_draw(clip: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
+    """A changed feature, one with another number of frames, a drawn one, and one as it was."""
+    assert not clip["image"].flags.writeable
+    return {
+        "image": clip["image"][::-1].transpose(0, 3, 1, 2),
+        "motion": np.abs(clip["flow"]).sum((1, 2))[:1],
+        "notes": np.array([len(note) for note in clip["note"]]),
+        "drawn": generator.random(2, np.float32),
+        "pose": clip["pose"],
+    }
+
+
+def twice(clip: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
+    """Of what `mean_and_draw` gives."""
+    return {**clip, "motion": torch.from_numpy(clip["motion"] * 2), "more": generator.random(1)}
+
+
+CHAINS: dict[str, Any] = {
+    "function": mean_and_draw,
+    "crop, flip, two functions": [
+        RandomCrop((4, 6), features=["image", "flow"]),
+        HorizontalFlip(0.5, features=["image", "flow"]),
+        mean_and_draw,
+        twice,
+    ],
+}
+
+
+def check_clip(clip: dict[str, Any], length: int, dilation: int) -> None:
+    """A clip is what its names, `crop` and `flipped` say; what is drawn is checked elsewhere."""
+    episode = int(clip["episode"][4:])
+    frames = [frame_of(episode, int(clip["start"]) + i * dilation) for i in range(length)]
+    whole: dict[str, Any] = {name: [frame[name] for frame in frames] for name in frames[0]}
+    whole = {name: item if name == "note" else np.stack(item) for name, item in whole.items()}
+    assert ("crop" in clip) == ("more" in clip)
+    if "crop" in clip:
+        top, left, height, width = clip["crop"].tolist()
+        for name in ("image", "flow"):
+            whole[name] = whole[name][:, top : top + height, left : left + width]
+            if clip["flipped"]:
+                whole[name] = whole[name][:, :, ::-1]
+    whole["image"].flags.writeable = False
+    expected = mean_and_draw(whole, np.random.default_rng(0))
+    if "more" in clip:
+        expected["motion"] = expected["motion"] * 2
+    for name, array in expected.items():
+        assert clip[name].numpy().dtype == array.dtype
+        if name == "motion":
+            np.testing.assert_allclose(clip[name].numpy(), array, rtol=1e-5)
+        elif name != "drawn":
+            np.testing.assert_array_equal(clip[name].numpy(), array)
+    assert set(clip) - {"crop", "flipped", "more"} == {*expected, "episode", "start"}
+
+
+def drawn(clips: Any) -> dict[tuple[str, int], list[float]]:
+    """What was drawn for each clip, of batches or single clips."""
+    found: dict[tuple[str, int], list[float]] = {}
+    for item in clips:
+        for clip in singles(item) if isinstance(item["episode"], list) else [item]:
+            numbers = clip["drawn"].tolist() + clip.get("more", clip["drawn"]).tolist()
+            found[clip["episode"], int(clip["start"])] = numbers
+    return found
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"batch_size": 3, "dilation": 2},
+        {"batch_size": 2, "stride": 3},
+        {"batch_size": 4, "shuffle": False, "memory_limit": "1MiB"},
+        {},
+    ],
+    ids=str,
+)
+def test_clips_are_what_the_functions_make(path: Path, name: str, settings: Any) -> None:
+    pipe = SeqRecordPipe(path, clip_len=3, clip_transform=CHAINS[name], seed=1, **settings)
+    assert "motion: float32 [1, 2]" in repr(pipe)
+    count = 0
+    for item in pipe:
+        for clip in singles(item) if "batch_size" in settings else [item]:
+            check_clip(clip, 3, settings.get("dilation", 1))
+            count += 1
+    assert count == pipe.num_clips
+
+
+def test_draws_depend_on_seed_epoch_and_clip_alone(path: Path) -> None:
+    settings: dict[str, Any] = {
+        "clip_len": 3,
+        "clip_transform": CHAINS["crop, flip, two functions"],
+    }
+    pipe = SeqRecordPipe(path, **settings, batch_size=3, seed=2)
+    first = drawn(pipe)
+    assert len({str(numbers) for numbers in first.values()}) == len(first)
+    assert first == drawn(SeqRecordPipe(path, **settings, shuffle=False, seed=2))
+    assert drawn(pipe) != first
+    assert drawn(SeqRecordPipe(path, **settings, batch_size=3, seed=3)) != first
+    copy = pickle.loads(pickle.dumps(SeqRecordPipe(path, **settings, batch_size=3, seed=2)))
+    iterator = iter(copy)
+    given = drawn(next(iterator) for _ in range(4))
+    again = SeqRecordPipe(path, **settings, batch_size=3, seed=2)
+    again.load_state_dict(copy.state_dict())
+    rest = drawn(again)
+    assert {**given, **rest} == first
+    with leaves_nothing():
+        stream = SeqRecordStream(path, **settings, batch_size=3, seed=2)
+        loader = DataLoader(stream, batch_size=None, num_workers=2)
+        assert drawn(loader) == first
+        del loader, stream
+
+
+def test_clips_by_number(path: Path) -> None:
+    for chain in CHAINS.values():
+        dataset = SeqRecordDataset(path, clip_len=3, dilation=2, clip_transform=chain)
+        torch.manual_seed(0)
+        first = dataset.__getitems__([3, 9, 0, 9])
+        for clip in [*first, dataset[5]]:
+            check_clip(clip, 3, 2)
+        torch.manual_seed(0)
+        assert drawn(first) == drawn(dataset.__getitems__([3, 9, 0, 9]))
+        batch = seqrecord.collate(first)
+        assert batch["motion"].shape == (4, 1, 2)
+        assert batch["motion"].data_ptr() == first[0]["motion"].data_ptr()  # side by side
+
+
+def test_functions_see_views() -> None:
+    array = np.arange(60).reshape(10, 3, 2)
+    assert np.shares_memory(frames_in(array, np.array([3, 5, 7])), array)
+    for rows in ([3, 5, 7], [8, 9, 0], [5, 5, 5], [7, 5, 3], [4]):
+        np.testing.assert_array_equal(frames_in(array, np.array(rows)), array[rows])
+
+
+# ---- errors
+
+
+def fails_at(number: int, make: Callable[[dict[str, Any]], Any]) -> Any:
+    """A function that gives what `make` makes for the clip at frame `number` of its episode."""
+
+    def function(clip: dict[str, Any], _: np.random.Generator) -> Any:
+        result = {"x": clip["pose"].sum(1), "y": clip["depth"][:, 0, 0]}
+        return make(result) if (clip["pose"][0] == POSE[number]).all() else result
+
+    return function
+
+
+POSE = [frame_of(2, number)["pose"] for number in range(12)]
+
+
+def broken(_: Any) -> Any:
+    raise KeyError("nothing")
+
+
+BAD: list[tuple[Any, type[Exception], str]] = [
+    (broken, KeyError, "nothing"),
+    (lambda made: {**made, "x": made["x"][:2]}, ClipError, r"float64 \[3\].*float64 \[2\]"),
+    (lambda made: {**made, "x": made["x"].astype("f4")}, ClipError, r"float64.*float32 \[3\]"),
+    (lambda made: {"x": made["x"]}, ClipError, "other features than for the first clip.*x, y"),
+    (lambda made: {**made, "z": made["x"]}, ClipError, "other features than for the first clip"),
+    (lambda made: made["x"], ClipError, "does not give arrays by name"),
+    (lambda _: {}, ClipError, "does not give arrays by name"),
+]
+
+
+@pytest.mark.parametrize(("make", "kind", "message"), BAD)
+def test_an_error_names_the_clip(
+    path: Path, make: Any, kind: type[Exception], message: str
+) -> None:
+    function = fails_at(7, make)
+    dataset = SeqRecordDataset(path, clip_len=3, clip_transform=function)
+    number = len(dataset) - 3  # of ten clips of the last episode
+    settings: dict[str, Any] = {"clip_len": 3, "clip_transform": function}
+    with leaves_nothing():
+        for use in (
+            lambda: list(SeqRecordPipe(path, **settings, batch_size=2)),
+            lambda: dataset[number],
+        ):
+            with pytest.raises(kind, match=message) as caught:
+                use()
+            told = str(caught.value) + str(getattr(caught.value, "__notes__", ""))
+            assert "set/2" in told
+            assert re.search(r"frame:? 7\b", told)
+            assert str(path) in told
+            del caught
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (None, "does not give arrays by name"),
+        ({}, "does not give arrays by name"),
+        ({1: np.zeros(3)}, "does not give arrays by name"),
+        ({"x": 3.0}, "a single number"),
+        ({"x": np.array(["text"])}, "no tensor can hold"),
+        ({"x": np.array([None])}, "no tensor can hold"),
+        ({"x": [np.zeros(2), np.zeros(3)]}, "no array"),
+        ({"start": np.zeros(3)}, "tell of themselves"),
+        ({"crop": np.zeros(3)}, "tell of their crop"),
+    ],
+)
+@pytest.mark.parametrize("loader", [SeqRecordPipe, SeqRecordDataset])
+def test_what_functions_may_not_give(path: Path, loader: Any, result: Any, message: str) -> None:
+    with pytest.raises(ClipError, match=message):
+        loader(path, clip_len=3, clip_transform=lambda *_: result)
+
+
+def test_an_array_is_not_written_to(path: Path) -> None:
+    def function(clip: dict[str, Any], _: np.random.Generator) -> Any:
+        clip["image"] += 1
+        return clip
+
+    with pytest.raises(ValueError, match="read-only"):
+        SeqRecordPipe(path, clip_len=3, clip_transform=function)
+
+
+def test_functions_are_not_called_on_a_device(path: Path) -> None:
+    with pytest.raises(ClipError, match=r"called on the host; .*prefetch_to_device"):
+        SeqRecordPipe(path, clip_len=3, clip_transform=mean_and_draw, device="cpu")
