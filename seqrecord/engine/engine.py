@@ -17,8 +17,9 @@ import torch
 
 from seqrecord.clip_frames import ClipFrames
 from seqrecord.engine.batches import Batch
-from seqrecord.engine.buffers import Buffers, GroupNeeds, HostBuffers, KeptBuffers, Needs
+from seqrecord.engine.buffers import GroupNeeds, HostBuffers, KeptBuffers, Needs
 from seqrecord.engine.device.buffers import DeviceBuffers
+from seqrecord.engine.device.streams import SideStream
 from seqrecord.engine.disjoint import DisjointExecutor
 from seqrecord.engine.draws import DrawClips
 from seqrecord.engine.loading import ChunkLoader
@@ -31,7 +32,7 @@ from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.sampling import Plan
 from seqrecord.sampling.memory import CONSUMER, Memory
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "Execution"]
 
 _PATIENCE = 1.0  # seconds; see `Scheduler.close`
 
@@ -94,43 +95,26 @@ class Engine:
     ) -> None:
         self.stats = stats
         self._channel: Channel[Batch] = Channel(memory.prefetch, stats)
-        size = plan.first_clip(1) if plan.num_batches else 1
-        # Batches that are ever in use: those in the channel and the consumer's last two.
-        batches = memory.prefetch + CONSUMER
-        groups = tuple(
-            GroupNeeds(_of_group(dataset, group.group, specs, frame_transform), num_rows)
-            for group, num_rows in zip(plan.groups, memory.num_rows, strict=True)
-        )
-        made = specs if made is None else made
-        lengths = clip_frames.lengths if lengths is None else lengths
-        needs = Needs(groups, made, lengths, size, batches, device, shared)
-        buffers = kept.acquire(needs, HostBuffers if device is None else DeviceBuffers)
-        stats.watch(dataset.storage.counters)
-        loader = ChunkLoader(
+        execution = Execution(
             dataset,
-            buffers,
-            {group.group: group.window.frame_step for group in plan.groups},
-            plan.groups[plan.leading].group,
-            frame_transform,
-            num_threads,
-            stats,
-        )
-        workers = WorkerPool(
-            loader,
-            num_threads=num_threads,
+            specs,
+            plan,
+            clip_frames,
+            self._channel,
             memory=memory,
-            channel=self._channel,
+            num_threads=num_threads,
+            frame_transform=frame_transform,
+            device=device,
+            shared=shared,
             stats=stats,
+            kept=kept,
+            made=made,
+            lengths=lengths,
+            draw=draw,
         )
-        executor: Executor
-        if isinstance(buffers, HostBuffers) and not all(memory.num_rows):
-            executor = DisjointExecutor(plan, clip_frames, buffers, workers, self._channel)
-        else:
-            executor = OverlappingExecutor(plan, clip_frames, buffers, workers, self._channel, draw)
         # The thread does not refer to the engine, so that dropping the engine ends it.
-        run = partial(_run, executor, buffers, workers, batch if batch < plan.num_batches else None)
-        release = partial(_release, weakref.ref(kept), buffers)
-        self._scheduler = Scheduler(self._channel, run, release)
+        run = partial(execution.run, batch if batch < plan.num_batches else None)
+        self._scheduler = Scheduler(self._channel, run, execution.release)
         drop = weakref.finalize(self, self._scheduler.close, _PATIENCE)
         drop.atexit = False
         self.drop = drop
@@ -154,6 +138,86 @@ class Engine:
         self._scheduler.close()
 
 
+class Execution:
+    """What executes a plan: its memory, its threads and its executor. Arguments as of `Engine`.
+
+    One thread calls `run` and then `release`. The memory is taken at once; threads run in `run`.
+
+    Args:
+        channel: where batches go; closing it ends the execution.
+        make_executor: of a plan whose clips are gathered from arenas; `OverlappingExecutor`.
+        stream: of the device, where several executions share one.
+    """
+
+    def __init__(
+        self,
+        dataset: SeqRecordReader,
+        specs: Mapping[str, ArraySpec],
+        plan: Plan,
+        clip_frames: ClipFrames,
+        channel: Channel[Any],
+        *,
+        memory: Memory,
+        num_threads: int,
+        frame_transform: FrameTransform | None,
+        device: torch.device | None,
+        shared: bool,
+        stats: EngineStats,
+        kept: KeptBuffers,
+        made: Mapping[str, ArraySpec] | None = None,
+        lengths: Mapping[str, int] | None = None,
+        draw: DrawClips | None = None,
+        make_executor: Callable[..., Executor] = OverlappingExecutor,
+        stream: SideStream | None = None,
+    ) -> None:
+        size = plan.first_clip(1) if plan.num_batches else 1
+        # Batches that are ever in use: those in the channel and the consumer's last two.
+        batches = memory.prefetch + CONSUMER
+        groups = tuple(
+            GroupNeeds(_of_group(dataset, group.group, specs, frame_transform), num_rows)
+            for group, num_rows in zip(plan.groups, memory.num_rows, strict=True)
+        )
+        made = specs if made is None else made
+        lengths = clip_frames.lengths if lengths is None else lengths
+        needs = Needs(groups, made, lengths, size, batches, device, shared)
+        on_device = partial(DeviceBuffers, stream=stream)
+        self._buffers = buffers = kept.acquire(needs, HostBuffers if device is None else on_device)
+        self._kept = weakref.ref(kept)
+        stats.watch(dataset.storage.counters)
+        loader = ChunkLoader(
+            dataset,
+            buffers,
+            {group.group: group.window.frame_step for group in plan.groups},
+            plan.groups[plan.leading].group,
+            frame_transform,
+            num_threads,
+            stats,
+        )
+        self._workers = workers = WorkerPool(
+            loader, num_threads=num_threads, memory=memory, channel=channel, stats=stats
+        )
+        self._executor: Executor
+        if isinstance(buffers, HostBuffers) and not all(memory.num_rows):
+            self._executor = DisjointExecutor(plan, clip_frames, buffers, workers, channel)
+        else:
+            self._executor = make_executor(plan, clip_frames, buffers, workers, channel, draw)
+
+    def run(self, batch: int | None) -> None:
+        """Deliver the batches from `batch` on; none for `None`."""
+        self._buffers.begin(self._workers.stats)
+        try:
+            with self._workers:
+                if batch is not None:
+                    self._executor.run(batch)
+        finally:
+            self._buffers.end()
+
+    def release(self) -> None:
+        """Keep the memory for the next iteration, if there is one."""
+        if (alive := self._kept()) is not None:
+            alive.release(self._buffers)
+
+
 def _of_group(
     dataset: SeqRecordReader,
     group: int,
@@ -164,20 +228,3 @@ def _of_group(
     if transform is not None:
         return specs
     return {name: specs[name] for name, spec in dataset.features.items() if spec.group == group}
-
-
-def _run(executor: Executor, buffers: Buffers[Any], workers: WorkerPool, batch: int | None) -> None:
-    """What the scheduler's thread does: deliver the batches from `batch` on; none for `None`."""
-    buffers.begin(workers.stats)
-    try:
-        with workers:
-            if batch is not None:
-                executor.run(batch)
-    finally:
-        buffers.end()
-
-
-def _release(kept: weakref.ref[KeptBuffers], buffers: Buffers[Any]) -> None:
-    """Keep the memory for the next iteration, if there is one."""
-    if (alive := kept()) is not None:
-        alive.release(buffers)

@@ -38,11 +38,11 @@ class DeviceBuffers:
     device has come to the last but two that were taken.
     """
 
-    def __init__(self, needs: Needs) -> None:
+    def __init__(self, needs: Needs, stream: SideStream | None = None) -> None:
         assert needs.device is not None, "buffers of a device"
         self.needs = needs
         self.chunks = ChunkBuffers()
-        self._stream = side_stream(needs.device)
+        self._stream = stream or side_stream(needs.device)
         staging = Staging(self._stream)
         self.arenas: Sequence[DeviceArena] = [
             DeviceArena(group.specs, group.num_rows, staging) for group in needs.groups
@@ -151,7 +151,6 @@ class DeviceBatchBuilder:
             for name in source.features:
                 if not arena.specs[name].is_fixed:
                     self._features[name] += [arena.gather_list(name, clip) for clip in rows]
-        self._mark = self._stream.mark()
         return nbytes
 
     def _crop(self, slot: int, source: Source[DeviceArena], crop: Crop) -> None:
@@ -169,6 +168,7 @@ class DeviceBatchBuilder:
         self._names.append(episode, start)
 
     def finish(self) -> Batch:
+        self._mark = self._stream.mark()  # several threads may have gathered
         return Batch(self._features, self._names.episode, self._names.start, self._arrive)
 
     def _arrive(self) -> None:
