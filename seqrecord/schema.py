@@ -112,6 +112,11 @@ class FeatureSpec:
         return not self.codec and self.is_fixed
 
     @property
+    def is_video(self) -> bool:
+        """Whether pages hold groups of pictures, rather than a blob for each frame."""
+        return bool(self.codec) and self.codec[0]["id"] == "video"
+
+    @property
     def nbytes(self) -> int:
         """Bytes of one decoded frame; a variable dimension counts as one."""
         return self.dtype.itemsize * math.prod(n for n in self.shape if n is not None)
@@ -237,6 +242,14 @@ class Schema(Mapping[str, FeatureSpec]):
                 expected=f"0 to {len(numbers) - 1}, in this order",
                 got=", ".join(map(str, numbers))[:200],
             )
+        for spec in self.values():
+            if spec.is_video and len(self.group(spec.group)) > 1:
+                raise SchemaError(
+                    "video shares its group with another feature",
+                    feature=spec.name,
+                    expected="a group of its own",
+                    got=f"group {spec.group} of {', '.join(self.group(spec.group))}"[:200],
+                )
 
     def position(self, name: str) -> int:
         """The feature's place in the schema, counted over all groups."""

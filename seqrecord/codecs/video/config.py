@@ -1,0 +1,178 @@
+"""VideoConfig: how a video feature is coded, as it stands in the schema."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from seqrecord.codecs.video.gops import MAX_GOP_FRAMES
+from seqrecord.schema import CodecConfig
+
+__all__ = ["VIDEO", "VIDEO_CODECS", "VideoConfig", "check_video_shape", "named_video"]
+
+VIDEO = "video"
+"""The id of the codec configuration of a video feature."""
+
+_LIMITED, _FULL = "limited", "full"
+_GOP_BYTES = 48 << 20  # decoded: by default a GOP is no longer than fits a chunk of other images
+_GOP_FRAMES = 32
+_LEAST_GOP_FRAMES = 8  # or it would hardly be smaller than images
+
+_SUBSAMPLED = [f"{start}{chroma}p" for start in ("yuv", "yuvj") for chroma in (420, 422, 440, 444)]
+_DEEP = [f"yuv{chroma}p{bits}le" for chroma in (420, 422, 444) for bits in (10, 12)]
+_PIXEL_FORMATS = frozenset(
+    ["gray", "gray10le", "gray12le", "gbrp", "gbrp10le", "gbrp12le", "bgr0", *_SUBSAMPLED, *_DEEP]
+)
+_MATRICES = range(15)  # H.273, MatrixCoefficients
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What is known of a video codec: the best quality and the worst, and the default."""
+
+    qualities: range
+    quality: int | None
+    pixel_formats: tuple[str, ...]  # that are encoded here; the first is the default
+
+
+VIDEO_CODECS: Mapping[str, _Kind] = {
+    "h264": _Kind(range(52), 23, ("yuv420p", "yuv444p")),
+    "hevc": _Kind(range(52), 26, ("yuv420p", "yuv444p")),
+    "av1": _Kind(range(1, 64), 30, ("yuv420p",)),
+    "vp9": _Kind(range(64), 31, ("yuv420p", "yuv444p")),
+    "ffv1": _Kind(range(0), None, ("bgr0",)),
+}
+"""By name, as `--codec image=NAME` says it. FFV1 loses nothing."""
+
+
+@dataclass(frozen=True)
+class VideoConfig:
+    """How a video is coded: what decoding needs, and what new frames are encoded with.
+
+    Args:
+        codec: a name in `VIDEO_CODECS`.
+        pixel_format: of the decoded frames, as FFmpeg calls it.
+        matrix: the number in H.273 of the matrix from YUV to RGB, of frames of which the stream
+            says nothing; `None` leaves that to the decoder.
+        range: "limited" or "full", likewise.
+        quality: of frames that are encoded: lower is better. FFV1 takes none.
+        gop: frames of each GOP that is encoded.
+
+    Raises `ValueError` for what is not allowed.
+    """
+
+    codec: str
+    pixel_format: str
+    matrix: int | None = None
+    range: str | None = None
+    quality: int | None = None
+    gop: int | None = None
+
+    def __post_init__(self) -> None:
+        values: Mapping[str, Any] = vars(self)  # of any type at all
+        kind = VIDEO_CODECS.get(self.codec) if isinstance(values["codec"], str) else None
+        if kind is None:
+            raise ValueError(
+                f"no video codec {self.codec!r:.50}, expected one of {', '.join(VIDEO_CODECS)}"
+            )
+        if values["pixel_format"] not in sorted(_PIXEL_FORMATS):
+            raise ValueError(f"no pixel format {self.pixel_format!r:.50}")
+        if self.range not in (None, _LIMITED, _FULL):
+            raise ValueError(f"no colour range {self.range!r:.50}")
+        for name, allowed in (
+            ("matrix", _MATRICES),
+            ("quality", kind.qualities),
+            ("gop", range(1, MAX_GOP_FRAMES + 1)),
+        ):
+            value = values[name]
+            if value is not None and (type(value) is not int or value not in allowed):
+                takes = f"{allowed[0]} to {allowed[-1]}" if allowed else "none"
+                raise ValueError(f"{self.codec} takes {name} {takes}, not {value!r:.50}")
+
+    @classmethod
+    def from_json(cls, config: CodecConfig) -> VideoConfig:
+        """From the configuration in a schema; trusts nothing."""
+        items = {key: value for key, value in config.items() if key != "id"}
+        unknown = set(items) - set(cls.__dataclass_fields__)
+        if config.get("id") != VIDEO or unknown or None in items.values():
+            raise ValueError(f"not a configuration of video: {dict(config)!r:.100}")
+        if missing := {"codec", "pixel_format"} - set(items):
+            raise ValueError(f"video needs {', '.join(sorted(missing))}")
+        return cls(**items)
+
+    def to_json(self) -> dict[str, Any]:
+        """The configuration for a schema: what is not `None`."""
+        return {"id": VIDEO} | {k: v for k, v in vars(self).items() if v is not None}
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether frames that are encoded with it decode to the same numbers."""
+        return self.codec == "ffv1"
+
+    def encoding(self, height: int, width: int) -> VideoConfig:
+        """The same with a quality and a GOP length, where it has none, for frames of this size.
+
+        By default a GOP has as many frames as take 48 MiB decoded, 32 at most and 8 at least, and
+        of FFV1 one: then each frame can be read alone.
+        """
+        gop = self.gop
+        if gop is None and self.codec == "ffv1":
+            gop = 1
+        elif gop is None:
+            fitting = max(1, _GOP_BYTES // (height * width * 3))
+            gop = 1 << (min(_GOP_FRAMES, max(_LEAST_GOP_FRAMES, fitting)).bit_length() - 1)
+        quality = VIDEO_CODECS[self.codec].quality if self.quality is None else self.quality
+        return VideoConfig(
+            self.codec, self.pixel_format, self.matrix, self.range, quality=quality, gop=gop
+        )
+
+
+def named_video(
+    text: str, dtype: np.dtype[Any], shape: tuple[int | None, ...]
+) -> tuple[CodecConfig, ...] | None:
+    """The configuration that `av1` or `av1:quality=30,gop=16,pixel_format=yuv420p` means.
+
+    `None` where the name is not that of a video codec. Raises `ValueError` for other parameters,
+    and for frames that cannot be video.
+    """
+    name, _, rest = text.partition(":")
+    if name not in VIDEO_CODECS:
+        return None
+    check_video_shape(dtype, shape)
+    params: dict[str, Any] = {"pixel_format": VIDEO_CODECS[name].pixel_formats[0]}
+    for item in rest.split(",") if rest else []:
+        key, equals, value = item.partition("=")
+        if key not in ("quality", "gop", "pixel_format") or not equals:
+            raise ValueError(f"{name} takes quality, gop, pixel_format, not {item[:50]!r}")
+        params[key] = value if key == "pixel_format" else _number(name, key, value)
+    config = VideoConfig(name, **params)
+    if config.pixel_format not in VIDEO_CODECS[name].pixel_formats:
+        allowed = ", ".join(VIDEO_CODECS[name].pixel_formats)
+        raise ValueError(f"{name} encodes pixel formats {allowed}, not {config.pixel_format}")
+    height, width = (n or 0 for n in shape[:2])
+    if config.pixel_format == "yuv420p" and (height % 2 or width % 2):
+        raise ValueError(f"{name} with yuv420p needs an even height and width, not {list(shape)}")
+    return (config.encoding(height, width).to_json(),)
+
+
+def check_video_shape(dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> None:
+    """`ValueError` unless frames of this dtype and shape can be those of a video."""
+    if dtype != np.uint8 or len(shape) != 3 or shape[2] != 3 or None in shape:
+        raise ValueError(f"video holds uint8 [H, W, 3], not {dtype.name} {list(shape)}")
+    if max(n or 0 for n in shape[:2]) > 16384 or math.prod(n or 0 for n in shape) > 1 << 29:
+        raise ValueError(f"video of {list(shape)} is too large, at most 16384 a side")
+
+
+def _number(name: str, key: str, value: str) -> int:
+    try:
+        number = json.loads(value)
+    except (ValueError, RecursionError):
+        number = None
+    if type(number) is not int:
+        raise ValueError(f"{name}: {key} is not a number: {value[:50]!r}")
+    return number

@@ -1,0 +1,89 @@
+"""Encodes frames into groups of pictures by PyAV, each GOP by itself.
+
+So a GOP is closed. Encoders have one thread each and are chosen so that equal frames give equal
+bytes on one build of FFmpeg. x265 does not always keep to that where frames are as small as 64
+pixels.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.codecs.video.config import VideoConfig
+from seqrecord.codecs.video.gops import Gop
+from seqrecord.codecs.video.packages import pyav, video_errors
+from seqrecord.errors import CodecError
+
+__all__ = ["encode_gop"]
+
+_ENCODERS: dict[str, tuple[str, dict[str, str]]] = {
+    "h264": ("libx264", {"preset": "veryfast", "mbtree": "0"}),  # or equal frames give other bytes
+    "hevc": (
+        "libx265",
+        {
+            "preset": "fast",
+            "x265-params": "log-level=none:pools=none:frame-threads=1:repeat-headers=1:open-gop=0",
+        },
+    ),
+    "av1": ("libsvtav1", {"preset": "8", "svtav1-params": "lp=1"}),
+    "vp9": ("libvpx-vp9", {"deadline": "good", "cpu-used": "5", "b": "0"}),
+    "ffv1": ("ffv1", {"level": "1", "coder": "1"}),  # later levels need bytes beside the packets
+}
+_BT601, _LIMITED = 6, 1  # H.273's matrix of SMPTE 170M; AVColorRange
+_RATE = 30  # frames a second; rate control is by quality, so that it hardly matters
+
+
+def encode_gop(
+    config: VideoConfig, frames: Sequence[npt.NDArray[np.uint8]] | npt.NDArray[np.uint8]
+) -> Gop:
+    """One GOP of these frames, each uint8 [height, width, 3], all of one size.
+
+    YUV is of BT.601 and the limited range, and the stream says so. Raises `CodecError` where the
+    encoder fails, or this build of FFmpeg has none.
+    """
+    height, width = frames[0].shape[:2]
+    config = config.encoding(height, width)
+    try:
+        context = _encoder(config, height, width)
+        reformatter = pyav().video.reformatter.VideoReformatter()
+        packets: list[Any] = []
+        for number, frame in enumerate(frames):
+            packets += context.encode(_picture(reformatter, config, frame, number))
+        packets += context.encode(None)
+        return Gop(tuple(map(bytes, packets)), tuple(packet.pts for packet in packets))
+    except video_errors() as error:
+        raise CodecError(
+            f"frames cannot be encoded as {config.codec}", got=str(error)[:300]
+        ) from error
+
+
+def _encoder(config: VideoConfig, height: int, width: int) -> Any:
+    name, options = _ENCODERS[config.codec]
+    if name == "libsvtav1":  # or it writes twenty lines for each GOP
+        os.environ.setdefault("SVT_LOG", "1")
+    context = pyav().CodecContext.create(name, "w")
+    context.width, context.height, context.pix_fmt = width, height, config.pixel_format
+    context.time_base, context.framerate = Fraction(1, _RATE), Fraction(_RATE)
+    context.thread_count = 1
+    # Longer than the GOP, so that its first frame is its only keyframe.
+    context.gop_size = 2 * (config.gop or 1)
+    if config.pixel_format.startswith("yuv"):
+        context.colorspace, context.color_range = _BT601, _LIMITED
+    context.options = options | ({} if config.quality is None else {"crf": str(config.quality)})
+    return context
+
+
+def _picture(reformatter: Any, config: VideoConfig, frame: Any, number: int) -> Any:
+    rgb = pyav().VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
+    options: dict[str, int] = {}
+    if config.pixel_format.startswith("yuv"):
+        options = {"dst_colorspace": 5, "dst_color_range": _LIMITED}  # swscale's number of BT.601
+    picture = reformatter.reformat(rgb, format=config.pixel_format, threads=1, **options)
+    picture.pts, picture.time_base = number, Fraction(1, _RATE)
+    return picture

@@ -1,0 +1,28 @@
+"""PyAV, imported when video is first used: it takes 0.1 s, and the extra `video` installs it."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from seqrecord.errors import MissingPackageError
+
+__all__ = ["pyav", "video_errors"]
+
+
+@cache
+def pyav() -> Any:
+    """The module `av`. Raises `MissingPackageError` where it is not installed."""
+    try:
+        import av
+    except ImportError as error:
+        raise MissingPackageError(
+            "video is read and written by PyAV, the extra `video`: "
+            "pip install 'seqrecord-torch[video]'"
+        ) from error
+    return av
+
+
+def video_errors() -> tuple[type[Exception], ...]:
+    """What PyAV raises on packets that are none, and on settings that a codec does not take."""
+    return (pyav().error.FFmpegError, ValueError, RuntimeError, OSError, EOFError, MemoryError)

@@ -1,0 +1,247 @@
+"""Groups of pictures encoded and decoded, and packets that are none."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from seqrecord.codecs.video.config import VIDEO_CODECS, VideoConfig, named_video
+from seqrecord.codecs.video.decoding import GopFrames, decode_gop, describe
+from seqrecord.codecs.video.encoding import encode_gop
+from seqrecord.codecs.video.gops import Gop
+from seqrecord.errors import CodecError
+from tests.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
+
+FRAMES = moving(20)
+NAMES = sorted(VIDEO_CODECS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_round_trip(name: str) -> None:
+    config = config_of(name)
+    gop = encode_gop(config, FRAMES)
+    assert gop.num_frames == 20
+    decoded = decode_gop(config, HEIGHT, WIDTH, gop)
+    if config.is_lossless:
+        assert np.array_equal(decoded, FRAMES)
+    difference = np.abs(decoded.astype(int) - FRAMES).mean(axis=(1, 2, 3))
+    assert difference.max() < 30
+    # … and each is nearer to its own frame than to the next.
+    assert (
+        difference[1:] < np.abs(decoded[1:].astype(int) - FRAMES[:-1]).mean(axis=(1, 2, 3))
+    ).all()
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "hevc"])
+def test_equal_frames_give_equal_bytes(name: str) -> None:
+    config = config_of(name)
+    first = encode_gop(config, FRAMES)
+    encode_gop(config, moving(5, seed=1))
+    assert encode_gop(config, FRAMES) == first
+
+
+@pytest.mark.parametrize("name", ["h264", "hevc", "av1", "vp9"])
+def test_frames_are_those_of_pyav_front_to_back(name: str) -> None:
+    """One stream of two GOPs in a container, decoded by PyAV alone and GOP by GOP."""
+    gops = gops_of(name, moving(24), 12)
+    reference = _decoded_in_container(name, gops)
+    config = config_of(name)
+    assert np.array_equal(
+        np.concatenate([decode_gop(config, HEIGHT, WIDTH, gop) for gop in gops]), reference
+    )
+    # The second alone, after another stream in the same decoder, is the same.
+    decode_gop(config, HEIGHT, WIDTH, gops_of(name, moving(3, seed=5), 3)[0])
+    assert np.array_equal(decode_gop(config, HEIGHT, WIDTH, gops[1]), reference[12:])
+
+
+def _decoded_in_container(name: str, gops: list[Gop]) -> np.ndarray:
+    """Put packets into a Matroska file, and have PyAV open and decode it as anybody would."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="matroska") as container:
+        encoder = {"av1": "libsvtav1", "vp9": "libvpx-vp9", "h264": "libx264", "hevc": "libx265"}
+        stream = container.add_stream(encoder[name], rate=30)
+        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
+        first = 0
+        for gop in gops:
+            for place, (data, number) in enumerate(zip(gop.packets, gop.order, strict=True)):
+                packet = av.Packet(data)
+                packet.pts, packet.dts = 33 * (first + number + 8), 33 * (first + place)
+                packet.time_base, packet.stream = Fraction(1, 1000), stream
+                packet.is_keyframe = place == 0
+                container.mux(packet)
+            first += gop.num_frames
+    file.seek(0)
+    with av.open(file) as container:
+        return np.stack([f.to_ndarray(format="rgb24") for f in container.decode(video=0)])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_frames_that_are_not_shown(name: str) -> None:
+    (gop,) = gops_of(name, FRAMES, 20)
+    whole = decode_gop(config_of(name), HEIGHT, WIDTH, gop)
+    cut = Gop(gop.packets, tuple(max(-1, number - 5) for number in gop.order))
+    assert np.array_equal(decode_gop(config_of(name), HEIGHT, WIDTH, cut), whole[5:])
+
+
+def test_frames_come_one_by_one_and_decoders_are_used_again() -> None:
+    (gop,) = gops_of("h264", FRAMES, 20)
+    whole = decode_gop(config_of("h264"), HEIGHT, WIDTH, gop)
+    first = GopFrames(config_of("h264"), HEIGHT, WIDTH, gop.packets, gop.order)
+    second = GopFrames(config_of("h264"), HEIGHT, WIDTH, gop.packets, gop.order)
+    out = np.empty((2, HEIGHT, WIDTH, 3), np.uint8)
+    first.skip(7)
+    for number in range(7, 20):  # two at a time do not disturb each other
+        first.read_into(out[0])
+        assert np.array_equal(out[0], whole[number])
+        if number < 12:
+            second.read_into(out[1])
+            assert np.array_equal(out[1], whole[number - 7])
+    assert first.position == 20
+    with pytest.raises(CodecError, match="more frames"):
+        first.skip(1)
+
+
+def test_describe() -> None:
+    (gop,) = gops_of("h264:pixel_format=yuv444p", FRAMES[:3], 3)
+    shape, config = describe("h264", gop, matrix=1, color_range="full")
+    assert shape == (HEIGHT, WIDTH, 3)
+    expected = VideoConfig("h264", "yuv444p", matrix=1, range="full")
+    assert config == expected.to_json()
+    with pytest.raises(CodecError, match="can be kept"):
+        describe("h264", Gop((b"junk",), (0,)))
+
+
+def test_the_container_s_colours_count_where_the_stream_names_none() -> None:
+    picture = moving(1)[0]
+    context = av.CodecContext.create("libx264", "w")
+    context.width, context.height, context.pix_fmt = WIDTH, HEIGHT, "yuv420p"
+    context.time_base = Fraction(1, 30)
+    frame = av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(format="yuv420p")
+    packets = [*context.encode(frame), *context.encode(None)]
+    gop = Gop(tuple(map(bytes, packets)), (0,))
+    plain = VideoConfig("h264", "yuv420p")
+    as_601, as_709 = (
+        decode_gop(replace(plain, matrix=matrix), HEIGHT, WIDTH, gop) for matrix in (6, 1)
+    )
+    assert np.array_equal(as_601, decode_gop(plain, HEIGHT, WIDTH, gop))
+    assert not np.array_equal(as_709, as_601)
+
+
+def _damaged(name: str) -> dict[str, Gop]:
+    (gop,) = gops_of(name, FRAMES[:8], 8)
+    packets, order = gop.packets, gop.order
+    swapped = list(order)
+    a, b = swapped.index(5), swapped.index(6)
+    swapped[a], swapped[b] = swapped[b], swapped[a]
+    return {
+        "another order": Gop(packets, tuple(swapped)),
+        "the first packet is missing": Gop(packets[1:], tuple(range(7))),
+        "a packet of nothing": Gop((*packets, b"\0" * 40), (*order, 8)),
+    }
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "ffv1"])  # each is a keyframe
+@pytest.mark.parametrize(
+    "case", ["another order", "the first packet is missing", "a packet of nothing"]
+)
+def test_packets_that_are_not_a_gop(name: str, case: str) -> None:
+    gop = _damaged(name)[case]
+    with pytest.raises(CodecError, match="do not decode"):
+        decode_gop(config_of(name), HEIGHT, WIDTH, gop)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_stream_of_other_frames_is_refused(name: str) -> None:
+    small, large = (48, 48), (1024, 1024)
+    (gop,) = gops_of(name, moving(2, size=large), 2)
+    if name != "ffv1":  # of which packets do not say their size
+        with pytest.raises(CodecError, match="do not decode"):
+            decode_gop(config_of(name, small), *small, gop)
+        with pytest.raises(CodecError, match="do not decode"):
+            decode_gop(replace(config_of(name), pixel_format="yuv422p"), *large, gop)
+
+
+def test_a_frame_that_is_too_large_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
+    """A keyframe of 4096 x 4096 in a feature of 64 x 64: decoded it takes 24 MB."""
+    (gop,) = gops_of("h264:quality=51", np.zeros((1, 4096, 4096, 3), np.uint8), 1)
+    (tmp_path / "packet").write_bytes(gop.packets[0])
+    code = """
+import sys
+import numpy as np
+from seqrecord.codecs.video.decoding import decode_gop
+from seqrecord.codecs.video.gops import Gop
+from seqrecord.errors import CodecError
+from tests.video_data import config_of, gops_of
+def most():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+config = config_of("h264", (64, 64))
+decode_gop(config, 64, 64, gops_of("h264", np.zeros((1, 64, 64, 3), np.uint8), 1)[0])
+before = most()
+try:
+    decode_gop(config, 64, 64, Gop((open(sys.argv[1], "rb").read(),), (0,)))
+except CodecError:
+    print(most() - before)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "packet")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert int(done.stdout) < 8192, done.stderr  # KiB
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["av1:quality=0", "av1:quality=99", "h264:gop=0", "h264:gop=257", "ffv1:quality=1",
+     "av1:pixel_format=yuv444p", "av1:crf=3", "h264:gop=1.5", "h264:gop", "hevc:quality=true"],
+)  # fmt: skip
+def test_names_that_mean_nothing(text: str) -> None:
+    with pytest.raises(ValueError, match=text.partition(":")[0]):
+        named_video(text, np.dtype(np.uint8), (64, 64, 3))
+
+
+def test_names() -> None:
+    dtype = np.dtype(np.uint8)
+    assert named_video("av1", dtype, (480, 640, 3)) == (
+        {"id": "video", "codec": "av1", "pixel_format": "yuv420p", "quality": 30, "gop": 32},
+    )
+    assert named_video("h264:gop=4,quality=10,pixel_format=yuv444p", dtype, (63, 65, 3)) == (
+        {"id": "video", "codec": "h264", "pixel_format": "yuv444p", "quality": 10, "gop": 4},
+    )
+    assert config_of("av1", (1080, 1920)).gop == 8
+    assert config_of("ffv1").gop == 1
+    assert named_video("png", dtype, (64, 64, 3)) is None
+    for shape in ((64, 64), (64, 64, 4), (None, 64, 3), (20000, 2, 3)):
+        with pytest.raises(ValueError, match="video"):
+            named_video("av1", dtype, shape)
+    with pytest.raises(ValueError, match="uint16"):
+        named_video("av1", np.dtype(np.uint16), (64, 64, 3))
+    with pytest.raises(ValueError, match="even"):
+        named_video("av1", dtype, (63, 64, 3))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"id": "video"}, {"id": "video", "codec": "h264"}, {"id": "other"},
+     {"id": "video", "codec": "mpeg", "pixel_format": "yuv420p"},
+     {"id": "video", "codec": "h264", "pixel_format": "rgb24"},
+     {"id": "video", "codec": "h264", "pixel_format": "yuv420p", "matrix": 99},
+     {"id": "video", "codec": "h264", "pixel_format": "yuv420p", "matrix": True},
+     {"id": "video", "codec": "h264", "pixel_format": "yuv420p", "range": "tv"},
+     {"id": "video", "codec": "h264", "pixel_format": "yuv420p", "gop": None},
+     {"id": "video", "codec": "h264", "pixel_format": "yuv420p", "threads": 4},
+     {"id": "video", "codec": ["h264"], "pixel_format": "yuv420p"}],
+)  # fmt: skip
+def test_configurations_that_are_refused(config: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"video|codec|pixel|colour|takes"):
+        VideoConfig.from_json(config)
