@@ -218,6 +218,10 @@ class HostBatchBuilder:
         """Have clip `slot` of the batch made of the arrays of clip `number` of the calls."""
         calls.make(number, clip, {name: buffer[slot] for name, buffer in self._buffers.items()})
 
+    def clear(self, feature: str, slots: npt.NDArray[np.int64]) -> None:
+        """Fill the clips at these slots with 0, of a feature of a fixed shape."""
+        self._buffers[feature][slots] = 0
+
     def append(self, episode: npt.NDArray[np.int64], start: npt.NDArray[np.int64]) -> None:
         self.names.append(episode, start)
 

@@ -26,7 +26,7 @@ from seqrecord.pipes.selection import ClipSelection
 from seqrecord.pipes.states import State, shown
 from seqrecord.reading.reader import DatasetLike
 from seqrecord.sampling import EpochPlan, Part, Plan, PlanSettings, check_drop_last
-from seqrecord.sampling.memory import Fit, FrameSizes, fit, fit_given
+from seqrecord.sampling.memory import Fit, FrameSizes, fit, fit_given, least_limit
 from seqrecord.storage import local_path
 from seqrecord.units import parse_size
 
@@ -49,7 +49,12 @@ class ClipLoader:
     is too small, with the least that would do.
     """
 
-    def __init__(self, location: DatasetLike, options: LoaderOptions) -> None:
+    def __init__(
+        self,
+        location: DatasetLike,
+        options: LoaderOptions,
+        selection: ClipSelection | None = None,
+    ) -> None:
         self.options = options
         self.batch_size = options.batch_size
         asked: dict[str, Any] = {
@@ -68,7 +73,8 @@ class ClipLoader:
         self._trace = None
         if options.trace is not None:
             self._trace = local_path(options.trace, "trace").absolute()
-        self.selection = ClipSelection(location, options, rotate_phase=self._settings.rotate_phase)
+        rotates = self._settings.rotate_phase
+        self.selection = selection or ClipSelection(location, options, rotate_phase=rotates)
         draws = self.selection.draws
         if self.device is not None and draws is not None and draws.functions is not None:
             raise ClipError(
@@ -80,7 +86,7 @@ class ClipLoader:
         self._buffers = KeptBuffers()
         self._fits: dict[int, Fit] = {}
         self._told: set[int] = set()  # numbers of parts whose limit was logged
-        self._fit(1)  # so that a limit that is too small is an error here and now
+        self._check_limit()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "options": self.selection.portable(self.options)}
@@ -123,32 +129,32 @@ class ClipLoader:
     def start(self, plan: Plan, *, batch: int = 0, stats: EngineStats) -> Engine:
         """An engine that runs a plan from `batch` on."""
         device = self._find_device()
-        draws = self.selection.draws
         all_fixed = all(spec.is_fixed for spec in self.selection.arrays.values())
-        fixed = device is None and all_fixed and draws is None
+        fixed = device is None and all_fixed and self.selection.draws is None
         memory = self._fit(plan.part.count).memory(plan, fixed=fixed)
-        in_worker = get_worker_info() is not None
-        if in_worker and self.selection.dataset.chunk_reader().is_local:
+        if get_worker_info() is not None and self.selection.dataset.chunk_reader().is_local:
             # The DataLoader asks for batches ahead by itself; memory for more is slow to find.
             least = 1 if all(memory.num_rows) else plan.most_batches
             memory = replace(memory, prefetch=min(memory.prefetch, least))
-        return Engine(
-            self.selection.dataset,
-            self.selection.arrays,
-            plan,
-            self.selection.clip_frames,
-            batch=batch,
-            memory=memory,
-            num_threads=self.options.num_threads or worker_threads(),
-            frame_transform=self.selection.frame_transform,
-            device=device,
-            shared=in_worker,
-            stats=stats,
-            kept=self._buffers,
-            made=None if draws is None else draws.made,
-            lengths=None if draws is None else draws.lengths,
-            draw=None if draws is None else partial(draws.draw, self._settings.seed, plan.epoch),
-        )
+        return Engine(**self._execution(plan), batch=batch, memory=memory, stats=stats)
+
+    def _execution(self, plan: Plan) -> dict[str, Any]:
+        """What an engine needs to run a plan, beside memory."""
+        draws = self.selection.draws
+        return {
+            "dataset": self.selection.dataset,
+            "specs": self.selection.arrays,
+            "plan": plan,
+            "clip_frames": self.selection.clip_frames,
+            "num_threads": self.options.num_threads or worker_threads(),
+            "frame_transform": self.selection.frame_transform,
+            "device": self._find_device(),
+            "shared": get_worker_info() is not None,
+            "kept": self._buffers,
+            "made": None if draws is None else draws.made,
+            "lengths": None if draws is None else draws.lengths,
+            "draw": None if draws is None else partial(draws.draw, self._settings.seed, plan.epoch),
+        }
 
     def trace(self) -> Trace:
         """The trace of an iteration in this process."""
@@ -165,17 +171,20 @@ class ClipLoader:
 
     def clip(self, batch: Batch, epoch: int) -> Clip:
         """A batch, or without `batch_size` its one clip, as users get it."""
-        keys = self.selection.keys_of(batch.episode)
-        features: Clip = dict(batch.features)
+        columns = self.columns(batch, epoch)
+        if self.batch_size is not None:
+            return {**batch.features, **columns}
+        first = {name: item[0] for name, item in {**batch.features, **columns}.items()}
+        return {**first, "start": int(batch.start[0])}
+
+    def columns(self, batch: Batch, epoch: int) -> dict[str, Any]:
+        """What is said of a batch's clips beside their features, each a list or tensor of clips."""
         said: dict[str, torch.Tensor] = {}
         if (draws := self.selection.draws) is not None:
             drawn = draws.draw(self._settings.seed, epoch, batch.episode, batch.start)
             said = draws.said(drawn, batch.episode)
-        if self.batch_size is not None:
-            return {**features, "episode": keys, "start": torch.from_numpy(batch.start), **said}
-        first = {name: item[0] for name, item in features.items()}
-        alone = {name: item[0] for name, item in said.items()}
-        return {**first, "episode": keys[0], "start": int(batch.start[0]), **alone}
+        keys = self.selection.keys_of(batch.episode)
+        return {"episode": keys, "start": torch.from_numpy(batch.start), **said}
 
     def settings(self, num_parts: int) -> PlanSettings:
         """The settings of an epoch in so many parts, all of them chosen."""
@@ -264,6 +273,21 @@ class ClipLoader:
                 expected=_describe(identity),
                 got=_describe(state.episodes),
             )
+
+    def least_limit(self) -> int:
+        """The least memory limit that would do, in bytes."""
+        return least_limit(
+            self.selection.typical_clips,
+            self.selection.episodes,
+            self._settings,
+            self._sizes,
+            num_cursors=self.options.num_cursors,
+            epochs_differ=self.selection.differs_by_epoch,
+        )
+
+    def _check_limit(self) -> None:
+        """A limit that is too small is an error here and now."""
+        self._fit(1)
 
     def _find_device(self) -> torch.device | None:
         if self.device is None:

@@ -25,7 +25,7 @@ from seqrecord.sampling.settings import PlanSettings
 from seqrecord.sampling.windows import Window
 from seqrecord.units import format_size
 
-__all__ = ["Fit", "FrameSizes", "Memory", "fit", "fit_given"]
+__all__ = ["Fit", "FrameSizes", "Memory", "fit", "fit_given", "least_limit"]
 
 PREFETCH = 2  # batches that are filled or wait, where memory allows
 CONSUMER = 2  # batches that the consumer has: the one in its hands and the one it drops for it
@@ -139,6 +139,23 @@ def fit(
             )
         return Fit(fitted, sizes, arena, prefetch, loads, resident, limited)
     raise _too_small("these clips", url, sizes, least, memory_limit)
+
+
+def least_limit(
+    table: ClipTable,
+    episodes: EpisodeTable,
+    settings: PlanSettings,
+    sizes: FrameSizes,
+    *,
+    num_cursors: int | None,
+    windows: Sequence[Window] | None = None,
+    epochs_differ: bool = False,
+) -> int:
+    """The least memory limit with which `fit` finds settings, in bytes. Arguments as of `fit`."""
+    facts = ClipFacts.of(table, episodes, windows, any_clips=epochs_differ)
+    cursors = num_cursors if settings.shuffle else None
+    least = least_held(facts, settings, sizes.frames, cursors)
+    return least + sizes.beside_arena(1, 1)
 
 
 def fit_given(

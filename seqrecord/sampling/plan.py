@@ -113,7 +113,10 @@ class Plan(ABC):
 
         To resume there, load `resident(round)`, go on with `rounds(round)` and skip so many clips.
         """
-        clip = self.first_clip(batch)
+        return self.locate_clip(self.first_clip(batch))
+
+    def locate_clip(self, clip: int) -> tuple[int, int]:
+        """Where a clip of the part is, in the order in which they are emitted; see `locate`."""
         index = int(np.searchsorted(self._before, clip, side="right")) - 1
         index = min(index, self.num_rounds)
         return index, clip - int(self._before[index])

@@ -164,6 +164,12 @@ class DeviceBatchBuilder:
                     with self._stream.use():
                         out[..., 0].neg_()
 
+    def clear(self, feature: str, slots: npt.NDArray[np.int64]) -> None:
+        """Queue filling the clips at these slots with 0, of a feature of a fixed shape."""
+        with self._stream.use():
+            for slot in slots.tolist():
+                self._features[feature][slot].zero_()
+
     def append(self, episode: npt.NDArray[np.int64], start: npt.NDArray[np.int64]) -> None:
         self._names.append(episode, start)
 
