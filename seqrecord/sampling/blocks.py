@@ -97,19 +97,20 @@ class BlockSizes:
     def begins(self, lengths: IntArray, rounds: IntArray, num_rounds: int) -> IntArray:
         """Where the blocks of each of `rounds` begin for cursors of so many counted frames.
 
-        Returns int64[rounds, cursors]. No block counts more frames than it would in cursors that
-        take `num_rounds` rounds, or are shorter. The full blocks of a cursor are equal, and those
-        of all cursors in proportion to their lengths.
+        `rounds` is [rounds, cursors], or [rounds, 1]; returns int64[rounds, cursors]. No block
+        counts more frames than it would in cursors that take `num_rounds` rounds, or are shorter.
+        The full blocks of a cursor are equal, and those of all cursors in proportion to their
+        lengths.
         """
         first, full = len(self.first), num_rounds - len(self.first)
-        known = self.before[np.minimum(rounds, first)][:, None]
+        known = self.before[np.minimum(rounds, first)]
         if full < 2:  # the first blocks shrink, so that the last one is no smaller than others
             whole = int(self.before[min(num_rounds, first)]) + max(0, full) * self.full
-            known = known + np.maximum(rounds - first, 0)[:, None] * self.full
+            known = known + np.maximum(rounds - first, 0) * self.full
             return _proportion(lengths, known, whole)
         begun = np.minimum(lengths, int(self.before[-1]))
         known = _proportion(begun, known, int(self.before[-1]))
-        after = np.maximum(rounds - first, 0)[:, None]
+        after = np.maximum(rounds - first, 0)
         return np.add(known, _proportion(lengths - begun, after, full), dtype=np.int64)
 
 

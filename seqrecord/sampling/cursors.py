@@ -12,6 +12,7 @@ import numpy as np
 from seqrecord.clips import EpisodeTable, IntArray
 from seqrecord.sampling.blocks import BlockSizes
 from seqrecord.sampling.lines import Lines
+from seqrecord.sampling.needs import Blocks
 from seqrecord.sampling.runs import Runs
 from seqrecord.sampling.walks import Walk
 from seqrecord.sampling.windows import Window
@@ -53,8 +54,8 @@ class Cursors(Walk):
         end = int(self._before[-1] + counted[-1]) if len(runs) else 0
         bounds = np.append(self._before[begin] - extra[begin], end)
         self._begin = bounds[:-1]
-        self._length = np.diff(bounds)
-        self.longest = int(self._length.max(initial=0))  # frames that a cursor counts
+        self.lengths = np.diff(bounds)  # frames that each cursor counts
+        self.longest = int(self.lengths.max(initial=0))
         self.num_rounds = sizes.rounds(self.longest)
 
     def end_before(self, index: int) -> None:
@@ -62,23 +63,43 @@ class Cursors(Walk):
         self._stop = self._first_clips(np.array([index]))[0]
         self._end_runs(np.minimum(self._run_last_clip, self._stop[self._cursor] - 1))
 
+    @property
+    def begin(self) -> IntArray:
+        """The first clip of each cursor; int64[cursors]."""
+        begin: IntArray = self._clips[:-1]
+        return begin
+
+    def first_clips(self, index: IntArray) -> IntArray:
+        """The first clip of each cursor's block in round `index` of the cursor; int64[cursors]."""
+        found: IntArray = self._first_clips(index[None])[0]
+        return found
+
+    def lead_blocks(self, begin: IntArray, end: IntArray) -> tuple[Blocks, IntArray]:
+        """Of the leading group, the blocks of clips `[begin, end)`, int64[cursors] each.
+
+        All count as of round 0. And the first clip of each row, int64[rows].
+        """
+        rows = self._rows(np.stack((begin, end)), 0, self._lead.are_apart)
+        return self._lead.blocks(rows, self._run_first_clip), rows.begin
+
     def _first_clips(self, rounds: IntArray) -> IntArray:
-        """The first clip of each cursor's block in each of `rounds`; int64[rounds, cursors]."""
+        """See `Walk`; `rounds` is int64[rounds], or [rounds, cursors] where cursors differ."""
+        rounds = rounds[:, None] if rounds.ndim == 1 else rounds
         clips = self._find(rounds, snap=False)
         late = (rounds >= self._sizes.unaligned) & (not self._lead.are_apart)
         if late.any():
-            clips = np.where(late[:, None], self._find(rounds, snap=True), clips)
-        clips[rounds == 0] = self._clips[:-1]
-        clips[rounds >= self.num_rounds] = self._clips[1:]
+            clips = np.where(late, self._find(rounds, snap=True), clips)
+        clips = np.where(rounds == 0, self._clips[:-1], clips)
+        clips = np.where(rounds >= self.num_rounds, self._clips[1:], clips)
         return np.clip(clips, self._clips[:-1], self._clips[1:])
 
     def _find(self, rounds: IntArray, *, snap: bool) -> IntArray:
         """The first clip at or past the place where each block begins; [rounds, cursors].
 
-        With `snap` at or past the next grid line.
+        With `snap` at or past the next grid line. `rounds` is [rounds, cursors], or [rounds, 1].
         """
         runs, counted = self._runs, self._sizes.clip
-        place = self._sizes.begins(self._length, rounds, self.num_rounds) + self._begin
+        place = self._sizes.begins(self.lengths, rounds, self.num_rounds) + self._begin
         row = np.searchsorted(self._from, place, side="right") - 1
         beyond = place - self._before[row]
         if snap:

@@ -28,11 +28,26 @@ from seqrecord.sampling.needs import Blocks
 from seqrecord.sampling.random_order import hash64
 from seqrecord.sampling.runs import numbered
 
-__all__ = ["deal"]
+__all__ = ["deal", "in_order"]
 
 _TIME_BITS = 20  # fraction of a cursor's share that tells apart whose clip comes first
 _MOST_SECTIONS = 8
 _NARROW = 4  # clips' spans
+
+
+def in_order(
+    blocks: Blocks, number: IntArray, drawn: npt.NDArray[np.uint64]
+) -> tuple[IntArray, IntArray]:
+    """The order of the rows of whole rounds, and the position of each in its round; int64[n] each.
+
+    `number`, int64[n], is that of each row's block; blocks come by round, and in it by what was
+    `drawn` for them. A block's rows keep their order. What blocks load comes in that order too, so
+    that the first clips need not wait for all loads of their round.
+    """
+    order = np.lexsort((drawn, blocks.round))
+    number, index = number[order], blocks.round[order]
+    block = np.cumsum(np.diff(number, prepend=number[:1]) != 0)
+    return order, block - block[np.searchsorted(index, index)]
 
 
 def deal(

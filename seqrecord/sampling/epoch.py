@@ -27,7 +27,7 @@ from seqrecord.errors import ClipError
 from seqrecord.sampling.blocks import BlockSizes
 from seqrecord.sampling.bounds import cursor_bounds
 from seqrecord.sampling.cursors import Cursors
-from seqrecord.sampling.dealing import deal
+from seqrecord.sampling.dealing import deal, in_order
 from seqrecord.sampling.facts import ClipFacts
 from seqrecord.sampling.needs import Blocks
 from seqrecord.sampling.parts import Part, share_out
@@ -38,9 +38,9 @@ from seqrecord.sampling.runs import Runs, shuffle_runs
 from seqrecord.sampling.settings import PlanSettings
 from seqrecord.sampling.windows import Window
 
-__all__ = ["EpochPlan", "check_drop_last"]
+__all__ = ["CLIPS", "CURSORS", "EpochPlan", "check_drop_last", "key_of_stage", "sequence_of"]
 
-_RUNS, _CURSORS, _CLIPS = range(3)  # what a random number is for: no two uses share a stream
+_RUNS, CURSORS, CLIPS = range(3)  # what a random number is for: no two uses share a stream
 _WHOLE = Part()
 
 
@@ -58,8 +58,11 @@ class EpochPlan(Plan):
     With `settings.equal` off every clip is in exactly one part; counts may differ by one clip,
     and a part may be empty.
 
-    Raises `ClipError` when `drop_last` leaves no batch in any part. An epoch without any clip has
-    no batches.
+    In an epoch whose parts have changed `stage` times, `table` has what was left of it (see
+    `rest`).
+
+    Raises `ClipError` when `drop_last` leaves no batch in any part of a whole epoch. An epoch
+    without any clip has no batches.
     """
 
     def __init__(
@@ -70,26 +73,19 @@ class EpochPlan(Plan):
         *,
         epoch: int = 0,
         part: Part = _WHOLE,
+        stage: int = 0,
         windows: Sequence[Window] | None = None,
     ) -> None:
         self.settings, self.epoch, self.part = settings, epoch, part
         self._spec, self._episodes = table.spec, episodes
-        self._key = key_of(settings.seed, epoch)
+        self._key = key_of_stage(settings, epoch, stage)
         self._windows = tuple(windows or [Window.of(table.spec)] * len(episodes.groups))
         self.leading = episodes.leading
         self._repeats = table.repeats
         # Episodes count by their place in the selection: rows may differ between datasets.
         self._selected = table.selected
 
-        sequence = Runs.of(table)
-        if settings.shuffle:
-            sequence = shuffle_runs(
-                sequence,
-                settings.run_frames,
-                episodes.lead.take(sequence.episode),
-                key_of(self._key, _RUNS),
-                num_cursors=part.count * settings.num_cursors,
-            )
+        sequence = sequence_of(table, episodes, settings, self._key, part.count)
         start, stop, self.num_repeated = share_out(
             sequence,
             episodes.lead.take(sequence.episode),
@@ -100,7 +96,8 @@ class EpochPlan(Plan):
         total = self.num_clips = int((stop - start).sum())
         self._batch_size = size = settings.batch_size or 1
         if settings.drop_last:
-            check_drop_last(table.num_clips, settings, part.count)
+            if not stage:
+                check_drop_last(table.num_clips, settings, part.count)
             kept = table.num_clips // part.count if settings.equal else total
             self.num_clips = kept // size * size
         self.num_dropped = total - self.num_clips
@@ -118,15 +115,10 @@ class EpochPlan(Plan):
         self._resident = [self.num_cursors * bound for bound in bounds]
 
     def _in_order(self, blocks: Blocks) -> tuple[Blocks, IntArray]:
-        # A cursor's position is drawn in every round, and what it loads comes in that order too, so
-        # that the first clips need not wait for all loads of their round.
+        # A cursor's position is drawn in every round.
         number = blocks.round * max(1, self.num_cursors) + blocks.cursor
-        drawn = hash64(key_of(self._key, _CURSORS), number)
-        # Equal numbers for the rows of one block, which keep their order.
-        order = np.lexsort((drawn, blocks.round))
-        blocks, number = blocks.take(order), number[order]
-        block = np.cumsum(np.diff(number, prepend=number[:1]) != 0)
-        return blocks, block - block[np.searchsorted(blocks.round, blocks.round)]
+        order, position = in_order(blocks, number, hash64(key_of(self._key, CURSORS), number))
+        return blocks.take(order), position
 
     def _clips(self, blocks: Blocks, position: IntArray) -> Clips:
         first = int(self._before[blocks.round[0]]) if len(blocks) else 0
@@ -138,12 +130,33 @@ class EpochPlan(Plan):
             span=self._windows[self.leading].span,
             num_cursors=self.num_cursors,
             spread=self.num_cursors < self._batch_size,
-            key=key_of(self._key, _CLIPS) if self.settings.shuffle else None,
+            key=key_of(self._key, CLIPS) if self.settings.shuffle else None,
         )
         clip = np.arange(first, min(first + len(row), self.num_clips))
         row, start = row[: len(clip)], start[: len(clip)]
         batch, slot = np.divmod(clip, self._batch_size)
         return Clips(blocks.cursor[row], blocks.run[row], blocks.episode[row], start, batch, slot)
+
+
+def key_of_stage(settings: PlanSettings, epoch: int, stage: int) -> int:
+    """The key of all random numbers of a stage of an epoch."""
+    return key_of(settings.seed, epoch, *([stage] if stage else []))
+
+
+def sequence_of(
+    table: ClipTable, episodes: EpisodeTable, settings: PlanSettings, key: int, num_parts: int
+) -> Runs:
+    """The runs in the order in which they are shared out to the cursors of all parts."""
+    sequence = Runs.of(table)
+    if not settings.shuffle:
+        return sequence
+    return shuffle_runs(
+        sequence,
+        settings.run_frames,
+        episodes.lead.take(sequence.episode),
+        key_of(key, _RUNS),
+        num_cursors=num_parts * settings.num_cursors,
+    )
 
 
 def check_drop_last(total: int, settings: PlanSettings, num_parts: int) -> None:

@@ -14,6 +14,7 @@ each part's last cursor begins elsewhere, so that each part has its exact number
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from seqrecord.errors import ClipError
 from seqrecord.grids import ChunkGrid
 from seqrecord.sampling.runs import Runs
 
-__all__ = ["Part", "share_out"]
+__all__ = ["Part", "Shares", "share_out", "shares_of"]
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,37 @@ class Part:
             )
 
 
+class Shares(NamedTuple):
+    """What the cursors of some parts have: clips `[start, stop)`, int64[parts, cursors] each.
+
+    A share may be empty. `repeated`, int64[parts], clips are the last of a part's last share, and
+    another part has them too.
+    """
+
+    start: IntArray
+    stop: IntArray
+    repeated: IntArray
+
+
 def share_out(
     sequence: Runs, grid: ChunkGrid, part: Part, num_cursors: int, *, fill: bool
 ) -> tuple[IntArray, IntArray, int]:
     """What the cursors of a part have, and how many of these clips another part has too.
 
     Cursor `i` has the clips `[start[i], stop[i])` of the sequence, at least one; int64[cursors].
+    See `shares_of`.
+    """
+    index = np.array([part.index])
+    start, stop, repeated = shares_of(sequence, grid, index, part.count, num_cursors, fill=fill)
+    some = stop[0] > start[0]
+    return start[0][some], stop[0][some], int(repeated[0])
+
+
+def shares_of(
+    sequence: Runs, grid: ChunkGrid, index: IntArray, count: int, num_cursors: int, *, fill: bool
+) -> Shares:
+    """What the cursors of parts `index`, int64[parts], of `count` have.
+
     All parts together cover the sequence. Shares begin where chunks do, of which `grid` has those
     of each row's episode: see `Runs.snap`. Parts have equally many clips, or differ by one. With
     `fill` they all have equally many: a part that would have one clip less has one of the next part
@@ -56,40 +82,39 @@ def share_out(
         without `fill`                  0 1   | 2 3 4 | 5 6 7
         2 clips, 3 parts                0     | 0     | 1
     """
-    total, count = sequence.num_clips, part.count
-    start = _equal_bounds(total, count, num_cursors, part.index)
-    stop = _equal_bounds(total, count, num_cursors, part.index + 1)
+    total = sequence.num_clips
+    start = _equal_bounds(total, count, num_cursors, index)
+    stop = _equal_bounds(total, count, num_cursors, index + 1)
     most = -(-int(grid.largest.max(initial=1)) // sequence.stride)
     if total // count // num_cursors > 2 * most:
         # What a part gains in one share it loses in others: the moves of where its shares begin,
         # and of where they end, come to the same, that of the first part's begins.
-        equal = _equal_bounds(total, count, num_cursors, 0)
-        first = np.append(0, _snapped(sequence, grid, equal[1:], 0))
+        equal = _equal_bounds(total, count, num_cursors, np.zeros(1, np.int64))
+        first = np.append(0, _snapped(sequence, grid, equal[:, 1:], 0)[0])
         moved = int((first - equal).sum())
-        start = first if part.index == 0 else _snapped(sequence, grid, start, moved, exact=True)
-        if part.index + 1 == count:
-            stop = np.append(first[1:], total)
-        else:
-            stop = _snapped(sequence, grid, stop, moved, exact=True)
-    repeated = 0
+        start = _snapped(sequence, grid, start, moved, exact=True)
+        stop = _snapped(sequence, grid, stop, moved, exact=True)
+        start[index == 0] = first
+        stop[index == count - 1] = np.append(first[1:], total)
+    repeated = np.zeros(len(index), np.int64)
     if fill and total:
-        repeated = -(-total // count) - int((stop - start).sum())
-        stop[-1] += repeated
-    some = stop > start
-    return start[some], stop[some], repeated
+        repeated = -(-total // count) - (stop - start).sum(axis=1)
+        stop[:, -1] += repeated
+    return Shares(start, stop, repeated)
 
 
-def _equal_bounds(total: int, num_parts: int, num_cursors: int, index: int) -> IntArray:
-    """Where the shares of part `index` begin, or those of `index - 1` end; int64[cursors].
+def _equal_bounds(total: int, num_parts: int, num_cursors: int, index: IntArray) -> IntArray:
+    """Where the shares of each part of `index` begin, or those of the one before end.
 
-    Shares are as equal as can be where each part has its number of the `total` clips.
+    Returns int64[parts, cursors]. Shares are as equal as can be where each part has its number of
+    the `total` clips.
     """
     low, larger = divmod(total, num_parts)
-    before = total * index // num_parts - low * index  # parts before with one clip more
+    before = (index * larger // num_parts)[:, None]  # parts before with one clip more
     cursor = np.arange(num_cursors + 1)
     short, long = cursor * low // num_cursors, cursor * (low + 1) // num_cursors
     bounds = short * (num_parts - larger) + long * larger
-    lengths = np.diff(short) * (index - before) + np.diff(long) * before
+    lengths = np.diff(short) * (index[:, None] - before) + np.diff(long) * before
     found: IntArray = np.add(bounds[:-1], lengths, dtype=np.int64)
     return found
 
@@ -97,20 +122,21 @@ def _equal_bounds(total: int, num_parts: int, num_cursors: int, index: int) -> I
 def _snapped(
     sequence: Runs, grid: ChunkGrid, bounds: IntArray, total_move: int, *, exact: bool = False
 ) -> IntArray:
-    """`bounds`, each moved to where a chunk begins; all moves come to about `total_move`.
+    """`bounds`, int64[parts, cursors], each moved to where a chunk begins.
 
-    With `exact` to exactly that, for which the last one is moved to where no chunk begins.
+    All moves of a part come to about `total_move`. With `exact` to exactly that, for which the last
+    one is moved to where no chunk begins.
     """
     moved: IntArray = bounds.copy()
-    owed = total_move
-    for i in range(len(bounds) - exact):
-        wanted = bounds[i : i + 1] + owed
+    owed = np.full(len(bounds), total_move)
+    for i in range(bounds.shape[1] - exact):
+        wanted = bounds[:, i] + owed
         begin, end = grid.bounds(*_chunk(sequence, grid, wanted))
         half = (end - begin) // (2 * sequence.stride)
-        moved[i] = sequence.snap(wanted + half, grid)[0]
-        owed += int(bounds[i] - moved[i])
+        moved[:, i] = sequence.snap(wanted + half, grid)
+        owed += bounds[:, i] - moved[:, i]
     if exact:
-        moved[-1] += owed
+        moved[:, -1] += owed
     return moved
 
 

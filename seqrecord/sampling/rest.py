@@ -1,0 +1,302 @@
+"""Rest: the clips of an epoch that parts have not given yet, for other parts to give.
+
+An epoch whose number of parts changes has *stages*. In each, parts of one number give some batches
+of a plan of their own; the next stage plans what is left as if it were an epoch::
+
+    stage 0, 4 parts    |#######    |########   |#######    |########   |     # given
+    stage 1, 2 parts           |#####-------------|######--------------|
+    stage 2, 3 parts                 |-------|-------|-------|
+
+All of it follows from the plans. A part in round `r` has given, of each of its cursors, all clips
+before block `r`, some of that block, and none behind it. So what is left is one piece of each
+cursor's runs, and of the blocks of one round those clips that had not been dealt. It is found for
+all parts at once, in columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.clips import ClipTable, EpisodeTable, IntArray
+from seqrecord.errors import StateError
+from seqrecord.sampling.blocks import BlockSizes
+from seqrecord.sampling.cursors import Cursors
+from seqrecord.sampling.dealing import deal, in_order
+from seqrecord.sampling.epoch import CLIPS, CURSORS, key_of_stage, sequence_of
+from seqrecord.sampling.facts import ClipFacts
+from seqrecord.sampling.parts import Shares, shares_of
+from seqrecord.sampling.random_order import hash64, key_of
+from seqrecord.sampling.settings import PlanSettings
+from seqrecord.sampling.windows import Window
+
+__all__ = ["Stage", "rest_of"]
+
+_CLIPS_AT_ONCE = 1 << 18  # parts are looked at in groups of about so many clips
+_ROWS_AT_ONCE = 1 << 20
+_MAX_CURSORS = 1 << 24  # of all parts of a stage
+_EPISODE_BITS = 33  # no start in one episode follows one in another
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What parts of one number have given of an epoch: `batches[w]` by worker `w` of each rank.
+
+    A rank without worker processes counts as one worker. `settings` are those of the plan.
+    """
+
+    ranks: int
+    batches: tuple[int, ...]
+    settings: PlanSettings
+
+    @property
+    def num_parts(self) -> int:
+        """They are numbered rank by rank, and worker by worker."""
+        return self.ranks * len(self.batches)
+
+
+def rest_of(
+    table: ClipTable,
+    episodes: EpisodeTable,
+    stages: Sequence[Stage],
+    *,
+    epoch: int,
+    windows: Sequence[Window] | None = None,
+) -> ClipTable:
+    """The clips of `table` that are left when all `stages` of an epoch are over.
+
+    Clips that a part has given only to equalise batches count as given by the part that has them.
+    Where every part has given all of its batches nothing is left, nor what `drop_last` leaves out.
+
+    Raises `StateError` for a stage that has more batches than its plan.
+    """
+    for number, stage in enumerate(stages):
+        table = _Remainder(table, episodes, stage, epoch, number, windows).table()
+    return table
+
+
+class _Remainder:
+    """What is left of a table after one stage."""
+
+    def __init__(
+        self,
+        table: ClipTable,
+        episodes: EpisodeTable,
+        stage: Stage,
+        epoch: int,
+        number: int,
+        windows: Sequence[Window] | None,
+    ) -> None:
+        self._table, self._episodes, self._settings = table, episodes, stage.settings
+        self._windows = tuple(windows or [Window.of(table.spec)] * len(episodes.groups))
+        self._batch_size = stage.settings.batch_size or 1
+        self._key = key_of_stage(stage.settings, epoch, number)
+        settings, count = stage.settings, stage.num_parts
+        if count * min(settings.cursors, table.num_clips + 1) > _MAX_CURSORS:
+            raise StateError(
+                "a stage of an epoch has more cursors than can be planned",
+                expected=f"at most {_MAX_CURSORS}, of all parts",
+                got=f"{count} parts of {settings.cursors}",
+            )
+        self._sequence = sequence_of(table, episodes, settings, self._key, count)
+        fill = settings.equal and not settings.drop_last
+        self._shares = shares_of(
+            self._sequence,
+            episodes.lead.take(self._sequence.episode),
+            np.arange(count),
+            count,
+            settings.cursors,
+            fill=fill,
+        )
+        clips = (self._shares.stop - self._shares.start).sum(axis=1)
+        if settings.drop_last:
+            kept = table.num_clips // count if settings.equal else clips
+            clips = np.full(count, kept) // self._batch_size * self._batch_size
+        batches = np.tile(np.array(stage.batches, np.int64), stage.ranks)
+        most = -(-int(clips.max(initial=0)) // self._batch_size)
+        if int(batches.max()) > most:
+            raise StateError(
+                "a stage of an epoch is beyond the epoch's end",
+                expected=f"at most {most} batches of each of {count} parts",
+                got=f"{int(batches.max())} batches",
+            )
+        # Products stay small: no part has given more batches than it has.
+        self._given = np.minimum(batches * self._batch_size, clips)
+        self._is_over = bool((self._given == clips).all())
+        facts = ClipFacts.of(table, episodes, self._windows)
+        self._sizes = BlockSizes.of(facts, settings)
+
+    def table(self) -> ClipTable:
+        """The clips that are left, in canonical order."""
+        found = [] if self._is_over else list(map(self._left, self._groups()))
+        empty = np.zeros(0, np.int64)
+        columns = zip(*found, strict=True) if found else [[empty]] * 3
+        start, stop, twice = (np.concatenate(list(column)) for column in columns)
+        return self._in_order(*_without(start, stop, twice))
+
+    def _groups(self) -> Iterator[IntArray]:
+        """The parts that have clips, in groups; parts of one group have equally many cursors."""
+        sizes = self._shares.stop - self._shares.start
+        cursors = (sizes > 0).sum(axis=1)
+        for count in np.unique(cursors[cursors > 0]).tolist():
+            parts = np.flatnonzero(cursors == count)
+            width = max(1, _CLIPS_AT_ONCE // max(1, int(sizes[parts].sum(axis=1).max())))
+            for first in range(0, len(parts), width):
+                yield parts[first : first + width]
+
+    def _left(self, parts: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+        """Intervals of the sequence that parts have left, and clips given for others."""
+        cursors = self._cursors(parts)
+        longest = cursors.lengths.reshape(len(parts), -1).max(axis=1)
+        lengths, kind = np.unique(longest, return_inverse=True)
+        rounds = np.array([self._sizes.rounds(length) for length in lengths.tolist()])[kind]
+        found = []
+        for number in np.unique(rounds).tolist():  # one or two numbers, as a rule
+            chosen = rounds == number
+            some = cursors if chosen.all() else self._cursors(parts[chosen])
+            assert some.num_rounds == number
+            found.append(self._left_in_rounds(parts[chosen], some))
+        start, stop, twice = (np.concatenate(column) for column in zip(*found, strict=True))
+        return start, stop, twice
+
+    def _cursors(self, parts: IntArray) -> Cursors:
+        """Those of some parts, one part after the other."""
+        start, stop = (bounds[parts].ravel() for bounds in self._shares[:2])
+        some = stop > start
+        runs = self._sequence.slices(start[some], stop[some])
+        return Cursors(*runs, self._sizes, self._episodes, self._windows)
+
+    def _left_in_rounds(
+        self, parts: IntArray, cursors: Cursors
+    ) -> tuple[IntArray, IntArray, IntArray]:
+        """As `_left`, of parts that have equally many cursors and rounds."""
+        shape = (len(parts), -1)
+        number = cursors.count // len(parts)
+        given, shares = self._given[parts], Shares(*(column[parts] for column in self._shares))
+        start, stop = shares.start, shares.stop
+        some = stop > start
+        # From clips as the cursors count them to those of the sequence.
+        shift = start[some] - cursors.begin
+        end = stop[some] - shift
+        last = np.arange(number - 1, cursors.count, number)
+        own = end.copy()
+        own[last] -= shares.repeated
+
+        index = self._rounds(cursors, given)
+        first = cursors.first_clips(np.repeat(index, number))
+        behind = cursors.first_clips(np.repeat(index + 1, number))
+        dealt = given - (first - cursors.begin).reshape(shape).sum(axis=1)
+        clip, cursor, is_left = self._round(cursors, index, first, behind, dealt)
+        some = is_left & (clip < own[cursor])
+        fragments = _intervals(np.sort(clip[some] + shift[cursor[some]]))
+
+        # A clip that is given for another part, which has it too, was given if it is not left.
+        extra = end[last] - 1
+        waits = np.isin(extra, clip[is_left]) | (extra >= behind[last])
+        twice = (extra + shift[last])[(shares.repeated > 0) & ~waits]
+        begin = np.minimum(behind, own)
+        return (
+            np.concatenate((begin + shift, fragments[0])),
+            np.concatenate((own + shift, fragments[1])),
+            twice,
+        )
+
+    def _rounds(self, cursors: Cursors, given: IntArray) -> IntArray:
+        """The round in which each part is, int64[parts]: the last that begins at or before it."""
+        number = cursors.count // len(given)
+        low, high = np.zeros_like(given), np.full_like(given, cursors.num_rounds)
+        while (low < high).any():
+            tried = (low + high + 1) // 2
+            clips = cursors.first_clips(np.repeat(tried, number)) - cursors.begin
+            fits = clips.reshape(len(given), -1).sum(axis=1) <= given
+            low, high = np.where(fits, tried, low), np.where(fits, high, tried - 1)
+        return low
+
+    def _round(
+        self,
+        cursors: Cursors,
+        index: IntArray,
+        first: IntArray,
+        behind: IntArray,
+        dealt: IntArray,
+    ) -> tuple[IntArray, IntArray, npt.NDArray[np.bool_]]:
+        """The clips of one round of each part: number, cursor, and whether it is left; [n] each.
+
+        Part `i` is in round `index[i]`, of whose clips it has given the first `dealt[i]`. The
+        blocks are clips `[first, behind)`, int64[cursors].
+        """
+        number = cursors.count // len(index)
+        blocks, begin = cursors.lead_blocks(first, behind)
+        part, inside = np.divmod(blocks.cursor, number)
+        drawn = hash64(key_of(self._key, CURSORS), index[part] * number + inside)
+        blocks = replace(blocks, round=part)
+        order, position = in_order(blocks, blocks.cursor, drawn)
+        blocks, begin = blocks.take(order), begin[order]
+        spec = self._table.spec
+        row, start = deal(
+            blocks,
+            position,
+            np.searchsorted(self._table.selected, blocks.episode),
+            stride=spec.stride,
+            span=self._windows[self._episodes.leading].span,
+            num_cursors=number,
+            spread=number < self._batch_size,
+            key=key_of(self._key, CLIPS) if self._settings.shuffle else None,
+        )
+        part = blocks.round[row]
+        place = np.arange(len(part)) - np.searchsorted(part, np.arange(len(index)))[part]
+        clip = begin[row] + (start - blocks.first[row]) // spec.stride
+        return clip, blocks.cursor[row], place >= dealt[part]
+
+    def _in_order(self, start: IntArray, stop: IntArray) -> ClipTable:
+        """The table of the intervals `[start, stop)` of the sequence."""
+        found = []
+        for i in range(0, len(start), _ROWS_AT_ONCE):
+            some = slice(i, i + _ROWS_AT_ONCE)
+            rows = self._sequence.slices(start[some], stop[some])[0]
+            found.append(((rows.episode << _EPISODE_BITS) + rows.first_start, rows.count))
+        empty = np.zeros(0, np.int64)
+        columns = zip(*found, strict=True) if found else [[empty]] * 2
+        place, count = (np.concatenate(list(column)) for column in columns)
+        stride = self._table.spec.stride
+        if self._table.repeats:  # then rows may overlap: clip by clip
+            place = np.repeat(place, count) + stride * _inside(count)
+            count = np.ones(len(place), np.int64)
+        order = np.argsort(place, kind="stable")
+        place, count = place[order], count[order]
+        behind = place + count * stride
+        opens = np.flatnonzero(np.append(True, place[1:] != behind[:-1])[: len(place)])
+        place = place[opens]
+        return replace(
+            self._table,
+            episode=place >> _EPISODE_BITS,
+            first_start=place & ((1 << _EPISODE_BITS) - 1),
+            count=np.add.reduceat(count, opens) if len(opens) else count,
+        )
+
+
+def _inside(counts: IntArray) -> IntArray:
+    """0 to `counts[i]` - 1 for each `i`, one after the other."""
+    return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+def _intervals(clips: IntArray) -> tuple[IntArray, IntArray]:
+    """Ascending numbers as half-open intervals."""
+    first = np.diff(clips, prepend=clips[:1] - 2) != 1
+    return clips[first], clips[np.append(first[1:], True)[: len(clips)]] + 1
+
+
+def _without(start: IntArray, stop: IntArray, clips: IntArray) -> tuple[IntArray, IntArray]:
+    """Disjoint intervals in any order, in ascending order and without some of their numbers."""
+    some = stop > start
+    start, stop = np.sort(start[some]), np.sort(stop[some])
+    clips = np.unique(clips)
+    row = np.searchsorted(start, clips, side="right") - 1
+    clips = clips[(row >= 0) & (clips < stop[row])] if len(start) else clips[:0]
+    start = np.sort(np.concatenate((start, clips + 1)))
+    stop = np.sort(np.concatenate((stop, clips)))
+    some = stop > start
+    return start[some], stop[some]

@@ -1,0 +1,226 @@
+"""What is left of an epoch when the number of parts changes, against plans that were run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seqrecord import ClipSpec, StateError
+from seqrecord.chosen import ChosenClips
+from seqrecord.clips import ClipTable, EpisodeTable, enumerate_clips
+from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings, resident_bounds
+from seqrecord.sampling.rest import Stage, rest_of
+from tests import test_plan_groups as groups
+from tests.clip_cases import episode_table
+from tests.plan_cases import Engine, Request, requests
+
+Clips = Counter[tuple[int, int]]
+SETTINGS = PlanSettings(num_cursors=3, block_frames=8, batch_size=4)
+
+
+def plans_of(
+    table: ClipTable, episodes: EpisodeTable, stage: Stage, *, epoch: int, number: int
+) -> list[EpochPlan]:
+    """Of all parts of a stage."""
+    return [
+        EpochPlan(
+            table,
+            episodes,
+            stage.settings,
+            epoch=epoch,
+            part=Part(i, stage.num_parts),
+            stage=number,
+        )
+        for i in range(stage.num_parts)
+    ]
+
+
+def batches_of(plan: EpochPlan, stage: Stage) -> int:
+    """How many of its batches a part has given."""
+    return min(stage.batches[plan.part.index % len(stage.batches)], plan.num_batches)
+
+
+def given_in(plans: list[EpochPlan], stage: Stage, episodes: EpisodeTable, spec: ClipSpec) -> Clips:
+    """What the parts have given; each plan is checked."""
+    found: Clips = Counter()
+    for plan in plans:
+        engine = Engine(plan, episodes, spec, tight=False)
+        for work in plan.rounds():
+            engine.run(work)
+        assert len(engine.clips) == plan.num_clips
+        found.update(engine.clips[: plan.first_clip(batches_of(plan, stage))])
+    return found
+
+
+def clips_of(table: ClipTable) -> Clips:
+    columns = table.locate(np.arange(table.num_clips))
+    return Counter(zip(*(column.tolist() for column in columns), strict=True))
+
+
+@st.composite
+def chains(draw: st.DrawFn, first: PlanSettings) -> list[Stage]:
+    """All stages but the first have settings of their own, as far as these are chosen."""
+    found = []
+    for number in range(draw(st.integers(1, 3))):
+        settings = first
+        if number:
+            settings = replace(
+                first,
+                batch_size=draw(st.none() | st.integers(1, 7)),
+                num_cursors=draw(st.integers(1, 6)),
+                block_frames=draw(st.integers(1, 40)),
+                run_frames=draw(st.none() | st.integers(1, 50)),
+                first_block_frames=draw(st.integers(1, 40)),
+            )
+        batches = draw(st.lists(st.integers(0, 12), min_size=1, max_size=3))
+        found.append(Stage(draw(st.integers(1, 3)), tuple(batches), settings))
+    return found
+
+
+@given(st.data(), requests())
+def test_nothing_is_lost_and_nothing_is_given_again(data: st.DataObject, request: Request) -> None:
+    case, epoch = request.case, request.epoch
+    table, episodes, every = case.table, case.episodes, set(case.clips())
+    earlier: Clips = Counter()
+    over = list[Stage]()
+    for number, stage in enumerate(data.draw(chains(request.settings))):
+        size, most = stage.settings.batch_size or 1, table.num_clips // stage.num_parts
+        if not number and stage.settings.drop_last and most < size:
+            return  # which is refused
+        plans = plans_of(table, episodes, stage, epoch=epoch, number=number)
+        most = max(plan.num_batches for plan in plans)
+        stage = replace(stage, batches=tuple(min(count, most) for count in stage.batches))
+        found = given_in(plans, stage, episodes, case.spec)
+        repeated = sum(plan.num_repeated for plan in plans)
+        assert found.total() - len(found) <= repeated < max(stage.num_parts, 1)
+        over.append(stage)
+        table = rest_of(case.table, episodes, over, epoch=epoch)
+        left = clips_of(table)
+        assert list(left) == sorted(left), "not in canonical order"
+        assert not set(earlier) & set(found), "given again in a later stage"
+        assert not set(left) & (set(found) | set(earlier)), "left, and given"
+        assert set(left.values()) <= {1}
+        earlier += found
+        if all(batches_of(plan, stage) == plan.num_batches for plan in plans):
+            assert not left
+            assert stage.settings.drop_last or set(earlier) == every
+            break
+        assert set(left) | set(earlier) == every
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 50), st.integers(0, 3)), min_size=1, max_size=60
+    ),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(0, 9),
+    st.booleans(),
+)
+def test_clips_that_come_several_times(
+    chosen: list[tuple[int, int, int]], ranks: int, workers: int, batches: int, shuffle: bool
+) -> None:
+    episodes, spec = episode_table([60, 54, 70], [8, 5, 64]), ClipSpec(3)
+    episode, start, times = np.array(chosen, np.int64).T
+    listed = ChosenClips.of(episode, start, times.astype(np.float64))
+    table = listed.table(spec, np.arange(3), listed.most)
+    settings = replace(SETTINGS, shuffle=shuffle, batch_size=2)
+    stage = Stage(ranks, (0,) * workers, settings)
+    plans = plans_of(table, episodes, stage, epoch=0, number=0)
+    most = min(batches, plans[-1].num_batches)
+    stage = replace(stage, batches=(most, *(max(0, most - 1) for _ in range(workers - 1))))
+    given, rest = Clips(), rest_of(table, episodes, [stage], epoch=0)
+    for plan in plans:
+        clips = [
+            clip
+            for work in plan.rounds()
+            for clip in zip(work.clips.episode.tolist(), work.clips.start.tolist(), strict=True)
+        ]
+        given.update(clips[: plan.first_clip(batches_of(plan, stage))])
+    left, every = clips_of(rest), clips_of(table)
+    if rest.num_clips:
+        assert not every - (given + left), "lost"
+    assert (given + left - every).total() <= sum(plan.num_repeated for plan in plans)
+    # … and its plan does not ask for a frame that is gone.
+    engine = Engine(EpochPlan(rest, episodes, settings, stage=1), episodes, spec, tight=False)
+    for work in engine.plan.rounds():
+        engine.run(work)
+    assert Counter(engine.clips) == left
+
+
+@given(groups.cases(), st.integers(0, 9))
+def test_several_groups_and_windows(case: groups.Case, batches: int) -> None:
+    parts = [replace(case, part=Part(i, case.part.count)) for i in range(case.part.count)]
+    plans = [groups.plan_of(part) for part in parts]
+    if plans[0] is None:
+        return
+    given: Clips = Counter()
+    stage = Stage(1, (0,), case.settings)
+    most = max(plan.num_batches for plan in plans if plan is not None)
+    stage = Stage(case.part.count, (min(batches, most),), case.settings)
+    for part, plan in zip(parts, plans, strict=True):
+        assert plan is not None
+        engine = groups.Engine(part, plan)
+        for work in plan.rounds():
+            engine.run(work)
+        given.update(engine.clips[: plan.first_clip(batches_of(plan, stage))])
+    rest = rest_of(case.table, case.episodes, [stage], epoch=case.epoch, windows=case.windows)
+    if batches < most:
+        assert set(clips_of(rest)) == set(clips_of(case.table)) - set(given)
+    plan = EpochPlan(
+        rest, case.episodes, case.settings, epoch=case.epoch, stage=1, windows=case.windows
+    )
+    bounds = resident_bounds(ClipFacts.of(rest, case.episodes, case.windows), case.settings)
+    for planned, bound in zip(plan.groups, bounds, strict=True):
+        assert planned.max_resident_frames <= bound
+    engine = groups.Engine(case, plan)  # which checks the frames held
+    for work in plan.rounds():
+        engine.run(work)
+    assert len(engine.clips) == plan.num_clips
+    assert plan.num_clips + plan.num_dropped == rest.num_clips
+
+
+def test_many_parts_are_looked_at_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    episodes = episode_table([97, 300, 41, 222] * 5, [8, 16, 8, 4] * 5)
+    table = enumerate_clips(ClipSpec(5), episodes, np.arange(20))
+    stage = Stage(7, (9, 8), SETTINGS)
+    whole = rest_of(table, episodes, [stage], epoch=3)
+    monkeypatch.setattr("seqrecord.sampling.rest._CLIPS_AT_ONCE", 200)
+    monkeypatch.setattr("seqrecord.sampling.rest._ROWS_AT_ONCE", 7)
+    parted = rest_of(table, episodes, [stage], epoch=3)
+    assert whole.num_clips == table.num_clips - 7 * (9 + 8) * 4
+    for name in ("episode", "first_start", "count"):
+        assert (getattr(whole, name) == getattr(parted, name)).all()
+
+
+def test_what_is_left_is_segments_and_a_round_of_single_clips() -> None:
+    episodes = episode_table([20_000] * 8, [8] * 8)
+    table = enumerate_clips(ClipSpec(16), episodes, np.arange(8))
+    settings = replace(SETTINGS, num_cursors=8, run_frames=None)
+    stage = Stage(4, (1000,), settings)
+    rest = rest_of(table, episodes, [stage], epoch=0)
+    assert rest.num_clips == table.num_clips - 4 * 1000 * 4
+    segments = rest.count > 8
+    assert segments.sum() <= 4 * 8 + 8  # one of each cursor, which may have several episodes
+    assert rest.count[~segments].sum() <= 4 * 8 * 16  # at most a round of each part
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        (Stage(2, (11, 3), SETTINGS), "beyond the epoch's end"),
+        (Stage(2, (1 << 62,), SETTINGS), "beyond the epoch's end"),
+        (Stage(1 << 30, (1,), SETTINGS), "more cursors than can be planned"),
+        (Stage(1 << 20, (1,), replace(SETTINGS, num_cursors=1 << 30)), "more cursors than can be"),
+    ],
+)
+def test_refuses_stages_that_cannot_be(stage: Stage, message: str) -> None:
+    episodes = episode_table([100], [8])
+    table = enumerate_clips(ClipSpec(3), episodes, np.arange(1))
+    with pytest.raises(StateError, match=message):
+        rest_of(table, episodes, [stage], epoch=0)
