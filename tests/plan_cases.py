@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec
 from seqrecord.clips import EpisodeTable
-from seqrecord.sampling import EpochPlan, Part, PlanSettings
+from seqrecord.sampling import EpochPlan, Part, Plan, PlanSettings
 from seqrecord.sampling.rounds import Loads, Round
 from tests.clip_cases import Case, cases
 
@@ -20,9 +20,7 @@ __all__ = ["Engine", "Request", "chunks_of", "parts", "requests"]
 class Engine:
     """Does what a plan says and checks each step: a set of (run, frame) stands for the arena."""
 
-    def __init__(
-        self, plan: EpochPlan, episodes: EpisodeTable, spec: ClipSpec, *, tight: bool
-    ) -> None:
+    def __init__(self, plan: Plan, episodes: EpisodeTable, spec: ClipSpec, *, tight: bool) -> None:
         self.plan, self.episodes, self.spec = plan, episodes, spec
         self.step = plan.groups[0].window.frame_step
         self.held: dict[int, dict[int, tuple[int, int]]] = {}  # run: frame: (episode, chunk)

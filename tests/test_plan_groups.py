@@ -18,6 +18,7 @@ from seqrecord.sampling import (
     ClipFacts,
     EpochPlan,
     Part,
+    Plan,
     PlanSettings,
     Round,
     Window,
@@ -202,7 +203,7 @@ class Group:
 class Engine:
     """Does what a plan says, and checks it."""
 
-    def __init__(self, case: Case, plan: EpochPlan) -> None:
+    def __init__(self, case: Case, plan: Plan) -> None:
         self.case, self.plan = case, plan
         self.groups = [
             Group(case, i, group.max_resident_frames, plan.num_cursors)

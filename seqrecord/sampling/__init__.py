@@ -7,6 +7,7 @@ from seqrecord.sampling.parts import Part
 from seqrecord.sampling.phases import Phases
 from seqrecord.sampling.plan import GroupPlan, Plan
 from seqrecord.sampling.rounds import Clips, Frees, GroupRound, Loads, Round
+from seqrecord.sampling.sequences import SequencePlan, frames_left_out
 from seqrecord.sampling.settings import PlanSettings
 from seqrecord.sampling.windows import Window
 
@@ -23,7 +24,9 @@ __all__ = [
     "Plan",
     "PlanSettings",
     "Round",
+    "SequencePlan",
     "Window",
     "check_drop_last",
+    "frames_left_out",
     "resident_bounds",
 ]

@@ -37,6 +37,8 @@ def cursor_bounds(
     """
     if not facts.num_clips:
         return [0] * len(facts.groups)
+    if settings.order == "sequences":
+        return [_of_one_clip(facts, settings, i) for i in range(len(facts.groups))]
     blocks = BlockSizes.of(facts, settings)
     if longest is not None:
         blocks = replace(blocks, full=min(blocks.full, longest))
@@ -55,6 +57,29 @@ def resident_bounds(facts: ClipFacts, settings: PlanSettings) -> list[int]:
     With `rotate_phase`, of the epochs of every phase that has clips of the same episodes.
     """
     return [settings.cursors * bound for bound in cursor_bounds(facts, settings)]
+
+
+def _of_one_clip(facts: ClipFacts, settings: PlanSettings, place: int) -> int:
+    """The most frames of group `place` that a cursor needs for one clip.
+
+    They end with the chunk in which the clip ends. Of regular chunks of the leading group it is
+    known where in a chunk clips begin.
+    """
+    window = facts.groups[place].window
+    spec, span, step = facts.spec, window.span, window.frame_step
+    if place != facts.leading or facts.irregular:
+        longest = -(-facts.longest_episode // step)
+        return min(-(-(span + facts.groups[place].largest_chunk - 1) // step), longest)
+    most = 0
+    for chunk, longest in zip(facts.chunks.tolist(), facts.longest.tolist(), strict=True):
+        apart = gcd(spec.stride, chunk)
+        begin = np.arange(chunk)
+        if not settings.rotate_phase:
+            begin = begin[begin % apart == (spec.phase + window.offset) % apart]
+        end = -(-(begin + span) // chunk) * chunk
+        frames = int((-(-(end - begin) // step)).max())
+        most = max(most, min(frames, -(-longest // step)))
+    return most
 
 
 def _of_any_chunks(facts: ClipFacts, blocks: BlockSizes, group: GroupFacts) -> int:

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from seqrecord.errors import ClipError
 
-__all__ = ["PlanSettings"]
+__all__ = ["ORDERS", "PlanSettings"]
+
+ORDERS = ("clips", "sequences")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +24,9 @@ class PlanSettings:
     With `equal` all parts have equally many clips; without it every clip is in exactly one.
     `rotate_phase` says that the clip tables of other epochs have other phases (see
     `phases.Phases`).
+
+    With the order "sequences" clips of an episode follow each other in a row of the batches, see
+    `sequences`. There is a cursor for each row, and the other three numbers have no meaning.
     """
 
     shuffle: bool = True
@@ -30,12 +35,15 @@ class PlanSettings:
     drop_last: bool = False
     equal: bool = True
     rotate_phase: bool = False
+    order: str = "clips"
     num_cursors: int = 32
     block_frames: int = 8
     run_frames: int | None = 512
     first_block_frames: int = 8
 
     def __post_init__(self) -> None:
+        if self.order not in ORDERS:
+            raise ClipError("there is no such order", expected=ORDERS, got=self.order)
         names = ("batch_size", "num_cursors", "block_frames", "run_frames", "first_block_frames")
         for name in names:
             value = getattr(self, name)
@@ -44,5 +52,5 @@ class PlanSettings:
 
     @property
     def cursors(self) -> int:
-        """How many cursors walk a part: one where nothing is shuffled."""
-        return self.num_cursors if self.shuffle else 1
+        """How many cursors walk a part: one where nothing is shuffled, but for sequences."""
+        return self.num_cursors if self.shuffle or self.order == "sequences" else 1

@@ -1,0 +1,101 @@
+"""Rows: which clips each row of a batch has, where clips of an episode follow each other.
+
+There are `batch_size` rows in each part. Where all parts must be equal, the clips of all episodes,
+one after the other, are cut into equal shares, one for each row. A cut may lie inside an episode,
+whose rest is then another row's::
+
+    2 parts of 2 rows       |------A------|---B---|-C-|-----D-----|--E--|----F----|
+    part, row                0 0           1 0           0 1           1 1
+
+Else no episode is cut: the longest ones are given out first, each to the row that has least::
+
+    part 0, row 0           |------A------|-C-|
+    part 1, row 0           |-----D-----|--E--|
+    part 0, row 1           |---B---|
+    part 1, row 1           |----F----|
+
+In a part, rows have fewer clips from row to row, so that row b stays row b where others have ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from seqrecord.clips import IntArray
+from seqrecord.sampling.parts import Part
+from seqrecord.sampling.runs import Runs
+
+__all__ = ["Rows", "equal_rows", "whole_rows"]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The rows of a part: row `b` has the clips `[start[b], stop[b])` of `runs`; int64[rows].
+
+    No row is empty, and none has more clips than the one before. `num_repeated` of the clips are
+    another part's too.
+    """
+
+    runs: Runs
+    start: IntArray
+    stop: IntArray
+    num_repeated: int = 0
+
+    @property
+    def num_cut(self) -> int:
+        """How many rows begin inside a sequence, of which another row has what comes before."""
+        row, _ = self.runs.find(self.start)
+        return int((self.start > self.runs.first_clip[row]).sum())
+
+    def full(self, num_rows: int) -> int:
+        """How many batches have so many rows."""
+        return int((self.stop - self.start)[-1]) if len(self.start) == num_rows else 0
+
+
+def equal_rows(runs: Runs, part: Part, num_rows: int, *, fill: bool) -> Rows:
+    """Shares of equally many clips, which differ by one where it does not come out even.
+
+    Parts have equally many clips, or differ by one. With `fill` they all have equally many: a part
+    that would have one clip less has one of the next part too.
+    """
+    low, larger = divmod(runs.num_clips, part.count)
+    smaller = part.count - larger  # parts, the first ones, with one clip less than the others
+    short, long = _lengths(low, num_rows), _lengths(low + 1, num_rows)
+    every = short * smaller + long * larger  # of all parts' rows of one number
+    before = short * min(part.index, smaller) + long * max(0, part.index - smaller)
+    start = np.cumsum(every) - every + before
+    stop = start + (short if part.index < smaller else long)
+    repeated = int(fill and part.index < smaller and larger > 0)
+    stop[low % num_rows] += repeated
+    some = stop > start
+    return Rows(runs, start[some], stop[some], repeated)
+
+
+def whole_rows(runs: Runs, part: Part, num_rows: int) -> Rows:
+    """Rows of whole episodes, the clips of each in one row; parts may differ."""
+    clips = np.zeros(int(runs.run[-1]) + 1 if len(runs) else 0, np.int64)
+    np.add.at(clips, runs.run, runs.count)
+    count = part.count * num_rows
+    owner, load = np.zeros_like(clips), np.zeros(count, np.int64)
+    longest_first = np.argsort(-clips, kind="stable")
+    for first in range(0, len(clips), count):
+        some = longest_first[first : first + count]
+        owner[some] = np.argsort(load, kind="stable")[: len(some)]
+        load[owner[some]] += clips[some]
+    by_load = np.argsort(-load, kind="stable")  # dealt to the parts in turn
+    place = np.empty(count, np.int64)
+    place[by_load] = np.arange(count)
+    number = np.empty_like(clips)
+    number[np.argsort(place[owner], kind="stable")] = np.arange(len(clips))
+    bounds = np.append(0, np.cumsum(load[by_load]))
+    ranks = np.arange(part.index, count, part.count)
+    start, stop = bounds[ranks], bounds[ranks + 1]
+    mine = stop > start
+    return Rows(runs.ordered(number), start[mine], stop[mine])
+
+
+def _lengths(clips: int, num_rows: int) -> IntArray:
+    """So many clips, shared out to the rows of a part; the first ones have one more."""
+    return np.asarray(clips // num_rows + (np.arange(num_rows) < clips % num_rows), np.int64)

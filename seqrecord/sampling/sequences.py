@@ -1,0 +1,216 @@
+"""Sequences: an epoch in which each row of a batch follows an episode, clip by clip.
+
+A *sequence* is consecutive clips of an episode: a clip that is left out, because a frame lacks a
+feature, ends one and begins another. Row b of every batch continues row b of the batch before; when
+its sequence ends, the row begins another one::
+
+    batch               0     1     2     3     4     5
+    row 0               A0    A1    A2    C0    C1    F0
+    row 1               B0    B1    B2    B3    E0    E1
+    row 2               D4    D5    D6    G0    G1            D is cut: another row has D0 to D3
+    is_first of row 0   yes               yes         yes
+    is_last of row 0                yes         yes   yes
+
+Each row is a cursor that advances by one clip a round, and a round is a batch. So a row holds the
+frames of a clip, and what of its last chunk the next clips need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.clips import ClipTable, EpisodeTable, IntArray
+from seqrecord.errors import ClipError
+from seqrecord.sampling.bounds import cursor_bounds
+from seqrecord.sampling.epoch import check_drop_last
+from seqrecord.sampling.facts import ClipFacts
+from seqrecord.sampling.needs import Blocks
+from seqrecord.sampling.parts import Part
+from seqrecord.sampling.plan import Plan
+from seqrecord.sampling.random_order import key_of, permutation
+from seqrecord.sampling.rounds import Clips
+from seqrecord.sampling.runs import Runs
+from seqrecord.sampling.sequence_rows import Rows, equal_rows, whole_rows
+from seqrecord.sampling.settings import PlanSettings
+from seqrecord.sampling.walks import Walk
+from seqrecord.sampling.windows import Window
+
+__all__ = ["SequencePlan", "frames_left_out", "sequence_settings"]
+
+_EPISODES = 4  # what a random number is for: no use of the other modules has this number
+_WHOLE = Part()
+
+
+class SequencePlan(Plan):
+    """The plan of one part of one epoch, of which each row of a batch follows an episode.
+
+    The arguments are those of `EpochPlan`; `settings` are those of `sequence_settings`. With
+    `shuffle` episodes come in an order drawn from seed and epoch, else in that of `table`.
+
+    All parts have equally many batches, full ones but for the last, and equally many clips: a part
+    that has one less than others gives one that another gives too. Sequences are cut for that,
+    `num_cut` of them at the begin of a row of this part. With `drop_last` every batch is full, and
+    no clip is given twice.
+
+    With `settings.equal` off every clip is in exactly one part and no sequence is cut. Rows end at
+    different times, the last ones first: batches then have fewer rows. With `drop_last` those
+    batches are left out.
+
+    Raises `ClipError` when `drop_last` leaves no batch in any part.
+    """
+
+    num_cut: int  # of this part's rows, that begin inside a sequence
+    num_sequences: int  # of this part; one that is cut counts in each of its rows
+
+    def __init__(
+        self,
+        table: ClipTable,
+        episodes: EpisodeTable,
+        settings: PlanSettings,
+        *,
+        epoch: int = 0,
+        part: Part = _WHOLE,
+        windows: Sequence[Window] | None = None,
+    ) -> None:
+        self.settings, self.epoch, self.part = settings, epoch, part
+        self._spec, self._episodes = table.spec, episodes
+        self._windows = tuple(windows or [Window.of(table.spec)] * len(episodes.groups))
+        self.leading = episodes.leading
+        self._repeats = False  # in one part
+        self._batch_size = settings.batch_size or 1
+
+        rows, full = _rows_of(table, settings, epoch, part)
+        self.num_repeated, self.num_cut = rows.num_repeated, rows.num_cut
+        start, stop = rows.start, rows.stop
+        total = int((stop - start).sum())
+        if settings.drop_last:
+            stop = np.minimum(stop, start + full)
+            some = stop > start
+            start, stop = start[some], stop[some]
+        mine, cursor = rows.runs.slices(start, stop)
+        self._sequences = mine
+        self.num_sequences = len(mine)
+        self._rows = _Rows(mine, cursor, episodes, self._windows)
+        self._cursors = self._rows
+        self.num_cursors = self._cursors.count
+        self.num_rounds = self.num_batches = self._rows.num_rounds
+        lengths = stop - start
+        # Of the rows, which have fewer clips from one to the next, so many have a clip left.
+        batches = np.arange(self.num_batches)
+        going_on = len(lengths) - np.searchsorted(lengths[::-1], batches, side="right")
+        self._before = np.append(0, np.cumsum(going_on))
+        self.num_clips = int(self._before[-1])
+        self.num_dropped = total - self.num_clips
+        bounds = cursor_bounds(ClipFacts.of(table, episodes, self._windows), settings)
+        self._resident = [self.num_cursors * bound for bound in bounds]
+
+    @property
+    def most_batches(self) -> int:
+        """A round is a batch."""
+        return 1
+
+    def first_clip(self, batch: int) -> int:
+        """How many clips the batches before this one hold; `num_clips` for `num_batches`.
+
+        Raises `IndexError` outside `[0, num_batches]`.
+        """
+        if not 0 <= batch <= self.num_batches:
+            raise IndexError(f"a batch's number is not in [0, {self.num_batches}]: {batch}")
+        return int(self._before[batch])
+
+    def columns(self, batch: int) -> Mapping[str, npt.NDArray[np.bool_]]:
+        """`is_first` and `is_last`, bool[rows]: whether a row's clip begins, and ends, a sequence.
+
+        That is as the row gives it: the first and the last clips of a row are such in any case.
+        """
+        count = self.first_clip(batch + 1) - self.first_clip(batch)
+        clip = self._rows.begin[:count] + batch
+        row, _ = self._sequences.find(clip)
+        first = self._sequences.first_clip[row]
+        return {
+            "is_first": clip == first,
+            "is_last": clip + 1 == first + self._sequences.count[row],
+        }
+
+    def _in_order(self, blocks: Blocks) -> tuple[Blocks, IntArray]:
+        order = np.lexsort((blocks.cursor, blocks.round))
+        return blocks.take(order), blocks.cursor[order]
+
+    def _clips(self, blocks: Blocks, position: IntArray) -> Clips:
+        return Clips(
+            blocks.cursor, blocks.run, blocks.episode, blocks.first, blocks.round, position
+        )
+
+
+class _Rows(Walk):
+    """Rows of a batch: cursors that advance by one clip a round."""
+
+    def __init__(
+        self,
+        runs: Runs,
+        cursor: IntArray,
+        episodes: EpisodeTable,
+        windows: Sequence[Window],
+    ) -> None:
+        super().__init__(runs, cursor, episodes, windows)
+        self.begin = self._clips[:-1]
+        self.num_rounds = int((self._stop - self.begin).max(initial=0))
+
+    def _first_clips(self, rounds: IntArray) -> IntArray:
+        clips: IntArray = np.minimum(self.begin + rounds[:, None], self._stop)
+        return clips
+
+
+def sequence_settings(settings: PlanSettings, stride: int) -> PlanSettings:
+    """The settings of an epoch of sequences: a cursor for each row, which advances by a clip."""
+    return replace(
+        settings,
+        num_cursors=settings.batch_size or 1,
+        block_frames=stride,
+        run_frames=None,
+        first_block_frames=stride,
+    )
+
+
+def frames_left_out(table: ClipTable, num_frames: IntArray) -> int:
+    """How many frames of the selected episodes are in no clip.
+
+    `num_frames`, int64, is that of all episodes. Where a frame is in several clips, these are of
+    one row of `table`; so it is but with a `dilation` above 1 and clips that overlap.
+    """
+    spec = table.spec
+    # Frames are `i * stride + j * dilation`. Two pairs are the same frame where their i differ by
+    # multiples of `every` and their j by as many of `back`: all but the first of them count twice.
+    common = int(np.gcd(spec.stride, spec.dilation))
+    every, back = spec.dilation // common, spec.stride // common
+    again = np.maximum(0, table.count - every) * max(0, spec.length - back)
+    used = int((table.count * spec.length - again).sum())
+    return int(num_frames[table.selected].sum()) - used
+
+
+def _rows_of(table: ClipTable, settings: PlanSettings, epoch: int, part: Part) -> tuple[Rows, int]:
+    """The rows of a part, and how many batches have all of them in each part, or in this one."""
+    runs, size = Runs.of(table), settings.batch_size or 1
+    if settings.shuffle and len(runs):
+        key = key_of(settings.seed, epoch, _EPISODES)
+        runs = runs.ordered(permutation(key, int(runs.run[-1]) + 1))
+    if settings.equal:
+        if settings.drop_last:
+            check_drop_last(table.num_clips, settings, part.count)
+        rows = equal_rows(runs, part, size, fill=not settings.drop_last)
+        return rows, runs.num_clips // part.count // size
+    rows = whole_rows(runs, part, size)
+    # The first part's rows are the longest ones.
+    most = rows if part.index == 0 else whole_rows(runs, Part(0, part.count), size)
+    if settings.drop_last and len(runs) and not most.full(size):
+        raise ClipError(
+            "drop_last leaves no batch at all",
+            expected=f"at least {(size - 1) * part.count + 1} episodes: one for each row",
+            got=f"{int(runs.run[-1]) + 1} episodes; smaller batches, fewer workers, no drop_last, "
+            "or equal=True, which cuts episodes",
+        )
+    return rows, rows.full(size)

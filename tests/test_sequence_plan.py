@@ -1,0 +1,282 @@
+"""Plans of sequences against brute force: rows that follow episodes, in any number of parts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from seqrecord import ClipError, ClipSpec
+from seqrecord.clips import enumerate_clips
+from seqrecord.sampling import (
+    ClipFacts,
+    Part,
+    PlanSettings,
+    SequencePlan,
+    frames_left_out,
+    resident_bounds,
+)
+from seqrecord.sampling.sequences import sequence_settings
+from tests import test_plan_groups as with_groups
+from tests.clip_cases import Case, cases, episode_table
+from tests.plan_cases import Engine, Request, requests
+
+Rows = list[list[tuple[int, int]]]  # of each row (episode, start), one batch after the other
+
+
+def settings_of(request: Request) -> PlanSettings:
+    chosen = replace(request.settings, order="sequences")
+    return sequence_settings(chosen, request.case.spec.stride)
+
+
+def plans_of(request: Request) -> list[SequencePlan]:
+    """The plans of all parts; none where `drop_last` leaves no batch."""
+    case, chosen = request.case, settings_of(request)
+    parts = [Part(index, request.num_parts) for index in range(request.num_parts)]
+    rows = request.num_parts * (chosen.batch_size or 1)
+    clips, episodes = len(case.clips()), len({episode for episode, _ in case.clips()})
+    too_few = clips < rows if chosen.equal else episodes <= rows - request.num_parts
+    if chosen.drop_last and clips and too_few:
+        for part in parts:
+            with pytest.raises(ClipError, match="drop_last leaves no batch at all"):
+                SequencePlan(case.table, case.episodes, chosen, epoch=request.epoch, part=part)
+        return []
+    return [
+        SequencePlan(case.table, case.episodes, chosen, epoch=request.epoch, part=part)
+        for part in parts
+    ]
+
+
+def sequences_of(case: Case) -> list[list[tuple[int, int]]]:
+    """The runs of clips that follow each other, one clip at a time."""
+    found: list[list[tuple[int, int]]] = []
+    for episode, start in case.clips():
+        if found and found[-1][-1] == (episode, start - case.spec.stride):
+            found[-1].append((episode, start))
+        else:
+            found.append([(episode, start)])
+    return found
+
+
+def run(request: Request, plan: SequencePlan) -> tuple[Engine, Rows]:
+    engine = Engine(plan, request.case.episodes, request.case.spec, tight=False)
+    for i, work in enumerate(plan.rounds()):
+        assert work.index == i
+        engine.run(work)
+    assert not any(engine.held.values()), "frames are left when the epoch ends"
+    rows: Rows = [[] for _ in range(plan.num_cursors)]
+    expected = []
+    for batch in range(plan.num_batches):
+        size = plan.first_clip(batch + 1) - plan.first_clip(batch)
+        expected += [(batch, slot) for slot in range(size)]
+    assert engine.places == expected
+    for (_, slot), clip in zip(engine.places, engine.clips, strict=True):
+        rows[slot].append(clip)
+    return engine, rows
+
+
+@given(requests())
+def test_each_row_follows_one_sequence_after_the_other(request: Request) -> None:
+    stride = request.case.spec.stride
+    every = {clip: number for number, s in enumerate(sequences_of(request.case)) for clip in s}
+    for plan in plans_of(request):
+        _, rows = run(request, plan)
+        cut = 0
+        for slot, row in enumerate(rows):
+            follows = [a == (b[0], b[1] - stride) for a, b in pairwise(row)]
+            same = [every[a] == every[b] for a, b in pairwise(row)]
+            assert follows == same
+            flags = [plan.columns(batch) for batch in range(len(row))]
+            first = [not f for f in (False, *follows)]
+            last = [not f for f in (*follows, False)]
+            assert [bool(columns["is_first"][slot]) for columns in flags] == first
+            assert [bool(columns["is_last"][slot]) for columns in flags] == last
+            assert len({every[clip] for clip in row}) == sum(first), "it comes back to a sequence"
+            before = (row[0][0], row[0][1] - stride)
+            cut += before in every and every[before] == every[row[0]]
+        assert plan.num_cut == cut
+        assert plan.num_sequences == sum(len({every[clip] for clip in row}) for row in rows)
+
+
+@given(requests())
+@example(  # rows of 3, 2, 2; the second part has one clip less
+    Request(
+        Case((5, 8), (4, 4), ClipSpec(1), (0, 1), frozenset()),
+        PlanSettings(batch_size=3, shuffle=False),
+        epoch=0,
+        num_parts=2,
+    )
+)
+def test_equal_parts_cover_the_epoch(request: Request) -> None:
+    request = replace(request, settings=replace(request.settings, equal=True))
+    case, size, count = request.case, request.settings.batch_size or 1, request.num_parts
+    plans = plans_of(request)
+    together: Counter[tuple[int, int]] = Counter()
+    for plan in plans:
+        engine, rows = run(request, plan)
+        assert len(engine.clips) == len(set(engine.clips)) == plan.num_clips
+        together.update(engine.clips)
+        lengths = [len(row) for row in rows]
+        assert lengths == sorted(lengths, reverse=True)
+        assert max(lengths, default=0) - min(lengths, default=0) <= 1
+    if not plans:
+        return
+    every = case.clips()
+    dropped, repeated = (
+        sum(getattr(plan, name) for plan in plans) for name in ("num_dropped", "num_repeated")
+    )
+    assert together.total() + dropped == len(every) + repeated
+    clips = -(-len(every) // count)
+    if request.settings.drop_last:
+        clips = len(every) // count // size * size
+        assert max(together.values(), default=1) == 1
+        assert not repeated
+        assert set(together) <= set(every)
+    else:
+        assert set(together) == set(every)
+        assert repeated < count
+    assert {plan.num_clips for plan in plans} == {clips}
+    assert {plan.num_batches for plan in plans} == {-(-clips // size)}
+
+
+@given(requests())
+def test_without_equal_no_sequence_is_cut_or_given_twice(request: Request) -> None:
+    request = replace(request, settings=replace(request.settings, equal=False))
+    size, sequences = request.settings.batch_size or 1, sequences_of(request.case)
+    plans = plans_of(request)
+    together: Counter[tuple[int, int]] = Counter()
+    loads = []
+    for plan in plans:
+        engine, rows = run(request, plan)
+        together.update(engine.clips)
+        assert plan.num_cut == plan.num_repeated == 0
+        assert [len(row) for row in rows] == sorted(map(len, rows), reverse=True)
+        if request.settings.drop_last:
+            assert all(len(row) == plan.num_batches for row in rows)
+            assert len(rows) in (0, size)
+            continue
+        loads += [len(row) for row in rows]
+        for sequence in sequences:
+            assert any(set(sequence) <= set(row) for row in rows) or not any(
+                set(sequence) & set(row) for row in rows
+            )
+    if not plans:
+        return
+    dropped = sum(plan.num_dropped for plan in plans)
+    assert together.total() + dropped == sum(map(len, sequences))
+    assert max(together.values(), default=1) == 1
+    if not request.settings.drop_last:
+        assert dropped == 0
+        by_episode = Counter(episode for s in sequences for episode, _ in s)
+        longest, rows_of_all = max(by_episode.values(), default=0), request.num_parts * size
+        assert max(loads, default=0) <= sum(loads) / rows_of_all + longest
+
+
+@given(requests())
+def test_holds_a_clip_a_row_and_the_rest_of_a_chunk(request: Request) -> None:
+    case, chosen = request.case, settings_of(request)
+    bound = resident_bounds(ClipFacts.of(case.table, case.episodes), chosen)[0]
+    chunk = max(case.chunk_frames[episode] for episode in case.selected)
+    rows = chosen.batch_size or 1
+    assert bound <= rows * (case.spec.span + chunk - 1)
+    any_phase = replace(chosen, rotate_phase=True)
+    assert bound <= resident_bounds(ClipFacts.of(case.table, case.episodes), any_phase)[0]
+    for plan in plans_of(request):
+        engine, _ = run(request, plan)
+        assert engine.most_frames <= plan.groups[0].max_resident_frames <= bound
+        assert plan.most_batches == 1
+
+
+def test_clips_of_whole_chunks_hold_nothing_but_themselves() -> None:
+    episodes = episode_table([640] * 9, [8] * 9)
+    table = enumerate_clips(ClipSpec(16, 16), episodes, np.arange(9))
+    chosen = sequence_settings(PlanSettings(batch_size=4, order="sequences"), 16)
+    plan = SequencePlan(table, episodes, chosen)
+    assert plan.groups[0].max_resident_frames == 4 * 16
+    assert plan.is_disjoint
+    table = enumerate_clips(ClipSpec(12, 12), episodes, np.arange(9))
+    plan = SequencePlan(table, episodes, chosen)
+    assert plan.groups[0].max_resident_frames == 4 * 16
+    assert not plan.is_disjoint
+
+
+@given(requests(), st.data())
+def test_resumes_at_every_batch(request: Request, data: st.DataObject) -> None:
+    for plan in plans_of(request):
+        whole, _ = run(request, plan)
+        batches = list(range(plan.num_batches + 1))
+        if len(batches) > 6:
+            batches = data.draw(st.lists(st.sampled_from(batches), max_size=6)) + batches[-2:]
+        for batch in batches:
+            assert plan.locate(batch) == (batch, 0)
+            engine = Engine(plan, request.case.episodes, request.case.spec, tight=False)
+            engine.load(plan.resident(batch)[0])
+            for work in plan.rounds(batch):
+                engine.run(work)
+            assert engine.clips == whole.clips[plan.first_clip(batch) :]
+            assert engine.places == whole.places[plan.first_clip(batch) :]
+            assert not any(engine.held.values())
+        with pytest.raises(IndexError):
+            plan.first_clip(plan.num_batches + 1)
+
+
+@given(with_groups.cases())
+def test_every_group_is_loaded_in_time_and_freed(case: with_groups.Case) -> None:
+    chosen = sequence_settings(replace(case.settings, order="sequences"), case.spec.stride)
+    given_ = {"epoch": case.epoch, "part": case.part, "windows": case.windows}
+    try:
+        plan = SequencePlan(case.table, case.episodes, chosen, **given_)  # type: ignore[arg-type]
+    except ClipError:
+        assert chosen.drop_last
+        return
+    bounds = resident_bounds(ClipFacts.of(case.table, case.episodes, case.windows), chosen)
+    for planned, bound in zip(plan.groups, bounds, strict=True):
+        assert planned.max_resident_frames <= bound
+    engine = with_groups.Engine(case, plan)
+    for work in plan.rounds():
+        engine.run(work)
+    assert len(engine.clips) == plan.num_clips
+    for group in engine.groups:
+        assert not group.held
+        assert set(group.loaded.values()) <= {1}, "a chunk is loaded twice in a run"
+
+
+@given(cases())
+def test_counts_the_frames_that_are_in_no_clip(case: Case) -> None:
+    spec = case.spec
+    used = {(e, start): [(e, f) for f in case.frames(start)] for e, start in case.clips()}
+    # Of each sequence for itself: see `frames_left_out`.
+    distinct = sum(len({f for clip in s for f in used[clip]}) for s in sequences_of(case))
+    total = sum(case.num_frames[episode] for episode in case.selected)
+    found = frames_left_out(case.table, case.episodes.num_frames)
+    assert found == total - distinct
+    if spec.dilation == 1 or spec.stride >= spec.span:
+        assert found == total - len({f for frames in used.values() for f in frames})
+
+
+def test_another_order_for_another_seed_and_epoch_and_that_of_the_table_without_shuffle() -> None:
+    episodes = episode_table([40] * 12, [8] * 12)
+    table = enumerate_clips(ClipSpec(4, 4), episodes, np.arange(12))
+    chosen = sequence_settings(PlanSettings(batch_size=2, order="sequences"), 4)
+
+    def first_row(settings: PlanSettings, epoch: int = 0) -> list[int]:
+        plan = SequencePlan(table, episodes, settings, epoch=epoch)
+        clips = [work.clips for work in plan.rounds()]
+        row = [int(c.episode[0]) for c in clips]
+        return [row[0], *(b for a, b in pairwise(row) if a != b)]
+
+    assert first_row(replace(chosen, shuffle=False)) == [0, 1, 2, 3, 4, 5]
+    orders = [first_row(chosen), first_row(chosen, 1), first_row(replace(chosen, seed=1))]
+    assert first_row(chosen) == orders[0]
+    assert len({tuple(order) for order in orders}) == 3
+    assert all(len(set(order)) == 6 for order in orders)
+
+
+def test_refuses_an_order_that_is_not_there() -> None:
+    with pytest.raises(ClipError, match="no such order"):
+        PlanSettings(order="sequence")
