@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -216,6 +217,16 @@ class ClipTable:
         run = np.searchsorted(self.offsets, positions, side="right") - 1
         step = positions - self.offsets[run]
         return self.episode[run], self.first_start[run] + step * self.spec.stride
+
+    def first_starts(self, episode: IntArray, start: IntArray) -> IntArray:
+        """Where the run begins that has each of these clips of the table; int64[n] each."""
+        row = np.searchsorted(self._run_keys, (episode << _FRAME_BITS) + start, side="right") - 1
+        found: IntArray = self.first_start[row]
+        return found
+
+    @cached_property
+    def _run_keys(self) -> IntArray:
+        return (self.episode << _FRAME_BITS) + self.first_start
 
 
 def enumerate_clips(

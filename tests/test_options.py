@@ -54,7 +54,8 @@ def test_signatures_have_every_argument_with_its_default(
     assert {argument.kind for argument in arguments} == {inspect.Parameter.KEYWORD_ONLY}
     assert all(argument.annotation is not inspect.Parameter.empty for argument in arguments)
     defaults = {argument.name: argument.default for argument in arguments}
-    assert defaults["stride"] == 1
+    assert defaults["stride"] is None
+    assert options(clip_len=2).spec.stride == 1
     assert (defaults["clip_len"] is inspect.Parameter.empty) == (taker is not bench)
 
 

@@ -16,18 +16,30 @@ from seqrecord.clips import ClipTable
 from seqrecord.engine.batches import Batch
 from seqrecord.engine.buffers import KeptBuffers
 from seqrecord.engine.device.streams import check_device, find_device
+from seqrecord.engine.draws import DrawClips
 from seqrecord.engine.engine import Engine
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.trace import Trace, trace_path
 from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.distributed import Ranks, worker_threads
+from seqrecord.pipes.draws import ClipDraws
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.pipes.states import State, shown
 from seqrecord.reading.reader import DatasetLike
-from seqrecord.sampling import EpochPlan, Part, Plan, PlanSettings, check_drop_last
+from seqrecord.sampling import (
+    EpochPlan,
+    Part,
+    Plan,
+    PlanSettings,
+    SequencePlan,
+    check_drop_last,
+    frames_left_out,
+)
 from seqrecord.sampling.memory import Fit, FrameSizes, fit, fit_given, least_limit
+from seqrecord.sampling.sequences import COLUMNS
 from seqrecord.storage import local_path
+from seqrecord.text import counted
 from seqrecord.units import parse_size
 
 __all__ = ["Clip", "ClipLoader"]
@@ -63,7 +75,8 @@ class ClipLoader:
             "batch_size": options.batch_size,
             "drop_last": options.drop_last,
             "equal": options.equal,
-            "rotate_phase": options.rotate_phase and options.stride != 1,
+            "rotate_phase": options.rotate_phase and options.spec.stride != 1,
+            "order": options.order,
         }
         self._asked = tuple(asked)  # the other settings are chosen
         self._settings = PlanSettings(**asked)
@@ -82,6 +95,13 @@ class ClipLoader:
                 expected="no device, and seqrecord.prefetch_to_device around the loader; or crops "
                 "and flips alone",
                 got=f"device={self.device}",
+            )
+        if self._follows and (taken := [name for name in COLUMNS if name in self.selection.made]):
+            raise ClipError(
+                "a feature has the name of what batches of sequences tell of themselves",
+                file=self.selection.dataset.url,
+                expected="other features, or a frame_transform that gives it another name",
+                got=", ".join(taken),
             )
         self._buffers = KeptBuffers()
         self._fits: dict[int, Fit] = {}
@@ -118,7 +138,8 @@ class ClipLoader:
         if limited and part.index == 0 and part.count not in self._told:
             self._told.add(part.count)
             _logger.info("%s: %s", self.selection.dataset.url, limited)
-        return EpochPlan(
+        make = SequencePlan if self._follows else EpochPlan
+        return make(
             self.clips(epoch),
             self.selection.episodes,
             self._fit(part.count).settings,
@@ -153,7 +174,7 @@ class ClipLoader:
             "kept": self._buffers,
             "made": None if draws is None else draws.made,
             "lengths": None if draws is None else draws.lengths,
-            "draw": None if draws is None else partial(draws.draw, self._settings.seed, plan.epoch),
+            "draw": None if draws is None else self._draw_of(draws, plan.epoch),
         }
 
     def trace(self) -> Trace:
@@ -169,9 +190,11 @@ class ClipLoader:
             )
         )
 
-    def clip(self, batch: Batch, epoch: int) -> Clip:
-        """A batch, or without `batch_size` its one clip, as users get it."""
-        columns = self.columns(batch, epoch)
+    def clip(self, batch: Batch, plan: Plan, number: int) -> Clip:
+        """Batch `number` of a plan, or without `batch_size` its one clip, as users get it."""
+        columns = self.columns(batch, plan.epoch)
+        for name, column in plan.columns(number).items():
+            columns[name] = torch.from_numpy(column)
         if self.batch_size is not None:
             return {**batch.features, **columns}
         first = {name: item[0] for name, item in {**batch.features, **columns}.items()}
@@ -181,10 +204,26 @@ class ClipLoader:
         """What is said of a batch's clips beside their features, each a list or tensor of clips."""
         said: dict[str, torch.Tensor] = {}
         if (draws := self.selection.draws) is not None:
-            drawn = draws.draw(self._settings.seed, epoch, batch.episode, batch.start)
+            drawn = self._draw_of(draws, epoch)(batch.episode, batch.start)
             said = draws.said(drawn, batch.episode)
         keys = self.selection.keys_of(batch.episode)
         return {"episode": keys, "start": torch.from_numpy(batch.start), **said}
+
+    def left_out(self, epoch: int) -> dict[str, int]:
+        """Frames of the selected episodes that are in no clip, where clips follow each other."""
+        if not self._follows:
+            return {}
+        frames = frames_left_out(self.clips(epoch), self.selection.episodes.num_frames)
+        return {"frames_left_out": frames}
+
+    def describe(self) -> str:
+        """A line for people, and one for each feature with its dtype and shape in a clip."""
+        first, *features = self.selection.describe().split("\n")
+        if self._follows:
+            frames = self.left_out(0)["frames_left_out"]
+            number = counted(len(self.clips(0).count), "sequence")
+            first += f"; {number}, {counted(frames, 'frame')} in no clip"
+        return "\n".join((first, *features))
 
     def settings(self, num_parts: int) -> PlanSettings:
         """The settings of an epoch in so many parts, all of them chosen."""
@@ -288,6 +327,16 @@ class ClipLoader:
     def _check_limit(self) -> None:
         """A limit that is too small is an error here and now."""
         self._fit(1)
+
+    @property
+    def _follows(self) -> bool:
+        """Whether clips of an episode follow each other."""
+        return self._settings.order == "sequences"
+
+    def _draw_of(self, draws: ClipDraws, epoch: int) -> DrawClips:
+        """What draws for clips of an epoch; the same for all clips of a sequence."""
+        sequences = self.clips(epoch) if self._follows else None
+        return partial(draws.draw, self._settings.seed, epoch, sequences=sequences)
 
     def _find_device(self) -> torch.device | None:
         if self.device is None:

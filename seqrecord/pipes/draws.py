@@ -12,7 +12,7 @@ import torch
 
 from seqrecord.clip_frames import ClipFrames
 from seqrecord.clip_transforms import chain_of
-from seqrecord.clips import IntArray
+from seqrecord.clips import ClipTable, IntArray
 from seqrecord.engine.calls import ClipFunctions, read_only
 from seqrecord.engine.crops import Crop
 from seqrecord.engine.draws import Drawn
@@ -85,12 +85,22 @@ class ClipDraws:
         """The features that have windows."""
         return frozenset() if self.crops is None else self.crops.crops.features
 
-    def draw(self, seed: int, epoch: int, episode: IntArray, start: IntArray) -> Drawn:
+    def draw(
+        self,
+        seed: int,
+        epoch: int,
+        episode: IntArray,
+        start: IntArray,
+        *,
+        sequences: ClipTable | None = None,
+    ) -> Drawn:
         """For clips by the rows of their episodes and first frames, int64[n] each.
 
-        That depends on seed, epoch, the episode's key and the first frame alone.
+        That depends on seed, epoch, the episode's key and the first frame alone: that of the clip,
+        or of the first clip of its row in `sequences`, so that all clips of a row get the same.
         """
-        numbers = np.array([self._number(row) for row in episode.tolist()], np.int64) + start
+        first = start if sequences is None else sequences.first_starts(episode, start)
+        numbers = np.array([self._number(row) for row in episode.tolist()], np.int64) + first
         crop = calls = None
         if self.crops is not None:
             crop = self.crops.draw(seed, epoch, numbers)

@@ -54,8 +54,7 @@ class Epochs:
         self._iteration: object = None  # the one that moves the position
         self._engine: Engine | None = None
         self._stats = EngineStats()
-        self._dropped = 0  # clips of the part that `drop_last` leaves out
-        self._repeated = 0  # clips of the part that another one gives too
+        self._counts = {"clips_dropped": 0, "clips_repeated": 0}  # of the part, see `Plan.counts`
         self._counter: EpochCounter | None = None
         self._note = b""  # the settings of the state that was loaded, for workers to come
         _alive.add(self)
@@ -187,9 +186,9 @@ class Epochs:
         return {
             **self._stats.report(),
             "clips_incomplete": clips.num_incomplete,
-            "clips_dropped": self._dropped,
-            "clips_repeated": self._repeated,
+            **self._counts,
             "episodes_too_short": clips.num_short_episodes,
+            **self.loader.left_out(self._epoch),
         }
 
     def _run(self, iteration: object, part: Part, sharing: Sharing) -> Iterator[Clip]:
@@ -202,12 +201,12 @@ class Epochs:
         self._batch = min(self._batch, plan.num_batches)
         trace = self.loader.trace()
         self._stats = EngineStats(trace=trace)
-        self._dropped, self._repeated = plan.num_dropped, plan.num_repeated
+        self._counts = plan.counts
         engine = self.loader.start(plan, batch=self._batch, stats=self._stats)
         self._engine = engine
         try:
-            for batch in engine:
-                clips = [self.loader.clip(batch, plan.epoch)]
+            for number, batch in enumerate(engine, self._batch):
+                clips = [self.loader.clip(batch, plan, number)]
                 del batch  # so that its memory is the consumer's alone to keep, and the clip's too
                 if self._iteration is iteration:
                     self._batch += 1

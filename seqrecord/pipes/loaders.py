@@ -15,6 +15,7 @@ from torchdata.nodes import BaseNode
 
 from seqrecord.clips import ClipTable
 from seqrecord.errors import ClipError, StateError
+from seqrecord.pipes.arguments import has_arguments, init_takes_arguments
 from seqrecord.pipes.callers import (
     find_filter,
     find_holder,
@@ -26,12 +27,7 @@ from seqrecord.pipes.clip_loader import Clip, ClipLoader
 from seqrecord.pipes.clip_reader import ClipReader
 from seqrecord.pipes.distributed import items_beside, say_once
 from seqrecord.pipes.epochs import SLOW, Epochs
-from seqrecord.pipes.options import (
-    ClipOptions,
-    LoaderOptions,
-    has_arguments,
-    init_takes_arguments,
-)
+from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.reading.reader import DatasetLike, SeqRecordReader
 from seqrecord.sampling import Part
@@ -136,12 +132,14 @@ class _Streaming:
 
         Clips left out: `episodes_too_short`, `clips_incomplete` (a frame lacks a feature),
         `clips_dropped` (by `drop_last`). Clips given twice: `clips_repeated`, which another rank or
-        worker gives too (see `equal`).
+        worker gives too (see `equal`). With `order="sequences"` also `sequences`, of this process's
+        part; `sequences_cut`, of which another row has the begin; and `frames_left_out`, frames of
+        the selected episodes that are in no clip.
         """
         return self._epochs.stats()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._epochs.loader.selection.describe()})"
+        return f"{type(self).__name__}({self._epochs.loader.describe()})"
 
     __str__ = __repr__  # IterDataPipe's is the bare name
 
@@ -235,6 +233,16 @@ class SeqRecordPipe(_Streaming, IterDataPipe[Clip]):
 
     def _part(self) -> Part:
         sharding, ranks = find_filter(), self._epochs.loader.ranks
+        if (
+            sharding is not None
+            and sharding.num_of_instances > 1
+            and self.options.order == "sequences"
+        ):
+            raise ClipError(
+                "a .sharding_filter() leaves out batches, so that rows would not follow an episode",
+                expected='no .sharding_filter() behind order="sequences": ranks and workers get '
+                "parts of their own without one",
+            )
         return ranks.part() if sharding is None else ranks.part_beside(sharding.num_of_instances)
 
     def _parts_of_workers(self, num_workers: int) -> list[Part]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import update_wrapper
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,7 +16,7 @@ from seqrecord.errors import ClipError
 from seqrecord.pipes.clip_lists import ClipList, check_clip_list
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.frames import FrameTransform
-from seqrecord.reading.reader import DatasetLike
+from seqrecord.sampling.settings import ORDERS
 from seqrecord.storage import local_path
 from seqrecord.units import parse_size
 
@@ -30,9 +28,6 @@ __all__ = [
     "LoaderOptions",
     "check_integer",
     "check_rank",
-    "has_arguments",
-    "init_takes_arguments",
-    "takes_arguments",
 ]
 
 
@@ -42,7 +37,8 @@ class ClipOptions:
 
     Args:
         clip_len: frames of a clip, N.
-        stride: frames from one clip's start to the next; 1 for all clips.
+        stride: frames from one clip's start to the next. By default 1, for all clips; with
+            `order="sequences"` a clip's own length, so that clips follow each other.
         dilation: frames from one frame of a clip to the next.
         features: names of features to read; all by default. Clips in which a frame lacks one of
             them are left out.
@@ -82,7 +78,7 @@ class ClipOptions:
     """
 
     clip_len: int
-    stride: int = 1
+    stride: int | None = None
     dilation: int = 1
     features: Sequence[str] | None = None
     episodes: EpisodeFilter = None
@@ -98,12 +94,13 @@ class ClipOptions:
     def __post_init__(self) -> None:
         """Raise `ClipError` for a value that makes no sense, with the name of its argument."""
         for name in ("clip_len", "stride", "dilation"):
-            self._set(name, check_integer(name, getattr(self, name), least=1))
-        ClipSpec(self.clip_len, self.stride, self.dilation)  # has limits of its own
+            if (value := getattr(self, name)) is not None or name != "stride":
+                self._set(name, check_integer(name, value, least=1))
+        _ = self.spec  # which has limits of its own
         self._check_names()
         if self.clips is not None:
             check_clip_list(self.clips)
-            if self.stride != 1:
+            if self.stride not in (None, 1):
                 raise ClipError("clips has the starts", expected="no stride", got=self.stride)
         _check(
             "frame_transform",
@@ -127,7 +124,11 @@ class ClipOptions:
     @property
     def spec(self) -> ClipSpec:
         """The clips, of phase 0."""
-        return ClipSpec(self.clip_len, self.stride, self.dilation)
+        return ClipSpec(self.clip_len, self.stride or self._usual_stride, self.dilation)
+
+    @property
+    def _usual_stride(self) -> int:
+        return 1
 
     def _check_names(self) -> None:
         features, episodes = self.features, self.episodes
@@ -163,6 +164,15 @@ class LoaderOptions(ClipOptions):
             has the starts `phase`, `phase + stride`, … of one phase below `stride`; `stride` epochs
             use each phase once, and so every start. A phase without any clip gets no epoch. The
             lengths of epochs then differ by a few clips.
+        order: "clips", each on its own; or "sequences": row b of every batch follows an episode,
+            clip by clip, and begins another one when that ends, for models with a hidden state.
+            `is_first` and `is_last`, bool [batch], say where a row's sequence begins and ends: at
+            an episode's ends, and where clips between are left out. `stride` is then `clip_len *
+            dilation` by default: clips do not overlap, and the frames behind the last whole clip
+            are left out and counted. With `shuffle` episodes come in a drawn order. A `batch_size`
+            is needed; `clips`, `num_cursors` and `shuffle_buffer` are errors. A DataLoader's
+            workers each have rows of their own: batch i continues batch i - num_workers. What a
+            `clip_transform` draws is the same for all clips of a sequence.
         shuffle: a shuffled order; else episode by episode, front to back.
         shuffle_buffer: the most clips from which the next clip is drawn. It refers to frames and
             copies none. By default `memory_limit` decides, so an epoch that fits into it is fully
@@ -176,7 +186,8 @@ class LoaderOptions(ClipOptions):
         equal: give all ranks and workers equally many clips and batches. If the clips cannot be
             divided so, some parts repeat one clip of another part, or with `drop_last` leave one
             out. If false, every clip comes exactly once, and ranks may get one batch more than
-            others, or none: for evaluation.
+            others, or none: for evaluation. With `order="sequences"` episodes are cut so that all
+            rows are equally long; if false, no episode is, and the last batches have fewer rows.
         memory_limit: bytes, or text such as "2GiB", for each process: for the frames held, for
             batches being filled and the two that the consumer has at a time, and for chunks being
             read. With a `device`, frames and batches are in the device's memory; the host also
@@ -204,6 +215,7 @@ class LoaderOptions(ClipOptions):
     """
 
     rotate_phase: bool = False
+    order: str = "clips"
     shuffle: bool = True
     shuffle_buffer: int | None = None
     num_cursors: int | None = None
@@ -236,6 +248,23 @@ class LoaderOptions(ClipOptions):
             check_device(self.device)
         if self.trace is not None:
             local_path(self.trace, "trace")
+        self._check_order()
+
+    @property
+    def _usual_stride(self) -> int:
+        return self.clip_len * self.dilation if self.order == "sequences" else 1
+
+    def _check_order(self) -> None:
+        _check("order", self.order, self.order in ORDERS, " or ".join(map(repr, ORDERS)))
+        if self.order != "sequences":
+            return
+        if self.batch_size is None:
+            raise ClipError(
+                'order="sequences" needs a batch_size', expected="how many rows batches have"
+            )
+        for name in ("clips", "num_cursors", "shuffle_buffer"):
+            if getattr(self, name) is not None:
+                raise ClipError(f'order="sequences" takes no {name}', expected=f"{name}=None")
 
 
 def check_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
@@ -292,69 +321,3 @@ def _check_size(name: str, value: Any) -> None:
 
 def _are_names(value: object) -> bool:
     return isinstance(value, Collection) and all(isinstance(name, str) for name in value)
-
-
-# ---- functions that take options as keyword arguments
-
-_P = ParamSpec("_P")
-_Self = TypeVar("_Self")
-_Options = TypeVar("_Options", bound=ClipOptions)
-_Result = TypeVar("_Result")
-
-
-def takes_arguments(
-    options: Callable[_P, _Options],
-) -> Callable[
-    [Callable[[DatasetLike, _Options], _Result]], Callable[Concatenate[DatasetLike, _P], _Result]
-]:
-    """Turns `function(dataset, options)` into one with each of the options as a keyword argument.
-
-    Type checkers, `inspect.signature` and `help` see their names, types, defaults and text.
-    """
-    return lambda function: _with_arguments(function, options)
-
-
-def init_takes_arguments(
-    options: Callable[_P, _Options],
-) -> Callable[
-    [Callable[[_Self, DatasetLike, _Options], None]],
-    Callable[Concatenate[_Self, DatasetLike, _P], None],
-]:
-    """`takes_arguments` for an `__init__(self, dataset, options)`."""
-    return lambda function: _with_arguments(function, options)
-
-
-def has_arguments(options: type[ClipOptions]) -> Callable[[type[_Self]], type[_Self]]:
-    """Adds the text of each of the options to a class whose docstring ends with its `Args`."""
-
-    def add(cls: type[_Self]) -> type[_Self]:
-        cls.__doc__ = _joined(cls.__doc__, options)
-        return cls
-
-    return add
-
-
-def _with_arguments(function: Callable[..., Any], options: Any) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, options(**kwargs))
-
-    update_wrapper(call, function)
-    given = inspect.signature(function)
-    *first, _ = (
-        parameter.replace(kind=parameter.POSITIONAL_ONLY) for parameter in given.parameters.values()
-    )
-    named = inspect.signature(options).parameters.values()
-    call.__signature__ = given.replace(parameters=[*first, *named])  # type: ignore[attr-defined]
-    if function.__name__ != "__init__":
-        call.__doc__ = _joined(function.__doc__, options)
-    return call
-
-
-def _joined(text: str | None, options: type[ClipOptions]) -> str | None:
-    """A docstring that ends with arguments, and those of the options behind them."""
-    if text is None:  # python -OO
-        return None
-    lines = [inspect.cleandoc(text)]
-    for cls in reversed(options.__mro__):
-        lines += inspect.cleandoc(vars(cls)["__doc__"] or "").partition("Args:\n")[2:]
-    return "\n".join(line for line in lines if line)

@@ -21,6 +21,7 @@ from seqrecord.sampling.defaults import (
 )
 from seqrecord.sampling.facts import ClipFacts
 from seqrecord.sampling.plan import Plan
+from seqrecord.sampling.sequences import sequence_settings
 from seqrecord.sampling.settings import PlanSettings
 from seqrecord.sampling.windows import Window
 from seqrecord.units import format_size
@@ -115,6 +116,18 @@ def fit(
 
     Raises `MemoryLimitError`, which names `url` and the least that would do, where nothing fits.
     """
+    if settings.order == "sequences":  # these follow from the batches alone
+        return fit_given(
+            table,
+            episodes,
+            sequence_settings(settings, table.spec.stride),
+            sizes,
+            memory_limit=memory_limit,
+            url=url,
+            windows=windows,
+            epochs_differ=epochs_differ,
+            what="these sequences",
+        )
     facts = ClipFacts.of(table, episodes, windows, any_clips=epochs_differ)
     cursors = num_cursors if settings.shuffle else None
     least = least_held(facts, settings, sizes.frames, cursors)
@@ -168,6 +181,7 @@ def fit_given(
     url: str,
     windows: Sequence[Window] | None = None,
     epochs_differ: bool = False,
+    what: str = "the order of the saved state",
 ) -> Fit:
     """Memory for settings that are given, those of a saved state: they are the order's.
 
@@ -180,7 +194,7 @@ def fit_given(
         if max_held >= least:
             most = resident if epochs_differ else None
             return Fit(settings, sizes, arena, prefetch, loads, most)
-    raise _too_small("the order of the saved state", url, sizes, least, memory_limit)
+    raise _too_small(what, url, sizes, least, memory_limit)
 
 
 def _ways_to_spend(sizes: FrameSizes, memory_limit: int) -> Iterator[tuple[int, int, int, int]]:

@@ -70,6 +70,11 @@ class Plan(ABC):
             "frames resident)"
         )
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """What this part's statistics say of its clips."""
+        return {"clips_dropped": self.num_dropped, "clips_repeated": self.num_repeated}
+
     @cached_property
     def groups(self) -> tuple[GroupPlan, ...]:
         """The groups, in the order of those of the episode table."""

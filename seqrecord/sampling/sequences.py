@@ -39,7 +39,10 @@ from seqrecord.sampling.settings import PlanSettings
 from seqrecord.sampling.walks import Walk
 from seqrecord.sampling.windows import Window
 
-__all__ = ["SequencePlan", "frames_left_out", "sequence_settings"]
+__all__ = ["COLUMNS", "SequencePlan", "frames_left_out", "sequence_settings"]
+
+COLUMNS = ("is_first", "is_last")
+"""What batches tell of their clips."""
 
 _EPISODES = 4  # what a random number is for: no use of the other modules has this number
 _WHOLE = Part()
@@ -107,6 +110,15 @@ class SequencePlan(Plan):
         self.num_dropped = total - self.num_clips
         bounds = cursor_bounds(ClipFacts.of(table, episodes, self._windows), settings)
         self._resident = [self.num_cursors * bound for bound in bounds]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Of the clips and of the sequences."""
+        return {
+            **super().counts,
+            "sequences": self.num_sequences,
+            "sequences_cut": self.num_cut,
+        }
 
     @property
     def most_batches(self) -> int:

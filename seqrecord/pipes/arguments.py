@@ -1,0 +1,89 @@
+"""Functions and classes that take options as keyword arguments."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from functools import update_wrapper
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from seqrecord.errors import ClipError
+from seqrecord.pipes.options import ClipOptions, LoaderOptions
+from seqrecord.reading.reader import DatasetLike
+
+__all__ = ["has_arguments", "init_takes_arguments", "takes_arguments"]
+
+_P = ParamSpec("_P")
+_Self = TypeVar("_Self")
+_Options = TypeVar("_Options", bound=ClipOptions)
+_Result = TypeVar("_Result")
+
+
+def takes_arguments(
+    options: Callable[_P, _Options],
+) -> Callable[
+    [Callable[[DatasetLike, _Options], _Result]], Callable[Concatenate[DatasetLike, _P], _Result]
+]:
+    """Turns `function(dataset, options)` into one with each of the options as a keyword argument.
+
+    Type checkers, `inspect.signature` and `help` see their names, types, defaults and text.
+    """
+    return lambda function: _with_arguments(function, options)
+
+
+def init_takes_arguments(
+    options: Callable[_P, _Options],
+) -> Callable[
+    [Callable[[_Self, DatasetLike, _Options], None]],
+    Callable[Concatenate[_Self, DatasetLike, _P], None],
+]:
+    """`takes_arguments` for an `__init__(self, dataset, options)`."""
+    return lambda function: _with_arguments(function, options)
+
+
+def has_arguments(options: type[ClipOptions]) -> Callable[[type[_Self]], type[_Self]]:
+    """Adds the text of each of the options to a class whose docstring ends with its `Args`."""
+
+    def add(cls: type[_Self]) -> type[_Self]:
+        cls.__doc__ = _joined(cls.__doc__, options)
+        return cls
+
+    return add
+
+
+def _with_arguments(function: Callable[..., Any], options: Any) -> Callable[..., Any]:
+    of_epochs: set[str] = set()
+    if options is ClipOptions:
+        of_epochs = {item.name for item in fields(LoaderOptions)}
+        of_epochs -= {item.name for item in fields(ClipOptions)}
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if wrong := of_epochs & kwargs.keys():
+            raise ClipError(
+                "clips that are read by their number have no epochs",
+                expected="SeqRecordPipe, SeqRecordStream or SeqRecordNode, which take it",
+                got=", ".join(sorted(wrong)),
+            )
+        return function(*args, options(**kwargs))
+
+    update_wrapper(call, function)
+    given = inspect.signature(function)
+    *first, _ = (
+        parameter.replace(kind=parameter.POSITIONAL_ONLY) for parameter in given.parameters.values()
+    )
+    named = inspect.signature(options).parameters.values()
+    call.__signature__ = given.replace(parameters=[*first, *named])  # type: ignore[attr-defined]
+    if function.__name__ != "__init__":
+        call.__doc__ = _joined(function.__doc__, options)
+    return call
+
+
+def _joined(text: str | None, options: type[ClipOptions]) -> str | None:
+    """A docstring that ends with arguments, and those of the options behind them."""
+    if text is None:  # python -OO
+        return None
+    lines = [inspect.cleandoc(text)]
+    for cls in reversed(options.__mro__):
+        lines += inspect.cleandoc(vars(cls)["__doc__"] or "").partition("Args:\n")[2:]
+    return "\n".join(line for line in lines if line)

@@ -1,0 +1,292 @@
+"""Loaders whose batches' rows follow episodes: what they give, resume, refuse, and hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from seqrecord import (
+    CenterCrop,
+    ClipError,
+    HorizontalFlip,
+    RandomCrop,
+    SeqRecordDataset,
+    SeqRecordNode,
+    SeqRecordPipe,
+    SeqRecordStream,
+    SeqRecordWriter,
+    StateError,
+)
+from seqrecord.errors import MemoryLimitError
+from tests.clip_data import LENGTHS, check, possible_clips, write_numbered
+from tests.resume_contract import check_node, check_resume, check_stateful_loader
+from tests.torch_workers import be_worker
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),
+]
+
+FEATURES = ["image", "id"]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_numbered(tmp_path_factory.mktemp("sequences") / "data", groups=None)
+
+
+def stream(path: Path, **settings: Any) -> SeqRecordStream:
+    given: dict[str, Any] = {"clip_len": 3, "batch_size": 2, "features": FEATURES, "world_size": 1}
+    return SeqRecordStream(path, order="sequences", **{**given, **settings})
+
+
+def follow(
+    batches: Iterable[dict[str, Any]], features: list[str], length: int, *, dilation: int = 1
+) -> list[list[tuple[str, int]]]:
+    """The clips of each row, whose values, `is_first` and `is_last` are right."""
+    rows: list[list[tuple[str, int]]] = []
+    flags: list[list[tuple[bool, bool]]] = []
+    size = None
+    for batch in batches:
+        first, last = batch.pop("is_first"), batch.pop("is_last")
+        assert first.dtype == last.dtype == torch.bool
+        clips = check(batch, features, length, dilation)
+        assert len(first) == len(last) == len(clips) <= (size or len(clips))
+        size = len(clips)
+        rows += [[] for _ in range(size - len(rows))]
+        flags += [[] for _ in range(size - len(flags))]
+        for b, clip in enumerate(clips):
+            rows[b].append(clip)
+            flags[b].append((bool(first[b]), bool(last[b])))
+    stride = length * dilation
+    for row, said in zip(rows, flags, strict=True):
+        goes_on = [b == (a[0], a[1] + stride) for a, b in pairwise(row)]
+        firsts, lasts = [True, *(not g for g in goes_on)], [*(not g for g in goes_on), True]
+        assert said == list(zip(firsts, lasts, strict=True))
+    return rows
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+@pytest.mark.parametrize("clip_len", [3, 4])  # chunks are of 4 frames
+@pytest.mark.parametrize("features", [FEATURES, ["image", "flow", "note"]])
+def test_rows_follow_episodes(
+    path: Path, features: list[str], clip_len: int, device: str | None
+) -> None:
+    loader = stream(path, clip_len=clip_len, features=features, device=device)
+    every = possible_clips(features, clip_len, clip_len)
+    stats = {}
+    for _ in range(2):
+        rows = follow(loader, features, clip_len)
+        assert sorted(clip for row in rows for clip in row) == sorted(every)
+        assert [len(row) for row in rows] == [-(-len(every) // 2), len(every) // 2]
+        stats = loader.stats()
+        assert stats["frames_left_out"] == sum(LENGTHS) - clip_len * len(every)
+        assert stats["sequences"] - stats["sequences_cut"] == len(sequences(every, clip_len))
+        assert stats["clips_dropped"] == stats["clips_repeated"] == 0
+    assert len(loader) == -(-len(every) // 2)
+    left = stats["frames_left_out"]
+    number = len(sequences(every, clip_len))
+    assert f"; {number} sequences, {left} frames in no clip" in repr(loader)
+
+
+def sequences(clips: list[tuple[str, int]], stride: int) -> list[tuple[str, int]]:
+    """The first clips of sequences."""
+    return [(key, start) for key, start in clips if (key, start - stride) not in clips]
+
+
+def test_in_order_without_shuffle_and_by_dilation(path: Path) -> None:
+    loader = stream(path, shuffle=False, batch_size=1, dilation=2)
+    (row,) = follow(loader, FEATURES, 3, dilation=2)
+    assert row == possible_clips(FEATURES, 3, 6, 2)
+    assert loader.clips.spec.stride == 6
+
+
+def test_overlapping_clips_where_a_stride_is_given(path: Path) -> None:
+    loader = stream(path, stride=1, batch_size=4, drop_last=True)
+    every = possible_clips(FEATURES, 3)
+    rows: list[list[tuple[str, int]]] = [[] for _ in range(4)]
+    for batch in loader:
+        for row, key, start in zip(rows, batch["episode"], batch["start"].tolist(), strict=True):
+            row.append((key, start))
+    assert {len(row) for row in rows} == {len(every) // 4}
+    assert loader.stats()["clips_dropped"] == len(every) % 4
+    assert {clip for row in rows for clip in row} <= set(every)
+    for row in rows:
+        assert all(b[1] == a[1] + 1 for a, b in pairwise(row) if a[0] == b[0])
+
+
+def test_phases_move_the_first_frames(path: Path) -> None:
+    loader = stream(path, rotate_phase=True)
+    seen = Counter(clip for _ in range(3) for row in follow(loader, FEATURES, 3) for clip in row)
+    assert seen == Counter(possible_clips(FEATURES, 3))
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_ranks_and_workers(path: Path, monkeypatch: pytest.MonkeyPatch, equal: bool) -> None:
+    lengths, repeated = set(), 0
+    together: Counter[tuple[str, int]] = Counter()
+    for rank in range(2):
+        for worker in range(2):
+            be_worker(monkeypatch, worker, 2)
+            part = stream(path, rank=rank, world_size=2, equal=equal)
+            rows = follow(part, FEATURES, 3)
+            lengths.add(max(map(len, rows)))
+            together.update(clip for row in rows for clip in row)
+            repeated += part.stats()["clips_repeated"]
+            if not equal:
+                assert part.stats()["sequences_cut"] == 0
+    every = possible_clips(FEATURES, 3, 3)
+    assert set(together) == set(every)
+    assert together.total() == len(every) + repeated
+    assert len(lengths) == 1 or not equal
+    assert repeated == 0 or equal
+
+
+def test_resumes_at_every_batch(path: Path) -> None:
+    check_resume(lambda: stream(path, seed=3), num_epochs=2)
+    node = SeqRecordNode(path, clip_len=3, order="sequences", batch_size=2, features=FEATURES)
+    check_node(node, 4)
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_stateful_loader(path: Path, workers: int) -> None:
+    def make(**settings: Any) -> StatefulDataLoader[Any]:
+        return StatefulDataLoader(stream(path), batch_size=None, num_workers=workers, **settings)
+
+    check_stateful_loader(make)
+
+
+def test_rows_of_each_worker(path: Path) -> None:
+    batches: list[dict[str, Any]] = list(
+        DataLoader(stream(path), batch_size=None, num_workers=2, multiprocessing_context="fork")
+    )
+    assert len(batches) % 2 == 0
+    rows = [row for worker in range(2) for row in follow(batches[worker::2], FEATURES, 3)]
+    assert sorted(c for row in rows for c in row) == sorted(possible_clips(FEATURES, 3, 3))
+
+
+def test_a_state_of_another_order(path: Path) -> None:
+    loader = stream(path)
+    next(iter(loader))
+    other = SeqRecordStream(
+        path, clip_len=3, stride=3, batch_size=2, features=FEATURES, world_size=1
+    )
+    with pytest.raises(StateError, match="order"):
+        other.load_state_dict(loader.state_dict())
+    state = other.state_dict()
+    state["settings"]["order"] = "any"
+    with pytest.raises(StateError, match="order"):
+        other.load_state_dict(state)
+
+
+def test_what_is_drawn_is_the_same_throughout_a_sequence(path: Path) -> None:
+    seeds: dict[tuple[str, int], set[int]] = {}
+
+    def function(clip: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
+        return {"image": clip["image"].copy(), "drawn": generator.integers(1 << 40, size=1)}
+
+    loader = stream(
+        path,
+        features=["image", "flow"],
+        batch_size=3,
+        clip_transform=[RandomCrop((2, 2)), HorizontalFlip(0.5), function],
+    )
+    windows: dict[tuple[str, int], set[Any]] = {}
+    every = possible_clips(["image", "flow"], 3, 3)
+    owner: dict[tuple[str, int], tuple[str, int]] = {}
+    for key, start in every:
+        owner[key, start] = owner.get((key, start - 3), (key, start))
+    for batch in loader:
+        for b, clip in enumerate(zip(batch["episode"], batch["start"].tolist(), strict=True)):
+            drawn = (tuple(batch["crop"][b].tolist()), bool(batch["flipped"][b]))
+            windows.setdefault(owner[clip], set()).add(drawn)
+            seeds.setdefault(owner[clip], set()).add(int(batch["drawn"][b, 0]))
+    assert all(len(found) == 1 for found in (*windows.values(), *seeds.values()))
+    assert len(windows) == len(sequences(every, 3)) > 3
+    assert len({min(found) for found in seeds.values()}) == len(seeds)
+    assert len(set.union(*windows.values())) > 1
+
+
+def test_memory_is_that_of_a_clip_a_row(path: Path) -> None:
+    frame = 6 * 8 * 3 + 16
+    loader = stream(path, clip_len=6, batch_size=4)  # chunks of images have 4 frames
+    list(loader)
+    held = 4 * 2 * (6 + 3) * frame  # that of the next batch beside it
+    assert 0 < loader.stats()["resident_bytes"] <= held
+    with pytest.raises(MemoryLimitError, match="too small for these sequences") as caught:
+        stream(path, clip_len=6, batch_size=4, memory_limit=5000)
+    least = int(str(caught.value).split("at least ")[1].split(" ")[0])
+    list(stream(path, clip_len=6, batch_size=4, memory_limit=least))
+    with pytest.raises(MemoryLimitError):
+        stream(path, clip_len=6, batch_size=4, memory_limit=least - 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"order": "sequence"}, "order is not what it should be"),
+        ({"batch_size": None}, "needs a batch_size"),
+        ({"num_cursors": 4}, "takes no num_cursors"),
+        ({"shuffle_buffer": 4}, "takes no shuffle_buffer"),
+        ({"clips": {"episode": ["set/0"], "start": [0]}}, "takes no clips"),
+        ({"clip_len": 2**20, "dilation": 2**20}, "stride is out of range"),
+    ],
+)
+def test_what_cannot_be_is_an_error_at_once(
+    path: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ClipError, match=message):
+        SeqRecordPipe(path, **{"clip_len": 3, "batch_size": 2, "order": "sequences", **settings})
+
+
+def test_drop_last_that_leaves_no_batch(path: Path) -> None:
+    loader = stream(path, batch_size=3, drop_last=True, equal=False, clip_len=9)
+    assert [len(row) for row in follow(loader, FEATURES, 9)] == [1, 1, 1]
+    loader = stream(path, batch_size=4, drop_last=True, equal=False, clip_len=9)
+    with pytest.raises(ClipError, match=r"(?s)drop_last leaves no batch.*3 episodes"):
+        iter(loader).__next__()
+
+
+def test_a_map_style_dataset_has_no_order(path: Path) -> None:
+    with pytest.raises(ClipError, match="by their number"):
+        SeqRecordDataset(path, clip_len=3, order="sequences")  # type: ignore[call-arg]
+
+
+def test_no_filter_picks_batches_from_the_rows(path: Path) -> None:
+    pipe = SeqRecordPipe(path, clip_len=3, batch_size=2, order="sequences", features=FEATURES)
+    assert sum(1 for _ in DataLoader(pipe.map(dict), batch_size=None)) == len(pipe)
+    filtered = pipe.map(dict).sharding_filter()
+    filtered.apply_sharding(2, 0)
+    with pytest.raises(ClipError, match="sharding_filter"):
+        next(iter(filtered))
+
+
+def test_features_that_batches_would_hide(tmp_path: Path) -> None:
+    with SeqRecordWriter(tmp_path) as writer, writer.episode("a") as episode:
+        for i in range(9):
+            episode.append({"x": np.float32(i), "is_first": np.bool_(i == 0)})
+    with pytest.raises(ClipError, match=r"(?s)name of what batches of sequences.*is_first"):
+        SeqRecordPipe(tmp_path, clip_len=3, order="sequences", batch_size=1)
+    SeqRecordPipe(tmp_path, clip_len=3, order="sequences", batch_size=1, features=["x"])
+    SeqRecordPipe(tmp_path, clip_len=3, batch_size=1)
+
+
+def test_crops_are_cut_from_rows_too(path: Path) -> None:
+    loader = stream(path, clip_transform=CenterCrop((2, 4)), clip_len=4)
+    for batch in loader:
+        assert batch["image"].shape[1:] == (4, 2, 4, 3)
+        whole = SeqRecordDataset(path, clip_len=4, stride=4, features=["image"])
+        names = list(zip(batch["episode"], batch["start"].tolist(), strict=True))
+        every = possible_clips(["image"], 4, 4)
+        for b, name in enumerate(names):
+            assert torch.equal(batch["image"][b], whole[every.index(name)]["image"][:, 2:4, 2:6])
