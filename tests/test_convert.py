@@ -28,7 +28,7 @@ from seqrecord.errors import (
 )
 from seqrecord.sources import EpisodeInfo
 from seqrecord.storage import LocalStorage
-from seqrecord.writing import convert_workers
+from seqrecord.writing import worker_processes
 from seqrecord.writing.cleaning import clean
 from seqrecord.writing.convert import Progress
 from tests.made_source import EndlessSource, MadeSource, made_frame
@@ -119,10 +119,10 @@ def test_nobody_waits_for_a_pipe_that_is_not_read() -> None:
     stop = context.RawValue("b", False)
     with receiver, sender:
         os.set_blocking(sender.fileno(), False)
-        worker = convert_workers._Worker(sender, stop)
+        worker = worker_processes._Worker(sender, stop)
         for _ in range(50_000):
             worker.advance(1)
-        channel = convert_workers._Channel(receiver, stop)
+        channel = worker_processes._Channel(receiver, stop)
         first = channel.take()
         worker.advance(1)
         assert first < 50_000

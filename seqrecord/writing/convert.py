@@ -15,7 +15,7 @@ from seqrecord.sources import EpisodeInfo, Source
 from seqrecord.storage import StorageLike, open_storage
 from seqrecord.version import CREATED_BY
 from seqrecord.writing.convert_jobs import BadEpisode, Job, Written, cut_in_jobs
-from seqrecord.writing.convert_workers import Meter, Progress, run_jobs
+from seqrecord.writing.convert_workers import Meter, Progress, given_workers, run_jobs
 from seqrecord.writing.destination import Destination, WriteMode, begin, check_mode
 from seqrecord.writing.statistics import merged
 from seqrecord.writing.stored_schema import (
@@ -49,7 +49,7 @@ def convert(
     fps: float | None = None,
     mode: WriteMode = "create",
     workers: int | None = None,
-    executor: Executor | None = None,
+    executor: Executor | str | None = None,
     skip_bad_episodes: bool = False,
     chunk_frames: int | None = None,
     record_bytes: int | str = DEFAULT_RECORD_BYTES,
@@ -71,9 +71,10 @@ def convert(
         mode: as for `SeqRecordWriter`; `append` and `resume` skip episodes that are there already.
         workers: processes; by default one for each core, 1 stays in this process. The processes
             are spawned, so a script calls this below `if __name__ == "__main__":`.
-        executor: runs the jobs instead, on threads or on other machines that share the
-            destination; `progress` then moves by whole jobs, and an interrupt waits for those
-            that run.
+        executor: runs the jobs instead: the address of a cluster that shares source and
+            destination, `dask://HOST:PORT` or `ray://HOST:PORT` (Ray's client server), or any
+            executor; with one, `progress` moves by whole jobs, and an interrupt waits for those
+            that run. `workers` is then only how many there are; by default those of the cluster.
         skip_bad_episodes: leave out episodes that raise `SourceError`, and report them.
         progress: called from this thread, several times a second.
 
@@ -86,38 +87,39 @@ def convert(
     file_bytes = check_sizes(chunk_frames, record_bytes)
     if workers is not None and workers < 1:
         raise DestinationError("not a number of workers", expected="1 or more", got=workers)
-    workers = workers or usable_cores()
     schema = source.schema()
     episodes = source.episodes()
     _check_episodes(episodes)
     if fps is not None:
         episodes = [info if info.fps else replace(info, fps=fps) for info in episodes]
-    target = begin(open_storage(destination, storage_options), mode)
-    try:
-        schema = stored_schema(schema, codecs, target.schema)
-        todo = _todo(target, episodes)
-        total_frames = sum(info.num_frames for _, info in todo)
-        share = total_frames * schema.frame_nbytes // (2 * workers)
-        job_bytes = min(file_bytes, max(share, _MIN_JOB_BYTES))
-        jobs = [
-            Job(
-                source=source,
-                storage=target.storage,
-                schema=schema,
-                writer=target.writer,
-                episodes=part,
-                chunk_frames=chunk_frames,
-                record_bytes=file_bytes,
-                skip_bad_episodes=skip_bad_episodes,
-                statistics=statistics,
-            )
-            for part in cut_in_jobs(todo, schema.frame_nbytes, job_bytes)
-        ]
-        meter = Meter(total_frames, schema.frame_nbytes, progress)
-        written = run_jobs(jobs, workers=workers, executor=executor, meter=meter)
-        return _report(target, episodes, todo, written)
-    finally:
-        target.release()
+    with given_workers(executor) as runner:
+        processes = workers or (runner and runner.count) or usable_cores()
+        target = begin(open_storage(destination, storage_options), mode)
+        try:
+            schema = stored_schema(schema, codecs, target.schema)
+            todo = _todo(target, episodes)
+            total_frames = sum(info.num_frames for _, info in todo)
+            share = total_frames * schema.frame_nbytes // (2 * processes)
+            job_bytes = min(file_bytes, max(share, _MIN_JOB_BYTES))
+            jobs = [
+                Job(
+                    source=source,
+                    storage=target.storage,
+                    schema=schema,
+                    writer=target.writer,
+                    episodes=part,
+                    chunk_frames=chunk_frames,
+                    record_bytes=file_bytes,
+                    skip_bad_episodes=skip_bad_episodes,
+                    statistics=statistics,
+                )
+                for part in cut_in_jobs(todo, schema.frame_nbytes, job_bytes)
+            ]
+            meter = Meter(total_frames, schema.frame_nbytes, progress)
+            written = run_jobs(jobs, processes=processes, workers=runner, meter=meter)
+            return _report(target, episodes, todo, written)
+        finally:
+            target.release()
 
 
 def _todo(target: Destination, episodes: Sequence[EpisodeInfo]) -> list[tuple[int, EpisodeInfo]]:

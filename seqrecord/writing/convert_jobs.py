@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from seqrecord.collecting import StatisticsCollector
-from seqrecord.errors import CodecError, FrameError, SourceError
+from seqrecord.errors import CodecError, FrameError, SeqRecordError, SourceError
 from seqrecord.format.text import encode_metadata
 from seqrecord.schema import Schema
 from seqrecord.sources import EpisodeInfo, Source
@@ -16,7 +16,11 @@ from seqrecord.storage import Storage
 from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.stored_schema import check_fps
 
-__all__ = ["BadEpisode", "Job", "Written", "cut_in_jobs", "write_copy", "write_job"]
+__all__ = ["BadEpisode", "Job", "StoppedError", "Written", "cut_in_jobs", "write_copy", "write_job"]
+
+
+class StoppedError(SeqRecordError):
+    """A job was asked to stop."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +33,12 @@ class BadEpisode:
 
 @dataclass(frozen=True)
 class Written:
-    """What came of a job: the episodes that were left out, and statistics of the others."""
+    """What came of a job: the episodes that were left out, and statistics of the others.
 
+    `frames` counts those of episodes that were left out, too, as far as they were read.
+    """
+
+    frames: int
     bad: tuple[BadEpisode, ...]
     statistics: Statistics | None
 
@@ -72,7 +80,14 @@ def cut_in_jobs(
 
 def write_job(job: Job, advance: Callable[[int], None] | None = None) -> Written:
     """Write one job into record files of its own. `advance` is called with frames done."""
-    bad = []
+    bad, frames = [], 0
+
+    def count(written: int) -> None:
+        nonlocal frames
+        frames += written
+        if advance is not None:
+            advance(written)
+
     collector = StatisticsCollector(job.schema) if job.statistics else None
     files = RecordFileWriter(
         job.storage,
@@ -91,7 +106,7 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> Written
                 fps=check_fps(info.fps),
             )
             try:
-                _write_frames(files, job, info, advance)
+                _write_frames(files, job, info, count)
             except SourceError as error:
                 if not job.skip_bad_episodes:
                     raise SourceError(
@@ -108,7 +123,7 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> Written
         files.leave()
         raise
     files.close()
-    return Written(tuple(bad), None if collector is None else collector.statistics())
+    return Written(frames, tuple(bad), None if collector is None else collector.statistics())
 
 
 def write_copy(job: Job, advance: Callable[[int], None] | None = None) -> Written:
@@ -124,7 +139,7 @@ def _write_frames(
     files: RecordFileWriter,
     job: Job,
     info: EpisodeInfo,
-    advance: Callable[[int], None] | None,
+    advance: Callable[[int], None],
 ) -> None:
     count = 0
     for frame in job.source.frames(info):
@@ -135,8 +150,7 @@ def _write_frames(
             files.append(frame)
         except (FrameError, CodecError) as error:
             raise SourceError(error.message, **error.facts()) from error
-        if advance is not None:
-            advance(1)
+        advance(1)
     if count != info.num_frames or count == 0:
         raise SourceError(
             "the source yields another number of frames than it lists",

@@ -1,24 +1,20 @@
-"""Runs the jobs of a conversion: here, on a pool of processes, or on a given executor."""
+"""Runs the jobs of a conversion: here, on processes, on an executor, or on a cluster."""
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass, field
-from multiprocessing.connection import wait as wait_for
-from typing import Any
+from concurrent.futures import BrokenExecutor, Executor, Future, wait
+from dataclasses import dataclass
+from typing import Protocol
 
-from seqrecord.errors import DestinationError, SeqRecordError
-from seqrecord.storage.spare_files import Hold
+from seqrecord.errors import DestinationError
+from seqrecord.writing.clusters import open_cluster
 from seqrecord.writing.convert_jobs import Job, Written, write_copy, write_job
+from seqrecord.writing.worker_processes import worker_processes
 
-__all__ = ["Meter", "Progress", "run_jobs"]
+__all__ = ["Meter", "Progress", "Workers", "given_workers", "run_jobs"]
 
 _REPORT_SECONDS = 0.1
 
@@ -43,7 +39,8 @@ class Meter:
     _told: float = 0.0
 
     def add(self, frames: int) -> None:
-        self.frames += frames
+        # A job that is done again, by another worker, tells its frames again.
+        self.frames = min(self.frames + frames, self.total_frames)
         if self.progress is not None and time.monotonic() - self._told >= _REPORT_SECONDS:
             self.tell()
 
@@ -55,46 +52,94 @@ class Meter:
             self._told = time.monotonic()
 
 
+class Workers(Protocol):
+    """What runs jobs, several at a time."""
+
+    broken: tuple[type[BaseException], ...]  # how a job fails whose worker has gone
+
+    @property
+    def count(self) -> int | None:
+        """How many jobs run at a time; `None` where nobody tells."""
+        ...
+
+    def submit(self, job: Job) -> Future[Written]:
+        """Have a job done."""
+        ...
+
+    def take(self) -> int | None:
+        """How many frames have been written since; `None` where nobody tells."""
+        ...
+
+    def stop(self) -> None:
+        """Tell the jobs that run to stop soon, which fail then."""
+        ...
+
+
+class _Given:
+    """An executor of the caller's, of which nothing else is known."""
+
+    broken: tuple[type[BaseException], ...] = (BrokenExecutor,)
+    count: int | None = None
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def submit(self, job: Job) -> Future[Written]:
+        return self._executor.submit(write_copy, job)
+
+    def take(self) -> None:
+        return None
+
+    def stop(self) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def given_workers(executor: Executor | str | None) -> Iterator[Workers | None]:
+    """Those of an executor, or of a cluster at this address, as long as the block runs."""
+    if isinstance(executor, str):
+        with open_cluster(executor) as cluster:
+            yield cluster
+    else:
+        yield None if executor is None else _Given(executor)
+
+
 def run_jobs(
-    jobs: Sequence[Job], *, workers: int, executor: Executor | None, meter: Meter
+    jobs: Sequence[Job], *, processes: int, workers: Workers | None, meter: Meter
 ) -> list[Written]:
-    """Write all jobs, on `executor`, or else on `workers` processes, one being this process.
+    """Write all jobs, on `workers`, or else on so many processes, one being this process.
 
     Returns what came of each, in their order.
     """
-    count = min(workers, len(jobs))
-    if executor is not None:
-        written = _run_on(executor, jobs, meter, channel=None)
-    elif count <= 1:
+    processes = min(processes, len(jobs))
+    if workers is not None:
+        written = _run_on(workers, jobs, meter)
+    elif processes <= 1:
         written = [write_job(job, meter.add) for job in jobs]
     else:
-        with _pool(count) as (pool, channel):
-            written = _run_on(pool, jobs, meter, channel)
+        with worker_processes(processes) as pool:
+            written = _run_on(pool, jobs, meter)
     meter.tell()
     return written
 
 
-def _run_on(
-    executor: Executor, jobs: Sequence[Job], meter: Meter, channel: _Channel | None
-) -> list[Written]:
+def _run_on(workers: Workers, jobs: Sequence[Job], meter: Meter) -> list[Written]:
     """Run the jobs, largest first so that none is left for the end."""
-    task = write_copy if channel is None else _write_in_pool
     futures: dict[Future[Written], int] = {}
     try:
-        with contextlib.nullcontext() if channel is None else _interrupts_blocked():
-            numbers = sorted(range(len(jobs)), key=lambda n: jobs[n].num_frames, reverse=True)
-            for number in numbers:
-                futures[executor.submit(task, jobs[number])] = number
+        for number in sorted(range(len(jobs)), key=lambda n: jobs[n].num_frames, reverse=True):
+            futures[workers.submit(jobs[number])] = number
         pending = set(futures)
         while pending:
             done, pending = wait(pending, timeout=_REPORT_SECONDS, return_when="FIRST_COMPLETED")
+            frames = workers.take()
             for future in done:
-                future.result()
-                if channel is None:
-                    meter.add(jobs[futures[future]].num_frames)
-            if channel is not None:
-                meter.add(channel.take())
-    except BrokenExecutor as error:
+                done_frames = future.result().frames
+                if frames is None:
+                    meter.add(done_frames)
+            if frames:
+                meter.add(frames)
+    except workers.broken as error:
         wait(futures)
         raise DestinationError(
             "a worker ended before its work did (killed, or out of memory?); episodes that had "
@@ -102,102 +147,10 @@ def _run_on(
             file=jobs[0].storage.url,
         ) from error
     except BaseException:
-        if channel is not None:
-            channel.stop.value = True
+        workers.stop()
         wait([future for future in futures if not future.cancel()])
         raise
     by_number = {number: future.result() for future, number in futures.items()}
-    return [by_number[number] for number in range(len(jobs))]
-
-
-@dataclass
-class _Channel:
-    """How pool workers tell their progress and hear that they should stop.
-
-    Neither has a lock, which a killed worker could hold for ever: a message this short is written
-    to a pipe whole or not at all. Nor does a worker ever wait for a full pipe to be read.
-    """
-
-    frames: Any = field(repr=False)  # multiprocessing.Connection of frame counts, as text
-    stop: Any = field(repr=False)  # a shared ctypes bool
-
-    def take(self) -> int:
-        total = 0
-        while self.frames.poll():
-            total += int(self.frames.recv_bytes())
-        return total
-
-
-class _StoppedError(SeqRecordError):
-    """The parent asked the workers to stop."""
-
-
-@contextlib.contextmanager
-def _pool(workers: int) -> Iterator[tuple[ProcessPoolExecutor, _Channel]]:
-    # Spawned, not forked: the parent may have threads.
-    context = multiprocessing.get_context("spawn")
-    stop = context.RawValue("b", False)
-    receiver, sender = context.Pipe(duplex=False)
-    with receiver, sender:
-        pool = ProcessPoolExecutor(
-            workers, context, initializer=_start_worker, initargs=(sender, stop)
-        )
-        try:
-            yield pool, _Channel(receiver, stop)
-        finally:
-            stop.value = True
-            pool.shutdown(cancel_futures=True)
-
-
-@contextlib.contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Processes started here never see Ctrl-C, which reaches the whole process group.
-
-    The parent sees it when the block ends, and it alone decides.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@dataclass
-class _Worker:
-    """A pool worker's end of the channel."""
-
-    frames: Any
-    stop: Any
-    hold: Hold = field(default_factory=Hold)  # jobs have storages of their own, one by one
-    _untold: int = 0
-
-    def advance(self, frames: int) -> None:
-        if self.stop.value:
-            raise _StoppedError("stopped")
-        self._untold += frames
-        with contextlib.suppress(BlockingIOError):
-            self.frames.send_bytes(b"%d" % self._untold)
-            self._untold = 0
-
-
-_worker: _Worker | None = None
-
-
-def _start_worker(frames: Any, stop: Any) -> None:
-    global _worker
-    os.set_blocking(frames.fileno(), False)
-    _worker = _Worker(frames, stop)
-    threading.Thread(target=_die_with_parent, daemon=True).start()
-
-
-def _die_with_parent() -> None:
-    """A killed parent must not leave workers that continue to write."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait_for([parent.sentinel])
-        os._exit(1)
-
-
-def _write_in_pool(job: Job) -> Written:
-    assert _worker is not None
-    return write_copy(job, _worker.advance)
+    written = [by_number[number] for number in range(len(jobs))]
+    meter.frames = max(meter.frames, sum(each.frames for each in written))
+    return written

@@ -95,6 +95,12 @@ def main(context: click.Context) -> None:
     "JSON; for all features or for one; can be repeated. [balanced]",
 )
 @click.option("--workers", type=AT_LEAST_1, help="Processes. [one for each core]")
+@click.option(
+    "--executor",
+    metavar="URL",
+    help="A cluster that packs: dask://HOST:PORT or ray://HOST:PORT. Its workers read --src and "
+    "write --dst under the same names. [processes of this machine]",
+)
 @click.option("--resume", is_flag=True, help="Continue an interrupted write.")
 @click.option("--append", is_flag=True, help="Add the episodes that the dataset does not have yet.")
 @feature_names("Names of the features to pack.")
@@ -154,6 +160,7 @@ def write(
     dst: str | None,
     codecs: tuple[str, ...],
     workers: int | None,
+    executor: str | None,
     resume: bool,
     append: bool,
     features: list[str] | None,
@@ -211,6 +218,7 @@ def write(
                 codecs=chosen,
                 mode=mode,
                 workers=workers,
+                executor=executor,
                 skip_bad_episodes=skip_bad_episodes,
                 chunk_frames=chunk_frames,
                 fps=fps,

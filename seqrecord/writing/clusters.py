@@ -1,0 +1,242 @@
+"""Runs the jobs of a conversion on a cluster: Dask's or Ray's, by its address."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future
+from types import ModuleType
+from typing import Any
+from urllib.parse import urlsplit
+
+from seqrecord.errors import DestinationError, MissingPackageError
+from seqrecord.writing.convert_jobs import Job, StoppedError, Written, write_copy
+
+__all__ = ["Cluster", "open_cluster"]
+
+_CONNECT_SECONDS = 30
+_TELL_SECONDS = 0.5  # a message goes over the network
+
+
+class Cluster:
+    """Workers on other machines: `submit`, `take` and `stop` are those of `Workers`."""
+
+    broken: tuple[type[BaseException], ...]
+    count: int
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._frames = 0
+
+    def take(self) -> int:
+        """How many frames have been written since."""
+        with self._lock:
+            frames, self._frames = self._frames, 0
+        return frames
+
+    def _add(self, frames: int) -> None:
+        with self._lock:
+            self._frames += frames
+
+    def submit(self, job: Job) -> Future[Written]:
+        """Have a job done by any worker."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Tell the jobs that run to stop soon, which fail then."""
+        raise NotImplementedError
+
+
+@contextlib.contextmanager
+def open_cluster(address: str) -> Iterator[Cluster]:
+    """Connect to `dask://HOST:PORT` or `ray://HOST:PORT`; the connection ends with the block.
+
+    Raises `DestinationError` for another address and where nobody answers, and
+    `MissingPackageError` where the cluster's package is not installed.
+    """
+    scheme = urlsplit(address).scheme
+    if scheme not in _OPENING or not urlsplit(address).netloc:
+        raise DestinationError(
+            "not the address of a cluster",
+            expected="dask://HOST:PORT or ray://HOST:PORT",
+            got=address,
+        )
+    with _OPENING[scheme](address) as cluster:
+        yield cluster
+
+
+class _Told:
+    """Passes on how many frames a job has written, and stops it when nobody wants it any more."""
+
+    def __init__(self, tell: Callable[[int], None], is_wanted: Callable[[], bool]) -> None:
+        self._tell, self._is_wanted = tell, is_wanted
+        self._frames, self._last = 0, time.monotonic()
+
+    def advance(self, frames: int) -> None:
+        self._frames += frames
+        if time.monotonic() - self._last >= _TELL_SECONDS:
+            if not self._is_wanted():
+                raise StoppedError("stopped")
+            self.tell()
+
+    def tell(self) -> None:
+        self._tell(self._frames)
+        self._frames, self._last = 0, time.monotonic()
+
+
+# Dask
+
+
+class _Dask(Cluster):
+    """What is lost with a worker is done again by another, three times by Dask's default."""
+
+    def __init__(self, distributed: ModuleType, client: Any) -> None:
+        super().__init__()
+        self.broken = (distributed.scheduler.KilledWorker, CancelledError)
+        self.count = sum(client.nthreads().values())
+        self._executor = client.get_executor(pure=False)
+        self._topic = f"seqrecord-{uuid.uuid4().hex}"
+        client.subscribe_topic(self._topic, lambda event: self._add(event[1]))
+
+    def submit(self, job: Job) -> Future[Written]:
+        future: Future[Written] = self._executor.submit(_write_on_dask, job, self._topic)
+        return future
+
+    def stop(self) -> None:
+        """Nothing to do: Dask releases jobs whose futures are cancelled, and these look for it."""
+
+
+@contextlib.contextmanager
+def _dask(address: str) -> Iterator[Cluster]:
+    distributed = _imported("distributed", "dask")
+    place = f"tcp://{urlsplit(address).netloc}"
+    try:
+        client = distributed.Client(place, timeout=_CONNECT_SECONDS, set_as_default=False)
+    except (OSError, TimeoutError) as error:
+        raise _nobody(address, error) from error
+    with client:
+        cluster = _Dask(distributed, client)
+        if not cluster.count:
+            raise DestinationError("the cluster has no workers", got=address)
+        yield cluster
+
+
+def _write_on_dask(job: Job, topic: str) -> Written:
+    worker = importlib.import_module("distributed").get_worker()
+    key = worker.get_current_task()
+
+    def is_wanted() -> bool:
+        task = worker.state.tasks.get(key)
+        return task is not None and task.state == "executing"
+
+    told = _Told(lambda frames: worker.log_event(topic, frames), is_wanted)
+    written = write_copy(job, told.advance)
+    told.tell()
+    return written
+
+
+# Ray
+
+
+class _Ray(Cluster):
+    def __init__(self, ray: ModuleType) -> None:
+        super().__init__()
+        self.broken = (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError)
+        self.count = int(ray.cluster_resources().get("CPU", 0))
+        self._ray = ray
+        self._refs: list[Any] = []
+        self._counter = ray.remote(num_cpus=0)(_Counter).remote()
+        self._asked: Any = None
+        self._write = ray.remote(_write_on_ray)
+
+    def submit(self, job: Job) -> Future[Written]:
+        ref = self._write.remote(job, self._counter)
+        self._refs.append(ref)
+        future: Future[Written] = Future()
+
+        def done(came: Future[Written]) -> None:
+            if not future.cancelled():
+                _pass_on(came, future, self._ray.exceptions.RayTaskError)
+
+        ref.future().add_done_callback(done)
+        return future
+
+    def take(self) -> int:
+        if self._asked is not None and self._ray.wait([self._asked], timeout=0)[0]:
+            self._add(self._ray.get(self._asked))
+            self._asked = None
+        if self._asked is None:
+            self._asked = self._counter.take.remote()
+        return super().take()
+
+    def stop(self) -> None:
+        for ref in self._refs:
+            self._ray.cancel(ref)
+
+
+@contextlib.contextmanager
+def _ray(address: str) -> Iterator[Cluster]:
+    ray = _imported("ray", "ray")
+    try:
+        context = ray.init(address, log_to_driver=False)
+    except ConnectionError as error:
+        raise _nobody(address, error) from error
+    with context:
+        cluster = _Ray(ray)
+        if not cluster.count:
+            raise DestinationError("the cluster has no workers", got=address)
+        yield cluster
+
+
+class _Counter:
+    """Lives on the cluster, as an actor."""
+
+    def __init__(self) -> None:
+        self._frames = 0
+
+    def add(self, frames: int) -> None:
+        self._frames += frames
+
+    def take(self) -> int:
+        frames, self._frames = self._frames, 0
+        return frames
+
+
+def _write_on_ray(job: Job, counter: Any) -> Written:
+    told = _Told(lambda frames: counter.add.remote(frames), lambda: True)
+    written = write_copy(job, told.advance)
+    told.tell()
+    return written
+
+
+def _pass_on(came: Future[Written], future: Future[Written], wrapper: type[BaseException]) -> None:
+    """Ray wraps what a task raises."""
+    error = came.exception()
+    if error is None:
+        future.set_result(came.result())
+    else:
+        cause = getattr(error, "cause", None) if isinstance(error, wrapper) else None
+        future.set_exception(cause or error)
+
+
+def _imported(module: str, extra: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingPackageError(
+            f"{module} is not installed", expected=f"pip install 'seqrecord-torch[{extra}]'"
+        ) from error
+
+
+def _nobody(address: str, error: BaseException) -> DestinationError:
+    return DestinationError("no cluster answers at this address", got=f"{address}: {error}")
+
+
+_OPENING: dict[str, Callable[[str], contextlib.AbstractContextManager[Cluster]]] = {
+    "dask": _dask,
+    "ray": _ray,
+}

@@ -1,0 +1,182 @@
+"""Conversion on clusters: Dask's and Ray's own, started here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import seqrecord
+from seqrecord import convert
+from seqrecord.errors import DestinationError, SourceError
+from seqrecord.writing.convert import Progress
+from tests.made_source import MadeSource
+from tests.services import Azurite, Moto
+from tests.services.process import wait_for
+
+SMALL: dict[str, Any] = {"chunk_frames": 4, "record_bytes": "60kB"}
+
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize("address", ["dask:/nowhere", "spark://host:1", "", "dask://"])
+def test_other_addresses_are_refused(tmp_path: Path, address: str) -> None:
+    with pytest.raises(DestinationError, match="not the address of a cluster"):
+        convert(MadeSource(), tmp_path / "d", executor=address)
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.fixture(scope="module")
+def dask() -> Iterator[str]:
+    """Two workers, a process each, of one thread."""
+    distributed = pytest.importorskip("distributed", reason="pip install distributed")
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=None
+    ) as cluster:
+        yield cluster.scheduler_address.replace("tcp://", "dask://")
+
+
+@pytest.fixture(scope="module")
+def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A head of two CPUs, with a client server."""
+    pytest.importorskip("ray", reason="pip install 'ray[client]'")
+    port = free_port()
+    command = [sys.executable, "-m", "ray.scripts.scripts"]
+    start = [*command, "start", "--head", "--num-cpus=2", f"--port={free_port()}"]
+    start += [f"--ray-client-server-port={port}", "--include-dashboard=false"]
+    start += ["--disable-usage-stats", "--object-store-memory=100000000"]
+    subprocess.run(start, check=True, stdout=subprocess.DEVNULL, timeout=120)
+    yield f"ray://127.0.0.1:{port}"
+    subprocess.run([*command, "stop", "--force"], check=True, stdout=subprocess.DEVNULL)
+
+
+def _on_a_cluster(tmp_path: Path, cluster: str) -> None:
+    seen: list[Progress] = []
+    source = MadeSource((9, 30, 14, 20), delay=0.1)
+    whole = convert(MadeSource((9, 30, 14, 20)), tmp_path / "whole", workers=1, **SMALL)
+    report = convert(
+        source, tmp_path / "d", executor=cluster, progress=seen.append, record_bytes="1MB"
+    )
+    assert report.manifest.num_frames == whole.manifest.num_frames == 73
+    assert seqrecord.verify(tmp_path / "d", deep=True).ok
+    frames = [progress.frames for progress in seen]
+    assert frames == sorted(frames)
+    assert frames[-1] == 73
+    assert len(set(frames) - {0, 73}) > 4  # it moved within jobs
+
+
+def _a_bad_episode_is_told_as_locally(tmp_path: Path, cluster: str) -> None:
+    tmp_path.mkdir(exist_ok=True)
+    with pytest.raises(SourceError, match="made to fail") as caught:
+        convert(MadeSource(bad={4: 2}), tmp_path, executor=cluster, **SMALL)
+    assert (caught.value.episode, caught.value.frame) == ("made/004", 2)
+    report = convert(MadeSource(), tmp_path, mode="resume", executor=cluster, **SMALL)
+    assert {*report.skipped, *report.written} == {e.key for e in MadeSource().episodes()}
+    bad = convert(
+        MadeSource(bad={1: 0}),
+        tmp_path.with_name(tmp_path.name + "-bad"),
+        executor=cluster,
+        skip_bad_episodes=True,
+        **SMALL,
+    )
+    assert [each.key for each in bad.bad] == ["made/001"]
+
+
+def _an_interrupt_stops_the_jobs(tmp_path: Path, cluster: str) -> None:
+    source = MadeSource((3, 4, 100_000), delay=0.01)
+
+    def interrupt(progress: Progress) -> None:
+        if progress.frames > 20:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, tmp_path / "d", executor=cluster, progress=interrupt, **SMALL)
+
+    def is_quiet() -> bool:
+        before = _bytes(tmp_path / "d")
+        time.sleep(1)
+        return _bytes(tmp_path / "d") == before
+
+    wait_for(is_quiet, seconds=30)
+    report = convert(MadeSource((3, 4)), tmp_path / "d", mode="resume", workers=1, **SMALL)
+    assert len(report.written) + len(report.skipped) == 2
+
+
+CHECKS = [_on_a_cluster, _a_bad_episode_is_told_as_locally, _an_interrupt_stops_the_jobs]
+
+
+@slow
+@pytest.mark.parametrize("check", CHECKS)
+def test_on_dask(tmp_path: Path, dask: str, check: Callable[[Path, str], None]) -> None:
+    check(tmp_path, dask)
+
+
+@slow
+def test_on_ray(tmp_path: Path, ray: str) -> None:
+    """One test, for `ray stop` ends all that is of Ray on this machine."""
+    for check in CHECKS:
+        check(tmp_path / check.__name__, ray)
+
+
+@slow
+def test_a_killed_workers_jobs_are_done_by_another(tmp_path: Path, dask: str) -> None:
+    distributed = pytest.importorskip("distributed")
+    source = MadeSource((9, 3, 14, 1, 6, 11, 2, 8), delay=0.05)
+    whole = convert(MadeSource(), tmp_path / "whole", workers=1, **SMALL)
+    with distributed.Client(dask.replace("dask", "tcp"), set_as_default=False) as client:
+        pids = list(client.run(os.getpid).values())
+
+        def kill(progress: Progress) -> None:
+            if progress.frames and pids:
+                os.kill(pids[0], signal.SIGKILL)
+                pids.clear()
+
+        report = convert(source, tmp_path / "d", executor=dask, progress=kill, **SMALL)
+    assert not pids
+    assert report.manifest.num_frames == whole.manifest.num_frames
+    with seqrecord.open(tmp_path / "d") as dataset:
+        assert list(dataset.episodes) == [info.key for info in MadeSource().episodes()]
+
+
+@slow
+def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("distributed")
+    monkeypatch.setattr("seqrecord.writing.clusters._CONNECT_SECONDS", 1)
+    address = f"dask://127.0.0.1:{free_port()}"
+    with pytest.raises(DestinationError, match="no cluster answers"):
+        convert(MadeSource(), tmp_path / "d", executor=address)
+
+
+@pytest.mark.service
+@slow
+@pytest.mark.parametrize("kind", ["azurite", "moto"])
+def test_into_object_stores(dask: str, kind: str, request: pytest.FixtureRequest) -> None:
+    if kind == "azurite":
+        azurite: Azurite = request.getfixturevalue("azurite")
+        url = f"az://{azurite.new_container()}/set"
+        options: dict[str, Any] = {"connection_string": azurite.connection_string}
+    else:
+        moto: Moto = request.getfixturevalue("moto")
+        url, options = f"s3://{moto.new_bucket()}/set", moto.options()
+    report = convert(MadeSource(), url, executor=dask, storage_options=options, **SMALL)
+    assert len(report.written) == 8
+    assert len(report.manifest.record_files) > 1
+    assert seqrecord.verify(url, deep=True, storage_options=options).ok
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
