@@ -30,6 +30,7 @@ from seqrecord.engine.device.arena import DeviceArena
 from seqrecord.engine.device.buffers import DeviceBatchBuilder, DeviceBuffers
 from seqrecord.engine.device.staging import Staging
 from seqrecord.engine.device.streams import RunAhead, find_device, streams_of
+from seqrecord.engine.ragged import for_users
 from seqrecord.engine.stats import EngineStats
 from seqrecord.reading.frames import ArraySpec
 from tests.side_streams import STREAMS, LateStream, OutrunStream, make_stream
@@ -122,11 +123,12 @@ def check(batch: Batch, clips: list[list[int]], device: torch.device) -> None:
     assert list(batch.features) == list(SPECS)
     assert batch.episode.tolist() == list(range(len(clips)))
     assert batch.start.tolist() == [7] * len(clips)
+    features = for_users(batch.features, ())
     for name, spec in SPECS.items():
-        assert len(batch.features[name]) == len(clips)
+        assert len(features[name]) == len(clips)
         for i, numbers in enumerate(clips):
             for k, number in enumerate(numbers):
-                got = batch.features[name][i][k]
+                got = features[name][i][k]
                 assert got.device == device
                 assert got.cpu().numpy().dtype == spec.dtype
                 np.testing.assert_array_equal(got.cpu().numpy(), frame(number)[name])

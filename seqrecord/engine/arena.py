@@ -17,7 +17,16 @@ import torch
 from seqrecord.format.pages import aligned
 from seqrecord.reading.frames import SHAPE_DTYPE, ArraySpec
 
-__all__ = ["Arena", "BufferPool", "Place", "Rows", "VariableRows", "page_aligned"]
+__all__ = [
+    "Arena",
+    "BufferPool",
+    "FreshRows",
+    "ObjectRows",
+    "Place",
+    "Rows",
+    "VariableRows",
+    "page_aligned",
+]
 
 
 class Rows(Protocol):
@@ -61,17 +70,41 @@ class VariableRows:
         return self._memory[row, :nbytes].view(self._dtype).reshape(shape)
 
 
+class FreshRows(list[Any]):
+    """Rows of a feature with a variable shape: fresh arrays, which others may go on to use."""
+
+    def __init__(self, num_rows: int, dtype: np.dtype[Any]) -> None:
+        super().__init__([None] * num_rows)
+        self._dtype = dtype
+
+    def make(self, first: int, shapes: Sequence[tuple[int, ...]]) -> list[npt.NDArray[Any]]:
+        """Arrays of these shapes in the rows from `first` on, to be written to."""
+        arrays = [np.empty(shape, self._dtype) for shape in shapes]
+        self[first : first + len(arrays)] = arrays
+        return arrays
+
+
+class ObjectRows(list[Any]):
+    """Rows of a feature whose frames are `str` or `bytes`."""
+
+    def __init__(self, num_rows: int, spec: ArraySpec) -> None:
+        super().__init__([None] * num_rows)
+        self.nbytes = num_rows * spec.nbytes
+
+    def put(self, row: int, value: str | bytes) -> None:
+        """Keep a value in a row."""
+        self[row] = value
+
+
 class Arena:
-    """Rows of frames, a feature an array [rows, …]; `VariableRows` where the shape varies."""
+    """Rows of frames, a feature an array [rows, …]; `VariableRows` where the shape varies, and
+    `ObjectRows` of texts."""
 
     def __init__(self, specs: Mapping[str, ArraySpec], num_rows: int) -> None:
         self.specs = dict(specs)
         self.num_rows = num_rows
         self._arrays: dict[str, Any] = {
-            name: page_aligned((num_rows, *spec.shape), spec.dtype)  # type: ignore[arg-type]
-            if spec.is_fixed
-            else VariableRows(num_rows, spec)
-            for name, spec in specs.items()
+            name: _rows_of(spec, num_rows) for name, spec in specs.items()
         }
 
     def __getitem__(self, feature: str) -> Any:
@@ -88,10 +121,21 @@ class Arena:
         # With "raise", NumPy would check by copying through a temporary of the whole batch.
         np.take(self._arrays[feature], rows, axis=0, out=out, mode="clip")
 
-    def find_list(self, feature: str, rows: npt.NDArray[np.int64]) -> list[npt.NDArray[np.generic]]:
-        """The frames in these rows, for a variable shape: views, until the rows are loaded anew."""
-        frames: VariableRows = self._arrays[feature]
+    def find_list(self, feature: str, rows: npt.NDArray[np.int64]) -> list[Any]:
+        """The frames in these rows, for a variable shape: views, until the rows are loaded anew.
+
+        Of texts the values, which stay.
+        """
+        frames: VariableRows | ObjectRows = self._arrays[feature]
         return [frames[row] for row in rows.tolist()]
+
+
+def _rows_of(spec: ArraySpec, num_rows: int) -> Any:
+    if spec.value != "array":
+        return ObjectRows(num_rows, spec)
+    if not spec.is_fixed:
+        return VariableRows(num_rows, spec)
+    return page_aligned((num_rows, *spec.shape), spec.dtype)  # type: ignore[arg-type]
 
 
 def page_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

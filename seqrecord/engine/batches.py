@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +16,8 @@ from seqrecord.engine.adjacent import AdjacentPool
 from seqrecord.engine.arena import Arena, BufferPool
 from seqrecord.engine.calls import Calls, read_only
 from seqrecord.engine.crops import Crop, frames_in
+from seqrecord.engine.ragged import Packed, RaggedFrames, clips_of
 from seqrecord.engine.shared_memory import SharedBufferPool, can_share
-from seqrecord.format.pages import aligned
 from seqrecord.reading.frames import ArraySpec
 
 __all__ = [
@@ -42,10 +41,10 @@ _BYTE = np.dtype(np.uint8)
 class Batch:
     """Clips as tensors [clips, frames, …] by feature, and where each clip comes from.
 
-    A feature with a variable shape is a list of clips, each a list of frames.
+    Of texts a list of clips, each a list of `str` or `bytes`.
     """
 
-    features: dict[str, torch.Tensor | list[list[torch.Tensor]]]
+    features: dict[str, torch.Tensor | RaggedFrames | list[list[Any]]]
     episode: npt.NDArray[np.int64]  # [clips], row of the index
     start: npt.NDArray[np.int64]  # [clips], first frame
     arrive: Callable[[], object] = lambda: None
@@ -159,11 +158,13 @@ class HostBatchBuilder:
         self._pools = pools
         fixed = [name for name, spec in specs.items() if spec.is_fixed]
         self._buffers = {name: pools[name].acquire() for name in fixed}
-        self._variable = {
-            name: _VariableFrames(spec, pools[name])
-            for name, spec in specs.items()
-            if not spec.is_fixed
-        }
+        self._variable: dict[str, Packed] = {}
+        self._texts: dict[str, list[Any]] = {}  # one clip's after the other's
+        for name, spec in specs.items():
+            if spec.value != "array":
+                self._texts[name] = []
+            elif not spec.is_fixed:
+                self._variable[name] = Packed(spec, pools[name])
 
     @property
     def is_full(self) -> bool:
@@ -207,11 +208,13 @@ class HostBatchBuilder:
         else:
             copiers.copy([*crops, *_pieces(parts, total, copiers.num_threads)])
         for source in sources:
+            rows = source.rows.reshape(-1)
             for name in source.features:
-                if name not in self._variable:
-                    continue
-                for frame in source.arena.find_list(name, source.rows.reshape(-1)):
-                    self._variable[name].append(frame)
+                if name in self._texts:
+                    self._texts[name] += source.arena.find_list(name, rows)
+                elif name in self._variable:
+                    for frame in source.arena.find_list(name, rows):
+                        self._variable[name].append(frame)
         return 0
 
     def make(self, slot: int, calls: Calls, number: int, clip: dict[str, Any]) -> None:
@@ -226,12 +229,14 @@ class HostBatchBuilder:
         self.names.append(episode, start)
 
     def finish(self) -> Batch:
-        features: dict[str, Any] = {
-            name: self._variable[name].finish(self.size)
-            if name in self._variable
-            else self._pools[name].lease(self._buffers[name], self.size)
-            for name in self._specs
-        }
+        features: dict[str, Any] = {}
+        for name in self._specs:
+            if name in self._texts:
+                features[name] = clips_of(self._texts[name], self.size)
+            elif name in self._variable:
+                features[name] = self._variable[name].finish(self.size)
+            else:
+                features[name] = self._pools[name].lease(self._buffers[name], self.size)
         return Batch(features, self.names.episode, self.names.start)
 
     def _parts(self, slot: int, sources: Sequence[Source[Arena]]) -> list[_Part]:
@@ -324,6 +329,8 @@ def batch_pools(
 ) -> dict[str, BufferPool]:
     """A pool for each feature, of memory for `size` clips; `lengths` are their frames by feature.
 
+    Texts need none.
+
     Single clips may be joined to batches, see `engine.adjacent`.
     With `shared`, batches can be sent to another process without being copied. Frames of a variable
     shape are copied even so, and their memory is not used again.
@@ -332,12 +339,14 @@ def batch_pools(
     pools = {}
     for name, spec in specs.items():
         length = lengths[name]
+        if spec.value != "array":
+            continue
         if spec.is_fixed:
             make = partial(_array_pool, pool, (length, *spec.shape), spec.dtype, keep)
             pools[name] = AdjacentPool(make) if size == 1 else make(size)
         else:
             assert spec.largest is not None, "the largest frame is known"
-            room = (size * length * aligned(spec.largest),)
+            room = (size * length * spec.largest,)
             pools[name] = _FreshPool(room, _BYTE, 0) if shared else BufferPool(room, _BYTE, keep)
     return pools
 
@@ -346,39 +355,6 @@ def _array_pool(
     kind: type[BufferPool], shape: Any, dtype: np.dtype[Any], keep: int, size: int
 ) -> BufferPool:
     return kind((size, *shape), dtype, keep)
-
-
-class _VariableFrames:
-    """Frames of a variable shape in a batch: one after the other in one piece of memory.
-
-    So a batch takes what its frames take, in memory that is used again as that of fixed shapes is::
-
-        frames    | 0     | 1 | 2         | 3   |                      largest x frames
-        memory    [ . . . . . . . . . . . . . . . | never touched …                   ]
-    """
-
-    def __init__(self, spec: ArraySpec, pool: BufferPool) -> None:
-        self._pool = pool
-        self._memory = pool.acquire()
-        self._used = 0
-        self._places: list[tuple[int, tuple[int, ...]]] = []
-        self._dtype = torch.from_numpy(np.empty(0, spec.dtype)).dtype
-
-    def append(self, frame: npt.NDArray[np.generic]) -> None:
-        """Copy a frame, which comes next."""
-        self._places.append((self._used, frame.shape))
-        self._memory[self._used : self._used + frame.nbytes] = frame.reshape(-1).view(_BYTE)
-        self._used += aligned(frame.nbytes)
-
-    def finish(self, num_clips: int) -> list[list[torch.Tensor]]:
-        """The frames of so many clips; the memory is released when the last one is dropped."""
-        length = len(self._places) // num_clips
-        whole, size = self._pool.lease(self._memory, self._used), self._dtype.itemsize
-        frames = [
-            whole[begin : begin + math.prod(shape) * size].view(self._dtype).view(shape)
-            for begin, shape in self._places
-        ]
-        return [frames[at : at + length] for at in range(0, len(frames), length)]
 
 
 class _FreshPool(BufferPool):

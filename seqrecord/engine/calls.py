@@ -131,8 +131,10 @@ class Calls:
             np.copyto(out[name], array)
 
 
-def read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A view that nobody can write to."""
+def read_only(array: Any) -> Any:
+    """A view of an array that nobody can write to; or a text."""
+    if not isinstance(array, np.ndarray):
+        return array
     view: npt.NDArray[Any] = array.view()
     view.flags.writeable = False
     return view

@@ -189,7 +189,7 @@ class Execution:
             buffers,
             {group.group: group.window.frame_step for group in plan.groups},
             plan.groups[plan.leading].group,
-            frame_transform,
+            None if frame_transform is None else (frame_transform, specs),
             num_threads,
             stats,
         )
@@ -224,7 +224,8 @@ def _of_group(
     specs: Mapping[str, ArraySpec],
     transform: FrameTransform | None,
 ) -> Mapping[str, ArraySpec]:
-    """The arrays of a group's frames: with a transform, all that it makes of whole frames."""
+    """The arrays of a group's frames, masks too: with a transform, all it makes of whole frames."""
     if transform is not None:
         return specs
-    return {name: specs[name] for name, spec in dataset.features.items() if spec.group == group}
+    stored = dataset.features
+    return {n: s for n, s in specs.items() if stored[s.mask_of or n].group == group}

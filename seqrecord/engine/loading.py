@@ -16,14 +16,18 @@ from seqrecord.engine.arena import Place
 from seqrecord.engine.buffers import Buffers
 from seqrecord.engine.direct import Direct, Slice, find_slices, parts_of, whole_pages
 from seqrecord.engine.loads import Load
+from seqrecord.engine.ragged import Padded
 from seqrecord.engine.stats import EngineStats
+from seqrecord.errors import ClipError
 from seqrecord.format.pages import aligned
 from seqrecord.reading.chunks import Chunk, Page
 from seqrecord.reading.frames import (
+    ArraySpec,
     FrameTransform,
     add_place,
     apply_transform,
     check_arrays,
+    mask_name,
 )
 from seqrecord.reading.reader import SeqRecordReader
 
@@ -55,7 +59,8 @@ class ChunkLoader:
         buffers: where loads get memory from.
         frame_steps: frames between two that a load of a group brings, by the group's number.
         leading: of which group to count the frames.
-        transform: called with each frame, for what is stored instead.
+        transform: called with each frame, for what is stored instead; and what that is, of which
+            dtypes and shapes.
         num_threads: that decode.
         stats: counts what is done.
     """
@@ -66,7 +71,7 @@ class ChunkLoader:
         buffers: Buffers[Any],
         frame_steps: Mapping[int, int],
         leading: int,
-        transform: FrameTransform | None,
+        transform: tuple[FrameTransform, Mapping[str, ArraySpec]] | None,
         num_threads: int,
         stats: EngineStats,
     ) -> None:
@@ -174,7 +179,7 @@ class ChunkLoader:
                 present &= _all_present(part.chunk, part.pages, frames)
             slices = find_slices(places, present)
             if self._transform is not None:
-                self._store_transformed(fetched, frames, slices, self._transform)
+                self._store_transformed(fetched, frames, slices, *self._transform)
             else:
                 inside = frames - fetched.chunk.first_frame
                 with self._naming(fetched.chunk):
@@ -217,16 +222,29 @@ class ChunkLoader:
         slices: Iterable[Slice],
     ) -> None:
         """Decode frames of a page, counted from the chunk's first, into rows of their feature."""
+        spec = self._reader.features[page.feature]
         for item in slices:
             target = item.target[page.feature]
             frames = inside[item.first : item.first + item.length].tolist()
-            if page.largest is not None:
-                shapes = self._reader.shapes(page, data)
-                arrays = target.make(item.row, [shapes[page.position(i) or 0] for i in frames])
-                self._reader.decode(page, data, frames, arrays)
-            else:
+            if spec.is_fixed:
                 out = target[item.row : item.row + item.length]
                 self._reader.decode(page, data, _as_range(frames), out)
+                continue
+            found = self._reader.shapes(page, data)
+            shapes = [found[page.position(i) or 0] for i in frames]
+            if spec.value == "array" and not isinstance(target, np.ndarray):
+                arrays = target.make(item.row, shapes)
+                self._reader.decode(page, data, frames, arrays)
+                continue
+            if spec.value == "array":
+                target = Padded(spec, target, item.target[mask_name(page.feature)])
+            for row, (frame, shape) in enumerate(zip(frames, shapes, strict=True), item.row):
+                array = np.empty(shape, spec.dtype)
+                self._reader.decode(page, data, [frame], [array])
+                try:
+                    target.put(row, self._reader.value(page, array, frame))
+                except ClipError as error:
+                    raise error.located(frame=page.chunk.first_frame + frame) from None
 
     def _store_transformed(
         self,
@@ -234,24 +252,28 @@ class ChunkLoader:
         frames: npt.NDArray[np.int64],
         slices: Iterable[Slice],
         transform: FrameTransform,
+        specs: Mapping[str, ArraySpec],
     ) -> None:
         parts = (fetched, *fetched.others)
         for item in slices:
             for i in range(item.length):
                 frame = int(frames[item.first + i])
-                decoded: dict[str, npt.NDArray[Any]] = {}
+                decoded: dict[str, Any] = {}
                 for part in parts:
                     inside = frame - part.chunk.first_frame
                     if 0 <= inside < part.chunk.num_frames:
                         with self._naming(part.chunk):
                             data = list(part.data.values())
-                            decoded |= self._reader.decode_frame(part.pages, data, inside)
+                            arrays = self._reader.decode_frame(part.pages, data, inside)
+                            for page in part.pages:
+                                array = arrays[page.feature]
+                                decoded[page.feature] = self._reader.value(page, array, inside)
                 whole = {name: decoded[name] for name in self._reader.features}
                 with self._naming(fetched.chunk, frame):
-                    arrays = apply_transform(transform, whole)
-                    check_arrays(arrays, self._buffers.needs.specs)
-                for name, array in arrays.items():
-                    item.target[name][item.row + i] = array
+                    made = apply_transform(transform, whole)
+                    check_arrays(made, specs)
+                for name, value in made.items():
+                    item.target[name][item.row + i] = value
 
     @contextmanager
     def _naming(self, chunk: Chunk, transformed: int | None = None) -> Iterator[None]:

@@ -18,6 +18,7 @@ from seqrecord.engine.buffers import KeptBuffers
 from seqrecord.engine.device.streams import check_device, find_device
 from seqrecord.engine.draws import DrawClips
 from seqrecord.engine.engine import Engine
+from seqrecord.engine.ragged import for_users
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.trace import Trace, trace_path
 from seqrecord.errors import ClipError, StateError
@@ -50,7 +51,7 @@ Clip: TypeAlias = dict[str, Any]
 """Feature name to tensor [frames, …], or list of tensors; `episode` a key, `start` an int.
 
 A batch of clips is the same with one axis more: tensors [clips, frames, …] or lists of lists,
-`episode` a list of keys, `start` int64 [clips].
+`episode` a list of keys, `start` int64 [clips]. Texts are lists too.
 """
 
 
@@ -192,13 +193,15 @@ class ClipLoader:
 
     def clip(self, batch: Batch, plan: Plan, number: int) -> Clip:
         """Batch `number` of a plan, or without `batch_size` its one clip, as users get it."""
+        nested = self.selection.nested
+        features = for_users(batch.features, nested)
         columns = self.columns(batch, plan.epoch)
         for name, column in plan.columns(number).items():
             columns[name] = torch.from_numpy(column)
         if self.batch_size is not None:
-            return {**batch.features, **columns}
-        first = {name: item[0] for name, item in {**batch.features, **columns}.items()}
-        return {**first, "start": int(batch.start[0])}
+            return {**features, **columns}
+        alone = {name: item if name in nested else item[0] for name, item in features.items()}
+        return self.selection.columns.single(alone, columns)
 
     def columns(self, batch: Batch, epoch: int) -> dict[str, Any]:
         """What is said of a batch's clips beside their features, each a list or tensor of clips."""
@@ -206,8 +209,7 @@ class ClipLoader:
         if (draws := self.selection.draws) is not None:
             drawn = self._draw_of(draws, epoch)(batch.episode, batch.start)
             said = draws.said(drawn, batch.episode)
-        keys = self.selection.keys_of(batch.episode)
-        return {"episode": keys, "start": torch.from_numpy(batch.start), **said}
+        return self.selection.columns.of(batch.episode, batch.start, said)
 
     def left_out(self, epoch: int) -> dict[str, int]:
         """Frames of the selected episodes that are in no clip, where clips follow each other."""
@@ -270,7 +272,10 @@ class ClipLoader:
 
     @cached_property
     def _array_texts(self) -> dict[str, str]:
-        return {name: str(spec) for name, spec in sorted(self.selection.arrays.items())}
+        selection = self.selection  # how features are padded may change, and with the dataset does
+        is_made = selection.frame_transform is not None
+        arrays = selection.arrays if is_made else selection.stored_arrays()
+        return {name: str(spec) for name, spec in sorted(arrays.items())}
 
     def check_state(self, state: State) -> None:
         """Raise `StateError` for a state of other clips or another order, and say what differs.

@@ -16,7 +16,7 @@ from torch.utils.data import get_worker_info
 
 from seqrecord.clips import IntArray
 from seqrecord.engine.adjacent import divide
-from seqrecord.engine.arena import Place
+from seqrecord.engine.arena import FreshRows, ObjectRows, Place, Rows
 from seqrecord.engine.batches import HostBatchBuilder
 from seqrecord.engine.buffers import HostBuffers, Needs
 from seqrecord.engine.calls import Calls
@@ -24,6 +24,7 @@ from seqrecord.engine.crops import Crop
 from seqrecord.engine.draws import Drawn
 from seqrecord.engine.loading import ChunkLoader
 from seqrecord.engine.loads import Load
+from seqrecord.engine.ragged import nested
 from seqrecord.engine.stats import EngineStats
 from seqrecord.pipes.distributed import worker_threads
 from seqrecord.pipes.draws import ClipDraws
@@ -45,19 +46,14 @@ class ClipReader:
 
     The clips of a call lie side by side, so that `collate` makes a batch of them without copying. A
     frame is read and decoded once in a call, however many of its clips have it. Frames of variable
-    shapes are an exception: each clip reads its own, into fresh memory.
+    shapes have fresh memory.
     """
 
     def __init__(self, selection: ClipSelection) -> None:
         self._selection = selection
         arrays = selection.arrays
         self._fixed = {name: spec for name, spec in arrays.items() if spec.is_fixed}
-        self._variable = [name for name in arrays if name not in self._fixed]
-        self._dataset = selection.dataset
-        if (
-            self._variable and self._fixed
-        ):  # then no frame is transformed: that gives arrays of fixed shapes
-            self._dataset = selection.dataset.select(list(self._fixed))
+        self._variable = {name: spec for name, spec in arrays.items() if not spec.is_fixed}
         self._begin()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -81,11 +77,7 @@ class ClipReader:
         """Clips by their number, int64[clips], as `SeqRecordPipe` gives them."""
         selection = self._selection
         episode, start = selection.locate(numbers)
-        features: dict[str, Any] = {}
-        if self._fixed:
-            features.update(self._read_fixed(episode, start))
-        if self._variable:
-            features.update(self._read_variable(episode, start))
+        features = self._read(episode, start)
         said: dict[str, torch.Tensor] = {}
         if (draws := selection.draws) is not None:
             # Drawn from torch's global generator, as a sampler draws the numbers.
@@ -95,23 +87,18 @@ class ClipReader:
                 features = self._call(features, drawn, drawn.calls)
             elif drawn.crop is not None:
                 features.update(self._crop(features, drawn.crop))
-        columns: dict[str, Sequence[Any]] = {
-            name: _divided(features[name]) for name in selection.made
+        given: dict[str, Sequence[Any]] = {
+            name: _divided(self._nested(name, features[name])) for name in selection.made
         }
-        keys = selection.keys_of(episode)
+        columns = selection.columns.of(episode, start, said)
         return [
-            {
-                **{name: column[i] for name, column in columns.items()},
-                "episode": key,
-                "start": at,
-                **{name: tensor[i] for name, tensor in said.items()},
-            }
-            for i, (key, at) in enumerate(zip(keys, start.tolist(), strict=True))
+            selection.columns.single({name: given[name][i] for name in given}, columns, i)
+            for i in range(len(numbers))
         ]
 
-    def _read_fixed(self, episode: IntArray, start: IntArray) -> dict[str, torch.Tensor]:
-        """The features of fixed shapes: tensors [clips, frames, …]."""
-        count = len(episode)
+    def _read(self, episode: IntArray, start: IntArray) -> dict[str, Any]:
+        """The features: tensors [clips, frames, …], of variable shapes a list for each clip."""
+        count, selection = len(episode), self._selection
         if self._process != os.getpid():
             self._begin()
         with self._lock:
@@ -121,21 +108,41 @@ class ClipReader:
         wanted = (episode[:, None] * _FRAMES + frames).reshape(-1)
         # Each frame once, the row of the batch where it comes first, and that for every row.
         unique, rows, inverse = np.unique(wanted, return_index=True, return_inverse=True)
-        grids = self._dataset.episode_table.groups
+        fresh: dict[str, Any] = {
+            name: FreshRows(len(wanted), spec.dtype)
+            if spec.value == "array"
+            else ObjectRows(len(wanted), spec)
+            for name, spec in self._variable.items()
+        }
+        grids, transform = selection.dataset.episode_table.groups, selection.frame_transform
         load = ChunkLoader(
-            self._dataset,
+            selection.dataset,
             buffers,
             {grid.group: 1 for grid in grids},
             grids[0].group,
-            self._selection.frame_transform,
+            None if transform is None else (transform, selection.arrays),
             worker_threads(),
             EngineStats(),
         )
-        loads = self._loads(unique // _FRAMES, unique % _FRAMES, rows, builder)
-        _do((partial(load, *one) for one in loads), builder.nbytes)
+        target = {**builder.rows, **fresh}
+        loads = self._loads(unique // _FRAMES, unique % _FRAMES, rows, target)
+        largest = sum(spec.largest or 0 for spec in self._variable.values())
+        _do((partial(load, *one) for one in loads), builder.nbytes + len(unique) * largest)
         again = rows[inverse.reshape(-1)]
         _do(_copies(builder, again), builder.nbytes)
-        return builder.finish().features  # type: ignore[return-value]
+        features: dict[str, Any] = dict(builder.finish().features)
+        for name, values in fresh.items():
+            if self._variable[name].value == "array":
+                features[name] = _frames(values, again.reshape(count, -1))
+            else:
+                features[name] = [
+                    [values[row] for row in clip] for clip in again.reshape(count, -1)
+                ]
+        return features
+
+    def _nested(self, name: str, clips: Any) -> Any:
+        """A feature, with each clip's frames as one nested tensor if they come so."""
+        return [nested(clip) for clip in clips] if name in self._selection.nested else clips
 
     @property
     def _offsets(self) -> IntArray:
@@ -172,10 +179,10 @@ class ClipReader:
         return builder.finish().features
 
     def _loads(
-        self, episode: IntArray, frame: IntArray, rows: IntArray, builder: HostBatchBuilder
+        self, episode: IntArray, frame: IntArray, rows: IntArray, target: Rows
     ) -> Iterator[tuple[Load, list[Place]]]:
         """Loads, one for each chunk, that bring these frames, in ascending order, into rows."""
-        grids = self._dataset.episode_table.groups
+        grids = self._selection.dataset.episode_table.groups
         if self._selection.frame_transform is not None:  # a load of one group brings all others'
             grids = grids[:1]
         for grid in grids:
@@ -186,17 +193,7 @@ class ClipReader:
                 first, count = int(inside[0]), int(inside[-1] - inside[0] + 1)
                 where = (0, 0, int(episode[begin]), int(chunk[begin]))
                 load = Load(grid.group, *where, first, count)
-                yield load, [Place(builder.rows, inside - first, rows[begin:end])]
-
-    def _read_variable(self, episode: IntArray, start: IntArray) -> dict[str, list[Any]]:
-        """The features of variable shapes: of each a list for each clip."""
-        columns: dict[str, list[Any]] = {name: [] for name in self._variable}
-        for row, first in zip(episode.tolist(), start.tolist(), strict=True):
-            found = self._selection.dataset.episodes[self._selection.key(row)]
-            frames = (first + self._offsets).tolist()
-            for name, arrays in found.read(frames, features=self._variable).items():
-                columns[name].append([torch.from_numpy(array) for array in arrays])
-        return columns
+                yield load, [Place(target, inside - first, rows[begin:end])]
 
 
 class _Memory:
@@ -229,10 +226,27 @@ def _divided(batch: Any) -> Sequence[Any]:
 
 
 def _arrays(frames: Any) -> Any:
-    """Those of a tensor [frames, …], or of a list of frames."""
+    """Those of a tensor [frames, …], or of a list of frames, which may be texts."""
     if isinstance(frames, list):
-        return [frame.numpy() for frame in frames]
+        return [f.numpy() if isinstance(f, torch.Tensor) else f for f in frames]
     return frames.numpy()
+
+
+def _frames(values: Sequence[Any], rows: IntArray) -> list[list[Any]]:
+    """Tensors of the values in these rows, or the texts; int64[clips, frames].
+
+    Each tensor has memory of its own, for a clip's user may write to it.
+    """
+    seen: set[int] = set()
+    clips: list[list[Any]] = []
+    for clip in rows.tolist():
+        frames = [
+            value.copy() if row in seen and isinstance(value, np.ndarray) else value
+            for row, value in ((row, values[row]) for row in clip)
+        ]
+        clips.append([torch.from_numpy(f) if isinstance(f, np.ndarray) else f for f in frames])
+        seen.update(clip)
+    return clips
 
 
 def _copies(builder: HostBatchBuilder, source: IntArray) -> Iterator[_Task]:

@@ -15,8 +15,10 @@ from torch.utils.data import get_worker_info
 
 from seqrecord.engine.adjacent import join
 from seqrecord.engine.arena import BufferPool
+from seqrecord.engine.ragged import nested
 from seqrecord.engine.shared_memory import SharedBufferPool, can_share
 from seqrecord.errors import ClipError
+from seqrecord.pipes.columns import SingleClip
 
 __all__ = ["collate", "keep_memory_for"]
 
@@ -37,7 +39,8 @@ def collate(clips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     For a DataLoader's `collate_fn`, in this process or in workers, and for `.batch(4).collate(…)`
     in a chain of pipes. Tensors [clip_len, …] become tensors [clips, clip_len, …], numbers become
-    tensors [clips], keys and other texts become lists, and so do frames of variable shapes.
+    tensors [clips], keys and other texts become lists, and so do metadata and frames of variable
+    shapes. Nested tensors [clip_len, ?, …] become one [clips * clip_len, ?, …].
 
     Unlike with torch's `default_collate`, batches lie in memory that is used again when nothing
     refers to it any more: finding fresh memory takes many times as long as copying. Clips that come
@@ -59,7 +62,11 @@ def collate(clips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 expected=", ".join(map(str, clips[0])),
                 got=", ".join(map(str, clip)),
             )
-    return {name: _collate(str(name), [clip[name] for clip in clips]) for name in clips[0]}
+    lists = clips[0].as_lists if isinstance(clips[0], SingleClip) else frozenset()
+    return {
+        name: values if name in lists else _collate(str(name), values)
+        for name, values in ((name, [clip[name] for clip in clips]) for name in clips[0])
+    }
 
 
 def _collate(name: str, values: list[Any]) -> Any:
@@ -70,6 +77,8 @@ def _collate(name: str, values: list[Any]) -> Any:
             other = values[same.index(not same[0])]
             raise _unlike(name, type(first).__name__, type(other).__name__)
     if isinstance(first, torch.Tensor):
+        if all(value.is_nested and value.layout is torch.jagged for value in values):
+            return nested(values)
         return _stacked(name, values)
     if isinstance(first, Mapping):
         return collate(values)

@@ -16,9 +16,16 @@ from seqrecord.clips import ClipTable, IntArray
 from seqrecord.engine.calls import ClipFunctions, read_only
 from seqrecord.engine.crops import Crop
 from seqrecord.engine.draws import Drawn
+from seqrecord.engine.ragged import pad
 from seqrecord.errors import ClipError
 from seqrecord.pipes.crops import SelectedCrops
-from seqrecord.reading.frames import ArraySpec, FrameTransform, add_place, apply_transform
+from seqrecord.reading.frames import (
+    ArraySpec,
+    FrameTransform,
+    add_place,
+    apply_transform,
+    mask_name,
+)
 from seqrecord.reading.reader import SeqRecordReader
 
 __all__ = ["SAID", "ClipDraws"]
@@ -66,7 +73,7 @@ class ClipDraws:
         if functions:
             row, first = np.array([episode]), np.array([start])
             frames = {name: clip_frames.find(name, row, first).frames[0] for name in arrays}
-            clip = _read_clip(dataset, episode, frames, frame_transform)
+            clip = _read_clip(dataset, episode, frames, arrays, frame_transform)
             crop = self.draw(0, 0, row, first).crop
             views = self.views(clip, 0, crop)
             self.functions = ClipFunctions.of(functions, dataset, views, episode, start)
@@ -118,12 +125,12 @@ class ClipDraws:
     def views(clip: Mapping[str, Any], number: int, crop: Crop | None) -> dict[str, Any]:
         """What functions are called with of clip `number` of those with these windows.
 
-        `clip` has arrays [frames, …], or lists of frames.
+        `clip` has arrays [frames, …], or lists of frames, which may be texts.
         """
         views: dict[str, Any] = {}
         for name, frames in clip.items():
             if isinstance(frames, list):
-                views[name] = [read_only(frame) for frame in frames]
+                views[name] = [read_only(f) if isinstance(f, np.ndarray) else f for f in frames]
             elif crop is not None and name in crop.features:
                 whole = np.arange(len(frames))
                 views[name] = read_only(crop.view(name, number, frames, whole))
@@ -144,14 +151,20 @@ def _read_clip(
     dataset: SeqRecordReader,
     episode: int,
     frames: Mapping[str, IntArray],
+    arrays: Mapping[str, ArraySpec],
     transform: FrameTransform | None,
 ) -> dict[str, Any]:
     """These frames of an episode as clips have them: arrays [frames, …], or lists of frames."""
     found = dataset.episodes[str(dataset.index.keys[episode].as_py())]
+    clip: dict[str, Any] = {}
     if transform is None:
-        return {
-            name: found.read(some.tolist(), features=[name])[name] for name, some in frames.items()
-        }
+        for name, some in frames.items():
+            if arrays[name].mask_of is None:
+                clip[name] = found.read(some.tolist(), features=[name])[name]
+            stored = dataset.features.get(name)
+            if stored is not None and arrays[name].is_fixed and not stored.is_fixed:
+                clip[name], clip[mask_name(name)] = pad(stored, clip[name], arrays[name].shape)
+        return clip
     made: dict[int, dict[str, Any]] = {}
     for number in np.unique(np.concatenate(list(frames.values()))).tolist():
         try:
@@ -159,7 +172,7 @@ def _read_clip(
         except Exception as error:
             add_place(error, "frame_transform", file=dataset.url, episode=found.key, frame=number)
             raise
-    return {
-        name: np.stack([made[number][name] for number in some.tolist()])
-        for name, some in frames.items()
-    }
+    for name, some in frames.items():
+        values = [made[number][name] for number in some.tolist()]
+        clip[name] = np.stack(values) if arrays[name].value == "array" else values
+    return clip

@@ -14,6 +14,7 @@ from seqrecord.clip_transforms import ClipTransform, chain_of
 from seqrecord.clips import ClipSpec
 from seqrecord.errors import ClipError
 from seqrecord.pipes.clip_lists import ClipList, check_clip_list
+from seqrecord.pipes.ragged import Ragged, check_ragged
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.frames import FrameTransform
 from seqrecord.sampling.settings import ORDERS
@@ -68,6 +69,17 @@ class ClipOptions:
             and clip. It returns the arrays that batches are made of, with one axis at least; their
             dtypes and shapes must be the same for every clip. It is called from several threads,
             and once for the first clip when the loader is made. Not with a `device`.
+        metadata: names of entries of the episodes' metadata that clips have beside their features:
+            the value of its episode for a clip, a list of values for a batch; `None` where an
+            episode has no such entry.
+        ragged: what clips have of features whose shape varies from frame to frame, but for texts.
+            "list": a list of tensors, one for each frame. "pad": a tensor as large as the largest
+            frame of the selected episodes, with zeros behind each frame, and `<feature>_mask`, bool
+            [clip_len, length], which is true for what is the frame's. "nested": a nested tensor of
+            layout `torch.jagged`, [clip_len, ?, …] and [batch * clip_len, ?, …], for features of
+            which only the first dimension varies. A dict says it by feature, where sizes to pad to
+            may stand, one for each dimension that varies: `{"points": "nested", "image": (480,
+            640)}`; others are lists.
         verify: compare what is read with its checksums; true by default. An open dataset is read
             as it was opened: then this argument, and those of the storage, are errors.
         storage_options: for the filesystem that serves the dataset's URL.
@@ -86,6 +98,8 @@ class ClipOptions:
     clips: ClipList | None = field(default=None, repr=False)
     frame_transform: FrameTransform | None = None
     clip_transform: ClipTransform | None = None
+    metadata: Sequence[str] | None = None
+    ragged: Ragged = "list"
     verify: bool | None = None
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)  # may hold secrets
     cache_dir: str | PathLike[str] | None = None
@@ -110,6 +124,7 @@ class ClipOptions:
         )
         if self.clip_transform is not None:
             chain_of(self.clip_transform)
+        check_ragged(self.ragged)
         _check_flag("verify", self.verify, self.verify is None)
         storage_options = self.storage_options
         if not (storage_options is None or isinstance(storage_options, Mapping)):
@@ -144,6 +159,10 @@ class ClipOptions:
             or _are_names(episodes),
             "a list of keys, a glob, or a function of an episode's metadata",
         )
+        metadata = self.metadata
+        if isinstance(metadata, str):
+            raise ClipError("metadata is a list of names", expected=[metadata], got=metadata)
+        _check("metadata", metadata, metadata is None or _are_names(metadata), "a list of names")
         _check("split", self.split, isinstance(self.split, str | None), "the name of a split")
 
     def _set(self, name: str, value: object) -> None:

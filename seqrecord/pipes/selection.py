@@ -27,9 +27,11 @@ from seqrecord.format.index import GroupIndex
 from seqrecord.pipes.chunk_sizes import bytes_beside, chunk_bytes
 from seqrecord.pipes.clip_lists import ClipList, read_clip_list
 from seqrecord.pipes.collating import keep_memory_for
+from seqrecord.pipes.columns import RESERVED, Columns
 from seqrecord.pipes.distributed import say_once
-from seqrecord.pipes.draws import ClipDraws
+from seqrecord.pipes.draws import SAID, ClipDraws
 from seqrecord.pipes.options import ClipOptions
+from seqrecord.pipes.ragged import Ragged, ragged_arrays
 from seqrecord.reading.frames import ArraySpec, add_place, apply_transform
 from seqrecord.reading.reader import DatasetLike, SeqRecordReader, reader_of
 from seqrecord.sampling import Phases
@@ -42,10 +44,7 @@ __all__ = ["ClipSelection"]
 
 _Options = TypeVar("_Options", bound=ClipOptions)
 
-_RESERVED = ("episode", "start")  # what a clip tells of itself
-
 _CHUNKS_AT_ONCE = 1 << 16
-_MOST_KEYS = 1 << 14  # in memory, of the episodes that came last
 _TENSOR_BYTES = 1 << 10  # of a tensor beside what it holds: one for each frame of a variable shape
 
 
@@ -69,14 +68,15 @@ class ClipSelection:
     phases: Phases | None = None  # the phases of one epoch after the other
     chosen: ChosenClips | None = None  # those of the argument `clips` that lack nothing
     left_out: str  # what would be clips, or has none, in words; empty if nothing is
-    arrays: dict[str, ArraySpec]  # of each feature of a frame, after `frame_transform`
+    arrays: dict[str, ArraySpec]  # of each feature of a frame, after `frame_transform` or padding
+    nested: frozenset[str]  # those of them that come as nested tensors
+    columns: Columns  # what clips have beside features
     draws: ClipDraws | None = None  # what `clip_transform` makes of clips
 
     def __init__(
         self, location: DatasetLike, options: ClipOptions, *, rotate_phase: bool = False
     ) -> None:
         self.spec = options.spec
-        self._keys: dict[int, str] = {}  # by row
         self.dataset = reader_of(
             location,
             features=options.features,
@@ -104,19 +104,21 @@ class ClipSelection:
                 file=self.dataset.url,
                 expected=f"{self.spec.span} frames with {', '.join(self.dataset.features)}",
             )
-        self.arrays = self._look()
+        self.arrays, self.nested = self._look(options.ragged)
         self._check_arrays()
         self.episodes = self._episodes(table)
         if options.clip_transform is not None:
             self.draws = self._draws(options.clip_transform)
+        self.nested &= {name for name, spec in self.made.items() if not spec.is_fixed}
+        said = () if self.draws is None else SAID
+        self.columns = Columns(
+            self.dataset, options.metadata or (), self.selected, (*self.made, *said)
+        )
         keep_memory_for(self)
         if self.left_out:
             say_once(
                 f"{self.dataset.url}: {self.clips.num_clips:,} clips; left out: {self.left_out}"
             )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_keys": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -145,12 +147,11 @@ class ClipSelection:
             ]
             chunk = int(sum(each)) + sum(spec.nbytes for spec in stored.values()) + frame
         else:  # codecs may need room for a frame that is in no row yet
-            frames = self._frame_bytes
+            frames = self._frame_bytes(self.arrays)
             each = [chunk_bytes(group, self.dataset.features).max() for group in self._groups]
             chunk = int(max(each)) + sum(s.nbytes for s in stored.values() if not s.is_fixed)
         clip = sum(
-            (spec.nbytes + (0 if spec.is_fixed else _TENSOR_BYTES)) * self.lengths[name]
-            for name, spec in self.made.items()
+            (spec.nbytes + _beside(spec)) * self.lengths[name] for name, spec in self.made.items()
         )
         batch = (batch_size or 1) * max(1, clip)
         return FrameSizes(tuple(max(1, nbytes) for nbytes in frames), chunk, batch)
@@ -209,18 +210,6 @@ class ClipSelection:
         """The key of an episode, by its row."""
         return str(self.dataset.index.keys[episode].as_py())
 
-    def keys_of(self, episodes: IntArray) -> list[str]:
-        """The keys of episodes, by their rows, int64[n], which may come again and again."""
-        known, keys = self._keys, []
-        if len(known) > _MOST_KEYS:
-            known.clear()
-        for row in episodes.tolist():
-            key = known.get(row)  # another thread may have cleared what was there
-            if key is None:
-                key = known[row] = self.key(row)
-            keys.append(key)
-        return keys
-
     @cached_property
     def identity(self) -> dict[str, Any]:
         """What tells the selected episodes from others, as JSON, whatever else the dataset holds.
@@ -273,7 +262,8 @@ class ClipSelection:
         if self.left_out:
             lines[0] += f"; left out: {self.left_out}"
         for name, spec in self.made.items():
-            lines.append(f"{name}: {ArraySpec(spec.dtype, (self.lengths[name], *spec.shape))}")
+            whole = ArraySpec(spec.dtype, (self.lengths[name], *spec.shape))
+            lines.append(f"{name}: {whole if spec.value == 'array' else spec}")
         return "\n  ".join(lines)
 
     def _choose(self, clips: ClipList, table: EpisodeTable, missing: MissingFrames) -> ClipTable:
@@ -327,21 +317,20 @@ class ClipSelection:
         numbers = {spec.group for spec in self.dataset.features.values()}
         return [self.dataset.index.groups[number] for number in sorted(numbers)]
 
-    @property
-    def _frame_bytes(self) -> list[int]:
-        """Bytes of a decoded frame's features of each group, by their numbers."""
-        stored = self.stored_arrays()
-        return [
-            sum(stored[name].nbytes for name in group.schema if name in stored)
-            for group in self._groups
-        ]
+    def _frame_bytes(self, arrays: Mapping[str, ArraySpec]) -> list[int]:
+        """Bytes of a frame's features of each group, by their numbers."""
+        features = self.dataset.features
+        sizes = dict.fromkeys(sorted({spec.group for spec in features.values()}), 0)
+        for name, spec in arrays.items():
+            sizes[features[spec.mask_of or name].group] += spec.nbytes
+        return list(sizes.values())
 
     def _episodes(self, table: EpisodeTable) -> EpisodeTable:
         """The episodes as plans see them, which are cut by the chunks of the largest frames.
 
         What transforms frames needs whole ones: then loads are those of that group only.
         """
-        nbytes = self._frame_bytes
+        nbytes = self._frame_bytes(self.stored_arrays())
         found = table.led_by(nbytes.index(max(nbytes)), self.selected)
         if self.frame_transform is None:
             return found
@@ -368,22 +357,31 @@ class ClipSelection:
                 spec.dtype,
                 spec.shape,
                 None if spec.is_fixed else index.largest_frames(name, episodes),
+                spec.value,
             )
             for name, spec in self.dataset.features.items()
         }
 
-    def _look(self) -> dict[str, ArraySpec]:
+    def _look(self, ragged: Ragged) -> tuple[dict[str, ArraySpec], frozenset[str]]:
+        """What frames of clips have, and which features come as nested tensors."""
+        stored = self.stored_arrays()
         if self.frame_transform is None:
-            return self.stored_arrays()
+            return ragged_arrays(ragged, stored, url=self.dataset.url)
+        if ragged != "list":
+            raise ClipError(
+                "ragged does not go with frame_transform, which gives frames of one shape",
+                expected='ragged="list"',
+                got=repr(ragged)[:100],
+            )
         episode, start = (int(column[0]) for column in self.clips.locate(np.zeros(1, np.int64)))
         frame = dict(self.dataset.episodes[self.key(episode)][start])
         try:
             arrays = apply_transform(self.frame_transform, frame)
+            return {n: _spec_of(n, value, stored) for n, value in arrays.items()}, frozenset()
         except Exception as error:
             key, url = self.key(episode), self.dataset.url
             add_place(error, "frame_transform", file=url, episode=key, frame=start)
             raise
-        return {name: ArraySpec(array.dtype, array.shape) for name, array in arrays.items()}
 
     def _draws(self, transform: Any) -> ClipDraws:
         episode, start = (int(column[0]) for column in self.clips.locate(np.zeros(1, np.int64)))
@@ -400,7 +398,7 @@ class ClipSelection:
         return draws
 
     def _check_names(self, names: Iterable[str]) -> None:
-        reserved = [name for name in names if name in _RESERVED]
+        reserved = [name for name in names if name in RESERVED]
         if reserved:
             raise ClipError(
                 "a feature has the name of what clips tell of themselves",
@@ -421,6 +419,26 @@ class ClipSelection:
                     expected="a dtype that torch.from_numpy takes",
                     got=str(spec.dtype),
                 ) from error
+
+
+def _spec_of(name: str, value: Any, stored: Mapping[str, ArraySpec]) -> ArraySpec:
+    """What `frame_transform` gives of a feature. Of texts memory is known for stored ones."""
+    if not isinstance(value, (str, bytes)):
+        return ArraySpec(value.dtype, value.shape)
+    kind = "text" if isinstance(value, str) else "bytes"
+    if name not in stored or stored[name].value != kind:
+        raise ClipError(
+            "frame_transform gives a text, whose memory is not known",
+            feature=name,
+            expected=f"arrays, and {kind} under the name of a stored feature of {kind}",
+            got=repr(value)[:50],
+        )
+    return stored[name]
+
+
+def _beside(spec: ArraySpec) -> int:
+    """Bytes that a frame takes in a batch beside what it holds."""
+    return _TENSOR_BYTES if not spec.is_fixed and spec.value == "array" else 0
 
 
 def _chunks(group: GroupIndex, rows: IntArray) -> slice | IntArray:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from seqrecord.errors import ClipError, SeqRecordError
 from seqrecord.format.pages import aligned
+from seqrecord.schema import ValueKind
 
 __all__ = [
     "SHAPE_DTYPE",
@@ -20,26 +21,33 @@ __all__ = [
     "add_place",
     "apply_transform",
     "check_arrays",
+    "mask_name",
 ]
 
-FrameTransform: TypeAlias = "Callable[[dict[str, npt.NDArray[Any]]], Mapping[str, npt.ArrayLike]]"
-"""From the arrays of a frame to those that clips are made of, of the same dtypes and shapes for
-every frame."""
+FrameTransform: TypeAlias = "Callable[[dict[str, Any]], Mapping[str, npt.ArrayLike | str | bytes]]"
+"""From the values of a frame (arrays, `str`, `bytes`) to those that clips are made of, of the same
+dtypes and shapes for every frame."""
 
 
 SHAPE_DTYPE = np.dtype(np.uint32)  # of a shape that varies, beside the frame that has it
+_OBJECT_BYTES = 128  # of a `str` or `bytes`, beside what it holds, and of the reference to it
+_CHARACTER_BYTES = 4  # of one in a `str`, at most; it has a byte at least in UTF-8
 
 
 @dataclass(frozen=True)
 class ArraySpec:
     """Dtype and shape of one feature of one frame as clips hold it; `None` in a shape varies.
 
-    `largest` is the number of bytes of the largest frame, of a shape that varies.
+    `largest` is the number of bytes of the largest frame, of a shape that varies. `value` is "text"
+    or "bytes" where frames are `str` or `bytes`, which are the bytes of an array uint8 [?].
+    `mask_of` is the feature whose padding this one tells, which is stored with it.
     """
 
     dtype: np.dtype[Any]
     shape: tuple[int | None, ...]
     largest: int | None = None
+    value: ValueKind = "array"
+    mask_of: str | None = None
 
     @property
     def is_fixed(self) -> bool:
@@ -48,18 +56,29 @@ class ArraySpec:
     @property
     def nbytes(self) -> int:
         """Bytes of memory for one frame: of the largest, and for its shape, where that varies."""
+        if self.value != "array":
+            size = _CHARACTER_BYTES if self.value == "text" else 1
+            return size * (self.largest or 0) + _OBJECT_BYTES
         if self.largest is not None:
             return aligned(self.largest) + len(self.shape) * SHAPE_DTYPE.itemsize
         return self.dtype.itemsize * math.prod(1 if n is None else n for n in self.shape)
 
     def __str__(self) -> str:
+        if self.value != "array":
+            return self.value
         return f"{self.dtype.name} [{', '.join('?' if n is None else str(n) for n in self.shape)}]"
 
 
-def apply_transform(
-    transform: FrameTransform, frame: dict[str, npt.NDArray[Any]]
-) -> dict[str, npt.NDArray[Any]]:
-    """The arrays that `transform` makes of a frame. `ClipError` unless it gives arrays by name."""
+def mask_name(feature: str) -> str:
+    """The name of what tells which values of a padded feature are the frame's."""
+    return f"{feature}_mask"
+
+
+def apply_transform(transform: FrameTransform, frame: dict[str, Any]) -> dict[str, Any]:
+    """What `transform` makes of a frame: arrays, `str` and `bytes`.
+
+    Raises `ClipError` unless it gives such by name.
+    """
     result: Any = transform(frame)
     if not (isinstance(result, Mapping) and result and all(isinstance(n, str) for n in result)):
         raise ClipError(
@@ -67,10 +86,13 @@ def apply_transform(
             expected="a dict of arrays with at least one",
             got=repr(result)[:100],
         )
-    return {name: np.asarray(value) for name, value in result.items()}
+    return {
+        name: value if isinstance(value, (str, bytes)) else np.asarray(value)
+        for name, value in result.items()
+    }
 
 
-def check_arrays(arrays: Mapping[str, npt.NDArray[Any]], specs: Mapping[str, ArraySpec]) -> None:
+def check_arrays(arrays: Mapping[str, Any], specs: Mapping[str, ArraySpec]) -> None:
     """`ClipError` unless a transformed frame is like the first one, after which `specs` are."""
     if arrays.keys() != specs.keys():
         raise ClipError(
@@ -79,7 +101,11 @@ def check_arrays(arrays: Mapping[str, npt.NDArray[Any]], specs: Mapping[str, Arr
             got=", ".join(arrays),
         )
     for name, spec in specs.items():
-        got = ArraySpec(arrays[name].dtype, arrays[name].shape)
+        if spec.value != "array":
+            _check_text(name, arrays[name], spec)
+            continue
+        array = np.asarray(arrays[name])
+        got = ArraySpec(array.dtype, array.shape)
         if got != spec:
             raise ClipError(
                 "frame_transform gives another dtype or shape than for the first frame",
@@ -87,6 +113,25 @@ def check_arrays(arrays: Mapping[str, npt.NDArray[Any]], specs: Mapping[str, Arr
                 expected=spec,
                 got=got,
             )
+
+
+def _check_text(name: str, value: Any, spec: ArraySpec) -> None:
+    kind = str if spec.value == "text" else bytes
+    if not isinstance(value, kind):
+        raise ClipError(
+            "frame_transform gives another type than for the first frame",
+            feature=name,
+            expected=kind.__name__,
+            got=type(value).__name__,
+        )
+    size = len(value.encode(errors="surrogatepass") if isinstance(value, str) else value)
+    if size > (spec.largest or 0):
+        raise ClipError(
+            "frame_transform gives a longer text than any frame of this feature has",
+            feature=name,
+            expected=f"at most {spec.largest} bytes, which memory was counted for",
+            got=f"{size} bytes",
+        )
 
 
 def add_place(

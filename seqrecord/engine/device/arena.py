@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from seqrecord.engine.arena import FreshRows, ObjectRows
 from seqrecord.engine.crops import runs
 from seqrecord.engine.device.staging import Staging, StagingBuffer
 from seqrecord.engine.device.streams import Mark
@@ -47,7 +48,8 @@ class DeviceArena:
     """Rows of frames on the device of a stream; see `seqrecord.engine.arena.Arena` for the host's.
 
     A feature of a fixed shape is a tensor of whole words, [rows, words]: copies are of bits, so a
-    device needs to know few dtypes. A feature with a variable shape is a list of tensors.
+    device needs to know few dtypes. A feature with a variable shape is a list of tensors, and one
+    of texts a list of these.
     """
 
     def __init__(self, specs: Mapping[str, ArraySpec], num_rows: int, staging: Staging) -> None:
@@ -87,8 +89,8 @@ class DeviceArena:
     ) -> int:
         """Queue copies of frames into rows, int64[n]; how many bytes cross the bus.
 
-        `staged` are bytes, uint8 [n, bytes], or lists of n arrays by feature. A list may hold
-        `None`, for a frame that no clip needs.
+        `staged` are bytes, uint8 [n, bytes], or lists of n arrays or texts by feature. A list may
+        hold `None`, for a frame that no clip needs. Texts stay on the host.
         """
         nbytes, is_late = 0, self.stream.pins_memory
         with self._queueing, self.stream.use():
@@ -97,8 +99,9 @@ class DeviceArena:
                 target = self._rows[name]
                 if isinstance(frames, list):
                     for row, frame in zip(rows.tolist(), frames, strict=True):
-                        target[row] = None if frame is None else self._upload(frame)
-                        nbytes += 0 if frame is None else frame.nbytes
+                        is_array = isinstance(frame, np.ndarray)
+                        target[row] = self._upload(frame) if is_array else frame
+                        nbytes += frame.nbytes if is_array else 0
                     continue
                 for start, stop in _runs(rows):
                     first = int(rows[start])
@@ -153,8 +156,10 @@ class DeviceArena:
                 window = pixels[here, top : top + height, left : left + width]
                 target[there].copy_(window.flip(2) if flipped else window)
 
-    def gather_list(self, feature: str, rows: npt.NDArray[np.int64]) -> list[torch.Tensor]:
-        """Copies of the frames in these rows, for a feature with a variable shape."""
+    def gather_list(self, feature: str, rows: npt.NDArray[np.int64]) -> list[Any]:
+        """Copies of the frames in these rows, for a feature with a variable shape; or texts."""
+        if self.specs[feature].value != "array":
+            return [self._rows[feature][row] for row in rows.tolist()]
         with self.stream.use():
             return [self._rows[feature][row].clone() for row in rows.tolist()]
 
@@ -164,20 +169,6 @@ class DeviceArena:
         if is_late:  # else this thread would wait for all that is queued
             host = host.pin_memory()
         return host.to(self.stream.device, non_blocking=is_late)
-
-
-class _Fresh(list[Any]):
-    """Rows of a feature with a variable shape: fresh arrays, which the device's copies refer to."""
-
-    def __init__(self, rows: list[Any], dtype: np.dtype[Any]) -> None:
-        super().__init__(rows)
-        self._dtype = dtype
-
-    def make(self, first: int, shapes: Sequence[tuple[int, ...]]) -> list[npt.NDArray[Any]]:
-        """Arrays of these shapes in the rows from `first` on, to be written to."""
-        arrays = [np.empty(shape, self._dtype) for shape in shapes]
-        self[first : first + len(arrays)] = arrays
-        return arrays
 
 
 class StagedRows:
@@ -197,8 +188,10 @@ class StagedRows:
                 memory, self._arrays[name] = buffer.array(shape, spec.dtype)
                 if memory.numel():
                     self._staged[name] = memory.view(count, -1)
+            elif spec.value != "array":
+                self._staged[name] = self._arrays[name] = ObjectRows(count, spec)
             else:
-                self._staged[name] = self._arrays[name] = _Fresh([None] * count, spec.dtype)
+                self._staged[name] = self._arrays[name] = FreshRows(count, spec.dtype)
 
     def __getitem__(self, feature: str) -> Any:
         """A feature's frames, [frames, …] or a list, to be written to."""

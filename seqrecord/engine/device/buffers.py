@@ -19,6 +19,7 @@ from seqrecord.engine.crops import Crop
 from seqrecord.engine.device.arena import DeviceArena, as_words, torch_dtype
 from seqrecord.engine.device.staging import Staging
 from seqrecord.engine.device.streams import RunAhead, SideStream, side_stream
+from seqrecord.engine.ragged import Frames
 from seqrecord.engine.stats import EngineStats
 from seqrecord.reading.frames import ArraySpec
 
@@ -107,6 +108,7 @@ class DeviceBatchBuilder:
         self._names = ClipNames(size)
         self._stream = stream
         self._taken = taken
+        self._specs = specs
         self._features: dict[str, Any] = {}  # tensors [clips, frames, …], or lists of clips
         self._words: dict[str, torch.Tensor] = {}
         with stream.use():
@@ -175,11 +177,23 @@ class DeviceBatchBuilder:
 
     def finish(self) -> Batch:
         self._mark = self._stream.mark()  # several threads may have gathered
-        return Batch(self._features, self._names.episode, self._names.start, self._arrive)
+        features = {
+            name: Frames(clips) if self._is_ragged(name) else clips
+            for name, clips in self._features.items()
+        }
+        return Batch(features, self._names.episode, self._names.start, self._arrive)
+
+    def _is_ragged(self, feature: str) -> bool:
+        """Whether a feature is a list of tensors for each clip."""
+        spec = self._specs[feature]
+        return not spec.is_fixed and spec.value == "array"
 
     def _arrive(self) -> None:
         """Called by the consumer, whose current stream may use the features from here on."""
         tensors: list[torch.Tensor] = []
-        for item in self._features.values():
-            tensors += [item] if isinstance(item, torch.Tensor) else chain.from_iterable(item)
+        for name, item in self._features.items():
+            if self._is_ragged(name):
+                tensors += chain.from_iterable(item)
+            elif isinstance(item, torch.Tensor):
+                tensors.append(item)
         self._taken.add(self._stream.give_to_current(self._mark, tensors))

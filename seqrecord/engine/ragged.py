@@ -1,0 +1,177 @@
+"""Frames whose shapes vary, and texts: their rows in arenas, and what a batch has of them.
+
+In a batch, frames lie one after the other in one piece of memory. So a batch takes what its frames
+take, in memory that is used again as that of fixed shapes is::
+
+    frames    | 0     | 1 | 2         | 3   |                      largest x frames
+    memory    [ . . . . . . . . . . . . . . | never touched …                     ]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import accumulate, chain
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from seqrecord.engine.arena import BufferPool
+from seqrecord.errors import ClipError
+from seqrecord.reading.frames import ArraySpec
+from seqrecord.schema import FeatureSpec
+
+__all__ = ["Frames", "Packed", "Padded", "RaggedFrames", "clips_of", "for_users", "nested", "pad"]
+
+_BYTE = np.dtype(np.uint8)
+
+
+class Padded:
+    """Rows of a feature of variable shape that is padded with zeros, and of its mask.
+
+    `rows` is [rows, …] and `mask` bool [rows, the variable dimensions], which is true for what is
+    the frame's; the spec's shape has `None` for these dimensions.
+    """
+
+    def __init__(self, spec: FeatureSpec, rows: npt.NDArray[Any], mask: npt.NDArray[Any]) -> None:
+        self._name, self._rows, self._mask = spec.name, rows, mask
+        self._varies = [axis for axis, size in enumerate(spec.shape) if size is None]
+
+    def put(self, row: int, frame: npt.NDArray[Any]) -> None:
+        """Copy a frame to a row. Raises `ClipError` for one that is too large."""
+        target, mask = self._rows[row], self._mask[row]
+        if any(size > room for size, room in zip(frame.shape, target.shape, strict=True)):
+            raise ClipError(
+                "a frame is larger than what it is padded to",
+                feature=self._name,
+                expected=f"at most {[target.shape[axis] for axis in self._varies]}",
+                got=[frame.shape[axis] for axis in self._varies],
+            )
+        target[...] = 0
+        target[tuple(map(slice, frame.shape))] = frame
+        mask[...] = False
+        mask[tuple(slice(frame.shape[axis]) for axis in self._varies)] = True
+
+
+def pad(
+    spec: FeatureSpec, frames: Sequence[npt.NDArray[Any]], sizes: Sequence[int | None]
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Frames of a feature as one array [frames, *sizes], and its mask; in fresh memory."""
+    shape = [size or 0 for size in sizes]
+    varies = [shape[axis] for axis, size in enumerate(spec.shape) if size is None]
+    rows = np.empty((len(frames), *shape), spec.dtype)
+    mask = np.empty((len(frames), *varies), np.bool_)
+    padded = Padded(spec, rows, mask)
+    for row, frame in enumerate(frames):
+        padded.put(row, frame)
+    return rows, mask
+
+
+class RaggedFrames(Protocol):
+    """The frames of a feature of variable shape in a batch, clip after clip."""
+
+    def lists(self) -> list[list[torch.Tensor]]:
+        """A list of frames for each clip."""
+
+    def nested(self) -> torch.Tensor:
+        """One nested tensor [clips * frames, ?, …]; of a feature whose first dimension varies."""
+
+
+class Frames:
+    """Frames that are tensors of their own, [clips][frames]."""
+
+    def __init__(self, clips: list[list[torch.Tensor]]) -> None:
+        self._clips = clips
+
+    def lists(self) -> list[list[torch.Tensor]]:
+        return self._clips
+
+    def nested(self) -> torch.Tensor:
+        return nested(chain.from_iterable(self._clips))
+
+
+class Packed:
+    """Frames that are put one after the other into memory of a pool, for so many clips."""
+
+    def __init__(self, spec: ArraySpec, pool: BufferPool) -> None:
+        self._pool = pool
+        self._memory = pool.acquire()
+        self._used = 0
+        self._shapes: list[tuple[int, ...]] = []
+        self._dtype = torch.from_numpy(np.empty(0, spec.dtype)).dtype
+        self._whole: torch.Tensor | None = None
+        self._num_clips = 0
+
+    def append(self, frame: npt.NDArray[np.generic]) -> None:
+        """Copy a frame, which comes next."""
+        self._shapes.append(frame.shape)
+        self._memory[self._used : self._used + frame.nbytes] = frame.reshape(-1).view(_BYTE)
+        self._used += frame.nbytes
+
+    def finish(self, num_clips: int) -> Packed:
+        """All frames are there; the memory is released when the last one is dropped."""
+        self._whole = self._pool.lease(self._memory, self._used).view(self._dtype)
+        self._num_clips = num_clips
+        return self
+
+    def lists(self) -> list[list[torch.Tensor]]:
+        whole = self._values
+        ends = accumulate(map(math.prod, self._shapes), initial=0)
+        frames = [
+            whole[begin : begin + math.prod(shape)].view(shape)
+            for begin, shape in zip(ends, self._shapes, strict=False)
+        ]
+        return clips_of(frames, self._num_clips)
+
+    def nested(self) -> torch.Tensor:
+        shape = (sum(shape[0] for shape in self._shapes), *self._shapes[0][1:])
+        return _jagged(self._values.view(shape), [shape[0] for shape in self._shapes])
+
+    @property
+    def _values(self) -> torch.Tensor:
+        assert self._whole is not None, "finished"
+        return self._whole
+
+
+def for_users(features: Mapping[str, Any], as_nested: Collection[str]) -> dict[str, Any]:
+    """The features of a batch as users get them: ragged ones as lists, and some nested."""
+    return {
+        name: item
+        if isinstance(item, (torch.Tensor, list))
+        else item.nested()
+        if name in as_nested
+        else item.lists()
+        for name, item in features.items()
+    }
+
+
+def clips_of(frames: list[Any], num_clips: int) -> list[list[Any]]:
+    """Frames of so many clips, one clip's after the other's, by clip."""
+    length = len(frames) // num_clips
+    return [frames[at : at + length] for at in range(0, len(frames), length)]
+
+
+def nested(parts: Iterable[torch.Tensor]) -> torch.Tensor:
+    """One nested tensor of tensors [?, …], or of nested tensors of these, in fresh memory."""
+    values: list[torch.Tensor] = []
+    lengths: list[int] = []
+    part: Any
+    for part in parts:
+        if part.is_nested:
+            values.append(part.values())
+            lengths += part.offsets().diff().tolist()
+        else:
+            values.append(part)
+            lengths.append(len(part))
+    return _jagged(torch.cat(values), lengths)
+
+
+def _jagged(values: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    ends = torch.tensor([0, *accumulate(lengths)], device=values.device)
+    # With the extremes given, nothing waits for a device to find them.
+    made: torch.Tensor = torch.nested.nested_tensor_from_jagged(
+        values, ends, min_seqlen=min(lengths), max_seqlen=max(lengths)
+    )
+    return made
