@@ -112,7 +112,7 @@ class _Feature:
         self._dtype = dtype
         self._last_axis = int(channels > 1 or spec.shape[-1:] == (1,))
         self._num_frames = 0
-        self._sketches = [Sketch(dtype) for _ in range(channels)]
+        self._sketches: list[Sketch] = []  # of each channel, once there is something to sketch
         self._pending: list[npt.NDArray[Any]] = []
         self._pending_values = 0
 
@@ -144,16 +144,15 @@ class _Feature:
         """Add what another has seen, which is then not used any more."""
         self.is_whole &= other.is_whole
         self._num_frames += other._num_frames
-        if any(sketch.levels for sketch in other._sketches):
-            for sketch, more in zip(self._sketches, other._sketches, strict=True):
-                sketch.merge(more)
+        for sketch, more in zip(self._made(), other._sketches, strict=False):
+            sketch.merge(more)
         self._pending += other._pending
         self._pending_values += other._pending_values
         self._flush_if_many()
 
     def statistics(self) -> FeatureStatistics:
         self._flush()
-        sketches = tuple(sketch.copy() for sketch in self._sketches)
+        sketches = tuple(sketch.copy() for sketch in self._made())
         return FeatureStatistics(self._num_frames, sketches)
 
     def _flush_if_many(self) -> None:
@@ -164,10 +163,15 @@ class _Feature:
     def _flush(self) -> None:
         if not self._pending:
             return
-        columns = np.ascontiguousarray(np.concatenate(self._pending).T)
+        columns = np.empty((self.channels, self._pending_values // self.channels), self._dtype)
+        np.concatenate([rows.T for rows in self._pending], axis=1, out=columns)
         self._pending, self._pending_values = [], 0
-        for channel, sketch in enumerate(self._sketches):
-            sketch.add(columns[channel])
+        for sketch, column in zip(self._made(), columns, strict=True):
+            sketch.add(column, in_place=True)
+
+    def _made(self) -> list[Sketch]:
+        self._sketches = self._sketches or [Sketch(self._dtype) for _ in range(self.channels)]
+        return self._sketches
 
 
 def _base_shares() -> npt.NDArray[np.float64]:

@@ -43,8 +43,9 @@ def num_channels(spec: FeatureSpec) -> int | None:
 class FeatureStatistics:
     """Statistics of one feature. All arrays are [C], a number for each channel of the last axis.
 
-    C is 1 for a feature without channels: see `num_channels`. So `(x - mean) / std` normalises
-    frames and clips of either kind. NaN and infinities are counted and are in nothing else.
+    C is 1 for a feature without channels: see `num_channels`. So `normalize`, which is
+    `(x - mean) / std`, takes frames, clips and batches of either kind. NaN and infinities are
+    counted and are in nothing else.
 
     A frame of more than 128 pixels counts by 128 of them, which are drawn by a seed: of such a
     feature all is estimated from these. `num_frames` are the frames that were looked at.
@@ -106,6 +107,22 @@ class FeatureStatistics:
         shares = [share] if isinstance(share, (int, float)) else list(share)
         found = np.stack([sketch.quantiles(shares) for sketch in self.sketches], axis=-1)
         return found[0] if isinstance(share, (int, float)) else found
+
+    def normalize(self, values: Any) -> Any:
+        """`(values - mean) / std`, of an array or a tensor [..., C], or [...] where C is 1.
+
+        It is of the same kind, on the same device, and float32, or float64 where the values are. A
+        channel that is always the same (std 0), or that no number was seen of, only loses its mean.
+        """
+        mean = np.nan_to_num(self.mean)
+        std = np.where(np.nan_to_num(self.std) > 0, self.std, 1.0)
+        if isinstance(values, np.ndarray):
+            kind = np.float64 if values.dtype == np.float64 else np.float32
+            made: npt.NDArray[Any] = (values.astype(kind) - mean.astype(kind)) / std.astype(kind)
+            return made
+        numbers = values if values.is_floating_point() else values.float()
+        numbers = numbers.float() if numbers.itemsize < np.float32().itemsize else numbers
+        return (numbers - numbers.new_tensor(mean)).div_(numbers.new_tensor(std))
 
     def merged(self, other: FeatureStatistics) -> FeatureStatistics:
         """The statistics of what both have seen."""

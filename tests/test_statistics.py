@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
 from seqrecord.collecting import FRAME_PIXELS, StatisticsCollector
 from seqrecord.errors import FormatError
@@ -302,3 +303,26 @@ def test_statistics_of_another_schema_are_refused(other: list[FeatureSpec]) -> N
     statistics.check(schema)
     with pytest.raises(FormatError, match="feature: action"):
         statistics.check(Schema(other))
+
+
+# ---- use
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.float64])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_normalising_is_one_line(dtype: Any, channels: int) -> None:
+    numbers = np.random.default_rng(0).integers(0, 200, (50, 4, channels)).astype(dtype)
+    numbers[..., 0] = 7  # always the same
+    schema = Schema([FeatureSpec("x", np.dtype(dtype), (4, channels))])
+    statistics = collected(schema, {"e": [{"x": frame} for frame in numbers]}).statistics()["x"]
+    expected = numbers.astype(np.float64) - 7
+    for channel in range(1, channels):
+        column = numbers[..., channel].astype(np.float64)
+        expected[..., channel] = (column - column.mean()) / column.std()
+    normal = statistics.normalize(numbers)
+    assert normal.dtype == (np.float64 if dtype is np.float64 else np.float32)
+    np.testing.assert_allclose(normal, expected, atol=1e-5)
+    tensor = torch.from_numpy(numbers)
+    np.testing.assert_array_equal(statistics.normalize(tensor).numpy(), normal)
+    assert statistics.normalize(tensor.half()).dtype == torch.float32
+    np.testing.assert_array_equal(tensor.numpy(), numbers)

@@ -144,7 +144,11 @@ class RecordFileWriter:
             self._group_of[name].frames[-1][name] = blob
         self._num_frames += 1
         if self._statistics is not None:
-            self._statistics.add({name: frame[name] for name in self._watched if name in frame})
+            if self._watched:
+                seen = {name: frame[name] for name in self._watched if name in frame}
+                self._statistics.add(seen)
+            else:
+                self._statistics.skip(1)
         for group in self._groups:
             if group.length.frames is None:
                 group.length.add(group.frames[-1])
