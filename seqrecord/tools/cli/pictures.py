@@ -7,13 +7,17 @@ from typing import Any
 
 import click
 
+from seqrecord.text import counted
 from seqrecord.tools.cli.arguments import AT_LEAST_1, common, feature_names
-from seqrecord.tools.drawing import DEFAULT_CLIP_LEN, draw_timeline, picture_file
+from seqrecord.tools.drawing import DEFAULT_CLIP_LEN, draw_timeline, picture_file, view_rerun
 from seqrecord.tools.drawing import view as draw_view
 
 __all__ = ["trace", "view"]
 
 PICTURE = "The picture: .png, .jpg, .webp, .svg or .pdf."
+
+_OF_RERUN = ("save", "every")
+_OF_PICTURES = ("start", "clip_len", "dilation", "columns", "output", "dpi")
 
 dots_per_inch = click.option(
     "--dpi",
@@ -55,10 +59,26 @@ dots_per_inch = click.option(
     help="The most frames that are drawn.",
 )
 @feature_names("Names of the features, in this order.")
+@click.option(
+    "--rerun",
+    is_flag=True,
+    help="Show whole episodes in the Rerun viewer instead: all, or that of KEY, which may be a "
+    "glob. Needs rerun-sdk.",
+)
+@click.option("--save", metavar="FILE.rrd", help="With --rerun: write a file, without a screen.")
+@click.option(
+    "--every",
+    type=AT_LEAST_1,
+    default=1,
+    show_default=True,
+    help="With --rerun: of so many frames show one.",
+)
 @click.option("-o", "--output", default="clip.png", show_default=True, metavar="FILE", help=PICTURE)
 @dots_per_inch
 @common
+@click.pass_context
 def view(
+    context: click.Context,
     path: str,
     key: str | None,
     start: int,
@@ -66,11 +86,25 @@ def view(
     dilation: int,
     columns: int,
     features: list[str] | None,
+    rerun: bool,
+    save: str | None,
+    every: int,
     output: str,
     dpi: int,
     storage_options: dict[str, Any] | None,
 ) -> None:
     """Draw a clip of an episode, by default the first, as one picture. Needs matplotlib."""
+    others = _OF_PICTURES if rerun else _OF_RERUN
+    for name in others:
+        if context.get_parameter_source(name) != click.core.ParameterSource.DEFAULT:
+            option = name.replace("_", "-")
+            raise click.UsageError(f"--{option} {'excludes' if rerun else 'needs'} --rerun")
+    if rerun:
+        frames = view_rerun(
+            path, key, every=every, features=features, save=save, storage_options=storage_options
+        )
+        click.echo(f"{save or 'shown'}: {counted(frames, 'frame')}")
+        return
     target, picture_format = picture_file(output)
     figure = draw_view(
         path,

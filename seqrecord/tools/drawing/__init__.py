@@ -1,7 +1,10 @@
-"""view: a clip as one figure; draw_timeline: a trace as one. Both are drawn by matplotlib."""
+"""Pictures: a clip or a trace as a figure of matplotlib's, episodes in the Rerun viewer."""
 
 from seqrecord.tools.drawing.picture_files import (
     picture_file,
+)
+from seqrecord.tools.drawing.rerun_log import (
+    view_rerun,
 )
 from seqrecord.tools.drawing.timeline import (
     draw_timeline,
@@ -16,4 +19,5 @@ __all__ = [
     "draw_timeline",
     "picture_file",
     "view",
+    "view_rerun",
 ]

@@ -1,0 +1,193 @@
+"""view_rerun: episodes in the Rerun viewer, or as a file for it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from os import PathLike, fspath
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import ClipError, DestinationError, MissingPackageError
+from seqrecord.reading.filters import EpisodeFilter
+from seqrecord.reading.reader import DatasetLike, Episode, SeqRecordReader, opened
+from seqrecord.schema import FeatureSpec
+from seqrecord.tools.drawing.colours import flow_colours
+from seqrecord.tools.drawing.kinds import kind_of
+
+__all__ = ["view_rerun"]
+
+_FRAMES_AT_ONCE = 16
+_MOST_CURVES = 64
+_METER = {"m": 1.0, "cm": 100.0, "mm": 1000.0}  # what a meter is in a depth's unit
+
+
+def view_rerun(
+    data: DatasetLike,
+    episodes: EpisodeFilter = None,
+    *,
+    every: int = 1,
+    features: Sequence[str] | None = None,
+    jpeg_quality: int | None = None,
+    save: str | PathLike[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> int:
+    """Show episodes in the Rerun viewer, one after the other on one timeline; how many frames.
+
+    The timeline `frame` counts the frames shown; `seconds` is there where all episodes have a rate.
+    Each feature is an entity: images as they are, depth as depth images in metres, flow in the
+    Middlebury colours, masks and segmentations as labels, poses as transforms, scalars and short
+    vectors as plots, text as a log, anything else as tensors. What a feature is comes from its kind
+    in the schema, or else from its name and shape. `episode` says where each begins, with its
+    metadata. A frame that lacks a feature clears it.
+
+    A pose is `[7]`, a translation and a quaternion x, y, z, w, or a matrix `[3, 4]` or `[4, 4]`, of
+    the camera in the world; its entity is named `world/NAME`.
+
+    Args:
+        data: path or URL of a dataset, or an open one.
+        episodes: keys, a glob or a function, as for the loaders; all by default.
+        every: show each `every`-th frame only.
+        features: their names; all by default.
+        jpeg_quality: 1 to 95, to store 8-bit images smaller, with losses.
+        save: write a `.rrd` file instead of starting the viewer, which needs a screen.
+        storage_options: for the filesystem that serves the dataset's URL.
+
+    Frames are read 16 at a time. Raises `MissingPackageError` without rerun-sdk, `ClipError` for
+    arguments out of range and episodes that are not there, `DestinationError` where the file can't
+    be written.
+    """
+    rerun = _require_rerun()
+    if every < 1:
+        raise ClipError("not a step of frames", expected="every of 1 or more", got=every)
+    if jpeg_quality is not None and not 1 <= jpeg_quality <= 95:
+        raise ClipError("not a JPEG quality", expected="1 to 95", got=jpeg_quality)
+    with opened(data, features=features, storage_options=storage_options) as dataset:
+        rows = dataset.find_episodes(episodes)
+        keys = [str(key) for key in dataset.index.keys.take(rows).to_pylist()]
+        stream = rerun.RecordingStream("seqrecord")
+        if save is None:
+            rerun.spawn(recording=stream)
+        else:
+            try:
+                stream.save(fspath(save))
+            except RuntimeError as error:
+                raise DestinationError(
+                    f"the file can't be written: {error}", file=fspath(save)
+                ) from error
+        try:
+            return _Log(rerun, stream, dataset, jpeg_quality).show(keys, every)
+        finally:
+            stream.flush()
+            stream.disconnect()
+
+
+class _Log:
+    """Writes episodes to a recording, one after the other."""
+
+    def __init__(
+        self, rerun: ModuleType, stream: Any, dataset: SeqRecordReader, jpeg_quality: int | None
+    ) -> None:
+        self._rerun, self._stream, self._dataset = rerun, stream, dataset
+        self._jpeg_quality = jpeg_quality
+        self._frame, self._seconds = 0, 0.0
+        self._longest: dict[str, float] = {}  # vector of flow, of full colour
+
+    def show(self, keys: Sequence[str], every: int) -> int:
+        rates = [self._dataset.episodes[key].fps for key in keys]
+        timed = all(rates)
+        for key, fps in zip(keys, rates, strict=True):
+            self._episode(self._dataset.episodes[key], every, fps if timed else None)
+        return self._frame
+
+    def _episode(self, episode: Episode, every: int, fps: float | None) -> None:
+        self._longest.clear()
+        numbers = range(0, len(episode), every)
+        present = {name: episode.present(name) for name in episode.features}
+        self._set_time(fps)
+        said = "".join(f"\n{name}: {value}" for name, value in episode.metadata.items())
+        self._log("episode", self._rerun.TextLog(f"{episode.key}{said}"))
+        for start in range(0, len(numbers), _FRAMES_AT_ONCE):
+            part = numbers[start : start + _FRAMES_AT_ONCE]
+            frames = {}
+            for name in episode.features:
+                there = [number for number in part if present[name][number]]
+                frames[name] = iter(episode.read(there, features=[name])[name] if there else ())
+            for number in part:
+                self._set_time(fps)
+                for name, spec in episode.features.items():
+                    if present[name][number]:
+                        self._feature(name, spec, next(frames[name]))
+                    else:
+                        self._log(_entity(name, spec), self._rerun.Clear(recursive=False))
+                self._frame += 1
+                self._seconds += every / fps if fps else 0.0
+
+    def _set_time(self, fps: float | None) -> None:
+        self._stream.set_time("frame", sequence=self._frame)
+        if fps:
+            self._stream.set_time("seconds", duration=self._seconds)
+
+    def _log(self, entity: str, what: Any) -> None:
+        self._stream.log(entity, what)
+
+    def _feature(self, name: str, spec: FeatureSpec, value: Any) -> None:
+        entity, rerun = _entity(name, spec), self._rerun
+        if isinstance(value, (str, bytes)):
+            text = value if isinstance(value, str) else f"{len(value)} bytes"
+            self._log(entity, rerun.TextLog(text))
+        elif _is_pose(name, spec):
+            self._log(entity, _transform(rerun, value))
+        else:
+            self._log(entity, self._array(name, spec, value))
+
+    def _array(self, name: str, spec: FeatureSpec, value: npt.NDArray[Any]) -> Any:
+        rerun = self._rerun
+        kind = kind_of(spec.kind or name, value.dtype, value.shape)
+        if kind == "picture":
+            image = rerun.Image(value)
+            return image.compress(self._jpeg_quality) if self._jpeg_quality else image
+        if kind == "depth":
+            if value.dtype.kind == "f":
+                value = value.astype(np.float32)
+            return rerun.DepthImage(value, meter=_METER.get(spec.unit or "m"))
+        if kind == "flow":
+            if name not in self._longest:
+                length = np.hypot(*np.moveaxis(value.astype(np.float32), -1, 0))
+                known = length[np.isfinite(length) & (length < 1e9)]
+                self._longest[name] = float(np.quantile(known, 0.99)) if known.size else 1.0
+            return rerun.Image(flow_colours(value, self._longest[name]))
+        if kind == "labels":
+            return rerun.SegmentationImage((value.astype(np.int64) % 65_536).astype(np.uint16))
+        if kind == "curves" and value.size <= _MOST_CURVES:
+            return rerun.Scalars(np.atleast_1d(value).astype(np.float64))
+        return rerun.Tensor(value)
+
+
+def _entity(name: str, spec: FeatureSpec) -> str:
+    return f"world/{name}" if _is_pose(name, spec) else name
+
+
+def _is_pose(name: str, spec: FeatureSpec) -> bool:
+    is_named = spec.kind == "pose" or (spec.kind is None and name.startswith("pose"))
+    return is_named and spec.dtype.kind == "f" and spec.shape in ((7,), (3, 4), (4, 4))
+
+
+def _transform(rerun: ModuleType, pose: npt.NDArray[Any]) -> Any:
+    if pose.ndim == 2:
+        return rerun.Transform3D(translation=pose[:3, 3], mat3x3=pose[:3, :3])
+    return rerun.Transform3D(translation=pose[:3], quaternion=rerun.Quaternion(xyzw=pose[3:]))
+
+
+def _require_rerun() -> ModuleType:
+    try:
+        return importlib.import_module("rerun")
+    except ModuleNotFoundError as error:
+        if error.name != "rerun":  # it is there, and lacks something itself
+            raise
+        raise MissingPackageError(
+            "shown by Rerun, the extra `rerun`: pip install rerun-sdk"
+        ) from None

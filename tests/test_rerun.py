@@ -1,0 +1,127 @@
+"""Episodes as a recording of Rerun's, read again by Rerun itself."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+import seqrecord
+from seqrecord.errors import ClipError, DestinationError
+from seqrecord.tools.cli import main
+from seqrecord.tools.drawing import view_rerun
+
+pytest.importorskip("rerun", reason="pip install rerun-sdk")
+
+LENGTHS = {"kitchen/0": 5, "kitchen/1": 3, "lab/0": 18}
+FLOW_GAP = 4  # the frame of each episode that has no flow
+
+
+def frame_of(key: str, number: int) -> dict[str, Any]:
+    rng = np.random.default_rng([len(key), number])
+    frame: dict[str, Any] = {
+        "image": rng.integers(0, 256, (24, 32, 3), np.uint8),
+        "depth": rng.uniform(1, 5, (24, 32)).astype("f4"),
+        "flow": rng.normal(size=(24, 32, 2)).astype("f4"),
+        "mask": rng.integers(0, 3, (24, 32), np.uint8),
+        "pose": np.array([number, 0, 1, 0, 0, 0, 1], "f8"),
+        "action": np.arange(3, dtype="f4") + number,
+        "task": f"step {number}",
+    }
+    if number == FLOW_GAP:
+        del frame["flow"]
+    return frame
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rerun") / "records"
+    features: dict[str, Any] = {"depth": {"unit": "m"}, "mask": {"kind": "segmentation"}}
+    with seqrecord.SeqRecordWriter(folder, features=features) as writer:
+        for key, length in LENGTHS.items():
+            with writer.episode(key, fps=10, metadata={"robot": "arm"}) as episode:
+                for number in range(length):
+                    episode.append(frame_of(key, number))
+    return folder
+
+
+def read(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """By entity, its rows in order of frames; columns without their archetypes' names."""
+    from rerun.chunk import RrdReader
+
+    rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for chunk in RrdReader(path).stream().to_chunks():
+        if chunk.is_static:
+            continue
+        batch = chunk.to_record_batch()
+        columns = {
+            name: column.cast(pa.int64()) if pa.types.is_temporal(column.type) else column
+            for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        }
+        for row in pa.table(columns).to_pylist():
+            known = {name.split(":")[-1]: value for name, value in row.items() if value is not None}
+            rows[str(chunk.entity_path).lstrip("/")].append(known)
+    for each in rows.values():
+        each.sort(key=lambda row: row.get("frame", -1))
+    return rows
+
+
+def test_all_episodes_are_on_one_timeline(records: Path, tmp_path: Path) -> None:
+    path = tmp_path / "all.rrd"
+    assert view_rerun(records, save=path) == sum(LENGTHS.values())
+    rows = read(path)
+    whole = [(key, number) for key, length in LENGTHS.items() for number in range(length)]
+    assert [row["frame"] for row in rows["image"]] == list(range(len(whole)))
+    for i, (key, number) in enumerate(whole):
+        want = frame_of(key, number)
+        np.testing.assert_array_equal(np.ravel(rows["image"][i]["buffer"]), want["image"].ravel())
+        depth = np.ravel(rows["depth"][i]["buffer"]).astype(np.uint8).view("<f4")
+        np.testing.assert_array_equal(depth, want["depth"].ravel())
+        assert rows["depth"][i]["meter"] == [1.0]
+        labels = np.ravel(rows["mask"][i]["buffer"]).astype(np.uint8).view("<u2")
+        np.testing.assert_array_equal(labels, want["mask"].ravel())
+        assert rows["world/pose"][i]["translation"] == [[float(number), 0.0, 1.0]]
+        assert rows["action"][i]["scalars"] == [float(number + k) for k in range(3)]
+        assert rows["task"][i]["text"] == [want["task"]]
+        assert ("buffer" in rows["flow"][i]) == (number != FLOW_GAP)
+        assert rows["image"][i]["seconds"] == pytest.approx(i * 1e8)  # nanoseconds
+    begins = [rows["episode"][i]["frame"] for i in range(len(LENGTHS))]
+    assert begins == [0, 5, 8]
+    assert rows["episode"][1]["text"] == ["kitchen/1\nrobot: arm"]
+
+
+def test_some_frames_of_some_episodes(records: Path, tmp_path: Path) -> None:
+    path = tmp_path / "some.rrd"
+    command = ["view", str(records), "kitchen/*", "--rerun", "--save", str(path)]
+    done = CliRunner().invoke(main, [*command, "--every", "2", "--features", "image,pose"])
+    assert done.exit_code == 0, done.output
+    assert done.output == f"{path}: 5 frames\n"
+    rows = read(path)
+    assert {"image", "world/pose", "episode"} <= set(rows)
+    assert "depth" not in rows
+    poses = [row["translation"][0][0] for row in rows["world/pose"]]
+    assert poses == [0, 2, 4, 0, 2]
+
+
+def test_images_may_be_compressed(records: Path, tmp_path: Path) -> None:
+    view_rerun(records, "lab/0", features=["image"], jpeg_quality=50, save=tmp_path / "a.rrd")
+    found = [np.ravel(row["blob"]) for row in read(tmp_path / "a.rrd")["image"]]
+    blobs = [blob.astype(np.uint8).tobytes() for blob in found]
+    assert len(blobs) == 18
+    assert all(blob.startswith(b"\xff\xd8") for blob in blobs)
+
+
+def test_wrong_arguments(records: Path, tmp_path: Path) -> None:
+    for wrong in ({"every": 0}, {"jpeg_quality": 0}, {"episodes": ["nobody"]}):
+        with pytest.raises(ClipError):
+            view_rerun(records, save=tmp_path / "x.rrd", **wrong)
+    with pytest.raises(DestinationError):
+        view_rerun(records, save=tmp_path / "no" / "folder" / "x.rrd")
+    for options in (["--save", "x.rrd"], ["--rerun", "--columns", "3"]):
+        done = CliRunner().invoke(main, ["view", str(records), *options])
+        assert done.exit_code == 2
