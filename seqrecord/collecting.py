@@ -52,11 +52,15 @@ class StatisticsCollector:
         """
         for name, item in frame.items():
             if isinstance(item, EncodedImage):
-                if name in self._episode:  # decoding it would take longer than storing it
-                    self._episode[name].is_whole = False
+                self.leave_out(name)  # decoding it would take longer than storing it
             elif name in self._episode:
                 self.add_frames(name, np.asarray(item)[None], np.array([self._number]))
         self._number += 1
+
+    def leave_out(self, name: str) -> None:
+        """Frames of the episode have a feature that is not looked at: it has no statistics."""
+        if name in self._episode:
+            self._episode[name].is_whole = False
 
     def add_frames(
         self, name: str, frames: npt.NDArray[Any], numbers: npt.NDArray[np.int64]

@@ -24,7 +24,14 @@ from seqrecord.reading.metadata import load
 from seqrecord.reading.record_footers import read_footer
 from seqrecord.storage import LocalStorage
 from seqrecord.writing.commits import reindex
-from tests import test_claimed_sizes, test_format, test_index_building, test_pages
+from tests import (
+    test_claimed_sizes,
+    test_format,
+    test_index_building,
+    test_pages,
+    test_video_codecs,
+    test_video_pages,
+)
 from tests.hostile_cases import CASES, Case, run
 from tests.tiny import (
     KEY,
@@ -232,7 +239,8 @@ def test_the_format_lists_what_is_refused() -> None:
     rows = re.findall(r"^\| (\d+) \| .* \| (\w+Error) \| (.*) \|$", text, re.M)
     assert [int(number) for number, _, _ in rows] == list(range(1, len(rows) + 1))
     errors = {case.name: case.error.__name__ for case in CASES}
-    modules = (test_pages, test_claimed_sizes, test_format, test_index_building)
+    modules: tuple[object, ...] = (test_pages, test_claimed_sizes, test_format, test_index_building)
+    modules += (test_video_pages, test_video_codecs)
     functions = {*globals(), *(name for module in modules for name in vars(module))}
     for _, error, names in rows:
         for name in names.split("; "):

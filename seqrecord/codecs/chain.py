@@ -2,8 +2,9 @@
 
 A chain is a list of JSON configurations in the order in which they encode: any number of filters,
 which keep the frame's size, then at most one compressor; or one image codec alone; or nothing,
-which is raw. docs/codecs.md defines the bytes. Configurations come out of files, so ids and
-parameters are checked against closed lists; numcodecs' registry is never asked for anything else.
+which is raw; or video alone, of which a group of frames is coded together. docs/codecs.md defines
+the bytes. Configurations come out of files, so ids and parameters are checked against closed lists;
+numcodecs' registry is never asked for anything else.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from seqrecord.codecs.lz4 import Lz4
 from seqrecord.codecs.presets import CODEC_NAMES, PRESETS, named_chain
 from seqrecord.codecs.streams import Bz2, Lzma, Zlib
 from seqrecord.codecs.subtract_green import SubtractGreen
+from seqrecord.codecs.video.config import VIDEO, named_video, video_config
 from seqrecord.codecs.zigzag import Zigzag
 from seqrecord.codecs.zstd import Zstd
 from seqrecord.errors import CodecError, SchemaError
@@ -79,18 +81,18 @@ def resolve(
     chain: Sequence[CodecConfig]
     if isinstance(codec, str):
         try:
-            chain = named_chain(codec, dtype, shape)
+            chain = named_video(codec, dtype, shape) or named_chain(codec, dtype, shape)
         except ValueError as error:
             raise SchemaError(
                 f"no such codec: {error}",
                 feature=feature,
-                expected=f"one of {', '.join(CODEC_NAMES)}, jpeg:quality=90, or a list of codec "
-                "configurations",
+                expected=f"one of {', '.join(CODEC_NAMES)}, jpeg:quality=90, av1:gop=16, or a list "
+                "of codec configurations",
                 got=repr(codec)[:200],
             ) from error
     else:
         chain = codec
-    _build(chain, dtype, shape, feature)
+    _build(chain, dtype, shape, feature, is_video_allowed=True)
     return tuple(dict(config) for config in chain)
 
 
@@ -212,6 +214,8 @@ def _build(
     dtype: np.dtype[Any],
     shape: tuple[int | None, ...],
     feature: str | None,
+    *,
+    is_video_allowed: bool = False,
 ) -> tuple[list[Filter], Compressor | None, dict[str, Any] | None]:
     """Filters, compressor and image parameters of a chain, all checked; nothing is trusted."""
     filters: list[Filter] = []
@@ -220,6 +224,11 @@ def _build(
         if len(configs) > _MAX_CHAIN:
             raise ValueError(f"a chain of {len(configs)} codecs, at most {_MAX_CHAIN} are allowed")
         probe_shape = tuple(1 if n is None else n for n in shape)
+        if any(_is_video(config) for config in configs):
+            video_config(configs, dtype, tuple(shape))
+            if not is_video_allowed:
+                raise ValueError("video is not coded frame by frame")
+            return [], None, None
         for position, config in enumerate(configs):
             name, params = _check_config(config)
             if name == _IMAGE:
@@ -238,6 +247,10 @@ def _build(
     except (ValueError, TypeError) as error:
         raise SchemaError("not a codec that is allowed", feature=feature, got=str(error)) from error
     return filters, compressor, None
+
+
+def _is_video(config: object) -> bool:
+    return isinstance(config, Mapping) and config.get("id") == VIDEO
 
 
 def _check_config(config: object) -> tuple[str, dict[str, Any]]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from seqrecord.codecs.video.config import VIDEO_CODECS
 from seqrecord.schema import CodecConfig
 
 __all__ = ["CODEC_NAMES", "PRESETS", "named_chain", "preset_chain"]
@@ -26,8 +27,8 @@ _IMAGES: dict[str, tuple[CodecConfig, CodecConfig]] = {
 }
 """By name: the configuration, and the parameters that may be given, with their defaults."""
 
-CODEC_NAMES: tuple[str, ...] = (*PRESETS, *_IMAGES)
-"""All names: the presets first."""
+CODEC_NAMES: tuple[str, ...] = (*PRESETS, *_IMAGES, *VIDEO_CODECS)
+"""All names: the presets first, those of video last."""
 
 _RESTART = 16  # rows: fewer make larger files, more take longer to sum
 

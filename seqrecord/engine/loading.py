@@ -190,11 +190,13 @@ class ChunkLoader:
                             seconds[page.feature] += perf_counter() - start
             end = perf_counter()
         decoded = sum(item.length for item in slices)
+        pages = [page for part in (fetched, *fetched.others) for page in part.pages]
         self._stats.trace.add("decode", begin, end, chunk=load.chunk)
         self._stats.add_decoding(seconds)
         self._stats.add(
             loads=1,
             frames_decoded=decoded if load.group == self._leading else 0,
+            video_frames_decoded=sum(map(self._reader.num_decoded, pages)),
             decode_seconds=end - begin,
         )
 

@@ -31,14 +31,17 @@ class EngineStats:
     """Counters that any thread may add to. Seconds are summed over threads where several work.
 
     `bytes_read` counts pages, `frames_decoded` frames that clips need, each once although it may
-    have many features. `clips` and `batches` are those handed to the consumer. `resident_bytes` is
-    the most that the frames held have taken, in the arena or in batches being built.
+    have many features. `video_frames_decoded` counts those of all videos, with frames that were
+    decoded for others only. `clips` and `batches` are those handed to the consumer.
+    `resident_bytes` is the most that the frames held have taken, in the arena or in batches being
+    built.
     `device_bytes` went to the device: each frame once, and the arena's rows of each clip.
     `loads_held_back` counts loads that could not begin ahead of their round, for want of memory.
     """
 
     bytes_read: int = 0
     frames_decoded: int = 0
+    video_frames_decoded: int = 0
     clips: int = 0
     batches: int = 0
     resident_bytes: int = 0

@@ -316,7 +316,7 @@ def slice_table(schema: Schema, pages: Sequence[Buffer]) -> bytes:
 
 
 def table_bytes(spec: FeatureSpec, count: Any) -> Any:
-    """Bytes in front of the blobs of a page of `count` frames that is not raw."""
+    """Bytes in front of the blobs of a page of `count` frames that is neither raw nor video."""
     return (count + 1) * 4 + (0 if spec.is_fixed else count * len(spec.shape) * 4)
 
 

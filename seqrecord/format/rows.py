@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.codecs.video.gops import MAX_GOP_FRAMES
 from seqrecord.errors import FormatError
 from seqrecord.format.pages import ALIGNMENT, chunk_bytes, table_bytes
+from seqrecord.format.video_pages import least_video_bytes
 from seqrecord.schema import MAX_FRAME_BYTES, FeatureSpec, Schema
 
 __all__ = [
@@ -219,6 +221,9 @@ def check_pages(
         n, length = count[:, column], lengths[:, column]
         if spec.is_raw:
             fits = length == n * spec.nbytes
+        elif spec.is_video:
+            fits = np.where(n == 0, length == 0, length >= least_video_bytes(n))
+            fits &= num_frames <= MAX_GOP_FRAMES
         else:
             fits = np.where(n == 0, length == 0, length >= table_bytes(spec, n))
         check_rows(fits, f"a page of {spec.name} of an impossible length", offset, first=first)

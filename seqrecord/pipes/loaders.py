@@ -124,11 +124,11 @@ class _Streaming:
     def stats(self) -> dict[str, Any]:
         """What the last iteration of this process has done.
 
-        Work: `bytes_read`, `frames_decoded`, `clips`, `batches`; `device_bytes`, copied to a
-        device; `resident_bytes`, the most that held frames took; seconds of work and of waiting in
-        each stage, for decoding also by feature; `loads` of chunks, and `loads_held_back`, which
-        had to wait for memory; `requests`, `retries` and other counts of the storage; and the
-        `bottleneck`, in words.
+        Work: `bytes_read`, `frames_decoded`, `clips`, `batches`; `video_frames_decoded`, those that
+        were decoded for others included; `device_bytes`, copied to a device; `resident_bytes`, the
+        most that held frames took; seconds of work and of waiting in each stage, for decoding also
+        by feature; `loads` of chunks, and `loads_held_back`, which had to wait for memory;
+        `requests`, `retries` and other counts of the storage; and the `bottleneck`, in words.
 
         Clips left out: `episodes_too_short`, `clips_incomplete` (a frame lacks a feature),
         `clips_dropped` (by `drop_last`). Clips given twice: `clips_repeated`, which another rank or

@@ -17,13 +17,14 @@ from seqrecord.format.manifest import MANIFEST, Manifest
 from seqrecord.format.pages import (
     ALIGNMENT,
     PageCodec,
-    num_slices,
     page_offsets,
     slice_sums,
     table_bytes,
 )
+from seqrecord.format.video_pages import VideoPageCodec, VideoReader
 from seqrecord.reading.blocks import read_blocks
 from seqrecord.reading.page import Chunk, Page, Part
+from seqrecord.reading.page_columns import PageColumns, group_numbers
 from seqrecord.reading.parts import fill, part_pieces
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, forget_cached
@@ -58,8 +59,9 @@ class ChunkReader:
         self._paths = [file.path for file in manifest.record_files]
         self._index = index
         self._lengths: dict[str, int] = {}  # of record files, where it was looked at
-        self._codecs = {name: PageCodec(spec) for name, spec in features.items()}
-        self._groups = {number: _Columns(index, features, number) for number in _numbers(features)}
+        self._video = {n: VideoPageCodec(spec) for n, spec in features.items() if spec.is_video}
+        self._codecs = {n: PageCodec(s) for n, s in features.items() if n not in self._video}
+        self._groups = {n: PageColumns(index, features, n) for n in group_numbers(features)}
 
     def chunk_at(self, group: int, row: int, episode: int | None = None) -> Chunk:
         """The chunk at a row of a group's chunk table, which is one of `episode`."""
@@ -233,19 +235,35 @@ class ChunkReader:
     ) -> None:
         """Decode frames of a page, counted from the chunk's first, into `out[i]`.
 
-        All of them have the feature. Raises `FormatError` or `CodecError` that names file, offset,
-        episode and feature.
+        All of them have the feature. Of video those that come after the frames of the call before,
+        for the same page, are decoded from there on: so only one thread at a time may have a page.
+        Raises `FormatError` or `CodecError` that names file, offset, episode and feature.
         """
         positions: Sequence[int] | range = frames
         if page.present is not None:
             positions = page.positions(frames).tolist()
         try:
+            if page.feature in self._video:
+                self._video_reader(page, data).decode_into(positions, out)
+                return
             codec, count = self._codecs[page.feature], page.num_present
             if not codec.spec.is_raw and "offsets" not in page.memo:
                 page.memo["offsets"] = codec.offsets(data, count)
             codec.decode_into(data, count, out, positions, page.memo.get("offsets"))
         except (CodecError, FormatError) as error:
             raise self._located(page, error) from error.__cause__
+
+    def num_decoded(self, page: Page) -> int:
+        """How many frames of a page of video were decoded, with those that only others need."""
+        reader: VideoReader | None = page.memo.get("video")
+        return 0 if reader is None else reader.num_decoded
+
+    def _video_reader(self, page: Page, data: memoryview) -> VideoReader:
+        reader: VideoReader | None = page.memo.get("video")
+        if reader is None:
+            reader = self._video[page.feature].reader(data, page.num_present)
+            page.memo["video"] = reader
+        return reader
 
     def decode_frame(
         self, pages: Sequence[Page], data: Sequence[memoryview], frame: int
@@ -269,6 +287,8 @@ class ChunkReader:
     def shapes(self, page: Page, data: memoryview) -> list[tuple[int, ...]]:
         """Shapes of the frames in a page, in its order, as the index says of the largest."""
         shapes: list[tuple[int, ...]] | None = page.memo.get("shapes")
+        if page.feature in self._video:
+            return [tuple(n or 0 for n in self.features[page.feature].shape)] * page.num_present
         if shapes is None:
             try:
                 shapes = self._codecs[page.feature].shapes(data, page.num_present)
@@ -313,8 +333,11 @@ class ChunkReader:
     def read_frame(self, page: Page, frame: int) -> npt.NDArray[Any]:
         """One frame of a page, with as few bytes read as possible.
 
-        Of a raw page its slice is checked as `verify` says; of another page nothing is.
+        Of a raw page its slice is checked as `verify` says, and of video the whole page; of another
+        page nothing is.
         """
+        if page.feature in self._video:
+            return self.decode_frame([page], self.read([page]), frame)[page.feature]
         codec, count = self._codecs[page.feature], page.num_present
         position = page.position(frame)
         assert position is not None, "the frame lacks the feature"
@@ -377,33 +400,6 @@ class ChunkReader:
             feature=page.feature,
         )
         return error
-
-
-class _Columns:
-    """Where the chosen features of one group stand in its tables."""
-
-    def __init__(self, index: Index, features: Schema, group: int) -> None:
-        table = index.groups[group]
-        variable = {spec.name: column for column, spec in enumerate(table.schema.variable)}
-        self.chosen = [
-            (name, column, int(table.features[column]), variable.get(name))
-            for name, column in (
-                (n, table.schema.position(n)) for n in features if n in table.schema
-            )
-        ]
-        self._raw = [(i, spec) for i, spec in enumerate(table.schema.values()) if spec.is_raw]
-
-    def sums(self, lengths: npt.NDArray[np.uint32], start: int) -> dict[int, int]:
-        """Where the checksums of the slices of each raw page lie, by column."""
-        found = {}
-        for column, spec in self._raw:
-            found[column] = start
-            start += 4 * num_slices(spec, int(lengths[column]) // spec.nbytes)
-        return found
-
-
-def _numbers(features: Schema) -> list[int]:
-    return list(dict.fromkeys(spec.group for spec in features.values()))
 
 
 def _fresh(length: int) -> memoryview:

@@ -165,6 +165,9 @@ class Episode:
             for array, frame, place in zip(found, inside.tolist(), places.tolist(), strict=True):
                 target[place] = reader.value(page, array, frame)
             return
+        if reader.features[page.feature].is_video:  # in one call, which finds the best order
+            reader.decode(page, data, inside.tolist(), [target[i] for i in places.tolist()])
+            return
         for start, stop in runs:
             frames = range(int(inside[start]), int(inside[stop - 1]) + 1)
             reader.decode(page, data, frames, target[places[start] : places[stop - 1] + 1])

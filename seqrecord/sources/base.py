@@ -34,6 +34,12 @@ class EpisodeInfo:
 class Source(Protocol):
     """Where `convert` gets episodes from. Any object with these three methods is a source.
 
+    A source of video has a fourth, `videos(info)`: of one episode a dict from the names of features
+    to iterables of `Gop`, packets that are kept as they are. Together the GOPs of a feature show
+    `info.num_frames` frames, and `frames` leaves these features out; where there are no others, it
+    yields an empty dict for each frame. The schema has such a feature's codec, see
+    `seqrecord.codecs.video.decoding.describe`.
+
     It must be picklable, since each worker process gets a copy. `TartanAir` and `Folders` are
     sources, and docs/reference/writing.md has an example of one's own.
     """

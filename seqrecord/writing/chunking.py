@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ __all__ = [
     "SMALL_FRAME_BYTES",
     "ChunkLength",
     "EncodedChunk",
+    "ReadyChunk",
     "is_small",
 ]
 
@@ -101,22 +103,47 @@ class EncodedChunk:
             if len(blobs) < len(frames)
         }
 
-    def row(
-        self, group: Schema, first_frame: int, pages: Sequence[bytes]
-    ) -> tuple[npt.NDArray[Any], bytes]:
-        """The chunk's row, [1], but for its place in a file, and the sums of all slices."""
+    def largest(self, group: Schema) -> list[int]:
+        """Bytes of the largest frame of each feature with a variable dimension."""
+        return [
+            max((math.prod(blob.shape) for blob in self.blobs[spec.name]), default=0)
+            * spec.dtype.itemsize
+            for spec in group.variable
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class ReadyChunk:
+    """A chunk to write: `row`, [1], is its row but for its place in a file, `gaps` says which
+    frames have a feature, bool [frames], for those that some frame lacks. After the pages come
+    `sums`, the checksums of their slices."""
+
+    first_frame: int
+    num_frames: int
+    row: npt.NDArray[Any]
+    gaps: Mapping[str, npt.NDArray[np.bool_]]
+    pages: Sequence[bytes]
+    sums: bytes
+
+    @classmethod
+    def of(
+        cls,
+        group: Schema,
+        first_frame: int,
+        num_frames: int,
+        gaps: Mapping[str, npt.NDArray[np.bool_]],
+        pages: Sequence[bytes],
+        largest: Sequence[int] = (),
+    ) -> ReadyChunk:
+        """`largest` are the bytes of the largest frame of each feature of a variable shape."""
         sums = [_checksums(spec, page) for spec, page in zip(group.values(), pages, strict=True)]
         row = np.zeros(1, chunk_row(len(group), len(group.variable)))
-        row["num_frames"], row["first_frame"] = self.num_frames, first_frame
+        row["num_frames"], row["first_frame"] = num_frames, first_frame
         row["pages"]["length"] = [len(page) for page in pages]
         row["pages"]["crc32c"] = [of_page for of_page, _ in sums]
-        row["largest"] = [self._largest(spec) for spec in group.variable]
-        return row, b"".join(of_slices for _, of_slices in sums)
-
-    def _largest(self, spec: FeatureSpec) -> int:
-        """Bytes of the feature's largest frame."""
-        sizes = [math.prod(blob.shape) for blob in self.blobs[spec.name]]
-        return max(sizes, default=0) * spec.dtype.itemsize
+        row["largest"] = largest
+        slices = b"".join(of_slices for _, of_slices in sums)
+        return cls(first_frame, num_frames, row, gaps, pages, slices)
 
 
 def _checksums(spec: FeatureSpec, page: bytes) -> tuple[int, bytes]:

@@ -142,12 +142,22 @@ def _write_frames(
     advance: Callable[[int], None],
 ) -> None:
     count = 0
+    videos = getattr(job.source, "videos", None)
+    try:
+        for name, gops in (videos(info) if videos is not None else {}).items():
+            for gop in gops:
+                files.append_video(name, gop)
+                if advance is not None:
+                    advance(0)  # or nothing would stop it
+    except (FrameError, CodecError) as error:
+        raise SourceError(error.message, **error.facts()) from error
     for frame in job.source.frames(info):
         count += 1
         if count > info.num_frames:
             break
         try:
-            files.append(frame)
+            if frame or not videos:
+                files.append(frame)
         except (FrameError, CodecError) as error:
             raise SourceError(error.message, **error.facts()) from error
         advance(1)
@@ -158,3 +168,7 @@ def _write_frames(
             expected=max(info.num_frames, 1),
             got=f"{count} or more" if count > info.num_frames else count,
         )
+    try:
+        files.check_even()
+    except FrameError as error:
+        raise SourceError(error.message, **error.facts()) from error

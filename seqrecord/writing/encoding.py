@@ -12,7 +12,7 @@ from seqrecord.errors import FrameError
 from seqrecord.format.pages import Blob, PageCodec
 from seqrecord.schema import EncodedImage, FeatureSpec
 
-__all__ = ["Encoder", "encoder"]
+__all__ = ["Encoder", "encoder", "video_encoder"]
 
 Encoder: TypeAlias = "Callable[[npt.ArrayLike | EncodedImage], Blob]"
 """Encodes one frame of one feature. Raises `FrameError` for what does not fit the feature."""
@@ -31,6 +31,23 @@ def encoder(codec: PageCodec) -> Encoder:
         return codec.encode_frame(np.frombuffer(data_of(spec, item), np.uint8))
 
     return encode
+
+
+def video_encoder(spec: FeatureSpec) -> Encoder:
+    """Checks frames of video; their blobs are the pixels, which are encoded later, many at once."""
+
+    def check(item: Any) -> Blob:
+        array = np.asarray(item)
+        if array.dtype != spec.dtype or not spec.accepts(array.shape):
+            raise FrameError(
+                "an array does not fit its feature",
+                feature=spec.name,
+                expected=spec,
+                got=f"{array.dtype} {list(array.shape)}",
+            )
+        return Blob(array.tobytes(), array.shape)
+
+    return check
 
 
 def _raw_encoder(codec: PageCodec) -> Encoder:

@@ -5,22 +5,25 @@ from __future__ import annotations
 import secrets
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 
+from seqrecord.codecs.video.gops import Gop
 from seqrecord.collecting import StatisticsCollector
 from seqrecord.errors import CodecError, DestinationError, FormatError, FrameError
 from seqrecord.format import MAX_EPISODE_FRAMES, RECORDS, EpisodePart
-from seqrecord.format.pages import Blob, PageCodec
+from seqrecord.format.pages import PageCodec
 from seqrecord.format.text import truncated_metadata
 from seqrecord.schema import Frame, Schema
 from seqrecord.storage import Storage
-from seqrecord.writing.chunking import ChunkLength, EncodedChunk
-from seqrecord.writing.encoding import encoder
+from seqrecord.writing.chunking import ReadyChunk
+from seqrecord.writing.encoding import encoder, video_encoder
+from seqrecord.writing.groups import FrameGroup, Group
 from seqrecord.writing.open_file import Commit, OpenFile, StoredChunk
+from seqrecord.writing.video_group import VideoGroup
 
 __all__ = ["RECORDS", "RecordFileWriter"]
 
@@ -56,10 +59,17 @@ class RecordFileWriter:
         self._record_bytes = record_bytes
         self._statistics = statistics
         self._watched = [name for name, spec in schema.items() if not spec.is_raw]
-        self._codecs = {name: PageCodec(spec) for name, spec in schema.items()}
-        self._encoders = {name: encoder(codec) for name, codec in self._codecs.items()}
-        self._groups = [_Group(schema, number) for number in range(schema.num_groups)]
-        self._group_of = {name: self._groups[spec.group] for name, spec in schema.items()}
+        codecs = {name: PageCodec(spec) for name, spec in schema.items() if not spec.is_video}
+        self._encoders = {name: encoder(codec) for name, codec in codecs.items()}
+        self._encoders |= {n: video_encoder(spec) for n, spec in schema.items() if spec.is_video}
+        self._video = {
+            name: VideoGroup(schema, spec.group) for name, spec in schema.items() if spec.is_video
+        }
+        videos = {group.number: group for group in self._video.values()}
+        self._groups: list[Group] = [
+            videos.get(number) or FrameGroup(schema, number, codecs)
+            for number in range(schema.num_groups)
+        ]
         self._file: OpenFile | None = None
         self._commit: Commit | None = None  # of the file before
         self._is_over = threading.Event()
@@ -135,13 +145,15 @@ class RecordFileWriter:
             blobs = {name: self._encoders[name](item) for name, item in frame.items()}
         except (FrameError, CodecError) as error:
             raise error.located(episode=episode.key, frame=number) from error.__cause__
-        if self._flushed and self._file is not None and self._file.is_full(self._record_bytes):
+        is_full = self._file is not None and self._file.is_full(self._record_bytes)
+        if self._flushed and is_full and self._uneven() is None:
             self.flush()  # what is in the file must not go beyond what it says of the episode
             self._finish_file()
-        for group in self._groups:
-            group.frames.append({})
-        for name, blob in blobs.items():
-            self._group_of[name].frames[-1][name] = blob
+        try:
+            for group in self._groups:
+                group.add({name: blobs[name] for name in group.schema if name in blobs})
+        except (FrameError, CodecError) as error:
+            raise error.located(episode=episode.key, frame=number) from error.__cause__
         self._num_frames += 1
         if self._statistics is not None:
             if self._watched:
@@ -150,15 +162,50 @@ class RecordFileWriter:
             else:
                 self._statistics.skip(1)
         for group in self._groups:
-            if group.length.frames is None:
-                group.length.add(group.frames[-1])
             self._write_full_chunks(group)
         return sum(len(blob.data) for blob in blobs.values())
+
+    def append_video(self, name: str, gop: Gop) -> None:
+        """Keep the next frames of a video feature as they are encoded.
+
+        They are those of the frames that `append` gets without this feature, in the same order,
+        before or after that. Raises `FrameError` for a feature that is no video.
+        """
+        self.check()
+        episode = self._episode
+        assert episode is not None, "no episode has begun"
+        group = self._video.get(name)
+        try:
+            if group is None:
+                raise FrameError(
+                    "video for a feature that is none",
+                    feature=name,
+                    expected=f"one of {', '.join(self._video) or 'none: the schema has no video'}",
+                )
+            group.add_gop(gop)
+        except FrameError as error:
+            raise error.located(episode=episode.key) from error.__cause__
+        if self._statistics is not None:
+            self._statistics.leave_out(name)
+        self._write_full_chunks(group)
+
+    def check_even(self) -> None:
+        """`FrameError` unless videos that were appended have as many frames as the rest."""
+        assert self._episode is not None
+        if (group := self._uneven()) is not None:
+            raise FrameError(
+                "a video of another number of frames than the episode",
+                episode=self._episode.key,
+                feature=group.name,
+                expected=self._num_frames,
+                got=group.num_kept,
+            )
 
     def flush(self) -> None:
         """Write the frames so far as chunks of whatever length: a kill or `drop` keeps them."""
         self.check()
         assert self._episode is not None, "no episode has begun"
+        self.check_even()
         if self._flushed == self._num_frames:
             return
         for group in self._groups:
@@ -173,10 +220,11 @@ class RecordFileWriter:
         self.check()
         episode = self._episode
         assert episode is not None, "no episode has begun"
+        self.check_even()
         if not self._num_frames:
             raise FrameError("an episode without frames", episode=episode.key)
         for group in self._groups:
-            group.length.settle()
+            group.settle()
             self._write_rest(group)
         self._complete(episode.metadata)
         if self._statistics is not None:
@@ -209,7 +257,7 @@ class RecordFileWriter:
         """
         episode, self._episode = self._episode, None
         for group in self._groups:
-            group.frames = []
+            group.clear()
         if episode is None or self._failure is not None:
             return False
         if self._file is not None:
@@ -234,37 +282,41 @@ class RecordFileWriter:
         else:
             self._end()
 
-    def _write_full_chunks(self, group: _Group) -> None:
-        while group.length.frames is not None and len(group.frames) >= group.length.frames:
-            self._write_chunk(group, group.length.frames)
+    def _uneven(self) -> VideoGroup | None:
+        """A video that was appended of which there are fewer frames than of the rest, or more."""
+        kept = [group for group in self._groups if isinstance(group, VideoGroup)]
+        kept = [group for group in kept if group.num_kept is not None]
+        if kept and len(kept) == len(self._groups):  # there is nothing else to append
+            self._num_frames = kept[0].num_kept or 0
+        return next((group for group in kept if group.num_kept != self._num_frames), None)
 
-    def _write_rest(self, group: _Group) -> None:
+    def _write_full_chunks(self, group: Group) -> None:
+        while (chunk := group.take()) is not None:
+            self._write_chunk(group, chunk)
+
+    def _write_rest(self, group: Group) -> None:
+        assert self._episode is not None
         self._write_full_chunks(group)
-        if group.frames:
-            self._write_chunk(group, len(group.frames))
+        try:
+            while (chunk := group.take_rest()) is not None:
+                self._write_chunk(group, chunk)
+        except CodecError as error:
+            raise error.located(episode=self._episode.key) from error.__cause__
 
-    def _write_chunk(self, group: _Group, num_frames: int) -> None:
-        schema = group.schema
-        chunk = EncodedChunk(schema, group.frames[:num_frames])
-        del group.frames[:num_frames]
-        pages = [self._codecs[name].join(blobs) for name, blobs in chunk.blobs.items()]
-        row, table = chunk.row(schema, group.written, pages)
+    def _write_chunk(self, group: Group, chunk: ReadyChunk) -> None:
         if self._statistics is not None:
-            self._watch(schema, group.written, chunk, pages)
+            self._watch(group.schema, chunk)
         gaps = {self.schema.position(name): present for name, present in chunk.gaps.items()}
-        self._store(StoredChunk(group.number, row, gaps, [*pages, table]))
-        group.written += chunk.num_frames
+        self._store(StoredChunk(group.number, chunk.row, gaps, [*chunk.pages, chunk.sums]))
 
-    def _watch(
-        self, schema: Schema, first_frame: int, chunk: EncodedChunk, pages: Sequence[bytes]
-    ) -> None:
+    def _watch(self, schema: Schema, chunk: ReadyChunk) -> None:
         """Statistics of raw features: their pages are the frames, many of them at once."""
         assert self._statistics is not None
-        for (name, spec), page in zip(schema.items(), pages, strict=True):
+        for (name, spec), page in zip(schema.items(), chunk.pages, strict=True):
             if spec.is_raw and len(page):
                 shape = tuple(size for size in spec.shape if size is not None)
                 frames = np.frombuffer(page, spec.dtype).reshape(-1, *shape)
-                numbers = np.arange(first_frame, first_frame + chunk.num_frames)
+                numbers = chunk.first_frame + np.arange(chunk.num_frames)
                 if name in chunk.gaps:
                     numbers = numbers[chunk.gaps[name]]
                 self._statistics.add_frames(name, frames, numbers)
@@ -320,19 +372,3 @@ class RecordFileWriter:
         except failures as error:
             self._failure = self._failure or error
             raise
-
-
-class _Group:
-    """A group's encoded frames that are not in a chunk yet, of one episode after the other."""
-
-    def __init__(self, schema: Schema, number: int) -> None:
-        self.number = number
-        self.schema = schema.group(number)
-        self.length = ChunkLength(self.schema)
-        self.frames: list[dict[str, Blob]] = []
-        self.written = 0  # frames of the episode in chunks
-
-    def begin(self, chunk_frames: int | None) -> None:
-        """The next episode."""
-        self.length = ChunkLength(self.schema, chunk_frames)
-        self.frames, self.written = [], 0

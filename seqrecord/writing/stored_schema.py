@@ -44,8 +44,8 @@ _SAID = ("kind", "unit", "group")
 def apply_codecs(schema: Schema, codecs: Codecs | None) -> Schema:
     """The schema with the codecs that a writer was asked for, see `SeqRecordWriter`.
 
-    Features that keep encoded images stay as they are unless they are named. Text that nothing is
-    said of, or but a preset other than `small`, is not compressed: most of it is short.
+    Features that keep encoded images or video stay as they are unless they are named. Text that
+    nothing is said of, or but a preset other than `small`, is not compressed: most of it is short.
     """
     named = {} if codecs is None or isinstance(codecs, str) else dict(codecs)
     _check_names("a codec for a feature that is not there", named, schema)
@@ -83,7 +83,9 @@ def stored_schema(
     asked = _described(schema, described or {})
     is_grouped = asked.num_groups > 1 or any("group" in said for said in (described or {}).values())
     if stored is None:
-        return _grouped(apply_codecs(asked, codecs), by_size=not is_grouped)
+        grouped = _grouped(apply_codecs(asked, codecs), by_size=not is_grouped)
+        grouped.check_groups()
+        return grouped
     if list(map(str, asked.values())) != list(map(str, stored.values())):
         raise SchemaError("the dataset has other features", expected=stored, got=asked)
     for spec, known in zip(asked.values(), stored.values(), strict=True):
@@ -185,8 +187,13 @@ def _described(schema: Schema, described: Described) -> Schema:
 
 
 def _grouped(schema: Schema, *, by_size: bool) -> Schema:
-    """The features with the numbers of their groups, in the order of their first features."""
-    keys = [is_small(spec) if by_size else spec.group for spec in schema.values()]
+    """The features with the numbers of their groups, in the order of their first features.
+
+    Video has a group of its own.
+    """
+    keys: list[object] = [is_small(s) if by_size else s.group for s in schema.values()]
+    if by_size:
+        keys = [s.name if s.is_video else key for s, key in zip(schema.values(), keys, strict=True)]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     return Schema(
         [replace(spec, group=numbers[key]) for spec, key in zip(schema.values(), keys, strict=True)]
@@ -199,4 +206,4 @@ def _check_names(message: str, named: Mapping[str, object], schema: Schema) -> N
 
 
 def _kept(spec: FeatureSpec) -> bool:
-    return spec.codec[0].get("id") == "seqrecord.image"
+    return spec.is_video or spec.codec[0].get("id") == "seqrecord.image"

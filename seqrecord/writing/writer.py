@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from seqrecord.codecs.video.gops import Gop
 from seqrecord.collecting import StatisticsCollector
 from seqrecord.errors import DestinationError, FrameError, SchemaError, SeqRecordError
 from seqrecord.format.manifest import Manifest
@@ -64,7 +65,9 @@ class SeqRecordWriter:
         codecs: a codec's name for all features, or by feature name one or a chain of codec
             configurations; features that are not named are `balanced`. Names are the lossless
             presets `raw`, `fast`, `balanced` and `small`, and for images `png`, `jpeg` and
-            `jpeg:quality=90`, of which JPEG loses data. Overrides the codecs in `schema`. A
+            `jpeg:quality=90`, of which JPEG loses data; and for RGB videos `av1`, `h264`, `hevc`,
+            `vp9` and `av1:quality=30,gop=16`, which lose data, and `ffv1`, which does not.
+            Overrides the codecs in `schema`. A
             dataset that is added to keeps its own.
         fps: frames a second of the episodes that say nothing of it.
         chunk_frames: frames a chunk, 1 to 65536; by default as many as fit 48 MiB decoded, 32 at
@@ -270,6 +273,7 @@ class EpisodeWriter:
         self._pending_bytes = 0
         self._files: RecordFileWriter | None = None
         self._failed = False
+        self._has_video = False
 
     def append(self, frame: Frame) -> None:
         """Add one frame: feature name to array, `str` or `bytes`, or `EncodedImage` for an image
@@ -291,6 +295,30 @@ class EpisodeWriter:
                 self._collect(frame)
         self.num_frames += 1
 
+    def append_video(self, name: str, gops: Iterable[Gop]) -> None:
+        """Keep video as it is encoded: the next frames of a feature, which `append` does not get.
+
+        The feature's codec says what the packets are: pass a `schema` with it to the writer. All
+        frames of the episode come so, at once or piece by piece, before or after the others are
+        appended; when the episode is flushed or ends, there must be as many of them as of the
+        others. The packets are not looked at; `seqrecord verify --deep` decodes them. Raises
+        `FrameError` for a feature that is no video.
+        """
+        self._check_open()
+        with self._forget_on_error():
+            if self._files is None and self._writer.schema is None:
+                raise FrameError(
+                    "video is kept under a schema: give one to the writer",
+                    episode=self.key,
+                    feature=name,
+                )
+            if self._files is None:
+                self._begin()
+            assert self._files is not None
+            for gop in gops:
+                self._files.append_video(name, gop)
+                self._has_video = True
+
     def flush(self) -> None:
         """Write all frames so far: from here on neither an error nor a kill loses them.
 
@@ -308,7 +336,7 @@ class EpisodeWriter:
         """Finish the episode: from here on neither an error nor a kill loses it."""
         self._check_open()
         with self._forget_on_error():
-            if self.num_frames == 0:
+            if self.num_frames == 0 and not self._has_video:
                 raise FrameError("an episode without frames", episode=self.key)
             if self._files is None:
                 self._begin()

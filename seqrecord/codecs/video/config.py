@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from seqrecord.codecs.video.gops import MAX_GOP_FRAMES
 from seqrecord.schema import CodecConfig
 
-__all__ = ["VIDEO", "VIDEO_CODECS", "VideoConfig", "check_video_shape", "named_video"]
+__all__ = ["VIDEO", "VIDEO_CODECS", "VideoConfig", "named_video", "video_config"]
 
 VIDEO = "video"
 """The id of the codec configuration of a video feature."""
@@ -143,7 +143,7 @@ def named_video(
     name, _, rest = text.partition(":")
     if name not in VIDEO_CODECS:
         return None
-    check_video_shape(dtype, shape)
+    _check_shape(dtype, shape)
     params: dict[str, Any] = {"pixel_format": VIDEO_CODECS[name].pixel_formats[0]}
     for item in rest.split(",") if rest else []:
         key, equals, value = item.partition("=")
@@ -160,7 +160,17 @@ def named_video(
     return (config.encoding(height, width).to_json(),)
 
 
-def check_video_shape(dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> None:
+def video_config(
+    configs: Sequence[CodecConfig], dtype: np.dtype[Any], shape: tuple[int | None, ...]
+) -> VideoConfig:
+    """The configuration of a feature's chain, checked; `ValueError` for what is not allowed."""
+    if len(configs) != 1:
+        raise ValueError("video stands alone")
+    _check_shape(dtype, shape)
+    return VideoConfig.from_json(configs[0])
+
+
+def _check_shape(dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> None:
     """`ValueError` unless frames of this dtype and shape can be those of a video."""
     if dtype != np.uint8 or len(shape) != 3 or shape[2] != 3 or None in shape:
         raise ValueError(f"video holds uint8 [H, W, 3], not {dtype.name} {list(shape)}")

@@ -1,0 +1,197 @@
+"""Pages of video: whole groups of pictures. The normative text is docs/format.md.
+
+::
+
+    │ p u32 │ offsets u32 [p + 1] │ frames u32 [p] │ packet 0 │ packet 1 │ …
+
+Offsets count from the page's start; the first is that of packet 0, the last is the page's length.
+`frames` says of each packet which frame of the page it gives, or none; the highest bit is set where
+a group of pictures begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.codecs.video.config import video_config
+from seqrecord.codecs.video.decoding import GopFrames
+from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, MAX_GOP_PACKETS, Gop
+from seqrecord.errors import CodecError, FormatError, FrameError, SchemaError
+from seqrecord.schema import FeatureSpec
+
+__all__ = ["VideoPageCodec", "VideoReader", "least_video_bytes", "parse_video_page"]
+
+_BEGINS = 1 << 31  # a group of pictures
+_NOT_SHOWN = _BEGINS - 1
+_MAX_PAGE_BYTES = 2**32 - 1
+
+
+@dataclass(frozen=True, eq=False)
+class VideoTable:
+    """What the table of a video page says: `order` of each packet, -1 for none that is shown;
+    and where groups of pictures begin and the last one ends, in packets and in frames."""
+
+    offsets: npt.NDArray[np.int64]  # [packets + 1]
+    order: npt.NDArray[np.int64]  # [packets], in the page
+    first_packet: npt.NDArray[np.int64]  # [groups + 1]
+    first_frame: npt.NDArray[np.int64]  # [groups + 1]
+
+
+class VideoPageCodec:
+    """Encodes and decodes the pages of one feature that is video. Safe to use from many threads.
+
+    Raises `SchemaError` for a configuration that this version does not know.
+    """
+
+    def __init__(self, spec: FeatureSpec) -> None:
+        self.spec = spec
+        try:
+            self.config = video_config(spec.codec, spec.dtype, spec.shape)
+        except ValueError as error:
+            raise SchemaError(
+                "not a codec that is allowed", feature=spec.name, got=str(error)
+            ) from error
+        self.height, self.width = (n or 0 for n in spec.shape[:2])
+
+    def join(self, gops: Sequence[Gop]) -> bytes:
+        """The page of these groups of pictures; empty for none. `FrameError` if it is too large."""
+        if not gops:
+            return b""
+        packets = [packet for gop in gops for packet in gop.packets]
+        numbers: list[int] = []
+        first = 0
+        for gop in gops:
+            own = [_NOT_SHOWN if n < 0 else first + n for n in gop.order]
+            own[0] |= _BEGINS
+            numbers += own
+            first += gop.num_frames
+        begin = 4 + 4 * (2 * len(packets) + 1)
+        offsets = np.cumsum([begin, *map(len, packets)], dtype=np.int64)
+        if offsets[-1] > _MAX_PAGE_BYTES:
+            raise FrameError(
+                "a page is too large",
+                feature=self.spec.name,
+                expected=f"at most {_MAX_PAGE_BYTES} bytes",
+                got=f"{offsets[-1]} bytes",
+            )
+        head = np.array([len(packets)], "<u4").tobytes()
+        table = offsets.astype("<u4").tobytes() + np.array(numbers, "<u4").tobytes()
+        return b"".join((head, table, *packets))
+
+    def reader(self, page: memoryview, count: int) -> VideoReader:
+        """Reads the frames of a page of `count` frames, of which the table is checked first."""
+        return VideoReader(self, page, parse_video_page(page, count, self.spec.name))
+
+
+class VideoReader:
+    """Reads frames of one page, for one thread at a time.
+
+    A decoder goes on where it was: frames that are read in their order are decoded once, however
+    many calls that takes. `num_decoded` counts frames, those included that were only needed for
+    others.
+    """
+
+    def __init__(self, codec: VideoPageCodec, page: memoryview, table: VideoTable) -> None:
+        self.num_decoded = 0
+        self._codec, self._page, self._table = codec, page, table
+        self._group = -1
+        self._frames: GopFrames | None = None
+
+    def decode_into(
+        self,
+        positions: Sequence[int] | range,
+        out: Sequence[npt.NDArray[Any]] | npt.NDArray[Any],
+    ) -> None:
+        """Decode frames of the page into `out[i]`, uint8 [H, W, 3], in the order that costs least.
+
+        Raises `CodecError` with the offset, in the page, of the group that does not decode.
+        """
+        last, target = -1, None
+        for i in np.argsort(np.asarray(positions, np.int64), kind="stable").tolist():
+            if (position := positions[i]) == last:
+                assert target is not None
+                np.copyto(out[i], target)
+                continue
+            self._read(position, out[i])
+            last, target = position, out[i]
+
+    def _read(self, position: int, out: npt.NDArray[Any]) -> None:
+        table = self._table
+        group = int(np.searchsorted(table.first_frame, position, side="right")) - 1
+        inside = position - int(table.first_frame[group])
+        try:
+            if self._frames is None or group != self._group or inside < self._frames.position:
+                self._frames, self._group = self._open(group), group
+            before = self._frames.position
+            self._frames.skip(inside - before)
+            self._frames.read_into(out)
+            self.num_decoded += inside + 1 - before
+        except CodecError as error:
+            self._frames = None
+            offset = int(table.offsets[table.first_packet[group]])
+            raise error.located(feature=self._codec.spec.name, offset=offset) from error.__cause__
+
+    def _open(self, group: int) -> GopFrames:
+        table, codec = self._table, self._codec
+        start, stop = table.first_packet[group : group + 2].tolist()
+        ends = table.offsets[start : stop + 1].tolist()
+        packets = [np.frombuffer(self._page[a:b], np.uint8) for a, b in pairwise(ends)]
+        order = table.order[start:stop]
+        inside = np.where(order < 0, -1, order - table.first_frame[group]).tolist()
+        return GopFrames(codec.config, codec.height, codec.width, packets, inside)
+
+
+def least_video_bytes(count: Any) -> Any:
+    """The fewest bytes of a page of `count` frames: a packet of one byte for each."""
+    return 8 + 9 * count
+
+
+def parse_video_page(page: memoryview, count: int, feature: str) -> VideoTable:
+    """The table of a page of `count` frames. `FormatError` unless all of it can be true."""
+
+    def refuse(what: str, at: int, expected: object, got: object) -> FormatError:
+        return FormatError(
+            f"a page of video {what}", feature=feature, offset=at, expected=expected, got=got
+        )
+
+    size = len(page)
+    num_packets = int(np.frombuffer(page[:4], "<u4")[0]) if size >= 4 else 0
+    begin = 4 + 4 * (2 * num_packets + 1)
+    if not max(1, count) <= num_packets <= (size - 8) // 9:
+        expected = f"{max(1, count)} or more, in {size} bytes"
+        raise refuse("with an impossible number of packets", 0, expected, num_packets)
+    numbers = np.frombuffer(page[4:begin], "<u4").astype(np.int64)
+    offsets, frames = numbers[: num_packets + 1], numbers[num_packets + 1 :]
+    if offsets[0] != begin or offsets[-1] != size or (np.diff(offsets) < 1).any():
+        expected = f"{num_packets + 1} that rise from {begin} to {size}"
+        raise refuse("whose offsets do not rise, or lead outside it", 4, expected, offsets[[0, -1]])
+    begins = frames >= _BEGINS
+    frames = frames & _NOT_SHOWN
+    at = 4 + 4 * (num_packets + 1)
+    if not begins[0]:
+        raise refuse("that does not begin with a group of pictures", at, "its bit set", "not set")
+    shown = frames != _NOT_SHOWN
+    groups = np.cumsum(begins) - 1
+    per_group = np.bincount(groups[shown], minlength=int(groups[-1]) + 1)
+    first_packet = np.append(np.flatnonzero(begins), num_packets)
+    first_frame = np.concatenate([[0], np.cumsum(per_group)])
+    # The shown frames, sorted within their groups, are 0, 1, … up to the page's number of frames.
+    order = frames[shown][np.lexsort((frames[shown], groups[shown]))]
+    if len(order) != count or (order != np.arange(count)).any():
+        expected = f"each of {count} frames once, group after group"
+        raise refuse("with a frame twice, or missing", at, expected, f"{len(order)} frames")
+    if not 1 <= per_group.min() <= per_group.max() <= MAX_GOP_FRAMES:
+        expected = f"1 to {MAX_GOP_FRAMES}"
+        raise refuse(
+            "with a group of an impossible number of frames", at, expected, per_group.max()
+        )
+    if (most := int(np.diff(first_packet).max())) > MAX_GOP_PACKETS:
+        expected = f"at most {MAX_GOP_PACKETS}"
+        raise refuse("with a group of too many packets", at, expected, most)
+    return VideoTable(offsets, np.where(shown, frames, -1), first_packet, first_frame)

@@ -1,0 +1,141 @@
+"""The group of a video feature: arrays become groups of pictures, and these become chunks.
+
+A chunk begins at a keyframe and holds whole groups of pictures: as many as have 32 frames together,
+or take 48 MiB decoded, and at least one. A frame that lacks the feature is in no group of pictures.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.codecs.video.encoding import encode_gop
+from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, Gop
+from seqrecord.errors import FrameError
+from seqrecord.format import MAX_EPISODE_FRAMES
+from seqrecord.format.pages import Blob
+from seqrecord.format.video_pages import VideoPageCodec
+from seqrecord.schema import Schema
+from seqrecord.writing.chunking import ChunkLength, ReadyChunk
+
+__all__ = ["VideoGroup"]
+
+
+class VideoGroup:
+    """A video feature's frames that are in no chunk yet, of one episode after the other.
+
+    An episode has its video either frame by frame, as arrays, or as GOPs that are kept as they are.
+    """
+
+    def __init__(self, schema: Schema, number: int) -> None:
+        self.number = number
+        self.schema = schema.group(number)
+        self.codec = VideoPageCodec(next(iter(self.schema.values())))
+        self.config = self.codec.config.encoding(self.codec.height, self.codec.width)
+        self.begin(None)
+
+    def begin(self, chunk_frames: int | None) -> None:
+        """The next episode; see `ChunkLength` for `None`."""
+        length = ChunkLength(self.schema, chunk_frames).frames or 1
+        self._most = min(length, MAX_GOP_FRAMES)
+        self._written = 0  # frames of the episode in chunks
+        self._has_arrays = self._has_gops = False
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the frames that are in no chunk."""
+        self._ready: deque[ReadyChunk] = deque()
+        self._present: list[bool] = []  # of the frames of the next chunk
+        self._gops: list[Gop] = []  # of the next chunk
+        self._arrays: list[npt.NDArray[np.uint8]] = []  # of its next GOP
+
+    @property
+    def name(self) -> str:
+        return self.codec.spec.name
+
+    @property
+    def num_kept(self) -> int | None:
+        """Frames of the GOPs that were kept, of the episode so far; `None` where there is none."""
+        return self._written + len(self._present) if self._has_gops else None
+
+    def add(self, blobs: dict[str, Blob]) -> None:
+        """The episode's next frame: of the feature its pixels, or nothing."""
+        blob = blobs.get(self.name)
+        if blob is None:
+            if not self._has_gops:  # which may come later
+                self._present.append(False)
+                self._end_chunk_if(self._has_arrays and len(self._present) >= self._most)
+            return
+        if self._has_gops:
+            raise FrameError("a frame of a feature whose video was appended", feature=self.name)
+        if not self._has_arrays:
+            self._has_arrays = True
+            self._cut_absent()
+        self._present.append(True)
+        self._arrays.append(np.frombuffer(blob.data, np.uint8).reshape(blob.shape))
+        assert self.config.gop is not None
+        if len(self._arrays) == self.config.gop:
+            self._end_gop()
+            self._end_chunk_if(len(self._present) + self.config.gop > self._most)
+        else:
+            self._end_chunk_if(len(self._present) == MAX_GOP_FRAMES)
+
+    def add_gop(self, gop: Gop) -> None:
+        """The episode's next frames, kept as they are."""
+        if self._has_arrays or (self._written and not self._has_gops):
+            raise FrameError(
+                "video is appended to an episode that has frames of the feature, or was flushed "
+                "without it",
+                feature=self.name,
+            )
+        if not self._has_gops:
+            self._has_gops, self._present = True, []
+        if self._written + self._held + gop.num_frames > MAX_EPISODE_FRAMES:
+            raise FrameError("a video of too many frames", feature=self.name)
+        self._end_chunk_if(bool(self._gops) and self._held + gop.num_frames > self._most)
+        self._gops.append(gop)
+        self._present += [True] * gop.num_frames
+        self._end_chunk_if(self._held >= self._most)
+
+    def take(self) -> ReadyChunk | None:
+        """The next chunk that is full, if there is one."""
+        return self._ready.popleft() if self._ready else None
+
+    def take_rest(self) -> ReadyChunk | None:
+        """A chunk of the frames that are left when no chunk is full, if there are any."""
+        self._cut_absent()
+        self._end_chunk_if(bool(self._present))
+        return self.take()
+
+    def settle(self) -> None:
+        """The episode ends."""
+
+    @property
+    def _held(self) -> int:
+        return len(self._present)
+
+    def _cut_absent(self) -> None:
+        """Chunks of frames that lack the feature, where only such were held back."""
+        while len(self._present) >= MAX_GOP_FRAMES and not any(self._present):
+            rest = self._present[MAX_GOP_FRAMES:]
+            del self._present[MAX_GOP_FRAMES:]
+            self._end_chunk_if(True)
+            self._present = rest
+
+    def _end_gop(self) -> None:
+        if self._arrays:
+            self._gops.append(encode_gop(self.config, self._arrays))
+            self._arrays = []
+
+    def _end_chunk_if(self, condition: bool) -> None:
+        if not condition:
+            return
+        self._end_gop()
+        count, present = len(self._present), np.array(self._present, bool)
+        gaps = {} if present.all() else {self.name: present}
+        page = self.codec.join(self._gops)
+        self._ready.append(ReadyChunk.of(self.schema, self._written, count, gaps, [page]))
+        self._written += count
+        self._present, self._gops = [], []

@@ -1,0 +1,325 @@
+"""Datasets with video: written, kept, read in every way, verified, resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import seqrecord
+from seqrecord.codecs.video.decoding import decode_gop
+from seqrecord.codecs.video.gops import Gop
+from seqrecord.errors import CodecError, FrameError, SchemaError, SourceError
+from seqrecord.schema import FeatureSpec, Schema
+from tests.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
+
+Pixels = npt.NDArray[np.uint8]
+
+LENGTHS = {"a": 70, "b": 45, "c": 9}
+FRAMES = {key: moving(count, seed=count) for key, count in LENGTHS.items()}
+
+
+def state(count: int) -> npt.NDArray[np.float32]:
+    return np.arange(count * 3, dtype=np.float32).reshape(count, 3)
+
+
+def write_arrays(path: Path, codec: str, *, features: Any = None) -> None:
+    codecs = {"image": codec}
+    with seqrecord.SeqRecordWriter(path, codecs=codecs, features=features) as writer:
+        for key, frames in FRAMES.items():
+            with writer.episode(key) as episode:
+                for image, row in zip(frames, state(len(frames)), strict=True):
+                    episode.append({"image": image, "state": row})
+
+
+def kept_schema(name: str = "h264") -> Schema:
+    image = FeatureSpec(
+        "image", np.dtype("u1"), (HEIGHT, WIDTH, 3), codec=(config_of(name).to_json(),)
+    )
+    return Schema([image, FeatureSpec("state", np.dtype("<f4"), (3,))])
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Pixels]]:
+    """H.264 with B-frames in GOPs of 12, kept; and what it decodes to."""
+    path = tmp_path_factory.mktemp("video") / "kept"
+    decoded: dict[str, Pixels] = {}
+    with seqrecord.SeqRecordWriter(path, schema=kept_schema()) as writer:
+        for key, frames in FRAMES.items():
+            gops = gops_of("h264", frames, 12)
+            decoded[key] = np.concatenate(
+                [decode_gop(config_of("h264"), HEIGHT, WIDTH, gop) for gop in gops]
+            )
+            with writer.episode(key) as episode:
+                episode.append_video("image", gops[:2])
+                for row in state(len(frames)):
+                    episode.append({"state": row})
+                episode.append_video("image", gops[2:])
+    return path, decoded
+
+
+@pytest.mark.parametrize("codec", ["ffv1", "av1:gop=8", "h264", "hevc", "vp9:gop=12"])
+def test_arrays_are_encoded(tmp_path: Path, codec: str) -> None:
+    write_arrays(tmp_path, codec)
+    dataset = seqrecord.open(tmp_path)
+    assert [spec.group for spec in dataset.features.values()] == [0, 1]
+    for key, frames in FRAMES.items():
+        episode = dataset.episodes[key]
+        found = episode[:]
+        assert np.array_equal(found["state"], state(len(frames)))
+        difference = np.abs(found["image"].astype(int) - frames).mean(axis=(1, 2, 3))
+        assert difference.max() < (30 if codec != "ffv1" else 1e-9)
+        for number in (0, 8, -1):
+            assert np.array_equal(episode[number]["image"], found["image"][number])
+        assert np.array_equal(episode[::-3]["image"], found["image"][::-3])
+        again = [5, 2, 5, 5, 0]
+        assert np.array_equal(episode.read(again)["image"], found["image"][again])
+    assert seqrecord.verify(tmp_path, deep=True).problems == ()
+    assert "image" in (dataset.statistics or ())  # of the pixels as they were given
+
+
+def test_chunks_are_whole_groups(kept: tuple[Path, dict[str, Pixels]]) -> None:
+    index = seqrecord.open(kept[0]).index
+    assert index.groups[0].num_frames.tolist() == [24, 24, 22, 24, 21, 9]
+    assert index.groups[1].num_frames.tolist() == [70, 45, 9]
+
+
+def test_kept_packets_decode_as_they_were(kept: tuple[Path, dict[str, Pixels]]) -> None:
+    path, decoded = kept
+    dataset = seqrecord.open(path)
+    for key, frames in decoded.items():
+        assert np.array_equal(dataset.episodes[key][:]["image"], frames)
+        assert np.array_equal(dataset.episodes[key][8]["image"], frames[8])
+    assert seqrecord.verify(path, deep=True).problems == ()
+    report = seqrecord.verify(path)
+    packets = sum(g.nbytes for key in FRAMES for g in gops_of("h264", FRAMES[key], 12))
+    tables = sum(8 + 8 * n + 4 for n in LENGTHS.values())
+    assert report.page_bytes <= packets + tables + 12 * sum(LENGTHS.values()) + 64 * 9
+
+
+def test_statistics_of_kept_video_come_from_decoding(
+    kept: tuple[Path, dict[str, Pixels]], tmp_path: Path
+) -> None:
+    path, decoded = kept
+    dataset = seqrecord.open(path)
+    assert list(dataset.statistics or ()) == ["state"]
+    from seqrecord.reading.statistics import compute_statistics
+
+    found = compute_statistics(dataset)["image"]
+    pixels = np.concatenate(list(decoded.values())).reshape(-1, 3)
+    assert np.allclose(found.mean, pixels.mean(axis=0), atol=4)
+
+
+CLIPS = [
+    {"clip_len": 16},
+    {"clip_len": 5, "stride": 3},
+    {"clip_len": 4, "stride": 4},
+    {"clip_len": 3, "dilation": 5, "stride": 2},
+    {"clip_len": 2, "stride": 11},
+    {"clip_len": 16, "frame_transform": lambda frame: {"image": frame["image"][::2] + 0}},
+]
+
+
+@pytest.mark.parametrize("options", CLIPS, ids=lambda o: " ".join(map(str, o.values()))[:20])
+def test_clips(kept: tuple[Path, dict[str, Pixels]], options: dict[str, Any]) -> None:
+    """Every clip of a shuffled epoch, streamed, is that of front to back; so is random access."""
+    path, decoded = kept
+    step, length = options.get("dilation", 1), options["clip_len"]
+    half = slice(None, None, 2) if "frame_transform" in options else slice(None)
+    pipe = seqrecord.SeqRecordPipe(path, batch_size=4, seed=3, num_cursors=2, **options)
+    seen = set()
+    for batch in pipe:
+        for i, (key, start) in enumerate(zip(batch["episode"], batch["start"], strict=True)):
+            frames = int(start) + step * np.arange(length)
+            assert np.array_equal(batch["image"][i].numpy(), decoded[key][frames][:, half])
+            seen.add((key, int(start)))
+    stride = options.get("stride", 1)
+    span = (length - 1) * step + 1
+    assert seen == {(k, s) for k, n in LENGTHS.items() for s in range(0, n - span + 1, stride)}
+    random = seqrecord.SeqRecordDataset(path, **options)
+    for number in (0, 7, len(random) - 1):
+        clip = random[number]
+        frames = int(clip["start"]) + step * np.arange(length)
+        expected = decoded[clip["episode"]][frames][:, half]
+        assert np.array_equal(clip["image"].numpy(), expected)
+
+
+def test_each_frame_is_decoded_once(kept: tuple[Path, dict[str, Pixels]]) -> None:
+    path, _ = kept
+    pipe = seqrecord.SeqRecordPipe(path, clip_len=4, shuffle=False, num_cursors=1)
+    count = sum(1 for _ in pipe)
+    assert count == sum(n - 3 for n in LENGTHS.values())
+    assert pipe.stats()["video_frames_decoded"] == sum(LENGTHS.values())
+
+
+def test_frames_that_lack_the_video(tmp_path: Path) -> None:
+    images = moving(40)
+    there = [n not in (0, 1, 17, 18, 39) for n in range(40)]
+    with seqrecord.SeqRecordWriter(
+        tmp_path, schema=kept_schema("ffv1:gop=6"), chunk_frames=16
+    ) as writer:
+        with writer.episode("gaps") as episode:
+            for n in range(40):
+                image = {"image": images[n]} if there[n] else {}
+                episode.append({"state": state(40)[n], **image})
+        with writer.episode("none") as episode:
+            for row in state(300):
+                episode.append({"state": row})
+    dataset = seqrecord.open(tmp_path)
+    found = dataset.episodes["gaps"]
+    assert found.present("image").tolist() == there
+    for n in (2, 16, 19, 38):
+        assert np.array_equal(found[n]["image"], images[n])
+    assert "image" not in found[17]
+    assert not dataset.episodes["none"].present("image").any()
+    pipe = seqrecord.SeqRecordPipe(tmp_path, clip_len=8, episodes=["gaps"])
+    starts = sorted(int(clip["start"]) for clip in pipe)
+    assert starts == [s for s in range(33) if all(there[s : s + 8])]
+    assert seqrecord.verify(tmp_path, deep=True).problems == ()
+
+
+def test_flush_and_resume(tmp_path: Path) -> None:
+    gops = gops_of("ffv1:gop=6", moving(30), 6)
+    writer = seqrecord.SeqRecordWriter(tmp_path, schema=kept_schema("ffv1:gop=6"))
+    episode = writer.episode("kept")
+    episode.append_video("image", gops[:2])
+    with pytest.raises(FrameError, match="another number of frames"):
+        episode.flush()
+    episode = writer.episode("kept")
+    for row in state(12):
+        episode.append({"state": row})
+    episode.append_video("image", gops[:2])
+    episode.flush()
+    episode.append_video("image", gops[2:])
+    writer.abort()
+    with seqrecord.SeqRecordWriter(
+        tmp_path, schema=kept_schema("ffv1:gop=6"), mode="resume"
+    ) as writer:
+        assert writer.finished_keys == {"kept"}
+        with writer.episode("arrays") as episode:
+            for n, image in enumerate(moving(30)):
+                episode.append({"image": image, "state": state(30)[n]})
+                if n == 9:
+                    episode.flush()
+    dataset = seqrecord.open(tmp_path)
+    assert np.array_equal(dataset.episodes["kept"][:]["image"], moving(12))
+    assert np.array_equal(dataset.episodes["arrays"][:]["image"], moving(30))
+    assert dataset.index.groups[0].num_frames.tolist() == [12, 10, 20]
+
+
+def test_only_video(tmp_path: Path) -> None:
+    schema = Schema([kept_schema("ffv1:gop=6")["image"]])
+    writer = seqrecord.SeqRecordWriter(tmp_path, schema=schema)
+    with writer, writer.episode("a") as episode:
+        episode.append_video("image", gops_of("ffv1", moving(10), 5))
+        episode.flush()
+        episode.append_video("image", gops_of("ffv1", moving(10), 10))
+    assert len(seqrecord.open(tmp_path).episodes["a"]) == 20
+
+
+def _append_both(episode: Any) -> None:
+    episode.append({"state": state(1)[0], "image": moving(1)[0]})
+    episode.append_video("image", gops_of("ffv1", moving(1), 1))
+
+
+def _append_arrays_after(episode: Any) -> None:
+    episode.append_video("image", gops_of("ffv1", moving(1), 1))
+    episode.append({"state": state(1)[0], "image": moving(1)[0]})
+
+
+def _append_after_flush(episode: Any) -> None:
+    episode.append({"state": state(1)[0]})
+    episode.flush()
+    episode.append_video("image", gops_of("ffv1", moving(1), 1))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (_append_both, "appended to an episode that has frames"),
+        (_append_arrays_after, "whose video was appended"),
+        (_append_after_flush, "was flushed"),
+        (lambda e: e.append_video("state", gops_of("ffv1", moving(1), 1)), "feature that is none"),
+        (lambda e: e.append({"image": moving(1)[0][:9]}), "does not fit its feature"),
+        (lambda e: e.append({"image": moving(1)[0].astype("f4")}), "does not fit its feature"),
+    ],
+)  # fmt: skip
+def test_video_that_is_refused(tmp_path: Path, wrong: Any, message: str) -> None:
+    writer = seqrecord.SeqRecordWriter(tmp_path, schema=kept_schema("ffv1"))
+    with pytest.raises(FrameError, match=message) as info, writer.episode("a/b") as episode:
+        wrong(episode)
+    assert info.value.episode == "a/b"
+    assert info.value.feature in ("image", "state")
+    writer.abort()
+
+
+def test_schemas_that_are_refused(tmp_path: Path) -> None:
+    episode = seqrecord.SeqRecordWriter(tmp_path / "0").episode("a")
+    with pytest.raises(FrameError, match="under a schema"):
+        episode.append_video("image", [])
+    with pytest.raises(SchemaError, match="shares its group"):
+        write_arrays(
+            tmp_path / "1", "ffv1", features={"image": {"group": 0}, "state": {"group": 0}}
+        )
+    with pytest.raises(SchemaError, match="video holds uint8"):
+        seqrecord.SeqRecordWriter(tmp_path / "2", schema=kept_schema(), codecs={"state": "av1"})
+
+
+class KeptSource:
+    """A source of kept video; one of its episodes has too few frames of it."""
+
+    def __init__(self, names: tuple[str, ...] = ("a", "short", "b")) -> None:
+        self.names = names
+
+    def schema(self) -> Schema:
+        return kept_schema("ffv1:gop=6")
+
+    def episodes(self) -> list[seqrecord.EpisodeInfo]:
+        return [seqrecord.EpisodeInfo(name, 12) for name in self.names]
+
+    def videos(self, info: seqrecord.EpisodeInfo) -> dict[str, Iterator[Gop]]:
+        count = 6 if info.key == "short" else 12
+        return {"image": iter(gops_of("ffv1", moving(count), 6))}
+
+    def frames(self, info: seqrecord.EpisodeInfo) -> Iterator[dict[str, Any]]:
+        for row in state(12):
+            yield {"state": row}
+
+
+def test_convert_keeps_video(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="another number of frames"):
+        seqrecord.convert(KeptSource(), tmp_path, workers=1)
+    report = seqrecord.convert(
+        KeptSource(), tmp_path, workers=1, skip_bad_episodes=True, mode="resume"
+    )
+    assert [bad.key for bad in report.bad] == ["short"]
+    dataset = seqrecord.open(tmp_path)
+    assert list(dataset.episodes) == ["a", "b"]
+    assert np.array_equal(dataset.episodes["b"][:]["image"], moving(12))
+
+
+def test_a_packet_that_does_not_decode_is_named(tmp_path: Path) -> None:
+    good = gops_of("h264", moving(8), 8)
+    bad = Gop((good[0].packets[0], b"\0\0\0\1\x65" + b"\x55" * 50), (0, 1))
+    writer = seqrecord.SeqRecordWriter(tmp_path, schema=kept_schema())
+    with writer, writer.episode("a/b") as episode:
+        episode.append_video("image", [*good, bad])
+        for row in state(10):
+            episode.append({"state": row})
+    dataset = seqrecord.open(tmp_path)
+    assert dataset.episodes["a/b"][:8]["image"].shape == (8, HEIGHT, WIDTH, 3)
+    (problem, *_) = seqrecord.verify(tmp_path, deep=True).problems
+    with pytest.raises(CodecError, match="do not decode") as info:
+        dataset.episodes["a/b"][9]
+    for error in (problem, info.value):
+        assert error.episode == "a/b (frames 0 to 9)"
+        assert error.feature == "image"
+        assert error.file is not None
+        assert error.offset == 64 + 4 + 8 * 10 + 4 + good[0].nbytes
+    pipe = seqrecord.SeqRecordPipe(tmp_path, clip_len=2, num_cursors=1)
+    with pytest.raises(CodecError, match="do not decode"):
+        list(pipe)

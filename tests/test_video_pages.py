@@ -1,0 +1,227 @@
+"""Pages of video: literal bytes, tables against brute force, and every way to be malformed."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import seqrecord
+from seqrecord.checksum import crc32c
+from seqrecord.codecs.video.gops import Gop
+from seqrecord.errors import CodecError, FormatError
+from seqrecord.format.video_pages import VideoPageCodec, least_video_bytes, parse_video_page
+from seqrecord.schema import FeatureSpec
+from seqrecord.writing.commits import reindex
+from tests.tiny import record_path
+from tests.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
+
+
+def codec(name: str) -> VideoPageCodec:
+    chain = (config_of(name).to_json(),)
+    return VideoPageCodec(FeatureSpec("image", np.dtype("u1"), (HEIGHT, WIDTH, 3), chain))
+
+
+def parse(page: bytes, count: int) -> list[list[int]]:
+    table = parse_video_page(memoryview(page), count, "image")
+    arrays = (table.offsets, table.order, table.first_packet, table.first_frame)
+    return [array.tolist() for array in arrays]
+
+
+GOPS = [Gop((b"AAA", b"BB", b"C"), (0, 2, 1)), Gop((b"DD", b"E"), (0, -1))]
+PAGE = (
+    bytes.fromhex(
+        "05000000"  # packets
+        "30000000 33000000 35000000 36000000 38000000 39000000"  # offsets
+        "00000080 02000000 01000000 030000 80 ffffff7f"  # frames
+    )
+    + b"AAABBCDDE"
+)
+
+
+def test_bytes() -> None:
+    assert codec("h264").join(GOPS) == PAGE
+    assert parse(PAGE, 4) == [[48, 51, 53, 54, 56, 57], [0, 2, 1, 3, -1], [0, 3, 5], [0, 3, 4]]
+    assert codec("h264").join([]) == b""
+    text = (Path(__file__).parents[1] / "docs" / "format.md").read_text("utf-8")
+    shown = [" ".join(f"{b:02x}" for b in PAGE[i : i + 16]) for i in range(0, len(PAGE), 16)]
+    assert all(line in text for line in shown)
+
+
+@st.composite
+def _gops(draw: st.DrawFn) -> list[Gop]:
+    found = []
+    for _ in range(draw(st.integers(1, 4))):
+        shown = draw(st.integers(1, 6))
+        order = draw(st.permutations([*range(shown), *[-1] * draw(st.integers(0, 2))]))
+        packets = tuple(draw(st.binary(min_size=1, max_size=3)) for _ in order)
+        found.append(Gop(packets, tuple(order)))
+    return found
+
+
+@given(_gops())
+def test_tables_are_those_of_their_groups(gops: list[Gop]) -> None:
+    count = sum(gop.num_frames for gop in gops)
+    page = codec("h264").join(gops)
+    assert len(page) >= least_video_bytes(count)
+    offsets, order, first_packet, first_frame = parse(page, count)
+    packets = [page[a:b] for a, b in pairwise(offsets)]
+    assert packets == [packet for gop in gops for packet in gop.packets]
+    assert first_packet[-1] == len(packets)
+    for number, gop in enumerate(gops):
+        own = slice(first_packet[number], first_packet[number + 1])
+        base = first_frame[number]
+        assert [n if n < 0 else n - base for n in order[own]] == list(gop.order)
+        assert first_frame[number + 1] - base == gop.num_frames
+
+
+def _word(at: int, value: int) -> bytes:
+    return PAGE[:at] + struct.pack("<I", value) + PAGE[at + 4 :]
+
+
+def _of(frames: list[int], size: int = 1) -> bytes:
+    begin = 8 + 8 * len(frames)
+    offsets = [begin + size * i for i in range(len(frames) + 1)]
+    head = struct.pack(f"<I{len(offsets)}I{len(frames)}I", len(frames), *offsets, *frames)
+    return head + b"x" * (size * len(frames))
+
+
+_KEY = 1 << 31
+_BROKEN: dict[str, tuple[bytes, int, str]] = {
+    "no packets": (b"\0\0\0\0\x08\0\0\0", 0, "number of packets"),
+    "more packets than bytes": (_word(0, 2**32 - 1), 4, "number of packets"),
+    "fewer packets than frames": (PAGE, 6, "number of packets"),
+    "first offset": (_word(4, 47), 4, "offsets do not rise"),
+    "last offset": (_word(24, 58), 4, "offsets do not rise"),
+    "packet of no bytes": (_word(8, 48), 4, "offsets do not rise"),
+    "offset 2**32 - 1": (_word(12, 2**32 - 1), 4, "offsets do not rise"),
+    "page without a keyframe": (_word(28, 0), 4, "begin with a group"),
+    "frame given twice": (_word(36, 2), 4, "twice, or missing"),
+    "frame given by none": (_word(36, _KEY - 1), 4, "twice, or missing"),
+    "frame of another group": (_of([_KEY | 1, _KEY | 0]), 2, "twice, or missing"),
+    "frame that is not there": (_word(36, 4), 4, "twice, or missing"),
+    "group without a frame": (_of([_KEY | 0, _KEY | (_KEY - 1)]), 1, "number of frames"),
+    "group of 257 frames": (_of([_KEY, *range(1, 257)]), 257, "number of frames"),
+    "group of 513 packets": (_of([_KEY, *[_KEY - 1] * 512]), 1, "too many packets"),
+    "cut": (PAGE[:20], 4, "number of packets"),
+    "empty": (b"", 4, "number of packets"),
+}
+
+
+@pytest.mark.parametrize(("page", "count", "says"), _BROKEN.values(), ids=list(_BROKEN))
+def test_tables_that_cannot_be_true(page: bytes, count: int, says: str) -> None:
+    with pytest.raises(FormatError, match=says) as info:
+        parse(page, count)
+    assert info.value.feature == "image"
+    assert info.value.offset is not None
+
+
+def _decoded(name: str, page: bytes, count: int) -> npt.NDArray[np.uint8]:
+    out = np.empty((count, HEIGHT, WIDTH, 3), np.uint8)
+    codec(name).reader(memoryview(page), count).decode_into(range(count), out)
+    return out
+
+
+@pytest.mark.parametrize("name", ["h264", "hevc", "av1", "vp9", "ffv1"])
+def test_changed_bytes_give_an_error_or_frames(name: str) -> None:
+    """With every checksum right: bytes of packets, of the table, or pieces exchanged."""
+    gops = gops_of(name, moving(6), 3)
+    page, draw = codec(name).join(gops), random.Random(4)
+    table = 4 + 4 * 13
+    seen: set[object] = set()
+    for number in range(60):
+        changed = bytearray(page)
+        for _ in range(draw.randint(1, 4)):
+            at = draw.randrange(table if number % 3 else len(page))
+            changed[at] = draw.randrange(256)
+        if number % 7 == 0:
+            a, b = draw.randrange(table, len(page)), draw.randrange(table, len(page))
+            changed[min(a, b) : max(a, b)] = changed[min(a, b) : max(a, b)][::-1]
+        try:
+            seen.add(_decoded(name, bytes(changed), 6).shape)
+        except (CodecError, FormatError) as error:
+            seen.add(type(error))
+    assert FormatError in seen
+    # … and nothing of it stays in a decoder that is used again.
+    assert np.array_equal(_decoded(name, page, 6), _decoded(name, codec(name).join(gops), 6))
+
+
+def test_frames_are_decoded_once_however_they_are_asked_for() -> None:
+    gops = gops_of("ffv1:gop=6", moving(18), 6)
+    reader = codec("ffv1").reader(memoryview(codec("ffv1").join(gops)), 18)
+    out = np.empty((18, HEIGHT, WIDTH, 3), np.uint8)
+    for first in range(0, 18, 2):
+        reader.decode_into(range(first, first + 2), out[first : first + 2])
+    assert np.array_equal(out, moving(18))
+    assert reader.num_decoded == 18
+    reader.decode_into([16, 3, 3, 14], out[:4])
+    assert np.array_equal(out[:4], moving(18)[[16, 3, 3, 14]])
+    assert reader.num_decoded == 18 + 4 + 5
+
+
+def _written(root: Path) -> Path:
+    chain = (config_of("ffv1").to_json(),)
+    specs = [FeatureSpec("image", np.dtype("u1"), (HEIGHT, WIDTH, 3), chain)]
+    specs.append(FeatureSpec("state", np.dtype("u1"), (2,), ({"id": "zlib", "level": 1},)))
+    writer = seqrecord.SeqRecordWriter(root, schema=seqrecord.Schema(specs))
+    with writer, writer.episode("a") as episode:
+        for image in moving(3):
+            episode.append({"image": image, "state": image[0, 0, :2]})
+    return root
+
+
+def _changed_footer(root: Path, change: Callable[[bytes], bytes]) -> None:
+    path = record_path(root)
+    data = path.read_bytes()
+    (length,) = struct.unpack_from("<Q", data, len(data) - 24)
+    footer = change(data[-24 - length : -24])
+    assert len(footer) == length
+    tail = struct.pack("<Q", length)
+    tail += struct.pack("<I", crc32c(footer + tail)) + data[-12:]
+    path.write_bytes(data[: -24 - length] + footer + tail)
+    reindex(root, created_by="test")
+
+
+def test_video_in_a_group_of_two(tmp_path: Path) -> None:
+    """The footer of a dataset where both features are in group 0."""
+    _written(tmp_path)
+
+    def change(footer: bytes) -> bytes:
+        changed = footer.replace(b'"group":1', b'"group":0').replace(
+            b'"num_chunks":[1,1]', b'"num_chunks":[1]  '
+        )
+        assert changed != footer
+        return changed
+
+    with pytest.raises(FormatError, match="shares its group"):
+        _changed_footer(tmp_path, change)
+
+
+def test_a_chunk_of_257_frames(tmp_path: Path) -> None:
+    _written(tmp_path)
+
+    def change(footer: bytes) -> bytes:
+        frames, episode = struct.pack("<4I", 0, 3, 0, 0), b'"num_frames":3,'
+        changed = footer.replace(frames, struct.pack("<4I", 0, 257, 0, 0))
+        changed = changed.replace(episode, b'"num_frames":257,').replace(b"  ", b"", 1)
+        assert changed.count(b"257") == 1
+        return changed
+
+    with pytest.raises(FormatError, match="impossible length"):
+        _changed_footer(tmp_path, change)
+
+
+def test_a_codec_of_video_that_is_not_known(tmp_path: Path) -> None:
+    _written(tmp_path)
+    _changed_footer(tmp_path, lambda footer: footer.replace(b'"codec":"ffv1"', b'"codec":"ffv2"'))
+    with pytest.raises(seqrecord.errors.SchemaError, match="no video codec 'ffv2'"):
+        seqrecord.open(tmp_path)
+    assert len(seqrecord.open(tmp_path, features=["state"]).episodes["a"]) == 3
