@@ -232,6 +232,7 @@ def test_the_command_as_json(dataset: Path) -> None:
     assert report["num_clips"] == 14
     assert report["settings"]["batch_size"] == 4
     assert report["settings"]["device"] is None
+    assert (report["settings"]["stride"], report["settings"]["order"]) == (1, "clips")
     assert set(report["waiting"]) == {"mean", "p50", "p95", "max"}
     assert report["stats"]["frames_decoded"] >= 20
     assert report["clips_per_second"] > 0

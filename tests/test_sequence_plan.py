@@ -205,6 +205,20 @@ def test_clips_of_whole_chunks_hold_nothing_but_themselves() -> None:
     assert not plan.is_disjoint
 
 
+@given(requests())
+def test_no_chunk_is_read_twice_but_where_a_sequence_is_cut(request: Request) -> None:
+    spec = request.case.spec
+    if spec.stride < spec.span:
+        spec = replace(spec, stride=spec.span, phase=0)
+        request = replace(request, case=replace(request.case, spec=spec))
+    chunks: Counter[int] = Counter()
+    plans = plans_of(request)
+    for plan in plans:
+        chunks.update(run(request, plan)[0].chunks)
+    if not sum(plan.num_repeated for plan in plans):
+        assert chunks.total() - len(chunks) <= sum(plan.num_cut for plan in plans)
+
+
 @given(requests(), st.data())
 def test_resumes_at_every_batch(request: Request, data: st.DataObject) -> None:
     for plan in plans_of(request):

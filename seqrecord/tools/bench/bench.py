@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["BenchOptions", "bench", "measure"]
 
 _SETTINGS = (  # that a report names
-    *("clip_len", "stride", "dilation", "features", "shuffle", "seed", "batch_size"),
+    *("clip_len", "stride", "dilation", "features", "order", "shuffle", "seed", "batch_size"),
     *("memory_limit", "device", "num_threads", "consumer_seconds"),
 )
 
@@ -91,6 +91,7 @@ def measure(
     num_batches = min(len(stream), options.max_batches or len(stream))
     steps.run(stream, num_batches, options.progress)
     settings = {name: getattr(options, name) for name in _SETTINGS}
+    settings["stride"] = options.spec.stride
     settings["device"] = options.device and str(options.device)
     return _report(stream, steps, settings, open_seconds)
 
