@@ -30,6 +30,10 @@ def status(name):
 root, options = sys.argv[1], json.loads(sys.argv[2])
 for batch in seqrecord.SeqRecordPipe(root, **options | {"features": ["step"]}):
     pass
+if options.get("ragged") == "nested":  # the first one loads much code
+    import torch
+    from seqrecord.engine.ragged import nested
+    nested([torch.zeros(2, 3), torch.zeros(1, 3)])
 pipe = seqrecord.SeqRecordPipe(root, **options)
 before = status("VmRSS")
 open("/proc/self/clear_refs", "w").write("5")  # the peak counts from here
@@ -73,6 +77,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"batch_size": 4, "clip_len": 2},
         {"batch_size": None, "clip_len": 4, "stride": 4},
         {"batch_size": 2, "clip_len": 3, "shuffle": False},
+        pytest.param({"batch_size": 3, "clip_len": 2, "ragged": "pad"}, marks=pytest.mark.slow),
+        pytest.param({"batch_size": 4, "clip_len": 2, "ragged": "nested"}, marks=pytest.mark.slow),
     ],
     ids=lambda options: " ".join(f"{name}={value}" for name, value in options.items()),
 )
