@@ -258,6 +258,8 @@ def test_functions_of_clips_see_texts_and_padding(path: Path) -> None:
             "words": np.array([len(text) for text in clip["text"]]),
             "rows": clip["imu_mask"].sum(1),
             "sum": clip["imu"].sum((1, 2)),
+            "text": [text.upper() for text in clip["text"]],
+            "blob": tuple(clip["blob"][:1]),
         }
 
     options: dict[str, Any] = {"clip_len": 2, "clip_transform": summed, "metadata": ["task"]}
@@ -272,6 +274,37 @@ def test_functions_of_clips_see_texts_and_padding(path: Path) -> None:
         assert clip["sum"].tolist() == pytest.approx(
             [item["imu"].sum() for item in frames], abs=1e-4
         )
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda clip: {"caption": clip["text"]}, "memory is not known; .*feature: caption"),
+        (lambda clip: {"text": clip["blob"]}, "memory is not known; .*feature: text"),
+        (lambda clip: {"text": clip["text"][clip["id"][0, 1] // 4 :]}, "another number of texts"),
+        (lambda clip: {"text": [clip["text"][0] * (1 + 5 * clip["id"][0, 1])]}, "a longer text"),
+        (lambda clip: {"id": clip["id" if clip["id"][0, 1] < 4 else "text"]}, "another dtype"),
+    ],
+    ids=["name", "kind", "number", "length", "texts for an array"],
+)
+def test_texts_that_a_function_must_not_give(
+    path: Path, change: Callable[[Any], Any], says: str
+) -> None:
+    def function(clip: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
+        del generator
+        return dict(change(clip))
+
+    for loader in (SeqRecordPipe, SeqRecordDataset):
+        with pytest.raises(ClipError, match=says) as caught:
+            read_all(loader(path, clip_len=2, clip_transform=function))
+        assert caught.value.episode is not None
+        assert caught.value.frame is not None
+
+
+def read_all(loader: Any) -> list[Any]:
+    if isinstance(loader, SeqRecordDataset):
+        return loader.__getitems__(range(len(loader)))
+    return list(loader)
 
 
 # ---- memory

@@ -159,10 +159,10 @@ class HostBatchBuilder:
         fixed = [name for name, spec in specs.items() if spec.is_fixed]
         self._buffers = {name: pools[name].acquire() for name in fixed}
         self._variable: dict[str, Packed] = {}
-        self._texts: dict[str, list[Any]] = {}  # one clip's after the other's
+        self._texts: dict[str, list[Any]] = {}  # a list for each clip
         for name, spec in specs.items():
             if spec.value != "array":
-                self._texts[name] = []
+                self._texts[name] = [None] * size
             elif not spec.is_fixed:
                 self._variable[name] = Packed(spec, pools[name])
 
@@ -211,7 +211,9 @@ class HostBatchBuilder:
             rows = source.rows.reshape(-1)
             for name in source.features:
                 if name in self._texts:
-                    self._texts[name] += source.arena.find_list(name, rows)
+                    self._texts[name][slot : slot + len(source.rows)] = clips_of(
+                        source.arena.find_list(name, rows), len(source.rows)
+                    )
                 elif name in self._variable:
                     for frame in source.arena.find_list(name, rows):
                         self._variable[name].append(frame)
@@ -219,7 +221,9 @@ class HostBatchBuilder:
 
     def make(self, slot: int, calls: Calls, number: int, clip: dict[str, Any]) -> None:
         """Have clip `slot` of the batch made of the arrays of clip `number` of the calls."""
-        calls.make(number, clip, {name: buffer[slot] for name, buffer in self._buffers.items()})
+        out = {name: buffer[slot] for name, buffer in self._buffers.items()}
+        for name, texts in calls.make(number, clip, out).items():
+            self._texts[name][slot] = texts
 
     def clear(self, feature: str, slots: npt.NDArray[np.int64]) -> None:
         """Fill the clips at these slots with 0, of a feature of a fixed shape."""
@@ -232,7 +236,7 @@ class HostBatchBuilder:
         features: dict[str, Any] = {}
         for name in self._specs:
             if name in self._texts:
-                features[name] = clips_of(self._texts[name], self.size)
+                features[name] = self._texts[name]
             elif name in self._variable:
                 features[name] = self._variable[name].finish(self.size)
             else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from seqrecord.clip_transforms import ClipFunction
 from seqrecord.clips import IntArray
 from seqrecord.errors import ClipError
-from seqrecord.reading.frames import ArraySpec, add_place
+from seqrecord.reading.frames import ArraySpec, add_place, check_text
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.sampling.random_order import hash64, key_of
 
@@ -28,7 +28,8 @@ _WHAT = "clip_transform"
 class ClipFunctions:
     """Functions, one after the other, from clips with the features `names` to those of batches.
 
-    `made` has the dtypes and shapes of their results, [frames, …].
+    `made` has the dtypes and shapes of their results, [frames, …]. Lists of texts may be among
+    them, under the names of features of texts, which tell how long these are at most.
     """
 
     functions: tuple[ClipFunction, ...]
@@ -44,20 +45,21 @@ class ClipFunctions:
         clip: Mapping[str, Any],
         episode: int,
         start: int,
+        arrays: Mapping[str, ArraySpec],
     ) -> ClipFunctions:
         """For what they make of one clip, which is that of this episode's row and first frame.
+
+        `arrays` are of the features of a frame before.
 
         Raises what they raise, and `ClipError` for what no batch can hold.
         """
         unknown = cls(functions, dataset, tuple(clip), {})
         try:
-            arrays = unknown._call(dict(clip), seed=0)
-            for name, array in arrays.items():
-                _check_batchable(name, array)
+            values = unknown._call(dict(clip), seed=0)
+            made = {name: _spec_of(name, value, arrays) for name, value in values.items()}
         except Exception as error:
             unknown.add_place(error, episode, start)
             raise
-        made = {name: ArraySpec(array.dtype, array.shape) for name, array in arrays.items()}
         return cls(functions, dataset, tuple(clip), made)
 
     def calls(
@@ -69,7 +71,7 @@ class ClipFunctions:
         """
         return Calls(self, episode, start, hash64(key_of(_SALT, seed, epoch), clips))
 
-    def call(self, clip: dict[str, Any], seed: int) -> dict[str, npt.NDArray[Any]]:
+    def call(self, clip: dict[str, Any], seed: int) -> dict[str, Any]:
         """What they make of a clip's arrays, like what they made of the first one."""
         arrays = self._call({name: clip[name] for name in self.names}, seed)
         if arrays.keys() != self.made.keys():
@@ -79,6 +81,11 @@ class ClipFunctions:
                 got=", ".join(arrays),
             )
         for name, spec in self.made.items():
+            if spec.value != "array":
+                _check_texts(name, arrays[name], spec)
+                continue
+            if isinstance(arrays[name], list):
+                arrays[name] = np.asarray(arrays[name])
             if (got := ArraySpec(arrays[name].dtype, arrays[name].shape)) != spec:
                 raise ClipError(
                     f"{_WHAT} gives another dtype or shape than for the first clip",
@@ -93,7 +100,7 @@ class ClipFunctions:
         key = str(self.dataset.index.keys[episode].as_py())
         add_place(error, _WHAT, file=self.dataset.url, episode=key, frame=start)
 
-    def _call(self, clip: Any, seed: int) -> dict[str, npt.NDArray[Any]]:
+    def _call(self, clip: Any, seed: int) -> dict[str, Any]:
         generator = np.random.default_rng(seed)
         for function in self.functions:
             clip = function(clip, generator)
@@ -119,16 +126,22 @@ class Calls:
     def __len__(self) -> int:
         return len(self.start)
 
-    def make(self, number: int, clip: dict[str, Any], out: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Write into `out`, [frames, …] by feature, what is made of clip `number`'s arrays."""
+    def make(
+        self, number: int, clip: dict[str, Any], out: Mapping[str, npt.NDArray[Any]]
+    ) -> dict[str, list[Any]]:
+        """Write into `out`, [frames, …] by feature, what is made of clip `number`'s arrays.
+
+        Returns the texts, which `out` does not have.
+        """
         try:
             arrays = self.functions.call(clip, int(self.seeds[number]))
         except Exception as error:
             place = int(self.episode[number]), int(self.start[number])
             self.functions.add_place(error, *place)
             raise
-        for name, array in arrays.items():
-            np.copyto(out[name], array)
+        for name, array in out.items():
+            np.copyto(array, arrays[name])
+        return {name: value for name, value in arrays.items() if name not in out}
 
 
 def read_only(array: Any) -> Any:
@@ -140,7 +153,10 @@ def read_only(array: Any) -> Any:
     return view
 
 
-def _array(name: str, value: Any) -> npt.NDArray[Any]:
+def _array(name: str, value: Any) -> Any:
+    """A value as an array, or as a list of texts."""
+    if isinstance(value, (list, tuple)) and value and isinstance(value[0], (str, bytes)):
+        return list(value)
     try:
         return np.asarray(value)
     except (TypeError, ValueError) as error:
@@ -150,6 +166,34 @@ def _array(name: str, value: Any) -> npt.NDArray[Any]:
             expected="an array: frames of different shapes must be joined",
             got=repr(value)[:100],
         ) from error
+
+
+def _spec_of(name: str, value: Any, before: Mapping[str, ArraySpec]) -> ArraySpec:
+    if not isinstance(value, list):
+        _check_batchable(name, value)
+        return ArraySpec(value.dtype, value.shape)
+    kind = "text" if isinstance(value[0], str) else "bytes"
+    if name not in before or before[name].value != kind:
+        raise ClipError(
+            f"{_WHAT} gives texts, whose memory is not known",
+            feature=name,
+            expected=f"arrays, and {kind} under the name of a feature of {kind}",
+            got=repr(value)[:50],
+        )
+    return replace(before[name], shape=(len(value), None))
+
+
+def _check_texts(name: str, values: Any, spec: ArraySpec) -> None:
+    count = spec.shape[0]
+    if not (isinstance(values, list) and len(values) == count):
+        raise ClipError(
+            f"{_WHAT} gives another number of texts than for the first clip",
+            feature=name,
+            expected=count,
+            got=len(values) if isinstance(values, list) else repr(values)[:50],
+        )
+    for value in values:
+        check_text(_WHAT, name, value, spec)
 
 
 def _check_batchable(name: str, array: npt.NDArray[Any]) -> None:

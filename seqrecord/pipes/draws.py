@@ -76,7 +76,7 @@ class ClipDraws:
             clip = _read_clip(dataset, episode, frames, arrays, frame_transform)
             crop = self.draw(0, 0, row, first).crop
             views = self.views(clip, 0, crop)
-            self.functions = ClipFunctions.of(functions, dataset, views, episode, start)
+            self.functions = ClipFunctions.of(functions, dataset, views, episode, start, arrays)
             made = self.functions.made
             self.made = {name: replace(spec, shape=spec.shape[1:]) for name, spec in made.items()}
             self.lengths = {name: int(spec.shape[0] or 0) for name, spec in made.items()}

@@ -53,7 +53,8 @@ class ClipOptions:
             other episodes.
         frame_transform: a function that is called once for each decoded frame, with a dict of
             arrays. It returns the arrays that clips are made of; their dtypes and shapes must be
-            the same for every frame. It is called from several threads, and once for the first
+            the same for every frame. Texts are `str` and `bytes`, and it may give such under the
+            names of features of them. It is called from several threads, and once for the first
             frame when the loader is made.
         clip_transform: `RandomCrop`, `CenterCrop`, `HorizontalFlip`, a function, or a list of
             these, one after the other. A clip has one window for all of its frames, and only the
@@ -67,8 +68,9 @@ class ClipOptions:
             read-only arrays [clip_len, …], which are valid during the call (a list of arrays for a
             feature with a variable shape), and a `numpy.random.Generator`, drawn from seed, epoch
             and clip. It returns the arrays that batches are made of, with one axis at least; their
-            dtypes and shapes must be the same for every clip. It is called from several threads,
-            and once for the first clip when the loader is made. Not with a `device`.
+            dtypes and shapes must be the same for every clip. Of features of texts it gets and may
+            give lists of these. It is called from several threads, and once for the first clip when
+            the loader is made. Not with a `device`.
         metadata: names of entries of the episodes' metadata that clips have beside their features:
             the value of its episode for a clip, a list of values for a batch; `None` where an
             episode has no such entry.

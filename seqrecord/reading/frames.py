@@ -21,6 +21,7 @@ __all__ = [
     "add_place",
     "apply_transform",
     "check_arrays",
+    "check_text",
     "mask_name",
 ]
 
@@ -102,7 +103,7 @@ def check_arrays(arrays: Mapping[str, Any], specs: Mapping[str, ArraySpec]) -> N
         )
     for name, spec in specs.items():
         if spec.value != "array":
-            _check_text(name, arrays[name], spec)
+            check_text("frame_transform", name, arrays[name], spec)
             continue
         array = np.asarray(arrays[name])
         got = ArraySpec(array.dtype, array.shape)
@@ -115,11 +116,12 @@ def check_arrays(arrays: Mapping[str, Any], specs: Mapping[str, ArraySpec]) -> N
             )
 
 
-def _check_text(name: str, value: Any, spec: ArraySpec) -> None:
+def check_text(what: str, name: str, value: Any, spec: ArraySpec) -> None:
+    """`ClipError` unless `what` gives of a feature a text that memory was counted for."""
     kind = str if spec.value == "text" else bytes
     if not isinstance(value, kind):
         raise ClipError(
-            "frame_transform gives another type than for the first frame",
+            f"{what} gives another type than of the first one",
             feature=name,
             expected=kind.__name__,
             got=type(value).__name__,
@@ -127,7 +129,7 @@ def _check_text(name: str, value: Any, spec: ArraySpec) -> None:
     size = len(value.encode(errors="surrogatepass") if isinstance(value, str) else value)
     if size > (spec.largest or 0):
         raise ClipError(
-            "frame_transform gives a longer text than any frame of this feature has",
+            f"{what} gives a longer text than any frame of this feature has",
             feature=name,
             expected=f"at most {spec.largest} bytes, which memory was counted for",
             got=f"{size} bytes",
