@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.clip_uses import ClipUse
 from seqrecord.clips import (
     ClipSpec,
     ClipTable,
     EpisodeTable,
     IntArray,
-    MissingFrames,
     enumerate_clips,
 )
 
@@ -69,10 +70,13 @@ class ChosenClips:
         )
 
     def complete(
-        self, spec: ClipSpec, episodes: EpisodeTable, missing: MissingFrames | None
+        self, spec: ClipSpec, episodes: EpisodeTable, uses: Sequence[ClipUse], *, pad: bool
     ) -> npt.NDArray[np.bool_]:
-        """Which of them lie in their episodes and lack nothing; bool[n]. `spec` has stride 1."""
-        every = enumerate_clips(spec, episodes, np.unique(self.episode), missing)
+        """Which of them lie in their episodes and lack nothing; bool[n].
+
+        `spec` has stride 1; `uses` and `pad` are as for `enumerate_clips`.
+        """
+        every = enumerate_clips(spec, episodes, np.unique(self.episode), uses=uses, pad=pad)
         # Rows ascend by episode, and by start: the last that begins at or before each clip.
         row = np.searchsorted(_place(every.episode, every.first_start), self._places, "right") - 1
         row = np.maximum(row, 0)

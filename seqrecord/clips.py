@@ -19,6 +19,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.clip_uses import ClipUse, MissingFrames, Starts, excluded, reach_of, united
 from seqrecord.errors import ClipError
 from seqrecord.grids import ChunkGrid, IntArray
 
@@ -130,49 +131,14 @@ class EpisodeTable:
 
 
 @dataclass(frozen=True, eq=False)
-class MissingFrames:
-    """Runs of frames, `[start, stop)` of an episode, that lack a requested feature; int64[n] each.
-
-    In ascending order of episode and frame; no two runs of an episode touch or overlap.
-    """
-
-    episode: IntArray
-    start: IntArray
-    stop: IntArray
-
-    @classmethod
-    def none(cls) -> MissingFrames:
-        """Every frame has every requested feature."""
-        empty = np.zeros(0, np.int64)
-        return cls(empty, empty, empty)
-
-    @classmethod
-    def of(cls, episode: IntArray, start: IntArray, stop: IntArray) -> MissingFrames:
-        """From runs in any order, which may touch and overlap; int64[n] each."""
-        if not len(episode):
-            return cls.none()
-        order = np.argsort((episode << _FRAME_BITS) + start, kind="stable")
-        episode, base = episode[order], episode[order] << _FRAME_BITS
-        first, last = _united(base + start[order], base + stop[order])
-        episode = first >> _FRAME_BITS
-        return cls(episode, first - (episode << _FRAME_BITS), last - (episode << _FRAME_BITS))
-
-    def __len__(self) -> int:
-        return len(self.episode)
-
-    def __repr__(self) -> str:
-        return f"MissingFrames({len(self)} runs, {int((self.stop - self.start).sum())} frames)"
-
-
-@dataclass(frozen=True, eq=False)
 class ClipTable:
     """The clips of the selected episodes, in canonical order: by episode, then by start.
 
     Run `i` is `count[i]` clips of `episode[i]`, which start at `first_start[i]` and from there
     every `spec.stride` frames; int64[runs] each. `num_short_episodes` of the selected
     episodes are too short for a single clip; `num_incomplete` clips were left out because one of
-    their frames lacks a requested feature. `selected`, int64[selected episodes], is what was asked
-    for, in ascending order.
+    their frames lacks a requested feature, and `num_outside` others since a window of theirs leaves
+    the episode. `selected`, int64[selected episodes], is what was asked for, in ascending order.
     """
 
     spec: ClipSpec
@@ -182,6 +148,7 @@ class ClipTable:
     count: IntArray
     num_short_episodes: int = 0
     num_incomplete: int = 0
+    num_outside: int = 0
     offsets: IntArray = field(init=False)  # canonical position of each run's first clip
 
     def __post_init__(self) -> None:
@@ -234,11 +201,17 @@ def enumerate_clips(
     episodes: EpisodeTable,
     selected: IntArray,
     missing: MissingFrames | None = None,
+    *,
+    uses: Sequence[ClipUse] | None = None,
+    pad: bool = False,
 ) -> ClipTable:
     """Every clip that lies inside a selected episode and lacks nothing.
 
     `selected` is int64[k], rows of `episodes` in ascending order; `missing` may speak of episodes
     that are not selected. A clip counts as lacking only for frames that it uses.
+
+    With `uses`, that is what clips use, instead of `spec.length` frames of all features. With `pad`
+    every frame is a start: of what lies outside an episode, clips use its first or last frame.
 
     Raises `IndexError` for a selection that is not in ascending order or not in the table.
     """
@@ -246,28 +219,34 @@ def enumerate_clips(
         selected[0] >= 0 and selected[-1] < len(episodes) and (np.diff(selected) > 0).all()
     ):
         raise IndexError(f"selected episodes are not ascending rows in [0, {len(episodes)})")
-    room = episodes.num_frames[selected] - spec.span - spec.phase
-    possible = np.where(room >= 0, room // spec.stride + 1, 0)
-    if missing is None:
-        missing = MissingFrames.none()
+    has_windows = uses is not None
+    if uses is None:
+        offsets = np.arange(spec.length) * spec.dilation
+        uses = [ClipUse(offsets, missing or MissingFrames.none())]
+    num_frames = episodes.num_frames[selected]
+    before, after = (0, 0) if pad else reach_of(use.offsets for use in uses)
+    first_start = spec.phase + max(0, -((spec.phase - before) // spec.stride)) * spec.stride
+    possible = _num_starts(num_frames - after - first_start, spec.stride)
+    outside = int((_num_starts(num_frames - spec.phase, spec.stride) - possible).sum())
     # Number the possible clips 0, 1, … over all selected episodes; missing frames exclude
     # intervals of these numbers; what is left between the intervals are the runs.
     stops = np.cumsum(possible)
-    excluded_start, excluded_stop = _excluded(spec, missing, selected, possible)
-    excluded_start, excluded_stop = _united(excluded_start, excluded_stop)
-    starts = np.sort(np.concatenate((stops - possible, excluded_stop)))
+    starts = Starts(first_start, spec.stride, selected, num_frames, possible)
+    excluded_start, excluded_stop = united(*excluded(starts, uses, pad=pad))
+    begins = np.sort(np.concatenate((stops - possible, excluded_stop)))
     ends = np.sort(np.concatenate((stops, excluded_start)))
-    kept = ends > starts
-    first, count = starts[kept], (ends - starts)[kept]
+    kept = ends > begins
+    first, count = begins[kept], (ends - begins)[kept]
     owner = np.searchsorted(stops, first, side="right")
     return ClipTable(
         spec,
         selected,
         selected[owner],
-        spec.phase + (first - (stops - possible)[owner]) * spec.stride,
+        first_start + (first - (stops - possible)[owner]) * spec.stride,
         count,
         num_short_episodes=int((possible == 0).sum()),
         num_incomplete=int((excluded_stop - excluded_start).sum()),
+        num_outside=outside if has_windows else 0,
     )
 
 
@@ -331,43 +310,7 @@ def _runs_of_bits(
     return episode[row], base[row] + start, base[row] + stop
 
 
-def _excluded(
-    spec: ClipSpec, missing: MissingFrames, selected: IntArray, possible: IntArray
-) -> tuple[IntArray, IntArray]:
-    """Intervals of possible clips, numbered over all selected episodes, that miss a frame.
-
-    Missing frames `[a, b)` exclude the starts `[a - i * dilation, b - i * dilation)` for every `i`
-    below `length`: separate intervals when the run is shorter than the dilation, else one.
-    """
-    place = np.searchsorted(selected, missing.episode)
-    known = place < len(selected)
-    known[known] = selected[place[known]] == missing.episode[known]
-    place, start, stop = place[known], missing.start[known], missing.stop[known]
-
-    long = stop - start >= spec.dilation
-    owners, firsts, lasts = [place[long]], [start[long] - (spec.span - 1)], [stop[long]]
-    if not long.all():
-        back = np.arange(spec.length)[:, None] * spec.dilation
-        owners.append(np.tile(place[~long], spec.length))
-        firsts.append((start[~long] - back).ravel())
-        lasts.append((stop[~long] - back).ravel())
-    owner = np.concatenate(owners)
-
-    def number(starts: list[IntArray]) -> IntArray:
-        """How many possible clips of the episode start before these frames, numbered over all."""
-        before = -((spec.phase - np.concatenate(starts)) // spec.stride)
-        return np.clip(before, 0, possible[owner]) + (np.cumsum(possible) - possible)[owner]
-
-    return number(firsts), number(lasts)
-
-
-def _united(start: IntArray, stop: IntArray) -> tuple[IntArray, IntArray]:
-    """The union of half-open intervals as disjoint ones in ascending order, empty ones dropped."""
-    start, stop = start[stop > start], stop[stop > start]
-    if not len(start):
-        return start, stop
-    order = np.argsort(start, kind="stable")
-    start, reach = start[order], np.maximum.accumulate(stop[order])
-    opens = np.append(True, start[1:] > reach[:-1])
-    closes = np.append(opens[1:], True)
-    return start[opens], reach[closes]
+def _num_starts(room: IntArray, stride: int) -> IntArray:
+    """How many starts, `stride` apart, there are in so many frames, which may be negative."""
+    found: IntArray = -(-np.maximum(room, 0) // stride)
+    return found

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from seqrecord import ClipSpec
 from seqrecord.chosen import ChosenClips
+from seqrecord.clip_uses import ClipUse
 from seqrecord.clips import ClipTable, EpisodeTable, MissingFrames
 from seqrecord.grids import ChunkGrid
 from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings, Window, resident_bounds
@@ -37,7 +38,12 @@ class ChosenCase(Case):
 
     @property
     def table(self) -> ClipTable:
-        whole = self.chosen.complete(self.spec, self.episodes, self.missing_frames)
+        whole = self.chosen.complete(
+            self.spec,
+            self.episodes,
+            [ClipUse(np.arange(self.spec.length) * self.spec.dilation, self.missing_frames)],
+            pad=False,
+        )
         chosen = self.chosen.taken(whole)
         times = np.array(self.times, np.int64)[chosen.row]
         return chosen.table(self.spec, np.array(self.selected), times)
@@ -148,7 +154,9 @@ def test_a_sparse_list_of_a_long_episode_reads_little() -> None:
     )
     spec = ClipSpec(4)
     chosen = ChosenClips.of(np.zeros(100, np.int64), np.arange(100) * 1000)
-    assert chosen.complete(spec, episodes, None).all()
+    assert chosen.complete(
+        spec, episodes, [ClipUse(np.arange(spec.length), MissingFrames.none())], pad=False
+    ).all()
     table = chosen.table(spec, np.arange(1), chosen.most)
     plan = EpochPlan(table, episodes, PlanSettings(num_cursors=4, run_frames=None))
     loads = [work.groups[0].loads for work in plan.rounds()]

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from seqrecord import ClipSpec
 from seqrecord.clip_frames import ClipFrames
+from seqrecord.clip_uses import ClipUse, MissingFrames
 from seqrecord.clips import ClipTable, EpisodeTable, enumerate_clips
 from seqrecord.engine.arena import Place
 from seqrecord.engine.batches import Batch
@@ -198,6 +199,27 @@ def test_clips_have_their_frames_of_every_group(kind: str, data: st.DataObject) 
     spec = ClipSpec(length, stride, dilation)
     clips = enumerate_clips(spec, table, np.arange(len(table)))
     run(kind, data, table, clips, ClipFrames.of(spec, SPECS, table.num_frames))
+
+
+@pytest.mark.parametrize("kind", ["host", "device"])
+@settings(deadline=None)
+@given(data=st.data())
+def test_every_feature_has_a_window_of_its_own(kind: str, data: st.DataObject) -> None:
+    """Beyond an episode's ends too; features of one group may have others."""
+    table = data.draw(tables())
+    pad, stride = data.draw(st.booleans()), data.draw(st.integers(1, 9))
+    some = st.lists(st.integers(-9, 9), min_size=1, max_size=4) | st.builds(
+        lambda first, count, step: [*range(first, first + count * step, step)],
+        st.integers(-3, 3), st.integers(1, 5), st.integers(1, 3),
+    )  # fmt: skip
+    drawn = data.draw(st.lists(some, min_size=1, max_size=len(SPECS)))
+    offsets = {name: np.array(drawn[i % len(drawn)]) for i, name in enumerate(SPECS)}
+    used = [[offsets[name] for name in NAMES[grid.group]] for grid in table.groups]
+    windows = [Window.around(of_group, stride, pad=pad) for of_group in used]
+    uses = [ClipUse(one, MissingFrames.none()) for of_group in used for one in of_group]
+    spec = ClipSpec(1, stride)
+    clips = enumerate_clips(spec, table, np.arange(len(table)), uses=uses, pad=pad)
+    run(kind, data, table, clips, ClipFrames(offsets, table.num_frames), windows)
 
 
 def run(

@@ -192,6 +192,7 @@ class Execution:
             None if frame_transform is None else (frame_transform, specs),
             num_threads,
             stats,
+            clip_frames,
         )
         self._workers = workers = WorkerPool(
             loader, num_threads=num_threads, memory=memory, channel=channel, stats=stats

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.clip_frames import ClipFrames
 from seqrecord.engine.arena import Place
 from seqrecord.engine.buffers import Buffers
 from seqrecord.engine.direct import Direct, Slice, find_slices, parts_of, whole_pages
@@ -63,6 +64,7 @@ class ChunkLoader:
             dtypes and shapes.
         num_threads: that decode.
         stats: counts what is done.
+        clip_frames: which frames clips have of each feature; by default the same of all.
     """
 
     def __init__(
@@ -74,8 +76,10 @@ class ChunkLoader:
         transform: tuple[FrameTransform, Mapping[str, ArraySpec]] | None,
         num_threads: int,
         stats: EngineStats,
+        clip_frames: ClipFrames | None = None,
     ) -> None:
         self._dataset = dataset
+        self._clip_frames = clip_frames
         self._reader = dataset.chunk_reader()
         self.is_local = self._reader.is_local
         self._buffers = buffers
@@ -174,29 +178,33 @@ class ChunkLoader:
             begin = perf_counter()
             frames = self._frames(load)
             # Frames that lack a feature are in no clip, yet they may lie between others.
-            present = np.ones(len(frames), bool)
-            for part in (fetched, *fetched.others):
-                present &= _all_present(part.chunk, part.pages, frames)
-            slices = find_slices(places, present)
+            decoded = 0
             if self._transform is not None:
+                present = np.ones(len(frames), bool)
+                for part in (fetched, *fetched.others):
+                    present &= _all_present(part.chunk, part.pages, frames)
+                slices = find_slices(places, present)
+                decoded = _length(slices)
                 self._store_transformed(fetched, frames, slices, *self._transform)
             else:
                 inside = frames - fetched.chunk.first_frame
-                with self._naming(fetched.chunk):
-                    for page in fetched.pages:
-                        if (item := fetched.data.get(page.feature)) is not None:
-                            start = perf_counter()
-                            self._store(page, item, inside, slices)
-                            seconds[page.feature] += perf_counter() - start
+                for pages in self._alike(fetched.pages):
+                    slices = find_slices(places, _all_present(fetched.chunk, pages, frames))
+                    decoded = max(decoded, _length(slices))
+                    with self._naming(fetched.chunk):
+                        for page in pages:
+                            if (item := fetched.data.get(page.feature)) is not None:
+                                start = perf_counter()
+                                self._store(page, item, inside, slices)
+                                seconds[page.feature] += perf_counter() - start
             end = perf_counter()
-        decoded = sum(item.length for item in slices)
-        pages = [page for part in (fetched, *fetched.others) for page in part.pages]
+        every = [page for part in (fetched, *fetched.others) for page in part.pages]
         self._stats.trace.add("decode", begin, end, chunk=load.chunk)
         self._stats.add_decoding(seconds)
         self._stats.add(
             loads=1,
             frames_decoded=decoded if load.group == self._leading else 0,
-            video_frames_decoded=sum(map(self._reader.num_decoded, pages)),
+            video_frames_decoded=sum(map(self._reader.num_decoded, every)),
             decode_seconds=end - begin,
         )
 
@@ -212,9 +220,18 @@ class ChunkLoader:
             if whole:
                 return Direct(whole, ())
         frames = self._frames(load)
-        slices = find_slices(places, _all_present(chunk, pages, frames))
-        inside = frames - chunk.first_frame
-        return Direct({}, parts_of(pages, features, inside, slices, is_local=is_local))
+        inside, parts = frames - chunk.first_frame, []
+        for some in self._alike(pages):
+            slices = find_slices(places, _all_present(chunk, some, frames))
+            parts += parts_of(some, features, inside, slices, is_local=is_local)
+        return Direct({}, parts)
+
+    def _alike(self, pages: Sequence[Page]) -> list[list[Page]]:
+        """The pages, together those of features of which clips have the same frames."""
+        by_name = {page.feature: page for page in pages}
+        if self._clip_frames is None:
+            return [list(pages)]
+        return [[by_name[name] for name in names] for names in self._clip_frames.alike(by_name)]
 
     def _store(
         self,
@@ -308,6 +325,11 @@ def _all_present(
         if page.present is not None:
             present[held] &= page.present[inside[held]]
     return present
+
+
+def _length(slices: Iterable[Slice]) -> int:
+    """Frames of these slices."""
+    return sum(item.length for item in slices)
 
 
 def _as_range(frames: list[int]) -> range | list[int]:

@@ -35,18 +35,25 @@ def check_clip_list(clips: object) -> None:
 
 
 def read_clip_list(
-    clips: ClipList, keys: pa.StringArray, num_frames: IntArray, *, span: int, url: str
+    clips: ClipList,
+    keys: pa.StringArray,
+    num_frames: IntArray,
+    *,
+    reach: tuple[int, int],
+    url: str,
 ) -> ChosenClips:
     """The clips that a table names; `keys` and `num_frames` are of all episodes.
 
+    `reach` is how many frames before and behind a clip's start its episode must have.
+
     Raises `ClipError`, which says the row, for columns that are missing, unknown or of another
-    type, an episode that is not there, a start at which no clip of `span` frames lies in its
-    episode, and a weight below 0.
+    type, an episode that is not there, a start at which no clip lies in its episode, and
+    a weight below 0.
     """
     table = _table(clips, url)
     named = table["episode"]
     episode = _found(named, keys, url)
-    start = _starts(table["start"], num_frames[episode], named, span, url)
+    start = _starts(table["start"], num_frames[episode], named, reach, url)
     weight = _weights(table["weight"], url) if "weight" in table else None
     if not len(episode):
         raise ClipError("clips has no rows", file=url, expected="at least one clip", got="none")
@@ -106,7 +113,7 @@ def _found(named: pa.Array, keys: pa.StringArray, url: str) -> IntArray:
 
 
 def _starts(
-    column: pa.Array, num_frames: IntArray, named: pa.Array, span: int, url: str
+    column: pa.Array, num_frames: IntArray, named: pa.Array, reach: tuple[int, int], url: str
 ) -> IntArray:
     if not (pa.types.is_integer(column.type) or not len(column)):
         raise ClipError(
@@ -116,15 +123,19 @@ def _starts(
             got=str(column.type),
         )
     numbers = column.to_numpy(zero_copy_only=False)
-    wrong = np.flatnonzero((numbers < 0) | (numbers > np.maximum(num_frames - span, -1)))
+    first, behind = reach
+    lasts = num_frames - 1 - behind
+    wrong = np.flatnonzero((numbers < first) | (numbers > np.maximum(lasts, -1)))
     if len(wrong):
         row = int(wrong[0])
-        last = int(num_frames[row]) - span
+        last, least = int(lasts[row]), first + behind + 1
         raise ClipError(
             f"clips has a start at which no clip lies in its episode, in row {row}",
             file=url,
             episode=named[row].as_py(),
-            expected=f"0 to {last}" if last >= 0 else f"an episode of at least {span} frames",
+            expected=f"{first} to {last}"
+            if last >= first
+            else f"an episode of at least {least} frames",
             got=int(numbers[row]),
         )
     return np.asarray(numbers, np.int64)

@@ -146,6 +146,7 @@ class ClipLoader:
             self._fit(part.count).settings,
             epoch=epoch,
             part=part,
+            windows=self.selection.windows.of_groups(self.selection.spec.stride),
         )
 
     def start(self, plan: Plan, *, batch: int = 0, stats: EngineStats) -> Engine:
@@ -209,11 +210,12 @@ class ClipLoader:
         if (draws := self.selection.draws) is not None:
             drawn = self._draw_of(draws, epoch)(batch.episode, batch.start)
             said = draws.said(drawn, batch.episode)
+        said |= self.selection.masks(batch.episode, batch.start)
         return self.selection.columns.of(batch.episode, batch.start, said)
 
     def left_out(self, epoch: int) -> dict[str, int]:
         """Frames of the selected episodes that are in no clip, where clips follow each other."""
-        if not self._follows:
+        if not self._follows or self.options.has_windows:
             return {}
         frames = frames_left_out(self.clips(epoch), self.selection.episodes.num_frames)
         return {"frames_left_out": frames}
@@ -222,9 +224,9 @@ class ClipLoader:
         """A line for people, and one for each feature with its dtype and shape in a clip."""
         first, *features = self.selection.describe().split("\n")
         if self._follows:
-            frames = self.left_out(0)["frames_left_out"]
-            number = counted(len(self.clips(0).count), "sequence")
-            first += f"; {number}, {counted(frames, 'frame')} in no clip"
+            first += f"; {counted(len(self.clips(0).count), 'sequence')}"
+            for frames in self.left_out(0).values():
+                first += f", {counted(frames, 'frame')} in no clip"
         return "\n".join((first, *features))
 
     def settings(self, num_parts: int) -> PlanSettings:
@@ -243,6 +245,7 @@ class ClipLoader:
             self._sizes,
             memory_limit=self._memory_limit,
             url=self.selection.dataset.url,
+            windows=self.selection.windows.of_groups(self.selection.spec.stride),
             epochs_differ=self.selection.differs_by_epoch,
         )
 
@@ -259,11 +262,12 @@ class ClipLoader:
 
     def request(self) -> dict[str, Any]:
         """What was asked for beside the settings that plans have, as JSON."""
-        spec = self.selection.spec
         return {
-            "clip_len": spec.length,
-            "stride": spec.stride,
-            "dilation": spec.dilation,
+            "clip_len": self.options.clip_len,
+            "stride": self.selection.spec.stride,
+            "dilation": self.options.dilation,
+            "windows": self.selection.windows.said(),
+            "pad": self.options.pad,
             "features": sorted(self.selection.dataset.features),
             "frame_transform": dict(self._array_texts),
             "shuffle_buffer": self.options.shuffle_buffer,
@@ -326,6 +330,7 @@ class ClipLoader:
             self._settings,
             self._sizes,
             num_cursors=self.options.num_cursors,
+            windows=self.selection.windows.of_groups(self.selection.spec.stride),
             epochs_differ=self.selection.differs_by_epoch,
         )
 
@@ -367,6 +372,7 @@ class ClipLoader:
                 num_cursors=self.options.num_cursors,
                 num_parts=num_parts,
                 url=self.selection.dataset.url,
+                windows=self.selection.windows.of_groups(self.selection.spec.stride),
                 epochs_differ=self.selection.differs_by_epoch,
             )
         return self._fits[num_parts]

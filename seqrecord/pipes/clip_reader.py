@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
@@ -26,10 +27,12 @@ from seqrecord.engine.loading import ChunkLoader
 from seqrecord.engine.loads import Load
 from seqrecord.engine.ragged import nested
 from seqrecord.engine.stats import EngineStats
+from seqrecord.grids import ChunkGrid
 from seqrecord.pipes.distributed import worker_threads
 from seqrecord.pipes.draws import ClipDraws
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.reading.frames import ArraySpec
+from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.threads import ThreadPool
 
 __all__ = ["ClipReader"]
@@ -54,6 +57,14 @@ class ClipReader:
         arrays = selection.arrays
         self._fixed = {name: spec for name, spec in arrays.items() if spec.is_fixed}
         self._variable = {name: spec for name, spec in arrays.items() if not spec.is_fixed}
+        transformed = selection.frame_transform is not None
+        sets = selection.clip_frames.alike(arrays)
+        self._alike: list[tuple[tuple[str, ...], SeqRecordReader]] = []
+        for names in sets:
+            stored = [name for name in names if arrays[name].mask_of is None]
+            whole = transformed or len(sets) == 1
+            dataset = selection.dataset if whole else selection.dataset.select(stored)
+            self._alike.append((names, dataset))
         self._begin()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -67,7 +78,7 @@ class ClipReader:
         self._process = os.getpid()
         self._lock = threading.Lock()
         selection = self._selection
-        self._whole = _Memory(self._fixed, dict.fromkeys(self._fixed, selection.spec.length))
+        self._whole = _Memory(self._fixed, selection.clip_frames.lengths)
         made = dict(selection.made)
         if selection.draws is not None and selection.draws.functions is None:
             made = {name: made[name] for name in selection.draws.cropped}
@@ -78,11 +89,11 @@ class ClipReader:
         selection = self._selection
         episode, start = selection.locate(numbers)
         features = self._read(episode, start)
-        said: dict[str, torch.Tensor] = {}
+        said = selection.masks(episode, start)
         if (draws := selection.draws) is not None:
             # Drawn from torch's global generator, as a sampler draws the numbers.
             drawn = draws.draw(int(torch.randint(1 << 62, ())), 0, episode, start)
-            said = draws.said(drawn, episode)
+            said |= draws.said(drawn, episode)
             if drawn.calls is not None:
                 features = self._call(features, drawn, drawn.calls)
             elif drawn.crop is not None:
@@ -98,25 +109,45 @@ class ClipReader:
 
     def _read(self, episode: IntArray, start: IntArray) -> dict[str, Any]:
         """The features: tensors [clips, frames, …], of variable shapes a list for each clip."""
-        count, selection = len(episode), self._selection
+        count = len(episode)
         if self._process != os.getpid():
             self._begin()
         with self._lock:
             buffers = self._whole.buffers(count)
             builder = buffers.begin_batch(count)
-        frames = start[:, None] + self._offsets
+        features: dict[str, Any] = {}
+        for names, dataset in self._alike:
+            features.update(self._read_alike(names, dataset, builder, buffers, episode, start))
+        return {**features, **builder.finish().features}
+
+    def _read_alike(
+        self,
+        names: Sequence[str],
+        dataset: SeqRecordReader,
+        builder: HostBatchBuilder,
+        buffers: HostBuffers,
+        episode: IntArray,
+        start: IntArray,
+    ) -> dict[str, Any]:
+        """Read features of which clips have the same frames; returns those of variable shapes.
+
+        Those of fixed shapes are in the builder.
+        """
+        count, selection = len(episode), self._selection
+        frames = selection.clip_frames.find(names[0], episode, start).frames
         wanted = (episode[:, None] * _FRAMES + frames).reshape(-1)
         # Each frame once, the row of the batch where it comes first, and that for every row.
         unique, rows, inverse = np.unique(wanted, return_index=True, return_inverse=True)
+        variable = {name: self._variable[name] for name in names if name in self._variable}
         fresh: dict[str, Any] = {
             name: FreshRows(len(wanted), spec.dtype)
             if spec.value == "array"
             else ObjectRows(len(wanted), spec)
-            for name, spec in self._variable.items()
+            for name, spec in variable.items()
         }
-        grids, transform = selection.dataset.episode_table.groups, selection.frame_transform
+        grids, transform = dataset.episode_table.groups, selection.frame_transform
         load = ChunkLoader(
-            selection.dataset,
+            dataset,
             buffers,
             {grid.group: 1 for grid in grids},
             grids[0].group,
@@ -124,15 +155,17 @@ class ClipReader:
             worker_threads(),
             EngineStats(),
         )
-        target = {**builder.rows, **fresh}
-        loads = self._loads(unique // _FRAMES, unique % _FRAMES, rows, target)
-        largest = sum(spec.largest or 0 for spec in self._variable.values())
-        _do((partial(load, *one) for one in loads), builder.nbytes + len(unique) * largest)
+        arrays = {name: builder.rows[name] for name in names if name in builder.rows}
+        target = _Only({**arrays, **fresh})
+        loads = self._loads(grids, unique // _FRAMES, unique % _FRAMES, rows, target)
+        nbytes = sum(array.nbytes for array in arrays.values())
+        largest = sum(spec.largest or 0 for spec in variable.values())
+        _do((partial(load, *one) for one in loads), nbytes + len(unique) * largest)
         again = rows[inverse.reshape(-1)]
-        _do(_copies(builder, again), builder.nbytes)
-        features: dict[str, Any] = dict(builder.finish().features)
+        _do(_copies(list(arrays.values()), again), nbytes)
+        features: dict[str, Any] = {}
         for name, values in fresh.items():
-            if self._variable[name].value == "array":
+            if variable[name].value == "array":
                 features[name] = _frames(values, again.reshape(count, -1))
             else:
                 features[name] = [
@@ -144,19 +177,14 @@ class ClipReader:
         """A feature, with each clip's frames as one nested tensor if they come so."""
         return [nested(clip) for clip in clips] if name in self._selection.nested else clips
 
-    @property
-    def _offsets(self) -> IntArray:
-        spec = self._selection.spec
-        return np.arange(spec.length) * spec.dilation
-
     def _crop(self, features: Mapping[str, Any], crop: Crop) -> dict[str, Any]:
         """Windows of the clips, of the features that have them."""
         count = len(crop.windows)
         with self._lock:
             builder = self._made.buffers(count).begin_batch(count)
-        rows = np.arange(self._selection.spec.length)
         tasks: list[_Task] = []
         for name in sorted(crop.features):
+            rows = np.arange(len(features[name][0]))
             for clip, out in enumerate(builder.clips[name]):
                 tasks.append(
                     partial(crop.copy, name, clip, features[name][clip].numpy(), rows, out)
@@ -179,10 +207,14 @@ class ClipReader:
         return builder.finish().features
 
     def _loads(
-        self, episode: IntArray, frame: IntArray, rows: IntArray, target: Rows
+        self,
+        grids: Sequence[ChunkGrid],
+        episode: IntArray,
+        frame: IntArray,
+        rows: IntArray,
+        target: Rows,
     ) -> Iterator[tuple[Load, list[Place]]]:
         """Loads, one for each chunk, that bring these frames, in ascending order, into rows."""
-        grids = self._selection.dataset.episode_table.groups
         if self._selection.frame_transform is not None:  # a load of one group brings all others'
             grids = grids[:1]
         for grid in grids:
@@ -194,6 +226,26 @@ class ClipReader:
                 where = (0, 0, int(episode[begin]), int(chunk[begin]))
                 load = Load(grid.group, *where, first, count)
                 yield load, [Place(target, inside - first, rows[begin:end])]
+
+
+class _Only:
+    """Rows of some features; what a transform makes of others goes nowhere."""
+
+    def __init__(self, rows: Mapping[str, Any]) -> None:
+        self._rows = rows
+
+    def __getitem__(self, feature: str) -> Any:
+        return self._rows.get(feature, _NOWHERE)
+
+
+class _Nowhere:
+    """Rows that keep nothing."""
+
+    def __setitem__(self, row: int, array: npt.NDArray[Any]) -> None:
+        """Forget the array."""
+
+
+_NOWHERE = _Nowhere()
 
 
 class _Memory:
@@ -249,8 +301,8 @@ def _frames(values: Sequence[Any], rows: IntArray) -> list[list[Any]]:
     return clips
 
 
-def _copies(builder: HostBatchBuilder, source: IntArray) -> Iterator[_Task]:
-    """Copies of the frames that a batch has more than once: row `i` is that of `source[i]`."""
+def _copies(arrays: Sequence[npt.NDArray[Any]], source: IntArray) -> Iterator[_Task]:
+    """Copies of the frames that arrays have more than once: row `i` is that of `source[i]`."""
     target = np.flatnonzero(source != np.arange(len(source)))
     source = source[target]
     edges = np.flatnonzero((np.diff(target) != 1) | (np.diff(source) != 1)) + 1
@@ -259,7 +311,7 @@ def _copies(builder: HostBatchBuilder, source: IntArray) -> Iterator[_Task]:
             continue
         to = slice(int(target[begin]), int(target[end - 1]) + 1)
         of = slice(int(source[begin]), int(source[end - 1]) + 1)
-        for array in builder.rows.values():
+        for array in arrays:
             yield partial(np.copyto, array[to], array[of])
 
 

@@ -187,6 +187,7 @@ class Epochs:
             **self._stats.report(),
             "clips_incomplete": clips.num_incomplete,
             **self._counts,
+            "clips_outside": clips.num_outside,
             "episodes_too_short": clips.num_short_episodes,
             **self.loader.left_out(self._epoch),
         }
@@ -268,7 +269,7 @@ class Epochs:
         """
         if self.loader.batch_size is None and is_in_default_chain():
             say_once(
-                f".collate() {SLOW}, here clips of {self.loader.selection.spec.length} frames: "
+                f".collate() {SLOW}, here clips of {self.loader.selection.longest_window} frames: "
                 "write .collate(seqrecord.collate)"
             )
         loader = None if get_worker_info() is not None else find_iterating()
@@ -277,7 +278,7 @@ class Epochs:
         # A DataLoader wraps DataPipes once. One that follows the pipe in a chain may undo batches.
         around = (loader.dataset, *vars(loader.dataset).values())
         if any(getattr(data, "_epochs", None) is self for data in around):
-            clip_len = self.loader.selection.spec.length
+            clip_len = self.loader.selection.longest_window
             _tell_of_collating(loader, batch_size=self.loader.batch_size, clip_len=clip_len)
 
     def _owns_counter(self) -> bool:

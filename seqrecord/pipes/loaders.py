@@ -131,10 +131,13 @@ class _Streaming:
         `requests`, `retries` and other counts of the storage; and the `bottleneck`, in words.
 
         Clips left out: `episodes_too_short`, `clips_incomplete` (a frame lacks a feature),
-        `clips_dropped` (by `drop_last`). Clips given twice: `clips_repeated`, which another rank or
-        worker gives too (see `equal`). With `order="sequences"` also `sequences`, of this process's
-        part; `sequences_cut`, of which another row has the begin; and `frames_left_out`, frames of
-        the selected episodes that are in no clip.
+        `clips_outside` (a window leaves the episode), `clips_dropped` (by `drop_last`).
+
+        Clips given twice: `clips_repeated`, which another rank or worker gives too (see `equal`).
+
+        With `order="sequences"` also `sequences`, of this process's part; `sequences_cut`, of which
+        another row has the begin; and, without windows, `frames_left_out`, frames of the selected
+        episodes that are in no clip.
         """
         return self._epochs.stats()
 

@@ -15,6 +15,7 @@ from seqrecord.clips import ClipSpec
 from seqrecord.errors import ClipError
 from seqrecord.pipes.clip_lists import ClipList, check_clip_list
 from seqrecord.pipes.ragged import Ragged, check_ragged
+from seqrecord.pipes.windows import Windows, check_windows
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.frames import FrameTransform
 from seqrecord.sampling.settings import ORDERS
@@ -37,10 +38,20 @@ class ClipOptions:
     """Which clips of a dataset, and how they are read.
 
     Args:
-        clip_len: frames of a clip, N.
+        clip_len: frames of a clip, N. May be left out where there are `windows`.
         stride: frames from one clip's start to the next. By default 1, for all clips; with
             `order="sequences"` a clip's own length, so that clips follow each other.
-        dilation: frames from one frame of a clip to the next.
+        dilation: frames from one frame of a clip to the next, of `clip_len` frames.
+        windows: the frames that clips have of some features, counted from the frame `start`: a
+            dict such as `{"image": [-1, 0], "action": range(16), "imu": Seconds(-0.5, 0)}`, of
+            offsets in frames, or of seconds by the episodes' frames a second. Features without a
+            window have `clip_len` frames, or, where that is left out, the frame `start` alone.
+            Each feature is read and held for its own window. With `frame_transform` windows are
+            those of the arrays that it returns.
+        pad: what to do with clips that have frames before an episode's first one or behind its
+            last one. `None` leaves them out. "edge" puts that frame in the place of those that do
+            not exist, so that every frame is a start; then `<feature>_is_pad`, bool [T], says
+            where, of each feature with a window: of all features where `clip_len` is given.
         features: names of features to read; all by default. Clips in which a frame lacks one of
             them are left out.
         episodes: keys, a glob on keys, or a function of an episode that says whether to take it: a
@@ -91,9 +102,11 @@ class ClipOptions:
             not used for the longest time is removed first. Needed with `cache_dir`.
     """
 
-    clip_len: int
+    clip_len: int | None = None
     stride: int | None = None
     dilation: int = 1
+    windows: Windows | None = None
+    pad: str | None = None
     features: Sequence[str] | None = None
     episodes: EpisodeFilter = None
     split: str | None = None
@@ -109,10 +122,19 @@ class ClipOptions:
 
     def __post_init__(self) -> None:
         """Raise `ClipError` for a value that makes no sense, with the name of its argument."""
+        if self.windows is not None:
+            self._set("windows", check_windows(self.windows))
+        elif self.clip_len is None:
+            raise ClipError("nobody says what a clip is", expected="clip_len, or windows, or both")
         for name in ("clip_len", "stride", "dilation"):
-            if (value := getattr(self, name)) is not None or name != "stride":
+            if (value := getattr(self, name)) is not None:
                 self._set(name, check_integer(name, value, least=1))
-        _ = self.spec  # which has limits of its own
+        if self.clip_len is None and self.dilation != 1:
+            raise ClipError(
+                "dilation is that of clip_len", expected="clip_len too", got=self.dilation
+            )
+        ClipSpec(self.clip_len or 1, self.spec.stride, self.dilation)  # has limits of its own
+        _check("pad", self.pad, self.pad is None or self.pad == "edge", "None or 'edge'")
         self._check_names()
         if self.clips is not None:
             check_clip_list(self.clips)
@@ -140,8 +162,16 @@ class ClipOptions:
 
     @property
     def spec(self) -> ClipSpec:
-        """The clips, of phase 0."""
-        return ClipSpec(self.clip_len, self.stride or self._usual_stride, self.dilation)
+        """The clips, of phase 0; with windows or `pad`, the frames at which they start."""
+        stride = self.stride or self._usual_stride
+        if self.clip_len is None or self.has_windows:
+            return ClipSpec(1, stride)
+        return ClipSpec(self.clip_len, stride, self.dilation)
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether clips are not simply `clip_len` frames inside their episodes."""
+        return self.windows is not None or self.pad is not None
 
     @property
     def _usual_stride(self) -> int:
@@ -273,7 +303,7 @@ class LoaderOptions(ClipOptions):
 
     @property
     def _usual_stride(self) -> int:
-        return self.clip_len * self.dilation if self.order == "sequences" else 1
+        return (self.clip_len or 1) * self.dilation if self.order == "sequences" else 1
 
     def _check_order(self) -> None:
         _check("order", self.order, self.order in ORDERS, " or ".join(map(repr, ORDERS)))

@@ -14,12 +14,12 @@ import torch
 
 from seqrecord.chosen import ChosenClips
 from seqrecord.clip_frames import ClipFrames
+from seqrecord.clip_uses import ClipUse
 from seqrecord.clips import (
     ClipSpec,
     ClipTable,
     EpisodeTable,
     IntArray,
-    MissingFrames,
     enumerate_clips,
 )
 from seqrecord.errors import ClipError
@@ -32,6 +32,7 @@ from seqrecord.pipes.distributed import say_once
 from seqrecord.pipes.draws import SAID, ClipDraws
 from seqrecord.pipes.options import ClipOptions
 from seqrecord.pipes.ragged import Ragged, ragged_arrays
+from seqrecord.pipes.selected_windows import SelectedWindows
 from seqrecord.reading.frames import ArraySpec, add_place, apply_transform
 from seqrecord.reading.reader import DatasetLike, SeqRecordReader, reader_of
 from seqrecord.sampling import Phases
@@ -72,6 +73,7 @@ class ClipSelection:
     nested: frozenset[str]  # those of them that come as nested tensors
     columns: Columns  # what clips have beside features
     draws: ClipDraws | None = None  # what `clip_transform` makes of clips
+    windows: SelectedWindows  # which frames clips have of `arrays`
 
     def __init__(
         self, location: DatasetLike, options: ClipOptions, *, rotate_phase: bool = False
@@ -86,25 +88,30 @@ class ClipSelection:
             cache_limit=options.cache_limit,
         )
         self.frame_transform = options.frame_transform
-        table, missing = self.dataset.episode_table, self.dataset.missing_frames()
+        table = self.dataset.episode_table
         self.selected = self.dataset.find_episodes(options.episodes, options.split)
         self._last: tuple[int, ClipTable] | None = None  # phase or epoch, and its clips
         every = replace(self.spec, stride=1) if rotate_phase else self.spec
+        self.windows = SelectedWindows(options, self.dataset, self.selected)
+        uses = self.windows.uses()
         if options.clips is not None:
-            self.clips = self._choose(options.clips, table, missing)
+            self.clips = self._choose(options.clips, table, uses)
         else:
-            self.clips = enumerate_clips(every, table, self.selected, missing)
+            self.clips = self._enumerate(every, table, uses)
+        if options.windows is None:
+            self.clips = replace(self.clips, num_outside=0)
         self.left_out = self._left_out()
         if every != self.spec:
             self.phases = Phases.of(self.clips, self.spec.stride)
-            self._missing = missing
+            self._phase_uses = uses
         if not self.clips.num_clips:
             raise ClipError(
                 f"no clip has all of its frames and features; left out: {self.left_out}",
                 file=self.dataset.url,
-                expected=f"{self.spec.span} frames with {', '.join(self.dataset.features)}",
+                expected=f"{self.windows.span} frames with {', '.join(self.dataset.features)}",
             )
         self.arrays, self.nested = self._look(options.ragged)
+        self.windows.give({name: spec.mask_of for name, spec in self.arrays.items()})
         self._check_arrays()
         self.episodes = self._episodes(table)
         if options.clip_transform is not None:
@@ -168,6 +175,20 @@ class ClipSelection:
             return self.clip_frames.lengths
         return self.draws.lengths
 
+    @property
+    def longest_window(self) -> int:
+        """The most frames that a clip has of a feature."""
+        return max(self.clip_frames.lengths.values())
+
+    def masks(self, episode: IntArray, start: IntArray) -> dict[str, torch.Tensor]:
+        """`<feature>_is_pad`, bool[n, T], of clips by the rows of their episodes and their starts,
+        int64[n] each."""
+        frames = self.clip_frames
+        return {
+            f"{name}_is_pad": torch.from_numpy(frames.find(name, episode, start).is_pad)
+            for name in self.windows.padded
+        }
+
     def portable(self, options: _Options) -> _Options:
         """The options for another process: a function that chose episodes need not be picklable."""
         if not callable(options.episodes):
@@ -178,7 +199,7 @@ class ClipSelection:
     @property
     def clip_frames(self) -> ClipFrames:
         """Which frames clips have of each feature."""
-        return ClipFrames.of(self.spec, self.arrays, self.episodes.num_frames)
+        return ClipFrames(self.windows.offsets, self.episodes.num_frames)
 
     @property
     def differs_by_epoch(self) -> bool:
@@ -266,15 +287,18 @@ class ClipSelection:
             lines.append(f"{name}: {whole if spec.value == 'array' else spec}")
         return "\n  ".join(lines)
 
-    def _choose(self, clips: ClipList, table: EpisodeTable, missing: MissingFrames) -> ClipTable:
+    def _enumerate(self, spec: ClipSpec, table: EpisodeTable, uses: list[ClipUse]) -> ClipTable:
+        return enumerate_clips(spec, table, self.selected, uses=uses, pad=self.windows.is_padded)
+
+    def _choose(self, clips: ClipList, table: EpisodeTable, uses: list[ClipUse]) -> ClipTable:
         """Those of the list that are of the selected episodes and lack nothing."""
         index, spec = self.dataset.index, self.spec
         listed = read_clip_list(
-            clips, index.keys, index.num_frames, span=spec.span, url=self.dataset.url
+            clips, index.keys, index.num_frames, reach=self.windows.reach, url=self.dataset.url
         )
         listed = listed.taken(np.isin(listed.episode, self.selected))
         self.selected = np.unique(listed.episode)
-        whole = listed.complete(spec, table, missing)
+        whole = listed.complete(spec, table, uses, pad=self.windows.is_padded)
         self.chosen = listed.taken(whole)
         return self.chosen.table(
             spec, self.selected, self.chosen.most, num_incomplete=int((~whole).sum())
@@ -288,7 +312,8 @@ class ClipSelection:
                 self.spec, self.selected, times, num_incomplete=self.clips.num_incomplete
             )
         spec = replace(self.spec, phase=key)
-        return enumerate_clips(spec, self.dataset.episode_table, self.selected, self._missing)
+        found = self._enumerate(spec, self.dataset.episode_table, self._phase_uses)
+        return replace(found, num_outside=found.num_outside if self.clips.num_outside else 0)
 
     def _left_out(self) -> str:
         clips, selected = self.clips, self.selected
@@ -296,7 +321,12 @@ class ClipSelection:
         if clips.num_short_episodes:
             said.append(
                 f"{clips.num_short_episodes:,} of {counted(len(selected), 'episode')}, too short "
-                f"for a clip of {counted(self.spec.span, 'frame')}"
+                f"for a clip of {counted(self.windows.span, 'frame')}"
+            )
+        if clips.num_outside:
+            said.append(
+                f"{counted(clips.num_outside, 'clip')} with frames beyond the ends of their "
+                'episodes, which pad="edge" gives'
             )
         if clips.num_incomplete:
             lacking = [
@@ -373,7 +403,7 @@ class ClipSelection:
                 expected='ragged="list"',
                 got=repr(ragged)[:100],
             )
-        episode, start = (int(column[0]) for column in self.clips.locate(np.zeros(1, np.int64)))
+        episode, start = self.windows.first_frame(*self.clips.locate(np.zeros(1, np.int64)))
         frame = dict(self.dataset.episodes[self.key(episode)][start])
         try:
             arrays = apply_transform(self.frame_transform, frame)
@@ -398,7 +428,8 @@ class ClipSelection:
         return draws
 
     def _check_names(self, names: Iterable[str]) -> None:
-        reserved = [name for name in names if name in RESERVED]
+        masks = {f"{name}_is_pad" for name in self.windows.padded}
+        reserved = [name for name in names if name in RESERVED or name in masks]
         if reserved:
             raise ClipError(
                 "a feature has the name of what clips tell of themselves",

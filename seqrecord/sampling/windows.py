@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from seqrecord.clips import ClipSpec
+import numpy as np
+
+from seqrecord.clips import ClipSpec, IntArray
 
 __all__ = ["Window"]
 
@@ -16,7 +19,8 @@ class Window:
     A clip that starts at frame `s` uses `length` of the frames `s + offset`, `s + offset +
     frame_step`, …, which span `span` frames from the first to the last. What lies before an
     episode's first frame or behind its last one counts as that frame; where windows of clips can,
-    `frame_step` is 1.
+    `frame_step` is 1. `length` is 0 where clips do not use evenly spaced frames, the same of all
+    features.
     """
 
     offset: int
@@ -28,6 +32,21 @@ class Window:
     def of(cls, spec: ClipSpec) -> Window:
         """That of whole clips."""
         return cls(0, spec.span, spec.frame_step, spec.length)
+
+    @classmethod
+    def around(cls, offsets: Sequence[IntArray], stride: int, *, pad: bool) -> Window:
+        """That of features with these offsets from a clip's start, int64[T] each.
+
+        Clips start `stride` frames apart. With `pad` they may use frames beyond an episode's ends.
+        """
+        every = np.unique(np.concatenate(offsets))
+        first, last = int(every[0]), int(every[-1])
+        if pad:
+            return cls(first, last - first + 1, 1, 0)
+        step = int(np.gcd.reduce(every - first, initial=stride))
+        even = np.arange(len(offsets[0])) * (every[1] - every[0] if len(every) > 1 else 1) + first
+        same = all(np.array_equal(one, even) for one in offsets)
+        return cls(first, last - first + 1, step, len(even) if same else 0)
 
     @property
     def is_dense(self) -> bool:

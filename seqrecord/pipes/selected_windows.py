@@ -1,0 +1,139 @@
+"""Which frames of each feature the clips of a selection have, by its options and its dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from seqrecord.clip_frames import ClipFrames
+from seqrecord.clip_uses import ClipUse, reach_of
+from seqrecord.clips import IntArray
+from seqrecord.errors import ClipError
+from seqrecord.pipes.options import ClipOptions
+from seqrecord.pipes.windows import check_windows, said_of
+from seqrecord.reading.reader import SeqRecordReader
+from seqrecord.sampling import Window
+from seqrecord.seconds import Seconds
+
+__all__ = ["SelectedWindows"]
+
+
+class SelectedWindows:
+    """The windows of the features of a dataset, those of `clip_len` frames among them. Picklable.
+
+    Raises `ClipError` for windows of other features, and for seconds where the selected episodes do
+    not all say the same number of frames a second.
+
+    Args:
+        selected: rows of the selected episodes.
+    """
+
+    is_padded: bool  # whether clips may have frames beyond the ends of their episodes
+    reach: tuple[int, int]  # how many frames before and behind a clip's start there must be
+    offsets: dict[str, IntArray]  # of each feature that clips have, int64[T] from their starts
+    padded: list[str]  # the features of which clips say what is padding
+
+    def __init__(self, options: ClipOptions, dataset: SeqRecordReader, selected: IntArray) -> None:
+        self._windows = {} if options.windows is None else check_windows(options.windows)
+        self._others = np.arange(options.clip_len or 1) * options.dilation
+        self._all_have = options.clip_len is not None
+        self._dataset, self._fps = dataset, 0.0
+        if any(isinstance(window, Seconds) for window in self._windows.values()):
+            index = dataset.index
+            self._fps = frames_per_second(index.fps, selected, index.keys, url=dataset.url)
+        self.is_padded = options.pad is not None
+        self._is_transformed = options.frame_transform is not None
+        if self._is_transformed:  # which needs all stored features, of every window
+            found = [self._offsets_of(name) for name in self._windows]
+            every = np.unique(np.concatenate([self._others, *found]))
+            self._stored = dict.fromkeys(dataset.features, every)
+        else:
+            self.give(dict.fromkeys(dataset.features))
+            self._stored = self.offsets
+        self.reach = (0, 0) if self.is_padded else reach_of(self._stored.values())
+
+    @property
+    def span(self) -> int:
+        """How many frames an episode must have for a clip."""
+        return sum(self.reach) + 1
+
+    def give(self, features: Mapping[str, str | None]) -> None:
+        """Say which features clips have: others than those stored, where frames are transformed.
+
+        A feature that is the mask of another has that one's name here, and its window.
+        """
+        names = [name for name, mask_of in features.items() if mask_of is None]
+        if unknown := [name for name in self._windows if name not in names]:
+            raise ClipError(
+                "windows has a feature that clips do not have",
+                file=self._dataset.url,
+                expected=", ".join(names),
+                got=", ".join(unknown)[:200],
+            )
+        self.offsets = {name: self._offsets_of(of or name) for name, of in features.items()}
+        self.padded = [n for n in names if self._all_have or n in self._windows]
+        if not self.is_padded:
+            self.padded = []
+
+    def uses(self) -> list[ClipUse]:
+        """What clips use of the stored features, and the frames that lack one of these."""
+        alike = ClipFrames(self._stored, np.zeros(0, np.int64)).alike(self._stored)
+        if len(alike) == 1:
+            return [ClipUse(self._stored[alike[0][0]], self._dataset.missing_frames())]
+        return [
+            ClipUse(self._stored[names[0]], self._dataset.select(names).missing_frames())
+            for names in alike
+        ]
+
+    def first_frame(self, episode: IntArray, start: IntArray) -> tuple[int, int]:
+        """Of the first of some clips, its episode and one of its frames; it has all features of
+        that one."""
+        frames = ClipFrames(self._stored, self._dataset.episode_table.num_frames)
+        found = frames.find(next(iter(self._stored)), episode, start)
+        return int(episode[0]), int(found.frames[0, 0])
+
+    def of_groups(self, stride: int) -> list[Window]:
+        """What clips use of each group of features; of one, where frames are transformed."""
+        groups: dict[int, list[IntArray]] = {}
+        for name, offsets in self.offsets.items():
+            if not self._is_transformed and name not in self._dataset.features:
+                continue  # the mask of another one
+            group = 0 if self._is_transformed else self._dataset.features[name].group
+            groups.setdefault(group, []).append(offsets)
+        return [Window.around(groups[n], stride, pad=self.is_padded) for n in sorted(groups)]
+
+    def said(self) -> dict[str, str]:
+        """The windows as text, by feature, where there are any but those of `clip_len`."""
+        return {name: said_of(self._offsets_of(name)) for name in sorted(self._windows)}
+
+    def _offsets_of(self, name: str) -> IntArray:
+        window = self._windows.get(name)
+        if isinstance(window, Seconds):
+            return window.offsets(self._fps, name)
+        return self._others if window is None else np.array(window, np.int64)
+
+
+def frames_per_second(
+    fps: npt.NDArray[np.float64], selected: IntArray, keys: pa.StringArray, *, url: str
+) -> float:
+    """What the selected episodes say, by what each does, float64[episodes]; 0 where it does not.
+
+    Raises `ClipError` where one says nothing, or not the same as the others.
+    """
+    said: Any = fps[selected]
+    wrong = np.flatnonzero((said == 0) | (said != said[:1]))
+    if len(wrong):
+        at = int(wrong[0])
+        first = f"{said[0]:g} frames a second, as the first episode" if said[0] else "an fps"
+        raise ClipError(
+            "Seconds need episodes that say one number of frames a second",
+            file=url,
+            episode=str(keys[int(selected[at])].as_py()),
+            expected=first,
+            got=f"{said[at]:g}" if said[at] else "none",
+        )
+    return float(said[0]) if len(said) else 1.0

@@ -1,0 +1,83 @@
+"""The argument `windows`: which frames of each feature a clip has, counted from its start."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from seqrecord.clips import MAX_SETTING, IntArray
+from seqrecord.errors import ClipError
+from seqrecord.seconds import Seconds
+
+__all__ = ["CheckedWindows", "Windows", "check_windows", "said_of"]
+
+Windows: TypeAlias = Mapping[str, Iterable[int] | Seconds]
+"""By feature: offsets in frames from a clip's start, or seconds."""
+
+CheckedWindows: TypeAlias = Mapping[str, tuple[int, ...] | Seconds]
+"""The same, as `check_windows` gives them."""
+
+_MOST = 1 << 20  # offsets of one feature
+
+
+def check_windows(windows: Any) -> CheckedWindows:
+    """The windows with their offsets as integers.
+
+    Raises `ClipError` for what is no dict, an empty window, and offsets that are not integers.
+    """
+    if not isinstance(windows, Mapping) or not windows:
+        raise ClipError(
+            "windows is not what it should be",
+            expected='a dict such as {"image": [-1, 0], "action": range(16)}',
+            got=repr(windows)[:100],
+        )
+    return {_name(name): _checked(name, window) for name, window in windows.items()}
+
+
+def said_of(offsets: IntArray) -> str:
+    """Offsets as text: `-1,0`, or `0:16` and `0:32:2` where they are evenly spaced."""
+    step = int(offsets[1] - offsets[0]) if len(offsets) > 1 else 1
+    if len(offsets) < 3 or step < 1 or (np.diff(offsets) != step).any():
+        return ",".join(map(str, offsets.tolist()))
+    text = f"{offsets[0]}:{offsets[-1] + 1}"
+    return text if step == 1 else f"{text}:{step}"
+
+
+def _name(name: object) -> str:
+    if not isinstance(name, str):
+        raise ClipError("windows is not by features", expected="their names", got=repr(name)[:100])
+    return name
+
+
+def _checked(name: str, window: Any) -> tuple[int, ...] | Seconds:
+    if isinstance(window, Seconds):
+        return window
+    try:
+        if isinstance(window, (str, bytes, Mapping)):
+            raise TypeError
+        offsets = tuple(_integer(offset) for offset in window)
+    except TypeError:
+        raise ClipError(
+            "a window is not what it should be",
+            feature=name,
+            expected="offsets in frames, integers such as [-1, 0] or range(16); or Seconds",
+            got=repr(window)[:100],
+        ) from None
+    most = max(map(abs, offsets), default=0)
+    if not 0 < len(offsets) <= _MOST or most >= MAX_SETTING:
+        raise ClipError(
+            "a window is empty, or too long",
+            feature=name,
+            expected=f"1 to {_MOST} offsets, each within {MAX_SETTING - 1} frames",
+            got=f"{len(offsets)} offsets, the furthest {most} frames away",
+        )
+    return offsets
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, (bool, np.bool_)):
+        raise TypeError
+    return operator.index(value)

@@ -1,0 +1,138 @@
+"""Seconds: a window of a feature in time, which frames a second turn into offsets in frames."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from seqrecord.errors import ClipError
+from seqrecord.grids import IntArray
+
+__all__ = ["Seconds"]
+
+_TOLERANCE = 1e-4  # seconds
+_ROUNDING = 1e-6  # of a step
+
+
+@dataclass(frozen=True, init=False)
+class Seconds:
+    """Frames of a clip by their time, counted from that of the clip's frame `start`.
+
+    `Seconds(-0.5, 0)` are all frames of the half second up to and with the clip's own;
+    `Seconds([-0.2, -0.1, 0])` the frames at three times. Frames lie `1 / fps` seconds apart, by
+    what the episodes say of their frames a second.
+
+    Raises `ClipError` for times that are no numbers, out of order, or too far apart.
+
+    Args:
+        first: the first time, in seconds; or a list of times, and no `last`.
+        last: the last time, which counts too.
+        every: seconds from one time to the next; each frame by default.
+        tolerance: how far a frame may lie from its time, in seconds. A time without such a frame is
+            an error.
+    """
+
+    times: tuple[float, ...] | None
+    first: float
+    last: float
+    every: float | None
+    tolerance: float
+
+    def __init__(
+        self,
+        first: float | Iterable[float],
+        last: float | None = None,
+        *,
+        every: float | None = None,
+        tolerance: float = _TOLERANCE,
+    ) -> None:
+        times = None
+        if last is None:
+            if not isinstance(first, Iterable) or isinstance(first, (str, bytes)):
+                raise ClipError(
+                    "Seconds needs two times, or a list of times",
+                    expected="Seconds(-0.5, 0) or Seconds([-0.5, 0])",
+                    got=f"Seconds({first!r})"[:100],
+                )
+            times = tuple(_number("a time of Seconds", time) for time in first)
+            if not times or every is not None:
+                raise ClipError(
+                    "a list of times of Seconds has at least one, and no every",
+                    got=f"{len(times)} times, every={every!r}"[:100],
+                )
+            begin, end = min(times), max(times)
+        else:
+            begin, end = _number("first of Seconds", first), _number("last of Seconds", last)
+        if begin > end:
+            raise ClipError("Seconds ends before it begins", expected="first <= last", got=self)
+        step = None if every is None else _number("every of Seconds", every)
+        if step is not None and step <= 0:
+            raise ClipError("every of Seconds is too small", expected="above 0", got=step)
+        near = _number("tolerance of Seconds", tolerance)
+        if near < 0:
+            raise ClipError("tolerance of Seconds is too small", expected="0 or more", got=near)
+        for name, value in (
+            ("times", times), ("first", begin), ("last", end), ("every", step), ("tolerance", near)
+        ):  # fmt: skip
+            object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        if "times" not in vars(self):
+            return "Seconds"
+        said = f"{self.first:g}, {self.last:g}" if self.times is None else f"{list(self.times)}"
+        said += "" if self.every is None else f", every={self.every:g}"
+        said += "" if self.tolerance == _TOLERANCE else f", tolerance={self.tolerance:g}"
+        return f"Seconds({said})"
+
+    def offsets(self, fps: float, feature: str) -> IntArray:
+        """In frames, int64[T], at so many frames a second.
+
+        As LeRobot does for its `delta_timestamps`: a time is the nearest frame, and an error where
+        that is further away than `tolerance`. Raises `ClipError`, which names the feature.
+        """
+        slack = self.tolerance * fps
+        if self.times is None and self.every is None:
+            first, last = math.ceil(self.first * fps - slack), math.floor(self.last * fps + slack)
+            if first > last:
+                raise ClipError(
+                    "no frame lies within Seconds",
+                    feature=feature,
+                    expected=f"frames {1 / fps:g} s apart",
+                    got=self,
+                )
+            return np.arange(first, last + 1)
+        asked = np.array(self._asked()) * fps
+        offsets = np.round(asked)
+        wrong = np.flatnonzero(np.abs(offsets - asked) > slack)
+        if len(wrong):
+            at = int(wrong[0])
+            raise ClipError(
+                "no frame is near enough to a time of Seconds",
+                feature=feature,
+                expected=f"a multiple of {1 / fps:g} s, to {self.tolerance:g} s",
+                got=f"{asked[at] / fps:g} s, and the nearest frame at {offsets[at] / fps:g} s",
+            )
+        return offsets.astype(np.int64)
+
+    def _asked(self) -> tuple[float, ...]:
+        if self.times is not None:
+            return self.times
+        assert self.every is not None
+        count = math.floor((self.last - self.first) / self.every + _ROUNDING) + 1
+        return tuple(self.first + i * self.every for i in range(count))
+
+
+def _number(what: str, value: Any) -> float:
+    try:
+        if isinstance(value, (bool, str, bytes)):
+            raise TypeError
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not abs(number) < 1e9:
+        raise ClipError(f"{what} is not a number of seconds", got=repr(value)[:100])
+    return number
