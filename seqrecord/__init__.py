@@ -21,6 +21,7 @@ from seqrecord.reading.reader import open_dataset as open  # noqa: A004 - `seqre
 from seqrecord.reading.summary import summarize
 from seqrecord.reading.verification import verify
 from seqrecord.schema import EncodedImage, FeatureSpec, Schema
+from seqrecord.seconds import Seconds
 from seqrecord.sources import EpisodeInfo, Folders, Source, TartanAir, open_source
 from seqrecord.storage import cache_info, clear_cache
 from seqrecord.version import __version__
@@ -59,6 +60,7 @@ __all__ = [
     "NotFoundError",
     "RandomCrop",
     "Schema",
+    "Seconds",
     "SeqRecordDataset",
     "SeqRecordError",
     "SeqRecordNode",

@@ -160,9 +160,10 @@ class _Streaming:
 class SeqRecordPipe(_Streaming, IterDataPipe[Clip]):
     """Streams clips of a dataset, shuffled, each frame read and decoded once per epoch.
 
-    A clip is a dict: feature name to tensor [clip_len, …] (or a list of tensors for a feature with
-    a variable shape), `episode` its key, `start` its first frame. With `batch_size` the engine
-    assembles batches itself: tensors [batch, clip_len, …], `episode` a list of keys, `start` int64
+    A clip is a dict: feature name to tensor [T, …] (or a list of tensors for a feature with a
+    variable shape), with `clip_len` frames or those of the feature's window; `episode` its key;
+    `start` its first frame, or that from which windows count. With `batch_size` the engine
+    assembles batches itself: tensors [batch, T, …], `episode` a list of keys, `start` int64
     [batch]. That is the fast path. The memory of a batch is used again when nothing refers to the
     batch any more: a batch that is kept stays as it is.
 
