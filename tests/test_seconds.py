@@ -62,11 +62,8 @@ def test_every_frame_between_two_times(fps: float, first: int, count: int) -> No
     ],
 )
 def test_bad_seconds(arguments: tuple[Any, ...], message: str) -> None:
-    first: Any
-    last: Any
-    every: Any
-    tolerance: Any
-    first, last, every, tolerance = (*arguments, *(None, None, 1e-4)[len(arguments) - 1 :])
+    defaults: tuple[Any, ...] = (None, None, 1e-4)
+    first, last, every, tolerance = arguments + defaults[len(arguments) - 1 :]
     with pytest.raises(ClipError, match=message):
         Seconds(first, last, every=every, tolerance=tolerance)
 
