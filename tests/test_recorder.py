@@ -22,6 +22,7 @@ from seqrecord.errors import (
     FrameError,
     NotFoundError,
     QueueFullError,
+    SchemaError,
     StorageError,
 )
 from seqrecord.storage import LocalStorage, Upload
@@ -114,6 +115,21 @@ def test_it_records_what_a_writer_writes(tmp_path: Path) -> None:
                 assert set(got) == set(frame)
                 for name, array in frame.items():
                     np.testing.assert_array_equal(got[name], array)
+
+
+def test_what_features_are_and_rates_are_kept(tmp_path: Path) -> None:
+    with SeqRecordRecorder(
+        tmp_path / "d", features={"x": {"unit": "m", "kind": "state"}}, fps=30, statistics=False
+    ) as recorder:
+        for key, fps in (("a", None), ("b", 12.5)):
+            with recorder.episode(key, fps=fps) as episode:
+                episode.append({"x": np.zeros(3)})
+        with pytest.raises(SchemaError):
+            recorder.episode("c", fps=-1)
+    with seqrecord.open(tmp_path / "d") as dataset:
+        assert (dataset.features["x"].unit, dataset.features["x"].kind) == ("m", "state")
+        assert [episode.fps for episode in dataset.episodes.values()] == [30, 12.5]
+        assert dataset.statistics is None
 
 
 def test_features_are_those_of_the_first_frame(tmp_path: Path) -> None:

@@ -22,14 +22,18 @@ from seqrecord.units import parse_size
 from seqrecord.writing.destination import WriteMode
 from seqrecord.writing.frame_queue import FrameQueue, WhenFull
 from seqrecord.writing.recording import Begin, End, Recording, Stop, Word
-from seqrecord.writing.stored_schema import DEFAULT_RECORD_BYTES, Codecs, infer_schema
+from seqrecord.writing.stored_schema import (
+    DEFAULT_RECORD_BYTES,
+    Codecs,
+    Described,
+    check_fps,
+    infer_schema,
+)
 from seqrecord.writing.writer import SeqRecordWriter
 
 __all__ = ["DEFAULT_QUEUE_BYTES", "RecorderStats", "RecordingEpisode", "SeqRecordRecorder"]
 
 DEFAULT_QUEUE_BYTES = "1GiB"
-_FLUSH_SHARE = 0.7  # of `flush_seconds`, after which a flush begins: it takes time as well
-
 _POLL_SECONDS = 0.1
 
 _logger = logging.getLogger("seqrecord")
@@ -70,6 +74,7 @@ class SeqRecordRecorder:
     Args:
         destination: local path or URL of the dataset.
         schema: the features; by default those of the first frame.
+        fps: frames a second of the episodes that say nothing of it.
         queue_size: bytes, or text such as "1GiB", of frames that wait in memory.
         when_full: `spill` writes frames to a local disk when half of the queue is used, and reads
             them when their turn comes; `raise` and `drop` keep to memory. Where there is no room,
@@ -88,13 +93,16 @@ class SeqRecordRecorder:
         destination: StorageLike,
         *,
         schema: Schema | None = None,
+        features: Described | None = None,
         codecs: Codecs | None = None,
+        fps: float | None = None,
         queue_size: int | str = DEFAULT_QUEUE_BYTES,
         when_full: WhenFull = "spill",
         spill_folder: str | PathLike[str] | None = None,
         flush_seconds: float = 1.0,
         chunk_frames: int | None = None,
         record_bytes: int | str = DEFAULT_RECORD_BYTES,
+        statistics: bool = True,
         mode: WriteMode = "create",
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -102,9 +110,12 @@ class SeqRecordRecorder:
         writer = SeqRecordWriter(
             destination,
             schema=schema,
+            features=features,
             codecs=codecs,
+            fps=fps,
             chunk_frames=chunk_frames,
             record_bytes=record_bytes,
+            statistics=statistics,
             mode=mode,
             storage_options=storage_options,
         )
@@ -118,7 +129,7 @@ class SeqRecordRecorder:
         self._episode: RecordingEpisode | None = None
         self._recorded = 0
         self._is_closed = False
-        self._work = Recording(writer, self._queue, flush_seconds * _FLUSH_SHARE)
+        self._work = Recording(writer, self._queue, flush_seconds)
         self._thread = threading.Thread(
             target=self._work.run, name="seqrecord-recorder", daemon=True
         )
@@ -127,7 +138,9 @@ class SeqRecordRecorder:
         self._finalizer = weakref.finalize(self, _abandon, self._queue)
         self._finalizer.atexit = False
 
-    def episode(self, key: str, *, metadata: Mapping[str, Any] | None = None) -> RecordingEpisode:
+    def episode(
+        self, key: str, *, metadata: Mapping[str, Any] | None = None, fps: float | None = None
+    ) -> RecordingEpisode:
         """Start an episode; use it as a context manager and `append` its frames in order.
 
         Arguments and errors are those of `SeqRecordWriter.episode`.
@@ -137,9 +150,10 @@ class SeqRecordRecorder:
             raise DestinationError(f"episode {self._episode.key} has not ended", episode=key)
         check_key(key)
         encode_metadata(dict(metadata or {}))
+        fps = check_fps(fps)
         if key in self._keys:
             raise DestinationError("the episode is there already", episode=key)
-        self._queue.tell(Begin(key, dict(metadata or {})))
+        self._queue.tell(Begin(key, dict(metadata or {}), fps))
         self._keys.add(key)
         self._episode = RecordingEpisode(self, key)
         return self._episode

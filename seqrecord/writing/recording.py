@@ -15,6 +15,12 @@ from seqrecord.writing.writer import EpisodeWriter, SeqRecordWriter
 
 __all__ = ["Begin", "End", "Recording", "Stop", "Word"]
 
+# A flush begins so early that it ends in time, if it takes no longer than those before.
+_FIRST_SHARE = 0.15  # of `flush_seconds`, that the first one is taken to last
+_MARGIN = 2.0
+_LEAST_SHARE = 0.2
+_FORGETS = 0.9
+
 
 class Word(Control):
     """To the thread; it says when it has done what it was told."""
@@ -24,9 +30,9 @@ class Word(Control):
 
 
 class Begin(Word):
-    def __init__(self, key: str, metadata: Mapping[str, Any]) -> None:
+    def __init__(self, key: str, metadata: Mapping[str, Any], fps: float | None) -> None:
         super().__init__()
-        self.key, self.metadata = key, metadata
+        self.key, self.metadata, self.fps = key, metadata, fps
 
 
 class End(Word):
@@ -38,7 +44,10 @@ class Stop(Word):
 
 
 class Recording:
-    """What the thread does: it takes frames from the queue and writes them."""
+    """What the thread does: it takes frames from the queue and writes them.
+
+    A frame is safe `flush_seconds` after it was taken, as far as flushes last as long as before.
+    """
 
     def __init__(self, writer: SeqRecordWriter, queue: FrameQueue, flush_seconds: float) -> None:
         self.writer = writer
@@ -46,6 +55,7 @@ class Recording:
         self.safe_frames = 0  # of those written
         self._queue = queue
         self._flush_seconds = flush_seconds
+        self._flush_takes = flush_seconds * _FIRST_SHARE
         self._episode: EpisodeWriter | None = None
         self._due: float | None = None  # when the first frame that is not flushed becomes too old
 
@@ -66,7 +76,7 @@ class Recording:
         seconds = None if self._due is None else max(0.0, self._due - time.monotonic())
         item = self._queue.take(seconds)
         if isinstance(item, Begin):
-            self._episode = self.writer.episode(item.key, metadata=item.metadata)
+            self._episode = self.writer.episode(item.key, metadata=item.metadata, fps=item.fps)
         elif isinstance(item, End):
             self._end()
         elif isinstance(item, Control):
@@ -76,10 +86,13 @@ class Recording:
             self._episode.append(item)
             self.written_frames += 1
             if self._due is None:
-                self._due = time.monotonic() + self._flush_seconds
+                wait = self._flush_seconds - _MARGIN * self._flush_takes
+                self._due = time.monotonic() + max(wait, self._flush_seconds * _LEAST_SHARE)
         if self._episode is not None and self._due is not None and time.monotonic() >= self._due:
+            began = time.monotonic()
             self._episode.flush()
             self._due, self.safe_frames = None, self.written_frames
+            self._flush_takes = max(time.monotonic() - began, self._flush_takes * _FORGETS)
         if isinstance(item, Word):
             item.done.set()
         return item
