@@ -181,27 +181,6 @@ def edit_info(root: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def add_video(root: Path) -> None:
-    video = {"dtype": "video", "shape": [480, 640, 3], "names": ["height", "width", "channels"]}
-    features = json.loads((root / "meta/info.json").read_text())["features"]
-    edit_info(root, features={**features, "observation.images.top": video})
-
-
-def test_video_is_refused_by_name_unless_left_out(tmp_path: Path) -> None:
-    root = unpack(tmp_path)
-    add_video(root)
-    with pytest.raises(
-        SourceError, match=r"video features cannot be read yet; .*images\.top$"
-    ) as e:
-        open_source(root).schema()
-    assert "set without_video (--source-option without_video=true)" in str(e.value)
-    assert "expected: some of observation.state, action, " in str(e.value)
-    with pytest.raises(SourceError, match=r"video features cannot be read yet; .*images.top"):
-        open_source(root, features=["action", "observation.images.top"]).schema()
-    check(open_source(root, without_video=True))
-    assert "observation.images.top" not in open_source(root, without_video=True).schema()
-
-
 def test_features_that_are_not_there(tmp_path: Path) -> None:
     root = unpack(tmp_path)
     for name in ("observation.images.top", "episode_index"):

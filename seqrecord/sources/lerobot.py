@@ -1,4 +1,4 @@
-"""LeRobot data sets whose images lie in the parquet files, or that have none."""
+"""LeRobot data sets: rows and images of parquet files, and videos, which are kept."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import SchemaError, SourceError
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
@@ -27,7 +28,9 @@ from seqrecord.sources.lerobot_layout import (
     read_tasks,
 )
 from seqrecord.sources.lerobot_rows import TASK, EpisodeRows, image_bytes
+from seqrecord.sources.lerobot_videos import LeRobotVideos, first_video
 from seqrecord.sources.specs import text_spec
+from seqrecord.sources.video_streams import TOLERANCE
 
 __all__ = ["FORMAT", "LeRobot"]
 
@@ -45,7 +48,9 @@ class LeRobot:
 
         ROOT/meta/info.json                                 features, fps, names
         ROOT/data/chunk-000/file-000.parquet                v3.0: rows of many episodes
+        ROOT/videos/KEY/chunk-000/file-000.mp4              v3.0: frames of many episodes
         ROOT/data/chunk-000/episode_000000.parquet          v2.x: rows of one
+        ROOT/videos/chunk-000/KEY/episode_000000.mp4        v2.x: frames of one
 
     Episodes are called `episode_000000` by their numbers. Features have their LeRobot names; one
     of shape [1] is a scalar, as LeRobot delivers it, images are uint8 [H, W, 3], and `timestamp`
@@ -53,14 +58,17 @@ class LeRobot:
     `frame_index`, `episode_index` and `index` are left out. The metadata of an episode has `tasks`,
     `robot_type`, `split`, and `names` of what has names.
 
-    Video cannot be read yet: a data set with video features is refused unless `features` names
-    others or `without_video` is set. With `keep_encoded` RGB images stay PNG or JPEG.
+    Packets of H.264, HEVC, AV1 and VP9 are kept as they are, see `seqrecord.sources.video_streams`.
+    The frame of a row is the one nearest to its timestamp, less than `tolerance` seconds away, as
+    lerobot has it. `without_video` leaves video features out; those of depth, which hold codes and
+    no colours, must be left out. With `keep_encoded` RGB images stay PNG or JPEG.
     """
 
     root: str | os.PathLike[str]
     features: Sequence[str] | None = None
     keep_encoded: bool = False
     without_video: bool = False
+    tolerance: float = TOLERANCE
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "root", local_root(self.root))
@@ -88,8 +96,24 @@ class LeRobot:
             error.located(episode=info.key)
             raise
 
+    def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop]]:
+        """The GOPs of one episode's video features; its frames lack these features."""
+        episode = self._episodes.get(info.key)
+        if episode is None:
+            raise SourceError("no such episode", file=str(self.root), episode=info.key)
+        names = [name for name in self.schema() if name in episode.videos]
+        if not names:
+            return {}
+        try:
+            times = self._rows.times(episode)
+        except SourceError as error:
+            error.located(episode=info.key)
+            raise
+        return {name: self._videos[name].gops(episode, times) for name in names}
+
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_episodes", "_rows")}
+        opened = ("_episodes", "_rows", "_videos")
+        return {k: v for k, v in self.__dict__.items() if k not in opened}
 
     @cached_property
     def _info(self) -> LeRobotInfo:
@@ -103,7 +127,20 @@ class LeRobot:
     def _rows(self) -> EpisodeRows:
         derived = TASK in self.schema() and TASK not in self._info.features
         tasks = read_tasks(Path(self.root), self._info) if derived else None
-        return EpisodeRows(Path(self.root), self.schema(), tasks)
+        names = [name for name in self.schema() if name not in self._video_names]
+        return EpisodeRows(Path(self.root), {name: self.schema()[name] for name in names}, tasks)
+
+    @property
+    def _video_names(self) -> list[str]:
+        return [name for name, each in self._info.features.items() if each.dtype == "video"]
+
+    @cached_property
+    def _videos(self) -> dict[str, LeRobotVideos]:
+        return {
+            name: LeRobotVideos(Path(self.root), self.schema()[name], self.tolerance)
+            for name in self._video_names
+            if name in self.schema()
+        }
 
     @cached_property
     def _schema(self) -> Schema:
@@ -118,28 +155,27 @@ class LeRobot:
             name: each for name, each in self._info.features.items() if name not in _DERIVED
         }
         offered.setdefault(TASK, None)
-        videos = [name for name, each in offered.items() if each and each.dtype == "video"]
-        readable = [name for name in offered if name not in videos]
         names = self.features
         if names is None:
-            if videos and not self.without_video:
+            names = [n for n in offered if not (self.without_video and n in self._video_names)]
+        for name in names:
+            if name not in offered:
                 raise SourceError(
-                    "video features cannot be read yet; to pack the others set without_video "
-                    "(--source-option without_video=true), or name them (--features)",
+                    "no such feature",
                     file=str(Path(self.root) / INFO),
-                    expected=f"some of {', '.join(readable)}",
-                    got=", ".join(videos),
+                    expected=f"some of {', '.join(offered)}",
+                    got=name,
                 )
-            names = readable
-        unknown = [name for name in names if name not in readable]
-        if unknown or not names:
-            kept = [name for name in unknown if name in videos]
-            raise SourceError(
-                "video features cannot be read yet" if kept else "no such feature",
-                file=str(Path(self.root) / INFO),
-                expected=f"some of {', '.join(readable)}",
-                got=", ".join(kept or unknown) or None,
-            )
+            feature = offered[name]
+            if feature and feature.dtype == "video" and feature.is_depth:
+                raise SourceError(
+                    "a video of depth, whose codes cannot be read; to pack the others name them "
+                    "(--features), or set without_video (--source-option without_video=true)",
+                    file=str(Path(self.root) / INFO),
+                    feature=name,
+                )
+        if not names:
+            raise SourceError("no features", file=str(Path(self.root) / INFO))
         return [offered[name] for name in names]
 
     def _spec(self, feature: LeRobotFeature) -> FeatureSpec:
@@ -147,6 +183,9 @@ class LeRobot:
         try:
             if feature.dtype == "image":
                 return self._image_spec(feature)
+            if feature.dtype == "video":
+                episodes = self._episodes.values()
+                return first_video(Path(self.root), feature, episodes)
             if feature.dtype == "string":
                 return text_spec(feature.name, path)
             shape = () if feature.shape == (1,) else feature.shape
@@ -221,5 +260,5 @@ FORMAT = SourceFormat(
     "lerobot",
     "meta/info.json and data/chunk-000/*.parquet",
     LeRobot,
-    options=("without_video",),
+    options=("without_video", "tolerance"),
 )

@@ -7,6 +7,7 @@ https://huggingface.co/docs/lerobot/lerobot-dataset-v3. Nothing in them is trust
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ __all__ = [
     "LeRobotEpisode",
     "LeRobotFeature",
     "LeRobotInfo",
+    "LeRobotVideo",
     "open_parquet",
     "read_episodes",
     "read_info",
@@ -42,12 +44,16 @@ _FIELD = re.compile(r"\{(\w+)(?::0([1-9])d)?\}")
 
 @dataclass(frozen=True)
 class LeRobotFeature:
-    """A feature as `info.json` declares it; `dtype` may be `image`, `video` or `string`."""
+    """A feature as `info.json` declares it; `dtype` may be `image`, `video` or `string`.
+
+    `is_depth` says that a video holds depth in codes, which are no colours.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     names: Any
+    is_depth: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,9 +64,18 @@ class LeRobotInfo:
     fps: float
     features: Mapping[str, LeRobotFeature]
     data_path: str
+    video_path: str | None
     chunks_size: int
     robot_type: str | None
     splits: Mapping[str, range]
+
+
+@dataclass(frozen=True)
+class LeRobotVideo:
+    """Where an episode's video is: a file below the root, and the time in it of the first frame."""
+
+    file: str
+    begin: float  # seconds
 
 
 @dataclass(frozen=True)
@@ -71,6 +86,7 @@ class LeRobotEpisode:
     length: int
     tasks: tuple[str, ...]
     file: str
+    videos: Mapping[str, LeRobotVideo]
 
     @property
     def key(self) -> str:
@@ -96,12 +112,18 @@ def read_info(root: Path) -> LeRobotInfo:
         raise _wrong(path, "chunks_size", "1 or more", size)
     if not isinstance(where, str):
         raise _wrong(path, "data_path", "text", where)
+    features = _features(info.get("features"), path)
+    videos = info.get("video_path")
+    has_video = any(each.dtype == "video" for each in features.values())
+    if not isinstance(videos, str) and (has_video or videos is not None):
+        raise _wrong(path, "video_path", "text", videos)
     robot = info.get("robot_type")
     return LeRobotInfo(
         version=int(version[1]),
         fps=float(fps),
-        features=_features(info.get("features"), path),
+        features=features,
         data_path=where,
+        video_path=videos,
         chunks_size=size,
         robot_type=robot if isinstance(robot, str) else None,
         splits=_splits(info.get("splits")),
@@ -111,7 +133,9 @@ def read_info(root: Path) -> LeRobotInfo:
 def read_episodes(root: Path, info: LeRobotInfo) -> list[LeRobotEpisode]:
     """All episodes in the order of their numbers, which need not be without gaps."""
     place = root / _EPISODES[info.version]
-    rows = _lines(place) if info.version == 2 else _tables(place, _COLUMNS)
+    videos = [name for name, each in info.features.items() if each.dtype == "video"]
+    columns = [*_COLUMNS, *(f"videos/{n}/{column}" for n in videos for column in _VIDEO_COLUMNS)]
+    rows = _lines(place) if info.version == 2 else _tables(place, columns)
     episodes = [_episode(row, info, place) for row in rows]
     episodes.sort(key=lambda episode: episode.index)
     for one, two in pairwise(episodes):
@@ -158,6 +182,7 @@ def open_parquet(path: Path) -> Any:
 
 
 _COLUMNS = ("episode_index", "length", "tasks", "data/chunk_index", "data/file_index")
+_VIDEO_COLUMNS = ("chunk_index", "file_index", "from_timestamp")
 
 
 def _episode(row: Mapping[str, Any], info: LeRobotInfo, place: Path) -> LeRobotEpisode:
@@ -175,21 +200,43 @@ def _episode(row: Mapping[str, Any], info: LeRobotInfo, place: Path) -> LeRobotE
         }
     else:
         values = {name: row.get(f"data/{name}") for name in ("chunk_index", "file_index")}
-    return LeRobotEpisode(index, length, tuple(tasks), _fill(info.data_path, values, place))
+    videos = {
+        name: _video(name, row, values, info, place)
+        for name, each in info.features.items()
+        if each.dtype == "video"
+    }
+    file = _fill("data_path", info.data_path, values, place)
+    return LeRobotEpisode(index, length, tuple(tasks), file, videos)
 
 
-def _fill(template: str, values: Mapping[str, Any], place: Path) -> str:
+def _video(
+    name: str, row: Mapping[str, Any], values: dict[str, Any], info: LeRobotInfo, place: Path
+) -> LeRobotVideo:
+    begin: object = 0.0
+    if info.version == 3:
+        found = {column: row.get(f"videos/{name}/{column}") for column in _VIDEO_COLUMNS}
+        begin, values = found.pop("from_timestamp"), found
+        if not isinstance(begin, (int, float)) or not 0 <= begin < math.inf:
+            raise _wrong(place, f"videos/{name}/from_timestamp"[:150], "seconds", begin)
+    assert info.video_path is not None
+    file = _fill("video_path", info.video_path, {**values, "video_key": name}, place)
+    return LeRobotVideo(file, float(begin))  # type: ignore[arg-type]
+
+
+def _fill(what: str, template: str, values: Mapping[str, Any], place: Path) -> str:
     """`data/chunk-{chunk_index:03d}/…` filled in, and nothing that leaves the data set."""
 
     def value(match: re.Match[str]) -> str:
         number = values.get(match[1])
+        if isinstance(number, str) and not match[2]:
+            return number
         if not isinstance(number, int) or number < 0:
-            raise _wrong(place, match[1], "a number for data_path", number)
+            raise _wrong(place, match[1], f"a number for {what}", number)
         return f"{number:0{match[2] or 1}d}"
 
     path = _FIELD.sub(value, template)
     if {"{", "}"} & {*path} or path.startswith("/") or ".." in Path(path).parts:
-        raise _wrong(place, "data_path", "a path below the data set", template)
+        raise _wrong(place, what, "a path below the data set", template)
     return path
 
 
@@ -205,8 +252,22 @@ def _features(value: object, path: Path) -> dict[str, LeRobotFeature]:
             or not isinstance(each.get("dtype"), str)
         ):
             raise _wrong(path, f"features.{name}"[:100], "an object of dtype and shape", each)
-        features[name] = LeRobotFeature(name, each["dtype"], tuple(shape), each.get("names"))
+        features[name] = LeRobotFeature(
+            name, each["dtype"], tuple(shape), each.get("names"), _is_depth(each)
+        )
     return features
+
+
+def _is_depth(feature: Mapping[str, Any]) -> bool:
+    """Whether a video holds depth: 12-bit codes, of a scale that stands beside them."""
+    for known in (feature.get("info"), feature.get("video_info")):
+        if isinstance(known, dict) and (
+            known.get("video.is_depth_map")
+            or str(known.get("video.pix_fmt")).startswith("gray1")
+            or any(str(key).startswith("video.depth") for key in known)
+        ):
+            return True
+    return False
 
 
 def _splits(value: object) -> dict[str, range]:

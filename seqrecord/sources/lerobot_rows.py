@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from seqrecord.errors import SourceError
-from seqrecord.schema import FeatureSpec, Frame, Schema
+from seqrecord.schema import FeatureSpec, Frame
 from seqrecord.sources.embedded import embedded_value
 from seqrecord.sources.lerobot_layout import LeRobotEpisode, open_parquet
 
@@ -34,7 +34,7 @@ class EpisodeRows:
     def __init__(
         self,
         root: Path,
-        schema: Schema,
+        schema: Mapping[str, FeatureSpec],
         tasks: Mapping[int, str] | None = None,
         *,
         batch_rows: int = 32,
@@ -44,6 +44,8 @@ class EpisodeRows:
         self._path: Path | None = None
         self._batches: Iterator[pa.RecordBatch] = iter(())
         self._rest: pa.RecordBatch | None = None  # rows that were read, of a later episode
+        self._times_path: Path | None = None
+        self._times = np.empty(0, np.int64), np.empty(0)
         self._ends: int = -1  # the last episode that was read from the open file
 
     def frames(self, episode: LeRobotEpisode) -> Iterator[Frame]:
@@ -81,6 +83,16 @@ class EpisodeRows:
                 expected=episode.length,
                 got=count,
             )
+
+    def times(self, episode: LeRobotEpisode) -> npt.NDArray[np.float64]:
+        """The timestamps of an episode's rows: seconds [rows]."""
+        path = self._root / episode.file
+        if path != self._times_path:
+            self._times_path, self._times = None, _read_times(path)
+            self._times_path = path
+        episodes, times = self._times
+        mine: npt.NDArray[np.float64] = times[episodes == episode.index]
+        return mine
 
     def _frames(self, batch: pa.RecordBatch, path: Path, first: int) -> Iterator[Frame]:
         columns: dict[str, Any] = {}
@@ -167,6 +179,27 @@ class EpisodeRows:
             raise SourceError(
                 "a damaged parquet file", file=str(path), got=str(error).splitlines()[0][:200]
             ) from error
+
+
+def _read_times(path: Path) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Episode and timestamp of each row of a file."""
+    file = open_parquet(path)
+    names = ["episode_index", "timestamp"]
+    for name in names:
+        if name not in file.schema_arrow.names:
+            raise SourceError("a parquet file that lacks a column", file=str(path), expected=name)
+    try:
+        batches = list(file.iter_batches(columns=names, use_threads=False))
+    except (pa.ArrowException, OSError) as error:
+        raise SourceError(
+            "a damaged parquet file", file=str(path), got=str(error).splitlines()[0][:200]
+        ) from error
+    if not batches:
+        return np.empty(0, np.int64), np.empty(0)
+    episodes, times = (
+        np.concatenate([_column(batch, name, path) for batch in batches]) for name in names
+    )
+    return episodes.astype(np.int64), times.astype(np.float64)
 
 
 def image_bytes(path: Path, name: str) -> bytes:

@@ -1,0 +1,78 @@
+"""The video features of LeRobot data sets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.codecs.video.gops import Gop
+from seqrecord.errors import SourceError
+from seqrecord.schema import FeatureSpec
+from seqrecord.sources.lerobot_layout import LeRobotEpisode, LeRobotFeature
+from seqrecord.sources.video_files import VideoFile
+from seqrecord.sources.video_streams import check_file, read_gops, video_spec
+
+__all__ = ["LeRobotVideos", "first_video"]
+
+
+class LeRobotVideos:
+    """One feature's videos. The last file stays open: the next episode is mostly in it too."""
+
+    def __init__(self, root: Path, spec: FeatureSpec, tolerance: float) -> None:
+        self._root, self._spec, self._tolerance = root, spec, tolerance
+        self._file: VideoFile | None = None
+
+    def gops(self, episode: LeRobotEpisode, times: npt.NDArray[np.float64]) -> Iterator[Gop]:
+        """The frames of an episode's rows, of which `times` are the timestamps."""
+        place = episode.videos[self._spec.name]
+        try:
+            file = self._opened(self._root / place.file)
+            yield from read_gops(file, times + place.begin, tolerance=self._tolerance)
+        except SourceError as error:
+            error.located(episode=episode.key, feature=self._spec.name)
+            raise
+
+    def _opened(self, path: Path) -> VideoFile:
+        if self._file is not None and self._file.path == path:
+            return self._file
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        file = VideoFile(path)
+        check_file(file, self._spec)
+        self._file = file
+        return file
+
+
+def first_video(
+    root: Path, feature: LeRobotFeature, episodes: Iterable[LeRobotEpisode]
+) -> FeatureSpec:
+    """The feature, from the first episode whose video can be read; raises `SourceError`."""
+    first: SourceError | None = None
+    tried = set()
+    for episode in episodes:
+        path = root / episode.videos[feature.name].file
+        if path in tried:
+            continue
+        tried.add(path)
+        try:
+            with VideoFile(path) as file:
+                spec = video_spec(feature.name, file)
+        except SourceError as error:
+            error.located(episode=episode.key, feature=feature.name)
+            first = first or error
+            continue
+        if math.prod(n or 1 for n in spec.shape) != math.prod(feature.shape):
+            raise SourceError(
+                "a video of another size than declared",
+                file=str(path),
+                feature=feature.name,
+                expected=list(feature.shape),
+                got=list(spec.shape),
+            )
+        return spec
+    raise first or SourceError("a LeRobot data set without episodes", file=str(root))

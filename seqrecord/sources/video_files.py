@@ -1,0 +1,231 @@
+"""Video files, packet by packet: when each frame is shown, and where a decoder can begin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from seqrecord.codecs.video.packages import pyav
+from seqrecord.errors import SourceError
+from seqrecord.sources.video_packets import KEPT, Start, packet_format
+
+__all__ = ["VIDEO_ENDINGS", "VideoFile", "VideoPacket"]
+
+VIDEO_ENDINGS = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi")
+"""Of the names of video files, in lower case."""
+
+_CONTAINERS = "mov,matroska,avi"  # of FFmpeg: none that names other files, as playlists do
+_SEEKS = 4
+_MAX_LEADING = 64  # packets between a keyframe and the first one that is shown after it
+_UNKNOWN_MATRIX = 2
+_RANGES = {1: "limited", 2: "full"}
+
+
+@dataclass(frozen=True)
+class VideoPacket:
+    """A packet as its container has it.
+
+    Args:
+        data: its bytes.
+        tick: when its frame is shown, in `VideoFile.tick` seconds.
+        start: what it begins.
+        is_key: whether the container calls it a keyframe.
+        is_shown: whether its frame is shown; an edit list hides frames.
+        is_cut: whether a decoder can begin with it.
+    """
+
+    data: bytes
+    tick: int
+    start: Start
+    is_key: bool
+    is_shown: bool
+    is_cut: bool = False
+
+
+class VideoFile:
+    """The first video stream of an MP4, MOV, Matroska, WebM or AVI file; close it after use.
+
+    Raises `SourceError` for a file that is none of these, or has no video.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._open()
+        self.codec: str = self._context.codec.canonical_name
+        self.extradata = bytes(self._context.extradata or b"")
+        self.tick = float(self._stream.time_base)
+        try:
+            kept = self.codec in KEPT
+            self._format = packet_format(self.codec, self.extradata) if kept else None
+        except ValueError as error:
+            self.close()
+            raise SourceError(f"a damaged video: {error}", file=str(path)) from error
+
+    def __enter__(self) -> VideoFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._file.close()
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        return self._context.height, self._context.width
+
+    @property
+    def pixel_format(self) -> str | None:
+        """As FFmpeg calls it; `None` if the container does not say."""
+        name: str | None = self._context.pix_fmt
+        return name
+
+    @property
+    def matrix(self) -> int | None:
+        """The number (H.273) of the matrix from YUV to RGB; `None` if the container says none."""
+        number = int(self._context.colorspace)
+        return None if number == _UNKNOWN_MATRIX else number
+
+    @property
+    def color_range(self) -> str | None:
+        """The colour range, `limited` or `full`; `None` if the container says none."""
+        return _RANGES.get(int(self._context.color_range))
+
+    @property
+    def fps(self) -> float | None:
+        """Frames a second, on average."""
+        rate = self._stream.average_rate
+        return float(rate) if rate and 0 < rate < 1e6 else None
+
+    def ticks(self) -> list[int]:
+        """When each frame is shown, ascending, in units of `tick`. Reads the whole file."""
+        return sorted(packet.tick for packet in self.packets() if packet.is_shown)
+
+    def count(self) -> int:
+        """How many frames are shown: from the tables of an MP4, else by reading the whole file."""
+        if "mov" in self._file.format.name and self.codec in ("h264", "av1", "vp9"):
+            with self._errors("a damaged video"):
+                return sum(not entry.is_discard for entry in self._stream.index_entries)
+        return len(self.ticks())
+
+    def plain(self, data: bytes, is_start: bool) -> bytes:
+        """A packet as a decoder takes it: without a container, where its codec is kept."""
+        return self._format.plain(data, is_start) if self._format else data
+
+    def packets(self, first: int | None = None) -> Iterator[VideoPacket]:
+        """The packets in decoding order, from a place on from which the frame at tick `first`
+        can be decoded; by default, and where no such place is found, from the file's beginning.
+
+        The first packet is a cut, unless no decoder can begin even there. One walk at a time.
+        """
+        return _marked(self._from(first))
+
+    def _from(self, first: int | None) -> Iterator[VideoPacket]:
+        second = max(1, round(1 / self.tick))
+        target = first or 0
+        for attempt in range(0 if first is None else _SEEKS):
+            packets = self._seek(target)
+            head = next(packets, None)
+            if head is None:
+                break
+            if head.tick <= (first or 0) and (head.start.is_closed or head.start.may_lead):
+                return chain([head], packets)
+            # Containers are sought by decoding times, which may be earlier.
+            target = min(target, head.tick) - second * 4**attempt
+        return self._from_begin()
+
+    def _open(self) -> None:
+        with self._errors("not a video that can be read"):
+            self._file: Any = pyav().open(
+                str(self.path),
+                metadata_errors="ignore",
+                options={"format_whitelist": _CONTAINERS, "protocol_whitelist": "file"},
+            )
+        streams = self._file.streams.video
+        if not streams or streams[0].codec_context is None:
+            self.close()
+            raise SourceError("a file without video of a known codec", file=str(self.path))
+        self._stream = streams[0]
+        self._context = self._stream.codec_context
+        self._is_unread = True
+
+    def _from_begin(self) -> Iterator[VideoPacket]:
+        if not self._is_unread:
+            self.close()
+            self._open()
+        return self._demux()
+
+    def _seek(self, tick: int) -> Iterator[VideoPacket]:
+        """From a place before `tick`; nothing where the container finds none."""
+        try:
+            self._file.seek(tick, stream=self._stream)
+        except pyav().FFmpegError:
+            return iter(())
+        return self._demux()
+
+    def _demux(self) -> Iterator[VideoPacket]:
+        self._is_unread = False
+        with self._errors("a damaged or truncated video"):
+            for packet in self._file.demux(self._stream):
+                if not packet.size:
+                    continue  # the end
+                data = bytes(packet)
+                if packet.is_corrupt:
+                    raise SourceError("a truncated video", file=str(self.path), offset=packet.pos)
+                if packet.pts is None:
+                    raise SourceError("a video frame without a time", file=str(self.path))
+                start = self._format.start(data) if self._format else Start()
+                shown = not (packet.is_discard or start.is_hidden)
+                yield VideoPacket(data, packet.pts, start, packet.is_keyframe, shown)
+
+    @contextmanager
+    def _errors(self, message: str) -> Iterator[None]:
+        """FFmpeg's errors as `SourceError`."""
+        try:
+            yield
+        except pyav().FFmpegError as error:
+            raise SourceError(
+                message, file=str(self.path), got=(error.strerror or str(error))[:200]
+            ) from error
+
+
+def _marked(packets: Iterator[VideoPacket]) -> Iterator[VideoPacket]:
+    """The packets with `is_cut`, which for some depends on those that follow.
+
+    Frames that are broken after a start (RASL frames of HEVC) follow it and are shown before it. So
+    a decoder can begin there if there are none, and at the first packet if it leaves them out.
+    """
+    held: list[VideoPacket] = []  # a start that may be a cut, and what follows
+    first = next(packets, None)
+    if first is None:
+        return
+    yield replace(first, is_cut=first.start.is_closed or first.start.may_lead)
+    is_dropping = first.start.may_lead
+    for packet in packets:
+        if is_dropping and packet.start.is_broken:
+            continue
+        is_dropping = is_dropping and not (packet.start.is_closed or packet.start.may_lead)
+        if held:
+            if packet.tick < held[0].tick and len(held) < _MAX_LEADING:
+                held.append(packet)
+                if packet.start.is_broken:
+                    yield from _released(held, False)
+                continue
+            yield from _released(held, len(held) < _MAX_LEADING)
+        if packet.start.may_lead:
+            held.append(packet)
+        else:
+            yield replace(packet, is_cut=packet.start.is_closed)
+    yield from _released(held, True)
+
+
+def _released(held: list[VideoPacket], is_cut: bool) -> Iterator[VideoPacket]:
+    if held:
+        yield replace(held[0], is_cut=is_cut)
+        yield from held[1:]
+    held.clear()

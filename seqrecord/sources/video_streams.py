@@ -1,0 +1,258 @@
+"""Video files as GOPs that stand alone: packets are copied, and encoded anew only where they must.
+
+A file is cut at the frames with which a decoder can begin. Frames of a GOP that nobody asked for
+stay in it and are not shown: those before an episode's first frame, those that an edit list hides,
+those between the rows of a slower table. So what is kept decodes to the same bits. What no `Gop`
+can hold is encoded anew, with a warning: more than 256 frames between two such places, as where
+groups of pictures are open (their frames refer to those before the keyframe), and other codecs.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.codecs.video.config import VideoConfig
+from seqrecord.codecs.video.decoding import describe
+from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, MAX_GOP_PACKETS, Gop
+from seqrecord.errors import CodecError, SourceError
+from seqrecord.schema import CodecConfig, FeatureSpec
+from seqrecord.sources.specs import feature_spec
+from seqrecord.sources.video_anew import EncodedAnew, stored_codec
+from seqrecord.sources.video_files import VideoFile, VideoPacket
+from seqrecord.sources.video_packets import KEPT
+
+__all__ = ["TOLERANCE", "check_file", "read_gops", "video_spec"]
+
+TOLERANCE = 1e-4
+"""Seconds by which a frame's time may differ from a row's: `tolerance_s` of lerobot."""
+
+_logger = logging.getLogger("seqrecord")
+
+
+def read_gops(
+    file: VideoFile,
+    times: npt.NDArray[np.float64] | None = None,
+    *,
+    tolerance: float = TOLERANCE,
+    quiet: bool = False,
+) -> Iterator[Gop]:
+    """The frames nearest to `times`, or all that are shown, as GOPs in their order.
+
+    Reads from the last place before the first frame where a decoder can begin, up to the last
+    frame, and holds one GOP in memory.
+
+    Args:
+        file: an open file.
+        times: seconds [rows], ascending, by the file's clock. Each row gets the frame that is
+            nearest to it, which must be less than `tolerance` away, as lerobot has it.
+        tolerance: seconds.
+        quiet: do not warn of what is encoded anew.
+
+    Raises `SourceError` for rows that have no frame or share one, for times that go back, and for
+    a file that is truncated, damaged, or does not begin with a keyframe.
+    """
+    rows = _Rows(file, times, tolerance)
+    group: list[VideoPacket] = []
+    anew: EncodedAnew | None = None
+    reason, before, wanted = "", 0, 0
+    for packet in () if rows.are_complete else file.packets(rows.first_tick):
+        if packet.is_cut or not (group or anew):
+            if anew:
+                yield from anew.end()
+                _warn(file, "" if quiet else reason, rows.taken - before)
+            elif group:
+                yield from _kept(file, group, rows)
+            group, anew, wanted = [], None, 0
+        is_wanted = rows.want(packet)
+        wanted += is_wanted
+        if anew is None:
+            group.append(packet)
+            reason = _why_not(file, group, wanted)
+            if not reason:
+                if rows.are_complete:
+                    break
+                continue
+            before = rows.taken
+            anew = EncodedAnew(file, rows.take)
+            for each in group[:-1]:
+                yield from anew.add(each, rows.wants(each))
+            group = []
+        yield from anew.add(packet, is_wanted)
+        if rows.are_complete:
+            break
+    if anew:
+        yield from anew.end()
+        _warn(file, "" if quiet else reason, rows.taken - before)
+    elif group:
+        yield from _kept(file, group, rows)
+    rows.check_all()
+
+
+def video_spec(name: str, file: VideoFile) -> FeatureSpec:
+    """The feature that the frames of a file make: uint8 [H, W, 3], with the codec of their video.
+
+    Decodes the first frame. Raises `SourceError` for a video that cannot be stored.
+    """
+    codec = stored_codec(file.codec)
+    shape: tuple[int, ...] = (*file.size, 3)
+    config: CodecConfig = {}
+    try:
+        if codec == "ffv1":  # its packets do not say how large a frame is
+            config = VideoConfig(codec, "bgr0").to_json()
+        else:
+            first = next(read_gops(file, quiet=True), None)
+            if first is None:
+                raise SourceError("a video without frames", file=str(file.path))
+            shape, config = describe(codec, first, matrix=file.matrix, color_range=file.color_range)
+    except CodecError as error:
+        raise SourceError(error.message, file=str(file.path), got=error.got) from error
+    return feature_spec(name, np.dtype(np.uint8), shape, file.path, codec=(config,), kind="image")
+
+
+def check_file(file: VideoFile, spec: FeatureSpec) -> None:
+    """Raises `SourceError` unless the frames of a file can be stored as those of the feature."""
+    expected = spec.codec[0]["codec"], spec.codec[0]["pixel_format"], spec.shape[:2]
+    codec = stored_codec(file.codec)
+    pixels = file.pixel_format if codec == file.codec and codec != "ffv1" else expected[1]
+    if (codec, pixels, file.size) != expected:
+        got = codec, pixels, file.size
+        file.close()
+        raise SourceError(
+            "a video that differs from the first one",
+            file=str(file.path),
+            feature=spec.name,
+            expected="{} {} {}".format(*expected),
+            got="{} {} {}".format(*got),
+        )
+
+
+def _kept(file: VideoFile, group: list[VideoPacket], rows: _Rows) -> Iterator[Gop]:
+    """The packets of a GOP as they are, if any of its frames is wanted."""
+    shown = sorted((each.tick, i) for i, each in enumerate(group) if rows.wants(each))
+    if not shown:
+        return
+    rows.take([tick for tick, _ in shown])
+    order = [-1] * len(group)
+    for number, (_, i) in enumerate(shown):
+        order[i] = number
+    stop = max(i for _, i in shown) + 1  # no frame refers to a packet that comes later
+    packets = (file.plain(each.data, i == 0) for i, each in enumerate(group[:stop]))
+    yield Gop(tuple(packets), tuple(order[:stop]))
+
+
+def _why_not(file: VideoFile, group: list[VideoPacket], wanted: int) -> str:
+    """Why no `Gop` can hold these packets, which lie between two cuts, with so many wanted frames;
+    empty if one can.
+    """
+    if file.codec not in KEPT:
+        return f"packets of {file.codec} are not kept"
+    if not group[0].is_cut:
+        if not group[0].is_key:
+            raise SourceError("a video that does not begin with a keyframe", file=str(file.path))
+        return "no decoder is sure to begin at its first keyframe"
+    if wanted <= MAX_GOP_FRAMES and len(group) <= MAX_GOP_PACKETS:
+        return ""
+    if any(each.is_key for each in group[1:]):
+        return "groups of pictures are open: frames refer to those before their keyframe"
+    return f"keyframes are more than {MAX_GOP_FRAMES} frames apart"
+
+
+def _warn(file: VideoFile, reason: str, count: int) -> None:
+    if count and reason:
+        _logger.warning("%s: %d frames were encoded anew: %s", file.path, count, reason)
+
+
+class _Rows:
+    """Which frames are wanted, and whether they come in order, each once."""
+
+    def __init__(
+        self, file: VideoFile, times: npt.NDArray[np.float64] | None, tolerance: float
+    ) -> None:
+        self.taken = 0
+        self._file, self._tolerance = file, tolerance
+        self._times: list[float] | None = None if times is None else times.tolist()
+        self._found = 0
+        self._last: int | None = None
+        if times is not None and len(times):
+            back = np.flatnonzero(~(np.diff(times) > 0))
+            if len(back) or not np.isfinite(times).all():
+                raise SourceError(
+                    "timestamps that go back",
+                    file=str(file.path),
+                    frame=int(back[0]) + 1 if len(back) else None,
+                )
+
+    @property
+    def first_tick(self) -> int | None:
+        """Where reading begins: the tick of the first row, rounded up to be on the safe side."""
+        if self._times is None:
+            return None
+        return round((self._times[0] + self._tolerance) / self._file.tick)
+
+    @property
+    def are_complete(self) -> bool:
+        """Whether packets of all rows have come."""
+        return self._times is not None and self._found >= len(self._times)
+
+    def want(self, packet: VideoPacket) -> bool:
+        """`wants` of a packet that has just come."""
+        is_wanted = self.wants(packet)
+        self._found += is_wanted
+        return is_wanted
+
+    def wants(self, packet: VideoPacket) -> bool:
+        """Whether the packet's frame is shown and wanted."""
+        return packet.is_shown and (self._times is None or self._row(packet.tick) is not None)
+
+    def take(self, ticks: list[int]) -> None:
+        """The next frames, in the order in which they are shown."""
+        for tick in ticks:
+            if self._last is not None and tick <= self._last:
+                raise SourceError(
+                    "frames whose times go back",
+                    file=str(self._file.path),
+                    frame=self.taken,
+                    expected=f"more than {self._last * self._file.tick:.6f} s",
+                    got=f"{tick * self._file.tick:.6f} s",
+                )
+            if self._times is not None and self._row(tick) != self.taken:
+                raise self._lacking()
+            self._last = tick
+            self.taken += 1
+
+    def check_all(self) -> None:
+        """Raises `SourceError` if a wanted frame did not come."""
+        if self._times is not None and self.taken < len(self._times):
+            raise self._lacking()
+        if self._times is None and self.taken != self._found:
+            raise SourceError(
+                "a video of which frames cannot be decoded",
+                file=str(self._file.path),
+                expected=f"{self._found} frames",
+                got=self.taken,
+            )
+
+    def _row(self, tick: int) -> int | None:
+        """The row of the frame at a tick."""
+        assert self._times is not None
+        time = tick * self._file.tick
+        row = bisect_left(self._times, time)
+        if row and (
+            row == len(self._times) or time - self._times[row - 1] < self._times[row] - time
+        ):
+            row -= 1
+        return row if abs(self._times[row] - time) < self._tolerance else None
+
+    def _lacking(self) -> SourceError:
+        assert self._times is not None
+        return SourceError(
+            "a row without a frame of its own in the video",
+            file=str(self._file.path),
+            frame=self.taken,
+            expected=f"one within {self._tolerance} s of {self._times[self.taken]:.6f} s",
+        )

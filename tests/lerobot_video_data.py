@@ -1,0 +1,124 @@
+"""LeRobot data sets with video: as lerobot wrote them, and made here in the same layout.
+
+tests/golden/sources/lerobot_video_*.zip are what lerobot 0.4.4 (v3.0) and 0.3.3 (v2.1) wrote and
+read: AV1, of which several episodes share a file in v3.0. `frames.npz` has what lerobot gave for
+every row of every episode, as means of blocks of 8 x 8 pixels. To make them again, in an
+environment with lerobot: `python -m tests.lerobot_video_data FOLDER`, then zip the folder.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["CAMERAS", "LENGTHS", "block_means", "unpack", "with_video"]
+
+CAMERAS = ("observation.images.front", "observation.images.wrist")
+LENGTHS = (5, 4, 7)
+FPS = 10
+BLOCK = 8
+_HEIGHT, _WIDTH = 32, 48
+_NAMES = ["height", "width", "channels"]
+_GOLDEN = Path(__file__).parent / "golden" / "sources"
+
+
+def unpack(folder: Path, name: str) -> Path:
+    with zipfile.ZipFile(_GOLDEN / f"{name}.zip") as archive:
+        archive.extractall(folder / name)
+    return folder / name
+
+
+def block_means(images: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """float32 [T, H / 8, W / 8, 3] of [T, H, W, 3]."""
+    count, height, width, _ = images.shape
+    blocks = images.reshape(count, height // BLOCK, BLOCK, width // BLOCK, BLOCK, 3)
+    means: npt.NDArray[np.float32] = blocks.mean((2, 4), dtype=np.float32)
+    return means
+
+
+def with_video(
+    root: Path, lengths: Sequence[int], name: str = CAMERAS[0], **options: Any
+) -> npt.NDArray[np.uint8]:
+    """Add a video feature to a data set of tests/lerobot_data.py; returns what PyAV decodes.
+
+    `options` are those of `write_video`. In v3.0 one file has the frames of all episodes.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from tests.video_file_data import HEIGHT, WIDTH, decoded, pictures, write_video
+
+    info = json.loads((root / "meta/info.json").read_text())
+    info["features"][name] = {"dtype": "video", "shape": [HEIGHT, WIDTH, 3], "names": _NAMES}
+    starts = np.cumsum([0, *lengths])[:-1].tolist()
+    options = {"rate": info["fps"], "options": {"g": "4"}, **options}
+    if info["codebase_version"] == "v3.0":
+        info["video_path"] = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+        path = root / f"videos/{name}/chunk-000/file-000.mp4"
+        path.parent.mkdir(parents=True)
+        write_video(path, pictures(sum(lengths)), key_frames=starts, **options)
+        images = decoded(path)[1]
+        table_path = root / "meta/episodes/chunk-000/file-000.parquet"
+        table = pq.read_table(table_path)
+        columns = {
+            "chunk_index": [0] * len(lengths),
+            "file_index": [0] * len(lengths),
+            "from_timestamp": [start / info["fps"] for start in starts],
+        }
+        for column, values in columns.items():
+            table = table.append_column(f"videos/{name}/{column}", pa.array(values))
+        pq.write_table(table, table_path)
+    else:
+        info["video_path"] = (
+            "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
+        )
+        parts = []
+        for number, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+            path = root / f"videos/chunk-000/{name}/episode_{number:06d}.mp4"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_video(path, pictures(length, start), **options)
+            parts.append(decoded(path)[1])
+        images = np.concatenate(parts)
+    (root / "meta/info.json").write_text(json.dumps(info))
+    return images
+
+
+def main(root: Path) -> None:
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    image = {"dtype": "video", "shape": (_HEIGHT, _WIDTH, 3), "names": _NAMES}
+    state = {"dtype": "float32", "shape": (2,), "names": ["x", "y"]}
+    features = {**dict.fromkeys(CAMERAS, image), "observation.state": state}
+    dataset = LeRobotDataset.create("a/test", fps=FPS, root=root, features=features)
+    y, x = np.mgrid[:_HEIGHT, :_WIDTH]
+    takes_task = "task" in inspect.signature(dataset.add_frame).parameters  # 0.3
+    for number, length in enumerate(LENGTHS):
+        for i in range(length):
+            frame: dict[str, Any] = {"observation.state": np.array([number, i], np.float32)}
+            for camera, name in enumerate(CAMERAS):
+                colours = [40 * number + 3 * x, 30 * i + 2 * y, 120 * camera + x + y]
+                frame[name] = np.clip(np.stack(colours, -1), 0, 255).astype(np.uint8)
+            more = {"task": "look"}
+            dataset.add_frame(frame, **more) if takes_task else dataset.add_frame(frame | more)
+        dataset.save_episode()
+    if hasattr(dataset, "finalize"):
+        dataset.finalize()
+    dataset = LeRobotDataset("a/test", root=root, video_backend="pyav")
+    rows = [dataset[i] for i in range(len(dataset))]
+    means: dict[str, Any] = {
+        name: block_means(np.stack([row[name].permute(1, 2, 0).numpy() for row in rows]) * 255)
+        for name in CAMERAS
+    }
+    np.savez_compressed(root / "frames.npz", **means)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

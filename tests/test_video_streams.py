@@ -1,0 +1,210 @@
+"""Video files cut into GOPs: the same frames as PyAV decodes front to back, or a refusal."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from seqrecord.errors import SourceError
+from seqrecord.sources.video_anew import stored_codec
+from seqrecord.sources.video_files import VideoFile
+from seqrecord.sources.video_packets import Start, packet_format
+from seqrecord.sources.video_streams import read_gops
+from tests.video_file_data import QUIET, decoded, hide_first, of_file, pictures, write_video
+
+FRAMES = 40
+CASES: dict[str, tuple[str, str, dict[str, str]]] = {
+    "h264 with B-frames": ("mp4", "libx264", {"g": "10", "bf": "3"}),
+    "h264 of open GOPs": (
+        "mp4",
+        "libx264",
+        {"g": "10", "bf": "3", "x264-params": "open-gop=1:scenecut=0"},
+    ),
+    "h264 in matroska": ("mkv", "libx264", {"g": "7"}),
+    "hevc of open GOPs": ("mp4", "libx265", {"g": "10", "x265-params": QUIET}),
+    "hevc": ("mkv", "libx265", {"g": "10", "x265-params": f"{QUIET}:open-gop=0"}),
+    "av1 as lerobot writes it": ("mp4", "libsvtav1", {"g": "2", "crf": "30", "preset": "12"}),
+    "av1": ("mkv", "libsvtav1", {"g": "10", "preset": "12"}),
+    "vp9": ("webm", "libvpx-vp9", {"g": "10", "cpu-used": "8", "deadline": "realtime"}),
+    "vp9 with hidden frames": ("mp4", "libvpx-vp9", {"g": "20", "auto-alt-ref": "1"}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SVT_LOG", "1")
+
+
+def made(tmp_path: Path, case: str) -> Path:
+    ending, codec, options = CASES[case]
+    return write_video(tmp_path / f"a.{ending}", pictures(FRAMES), codec, options=options)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_kept_packets_decode_to_the_same_bits(
+    tmp_path: Path, case: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = made(tmp_path, case)
+    times, images = decoded(path)
+    assert len(times) == FRAMES
+    with VideoFile(path) as file:
+        np.testing.assert_array_equal(of_file(path), images)
+        assert file.count() == len(file.ticks()) == FRAMES
+        # In any order, in the middle of a GOP, across several, every second one.
+        for rows in (slice(9, 31), slice(0, 4), slice(36, 40), slice(20, 21), slice(3, 38, 2)):
+            gops = list(read_gops(file, times[rows]))
+            np.testing.assert_array_equal(of_file(path, gops), images[rows])
+            assert sum(gop.num_frames for gop in gops) == len(times[rows])
+    assert caplog.text == ""
+
+
+def test_a_gop_is_no_longer_than_it_must_be(tmp_path: Path) -> None:
+    path = write_video(
+        tmp_path / "a.mp4", pictures(20), options={"g": "5", "bf": "0", "x264-params": "scenecut=0"}
+    )
+    times, _ = decoded(path)
+    with VideoFile(path) as file:
+        assert [gop.order for gop in read_gops(file, times[7:12])] == [
+            (-1, -1, 0, 1, 2),  # what the keyframe before leads to
+            (0, 1),  # and nothing behind the last frame
+        ]
+
+
+def test_frames_that_an_edit_list_hides(tmp_path: Path) -> None:
+    path = made(tmp_path, "h264 with B-frames")
+    _, all_images = decoded(path)
+    hide_first(path, 13)
+    times, images = decoded(path)
+    np.testing.assert_array_equal(images, all_images[13:])
+    with VideoFile(path) as file:
+        np.testing.assert_array_equal(of_file(path), images)
+        np.testing.assert_array_equal(of_file(path, list(read_gops(file, times[:9]))), images[:9])
+        assert file.count() == len(times) == FRAMES - 13
+
+
+def test_times_that_are_not_regular(tmp_path: Path) -> None:
+    ms = np.cumsum([0, 33, 34, 100, 5, 20, 33, 1000, 17, 33, 40, 40]).tolist()
+    path = write_video(tmp_path / "a.mkv", pictures(len(ms)), options={"g": "4"}, times=ms)
+    with VideoFile(path) as file:
+        assert [round(tick * file.tick * 1000) for tick in file.ticks()] == ms
+        rows = np.array(ms)[2:9] / 1000 + 4e-5  # nearest
+        got = of_file(path, list(read_gops(file, rows)))
+    np.testing.assert_array_equal(got, decoded(path)[1][2:9])
+
+
+LONG = {
+    "keyframes are more than 256": {"g": "300", "x264-params": "scenecut=0:keyint=300"},
+    "groups of pictures are open": {"g": "9", "bf": "2", "x264-params": "open-gop=1:scenecut=0"},
+}
+
+
+@pytest.mark.parametrize("why", LONG)
+def test_what_cannot_be_cut_is_encoded_anew(
+    tmp_path: Path, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_video(
+        tmp_path / "a.mp4", pictures(280), options=LONG[why] | {"preset": "ultrafast"}
+    )
+    times, images = decoded(path)
+    with VideoFile(path) as file, caplog.at_level(logging.WARNING):
+        gops = list(read_gops(file))
+        assert f"280 frames were encoded anew: {why}" in caplog.text
+        assert sum(gop.num_frames for gop in gops) == 280
+        assert max(gop.num_frames for gop in gops) <= 32
+        difference = of_file(path, gops).astype(int) - images
+        assert np.abs(difference).mean() < 4  # a frame in the wrong place is 7 away, or more
+        caplog.clear()
+        # 200 frames fit a GOP, whatever is in it.
+        kept = of_file(path, list(read_gops(file, times[10:210])))
+        np.testing.assert_array_equal(kept, images[10:210])
+        assert caplog.text == ""
+
+
+def test_other_codecs_are_encoded_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    images = pictures(12)
+    path = write_video(tmp_path / "a.avi", images, "mpeg4", options={"g": "5", "qscale": "2"})
+    lossless = write_video(tmp_path / "b.mkv", images, "ffv1", pixels="bgr0")
+    with VideoFile(path) as file:
+        assert stored_codec(file.codec) == "h264"
+        times, want = decoded(path)
+        got = of_file(path, list(read_gops(file, times[4:9])))
+        assert np.abs(got.astype(int) - want[4:9]).mean() < 4
+    assert "5 frames were encoded anew: packets of mpeg4 are not kept" in caplog.text
+    np.testing.assert_array_equal(of_file(lossless), images)
+
+
+def refused(path: Path, times: npt.NDArray[np.float64] | None = None) -> SourceError:
+    with pytest.raises(SourceError) as caught, VideoFile(path) as file:
+        list(read_gops(file, times))
+    assert caught.value.file == str(path)
+    return caught.value
+
+
+def test_rows_without_frames(tmp_path: Path) -> None:
+    path = made(tmp_path, "av1 as lerobot writes it")
+    times, _ = decoded(path)
+    more = np.append(times, times[-1] + 1 / 30)
+    error = refused(path, more)
+    assert "without a frame of its own" in error.message
+    assert error.frame == FRAMES
+    apart = times.copy()
+    apart[7] += 2e-4
+    assert refused(path, apart).frame == 7
+    twice = np.insert(times, 5, times[4] + 1e-5)
+    assert refused(path, twice).frame == 5
+    back = times[[0, 1, 3, 2]]
+    assert refused(path, back).frame == 3
+    assert refused(path, times - 1).frame == 0
+    with VideoFile(path) as file:
+        assert list(read_gops(file, np.empty(0))) == []
+
+
+def test_files_that_are_broken(tmp_path: Path) -> None:
+    path = made(tmp_path, "av1 as lerobot writes it")
+    data = path.read_bytes()
+    times, _ = decoded(path)
+    cut = tmp_path / "cut.mp4"
+    cut.write_bytes(data[: len(data) // 2])  # its tables are at the end
+    assert "not a video" in refused(cut).message
+    playlist = tmp_path / "list.mp4"
+    playlist.write_text("#EXTM3U\n#EXTINF:10,\na.mp4\n#EXT-X-ENDLIST\n")
+    assert "not a video" in refused(playlist).message
+    assert "not a video" in refused(tmp_path / "none.mp4").message
+    matroska = made(tmp_path, "av1")
+    data = matroska.read_bytes()
+    matroska.write_bytes(data[: len(data) // 2])
+    assert refused(matroska, times).frame is not None
+
+
+def test_a_file_that_begins_without_a_keyframe(tmp_path: Path) -> None:
+    import av
+
+    path = made(tmp_path, "h264 with B-frames")
+    headless = tmp_path / "headless.mp4"
+    with av.open(str(path)) as source, av.open(str(headless), "w") as file:
+        stream = source.streams.video[0]
+        copy = file.add_stream_from_template(stream)
+        for packet in source.demux(stream):
+            if packet.size and packet.pts >= 1024:
+                packet.stream = copy
+                file.mux(packet)
+    assert "begin with a keyframe" in refused(headless).message
+
+
+def test_packets_that_mean_nothing() -> None:
+    rng = np.random.default_rng(0)
+    for codec in ("h264", "hevc", "av1", "vp9"):
+        read = packet_format(codec, b"")
+        for size in [0, 1, 2, 3, 5, 8, 40] * 40:
+            data = rng.integers(0, 256, size, np.uint8).tobytes()
+            assert isinstance(read.start(data), Start)
+            read.plain(data, True)
+    for extra in (b"\1\0\0\0\xff\xe1\0\xff", b"\1"):
+        with pytest.raises(ValueError, match="cut off"):
+            packet_format("h264", extra)
+    with pytest.raises(ValueError, match="cut off"):
+        packet_format("hevc", b"\1" * 30)

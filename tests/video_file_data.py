@@ -1,0 +1,97 @@
+"""Videos that tests write with PyAV, and what PyAV itself decodes of them front to back."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.codecs.video.config import VideoConfig
+from seqrecord.codecs.video.decoding import decode_gop
+from seqrecord.codecs.video.gops import Gop
+from seqrecord.sources.video_files import VideoFile
+from seqrecord.sources.video_streams import read_gops, video_spec
+
+__all__ = ["decoded", "hide_first", "of_file", "pictures", "write_video"]
+
+HEIGHT, WIDTH = 48, 64
+QUIET = "log-level=none:pools=none:frame-threads=1"
+
+
+def pictures(count: int, first: int = 0) -> npt.NDArray[np.uint8]:
+    """uint8 [count, HEIGHT, WIDTH, 3]: smooth, moving, and each different."""
+    y, x = np.mgrid[:HEIGHT, :WIDTH]
+    images = []
+    for i in range(first, first + count):
+        image = np.stack([2 * x + 5 * i, 3 * y + 7 * i, x + y + i], -1) // 2 % 256
+        image[8:16, i % 50 : i % 50 + 8] = 255
+        images.append(image.astype(np.uint8))
+    return np.stack(images)
+
+
+def write_video(
+    path: Path,
+    images: npt.NDArray[np.uint8],
+    codec: str = "libx264",
+    *,
+    options: Mapping[str, str] | None = None,
+    pixels: str = "yuv420p",
+    times: Sequence[int] | None = None,
+    rate: int = 30,
+    key_frames: Sequence[int] = (),
+) -> Path:
+    """`times`: milliseconds of each frame, in place of `rate`; `key_frames`: those that must be."""
+    import av
+
+    with av.open(str(path), "w") as file:
+        stream: Any = file.add_stream(codec, rate=rate, options=dict(options or {}))
+        stream.height, stream.width = images.shape[1:3]
+        stream.pix_fmt = pixels
+        stream.codec_context.thread_count = 1
+        if times is not None:
+            stream.codec_context.time_base = Fraction(1, 1000)
+        for i, image in enumerate(images):
+            frame = av.VideoFrame.from_ndarray(image)
+            frame.pts = i if times is None else times[i]
+            frame.time_base = Fraction(1, rate) if times is None else Fraction(1, 1000)
+            if i in key_frames:
+                frame.pict_type = av.video.frame.PictureType.I
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode())
+    return path
+
+
+def decoded(path: Path) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.uint8]]:
+    """Times in seconds [T] and frames uint8 [T, H, W, 3], decoded front to back."""
+    import av
+
+    with av.open(str(path)) as file:
+        frames: list[Any] = list(file.decode(file.streams.video[0]))
+        times = [frame.pts * float(frame.time_base) for frame in frames]
+        images = [frame.reformat(format="rgb24").to_ndarray() for frame in frames]
+    return np.array(times), np.stack(images)
+
+
+def of_file(path: Path, gops: Iterable[Gop] | None = None) -> npt.NDArray[np.uint8]:
+    """The frames of a file's GOPs, by default of all: uint8 [T, H, W, 3]."""
+    with VideoFile(path) as file:
+        spec = video_spec("a", file)
+        height, width = (n or 0 for n in spec.shape[:2])
+        video = VideoConfig.from_json(spec.codec[0])
+        gops = read_gops(file) if gops is None else gops
+        return np.concatenate([decode_gop(video, height, width, gop) for gop in gops])
+
+
+def hide_first(path: Path, frames: int, rate: int = 30) -> None:
+    """Let the edit list of an MP4 begin `frames` later."""
+    data = bytearray(path.read_bytes())
+    at = data.index(b"elst") + 12  # behind version, flags and the number of entries
+    duration, begin = struct.unpack_from(">Ii", data, at)
+    (scale,) = struct.unpack_from(">I", data, data.index(b"mdhd") + 16)
+    struct.pack_into(">Ii", data, at, duration, begin + frames * scale // rate)
+    path.write_bytes(data)
