@@ -83,7 +83,7 @@ def test_names_of_formats_are_plain_and_differ() -> None:
     assert len(set(names)) == len(names)
     assert all(name == name.lower() and name.replace("_", "a").isalnum() for name in names)
     assert format_names()[: len(names)] == names
-    assert [each.name for each in BUILT_IN if each.is_fallback] == ["folders"]
+    assert [each.name for each in BUILT_IN if each.is_fallback] == ["videos", "folders"]
 
 
 def test_docs_list_every_format() -> None:

@@ -21,6 +21,7 @@ from seqrecord.sources.mcap import FORMAT as MCAP
 from seqrecord.sources.rlds import FORMAT as RLDS
 from seqrecord.sources.tartanair import FORMAT as TARTANAIR
 from seqrecord.sources.tum import FORMAT as TUM
+from seqrecord.sources.videos import FORMAT as VIDEOS
 from seqrecord.sources.zarr_buffers import FORMAT as ZARR
 
 __all__ = ["BUILT_IN", "ENTRY_POINTS", "format_names", "open_source"]
@@ -35,6 +36,7 @@ BUILT_IN: tuple[SourceFormat, ...] = (
     TUM,
     EUROC,
     KITTI,
+    VIDEOS,
     FOLDERS,  # the last one: errors list formats in this order
 )
 """The formats of this package."""

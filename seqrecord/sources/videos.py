@@ -1,0 +1,177 @@
+"""Folders of video files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seqrecord.codecs.video.gops import Gop
+from seqrecord.errors import SourceError
+from seqrecord.schema import FeatureSpec, Frame, Schema
+from seqrecord.sources.base import EpisodeInfo, SourceFormat
+from seqrecord.sources.files import local_original
+from seqrecord.sources.finding import find_files, has_file, key_of
+from seqrecord.sources.specs import feature_spec
+from seqrecord.sources.video_files import VIDEO_ENDINGS, VideoFile
+from seqrecord.sources.video_streams import check_file, read_gops, video_spec
+
+__all__ = ["FORMAT", "Videos"]
+
+_IMAGE = "image"
+_TIME = "timestamp"
+
+
+@dataclass(frozen=True)
+class Videos:
+    """Video files as a source: MP4, MOV, Matroska, WebM and AVI.
+
+    ::
+
+        ROOT/…/NAME.mp4              an episode `…/NAME` with the feature `image`
+        ROOT/…/EPISODE/CAMERA.mp4    with `by_folder`: an episode `…/EPISODE`, a feature a file
+
+    Packets of H.264, HEVC, AV1 and VP9 are kept as they are, see `seqrecord.sources.video_streams`.
+    `timestamp` is when a frame is shown, float64 in seconds from the first one, of the first camera
+    where there are several, which must have as many frames. Frames are not turned, whatever the
+    file says of that. All videos of a feature have one codec, pixel format and size.
+    """
+
+    root: str | os.PathLike[str]
+    features: Sequence[str] | None = None
+    keep_encoded: bool = False
+    by_folder: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "root", local_original(self.root))
+        if self.features is not None:
+            object.__setattr__(self, "features", tuple(self.features))
+
+    def exists(self) -> bool:
+        """Whether a video is among the first files."""
+        return has_file(Path(self.root), _is_video)
+
+    def schema(self) -> Schema:
+        return self._schema
+
+    def episodes(self) -> Sequence[EpisodeInfo]:
+        return [self._info(key, files) for key, files in self._files.items()]
+
+    def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
+        files = self._named(info.key)
+        try:
+            with VideoFile(next(iter(files.values()))) as file:
+                ticks, tick = file.ticks(), file.tick
+        except SourceError as error:
+            error.located(episode=info.key)
+            raise
+        for each in ticks:
+            yield {_TIME: np.float64((each - ticks[0]) * tick)} if _TIME in self.schema() else {}
+
+    def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop]]:
+        """The GOPs of one episode's cameras; its frames lack these features."""
+        files = self._named(info.key)
+        return {
+            name: self._gops(info.key, spec, files)
+            for name, spec in self.schema().items()
+            if name != _TIME
+        }
+
+    def _gops(self, key: str, spec: FeatureSpec, files: dict[str, Path]) -> Iterator[Gop]:
+        try:
+            if spec.name not in files:
+                folder = next(iter(files.values())).parent
+                raise SourceError("a folder that lacks a camera", file=str(folder))
+            with VideoFile(files[spec.name]) as file:
+                check_file(file, spec)
+                yield from read_gops(file)
+        except SourceError as error:
+            error.located(episode=key, feature=spec.name)
+            raise
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k != "_files"}
+
+    @cached_property
+    def _files(self) -> dict[str, dict[str, Path]]:
+        """Episodes, each with its cameras' files."""
+        root = Path(self.root)
+        found: dict[str, dict[str, Path]] = {}
+        for path in find_files(root, _is_video):
+            key = key_of(path.parent, root, ending=True) if self.by_folder else key_of(path, root)
+            key = root.name if key == "." else key
+            camera = path.stem if self.by_folder else _IMAGE
+            known = found.setdefault(key, {})
+            if camera in known:
+                raise SourceError(
+                    "two videos of one name", file=str(path), episode=key, got=str(known[camera])
+                )
+            known[camera] = path
+        if not found:
+            raise SourceError(
+                "no video found", file=str(root), expected=f"*{', *'.join(VIDEO_ENDINGS)}"
+            )
+        return found
+
+    def _named(self, key: str) -> dict[str, Path]:
+        if key not in self._files:
+            raise SourceError("no such episode", file=str(self.root), episode=key)
+        return self._files[key]
+
+    def _info(self, key: str, files: dict[str, Path]) -> EpisodeInfo:
+        try:
+            with VideoFile(next(iter(files.values()))) as file:
+                return EpisodeInfo(key, max(file.count(), 1), fps=file.fps)
+        except SourceError:
+            return EpisodeInfo(key, 1)  # refused when it is read
+
+    @cached_property
+    def _schema(self) -> Schema:
+        offered = dict.fromkeys([*(n for files in self._files.values() for n in files), _TIME])
+        names = self.features or tuple(offered)
+        for name in names:
+            if name not in offered:
+                raise SourceError(
+                    "no such feature",
+                    file=str(self.root),
+                    expected=f"some of {', '.join(offered)}"[:500],
+                    got=name,
+                )
+        return Schema([self._spec(name) for name in names])
+
+    def _spec(self, name: str) -> FeatureSpec:
+        """From the first episode whose video can be read."""
+        if name == _TIME:
+            path = Path(self.root)
+            return feature_spec(name, np.dtype("f8"), (), path, kind="time", unit="s")
+        first: SourceError | None = None
+        for key, files in self._files.items():
+            if name not in files:
+                continue
+            try:
+                with VideoFile(files[name]) as file:
+                    return video_spec(name, file)
+            except SourceError as error:
+                error.located(episode=key, feature=name)
+                first = first or error
+        assert first is not None
+        raise first
+
+
+def _is_video(path: Path) -> bool:
+    return path.suffix.lower() in VIDEO_ENDINGS
+
+
+FORMAT = SourceFormat(
+    "videos",
+    "NAME.mp4, .mov, .mkv, .webm or .avi",
+    Videos,
+    options=("by_folder",),
+    takes_files=True,
+    is_fallback=True,
+)

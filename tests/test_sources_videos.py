@@ -1,0 +1,89 @@
+"""Folders of video files."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from seqrecord.codecs.video.config import VideoConfig
+from seqrecord.codecs.video.decoding import decode_gop
+from seqrecord.errors import SourceError
+from seqrecord.sources import open_source
+from seqrecord.sources.videos import Videos
+from tests.video_file_data import HEIGHT, WIDTH, decoded, pictures, write_video
+
+
+def images_of(source: Any, number: int, name: str) -> npt.NDArray[np.uint8]:
+    spec = source.schema()[name]
+    config = VideoConfig.from_json(spec.codec[0])
+    gops = source.videos(source.episodes()[number])[name]
+    return np.concatenate([decode_gop(config, HEIGHT, WIDTH, gop) for gop in gops])
+
+
+def test_a_file_is_an_episode(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    first = write_video(tmp_path / "b/walk2.mp4", pictures(9), options={"g": "4"})
+    ms = [0, 30, 70, 71, 200]
+    second = write_video(tmp_path / "b/walk10.mkv", pictures(5), times=ms)
+    (tmp_path / "b/._walk2.mp4").write_bytes(b"junk")
+    source = open_source(tmp_path)
+    assert isinstance(source, Videos)
+    assert [str(spec) for spec in source.schema().values()] == [
+        f"image: uint8 [{HEIGHT}, {WIDTH}, 3]",
+        "timestamp: float64 []",
+    ]
+    found = source.episodes()
+    assert [(each.key, each.num_frames) for each in found] == [("b/walk2", 9), ("b/walk10", 5)]
+    assert found[0].fps == 30
+    for each in (source, pickle.loads(pickle.dumps(source))):
+        np.testing.assert_array_equal(images_of(each, 0, "image"), decoded(first)[1])
+        np.testing.assert_array_equal(images_of(each, 1, "image"), decoded(second)[1])
+    times: list[Any] = [frame["timestamp"] for frame in source.frames(found[1])]
+    np.testing.assert_allclose(times, np.array(ms) / 1000, atol=1e-9)
+    assert list(open_source(tmp_path, features=["image"]).frames(found[1])) == [{}] * 5
+
+
+def test_one_file(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "walk.mp4", pictures(4))
+    source = open_source(path)
+    assert [each.key for each in source.episodes()] == ["walk"]
+    assert len(images_of(source, 0, "image")) == 4
+
+
+def test_files_that_are_cameras(tmp_path: Path) -> None:
+    for key in ("one", "two"):
+        (tmp_path / key).mkdir()
+        for camera in ("left", "right"):
+            write_video(tmp_path / key / f"{camera}.mp4", pictures(6, len(key + camera)))
+    source = open_source(tmp_path, by_folder=True)
+    assert list(source.schema()) == ["left", "right", "timestamp"]
+    assert [each.key for each in source.episodes()] == ["one", "two"]
+    want = decoded(tmp_path / "two/right.mp4")[1]
+    np.testing.assert_array_equal(images_of(source, 1, "right"), want)
+    (tmp_path / "two/right.mp4").unlink()
+    with pytest.raises(SourceError, match=r"lacks a camera; .*episode: two; feature: right"):
+        images_of(open_source(tmp_path, by_folder=True), 1, "right")
+    write_video(tmp_path / "two/left.mkv", pictures(2))
+    with pytest.raises(SourceError, match=r"two videos of one name; .*left\.mp4"):
+        open_source(tmp_path, by_folder=True).episodes()
+
+
+def test_broken_files(tmp_path: Path) -> None:
+    write_video(tmp_path / "a.mp4", pictures(4))
+    write_video(tmp_path / "b.mp4", pictures(4), "libvpx-vp9")
+    (tmp_path / "c.mp4").write_bytes(b"no video")
+    source = open_source(tmp_path)
+    assert [each.num_frames for each in source.episodes()] == [4, 4, 1]
+    with pytest.raises(SourceError, match=r"differs from the first one; .*episode: b; .*got: vp9"):
+        images_of(source, 1, "image")
+    with pytest.raises(SourceError, match=r"not a video .*episode: c"):
+        images_of(source, 2, "image")
+    with pytest.raises(SourceError, match=r"not a video .*episode: c"):
+        list(source.frames(source.episodes()[2]))
+    with pytest.raises(SourceError, match=r"no such feature; .*some of image, timestamp; got: x"):
+        open_source(tmp_path, features=["x"]).schema()
