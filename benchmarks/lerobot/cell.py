@@ -1,0 +1,40 @@
+"""What is measured: windows, numbers, and how long. Needs neither lerobot nor seqrecord."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["CELLS", "Cell", "measure"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Windows of `images` frames up to now of each camera, and of `actions` from now on."""
+
+    images: int
+    actions: int
+    numbers: str  # uint8 or float: 0 to 1, channels first, as lerobot gives them
+
+    def __str__(self) -> str:
+        return f"{self.images} images, {self.actions} actions, {self.numbers}"
+
+
+CELLS = tuple(Cell(images, 16, numbers) for images in (16, 2) for numbers in ("uint8", "float"))
+
+
+def measure(
+    batches: Callable[[], Iterator[tuple[int, Any]]], seconds: float, *, warm_batches: int = 2
+) -> dict[str, Any]:
+    """Clips a second of an endless iterator of (clips, sum of some numbers)."""
+    iterator = batches()
+    for _ in range(warm_batches):
+        next(iterator)
+    begin = time.perf_counter()
+    clips, check = 0, 0.0
+    while (took := time.perf_counter() - begin) < seconds:
+        count, number = next(iterator)
+        clips, check = clips + count, check + float(number)
+    return {"clips_per_s": clips / took, "clips": clips, "seconds": took, "check": check}

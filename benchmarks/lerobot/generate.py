@@ -1,0 +1,62 @@
+"""Writes a LeRobot data set with lerobot's own writer: `python -m benchmarks.lerobot.generate ROOT`.
+
+Two cameras of 480 x 640, AV1 as lerobot encodes it by default, ten episodes of 252 frames.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+EPISODES, FRAMES, HEIGHT, WIDTH, FPS = 10, 252, 480, 640, 30
+CAMERAS = ("observation.images.front", "observation.images.wrist")
+
+
+def generate(root: Path, *, episodes: int = EPISODES, frames: int = FRAMES) -> None:
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    image = {
+        "dtype": "video",
+        "shape": (HEIGHT, WIDTH, 3),
+        "names": ["height", "width", "channels"],
+    }
+    joints = {"dtype": "float32", "shape": (6,), "names": [f"joint_{i}" for i in range(6)]}
+    dataset = LeRobotDataset.create(
+        "seqrecord/benchmark",
+        fps=FPS,
+        root=root,
+        features={**dict.fromkeys(CAMERAS, image), "observation.state": joints, "action": joints},
+    )
+    rng = np.random.default_rng(0)
+    scene = _scene(rng)
+    for episode in range(episodes):
+        for i in range(frames):
+            frame: dict[str, Any] = {
+                "observation.state": rng.normal(size=6).astype(np.float32),
+                "action": rng.normal(size=6).astype(np.float32),
+                "task": "move",
+            }
+            for camera, name in enumerate(CAMERAS):
+                x, y = (3 * i + 17 * episode + 90 * camera) % 300, (i + 5 * episode) % 150
+                frame[name] = scene[y : y + HEIGHT, x : x + WIDTH].copy()
+                at = 4 * i % (WIDTH - 80)
+                frame[name][10:70, at : at + 80] = 250, 20 * episode, 90 * camera
+            dataset.add_frame(frame)
+        dataset.save_episode()
+    dataset.finalize()
+
+
+def _scene(rng: np.random.Generator) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Smooth colours with grain, larger than a frame: cameras move over it."""
+    height, width = HEIGHT + 200, WIDTH + 400
+    coarse = Image.fromarray(rng.integers(0, 255, (height // 16, width // 16, 3), np.uint8))
+    smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC)) // 2
+    return smooth + rng.integers(0, 60, (height, width, 3), np.uint8)
+
+
+if __name__ == "__main__":
+    generate(Path(sys.argv[1]))

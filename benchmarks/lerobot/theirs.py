@@ -1,0 +1,113 @@
+"""LeRobot's side: `python -m benchmarks.lerobot.theirs ROOT IMAGES ACTIONS NUMBERS DECODER WORKERS
+BATCH SECONDS`, in an environment with lerobot; prints a line of JSON.
+
+LeRobot makes floats of all images. For uint8 its decoders are told to leave that out.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from benchmarks.lerobot.cell import Cell, measure
+from benchmarks.lerobot.generate import CAMERAS
+
+
+def batches(
+    root: str, cell: Cell, decoder: str, workers: int, batch: int
+) -> Iterator[tuple[int, Any]]:
+    """Batches without end: whole epochs, each in a new order."""
+    from lerobot.datasets import lerobot_dataset, video_utils
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    if cell.numbers == "uint8":
+        lerobot_dataset.decode_video_frames = _undivided(video_utils)
+    fps = LeRobotDataset("seqrecord/benchmark", root=root).fps
+    times = [i / fps for i in range(1 - cell.images, 1)]
+    dataset = LeRobotDataset(
+        "seqrecord/benchmark",
+        root=root,
+        video_backend=decoder,
+        delta_timestamps={
+            **dict.fromkeys(CAMERAS, times),
+            "action": [i / fps for i in range(cell.actions)],
+        },
+    )
+    loader = torch.utils.data.DataLoader(
+        dataset,
+        batch,
+        shuffle=True,
+        drop_last=True,
+        num_workers=workers,
+        multiprocessing_context="spawn" if workers else None,
+        persistent_workers=bool(workers),
+        worker_init_fn=_Patch(cell) if workers else None,
+    )
+    while True:
+        for found in loader:
+            images = found[CAMERAS[0]]
+            assert images.shape[:3] == (batch, cell.images, 3), images.shape
+            assert (images.dtype == torch.uint8) == (cell.numbers == "uint8")
+            yield batch, images[0, -1, 0, 0, 0]
+
+
+class _Patch:
+    """What a worker must do too, as it is a process of its own."""
+
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
+
+    def __call__(self, _worker: int) -> None:
+        torch.set_num_threads(1)
+        if self._cell.numbers == "uint8":
+            from lerobot.datasets import lerobot_dataset, video_utils
+
+            lerobot_dataset.decode_video_frames = _undivided(video_utils)
+
+
+def _undivided(video_utils: Any) -> Any:
+    """lerobot's function with the same steps, but for the division."""
+
+    def decode(path: Any, timestamps: list[float], tolerance: float, backend: str) -> torch.Tensor:
+        if backend == "torchcodec":
+            decoder = video_utils._default_decoder_cache.get_decoder(str(path))
+            fps = decoder.metadata.average_fps
+            found = decoder.get_frames_at(indices=[round(time * fps) for time in timestamps])
+            images, times = found.data, found.pts_seconds.to(torch.float64)
+        else:
+            reader = video_utils.torchvision.io.VideoReader(str(path), "video")
+            reader.seek(min(timestamps), keyframes_only=True)
+            frames = []
+            for frame in reader:
+                frames.append(frame)
+                if frame["pts"] >= max(timestamps):
+                    break
+            reader.container.close()
+            images = [frame["data"] for frame in frames]
+            times = torch.tensor([frame["pts"] for frame in frames], dtype=torch.float64)
+        wanted = torch.tensor(timestamps, dtype=torch.float64)
+        distance, nearest = torch.cdist(wanted[:, None], times[:, None], p=1).min(1)
+        assert bool((distance < tolerance).all())
+        return torch.stack([images[i] for i in nearest])
+
+    return decode
+
+
+def main() -> None:
+    root, images, actions, numbers, decoder, workers, batch, seconds = sys.argv[1:]
+    cell = Cell(int(images), int(actions), numbers)
+    torch.set_num_threads(2)
+    made = measure(
+        lambda: batches(root, cell, decoder, int(workers), int(batch)),
+        float(seconds),
+        warm_batches=1 + 2 * int(workers),
+    )
+    print(json.dumps(made), flush=True)
+
+
+if __name__ == "__main__":
+    main()
