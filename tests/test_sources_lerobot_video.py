@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import seqrecord
 from seqrecord.codecs.video.config import VideoConfig
 from seqrecord.codecs.video.decoding import decode_gop
 from seqrecord.errors import SourceError
@@ -78,6 +79,33 @@ def test_h264_in_the_same_layout(tmp_path: Path, version: str) -> None:
     for number in (2, 0, 0, 1, 2):
         np.testing.assert_array_equal(frames_of(source, number), parts[number])
     assert source.episodes()[0].metadata.get("names", {}).get(VIDEO) is None
+
+
+def test_packing(tmp_path: Path) -> None:
+    root = unpack_rows(tmp_path)
+    images = with_video(root, ROWS)
+    path = root / "data/chunk-000/file-000.parquet"
+    report = seqrecord.convert(open_source(root), tmp_path / "records", workers=1)
+    assert len(report.written) == 3
+    with seqrecord.open(tmp_path / "records") as dataset:
+        for number, part in enumerate(np.split(images, np.cumsum(ROWS)[:-1])):
+            got = dataset.episodes[f"episode_{number:06d}"][:]
+            np.testing.assert_array_equal(got[VIDEO], part)
+            np.testing.assert_array_equal(
+                got["action"], [frame["action"] for frame in episodes()[number]]
+            )
+    table = pq.read_table(path)
+    times = table["timestamp"].to_pylist()
+    times[6] += 0.01  # of the second episode
+    place = table.column_names.index("timestamp")
+    pq.write_table(table.set_column(place, "timestamp", pa.array(times, pa.float32())), path)
+    with pytest.raises(SourceError, match=r"a row without a frame .*episode: episode_000001"):
+        seqrecord.convert(open_source(root), tmp_path / "one", workers=1)
+    report = seqrecord.convert(
+        open_source(root), tmp_path / "two", workers=1, skip_bad_episodes=True
+    )
+    assert report.written == ("episode_000000", "episode_000002")
+    assert "frame: 1" in report.bad[0].error
 
 
 def test_videos_that_are_left_out(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+import seqrecord
 from seqrecord.codecs.video.config import VideoConfig
 from seqrecord.codecs.video.decoding import decode_gop
 from seqrecord.errors import SourceError
@@ -45,7 +46,12 @@ def test_a_file_is_an_episode(tmp_path: Path) -> None:
         np.testing.assert_array_equal(images_of(each, 1, "image"), decoded(second)[1])
     times: list[Any] = [frame["timestamp"] for frame in source.frames(found[1])]
     np.testing.assert_allclose(times, np.array(ms) / 1000, atol=1e-9)
-    assert list(open_source(tmp_path, features=["image"]).frames(found[1])) == [{}] * 5
+    alone = open_source(tmp_path, features=["image"])
+    assert list(alone.frames(found[1])) == [{}] * 5
+    seqrecord.convert(alone, tmp_path / "records", workers=1)
+    with seqrecord.open(tmp_path / "records") as dataset:
+        got = dataset.episodes["b/walk10"][1:4]["image"]
+    np.testing.assert_array_equal(got, decoded(second)[1][1:4])
 
 
 def test_one_file(tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from seqrecord.errors import ClipError, DestinationError
 from seqrecord.codecs.video.gops import Gop
+from seqrecord.errors import ClipError, DestinationError
+from seqrecord.format.video_pages import parse_video_page
 from seqrecord.reading.episode import Episode
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.reader import DatasetLike, SeqRecordReader, opened
@@ -203,8 +204,6 @@ def _rate(episodes: Sequence[Episode], fps: float | None) -> Fraction:
 
 def _gops(data: memoryview, count: int, feature: str) -> Iterator[Gop]:
     """The groups of pictures of a page of `count` frames."""
-    from seqrecord.format.video_pages import parse_video_page
-
     table = parse_video_page(data, count, feature)
     packets = [bytes(data[a:b]) for a, b in pairwise(table.offsets.tolist())]
     firsts = table.first_frame.tolist()
