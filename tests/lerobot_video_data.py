@@ -45,11 +45,17 @@ def block_means(images: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 
 def with_video(
-    root: Path, lengths: Sequence[int], name: str = CAMERAS[0], **options: Any
+    root: Path,
+    lengths: Sequence[int],
+    name: str = CAMERAS[0],
+    *,
+    forced: bool = True,
+    **options: Any,
 ) -> npt.NDArray[np.uint8]:
     """Add a video feature to a data set of tests/lerobot_data.py; returns what PyAV decodes.
 
-    `options` are those of `write_video`. In v3.0 one file has the frames of all episodes.
+    `options` are those of `write_video`. In v3.0 one file has the frames of all episodes, each of
+    which begins with a keyframe if that is `forced`.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -64,7 +70,7 @@ def with_video(
         info["video_path"] = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
         path = root / f"videos/{name}/chunk-000/file-000.mp4"
         path.parent.mkdir(parents=True)
-        write_video(path, pictures(sum(lengths)), key_frames=starts, **options)
+        write_video(path, pictures(sum(lengths)), key_frames=starts if forced else (), **options)
         images = decoded(path)[1]
         table_path = root / "meta/episodes/chunk-000/file-000.parquet"
         table = pq.read_table(table_path)

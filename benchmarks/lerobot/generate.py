@@ -55,7 +55,10 @@ def _scene(rng: np.random.Generator) -> np.ndarray[Any, np.dtype[np.uint8]]:
     height, width = HEIGHT + 200, WIDTH + 400
     coarse = Image.fromarray(rng.integers(0, 255, (height // 16, width // 16, 3), np.uint8))
     smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC)) // 2
-    return smooth + rng.integers(0, 60, (height, width, 3), np.uint8)
+    scene: np.ndarray[Any, np.dtype[np.uint8]] = smooth + rng.integers(
+        0, 60, (height, width, 3), np.uint8
+    )
+    return scene
 
 
 if __name__ == "__main__":

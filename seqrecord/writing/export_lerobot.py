@@ -156,7 +156,7 @@ class _Writer:
         place = number // _FILES_PER_CHUNK, number % _FILES_PER_CHUNK
         path = root / f"videos/{name}/chunk-{place[0]:03d}/file-{place[1]:03d}.mp4"
         path.parent.mkdir(parents=True, exist_ok=True)
-        gops = []
+        gops: list[Gop] = []
         chunks = self._reader.chunk_reader()
         group = self._reader.index.groups[spec.group]
         position = self._reader.index.positions[episode.key]

@@ -32,13 +32,13 @@ from seqrecord.text import counted, one_line
 from seqrecord.tools.cli.arguments import (
     AT_LEAST_1,
     ByteSize,
-    FrameRange,
     common,
     feature_names,
     parse_codecs,
     parse_map,
     parse_options,
 )
+from seqrecord.tools.cli.exporting import export
 from seqrecord.tools.cli.pictures import trace, view
 from seqrecord.tools.cli.statistics import stats
 from seqrecord.tools.cli.terminal import PROGRAM, Commands, Interrupted, ProgressBar
@@ -49,7 +49,6 @@ from seqrecord.version import CREATED_BY, __version__
 from seqrecord.writing.commits import reindex as rebuild
 from seqrecord.writing.convert import ConvertReport, Progress, convert
 from seqrecord.writing.destination import WriteMode
-from seqrecord.writing.export import export as export_episode
 
 __all__ = ["main"]
 
@@ -375,34 +374,10 @@ def reindex(path: str, storage_options: dict[str, Any] | None) -> None:
     click.echo(f"{parse_location(path).shown}: {_contents(manifest)}")
 
 
-@main.command()
-@click.argument("path")
-@click.argument("key")
-@click.argument("dest")
-@feature_names("Names of the features.")
-@click.option(
-    "--frames", type=FrameRange(), metavar="START:STOP[:STEP]", help="Some of the frames. [all]"
-)
-@common
-def export(
-    path: str,
-    key: str,
-    dest: str,
-    features: list[str] | None,
-    frames: slice | None,
-    storage_options: dict[str, Any] | None,
-) -> None:
-    """Write an episode as files to DEST/KEY: images, npy, JSON. `write` packs them again."""
-    with open_dataset(path, storage_options=storage_options) as dataset:
-        dataset.find_episodes([key])
-        chosen = None if frames is None else range(len(dataset.episodes[key]))[frames]
-        files = export_episode(dataset, key, dest, features=features, frames=chosen)
-    click.echo(f"{Path(dest) / key}: {counted(len(files), 'file')}")
-
-
 main.add_command(bench)
 main.add_command(cache)
 main.add_command(clean)
+main.add_command(export)
 main.add_command(split)
 main.add_command(stats)
 main.add_command(trace)

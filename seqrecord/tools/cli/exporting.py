@@ -1,0 +1,64 @@
+"""`export`: an episode as files, or episodes as a data set of another format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from seqrecord.reading.reader import open_dataset
+from seqrecord.text import counted
+from seqrecord.tools.cli.arguments import FrameRange, common, feature_names
+from seqrecord.writing.export import export as export_episode
+from seqrecord.writing.export_lerobot import export_lerobot
+
+__all__ = ["export"]
+
+
+@click.command()
+@click.argument("path")
+@click.argument("key")
+@click.argument("dest")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["frames", "lerobot"]),
+    default="frames",
+    show_default=True,
+    help="Files of one episode, or a LeRobot data set (v3.0) of all episodes that KEY fits.",
+)
+@feature_names("Names of the features.")
+@click.option(
+    "--frames", type=FrameRange(), metavar="START:STOP[:STEP]", help="Some of the frames. [all]"
+)
+@click.option("--fps", type=float, help="lerobot: frames a second, where episodes do not say it.")
+@common
+def export(
+    path: str,
+    key: str,
+    dest: str,
+    kind: str,
+    features: list[str] | None,
+    frames: slice | None,
+    fps: float | None,
+    storage_options: dict[str, Any] | None,
+) -> None:
+    """Write an episode as files to DEST/KEY: images, npy, JSON. `write` packs them again.
+
+    With `--format lerobot` KEY may be a pattern, '*' for all episodes, and DEST becomes a LeRobot
+    data set, in which video stays as it is.
+    """
+    with open_dataset(path, storage_options=storage_options) as dataset:
+        if kind == "lerobot":
+            if frames is not None:
+                raise click.UsageError("--frames is for single episodes, not for --format lerobot")
+            root = export_lerobot(dataset, dest, episodes=key, features=features, fps=fps)
+            click.echo(f"{root}: {counted(len(dataset.find_episodes(key)), 'episode')}")
+            return
+        if fps is not None:
+            raise click.UsageError("--fps is for --format lerobot")
+        dataset.find_episodes([key])
+        chosen = None if frames is None else range(len(dataset.episodes[key]))[frames]
+        files = export_episode(dataset, key, dest, features=features, frames=chosen)
+    click.echo(f"{Path(dest) / key}: {counted(len(files), 'file')}")

@@ -1,0 +1,195 @@
+"""LeRobot data sets that are written: read again, they are the same."""
+
+from __future__ import annotations
+
+import json
+import logging
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+import seqrecord
+from seqrecord.errors import ClipError, DestinationError, SchemaError
+from seqrecord.sources import open_source
+from seqrecord.sources.video_files import VideoFile
+from seqrecord.sources.video_streams import read_gops
+from seqrecord.writing.export_lerobot import export_lerobot
+from seqrecord.writing.mp4 import write_mp4
+from tests.command_line import main
+from tests.lerobot_data import FEATURES
+from tests.lerobot_data import episodes as lerobot_episodes
+from tests.lerobot_video_data import CAMERAS, with_video
+from tests.test_sources_lerobot import unpack
+from tests.test_video_streams import CASES, FRAMES, made
+from tests.video_file_data import HEIGHT, WIDTH, decoded, pictures, write_video
+
+VIDEO = CAMERAS[0]
+ROWS = tuple(map(len, lerobot_episodes()))
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    root = unpack(tmp_path)
+    with_video(root, ROWS)
+    seqrecord.convert(open_source(root), tmp_path / "records", workers=1)
+    return tmp_path / "records"
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+def all_frames(path: Path) -> list[dict[str, Any]]:
+    with seqrecord.open(path) as dataset:
+        return [dataset.episodes[key][:] for key in dataset.episodes]
+
+
+def test_there_and_back(tmp_path: Path, records: Path) -> None:
+    out = export_lerobot(records, tmp_path / "out")
+    before, after = open_source(tmp_path / "v3"), open_source(out)
+    assert {str(s) for s in after.schema().values()} == {str(s) for s in before.schema().values()}
+    for one, two in zip(before.episodes(), after.episodes(), strict=True):
+        assert (one.num_frames, one.fps) == (two.num_frames, two.fps)
+        gops = [list(source.videos(info)[VIDEO]) for source, info in ((before, one), (after, two))]  # type: ignore[attr-defined]
+        assert gops[0] == gops[1]  # byte for byte
+    seqrecord.convert(after, tmp_path / "again", workers=1)
+    for was, now in zip(all_frames(records), all_frames(tmp_path / "again"), strict=True):
+        for name in was:
+            np.testing.assert_array_equal(was[name], now[name])
+    info = json.loads((out / "meta/info.json").read_text())
+    original = json.loads((tmp_path / "v3/meta/info.json").read_text())
+    assert info["robot_type"] == "arm"
+    for name, feature in FEATURES.items():
+        described = info["features"][name]
+        assert described["dtype"] == feature["dtype"]
+        assert described["shape"] == list(feature["shape"])
+        if feature["dtype"] != "image":
+            assert described["names"] == feature["names"]
+    assert info["features"].keys() == original["features"].keys()
+    assert info["features"][VIDEO]["dtype"] == "video"
+    keys = json.loads((out / "meta/seqrecord.json").read_text())["keys"]
+    assert keys == [f"episode_{i:06d}" for i in range(3)]
+
+
+def test_statistics(tmp_path: Path, records: Path) -> None:
+    stats = json.loads((export_lerobot(records, tmp_path / "out") / "meta/stats.json").read_text())
+    rows = [frame for episode in lerobot_episodes() for frame in episode]
+    actions = np.stack([row["action"] for row in rows])
+    np.testing.assert_allclose(stats["action"]["mean"], actions.mean(0))
+    np.testing.assert_allclose(stats["action"]["std"], actions.std(0))
+    assert stats["action"]["count"] == [15]
+    pixels = np.concatenate([frames[VIDEO] for frames in all_frames(records)]) / 255
+    for name in (VIDEO, "observation.image"):
+        assert np.shape(stats[name]["mean"]) == np.shape(stats[name]["q99"]) == (3, 1, 1)
+    got = np.reshape(stats[VIDEO]["mean"], 3)
+    np.testing.assert_allclose(got, pixels.mean((0, 1, 2)), atol=0.03)
+
+
+def test_some_episodes_and_features_by_the_command(tmp_path: Path, records: Path) -> None:
+    out = tmp_path / "out"
+    command = ["export", str(records), "*[02]", str(out), "--format", "lerobot"]
+    result = run(*command, "--features", f"{VIDEO},action,task")
+    assert (result.exit_code, result.output) == (0, f"{out}: 2 episodes\n")
+    source = open_source(out)
+    assert [each.num_frames for each in source.episodes()] == [5, 7]
+    assert set(source.schema()) == {VIDEO, "action", "timestamp", "task_index", "task"}
+    again = run(*command)
+    assert "the folder is not empty" in again.output
+    assert again.exit_code == 1
+    assert run(*command, "--frames", "0:2").exit_code == 2
+    assert run("export", str(records), "a", str(out), "--fps", "3").exit_code == 2
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("fps", [Fraction(30), Fraction(30000, 1001)])
+def test_packets_in_a_new_file(tmp_path: Path, case: str, fps: Fraction) -> None:
+    path = made(tmp_path, case)
+    with VideoFile(path) as file:
+        codec, gops = file.codec, list(read_gops(file))
+    copy = tmp_path / "copy.mp4"
+    write_mp4(copy, codec, (HEIGHT, WIDTH), gops, fps)
+    times, images = decoded(copy)
+    np.testing.assert_array_equal(images, decoded(path)[1])
+    np.testing.assert_allclose(times, np.arange(FRAMES) / float(fps), atol=2e-5)
+    with VideoFile(copy) as file:
+        assert list(read_gops(file)) == gops
+
+
+def test_frames_that_are_not_shown_are_not_exported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second episode begins two frames behind a keyframe."""
+    root = unpack(tmp_path)
+    options = {"g": "100", "bf": "0", "x264-params": "scenecut=0"}
+    images = with_video(root, ROWS, options=options, forced=False)
+    seqrecord.convert(open_source(root), tmp_path / "records", workers=1)
+    with caplog.at_level(logging.WARNING):
+        out = export_lerobot(tmp_path / "records", tmp_path / "out", features=[VIDEO])
+    assert f"episode_000001, {VIDEO}: 3 frames were encoded anew" in caplog.text
+    assert "episode_000000" not in caplog.text
+    seqrecord.convert(open_source(out), tmp_path / "again", workers=1)
+    got = [frames[VIDEO] for frames in all_frames(tmp_path / "again")]
+    np.testing.assert_array_equal(got[0], images[:5])
+    assert np.abs(got[1].astype(int) - images[5:8]).mean() < 4
+
+
+def write(path: Path, frames: list[dict[str, Any]], fps: float | None = 10, **options: Any) -> Path:
+    with (
+        seqrecord.SeqRecordWriter(path, **options) as writer,
+        writer.episode("a/b", fps=fps) as episode,
+    ):
+        for frame in frames:
+            episode.append(frame)
+    return path
+
+
+def test_what_is_no_video_is_kept_lossless(tmp_path: Path) -> None:
+    images = pictures(4)
+    frames = [
+        {"camera": image, "grey": image[..., 0], "timestamp": np.float64(0.2 * i)}
+        for i, image in enumerate(images)
+    ]
+    records = write(tmp_path / "records", frames, codecs={"camera": "ffv1"})
+    with pytest.raises(ClipError, match="give fps"):
+        export_lerobot(write(tmp_path / "slow", frames, None), tmp_path / "out")
+    source = open_source(export_lerobot(records, tmp_path / "out"))
+    for i, frame in enumerate(source.frames(source.episodes()[0])):
+        np.testing.assert_array_equal(frame["camera"], images[i])
+        np.testing.assert_array_equal(frame["grey"], images[i][..., 0])
+        assert frame["timestamp"] == np.float32(i / 10)
+        assert frame["recorded_timestamp"] == 0.2 * i
+        assert frame["task"] == ""
+    slow = export_lerobot(tmp_path / "slow", tmp_path / "two", fps=5)
+    assert "recorded_timestamp" not in open_source(slow).schema()
+
+
+def test_what_lerobot_has_no_form_for(tmp_path: Path) -> None:
+    cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        ({"z": np.complex64(1)}, {"z": np.complex64(2)}, "real numbers"),
+        ({"b": b"one"}, {"b": b"two"}, "bytes and .* shapes that vary"),
+        ({"index": np.int64(0)}, {"index": np.int64(1)}, "LeRobot's own"),
+    ]
+    for number, (one, two, match) in enumerate(cases):
+        records = write(tmp_path / f"{number}", [one, two])
+        with pytest.raises(SchemaError, match=match):
+            export_lerobot(records, tmp_path / "out")
+    gap = write(tmp_path / "gap", [{"x": np.int64(0), "y": np.int64(0)}, {"x": np.int64(1)}])
+    with pytest.raises(ClipError, match=r"lack a feature.*feature: y; frame: 1"):
+        export_lerobot(gap, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DestinationError, match="cannot be written"):
+        export_lerobot(gap, tmp_path / "file", features=["x"])
+
+
+def test_files_that_cannot_be_made(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.mp4", pictures(9), options={"g": "9", "bf": "0"})
+    times, _ = decoded(path)
+    with VideoFile(path) as file:
+        gops = list(read_gops(file, times[3:]))
+    with pytest.raises(ValueError, match="not shown"):
+        write_mp4(tmp_path / "b.mp4", "h264", (HEIGHT, WIDTH), gops, Fraction(30))
