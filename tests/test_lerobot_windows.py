@@ -1,0 +1,45 @@
+"""Windows in seconds give what lerobot gives for the same `delta_timestamps`, masks included."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seqrecord import Seconds, SeqRecordDataset, SeqRecordPipe, convert, open_source
+from tests.golden.make_lerobot_windows import WINDOWS
+from tests.test_sources_lerobot import unpack
+
+GOLDEN = Path(__file__).parent / "golden" / "lerobot_windows.npz"
+
+
+@pytest.fixture(scope="module")
+def arguments(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("lerobot")
+    convert(open_source(unpack(folder)), folder / "records", workers=1)
+    windows = {name: Seconds(times) for name, times in WINDOWS.items()}
+    features = [*WINDOWS, "next.reward"]
+    return folder / "records", {"windows": windows, "features": features, "pad": "edge"}
+
+
+def test_every_clip_is_that_of_lerobot(arguments: tuple[Path, dict[str, Any]]) -> None:
+    path, options = arguments
+    with np.load(GOLDEN) as golden:
+        wanted = dict(golden)
+    order = list(zip(wanted["episode_index"], wanted["frame_index"], strict=True))
+    clips = SeqRecordDataset(path, **options)
+    assert len(clips) == len(order) == 15
+    [batch] = SeqRecordPipe(path, **options, batch_size=15, shuffle=True, seed=3)
+    for i, (episode, frame) in enumerate(order):
+        clip, key = clips[i], f"episode_{episode:06d}"
+        assert (clip["episode"], clip["start"]) == (key, frame)
+        at = list(zip(batch["episode"], batch["start"].tolist(), strict=True)).index((key, frame))
+        for name in WINDOWS:
+            for column in (name, f"{name}_is_pad"):
+                expected = wanted[column][i]
+                for got in (clip[column].numpy(), batch[column][at].numpy()):
+                    # lerobot gives other integers and float32; pixels are rounded to 1 / 255.
+                    np.testing.assert_array_equal(got.astype(expected.dtype), expected)
+        assert clip["next.reward"].tolist() == [wanted["next.reward"][i]]
