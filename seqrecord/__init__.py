@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         SeqRecordPipe,
         SeqRecordStream,
     )
+    from seqrecord.pipes.mix import SeqRecordMix
     from seqrecord.pipes.options import LoaderOptions
     from seqrecord.tools.bench import bench
     from seqrecord.tools.drawing import draw_timeline, view
@@ -63,6 +64,7 @@ __all__ = [
     "Seconds",
     "SeqRecordDataset",
     "SeqRecordError",
+    "SeqRecordMix",
     "SeqRecordNode",
     "SeqRecordPipe",
     "SeqRecordReader",
@@ -95,6 +97,7 @@ __all__ = [
 _IMPORTED_LATER = {
     "LoaderOptions": "pipes.options",
     "SeqRecordDataset": "pipes.loaders",
+    "SeqRecordMix": "pipes.mix",
     "SeqRecordNode": "pipes.loaders",
     "SeqRecordPipe": "pipes.loaders",
     "SeqRecordStream": "pipes.loaders",

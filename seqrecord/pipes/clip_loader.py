@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -43,7 +44,7 @@ from seqrecord.storage import local_path
 from seqrecord.text import counted
 from seqrecord.units import parse_size
 
-__all__ = ["Clip", "ClipLoader"]
+__all__ = ["Clip", "ClipLoader", "open_trace"]
 
 _logger = logging.getLogger("seqrecord")
 
@@ -181,16 +182,7 @@ class ClipLoader:
 
     def trace(self) -> Trace:
         """The trace of an iteration in this process."""
-        if self._trace is None:
-            return Trace()
-        rank, worker = self.ranks.current(), get_worker_info()
-        return Trace(
-            trace_path(
-                self._trace,
-                rank=(rank.number, rank.count),
-                worker=None if worker is None else worker.id,
-            )
-        )
+        return open_trace(self._trace, self.ranks)
 
     def clip(self, batch: Batch, plan: Plan, number: int) -> Clip:
         """Batch `number` of a plan, or without `batch_size` its one clip, as users get it."""
@@ -380,6 +372,15 @@ class ClipLoader:
     @cached_property
     def _sizes(self) -> FrameSizes:
         return self.selection.frame_sizes(self.batch_size)
+
+
+def open_trace(path: Path | None, ranks: Ranks) -> Trace:
+    """The trace of an iteration in this process: none without a path."""
+    if path is None:
+        return Trace()
+    rank, worker = ranks.current(), get_worker_info()
+    number = None if worker is None else worker.id
+    return Trace(trace_path(path, rank=(rank.number, rank.count), worker=number))
 
 
 def _describe(episodes: Mapping[str, Any]) -> str:

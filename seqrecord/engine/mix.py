@@ -1,0 +1,437 @@
+"""Executes several plans at once, whose clips come together in the same batches.
+
+Each source has a scheduler, threads and arenas of its own, and runs its epochs one after the other.
+Its clips go straight from its arenas into their slots of batches that all sources fill::
+
+    source a     load, gather a   a       a | a …
+    source b     load, gather   b     b b   |   b …
+    batches                   [ a b a b b a ] [ a b …
+
+A source may be ahead of another by as many batches as the channel has slots, and no further.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+
+from seqrecord.clips import IntArray
+from seqrecord.engine.ahead import LoadedRound
+from seqrecord.engine.batches import Batch, BatchBuilder, ClipNames
+from seqrecord.engine.engine import Execution
+from seqrecord.engine.overlapping import OverlappingExecutor
+from seqrecord.engine.scheduler import Channel, ClosedError, Scheduler
+from seqrecord.engine.stats import EngineStats
+from seqrecord.errors import ClipError
+from seqrecord.sampling import Plan
+
+__all__ = ["MixEngine", "MixOrder", "MixedBatch", "SourceRun"]
+
+_PATIENCE = 1.0  # seconds; see `Scheduler.close`
+
+
+class MixOrder(Protocol):
+    """Which slot of which batch each clip of each source goes to."""
+
+    @property
+    def num_batches(self) -> int:
+        """Of the epoch."""
+
+    @property
+    def batch_size(self) -> int:
+        """Clips of a batch."""
+
+    def sources(self, batch: int) -> IntArray:
+        """The source of each slot of a batch; int64[batch_size]."""
+
+    def given(self, batch: int) -> IntArray:
+        """How many clips each source has in all batches before this one; int64[sources].
+
+        Those of earlier epochs of the mix count.
+        """
+
+    def places(self, source: int, start: int, stop: int) -> tuple[IntArray, IntArray]:
+        """Batch and slot of the clips `[start, stop)` of a source, counted as in `given`."""
+
+
+class SourceRun(Protocol):
+    """What runs a source's epochs."""
+
+    stats: EngineStats
+
+    def locate(self, clip: int) -> tuple[int, int]:
+        """The source's epoch that has this clip, counted as in `MixOrder.given`, and its first."""
+
+    def plan(self, epoch: int) -> Plan:
+        """The plan of one of its epochs; what it says of batches does not matter."""
+
+    def execution(self, plan: Plan, channel: Any, make_executor: Callable[..., Any]) -> Execution:
+        """What executes a plan and puts segments into a channel."""
+
+
+@dataclass(frozen=True)
+class MixedBatch:
+    """Clips of several sources, in the order of their slots.
+
+    `features` are those of `Batch`; of each slot there is its source, the source's epoch, and the
+    row of its episode and first frame there, int64[clips] each. A slot whose source lacks a feature
+    is 0 there.
+    """
+
+    features: dict[str, Any]
+    source: IntArray
+    epoch: IntArray
+    episode: IntArray
+    start: IntArray
+    arrive: Callable[[], object] = lambda: None
+    """To be called by the thread that takes the batch, before it uses the features."""
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+class _OpenBatch:
+    """A batch that is being filled, from any thread."""
+
+    def __init__(
+        self, sources: IntArray, begin: Callable[[], BatchBuilder[Any]], lock: threading.Lock
+    ) -> None:
+        self.source = sources
+        self.epoch = np.zeros(len(sources), np.int64)
+        self.names = ClipNames(len(sources))
+        self.missing = len(sources)
+        self._begin = begin
+        self._builder: BatchBuilder[Any] | None = None
+        self._lock = lock
+
+    @property
+    def builder(self) -> BatchBuilder[Any]:
+        """The memory of the batch, which the source that comes first takes."""
+        with self._lock:
+            if self._builder is None:
+                self._builder = self._begin()
+            return self._builder
+
+    def finish(self) -> MixedBatch:
+        """The batch, all of whose slots are filled."""
+        made: Batch = self.builder.finish()
+        names = self.names
+        return MixedBatch(
+            made.features, self.source, self.epoch, names.episode, names.start, made.arrive
+        )
+
+
+class MixChannel(Channel[MixedBatch]):
+    """From several sources to one consumer: a batch is begun by the first source that comes to it.
+
+    It is delivered when all of its slots are filled, and those before it are delivered.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        stats: EngineStats,
+        order: MixOrder,
+        first: int,
+        num_sources: int,
+        begin: Callable[[IntArray], BatchBuilder[Any]],
+    ) -> None:
+        super().__init__(slots, stats)
+        self._order = order
+        self._begin = begin
+        self._open: deque[_OpenBatch] = deque()
+        self._next = first  # the batch to open next
+        self._running = num_sources
+        self._beginning = threading.Lock()  # memory is taken by one thread at a time
+
+    def open(self, number: int, stats: EngineStats) -> _OpenBatch:
+        """A batch to fill, once the consumer has taken enough of those before it."""
+        begin = perf_counter()
+        with self._changed:
+            while True:
+                self._changed.wait_for(lambda: number < self._next or self._slots or self._closed)
+                self.check_open()
+                if number < self._next:
+                    break
+                sources = self._order.sources(self._next)
+                begin_one = partial(self._begin, sources)
+                self._open.append(_OpenBatch(sources, begin_one, self._beginning))
+                self._next += 1
+                self._slots -= 1
+                self._changed.notify_all()
+            found = self._open[number - self._next]  # counted from the end
+        end = perf_counter()
+        stats.add(waiting_for_consumer_seconds=end - begin)
+        stats.trace.add("wait for consumer", begin, end, batch=number)
+        return found
+
+    def fill(self, batch: _OpenBatch, count: int) -> None:
+        """So many more slots of an open batch are filled; deliver what is whole."""
+        with self._changed:
+            batch.missing -= count
+            while self._open and not self._open[0].missing:
+                self.put(self._open.popleft().finish())
+
+    def end_source(self, error: BaseException | None) -> None:
+        """A source has ended; the last one, and one with an error, ends the channel."""
+        with self._changed:
+            self._running -= 1
+            if (error is not None or not self._running) and not self._ended:
+                self.end(error)
+
+    def close(self) -> None:
+        """See `Channel.close`."""
+        with self._changed:
+            super().close()
+            self._open.clear()
+
+
+class _SourceEnd:
+    """A source's end of the channel: what its scheduler, threads and executor see of it."""
+
+    def __init__(self, channel: MixChannel) -> None:
+        self._channel = channel
+
+    @property
+    def is_closed(self) -> bool:
+        return self._channel.is_closed
+
+    def check_open(self) -> None:
+        self._channel.check_open()
+
+    def put(self, item: object) -> None:
+        """A segment, which has delivered itself."""
+
+    def end(self, error: BaseException | None = None) -> None:
+        self._channel.end_source(error)
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+class _EnoughError(Exception):
+    """The source has given all of its clips of this epoch of the mix."""
+
+
+class _Segment:
+    """Slots of a batch, one after the other, for clips of one source; see `BatchBuilder`."""
+
+    def __init__(
+        self,
+        channel: MixChannel,
+        batch: _OpenBatch,
+        slot: int,
+        size: int,
+        epoch: int,
+        stats: EngineStats,
+    ) -> None:
+        self._channel, self._batch, self._stats = channel, batch, stats
+        self._slot, self._size, self._epoch = slot, size, epoch
+        self._count = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._count == self._size
+
+    def gather(self, slot: int, *arguments: Any) -> int:
+        """Copy clips to `slot` of the segment and those after it."""
+        return self._batch.builder.gather(self._slot + slot, *arguments)
+
+    def append(self, episode: IntArray, start: IntArray) -> None:
+        """Say which clips these were."""
+        first = self._slot + self._count
+        slots = slice(first, first + len(episode))
+        self._batch.names.put(slots, episode, start)
+        self._batch.epoch[slots] = self._epoch
+        self._count += len(episode)
+
+    def finish(self) -> None:
+        """The slots are filled."""
+        self._stats.add(clips=self._size)
+        self._channel.fill(self._batch, self._size)
+
+
+class _MixExecutor(OverlappingExecutor):
+    """Executes a plan whose clips go to segments of batches of a mix.
+
+    `offset` is the number of the plan's first clip among all clips of the source, `last` the number
+    behind its last one in this epoch of the mix.
+    """
+
+    def __init__(
+        self,
+        channel: MixChannel,
+        order: MixOrder,
+        stats: EngineStats,
+        source: int,
+        offset: int,
+        last: int,
+        plan: Plan,
+        *arguments: Any,
+    ) -> None:
+        super().__init__(plan, *arguments)
+        self._mix, self._order, self._source = channel, order, source
+        self._stats, self._offset, self._last = stats, offset, last
+        self._epoch, self._num_clips = plan.epoch, plan.num_clips
+        self._next = 0  # the number of the next round's first clip
+        self._places: dict[int, tuple[int, int, int]] = {}  # segments to come, by their first clip
+
+    def run(self, clip: int) -> None:
+        """As `Executor.run`, from one of the plan's clips on."""
+        first_round, skip = self._plan.locate_clip(clip)
+        self._next = clip - skip
+        for loaded in self._rounds.run(first_round):
+            self._workers.stats.hold(self._rounds.resident_bytes)
+            self._emit(loaded, skip)
+            skip = 0
+
+    def _emit(self, loaded: LoadedRound, skip: int) -> None:
+        current = loaded.round
+        clips, first = current.clips, self._next
+        self._next += len(clips)
+        stop = min(self._next, self._last - self._offset)
+        if stop <= first + skip:
+            if stop < self._next:
+                raise _EnoughError
+            return  # a round without clips
+        segment, slot = self._segments(first + skip, stop)
+        skipped = np.zeros(skip, np.int64)
+        rows = clips.rows(0, stop - first)
+        rows = replace(
+            rows,
+            batch=np.concatenate([skipped - 1, segment]),
+            slot=np.concatenate([skipped, slot]),
+        )
+        loaded.round = replace(current, clips=rows)
+        super()._emit(loaded, skip)
+        if self._offset + stop >= self._last:
+            raise _EnoughError
+
+    def _segments(self, start: int, stop: int) -> tuple[IntArray, IntArray]:
+        """The segment of each clip `[start, stop)`, as the number of its first, and the slot in it.
+
+        A segment goes on from one round to the next.
+        """
+        end = min(self._num_clips, self._last - self._offset)
+        size = self._order.batch_size
+        ahead = min(end, stop + size)  # a segment is no longer than a batch
+        behind = max(0, start - size)
+        batch, slot = self._order.places(self._source, self._offset + behind, self._offset + ahead)
+        begins = np.ones(len(batch), bool)
+        begins[1:] = (np.diff(batch) != 0) | (np.diff(slot) != 1)
+        # What was given before this run began is of other batches: it begins where a batch does.
+        at = np.flatnonzero(begins)
+        number = np.cumsum(begins) - 1
+        first = at[number]
+        length = np.diff(np.append(at, len(batch)))
+        for place, count in zip(at.tolist(), length.tolist(), strict=True):
+            if start <= behind + place < stop:
+                self._places[behind + place] = int(batch[place]), int(slot[place]), count
+        inside = slice(start - behind, stop - behind)
+        clip = np.arange(behind, ahead)
+        return first[inside] + behind, (clip - first - behind)[inside]
+
+    def _begin(self, batch: int) -> Any:
+        number, slot, size = self._places[batch]
+        self._places = {at: place for at, place in self._places.items() if at > batch}
+        opened = self._mix.open(number, self._stats)
+        return _Segment(self._mix, opened, slot, size, self._epoch, self._stats)
+
+
+class MixEngine:
+    """Runs several sources from one batch on: an iterator of `MixedBatch`.
+
+    Closing it, or dropping it, or leaving the interpreter, ends all threads of all sources. `next`
+    raises the first error of any of them after the batches before it.
+
+    Args:
+        order: which clip goes where.
+        batch: the first batch to deliver.
+        runs: what runs each source.
+        begin: takes the memory of a batch whose slots are for these sources, int64[clips].
+        prefetch: batches that are filled or wait.
+        stats: counts batches and clips, and what the consumer waits.
+    """
+
+    drop: Callable[[], object]
+    """As `close`, for places that must not wait long: those that a finalizer may come from."""
+
+    def __init__(
+        self,
+        order: MixOrder,
+        batch: int,
+        runs: Sequence[SourceRun],
+        begin: Callable[[IntArray], BatchBuilder[Any]],
+        *,
+        prefetch: int,
+        stats: EngineStats,
+    ) -> None:
+        self.stats = stats
+        self._process = os.getpid()
+        self._channel = MixChannel(prefetch, stats, order, batch, len(runs), begin)
+        given, last = order.given(batch), order.given(order.num_batches)
+        self._schedulers: list[Scheduler] = []
+        drop = weakref.finalize(self, _close, self._channel, self._schedulers, _PATIENCE)
+        drop.atexit = False
+        self.drop = drop
+        end: Any = _SourceEnd(self._channel)
+        for i, source in enumerate(runs):
+            run = partial(_run_source, source, i, self._channel, order, int(given[i]), int(last[i]))
+            self._schedulers.append(Scheduler(end, run, _nothing))
+
+    def __iter__(self) -> Iterator[MixedBatch]:
+        return self
+
+    def __next__(self) -> MixedBatch:
+        if os.getpid() != self._process:
+            raise ClipError("an iteration cannot continue in a forked process: begin another")
+        try:
+            batch = self._channel.get()
+        except ClosedError:
+            raise ClipError("this iteration was ended: another one has begun") from None
+        batch.arrive()
+        self.stats.add(batches=1, clips=len(batch))
+        return batch
+
+    def close(self) -> None:
+        """End all threads; nothing is left when it returns."""
+        _close(self._channel, self._schedulers, None)
+
+
+def _close(channel: MixChannel, schedulers: list[Scheduler], patience: float | None) -> None:
+    if schedulers and schedulers[0].process == os.getpid():
+        channel.close()  # for all, before any is waited for
+    for scheduler in schedulers:
+        scheduler.close(patience)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _run_source(
+    source: SourceRun, number: int, channel: MixChannel, order: MixOrder, clip: int, last: int
+) -> None:
+    """What a source's scheduler does: give its clips `[clip, last)`, over its epochs."""
+    end = _SourceEnd(channel)
+    while clip < last:
+        epoch, offset = source.locate(clip)
+        plan = source.plan(epoch)
+        make = partial(_MixExecutor, channel, order, source.stats, number, offset, last)
+        execution = source.execution(plan, end, make)
+        try:
+            execution.run(clip - offset)
+        except _EnoughError:
+            return
+        finally:
+            execution.release()
+        clip = offset + plan.num_clips

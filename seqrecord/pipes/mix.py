@@ -1,0 +1,255 @@
+"""SeqRecordMix: batches of clips from several data sets, by weight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from numbers import Real
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from seqrecord.errors import ClipError
+from seqrecord.pipes.callers import find_loader
+from seqrecord.pipes.clip_loader import Clip, ClipLoader
+from seqrecord.pipes.loaders import SeqRecordNode, SeqRecordPipe, SeqRecordStream
+from seqrecord.pipes.mix_features import Join
+from seqrecord.pipes.mix_loader import MixLoader
+from seqrecord.pipes.mix_plan import Stop
+from seqrecord.pipes.mix_sources import check_source
+from seqrecord.pipes.mix_states import MixEpochs
+from seqrecord.pipes.options import LoaderOptions, check_integer
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["SeqRecordMix"]
+
+
+class SeqRecordMix(IterableDataset[Clip]):
+    """Streams batches of clips from several data sets, each with its share of the clips.
+
+    ::
+
+        mix = seqrecord.SeqRecordMix(
+            {
+                "bridge": seqrecord.SeqRecordStream("bridge/", clip_len=16),
+                "droid": seqrecord.SeqRecordStream("droid/", clip_len=16, split="train"),
+            },
+            weights={"bridge": 0.3, "droid": 0.7},
+            batch_size=32,
+        )
+        for batch in mix: ...   # as of SeqRecordStream, and "dataset": a list of names
+
+    A batch holds clips of several sources. At every clip of this rank's stream (with worker
+    processes, of each worker's) the number that each source has given since the first epoch began
+    differs from its share by less than one clip; where in a batch they are is drawn from the seed.
+    `dataset` has the source's name of each clip; `episode` and `start` are those in its source.
+    What only some sources say of their clips, such as `crop`, is 0 or `None` for others.
+
+    Batches mix sources where these have a feature in one dtype and one fixed shape, and as many
+    frames of it in a clip. Where they don't, whole batches alternate: a batch is then of one
+    source, and the shares hold in batches instead of clips, to less than one batch. `alternate`
+    asks for that, or makes it an error.
+
+    A source that has given all of its clips begins its next epoch, in the next order of its own.
+    Within an epoch of a source each of its clips comes once on all ranks and workers together; a
+    source of fewer clips than these gives every one of them one clip, some of them twice. Where an
+    epoch of the mix ends is computed from counts, so all ranks have equally many batches, of the
+    same number of clips of each source. The next epoch of the mix continues where each source is.
+
+    Batch size, memory, seed, ranks, device and threads are those of the mix: a source that sets one
+    is an error. Each source has threads and arenas of its own. Of the memory limit, what batches
+    leave is divided by weight times bytes of a clip, and no source gets less than it needs.
+
+    It is an `IterableDataset`, which a `StatefulDataLoader` with `batch_size=None` resumes exactly.
+
+    Raises `ClipError` for weights, sources or shapes that make no sense, with what was expected and
+    what came, and `MemoryLimitError` for a limit that is too small.
+
+    Args:
+        sources: loaders by name, without `batch_size`: `SeqRecordStream`, or another that streams.
+            A source need not be shuffled.
+        weights: how many clips of each source come, relative to the others; 0 leaves a source out.
+            By default, as many as it has clips. Where no whole numbers of a sum of at most 65,536
+            have the ratio of the weights, they are rounded to numbers of that sum; `shares` says.
+        stop: when an epoch ends. "first": before the first source would begin again, but with one
+            batch at least. "longest": when every source has given all of its clips. Or a number
+            of batches, for each rank. Counted are clips of a source's first epoch.
+        batch_size: clips of a batch.
+        features: "union" or "intersection" of the features of the sources. In a union, a clip whose
+            source lacks a feature is 0 there, and `<feature>_is_missing`, bool [batch], says so;
+            a batch that is of one source has the features of that. What is not in the intersection
+            is not read.
+        alternate: whether each batch is of one source. By default where shapes make it necessary.
+            `False`: sources whose shapes disagree are an error.
+        seed: as of `SeqRecordStream`; the order of each source is drawn from it and the name.
+        memory_limit: as of `SeqRecordStream`, for all sources together.
+        rank: as of `SeqRecordStream`.
+        world_size: as of `SeqRecordStream`.
+        device: as of `SeqRecordStream`.
+        num_threads: as of `SeqRecordStream`, for each source: one that is behind can use them all.
+        trace: as of `SeqRecordStream`.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, SeqRecordStream | SeqRecordPipe | SeqRecordNode],
+        *,
+        weights: Mapping[str, float | Fraction] | None = None,
+        stop: Stop = "first",
+        batch_size: int,
+        features: Join = "union",
+        alternate: bool | None = None,
+        seed: int = 0,
+        memory_limit: int | str = "2GiB",
+        rank: int | None = None,
+        world_size: int | None = None,
+        device: str | torch.device | None = None,
+        num_threads: int | None = None,
+        trace: str | PathLike[str] | None = None,
+    ) -> None:
+        super().__init__()
+        options = LoaderOptions(
+            clip_len=1,
+            batch_size=check_integer("batch_size", batch_size, least=1),
+            seed=seed,
+            memory_limit=memory_limit,
+            rank=rank,
+            world_size=world_size,
+            device=device,
+            num_threads=num_threads,
+            trace=trace,
+        )
+        _check_choice("features", features, ("union", "intersection"))
+        if not isinstance(alternate, bool | None):
+            raise ClipError("alternate is no choice", expected="True, False or None", got=alternate)
+        loaders = _checked_sources(sources)
+        if weights is None:
+            weights = {name: loader.num_clips(0) for name, loader in loaders.items()}
+        weights = _checked_weights(weights, loaders)
+        drawn = {name: loader for name, loader in loaders.items() if weights[name]}
+        mix = MixLoader(
+            drawn,
+            weights,
+            options,
+            stop=_checked_stop(stop),
+            join=features,
+            alternate=alternate,
+        )
+        self._mix = mix
+        self._epochs = MixEpochs(mix)  # type: ignore[arg-type]
+
+    @property
+    def shares(self) -> dict[str, Fraction]:
+        """The share of each source that is drawn from; they sum to 1."""
+        return self._mix.shares
+
+    @property
+    def alternate(self) -> bool:
+        """Whether each batch is of one source."""
+        return self._mix.alternate
+
+    def __iter__(self) -> Iterator[Clip]:
+        return self._epochs.iterate(self._mix.ranks.part())
+
+    def __len__(self) -> int:
+        """Batches of an epoch that this rank delivers; in a DataLoader's worker, the worker's."""
+        loader = find_loader()
+        if get_worker_info() is None and loader is not None and loader.num_workers > 1:
+            parts = self._mix.ranks.parts_of_workers(loader.num_workers)
+        else:
+            parts = [self._mix.ranks.part()]
+        return sum(self._mix.plan(0, part).num_batches for part in parts)
+
+    def set_epoch(self, epoch: int) -> None:
+        """As of `SeqRecordStream`."""
+        self._epochs.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of `SeqRecordStream`: the epoch, its batches delivered, and where each source is.
+
+        That is the source's epoch and its clips given there, two integers.
+        """
+        return self._epochs.state(self._mix.ranks.part())
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """As of `SeqRecordStream`; `StateError` also for another mix: names, shares, stop, …."""
+        self._epochs.load(state_dict, self._mix.ranks.part())
+
+    def stats(self) -> dict[str, Any]:
+        """As of `SeqRecordStream`, summed; `sources` has those of each.
+
+        There, `waiting_for_consumer_seconds` are those in which a source was ahead, and waited for
+        others or for the consumer: the source with the fewest is what limits the mix.
+        """
+        return self._epochs.stats()
+
+    def __repr__(self) -> str:
+        mix = self._mix
+        how = "batches" if mix.alternate else "clips"
+        lines = [f"{type(self).__name__}(stop={mix.stop!r}, shares of {how}"]
+        for name, loader in mix.loaders.items():
+            lines.append(f"{name!r} {float(mix.shares[name]):.4g}: {loader.selection.describe()}")
+        return "\n  ".join(lines) + ")"
+
+
+def _checked_sources(sources: Any) -> dict[str, ClipLoader]:
+    """The loader of each source."""
+    if not isinstance(sources, Mapping) or not sources:
+        raise ClipError(
+            "a mix needs sources", expected="a dict of loaders by name", got=repr(sources)[:100]
+        )
+    found: dict[str, ClipLoader] = {}
+    for name, source in sources.items():
+        if not isinstance(name, str) or not name:
+            raise ClipError("a source's name is no text", expected="a name", got=repr(name)[:100])
+        if not isinstance(source, SeqRecordStream | SeqRecordPipe | SeqRecordNode):
+            raise ClipError(
+                f"source {name!r} of a mix is no loader",
+                expected="a SeqRecordStream",
+                got=type(source).__name__,
+            )
+        check_source(name, source.options)
+        found[name] = source._epochs.loader
+    return found
+
+
+def _checked_weights(weights: Any, loaders: Mapping[str, ClipLoader]) -> dict[str, Any]:
+    """A weight for each source, one of them above 0."""
+    if not isinstance(weights, Mapping) or set(weights) != set(loaders):
+        raise ClipError(
+            "weights has other names than the sources of the mix",
+            expected=", ".join(loaders),
+            got=", ".join(map(str, weights)) if isinstance(weights, Mapping) else repr(weights),
+        )
+    for name, weight in weights.items():
+        is_number = isinstance(weight, Real) and not isinstance(weight, bool)
+        if not is_number or not (math.isfinite(weight) and weight >= 0):
+            raise ClipError(
+                f"the weight of source {name!r} makes no sense",
+                expected="a number of at least 0",
+                got=repr(weight)[:100],
+            )
+    if not any(weights.values()):
+        raise ClipError("a mix draws from no source", expected="a weight above 0", got="none")
+    return {name: weights[name] for name in loaders}
+
+
+def _checked_stop(stop: Any) -> Stop:
+    if isinstance(stop, str):
+        _check_choice("stop", stop, ("first", "longest"))
+        found: Stop = "first" if stop == "first" else "longest"
+        return found
+    return check_integer("stop", stop, least=1)
+
+
+def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ClipError(
+            f"{name} is not what it should be",
+            expected=" or ".join(map(repr, choices)),
+            got=repr(value)[:100],
+        )

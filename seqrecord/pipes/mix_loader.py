@@ -1,0 +1,306 @@
+"""MixLoader: plans epochs of a mix, and makes the engines that run its sources."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import get_worker_info
+
+from seqrecord.clips import IntArray
+from seqrecord.engine.batches import Batch, BatchBuilder
+from seqrecord.engine.buffers import HostBuffers, Needs
+from seqrecord.engine.device.buffers import DeviceBuffers
+from seqrecord.engine.device.streams import SideStream, find_device, side_stream
+from seqrecord.engine.mix import MixedBatch, MixEngine
+from seqrecord.engine.stats import EngineStats
+from seqrecord.engine.trace import Trace
+from seqrecord.errors import ClipError, MemoryLimitError
+from seqrecord.pipes.clip_loader import Clip, ClipLoader, open_trace
+from seqrecord.pipes.distributed import Ranks
+from seqrecord.pipes.mix_features import Features, Join, made_of, missing_mask
+from seqrecord.pipes.mix_plan import MixPlan, Stop, count_batches
+from seqrecord.pipes.mix_sources import (
+    SourceLoader,
+    SourceRunner,
+    divide_memory,
+    source_seed,
+)
+from seqrecord.pipes.options import LoaderOptions
+from seqrecord.sampling import Part
+from seqrecord.sampling.memory import CONSUMER, PREFETCH
+from seqrecord.sampling.random_order import key_of
+from seqrecord.sampling.shares import Shares, whole_shares
+from seqrecord.storage import local_path
+from seqrecord.units import parse_size
+
+__all__ = ["MixLoader"]
+
+_MOST_SLOTS = 1 << 60
+_SALT = 0x6D6978  # the places of sources are not drawn as clips are
+
+
+class MixLoader:
+    """Plans epochs of a mix and runs them. Picklable.
+
+    `options` has what belongs to the mix: batches, memory, seed, rank, device, threads, trace.
+    Raises `ClipError` for sources that do not go together, and `MemoryLimitError`.
+    """
+
+    def __init__(
+        self,
+        loaders: Mapping[str, ClipLoader],
+        weights: Mapping[str, Any],
+        options: LoaderOptions,
+        *,
+        stop: Stop,
+        join: Join,
+        alternate: bool | None,
+    ) -> None:
+        assert options.batch_size is not None
+        self.options, self.stop, self.join = options, stop, join
+        self.batch_size = options.batch_size
+        self.names = list(loaders)
+        self.counts = whole_shares([weights[name] for name in self.names])
+        made = {name: made_of(loader.selection) for name, loader in loaders.items()}
+        self.features = Features.of(made, join)
+        disagreement = self.features.disagreement
+        if alternate is False and disagreement is not None:
+            feature, got = disagreement
+            raise ClipError(
+                "the sources of a mix disagree in a shape, so they cannot be in one batch",
+                feature=feature,
+                expected="the same dtype and fixed shape in all of them; or alternate=True, for "
+                "batches of one source each",
+                got=got,
+            )
+        self.alternate = disagreement is not None if alternate is None else alternate
+        sizes = dict(zip(self.names, self._source_batches, strict=True))
+        common = list(self.features.specs) if join == "intersection" else None
+        self.loaders = {
+            name: SourceLoader(
+                loader,
+                common,
+                seed=source_seed(options.seed, name),
+                batch_size=sizes[name],
+                device=options.device,
+                num_threads=options.num_threads,
+            )
+            for name, loader in loaders.items()
+        }
+        self.ranks = Ranks(options.rank, options.world_size)
+        self._trace = None
+        if options.trace is not None:
+            self._trace = local_path(options.trace, "trace").absolute()
+        self._kept: _Kept | None = None  # memory of batches, for the next iteration
+        self.prefetch = self._divide_memory()
+        self.runners: dict[str, SourceRunner] = {}  # of the last iteration
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "runners": {}, "_kept": None}
+
+    @property
+    def selection(self) -> Any:
+        """The first source's, where the length of its clips is told."""
+        return next(iter(self.loaders.values())).selection
+
+    @property
+    def shares(self) -> dict[str, Fraction]:
+        """The share of each source; they sum to 1."""
+        total = sum(self.counts)
+        return {n: Fraction(c, total) for n, c in zip(self.names, self.counts, strict=True)}
+
+    def plan(self, epoch: int, part: Part, *, workers: int | None = None) -> MixPlan:
+        """The plan of one part of one epoch: the same on all ranks, for workers of one number.
+
+        A rank has so many `workers`; by default as many as there are parts to this rank.
+        """
+        if workers is None:
+            ranks = self.ranks.current().count
+            workers = part.count // ranks if part.count % ranks == 0 else 1
+        worker = part.index % workers
+        lengths = [loader.epoch_length(0, part.count) for loader in self.loaders.values()]
+        num_batches = count_batches(
+            self.stop,
+            [max(1, length) for length in lengths],
+            list(self.shares.values()),
+            self.batch_size,
+            worker=worker,
+            workers=workers,
+        )
+        if (epoch + 1) * num_batches * self.batch_size >= _MOST_SLOTS:
+            raise ClipError("an epoch that no mix comes to", got=epoch)
+        shares = self._shares(worker)
+        return MixPlan(epoch, part, num_batches, self.batch_size, shares, self.alternate)
+
+    def start(self, plan: MixPlan, *, batch: int = 0, stats: EngineStats) -> MixEngine:
+        """An engine that runs a plan from `batch` on."""
+        kept = self._memory_of_batches()
+        stream, prefetch = kept.stream, kept.needs[0].num_batches - CONSUMER
+        self.runners = {
+            name: SourceRunner(loader, plan.part, EngineStats(trace=stats.trace), stream)
+            for name, loader in self.loaders.items()
+        }
+        return MixEngine(
+            plan,
+            batch,
+            list(self.runners.values()),
+            partial(_begin, kept.buffers, self.batch_size, self._lacking),
+            prefetch=prefetch,
+            stats=stats,
+        )
+
+    def trace(self) -> Trace:
+        """The trace of an iteration in this process."""
+        return open_trace(self._trace, self.ranks)
+
+    def clip(self, batch: MixedBatch, epoch: int) -> Clip:  # noqa: ARG002
+        """A batch as users get it."""
+        columns: dict[str, Any] = {
+            "dataset": [self.names[source] for source in batch.source.tolist()]
+        }
+        if not self.alternate:
+            for name, lacking in self.features.missing.items():
+                is_missing = np.isin(batch.source, lacking)
+                columns[missing_mask(name)] = torch.from_numpy(is_missing)
+        kinds = np.stack([batch.source, batch.epoch], axis=1)
+        found, kind = np.unique(kinds, axis=0, return_inverse=True)
+        for number, (source, source_epoch) in enumerate(found.tolist()):
+            slots = np.flatnonzero(kind.reshape(-1) == number)
+            loader = self.loaders[self.names[source]]
+            some = Batch({}, batch.episode[slots], batch.start[slots])
+            said = loader.columns(some, source_epoch)
+            for name, column in said.items():
+                _put(columns, name, column, slots, len(batch))
+        return {**batch.features, **columns}
+
+    @property
+    def _source_batches(self) -> list[int]:
+        """About how many clips each source has in a batch."""
+        total, size = sum(self.counts), self.batch_size
+        return [size if self.alternate else -(-size * c // total) for c in self.counts]
+
+    @property
+    def _memories(self) -> list[tuple[Mapping[str, Any], Mapping[str, int]]]:
+        """The features of batches, and their frames: of all sources, or of each one alone."""
+        if not self.alternate:
+            return [(self.features.specs, self.features.lengths)]
+        names = None if self.join == "union" else list(self.features.specs)
+        return [_memory(loader, names) for loader in self.loaders.values()]
+
+    def _memory_of_batches(self) -> _Kept:
+        """Memory for batches: that of the last iteration of this process, if there is one."""
+        device, in_worker = None, get_worker_info() is not None
+        if self.options.device is not None:
+            device = find_device(self.options.device)
+        num_batches = CONSUMER + (1 if in_worker else self.prefetch)
+        needs = [
+            Needs((), specs, lengths, self.batch_size, num_batches, device, in_worker)
+            for specs, lengths in self._memories
+        ]
+        kept = self._kept
+        if kept is None or kept.process != os.getpid() or kept.needs != needs:
+            stream = None if device is None else side_stream(device)
+            make = HostBuffers if device is None else partial(DeviceBuffers, stream=stream)
+            kept = self._kept = _Kept(os.getpid(), needs, [make(one) for one in needs], stream)
+        return kept
+
+    @cached_property
+    def _lacking(self) -> list[list[str]]:
+        """The features that each source lacks, of those of a batch."""
+        if self.alternate:
+            return [[] for _ in self.names]
+        missing = self.features.missing
+        return [[name for name in missing if i in missing[name]] for i in range(len(self.names))]
+
+    @cached_property
+    def _by_worker(self) -> dict[int, Shares]:
+        return {}
+
+    def _shares(self, worker: int) -> Shares:
+        """The places of sources, of all ranks' workers of one number."""
+        if worker not in self._by_worker:
+            key = key_of(self.options.seed, _SALT, worker)
+            self._by_worker[worker] = Shares(self.counts, key)
+        return self._by_worker[worker]
+
+    def _divide_memory(self) -> int:
+        """Limit each source's memory; how many batches may be filled or wait."""
+        limit = parse_size(self.options.memory_limit)
+        batch = sum(_batch_bytes(*memory, self.batch_size) for memory in self._memories)
+        least = {name: loader.least_limit() for name, loader in self.loaders.items()}
+        demands = {
+            name: float(share) * _batch_bytes(*_memory(self.loaders[name]), 1)
+            for name, share in self.shares.items()
+        }
+        for prefetch in range(PREFETCH, 0, -1):
+            try:
+                found = divide_memory(least, demands, (prefetch + CONSUMER) * batch, limit)
+            except MemoryLimitError:
+                if prefetch == 1:
+                    raise
+                continue
+            for name, nbytes in found.items():
+                self.loaders[name].limit_memory(nbytes)
+            break
+        return prefetch
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Memory of batches, and the stream that a device fills it by."""
+
+    process: int
+    needs: list[Needs]
+    buffers: list[HostBuffers | DeviceBuffers]
+    stream: SideStream | None
+
+
+def _begin(
+    kept: list[HostBuffers | DeviceBuffers],
+    size: int,
+    lacking: list[list[str]],
+    sources: IntArray,
+) -> BatchBuilder[Any]:
+    """The memory of a batch with slots for these sources."""
+    first = int(sources[0])
+    builder: Any = kept[first if len(kept) > 1 else 0].begin_batch(size)
+    for name in {name for names in lacking for name in names}:
+        without = [source for source, names in enumerate(lacking) if name in names]
+        slots = np.flatnonzero(np.isin(sources, without))
+        if len(slots):
+            builder.clear(name, slots)
+    found: BatchBuilder[Any] = builder
+    return found
+
+
+def _memory(
+    loader: ClipLoader, names: list[str] | None = None
+) -> tuple[Mapping[str, Any], Mapping[str, int]]:
+    """Of a source's features, or of those with these names: what a frame is, and how many."""
+    made = made_of(loader.selection)
+    specs = {name: made[name][0] for name in names or made}
+    return specs, {name: made[name][1] for name in specs}
+
+
+def _batch_bytes(specs: Mapping[str, Any], lengths: Mapping[str, int], size: int) -> int:
+    clip: int = sum(spec.nbytes * lengths[name] for name, spec in specs.items())
+    return size * max(1, clip)
+
+
+def _put(columns: dict[str, Any], name: str, column: Any, slots: IntArray, size: int) -> None:
+    """Put what one source says of its clips, at `slots`, into a column of the batch."""
+    if isinstance(column, torch.Tensor):
+        if name not in columns:
+            columns[name] = column.new_zeros((size, *column.shape[1:]))
+        columns[name][torch.from_numpy(slots)] = column
+        return
+    whole = columns.setdefault(name, [None] * size)
+    for slot, item in zip(slots.tolist(), column, strict=True):
+        whole[slot] = item

@@ -1,0 +1,199 @@
+"""The sources of a mix: a loader for each, and how their epochs follow each other."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from functools import cached_property
+from typing import Any
+
+from seqrecord.engine.device.streams import SideStream
+from seqrecord.engine.engine import Execution
+from seqrecord.engine.stats import EngineStats
+from seqrecord.errors import ClipError, MemoryLimitError
+from seqrecord.pipes.clip_loader import ClipLoader
+from seqrecord.pipes.options import LoaderOptions
+from seqrecord.pipes.selection import ClipSelection
+from seqrecord.sampling import Part, Plan
+from seqrecord.sampling.memory import FrameSizes
+from seqrecord.sampling.random_order import key_of
+
+__all__ = ["SourceLoader", "SourceRunner", "check_source", "divide_memory", "source_seed"]
+
+_OF_THE_MIX = (
+    "batch_size",
+    "drop_last",
+    "equal",
+    "seed",
+    "memory_limit",
+    "rank",
+    "world_size",
+    "device",
+    "num_threads",
+    "trace",
+)
+_MOST_EMPTY = 10_000  # epochs without a clip, one after the other
+
+
+def check_source(name: str, options: LoaderOptions) -> None:
+    """Raise `ClipError` for a source that sets what belongs to the mix."""
+    defaults = {field.name: field.default for field in fields(LoaderOptions)}
+    given = [n for n in _OF_THE_MIX if getattr(options, n) != defaults[n]]
+    if given:
+        raise ClipError(
+            f"source {name!r} of a mix sets what belongs to the mix",
+            expected=f"a loader without {', '.join(given)}; give SeqRecordMix what it has of these",
+            got=", ".join(f"{n}={getattr(options, n)!r}" for n in given),
+        )
+    if getattr(options, "order", "clips") == "sequences":
+        raise ClipError(
+            f"source {name!r} of a mix gives sequences, whose clips continue from batch to batch",
+            expected="a source without order",
+            got="order='sequences'",
+        )
+
+
+def source_seed(seed: int, name: str) -> int:
+    """The seed of a source: its own, whatever other sources there are."""
+    digest = hashlib.sha256(name.encode()).digest()
+    return key_of(seed, int.from_bytes(digest[:8], "little")) >> 1
+
+
+def divide_memory(
+    least: Mapping[str, int], demands: Mapping[str, float], batches: int, limit: int
+) -> dict[str, int]:
+    """The bytes of each source: by demand, and at least what it needs.
+
+    `batches` are bytes that belong to none. Raises `MemoryLimitError` where not all of them fit.
+    """
+    room = limit - batches
+    if room < sum(least.values()):
+        raise MemoryLimitError(
+            "memory_limit is too small for this mix",
+            expected=f"at least {sum(least.values()) + batches} bytes: {batches} of batches, and "
+            + ", ".join(f"{nbytes} of {name}" for name, nbytes in least.items()),
+            got=f"{limit} bytes",
+        )
+    found: dict[str, int] = {}
+    while True:
+        rest = {name: demand for name, demand in demands.items() if name not in found}
+        left = room - sum(found.values())
+        shares = {name: int(left * demand / sum(rest.values())) for name, demand in rest.items()}
+        small = [name for name, nbytes in shares.items() if nbytes < least[name]]
+        if not small:
+            return {**found, **shares}
+        found.update((name, least[name]) for name in small)
+
+
+class SourceLoader(ClipLoader):
+    """Plans and executes the epochs of a source; the batches are the mix's.
+
+    Its `batch_size` is about how many clips it has in a batch. Its memory is limited by
+    `limit_memory`, before anything is planned.
+    """
+
+    def __init__(self, loader: ClipLoader, features: list[str] | None, **options: Any) -> None:
+        selection, own = loader.selection, loader.options
+        if features is not None and own.frame_transform is None and not _has_functions(selection):
+            names = [name for name in selection.dataset.features if name in features]
+            if names != list(selection.dataset.features):
+                own = replace(own, features=names)
+                opened = replace(
+                    own, verify=None, storage_options=None, cache_dir=None, cache_limit=None
+                )
+                rotates = own.rotate_phase and own.stride != 1
+                selection = ClipSelection(selection.dataset, opened, rotate_phase=rotates)
+        super().__init__(selection.dataset, replace(own, **options), selection)
+        self._cumulated: dict[int, list[int]] = {}  # clips before each epoch, by number of parts
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_cumulated": {}}
+
+    def limit_memory(self, nbytes: int) -> None:
+        """May hold so many bytes, of frames and of chunks being read."""
+        self._memory_limit = nbytes
+        self._fits.clear()
+        self._fit(1)
+
+    def epoch_length(self, epoch: int, num_parts: int) -> int:
+        """How many clips each of so many parts has of an epoch."""
+        return -(-self.num_clips(epoch) // num_parts)
+
+    def locate(self, clip: int, num_parts: int) -> tuple[int, int]:
+        """The epoch that has a part's clip, and the first one there; both counted over all epochs.
+
+        Where all epochs have equally many clips that is a division.
+        """
+        if not self.selection.differs_by_epoch:
+            length = self.epoch_length(0, num_parts)
+            return clip // length, clip // length * length
+        before = self._cumulated.setdefault(num_parts, [0])
+        while before[-1] <= clip:
+            before.append(before[-1] + self.epoch_length(len(before) - 1, num_parts))
+            if len(before) > _MOST_EMPTY and before[-1] == before[-_MOST_EMPTY]:
+                raise ClipError(
+                    "a source of a mix has no clips",
+                    file=self.selection.dataset.url,
+                    expected=f"a clip in one of {_MOST_EMPTY} epochs",
+                    got="weights of clips that are too small",
+                )
+        epoch = bisect_right(before, clip) - 1
+        return epoch, before[epoch]
+
+    def execute(
+        self,
+        plan: Plan,
+        channel: Any,
+        make_executor: Callable[..., Any],
+        *,
+        stats: EngineStats,
+        stream: SideStream | None,
+    ) -> Execution:
+        """What executes a plan, through arenas, and puts what it makes into a channel."""
+        memory = self._fit(plan.part.count).memory(plan, fixed=False)
+        return Execution(
+            **self._execution(plan),
+            channel=channel,
+            memory=memory,
+            stats=stats,
+            make_executor=make_executor,
+            stream=stream,
+        )
+
+    def _check_limit(self) -> None:
+        """There is none yet."""
+
+    @cached_property
+    def _sizes(self) -> FrameSizes:
+        return replace(super()._sizes, batch=0)
+
+
+def _has_functions(selection: ClipSelection) -> bool:
+    """Whether functions make features of others."""
+    return selection.draws is not None and selection.draws.functions is not None
+
+
+class SourceRunner:
+    """A source in one iteration of a mix: an `engine.mix.SourceRun`."""
+
+    def __init__(
+        self, loader: SourceLoader, part: Part, stats: EngineStats, stream: SideStream | None
+    ) -> None:
+        self.stats = stats
+        self.repeated = 0  # clips of the epochs begun that another part gives too
+        self._loader, self._part, self._stream = loader, part, stream
+
+    def locate(self, clip: int) -> tuple[int, int]:
+        return self._loader.locate(clip, self._part.count)
+
+    def plan(self, epoch: int) -> Plan:
+        plan = self._loader.plan(epoch, self._part)
+        self.repeated += plan.num_repeated
+        return plan
+
+    def execution(self, plan: Plan, channel: Any, make_executor: Callable[..., Any]) -> Execution:
+        return self._loader.execute(
+            plan, channel, make_executor, stats=self.stats, stream=self._stream
+        )

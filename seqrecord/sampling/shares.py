@@ -1,0 +1,171 @@
+"""Shares: which source each slot of a mix is for, as a pure function of weights and a key.
+
+After every slot, each source has been given its share of all slots so far, less than one slot more
+or less. So its slot number `j`, counted from 0, must lie in a window: with a share `p`, at slot
+`floor(j / p)` or later, and before slot `ceil((j + 1) / p)`::
+
+    p = 2/5    slots    0   1   2   3   4 | 5   6   7   8   9 | …
+    windows             [ j=0     ]
+                                [ j=1     ]
+
+A slot is given to the source whose window ends first, of those whose window has begun: unit jobs
+with deadlines on one machine, for which that order meets all deadlines if any order does (S.
+Baruah et al., "Proportionate Progress", Algorithmica 1996, shows that some order does). Neighbours
+are then swapped, where windows and a coin drawn from the key allow it.
+
+Shares are fractions of one denominator, so all of this repeats after as many slots. Windows do not
+reach across: the slots of a source before any slot are found without counting from the first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import cached_property
+from math import lcm
+
+import numpy as np
+
+from seqrecord.clips import IntArray
+from seqrecord.sampling.random_order import hash64, key_of
+
+__all__ = ["Shares", "whole_shares"]
+
+_MOST = 1 << 16  # the largest denominator
+_LEAST = 1 << 10  # slots that are swapped together: so many at least
+_PASSES = 24  # of swaps
+
+
+class Shares:
+    """Slots, numbered from 0 on without end, each for one source.
+
+    `counts` are whole numbers: source `i` has `counts[i]` of each `sum(counts)` slots.
+    """
+
+    def __init__(self, counts: Sequence[int], key: int) -> None:
+        self.counts = tuple(counts)
+        self._key = key
+        self._repeats = -(-_LEAST // sum(counts))
+        self._length = self._repeats * sum(counts)  # of a period
+        self._kept: dict[int, IntArray] = {}  # the periods that came last
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_kept": {}}
+
+    @property
+    def fractions(self) -> tuple[Fraction, ...]:
+        """The share of each source; they sum to 1."""
+        return tuple(Fraction(count, sum(self.counts)) for count in self.counts)
+
+    def sources(self, start: int, stop: int) -> IntArray:
+        """The source of each of the slots `[start, stop)`; int64[stop - start]."""
+        first, last = start // self._length, -(-stop // self._length)
+        periods = [self._period(number) for number in range(first, max(last, first + 1))]
+        begin = first * self._length
+        found: IntArray = np.concatenate(periods)[start - begin : stop - begin]
+        return found
+
+    def given(self, slot: int) -> IntArray:
+        """How many of the slots before this one each source has; int64[sources]."""
+        period, rest = divmod(slot, self._length)
+        inside = np.bincount(self._period(period)[:rest], minlength=len(self.counts))
+        found: IntArray = np.array(self.counts, np.int64) * (period * self._repeats) + inside
+        return found
+
+    def slots(self, source: int, start: int, stop: int) -> IntArray:
+        """The slots `[start, stop)` of a source, counted among its own; int64[stop - start]."""
+        each = self.counts[source] * self._repeats
+        first, last = start // each, -(-stop // each)
+        found = [
+            np.flatnonzero(self._period(number) == source) + number * self._length
+            for number in range(first, max(last, first + 1))
+        ]
+        slots: IntArray = np.concatenate(found)[start - first * each : stop - first * each]
+        return slots
+
+    def _period(self, number: int) -> IntArray:
+        """The sources of the slots from `number` times the length of a period on."""
+        found = self._kept.get(number)
+        if found is None:
+            found = self._swapped(key_of(self._key, number))
+            # Any thread may ask. It replaces a dict that others may be looking at.
+            kept = list(self._kept.items())[-2:]
+            self._kept = {**dict(kept), number: found}
+        return found
+
+    def _swapped(self, key: int) -> IntArray:
+        base = self._base
+        sources, first, last = base[0].copy(), base[1].copy(), base[2].copy()
+        for number in range(_PASSES):
+            at = np.arange(number % 2, self._length - 1, 2)
+            drawn = hash64(key_of(key, number), at) >> np.uint64(63) == 1
+            at = at[drawn & (last[at] > at) & (first[at + 1] <= at)]
+            for column in (sources, first, last):
+                column[at], column[at + 1] = column[at + 1], column[at].copy()
+        swapped: IntArray = sources
+        return swapped
+
+    @cached_property
+    def _base(self) -> tuple[IntArray, IntArray, IntArray]:
+        """Of each slot of a period its source, and the first and last slot of its window."""
+        total = sum(self.counts)
+        once = _by_deadlines(self.counts)
+        sources = np.tile(once, self._repeats)
+        count = np.array(self.counts, np.int64)[sources]
+        number = np.empty(len(sources), np.int64)  # among those of its source
+        for source in range(len(self.counts)):
+            at = np.flatnonzero(sources == source)
+            number[at] = np.arange(len(at))
+        first, last = _window(number, count, total)
+        return sources, first, last
+
+
+def whole_shares(weights: Sequence[int | float | Fraction]) -> list[int]:
+    """Whole numbers in the ratio of weights above 0.
+
+    Where no numbers with a sum of at most 65,536 are in exactly this ratio, they are numbers of
+    that sum, each at most one off, and at least 1. A float counts as the decimal number that it is
+    shown as.
+    """
+    exact = [Fraction(str(weight)) for weight in weights]
+    shares = [weight / sum(exact) for weight in exact]
+    denominator = lcm(*(share.denominator for share in shares))
+    if denominator <= _MOST:
+        return [int(share * denominator) for share in shares]
+    counts = [max(1, int(share * _MOST)) for share in shares]
+    order = sorted(range(len(shares)), key=lambda i: counts[i] - shares[i] * _MOST)
+    for i in range(_MOST - sum(counts)):
+        counts[order[i]] += 1
+    while sum(counts) > _MOST:  # for those that got more than their share
+        counts[max(range(len(counts)), key=lambda i: counts[i] - shares[i] * _MOST)] -= 1
+    return counts
+
+
+def _window(number: IntArray, count: IntArray, total: int) -> tuple[IntArray, IntArray]:
+    """The first and the last slot at which a source may have its slot of this number."""
+    first: IntArray = number * total // count
+    last: IntArray = -(-(number + 1) * total // count) - 1
+    return first, last
+
+
+def _by_deadlines(counts: Sequence[int]) -> IntArray:
+    """The source of each of `sum(counts)` slots: that of the window which ends first."""
+    total = sum(counts)
+    order = np.empty(total, np.int64)
+    given = [0] * len(counts)
+    later: list[tuple[int, int, int]] = []  # when its window begins, when it ends, source
+    ready = [(-(-total // count) - 1, source) for source, count in enumerate(counts)]
+    heapq.heapify(ready)
+    for slot in range(total):
+        while later and later[0][0] <= slot:
+            heapq.heappush(ready, heapq.heappop(later)[1:])
+        last, source = heapq.heappop(ready)
+        assert last >= slot, "a window was missed"
+        order[slot] = source
+        given[source] += 1
+        number, count = given[source], counts[source]
+        window = number * total // count, -(-(number + 1) * total // count) - 1
+        if number < count:
+            heapq.heappush(later, (*window, source))
+    return order

@@ -1,0 +1,44 @@
+"""Small data sets whose frames say where they are, to be mixed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord import SeqRecordWriter
+
+__all__ = ["frame_of", "write_source"]
+
+
+def frame_of(
+    source: int, episode: int, frame: int, extra: Sequence[str] = (), side: int = 6
+) -> dict[str, npt.NDArray[Any]]:
+    """What is stored: `where` says source, episode and frame; `image` is drawn from these."""
+    rng = np.random.default_rng([source, episode, frame])
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "image": rng.integers(0, 256, (side, 8, 3), np.uint8),
+        "where": np.array([source, episode, frame]),
+    }
+    return arrays | {name: np.full(3, 100 * episode + frame + 1, "f4") for name in extra}
+
+
+def write_source(
+    path: Path,
+    source: int,
+    lengths: Sequence[int],
+    *,
+    extra: Sequence[str] = (),
+    side: int = 6,
+    codecs: str | Mapping[str, str] = "raw",
+) -> Path:
+    """Write episodes of these lengths, `e/0`, `e/1`, …"""
+    with SeqRecordWriter(path, codecs=codecs, chunk_frames=4) as writer:
+        for episode, length in enumerate(lengths):
+            with writer.episode(f"e/{episode}", metadata={"task": f"task {episode}"}) as open_one:
+                for frame in range(length):
+                    open_one.append(frame_of(source, episode, frame, extra, side))
+    return path

@@ -1,0 +1,406 @@
+"""Mixes: shares, order, epochs of sources, ranks, shapes, ends, errors."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from seqrecord import (
+    CenterCrop,
+    ClipError,
+    SeqRecordDataset,
+    SeqRecordMix,
+    SeqRecordPipe,
+    SeqRecordStream,
+    StateError,
+)
+from seqrecord.engine.device.streams import streams_of
+from seqrecord.errors import MemoryLimitError
+from tests.clip_data import digest, leaves_nothing
+from tests.mix_data import frame_of, write_source
+from tests.resume_contract import check_resume
+from tests.side_streams import STREAMS, LateStream
+
+LENGTHS = {"a": (23, 9, 40), "b": (12, 15), "c": (7,)}  # 66, 23 and 5 clips of 3 frames
+CLIPS = {"a": 66, "b": 23, "c": 5}
+EXTRA = {"b": ("pose",)}
+WEIGHTS = {"a": 3, "b": 2, "c": 1}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mix")
+    for number, (name, lengths) in enumerate(LENGTHS.items()):
+        write_source(folder / name, number, lengths, extra=EXTRA.get(name, ()))
+    write_source(folder / "tall", 3, (20, 6), side=9)
+    return folder
+
+
+def streams(root: Path, names: str = "abc", **options: Any) -> dict[str, SeqRecordStream]:
+    return {name: SeqRecordStream(root / name, **{"clip_len": 3, **options}) for name in names}
+
+
+def mixed(root: Path, **options: Any) -> SeqRecordMix:
+    settings = {"weights": WEIGHTS, "batch_size": 7, "seed": 5, **options}
+    return SeqRecordMix(streams(root), **settings)
+
+
+def check_batch(batch: dict[str, Any], clip_len: int = 3) -> list[tuple[str, str, int]]:
+    """That the batch is what was stored; its clips."""
+    clips = list(zip(batch["dataset"], batch["episode"], batch["start"].tolist(), strict=True))
+    for i, (name, key, start) in enumerate(clips):
+        source, episode = list(LENGTHS).index(name), int(key.removeprefix("e/"))
+        for t in range(clip_len):
+            stored = frame_of(source, episode, start + t, EXTRA.get(name, ()))
+            for feature in batch.keys() & stored.keys():
+                assert (batch[feature][i, t].numpy() == stored[feature]).all()
+        if "pose" in batch and "pose_is_missing" in batch:
+            assert bool(batch["pose_is_missing"][i]) == (name != "b")
+            assert name == "b" or not batch["pose"][i].any()
+    return clips
+
+
+def run(mix: SeqRecordMix, num_epochs: int = 1) -> Iterator[tuple[str, str, int]]:
+    for _ in range(num_epochs):
+        for batch in mix:
+            yield from check_batch(batch)
+
+
+def check_shares(names: list[str], shares: dict[str, Fraction], unit: int = 1) -> None:
+    """That every prefix has its shares, to less than one clip, or `unit` clips."""
+    count: Counter[str] = Counter()
+    for number, name in enumerate(names, 1):
+        count[name] += 1
+        if number % unit == 0:
+            off = [abs(count[source] - share * number) for source, share in shares.items()]
+            assert max(off) < unit, number
+
+
+def check_source_epochs(clips: list[tuple[str, int]], num_clips: int) -> None:
+    """That clips of one source, in one part, are epochs that each have all clips once."""
+    for begin in range(0, len(clips), num_clips):
+        epoch = clips[begin : begin + num_clips]
+        assert len(set(epoch)) == len(epoch)
+
+
+@pytest.mark.parametrize("stop", ["first", "longest", 11])
+def test_shares_epochs_and_ends(root: Path, stop: Any) -> None:
+    mix = mixed(root, stop=stop)
+    num_batches = {"first": 4, "longest": 19, 11: 11}[stop]  # 5 x 6 // 7, -(-66 x 2 // 7)
+    assert len(mix) == num_batches
+    clips = list(run(mix, 3))
+    assert len(clips) == 3 * 7 * num_batches
+
+    check_shares([name for name, _, _ in clips], {n: Fraction(w, 6) for n, w in WEIGHTS.items()})
+    for name, count in CLIPS.items():
+        check_source_epochs([(k, s) for n, k, s in clips if n == name], count)
+    if stop == "longest":
+        first = set(clips[: 7 * num_batches])
+        assert len(first) == sum(CLIPS.values())
+    # Source a's second epoch is in another order than its first.
+    own = [clip for clip in clips if clip[0] == "c"]
+    assert own[:5] != own[5:10]
+    assert sorted(own[:5]) == sorted(own[5:10])
+
+
+def test_the_order_is_a_function_of_the_seed(root: Path) -> None:
+    order = list(run(mixed(root), 2))
+    assert list(run(mixed(root, num_threads=1, memory_limit="64MiB"), 2)) == order
+    assert list(run(mixed(root, seed=6), 2)) != order
+    again = mixed(root)
+    again.set_epoch(1)
+    assert list(run(again)) == order[len(order) // 2 :]
+
+
+def test_ranks_give_equally_many_and_all(root: Path) -> None:
+    mixes = [mixed(root, stop="longest", rank=rank, world_size=4) for rank in range(4)]
+    assert {len(mix) for mix in mixes} == {5}  # a has 17 clips on each rank: -(-17 x 2 // 7)
+    by_rank = [list(run(mix, 2)) for mix in mixes]
+    names = [[name for name, _, _ in clips] for clips in by_rank]
+    assert names[0] == names[1] == names[2] == names[3]
+    check_shares(names[0], {n: Fraction(w, 6) for n, w in WEIGHTS.items()})
+    for name, count in CLIPS.items():
+        length = -(-count // 4)
+        for clips in by_rank:
+            check_source_epochs([(k, s) for n, k, s in clips if n == name], length)
+        # One epoch of the source on all ranks: every clip, and of 4 x length as few twice.
+        epoch = [clip for clips in by_rank for clip in [c for c in clips if c[0] == name][:length]]
+        assert len(epoch) == 4 * length
+        assert len(set(epoch)) == count
+
+
+def test_a_source_smaller_than_the_ranks_is_repeated(root: Path) -> None:
+    mixes = [mixed(root, stop=3, rank=rank, world_size=9) for rank in range(9)]
+    by_rank = [[clip for clip in run(mix) if clip[0] == "c"] for mix in mixes]
+    assert all(by_rank)
+    assert {clips[0] for clips in by_rank} == {("c", "e/0", start) for start in range(5)}
+
+
+@pytest.mark.parametrize("options", [{}, {"stop": "longest"}, {"alternate": True}])
+def test_resume(root: Path, options: dict[str, Any]) -> None:
+    def make() -> Any:
+        return mixed(root, **options)
+
+    check_resume(make, positions=lambda count: range(1, count, 1 if count < 9 else 5))
+    mix = make()
+    next(iter(mix))
+    state = mix.state_dict()
+    assert json.loads(json.dumps(state)) == state
+    given_by = {
+        name: (source["epoch"], source["batch"]) for name, source in state["sources"].items()
+    }
+    assert set(given_by) == set("abc")
+    assert all(epoch == 0 for epoch, _ in given_by.values())
+    assert sum(clip for _, clip in given_by.values()) == 7
+
+
+def test_resume_uses_the_settings_of_the_state(root: Path) -> None:
+    mix = mixed(root, memory_limit="64MiB", stop=20)
+    iterator = iter(mix)
+    for _ in range(4):
+        next(iterator)
+    state = mix.state_dict()
+    rest = [digest(batch) for batch in iterator]
+    small = mixed(root, memory_limit="1GiB", stop=20)
+    small.load_state_dict(state)
+    assert [digest(batch) for batch in small] == rest
+
+
+def test_states_of_other_mixes(root: Path) -> None:
+    mix = mixed(root)
+    next(iter(mix))
+    state = mix.state_dict()
+    for options, named in [
+        ({"weights": {"a": 3, "b": 2, "c": 2}}, "shares"),
+        ({"seed": 1}, "seed"),
+        ({"batch_size": 6}, "batch_size"),
+        ({"stop": "longest"}, "stop"),
+        ({"features": "intersection"}, "features"),
+    ]:
+        with pytest.raises(StateError, match=f"another mix: .*{named}"):
+            mixed(root, **options).load_state_dict(state)
+    with pytest.raises(StateError, match="not a state of a SeqRecordMix"):
+        mix.load_state_dict(SeqRecordStream(root / "a", clip_len=3).state_dict())
+    moved = json.loads(json.dumps(state))
+    moved["sources"]["a"]["batch"] += 1
+    with pytest.raises(StateError, match="source 'a' is not where the mix is"):
+        mix.load_state_dict(moved)
+    with pytest.raises(StateError, match="beyond the end"):
+        mix.load_state_dict({**state, "batch": 99})
+    with pytest.raises(StateError, match="out of range"):
+        mix.load_state_dict({**state, "epoch": -1})
+    with pytest.raises(StateError, match="other sources"):
+        mix.load_state_dict({**state, "sources": {}})
+    wrong = json.loads(json.dumps(state))
+    wrong["sources"]["c"]["episodes"]["digest"] = "0"
+    with pytest.raises(StateError, match="other episodes"):
+        mix.load_state_dict(wrong)
+    assert len(list(mix)) == 4  # the next epoch: nothing was loaded
+
+
+def test_union_and_intersection(root: Path) -> None:
+    (union, *_) = mixed(root)
+    assert union["pose"].shape == (7, 3, 3)
+    assert union["pose_is_missing"].dtype == torch.bool
+    (common, *_) = mixed(root, features="intersection")
+    assert "pose" not in common
+    assert "pose_is_missing" not in common
+    clips = check_batch(union)
+    assert check_batch(common) == clips
+    same = streams(root, "ac")
+    assert "pose" not in next(iter(SeqRecordMix(same, batch_size=2)))
+    sources = streams(root, "a", features=["image"]) | streams(root, "b", features=["pose"])
+    with pytest.raises(ClipError, match="no feature is in all sources"):
+        SeqRecordMix(sources, batch_size=2, features="intersection")
+
+
+def test_whole_batches_alternate_where_shapes_disagree(root: Path) -> None:
+    sources = {name: SeqRecordStream(root / name, clip_len=3) for name in ("a", "tall")}
+    settings: dict[str, Any] = {"weights": {"a": 2, "tall": 1}, "batch_size": 4, "stop": 12}
+    mix = SeqRecordMix(sources, **settings)
+    assert mix.alternate
+    names = []
+    for batch in mix:
+        (name,) = set(batch["dataset"])
+        assert batch["image"].shape == (4, 3, 6 if name == "a" else 9, 8, 3)
+        where = batch["where"][:, 0, 0]
+        assert (where == (0 if name == "a" else 3)).all()
+        names += batch["dataset"]
+    check_shares(names, {"a": Fraction(2, 3), "tall": Fraction(1, 3)}, unit=4)
+    with pytest.raises(ClipError, match=r"disagree.*image.*uint8 \[3, 6, 8, 3\].*\[3, 9, 8, 3\]"):
+        SeqRecordMix(sources, **settings, alternate=False)
+    only = streams(root, "a", features=["where"]) | {
+        "tall": SeqRecordStream(root / "tall", clip_len=3, features=["where"])
+    }
+    assert not SeqRecordMix(only, **settings).alternate
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_on_a_device(root: Path, kind: str) -> None:
+    expected = [digest(batch) for batch in mixed(root)]
+    if kind == "late":
+        with streams_of("cpu", lambda _: LateStream()):
+            found = [digest(batch) for batch in mixed(root, device="cpu")]
+    elif kind == "cpu":
+        found = [digest(batch) for batch in mixed(root, device="cpu")]
+    else:
+        moved = [
+            {n: v.cpu() if isinstance(v, torch.Tensor) else v for n, v in batch.items()}
+            for batch in mixed(root, device=kind)
+        ]
+        found = [digest(batch) for batch in moved]
+    assert found == expected
+
+
+def test_crops_of_one_source(root: Path) -> None:
+    sources = streams(root, "a", clip_transform=CenterCrop((4, 4))) | streams(
+        root, "b", clip_transform=CenterCrop((4, 4))
+    )
+    for batch in SeqRecordMix(sources, batch_size=5, stop=4):
+        assert batch["image"].shape == (5, 3, 4, 4, 3)
+        assert batch["crop"].tolist() == [[1, 2, 4, 4]] * 5
+
+
+def test_it_ends_on_every_way_out(root: Path) -> None:
+    with leaves_nothing():
+        mix = mixed(root, stop=50)
+        iterator = iter(mix)
+        next(iterator)
+        other = iter(mix)  # ends the first one
+        next(other)
+        with pytest.raises(ClipError, match="another one has begun"):
+            next(iterator)
+        del iterator, other, mix
+    with leaves_nothing():
+        for batch in mixed(root, stop=50):
+            del batch
+            break
+
+
+def test_an_error_in_one_source_ends_the_mix(root: Path) -> None:
+    def fail(frame: dict[str, Any]) -> dict[str, Any]:
+        if frame["where"][1] == 1:
+            raise RuntimeError("no")
+        return frame
+
+    with leaves_nothing():
+        sources = streams(root, "a", frame_transform=fail) | streams(root, "b")
+        mix = SeqRecordMix(sources, batch_size=4, stop="longest")
+        with pytest.raises(RuntimeError, match="no"):
+            list(mix)
+        del sources, mix
+
+
+def test_stats(root: Path) -> None:
+    mix = mixed(root, stop="longest", rank=0, world_size=4)
+    num_clips = len(list(run(mix)))
+    stats = mix.stats()
+    assert stats["clips"] == num_clips
+    assert stats["batches"] == len(mix)
+    assert set(stats["sources"]) == set("abc")
+    for name in ("bytes_read", "frames_decoded", "loads", "resident_bytes", "clips_repeated"):
+        assert stats[name] == sum(source[name] for source in stats["sources"].values())
+    assert stats["clips_repeated"] > 0
+    assert sum(source["clips"] for source in stats["sources"].values()) >= num_clips
+    assert stats["bottleneck"].startswith(("source ", "the consumer"))
+    assert "'b' 0.3333" in repr(mix)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": {"a": -1, "b": 1, "c": 1}}, "weight of source 'a'.*at least 0.*-1"),
+        ({"weights": {"a": float("nan"), "b": 1, "c": 1}}, "weight of source 'a'"),
+        ({"weights": {"a": "1", "b": 1, "c": 1}}, "weight of source 'a'"),
+        ({"weights": {"a": 1, "b": 1, "d": 1}}, "other names.*a, b, c.*a, b, d"),
+        ({"weights": {"a": 0, "b": 0, "c": 0}}, "draws from no source"),
+        ({"stop": "last"}, "stop is not.*'first' or 'longest'.*'last'"),
+        ({"stop": 0}, "stop is too small"),
+        ({"batch_size": 0}, "batch_size is too small"),
+        ({"batch_size": None}, "batch_size is not an integer"),
+        ({"features": "both"}, "features is not"),
+        ({"alternate": 1}, "alternate"),
+        ({"rank": 2, "world_size": 2}, "rank and world_size"),
+    ],
+)
+def test_arguments_that_make_no_sense(root: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ClipError, match=message):
+        mixed(root, **options)
+
+
+def test_sources_that_make_no_sense(root: Path) -> None:
+    given: list[dict[str, Any]] = [
+        {"batch_size": 4},
+        {"seed": 1},
+        {"memory_limit": "1GiB"},
+        {"device": "cpu"},
+        {"num_threads": 2},
+        {"rank": 0, "world_size": 2},
+        {"drop_last": True},
+    ]
+    for options in given:
+        with pytest.raises(ClipError, match=f"belongs to the mix.*{next(iter(options))}"):
+            SeqRecordMix(streams(root, "ab", **options), batch_size=2)
+    other: Any
+    for other in ({}, [], None, {1: SeqRecordStream(root / "a", clip_len=3)}):
+        with pytest.raises(ClipError):
+            SeqRecordMix(other, batch_size=2)
+    other = {"a": SeqRecordDataset(root / "a", clip_len=3)}
+    with pytest.raises(ClipError, match=r"no loader.*SeqRecordStream.*SeqRecordDataset"):
+        SeqRecordMix(other, batch_size=2)
+
+
+def test_a_source_of_weight_0_is_left_out(root: Path) -> None:
+    mix = mixed(root, weights={"a": 0, "b": 1, "c": 1})
+    assert mix.shares == {"b": Fraction(1, 2), "c": Fraction(1, 2)}
+    assert {name for name, _, _ in run(mix)} == {"b", "c"}
+
+
+def test_without_weights_all_sources_end_together(root: Path) -> None:
+    pipes = {name: SeqRecordPipe(root / name, clip_len=3) for name in "abc"}
+    mix = SeqRecordMix(pipes, batch_size=94)
+    assert mix.shares == {name: Fraction(count, 94) for name, count in CLIPS.items()}
+    ((*clips,),) = (check_batch(batch) for batch in mix)
+    assert len(set(clips)) == 94
+
+
+def test_sources_of_their_own_kinds(root: Path) -> None:
+    """A rotated phase, weights of clips, and one that is not shuffled."""
+    table = {"episode": ["e/0", "e/1", "e/1"], "start": [4, 0, 7], "weight": [1, 2, 0.5]}
+    sources = {
+        "a": SeqRecordStream(root / "a", clip_len=3, stride=4, rotate_phase=True),
+        "b": SeqRecordStream(root / "b", clip_len=3, clips=table),
+        "c": SeqRecordStream(root / "c", clip_len=3, shuffle=False),
+    }
+
+    def make() -> Any:
+        return SeqRecordMix(sources, weights=WEIGHTS, batch_size=6, stop=5)
+
+    clips = list(run(make(), 4))
+    assert [start for name, _, start in clips if name == "c"] == [*range(5)] * 4
+    phases = [sorted((start % 4) for _, _, start in [c for c in clips if c[0] == "a"][:14])]
+    assert len(set(phases[0])) == 1
+    counts = Counter((key, start) for name, key, start in clips if name == "b")
+    assert counts["e/1", 0] > counts["e/0", 4] > counts["e/1", 7] > 0
+    check_resume(make, num_epochs=3)
+
+
+def test_memory_is_divided_by_weight_and_bytes(root: Path) -> None:
+    with pytest.raises(MemoryLimitError, match=r"at least .* of batches, and .* of a, .* of b"):
+        mixed(root, memory_limit=10_000)
+    mix = mixed(root, memory_limit="8MiB")
+    limits = {name: loader._memory_limit for name, loader in mix._mix.loaders.items()}
+    batches = 4 * 7 * 3 * (6 * 8 * 3 + 24 + 12)
+    assert sum(limits.values()) <= (8 << 20) - batches
+    assert sum(limits.values()) > (8 << 20) - batches - 4
+    assert limits["a"] / limits["b"] == pytest.approx(3 * 168 / (2 * 180), rel=1e-3)
+    for batch in mix:
+        del batch
+    assert mix.stats()["resident_bytes"] <= 8 << 20
