@@ -32,6 +32,7 @@ def write_source(
     lengths: Sequence[int],
     *,
     extra: Sequence[str] = (),
+    texts: bool = False,
     side: int = 6,
     codecs: str | Mapping[str, str] = "raw",
 ) -> Path:
@@ -40,5 +41,8 @@ def write_source(
         for episode, length in enumerate(lengths):
             with writer.episode(f"e/{episode}", metadata={"task": f"task {episode}"}) as open_one:
                 for frame in range(length):
-                    open_one.append(frame_of(source, episode, frame, extra, side))
+                    stored: dict[str, Any] = frame_of(source, episode, frame, extra, side)
+                    if texts:
+                        stored["say"] = f"{source} {episode} {frame}"
+                    open_one.append(stored)
     return path

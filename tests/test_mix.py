@@ -40,6 +40,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, (name, lengths) in enumerate(LENGTHS.items()):
         write_source(folder / name, number, lengths, extra=EXTRA.get(name, ()))
     write_source(folder / "tall", 3, (20, 6), side=9)
+    write_source(folder / "talking", 4, (20, 6), texts=True)
     return folder
 
 
@@ -177,13 +178,14 @@ def test_states_of_other_mixes(root: Path) -> None:
     mix = mixed(root)
     next(iter(mix))
     state = mix.state_dict()
-    for options, named in [
-        ({"weights": {"a": 3, "b": 2, "c": 2}}, "shares"),
-        ({"seed": 1}, "seed"),
-        ({"batch_size": 6}, "batch_size"),
-        ({"stop": "longest"}, "stop"),
-        ({"features": "intersection"}, "features"),
-    ]:
+    others: dict[str, dict[str, Any]] = {
+        "shares": {"weights": {"a": 3, "b": 2, "c": 2}},
+        "seed": {"seed": 1},
+        "batch_size": {"batch_size": 6},
+        "stop": {"stop": "longest"},
+        "features": {"features": "intersection"},
+    }
+    for named, options in others.items():
         with pytest.raises(StateError, match=f"another mix: .*{named}"):
             mixed(root, **options).load_state_dict(state)
     with pytest.raises(StateError, match="not a state of a SeqRecordMix"):
@@ -240,6 +242,41 @@ def test_whole_batches_alternate_where_shapes_disagree(root: Path) -> None:
         "tall": SeqRecordStream(root / "tall", clip_len=3, features=["where"])
     }
     assert not SeqRecordMix(only, **settings).alternate
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_texts_and_metadata(root: Path, device: str | None) -> None:
+    sources = streams(root, "a", metadata=["task"]) | {
+        "talking": SeqRecordStream(root / "talking", clip_len=3),
+    }
+    mix = SeqRecordMix(sources, batch_size=6, stop=5, device=device)
+    assert not mix.alternate
+    for batch in mix:
+        assert batch["say_is_missing"].tolist() == [name == "a" for name in batch["dataset"]]
+        clips = zip(batch["dataset"], batch["episode"], batch["start"].tolist(), strict=True)
+        for i, (name, key, start) in enumerate(clips):
+            episode = int(key.removeprefix("e/"))
+            assert batch["where"][i, :, 2].tolist() == [start, start + 1, start + 2]
+            if name == "a":
+                assert batch["say"][i] is None
+                assert batch["task"][i] == f"task {episode}"
+            else:
+                assert batch["say"][i] == [f"4 {episode} {start + t}" for t in range(3)]
+                assert batch["task"][i] is None
+
+
+def test_names_that_a_mix_gives(root: Path) -> None:
+    def rename(frame: dict[str, Any]) -> dict[str, Any]:
+        return {"dataset": frame["where"]}
+
+    sources = streams(root, "a", frame_transform=rename) | streams(root, "b")
+    with pytest.raises(ClipError, match=r"name that a mix gives.*'dataset'.*dataset"):
+        SeqRecordMix(sources, batch_size=2)
+    sources = streams(root, "a", metadata=["task"]) | streams(
+        root, "b", frame_transform=lambda frame: {"task": frame["where"]}
+    )
+    with pytest.raises(ClipError, match=r"what another tells of its clips.*source 'a'"):
+        list(SeqRecordMix(sources, batch_size=2))
 
 
 @pytest.mark.parametrize("kind", STREAMS)

@@ -261,7 +261,7 @@ class HostBatchBuilder:
         for source in sources:
             if (crop := source.crop) is None:
                 continue
-            for name in crop.features.intersection(source.features):
+            for name in crop.features.intersection(source.features, self._buffers):
                 for clip, rows in enumerate(source.rows):
                     out = self._buffers[name][slot + clip]
                     do = partial(crop.copy, name, clip, source.arena[name], rows, out)

@@ -139,8 +139,8 @@ class Calls:
             place = int(self.episode[number]), int(self.start[number])
             self.functions.add_place(error, *place)
             raise
-        for name, array in out.items():
-            np.copyto(array, arrays[name])
+        for name in arrays.keys() & out.keys():  # a batch of a mix may have others
+            np.copyto(out[name], arrays[name])
         return {name: value for name, value in arrays.items() if name not in out}
 
 

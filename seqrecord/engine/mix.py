@@ -16,7 +16,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -26,7 +26,8 @@ import numpy as np
 
 from seqrecord.clips import IntArray
 from seqrecord.engine.ahead import LoadedRound
-from seqrecord.engine.batches import Batch, BatchBuilder, ClipNames
+from seqrecord.engine.batches import Batch, BatchBuilder, ClipNames, Copiers, Source
+from seqrecord.engine.calls import Calls
 from seqrecord.engine.engine import Execution
 from seqrecord.engine.overlapping import OverlappingExecutor
 from seqrecord.engine.scheduler import Channel, ClosedError, Scheduler
@@ -74,6 +75,12 @@ class SourceRun(Protocol):
     def plan(self, epoch: int) -> Plan:
         """The plan of one of its epochs; what it says of batches does not matter."""
 
+    def begin_texts(self, size: int) -> BatchBuilder[Any] | None:
+        """Where so many clips' texts are gathered, one after the other; `None` if there are none.
+
+        They are no part of the memory that sources fill together.
+        """
+
     def execution(self, plan: Plan, channel: Any, make_executor: Callable[..., Any]) -> Execution:
         """What executes a plan and puts segments into a channel."""
 
@@ -84,7 +91,7 @@ class MixedBatch:
 
     `features` are those of `Batch`; of each slot there is its source, the source's epoch, and the
     row of its episode and first frame there, int64[clips] each. A slot whose source lacks a feature
-    is 0 there.
+    is 0 there, or `None` in a list of texts.
     """
 
     features: dict[str, Any]
@@ -109,6 +116,7 @@ class _OpenBatch:
         self.epoch = np.zeros(len(sources), np.int64)
         self.names = ClipNames(len(sources))
         self.missing = len(sources)
+        self.texts: dict[str, list[Any]] = {}
         self._begin = begin
         self._builder: BatchBuilder[Any] | None = None
         self._lock = lock
@@ -124,9 +132,9 @@ class _OpenBatch:
     def finish(self) -> MixedBatch:
         """The batch, all of whose slots are filled."""
         made: Batch = self.builder.finish()
-        names = self.names
+        names, features = self.names, {**made.features, **self.texts}
         return MixedBatch(
-            made.features, self.source, self.epoch, names.episode, names.start, made.arrive
+            features, self.source, self.epoch, names.episode, names.start, made.arrive
         )
 
 
@@ -173,6 +181,13 @@ class MixChannel(Channel[MixedBatch]):
         stats.add(waiting_for_consumer_seconds=end - begin)
         stats.trace.add("wait for consumer", begin, end, batch=number)
         return found
+
+    def put_texts(self, batch: _OpenBatch, slot: int, texts: Mapping[str, Any]) -> None:
+        """Put the texts of clips into the slots from `slot` on."""
+        with self._changed:
+            for name, clips in texts.items():
+                column = batch.texts.setdefault(name, [None] * len(batch.source))
+                column[slot : slot + len(clips)] = clips
 
     def fill(self, batch: _OpenBatch, count: int) -> None:
         """So many more slots of an open batch are filled; deliver what is whole."""
@@ -233,7 +248,9 @@ class _Segment:
         size: int,
         epoch: int,
         stats: EngineStats,
+        texts: BatchBuilder[Any] | None,
     ) -> None:
+        self._texts = texts
         self._channel, self._batch, self._stats = channel, batch, stats
         self._slot, self._size, self._epoch = slot, size, epoch
         self._count = 0
@@ -242,9 +259,17 @@ class _Segment:
     def is_full(self) -> bool:
         return self._count == self._size
 
-    def gather(self, slot: int, *arguments: Any) -> int:
+    def gather(
+        self,
+        slot: int,
+        sources: Sequence[Source[Any]],
+        copiers: Copiers,
+        calls: Calls | None = None,
+    ) -> int:
         """Copy clips to `slot` of the segment and those after it."""
-        return self._batch.builder.gather(self._slot + slot, *arguments)
+        if self._texts is not None and calls is None:
+            self._texts.gather(slot, sources, copiers)
+        return self._batch.builder.gather(self._slot + slot, sources, copiers, calls)
 
     def append(self, episode: IntArray, start: IntArray) -> None:
         """Say which clips these were."""
@@ -257,6 +282,8 @@ class _Segment:
     def finish(self) -> None:
         """The slots are filled."""
         self._stats.add(clips=self._size)
+        if self._texts is not None:
+            self._channel.put_texts(self._batch, self._slot, self._texts.finish().features)
         self._channel.fill(self._batch, self._size)
 
 
@@ -271,7 +298,7 @@ class _MixExecutor(OverlappingExecutor):
         self,
         channel: MixChannel,
         order: MixOrder,
-        stats: EngineStats,
+        run: SourceRun,
         source: int,
         offset: int,
         last: int,
@@ -280,7 +307,7 @@ class _MixExecutor(OverlappingExecutor):
     ) -> None:
         super().__init__(plan, *arguments)
         self._mix, self._order, self._source = channel, order, source
-        self._stats, self._offset, self._last = stats, offset, last
+        self._run, self._offset, self._last = run, offset, last
         self._epoch, self._num_clips = plan.epoch, plan.num_clips
         self._next = 0  # the number of the next round's first clip
         self._places: dict[int, tuple[int, int, int]] = {}  # segments to come, by their first clip
@@ -343,8 +370,9 @@ class _MixExecutor(OverlappingExecutor):
     def _begin(self, batch: int) -> Any:
         number, slot, size = self._places[batch]
         self._places = {at: place for at, place in self._places.items() if at > batch}
-        opened = self._mix.open(number, self._stats)
-        return _Segment(self._mix, opened, slot, size, self._epoch, self._stats)
+        opened, stats = self._mix.open(number, self._run.stats), self._run.stats
+        texts = self._run.begin_texts(size)
+        return _Segment(self._mix, opened, slot, size, self._epoch, stats, texts)
 
 
 class MixEngine:
@@ -426,7 +454,7 @@ def _run_source(
     while clip < last:
         epoch, offset = source.locate(clip)
         plan = source.plan(epoch)
-        make = partial(_MixExecutor, channel, order, source.stats, number, offset, last)
+        make = partial(_MixExecutor, channel, order, source, number, offset, last)
         execution = source.execution(plan, end, make)
         try:
             execution.run(clip - offset)

@@ -10,24 +10,20 @@ from seqrecord.errors import ClipError
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.reading.frames import ArraySpec
 
-__all__ = ["Features", "Join", "made_of", "missing_mask"]
+__all__ = ["DATASET", "MISSING", "Features", "Join", "is_text", "made_of"]
 
 Join: TypeAlias = Literal["union", "intersection"]
 
-_MASK = "_is_missing"
+DATASET = "dataset"
+"""The column that has the name of each clip's source."""
 
-
-def missing_mask(feature: str) -> str:
-    """The name of the mask that says whose clips have no such feature."""
-    return f"{feature}{_MASK}"
+MISSING = "_is_missing"
+"""How the names of masks end, of clips whose source lacks a feature."""
 
 
 def made_of(selection: ClipSelection) -> dict[str, tuple[ArraySpec, int]]:
     """What a selection's clips have of each feature: dtype and shape of a frame, and frames."""
-    draws = selection.draws
-    specs = selection.arrays if draws is None else draws.made
-    lengths = selection.clip_frames.lengths if draws is None else draws.lengths
-    return {name: (spec, lengths[name]) for name, spec in specs.items()}
+    return {name: (spec, selection.lengths[name]) for name, spec in selection.made.items()}
 
 
 @dataclass(frozen=True)
@@ -77,11 +73,25 @@ class Features:
             return cls(specs, lengths, {}, disagreement)
         return cls(specs, lengths, missing, None)
 
+    @property
+    def arrays(self) -> dict[str, ArraySpec]:
+        """Those that are arrays, not texts or bytes."""
+        return {name: spec for name, spec in self.specs.items() if not is_text(spec)}
+
+
+def is_text(spec: ArraySpec) -> bool:
+    """Whether frames are `str` or `bytes`, which come in lists."""
+    return spec.value != "array"
+
 
 def _kind(spec: ArraySpec, length: int) -> object:
-    """What must be equal in one batch; `None` for what makes no tensor of one shape."""
+    """What must be equal in one batch; `None` for arrays that make no tensor of one shape."""
+    if is_text(spec):
+        return spec.value, length
     return (spec.dtype, spec.shape, length) if spec.is_fixed else None
 
 
 def _shown(spec: ArraySpec, length: int) -> str:
+    if is_text(spec):
+        return f"{spec} [{length}]"
     return str(replace(spec, shape=(length, *spec.shape)))

@@ -19,12 +19,13 @@ from seqrecord.engine.buffers import HostBuffers, Needs
 from seqrecord.engine.device.buffers import DeviceBuffers
 from seqrecord.engine.device.streams import SideStream, find_device, side_stream
 from seqrecord.engine.mix import MixedBatch, MixEngine
+from seqrecord.engine.ragged import for_users
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.trace import Trace
 from seqrecord.errors import ClipError, MemoryLimitError
 from seqrecord.pipes.clip_loader import Clip, ClipLoader, open_trace
 from seqrecord.pipes.distributed import Ranks
-from seqrecord.pipes.mix_features import Features, Join, made_of, missing_mask
+from seqrecord.pipes.mix_features import DATASET, MISSING, Features, Join, is_text, made_of
 from seqrecord.pipes.mix_plan import MixPlan, Stop, count_batches
 from seqrecord.pipes.mix_sources import (
     SourceLoader,
@@ -69,6 +70,14 @@ class MixLoader:
         self.names = list(loaders)
         self.counts = whole_shares([weights[name] for name in self.names])
         made = {name: made_of(loader.selection) for name, loader in loaders.items()}
+        for name, features in made.items():
+            taken = {*features, *(loaders[name].options.metadata or ())}
+            if wrong := [one for one in taken if one == DATASET or one.endswith(MISSING)]:
+                raise ClipError(
+                    f"source {name!r} has a feature or metadata of a name that a mix gives",
+                    expected=f"names other than {DATASET!r} and those that end with {MISSING!r}",
+                    got=", ".join(sorted(wrong)),
+                )
         self.features = Features.of(made, join)
         disagreement = self.features.disagreement
         if alternate is False and disagreement is not None:
@@ -144,7 +153,9 @@ class MixLoader:
         kept = self._memory_of_batches()
         stream, prefetch = kept.stream, kept.needs[0].num_batches - CONSUMER
         self.runners = {
-            name: SourceRunner(loader, plan.part, EngineStats(trace=stats.trace), stream)
+            name: SourceRunner(
+                loader, plan.part, EngineStats(trace=stats.trace), stream, kept.texts[name]
+            )
             for name, loader in self.loaders.items()
         }
         return MixEngine(
@@ -160,15 +171,15 @@ class MixLoader:
         """The trace of an iteration in this process."""
         return open_trace(self._trace, self.ranks)
 
-    def clip(self, batch: MixedBatch, epoch: int) -> Clip:  # noqa: ARG002
+    def clip(self, batch: MixedBatch, plan: MixPlan, number: int) -> Clip:  # noqa: ARG002
         """A batch as users get it."""
         columns: dict[str, Any] = {
-            "dataset": [self.names[source] for source in batch.source.tolist()]
+            DATASET: [self.names[source] for source in batch.source.tolist()]
         }
         if not self.alternate:
             for name, lacking in self.features.missing.items():
                 is_missing = np.isin(batch.source, lacking)
-                columns[missing_mask(name)] = torch.from_numpy(is_missing)
+                columns[name + MISSING] = torch.from_numpy(is_missing)
         kinds = np.stack([batch.source, batch.epoch], axis=1)
         found, kind = np.unique(kinds, axis=0, return_inverse=True)
         for number, (source, source_epoch) in enumerate(found.tolist()):
@@ -177,8 +188,16 @@ class MixLoader:
             some = Batch({}, batch.episode[slots], batch.start[slots])
             said = loader.columns(some, source_epoch)
             for name, column in said.items():
+                if name in batch.features:
+                    raise ClipError(
+                        "a feature of one source has the name of what another tells of its clips",
+                        feature=name,
+                        expected="another name",
+                        got=f"a column of source {self.names[source]!r}",
+                    )
                 _put(columns, name, column, slots, len(batch))
-        return {**batch.features, **columns}
+        first = self.loaders[self.names[int(batch.source[0])]]
+        return {**for_users(batch.features, first.selection.nested), **columns}
 
     @property
     def _source_batches(self) -> list[int]:
@@ -190,7 +209,7 @@ class MixLoader:
     def _memories(self) -> list[tuple[Mapping[str, Any], Mapping[str, int]]]:
         """The features of batches, and their frames: of all sources, or of each one alone."""
         if not self.alternate:
-            return [(self.features.specs, self.features.lengths)]
+            return [(self.features.arrays, self.features.lengths)]
         names = None if self.join == "union" else list(self.features.specs)
         return [_memory(loader, names) for loader in self.loaders.values()]
 
@@ -208,15 +227,35 @@ class MixLoader:
         if kept is None or kept.process != os.getpid() or kept.needs != needs:
             stream = None if device is None else side_stream(device)
             make = HostBuffers if device is None else partial(DeviceBuffers, stream=stream)
-            kept = self._kept = _Kept(os.getpid(), needs, [make(one) for one in needs], stream)
+            texts = {
+                name: make(Needs((), specs, lengths, self.batch_size, 0, device)) if specs else None
+                for name, (specs, lengths) in self._texts.items()
+            }
+            buffers = [make(one) for one in needs]
+            kept = self._kept = _Kept(os.getpid(), needs, buffers, texts, stream)
         return kept
+
+    @property
+    def _texts(self) -> dict[str, tuple[Mapping[str, Any], Mapping[str, int]]]:
+        """The texts that each source has in batches of several sources."""
+        found: dict[str, tuple[Mapping[str, Any], Mapping[str, int]]] = {}
+        for name, loader in self.loaders.items():
+            specs, lengths = _memory(loader)
+            specs = {
+                text: spec
+                for text, spec in specs.items()
+                if is_text(spec) and text in self.features.specs and not self.alternate
+            }
+            found[name] = specs, lengths
+        return found
 
     @cached_property
     def _lacking(self) -> list[list[str]]:
         """The features that each source lacks, of those of a batch."""
         if self.alternate:
             return [[] for _ in self.names]
-        missing = self.features.missing
+        arrays = self.features.arrays
+        missing = {n: found for n, found in self.features.missing.items() if n in arrays}
         return [[name for name in missing if i in missing[name]] for i in range(len(self.names))]
 
     @cached_property
@@ -259,6 +298,7 @@ class _Kept:
     process: int
     needs: list[Needs]
     buffers: list[HostBuffers | DeviceBuffers]
+    texts: dict[str, HostBuffers | DeviceBuffers | None]  # of each source
     stream: SideStream | None
 
 

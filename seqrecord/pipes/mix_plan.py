@@ -36,8 +36,10 @@ class MixPlan:
     shares: Shares
     alternate: bool
 
-    num_dropped = 0
-    num_repeated = 0
+    @property
+    def counts(self) -> dict[str, int]:
+        """See `Plan.counts`: what sources repeat is told of each."""
+        return {}
 
     @property
     def first(self) -> int:

@@ -9,6 +9,9 @@ from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any
 
+from seqrecord.engine.batches import BatchBuilder
+from seqrecord.engine.buffers import HostBuffers
+from seqrecord.engine.device.buffers import DeviceBuffers
 from seqrecord.engine.device.streams import SideStream
 from seqrecord.engine.engine import Execution
 from seqrecord.engine.stats import EngineStats
@@ -103,7 +106,7 @@ class SourceLoader(ClipLoader):
                 opened = replace(
                     own, verify=None, storage_options=None, cache_dir=None, cache_limit=None
                 )
-                rotates = own.rotate_phase and own.stride != 1
+                rotates = own.rotate_phase and own.spec.stride != 1
                 selection = ClipSelection(selection.dataset, opened, rotate_phase=rotates)
         super().__init__(selection.dataset, replace(own, **options), selection)
         self._cumulated: dict[int, list[int]] = {}  # clips before each epoch, by number of parts
@@ -179,8 +182,14 @@ class SourceRunner:
     """A source in one iteration of a mix: an `engine.mix.SourceRun`."""
 
     def __init__(
-        self, loader: SourceLoader, part: Part, stats: EngineStats, stream: SideStream | None
+        self,
+        loader: SourceLoader,
+        part: Part,
+        stats: EngineStats,
+        stream: SideStream | None,
+        texts: HostBuffers | DeviceBuffers | None,
     ) -> None:
+        self._texts = texts
         self.stats = stats
         self.repeated = 0  # clips of the epochs begun that another part gives too
         self._loader, self._part, self._stream = loader, part, stream
@@ -192,6 +201,9 @@ class SourceRunner:
         plan = self._loader.plan(epoch, self._part)
         self.repeated += plan.num_repeated
         return plan
+
+    def begin_texts(self, size: int) -> BatchBuilder[Any] | None:
+        return None if self._texts is None else self._texts.begin_batch(size)
 
     def execution(self, plan: Plan, channel: Any, make_executor: Callable[..., Any]) -> Execution:
         return self._loader.execute(

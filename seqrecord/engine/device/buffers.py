@@ -151,13 +151,13 @@ class DeviceBatchBuilder:
                 self._crop(slot, source, source.crop)
             nbytes += arena.gather(flat, parts)
             for name in source.features:
-                if not arena.specs[name].is_fixed:
+                if not arena.specs[name].is_fixed and name in self._features:
                     self._features[name] += [arena.gather_list(name, clip) for clip in rows]
         return nbytes
 
     def _crop(self, slot: int, source: Source[DeviceArena], crop: Crop) -> None:
         """Queue copies of the windows of clips."""
-        for name in sorted(crop.features.intersection(source.features)):
+        for name in sorted(crop.features.intersection(source.features, self._features)):
             for clip, rows in enumerate(source.rows):
                 corner, flipped = crop.place(clip)
                 out = self._features[name][slot + clip]
