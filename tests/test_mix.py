@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from seqrecord import (
     CenterCrop,
@@ -25,8 +26,13 @@ from seqrecord.engine.device.streams import streams_of
 from seqrecord.errors import MemoryLimitError
 from tests.clip_data import digest, leaves_nothing
 from tests.mix_data import frame_of, write_source
-from tests.resume_contract import check_resume
+from tests.resume_contract import check_resume, check_stateful_loader
 from tests.side_streams import STREAMS, LateStream
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+]
 
 LENGTHS = {"a": (23, 9, 40), "b": (12, 15), "c": (7,)}  # 66, 23 and 5 clips of 3 frames
 CLIPS = {"a": 66, "b": 23, "c": 5}
@@ -441,3 +447,52 @@ def test_memory_is_divided_by_weight_and_bytes(root: Path) -> None:
     for batch in mix:
         del batch
     assert mix.stats()["resident_bytes"] <= 8 << 20
+
+
+@pytest.mark.parametrize(
+    ("workers", "persistent"),
+    [
+        (0, False),
+        pytest.param(2, False, marks=pytest.mark.slow),
+        pytest.param(2, True, marks=pytest.mark.slow),
+    ],
+)
+def test_stateful_loader(root: Path, workers: int, persistent: bool) -> None:
+    def make(snapshot_every_n_steps: int = 1) -> StatefulDataLoader[Any]:
+        return StatefulDataLoader(
+            mixed(root, stop=13),
+            batch_size=None,
+            num_workers=workers,
+            persistent_workers=persistent,
+            snapshot_every_n_steps=snapshot_every_n_steps,
+        )
+
+    check_stateful_loader(make)
+
+
+def test_workers(root: Path) -> None:
+    """Each worker has shares and parts of its own, and goes on after a state."""
+    mix = mixed(root, stop=9)
+    loader: StatefulDataLoader[Any] = StatefulDataLoader(mix, batch_size=None, num_workers=2)
+    with leaves_nothing():
+        assert len(loader) == 9
+        batches, names_of, states = [], [], []
+        for batch in loader:
+            check_batch(batch)
+            names_of.append(batch["dataset"])
+            batches.append(digest(batch))
+            states.append(loader.state_dict())
+        assert len(batches) == 9
+        for worker in range(2):
+            names = [name for names in names_of[worker::2] for name in names]
+            check_shares(names, {name: Fraction(w, 6) for name, w in WEIGHTS.items()})
+        with pytest.raises(StateError, match="worker processes"):
+            mix.state_dict()
+        again: StatefulDataLoader[Any] = StatefulDataLoader(
+            mixed(root, stop=9), batch_size=None, num_workers=2
+        )
+        again.load_state_dict(states[3])
+        rest = [digest(batch) for batch in again]
+        assert rest == batches[4:]
+        assert [digest(batch) for batch in again] == [digest(batch) for batch in loader]
+        del loader, again, batch
