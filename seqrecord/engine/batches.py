@@ -223,7 +223,8 @@ class HostBatchBuilder:
         """Have clip `slot` of the batch made of the arrays of clip `number` of the calls."""
         out = {name: buffer[slot] for name, buffer in self._buffers.items()}
         for name, texts in calls.make(number, clip, out).items():
-            self._texts[name][slot] = texts
+            if name in self._texts:
+                self._texts[name][slot] = texts
 
     def clear(self, feature: str, slots: npt.NDArray[np.int64]) -> None:
         """Fill the clips at these slots with 0, of a feature of a fixed shape."""

@@ -16,7 +16,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -26,8 +26,7 @@ import numpy as np
 
 from seqrecord.clips import IntArray
 from seqrecord.engine.ahead import LoadedRound
-from seqrecord.engine.batches import Batch, BatchBuilder, ClipNames, Copiers, Source
-from seqrecord.engine.calls import Calls
+from seqrecord.engine.batches import Batch, BatchBuilder, ClipNames
 from seqrecord.engine.engine import Execution
 from seqrecord.engine.overlapping import OverlappingExecutor
 from seqrecord.engine.scheduler import Channel, ClosedError, Scheduler
@@ -75,12 +74,6 @@ class SourceRun(Protocol):
     def plan(self, epoch: int) -> Plan:
         """The plan of one of its epochs; what it says of batches does not matter."""
 
-    def begin_texts(self, size: int) -> BatchBuilder[Any] | None:
-        """Where so many clips' texts are gathered, one after the other; `None` if there are none.
-
-        They are no part of the memory that sources fill together.
-        """
-
     def execution(self, plan: Plan, channel: Any, make_executor: Callable[..., Any]) -> Execution:
         """What executes a plan and puts segments into a channel."""
 
@@ -116,7 +109,6 @@ class _OpenBatch:
         self.epoch = np.zeros(len(sources), np.int64)
         self.names = ClipNames(len(sources))
         self.missing = len(sources)
-        self.texts: dict[str, list[Any]] = {}
         self._begin = begin
         self._builder: BatchBuilder[Any] | None = None
         self._lock = lock
@@ -132,9 +124,9 @@ class _OpenBatch:
     def finish(self) -> MixedBatch:
         """The batch, all of whose slots are filled."""
         made: Batch = self.builder.finish()
-        names, features = self.names, {**made.features, **self.texts}
+        names = self.names
         return MixedBatch(
-            features, self.source, self.epoch, names.episode, names.start, made.arrive
+            made.features, self.source, self.epoch, names.episode, names.start, made.arrive
         )
 
 
@@ -181,13 +173,6 @@ class MixChannel(Channel[MixedBatch]):
         stats.add(waiting_for_consumer_seconds=end - begin)
         stats.trace.add("wait for consumer", begin, end, batch=number)
         return found
-
-    def put_texts(self, batch: _OpenBatch, slot: int, texts: Mapping[str, Any]) -> None:
-        """Put the texts of clips into the slots from `slot` on."""
-        with self._changed:
-            for name, clips in texts.items():
-                column = batch.texts.setdefault(name, [None] * len(batch.source))
-                column[slot : slot + len(clips)] = clips
 
     def fill(self, batch: _OpenBatch, count: int) -> None:
         """So many more slots of an open batch are filled; deliver what is whole."""
@@ -248,9 +233,7 @@ class _Segment:
         size: int,
         epoch: int,
         stats: EngineStats,
-        texts: BatchBuilder[Any] | None,
     ) -> None:
-        self._texts = texts
         self._channel, self._batch, self._stats = channel, batch, stats
         self._slot, self._size, self._epoch = slot, size, epoch
         self._count = 0
@@ -259,17 +242,9 @@ class _Segment:
     def is_full(self) -> bool:
         return self._count == self._size
 
-    def gather(
-        self,
-        slot: int,
-        sources: Sequence[Source[Any]],
-        copiers: Copiers,
-        calls: Calls | None = None,
-    ) -> int:
+    def gather(self, slot: int, *arguments: Any) -> int:
         """Copy clips to `slot` of the segment and those after it."""
-        if self._texts is not None and calls is None:
-            self._texts.gather(slot, sources, copiers)
-        return self._batch.builder.gather(self._slot + slot, sources, copiers, calls)
+        return self._batch.builder.gather(self._slot + slot, *arguments)
 
     def append(self, episode: IntArray, start: IntArray) -> None:
         """Say which clips these were."""
@@ -282,8 +257,6 @@ class _Segment:
     def finish(self) -> None:
         """The slots are filled."""
         self._stats.add(clips=self._size)
-        if self._texts is not None:
-            self._channel.put_texts(self._batch, self._slot, self._texts.finish().features)
         self._channel.fill(self._batch, self._size)
 
 
@@ -371,8 +344,7 @@ class _MixExecutor(OverlappingExecutor):
         number, slot, size = self._places[batch]
         self._places = {at: place for at, place in self._places.items() if at > batch}
         opened, stats = self._mix.open(number, self._run.stats), self._run.stats
-        texts = self._run.begin_texts(size)
-        return _Segment(self._mix, opened, slot, size, self._epoch, stats, texts)
+        return _Segment(self._mix, opened, slot, size, self._epoch, stats)
 
 
 class MixEngine:

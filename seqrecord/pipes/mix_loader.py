@@ -25,7 +25,7 @@ from seqrecord.engine.trace import Trace
 from seqrecord.errors import ClipError, MemoryLimitError
 from seqrecord.pipes.clip_loader import Clip, ClipLoader, open_trace
 from seqrecord.pipes.distributed import Ranks
-from seqrecord.pipes.mix_features import DATASET, MISSING, Features, Join, is_text, made_of
+from seqrecord.pipes.mix_features import DATASET, MISSING, Features, Join, made_of
 from seqrecord.pipes.mix_plan import MixPlan, Stop, count_batches
 from seqrecord.pipes.mix_sources import (
     SourceLoader,
@@ -153,9 +153,7 @@ class MixLoader:
         kept = self._memory_of_batches()
         stream, prefetch = kept.stream, kept.needs[0].num_batches - CONSUMER
         self.runners = {
-            name: SourceRunner(
-                loader, plan.part, EngineStats(trace=stats.trace), stream, kept.texts[name]
-            )
+            name: SourceRunner(loader, plan.part, EngineStats(trace=stats.trace), stream)
             for name, loader in self.loaders.items()
         }
         return MixEngine(
@@ -209,7 +207,7 @@ class MixLoader:
     def _memories(self) -> list[tuple[Mapping[str, Any], Mapping[str, int]]]:
         """The features of batches, and their frames: of all sources, or of each one alone."""
         if not self.alternate:
-            return [(self.features.arrays, self.features.lengths)]
+            return [(self.features.specs, self.features.lengths)]
         names = None if self.join == "union" else list(self.features.specs)
         return [_memory(loader, names) for loader in self.loaders.values()]
 
@@ -227,27 +225,9 @@ class MixLoader:
         if kept is None or kept.process != os.getpid() or kept.needs != needs:
             stream = None if device is None else side_stream(device)
             make = HostBuffers if device is None else partial(DeviceBuffers, stream=stream)
-            texts = {
-                name: make(Needs((), specs, lengths, self.batch_size, 0, device)) if specs else None
-                for name, (specs, lengths) in self._texts.items()
-            }
             buffers = [make(one) for one in needs]
-            kept = self._kept = _Kept(os.getpid(), needs, buffers, texts, stream)
+            kept = self._kept = _Kept(os.getpid(), needs, buffers, stream)
         return kept
-
-    @property
-    def _texts(self) -> dict[str, tuple[Mapping[str, Any], Mapping[str, int]]]:
-        """The texts that each source has in batches of several sources."""
-        found: dict[str, tuple[Mapping[str, Any], Mapping[str, int]]] = {}
-        for name, loader in self.loaders.items():
-            specs, lengths = _memory(loader)
-            specs = {
-                text: spec
-                for text, spec in specs.items()
-                if is_text(spec) and text in self.features.specs and not self.alternate
-            }
-            found[name] = specs, lengths
-        return found
 
     @cached_property
     def _lacking(self) -> list[list[str]]:
@@ -298,7 +278,6 @@ class _Kept:
     process: int
     needs: list[Needs]
     buffers: list[HostBuffers | DeviceBuffers]
-    texts: dict[str, HostBuffers | DeviceBuffers | None]  # of each source
     stream: SideStream | None
 
 

@@ -9,9 +9,6 @@ from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any
 
-from seqrecord.engine.batches import BatchBuilder
-from seqrecord.engine.buffers import HostBuffers
-from seqrecord.engine.device.buffers import DeviceBuffers
 from seqrecord.engine.device.streams import SideStream
 from seqrecord.engine.engine import Execution
 from seqrecord.engine.stats import EngineStats
@@ -182,14 +179,8 @@ class SourceRunner:
     """A source in one iteration of a mix: an `engine.mix.SourceRun`."""
 
     def __init__(
-        self,
-        loader: SourceLoader,
-        part: Part,
-        stats: EngineStats,
-        stream: SideStream | None,
-        texts: HostBuffers | DeviceBuffers | None,
+        self, loader: SourceLoader, part: Part, stats: EngineStats, stream: SideStream | None
     ) -> None:
-        self._texts = texts
         self.stats = stats
         self.repeated = 0  # clips of the epochs begun that another part gives too
         self._loader, self._part, self._stream = loader, part, stream
@@ -201,9 +192,6 @@ class SourceRunner:
         plan = self._loader.plan(epoch, self._part)
         self.repeated += plan.num_repeated
         return plan
-
-    def begin_texts(self, size: int) -> BatchBuilder[Any] | None:
-        return None if self._texts is None else self._texts.begin_batch(size)
 
     def execution(self, plan: Plan, channel: Any, make_executor: Callable[..., Any]) -> Execution:
         return self._loader.execute(

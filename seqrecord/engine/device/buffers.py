@@ -114,7 +114,7 @@ class DeviceBatchBuilder:
         with stream.use():
             for name, spec in specs.items():
                 if not spec.is_fixed:
-                    self._features[name] = []
+                    self._features[name] = [None] * size
                     continue
                 shape: Any = (size, lengths[name], *spec.shape)
                 batch = torch.empty(shape, dtype=torch_dtype(spec), device=stream.device)
@@ -152,7 +152,8 @@ class DeviceBatchBuilder:
             nbytes += arena.gather(flat, parts)
             for name in source.features:
                 if not arena.specs[name].is_fixed and name in self._features:
-                    self._features[name] += [arena.gather_list(name, clip) for clip in rows]
+                    clips = [arena.gather_list(name, clip) for clip in rows]
+                    self._features[name][slot : slot + len(clips)] = clips
         return nbytes
 
     def _crop(self, slot: int, source: Source[DeviceArena], crop: Crop) -> None:
