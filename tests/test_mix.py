@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
@@ -24,6 +25,7 @@ from seqrecord import (
 )
 from seqrecord.engine.device.streams import streams_of
 from seqrecord.errors import MemoryLimitError
+from seqrecord.pipes.mix_sources import divide_memory
 from tests.clip_data import digest, leaves_nothing
 from tests.mix_data import frame_of, write_source
 from tests.resume_contract import check_resume, check_stateful_loader
@@ -435,18 +437,44 @@ def test_sources_of_their_own_kinds(root: Path) -> None:
     check_resume(make, num_epochs=3)
 
 
-def test_memory_is_divided_by_weight_and_bytes(root: Path) -> None:
+def test_memory(root: Path) -> None:
     with pytest.raises(MemoryLimitError, match=r"at least .* of batches, and .* of a, .* of b"):
         mixed(root, memory_limit=10_000)
-    mix = mixed(root, memory_limit="8MiB")
-    limits = {name: loader._memory_limit for name, loader in mix._mix.loaders.items()}
-    batches = 4 * 7 * 3 * (6 * 8 * 3 + 24 + 12)
-    assert sum(limits.values()) <= (8 << 20) - batches
-    assert sum(limits.values()) > (8 << 20) - batches - 4
-    assert limits["a"] / limits["b"] == pytest.approx(3 * 168 / (2 * 180), rel=1e-3)
-    for batch in mix:
-        del batch
-    assert mix.stats()["resident_bytes"] <= 8 << 20
+    found = re.search(r"at least (\d+) bytes", str(_too_small(root)))
+    assert found
+    least = int(found[1])
+    for limit in (least, 4 * least):
+        mix = mixed(root, memory_limit=limit)
+        for batch in mix:
+            del batch
+        # One batch that is filled, and two that the consumer has
+        assert mix.stats()["resident_bytes"] <= limit - 3 * 7 * 3 * (6 * 8 * 3 + 24 + 12)
+    with pytest.raises(MemoryLimitError):
+        mixed(root, memory_limit=least - 1)
+
+
+def _too_small(root: Path) -> MemoryLimitError:
+    with pytest.raises(MemoryLimitError) as raised:
+        mixed(root, memory_limit=1)
+    return raised.value
+
+
+def test_memory_is_divided_by_demand() -> None:
+    least = {"a": 100, "b": 300, "c": 10}
+    assert divide_memory(least, {"a": 3, "b": 6, "c": 1}, 2000, 12_000) == {
+        "a": 3000,
+        "b": 6000,
+        "c": 1000,
+    }
+    # b gets what it needs, the others have the rest by demand
+    assert divide_memory(least, {"a": 8, "b": 1, "c": 2}, 0, 1300) == {
+        "a": 800,
+        "b": 300,
+        "c": 200,
+    }
+    assert divide_memory(least, {"a": 1, "b": 1, "c": 1}, 5, 415) == least
+    with pytest.raises(MemoryLimitError, match=r"415 bytes.*414"):
+        divide_memory(least, {"a": 1, "b": 1, "c": 1}, 5, 414)
 
 
 @pytest.mark.parametrize(
