@@ -77,16 +77,7 @@ class ChosenClips:
         `spec` has stride 1; `uses` and `pad` are as for `enumerate_clips`.
         """
         every = enumerate_clips(spec, episodes, np.unique(self.episode), uses=uses, pad=pad)
-        # Rows ascend by episode, and by start: the last that begins at or before each clip.
-        row = np.searchsorted(_place(every.episode, every.first_start), self._places, "right") - 1
-        row = np.maximum(row, 0)
-        if not every.num_clips:
-            return np.zeros(len(self), np.bool_)
-        inside = self.start - every.first_start[row]
-        whole: npt.NDArray[np.bool_] = (
-            (every.episode[row] == self.episode) & (inside >= 0) & (inside < every.count[row])
-        )
-        return whole
+        return every.has(self.episode, self.start)
 
     def table(
         self, spec: ClipSpec, selected: IntArray, times: IntArray, *, num_incomplete: int = 0
@@ -106,10 +97,6 @@ class ChosenClips:
             np.diff(begins, append=len(place)),
             num_incomplete=num_incomplete,
         )
-
-    @property
-    def _places(self) -> IntArray:
-        return _place(self.episode, self.start)
 
 
 def _place(episode: IntArray, start: IntArray) -> IntArray:

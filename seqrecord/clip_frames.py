@@ -10,9 +10,9 @@ episode's first frame or behind its last one is that frame, again::
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from seqrecord.clips import ClipSpec
 from seqrecord.grids import IntArray
 
-__all__ = ["ClipFrames", "FoundFrames"]
+__all__ = ["ClipFrames", "ClipSteps", "DrawSteps", "FoundFrames"]
 
 
 class FoundFrames(NamedTuple):
@@ -32,16 +32,31 @@ class FoundFrames(NamedTuple):
     """bool[n, T]: whether the frame stands for one that would lie outside."""
 
 
+class ClipSteps(NamedTuple):
+    """How many frames n clips' frames are apart, and which of them have them in reverse."""
+
+    dilation: IntArray
+    """int64[n]: how often as far apart as their offsets say."""
+    is_reversed: npt.NDArray[np.bool_]
+    """bool[n]"""
+
+
+DrawSteps: TypeAlias = Callable[[IntArray, IntArray], ClipSteps]
+"""What is drawn for clips by the rows of their episodes and their starts, int64[n] each."""
+
+
 @dataclass(frozen=True, eq=False)
 class ClipFrames:
     """Which frames clips have of each feature.
 
     `offsets`, int64[T] for each feature, are counted from a clip's start. `num_frames` is int64 of
-    all rows of the index: how many frames each episode has.
+    all rows of the index: how many frames each episode has. Where `draw` is, clips have the frames
+    `s + offsets * dilation`, the last one first where they are reversed.
     """
 
     offsets: Mapping[str, IntArray]
     num_frames: IntArray
+    draw: DrawSteps | None = None
 
     @classmethod
     def of(cls, spec: ClipSpec, features: Iterable[str], num_frames: IntArray) -> ClipFrames:
@@ -64,10 +79,19 @@ class ClipFrames:
     def find(self, feature: str, episode: IntArray, start: IntArray) -> FoundFrames:
         """The frames of a feature that clips have, in the order in which a batch has them.
 
-        The clips are given by the rows of their episodes and their starts, int64[n] each. What is
-        drawn for each clip, and changes its frames, belongs here.
+        The clips are given by the rows of their episodes and their starts, int64[n] each.
         """
-        asked = start[:, None] + self.offsets[feature]
+        asked = start[:, None] + self._offsets(feature, episode, start)
         last = self.num_frames[episode][:, None] - 1
         frames = np.clip(asked, 0, last)
         return FoundFrames(frames, frames != asked)
+
+    def _offsets(self, feature: str, episode: IntArray, start: IntArray) -> IntArray:
+        """Of each clip's frames, int64[n, T], or of all clips', int64[T]."""
+        offsets = self.offsets[feature]
+        if self.draw is None:
+            return offsets
+        dilation, is_reversed = self.draw(episode, start)
+        drawn = offsets * dilation[:, None]
+        found: IntArray = np.where(is_reversed[:, None], drawn[:, ::-1], drawn)
+        return found

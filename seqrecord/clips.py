@@ -174,6 +174,51 @@ class ClipTable:
             f"{self.num_short_episodes} episodes too short, {self.num_incomplete} incomplete)"
         )
 
+    @classmethod
+    def united(cls, tables: Sequence[ClipTable]) -> ClipTable:
+        """The clips that any of some tables has, each once. They are of one spec and selection."""
+        if len(tables) == 1:
+            return tables[0]
+        spec = tables[0].spec
+        numbers = [  # clips that follow each other have numbers that do
+            (table.episode << _FRAME_BITS) + (table.first_start - spec.phase) // spec.stride
+            for table in tables
+        ]
+        counts = [table.count for table in tables]
+        first, stop = np.concatenate(numbers), np.concatenate(numbers) + np.concatenate(counts)
+        first, stop = united(first, stop)
+        episode = first >> _FRAME_BITS
+        start = spec.phase + (first - (episode << _FRAME_BITS)) * spec.stride
+        possible = max(table.num_clips + table.num_incomplete for table in tables)
+        return cls(
+            spec,
+            tables[0].selected,
+            episode,
+            start,
+            stop - first,
+            num_short_episodes=min(table.num_short_episodes for table in tables),
+            num_incomplete=possible - int((stop - first).sum()),
+            num_outside=min(table.num_outside for table in tables),
+        )
+
+    def has(self, episode: IntArray, start: IntArray) -> npt.NDArray[np.bool_]:
+        """Which clips are there, by the rows of their episodes and their starts; [n] each.
+
+        The table is in canonical order, and has no clip twice.
+        """
+        if not len(self.count):
+            return np.zeros(len(start), np.bool_)
+        run = np.searchsorted(self._run_keys, (episode << _FRAME_BITS) + start, side="right") - 1
+        run = np.maximum(run, 0)
+        number, rest = np.divmod(start - self.first_start[run], self.spec.stride)
+        found: npt.NDArray[np.bool_] = (
+            (self.episode[run] == episode)
+            & (number >= 0)
+            & (number < self.count[run])
+            & (rest == 0)
+        )
+        return found
+
     def locate(self, positions: IntArray) -> tuple[IntArray, IntArray]:
         """Episode and start, int64[n] each, of clips at canonical positions, int64[n].
 

@@ -98,6 +98,9 @@ def test_state_is_json(path: Path) -> None:
             "clip_len": 3,
             "stride": 1,
             "dilation": 1,
+            "reverse": 0.0,
+            "windows": {},
+            "pad": None,
             "features": ["flow", "id", "image", "note"],
             "frame_transform": state["request"]["frame_transform"],
             "shuffle_buffer": 16,
@@ -113,7 +116,12 @@ def test_state_is_json(path: Path) -> None:
     asked = {"shuffle": True, "seed": 5, "batch_size": 4, "drop_last": False, "equal": True}
     chosen = ["block_frames", "first_block_frames", "num_cursors", "run_frames"]
     settings = state["settings"]
-    assert settings == {**asked, "rotate_phase": False, **{name: settings[name] for name in chosen}}
+    assert settings == {
+        **asked,
+        "rotate_phase": False,
+        "order": "clips",
+        **{name: settings[name] for name in chosen},
+    }
     assert all(settings[name] > 0 for name in chosen if settings[name] is not None)
     assert len(json.dumps(state)) < 2000
     list(iterator)

@@ -146,9 +146,14 @@ class Crop:
 
 
 def frames_in(array: npt.NDArray[Any], rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """The frames in these rows, [n, …]: a view where the rows are evenly spaced, else a copy."""
+    """The frames in these rows, [n, …]: a view where the rows ascend evenly, else a copy.
+
+    Not a view in reverse, which torch does not take.
+    """
     found = runs(rows)
-    return array[found[0][1]] if len(found) == 1 else array[rows]
+    if len(found) == 1 and (found[0][1].step or 1) > 0:
+        return array[found[0][1]]
+    return array[rows]
 
 
 def copy_window(
@@ -184,7 +189,8 @@ def _pixels(frames: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def runs(rows: npt.NDArray[np.int64]) -> list[tuple[slice, slice]]:
-    """Evenly spaced rows as slices: where they come in `rows`, and which they are."""
+    """Evenly spaced rows as slices, maybe in reverse: where they come in `rows`, and which they
+    are."""
     if len(rows) == 1:
         return [(slice(0, 1), slice(int(rows[0]), int(rows[0]) + 1))]
     steps = np.diff(rows)
@@ -195,11 +201,13 @@ def runs(rows: npt.NDArray[np.int64]) -> list[tuple[slice, slice]]:
             continue
         first, last = int(rows[begin]), int(rows[end - 1])
         step = int(steps[begin]) if end - begin > 1 else 1
-        if step < 1:
+        if step == 0:
             singles = [slice(row, row + 1) for row in rows[begin:end].tolist()]
             found += [(slice(begin + i, begin + i + 1), one) for i, one in enumerate(singles)]
-        else:
+        elif step > 0:
             found.append((slice(begin, end), slice(first, last + 1, step)))
+        else:
+            found.append((slice(begin, end), slice(first, last - 1 if last else None, step)))
         begin = end
     return found
 

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils.data import get_worker_info
 
+from seqrecord.clip_frames import ClipFrames
 from seqrecord.clips import ClipTable
 from seqrecord.engine.batches import Batch
 from seqrecord.engine.buffers import KeptBuffers
@@ -154,7 +155,7 @@ class ClipLoader:
         """An engine that runs a plan from `batch` on."""
         device = self._find_device()
         all_fixed = all(spec.is_fixed for spec in self.selection.arrays.values())
-        fixed = device is None and all_fixed and self.selection.draws is None
+        fixed = device is None and all_fixed and not self._draws
         memory = self._fit(plan.part.count).memory(plan, fixed=fixed)
         if get_worker_info() is not None and self.selection.dataset.chunk_reader().is_local:
             # The DataLoader asks for batches ahead by itself; memory for more is slow to find.
@@ -169,7 +170,7 @@ class ClipLoader:
             "dataset": self.selection.dataset,
             "specs": self.selection.arrays,
             "plan": plan,
-            "clip_frames": self.selection.clip_frames,
+            "clip_frames": self._frames(plan.epoch),
             "num_threads": self.options.num_threads or worker_threads(),
             "frame_transform": self.selection.frame_transform,
             "device": self._find_device(),
@@ -179,6 +180,14 @@ class ClipLoader:
             "lengths": None if draws is None else draws.lengths,
             "draw": None if draws is None else self._draw_of(draws, plan.epoch),
         }
+
+    @property
+    def _draws(self) -> bool:
+        """Whether anything is drawn for clips beside their order."""
+        return self.selection.draws is not None or self.selection.steps is not None
+
+    def _frames(self, epoch: int) -> ClipFrames:
+        return self.selection.drawn_frames(self._settings.seed, epoch)
 
     def trace(self) -> Trace:
         """The trace of an iteration in this process."""
@@ -202,7 +211,8 @@ class ClipLoader:
         if (draws := self.selection.draws) is not None:
             drawn = self._draw_of(draws, epoch)(batch.episode, batch.start)
             said = draws.said(drawn, batch.episode)
-        said |= self.selection.masks(batch.episode, batch.start)
+        frames = self._frames(epoch)
+        said |= self.selection.said_of_frames(frames, batch.episode, batch.start)
         return self.selection.columns.of(batch.episode, batch.start, said)
 
     def left_out(self, epoch: int) -> dict[str, int]:
@@ -254,10 +264,12 @@ class ClipLoader:
 
     def request(self) -> dict[str, Any]:
         """What was asked for beside the settings that plans have, as JSON."""
+        dilations = self.options.dilations
         return {
             "clip_len": self.options.clip_len,
             "stride": self.selection.spec.stride,
-            "dilation": self.options.dilation,
+            "dilation": dilations[0] if len(dilations) == 1 else list(dilations),
+            "reverse": self.options.reverse,
             "windows": self.selection.windows.said(),
             "pad": self.options.pad,
             "features": sorted(self.selection.dataset.features),

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
+from seqrecord.clip_frames import ClipFrames
 from seqrecord.clips import IntArray
 from seqrecord.engine.adjacent import divide
 from seqrecord.engine.arena import FreshRows, ObjectRows, Place, Rows
@@ -88,11 +89,15 @@ class ClipReader:
         """Clips by their number, int64[clips], as `SeqRecordPipe` gives them."""
         selection = self._selection
         episode, start = selection.locate(numbers)
-        features = self._read(episode, start)
-        said = selection.masks(episode, start)
-        if (draws := selection.draws) is not None:
-            # Drawn from torch's global generator, as a sampler draws the numbers.
-            drawn = draws.draw(int(torch.randint(1 << 62, ())), 0, episode, start)
+        draws, seed = selection.draws, 0
+        if draws is not None or selection.steps is not None:
+            # From torch's global generator, which a sampler draws the numbers from.
+            seed = int(torch.randint(1 << 62, ()))
+        frames = selection.drawn_frames(seed, 0)
+        features = self._read(frames, episode, start)
+        said = selection.said_of_frames(frames, episode, start)
+        if draws is not None:
+            drawn = draws.draw(seed, 0, episode, start)
             said |= draws.said(drawn, episode)
             if drawn.calls is not None:
                 features = self._call(features, drawn, drawn.calls)
@@ -107,7 +112,7 @@ class ClipReader:
             for i in range(len(numbers))
         ]
 
-    def _read(self, episode: IntArray, start: IntArray) -> dict[str, Any]:
+    def _read(self, frames: ClipFrames, episode: IntArray, start: IntArray) -> dict[str, Any]:
         """The features: tensors [clips, frames, …], of variable shapes a list for each clip."""
         count = len(episode)
         if self._process != os.getpid():
@@ -117,7 +122,8 @@ class ClipReader:
             builder = buffers.begin_batch(count)
         features: dict[str, Any] = {}
         for names, dataset in self._alike:
-            features.update(self._read_alike(names, dataset, builder, buffers, episode, start))
+            wanted = frames.find(names[0], episode, start).frames
+            features.update(self._read_alike(names, dataset, builder, buffers, episode, wanted))
         return {**features, **builder.finish().features}
 
     def _read_alike(
@@ -127,14 +133,13 @@ class ClipReader:
         builder: HostBatchBuilder,
         buffers: HostBuffers,
         episode: IntArray,
-        start: IntArray,
+        frames: IntArray,
     ) -> dict[str, Any]:
         """Read features of which clips have the same frames; returns those of variable shapes.
 
         Those of fixed shapes are in the builder.
         """
         count, selection = len(episode), self._selection
-        frames = selection.clip_frames.find(names[0], episode, start).frames
         wanted = (episode[:, None] * _FRAMES + frames).reshape(-1)
         # Each frame once, the row of the batch where it comes first, and that for every row.
         unique, rows, inverse = np.unique(wanted, return_index=True, return_inverse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,6 +17,7 @@ from seqrecord.engine.crops import Crop
 from seqrecord.engine.draws import Drawn
 from seqrecord.engine.ragged import pad
 from seqrecord.errors import ClipError
+from seqrecord.pipes.clip_numbers import ClipNumbers
 from seqrecord.pipes.crops import SelectedCrops
 from seqrecord.reading.frames import (
     ArraySpec,
@@ -61,8 +61,7 @@ class ClipDraws:
         start: int,
         frame_transform: FrameTransform | None,
     ) -> None:
-        self._dataset = dataset
-        self._numbers: dict[int, int] = {}
+        self._numbers = ClipNumbers(dataset)
         self.crops: SelectedCrops | None = None
         self.functions: ClipFunctions | None = None
         self.made, self.lengths = arrays, clip_frames.lengths
@@ -107,7 +106,7 @@ class ClipDraws:
         or of the first clip of its row in `sequences`, so that all clips of a row get the same.
         """
         first = start if sequences is None else sequences.first_starts(episode, start)
-        numbers = np.array([self._number(row) for row in episode.tolist()], np.int64) + first
+        numbers = self._numbers.of(episode, first)
         crop = calls = None
         if self.crops is not None:
             crop = self.crops.draw(seed, epoch, numbers)
@@ -137,14 +136,6 @@ class ClipDraws:
             else:
                 views[name] = read_only(frames)
         return views
-
-    def _number(self, row: int) -> int:
-        """What tells an episode from others, whatever else the dataset holds."""
-        if row not in self._numbers:
-            key = str(self._dataset.index.keys[row].as_py())
-            digest = hashlib.blake2b(key.encode(), digest_size=7).digest()
-            self._numbers[row] = int.from_bytes(digest, "little")
-        return self._numbers[row]
 
 
 def _read_clip(

@@ -15,6 +15,7 @@ from seqrecord.clips import ClipSpec
 from seqrecord.errors import ClipError
 from seqrecord.pipes.clip_lists import ClipList, check_clip_list
 from seqrecord.pipes.ragged import Ragged, check_ragged
+from seqrecord.pipes.steps import check_dilation, check_reverse
 from seqrecord.pipes.windows import Windows, check_windows
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.frames import FrameTransform
@@ -41,7 +42,15 @@ class ClipOptions:
         clip_len: frames of a clip, N. May be left out where there are `windows`.
         stride: frames from one clip's start to the next. By default 1, for all clips; with
             `order="sequences"` a clip's own length, so that clips follow each other.
-        dilation: frames from one frame of a clip to the next, of `clip_len` frames.
+        dilation: frames from one frame of a clip to the next, of `clip_len` frames. With several,
+            such as `(1, 2, 4)`, one of those with which the clip lacks nothing is drawn for each
+            clip, from seed, epoch and clip (`SeqRecordDataset` draws from torch's global
+            generator); `dilation`, int64, says which. A clip is left out only where it fits with
+            none of them. Not with `windows` and `order="sequences"`.
+        reverse: the probability that a clip's frames come in reverse, the last one first, drawn as
+            `dilation` is; `reversed`, bool, says so, and `start` is the earliest frame still. Only
+            the order changes: flow, poses and actions are as stored, so they tell of the motion
+            forwards. Not with `windows` and `order="sequences"`.
         windows: the frames that clips have of some features, counted from the frame `start`: a
             dict such as `{"image": [-1, 0], "action": range(16), "imu": Seconds(-0.5, 0)}`, of
             offsets in frames, or of seconds by the episodes' frames a second. Features without a
@@ -104,7 +113,8 @@ class ClipOptions:
 
     clip_len: int | None = None
     stride: int | None = None
-    dilation: int = 1
+    dilation: int | Sequence[int] = 1
+    reverse: float = 0.0
     windows: Windows | None = None
     pad: str | None = None
     features: Sequence[str] | None = None
@@ -126,14 +136,23 @@ class ClipOptions:
             self._set("windows", check_windows(self.windows))
         elif self.clip_len is None:
             raise ClipError("nobody says what a clip is", expected="clip_len, or windows, or both")
-        for name in ("clip_len", "stride", "dilation"):
+        self._set("dilation", check_dilation(self.dilation))
+        self._set("reverse", check_reverse(self.reverse))
+        for name in ("clip_len", "stride"):
             if (value := getattr(self, name)) is not None:
                 self._set(name, check_integer(name, value, least=1))
         if self.clip_len is None and self.dilation != 1:
             raise ClipError(
                 "dilation is that of clip_len", expected="clip_len too", got=self.dilation
             )
-        ClipSpec(self.clip_len or 1, self.spec.stride, self.dilation)  # has limits of its own
+        if self.has_drawn_steps and self.windows is not None:
+            raise ClipError(
+                "several dilations, and reverse, are for clips of clip_len frames",
+                expected="no windows",
+                got=f"dilation={self.dilation}, reverse={self.reverse:g}",
+            )
+        for dilation in self.dilations:
+            ClipSpec(self.clip_len or 1, self.spec.stride, dilation)  # has limits of its own
         _check("pad", self.pad, self.pad is None or self.pad == "edge", "None or 'edge'")
         self._check_names()
         if self.clips is not None:
@@ -164,14 +183,24 @@ class ClipOptions:
     def spec(self) -> ClipSpec:
         """The clips, of phase 0; with windows or `pad`, the frames at which they start."""
         stride = self.stride or self._usual_stride
-        if self.clip_len is None or self.has_windows:
+        if self.clip_len is None or self.has_windows or not isinstance(self.dilation, int):
             return ClipSpec(1, stride)
         return ClipSpec(self.clip_len, stride, self.dilation)
 
     @property
+    def dilations(self) -> tuple[int, ...]:
+        """Those that may be drawn, in ascending order, or the only one."""
+        return (self.dilation,) if isinstance(self.dilation, int) else tuple(self.dilation)
+
+    @property
+    def has_drawn_steps(self) -> bool:
+        """Whether the frames of a clip are drawn."""
+        return len(self.dilations) > 1 or self.reverse > 0
+
+    @property
     def has_windows(self) -> bool:
         """Whether clips are not simply `clip_len` frames inside their episodes."""
-        return self.windows is not None or self.pad is not None
+        return self.windows is not None or self.pad is not None or self.has_drawn_steps
 
     @property
     def _usual_stride(self) -> int:
@@ -303,7 +332,7 @@ class LoaderOptions(ClipOptions):
 
     @property
     def _usual_stride(self) -> int:
-        return (self.clip_len or 1) * self.dilation if self.order == "sequences" else 1
+        return (self.clip_len or 1) * self.dilations[0] if self.order == "sequences" else 1
 
     def _check_order(self) -> None:
         _check("order", self.order, self.order in ORDERS, " or ".join(map(repr, ORDERS)))
@@ -316,6 +345,13 @@ class LoaderOptions(ClipOptions):
         for name in ("clips", "num_cursors", "shuffle_buffer"):
             if getattr(self, name) is not None:
                 raise ClipError(f'order="sequences" takes no {name}', expected=f"{name}=None")
+        if self.has_drawn_steps:
+            raise ClipError(
+                'order="sequences" takes neither several dilations nor reverse, or clips would not '
+                "follow each other",
+                expected="one dilation, reverse=0",
+                got=f"dilation={self.dilation}, reverse={self.reverse:g}",
+            )
 
 
 def check_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,10 @@ class SelectedWindows:
 
     def __init__(self, options: ClipOptions, dataset: SeqRecordReader, selected: IntArray) -> None:
         self._windows = {} if options.windows is None else check_windows(options.windows)
-        self._others = np.arange(options.clip_len or 1) * options.dilation
+        self._others = np.arange(options.clip_len or 1)
+        self._dilations = options.dilations if options.has_drawn_steps else (1,)
+        if not options.has_drawn_steps:
+            self._others = self._others * options.dilations[0]
         self._all_have = options.clip_len is not None
         self._dataset, self._fps = dataset, 0.0
         if any(isinstance(window, Seconds) for window in self._windows.values()):
@@ -54,7 +58,8 @@ class SelectedWindows:
         else:
             self.give(dict.fromkeys(dataset.features))
             self._stored = self.offsets
-        self.reach = (0, 0) if self.is_padded else reach_of(self._stored.values())
+        nearest = (offsets * self._dilations[0] for offsets in self._stored.values())
+        self.reach = (0, 0) if self.is_padded else reach_of(nearest)
 
     @property
     def span(self) -> int:
@@ -79,8 +84,16 @@ class SelectedWindows:
         if not self.is_padded:
             self.padded = []
 
-    def uses(self) -> list[ClipUse]:
-        """What clips use of the stored features, and the frames that lack one of these."""
+    def uses(self) -> list[list[ClipUse]]:
+        """What clips use of the stored features, and the frames that lack one of these, with each
+        of the dilations that may be drawn."""
+        return [
+            [ClipUse(use.offsets * dilation, use.missing) for use in self._uses]
+            for dilation in self._dilations
+        ]
+
+    @cached_property
+    def _uses(self) -> list[ClipUse]:
         alike = ClipFrames(self._stored, np.zeros(0, np.int64)).alike(self._stored)
         if len(alike) == 1:
             return [ClipUse(self._stored[alike[0][0]], self._dataset.missing_frames())]
@@ -103,7 +116,8 @@ class SelectedWindows:
             if not self._is_transformed and name not in self._dataset.features:
                 continue  # the mask of another one
             group = 0 if self._is_transformed else self._dataset.features[name].group
-            groups.setdefault(group, []).append(offsets)
+            every = [offsets * dilation for dilation in self._dilations]
+            groups.setdefault(group, []).extend(every)
         return [Window.around(groups[n], stride, pad=self.is_padded) for n in sorted(groups)]
 
     def said(self) -> dict[str, str]:

@@ -6,8 +6,8 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import cached_property
-from typing import Any, TypeVar
+from functools import cached_property, partial
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -26,12 +26,14 @@ from seqrecord.errors import ClipError
 from seqrecord.format.index import GroupIndex
 from seqrecord.pipes.chunk_sizes import bytes_beside, chunk_bytes
 from seqrecord.pipes.clip_lists import ClipList, read_clip_list
+from seqrecord.pipes.clip_numbers import ClipNumbers
 from seqrecord.pipes.collating import keep_memory_for
 from seqrecord.pipes.columns import RESERVED, Columns
 from seqrecord.pipes.distributed import say_once
 from seqrecord.pipes.draws import SAID, ClipDraws
 from seqrecord.pipes.options import ClipOptions
 from seqrecord.pipes.ragged import Ragged, ragged_arrays
+from seqrecord.pipes.selected_steps import SelectedSteps
 from seqrecord.pipes.selected_windows import SelectedWindows
 from seqrecord.reading.frames import ArraySpec, add_place, apply_transform
 from seqrecord.reading.reader import DatasetLike, SeqRecordReader, reader_of
@@ -43,6 +45,7 @@ from seqrecord.text import counted
 
 __all__ = ["ClipSelection"]
 
+_Uses: TypeAlias = list[list[ClipUse]]  # with each of the dilations that may be drawn
 _Options = TypeVar("_Options", bound=ClipOptions)
 
 _CHUNKS_AT_ONCE = 1 << 16
@@ -74,6 +77,7 @@ class ClipSelection:
     columns: Columns  # what clips have beside features
     draws: ClipDraws | None = None  # what `clip_transform` makes of clips
     windows: SelectedWindows  # which frames clips have of `arrays`
+    steps: SelectedSteps | None = None  # how far apart these are, where that is drawn
 
     def __init__(
         self, location: DatasetLike, options: ClipOptions, *, rotate_phase: bool = False
@@ -110,6 +114,8 @@ class ClipSelection:
                 file=self.dataset.url,
                 expected=f"{self.windows.span} frames with {', '.join(self.dataset.features)}",
             )
+        if options.has_drawn_steps:
+            self.steps = self._steps(options, table, uses)
         self.arrays, self.nested = self._look(options.ragged)
         self.windows.give({name: spec.mask_of for name, spec in self.arrays.items()})
         self._check_arrays()
@@ -117,7 +123,7 @@ class ClipSelection:
         if options.clip_transform is not None:
             self.draws = self._draws(options.clip_transform)
         self.nested &= {name for name, spec in self.made.items() if not spec.is_fixed}
-        said = () if self.draws is None else SAID
+        said = (() if self.draws is None else SAID) + self._step_names
         self.columns = Columns(
             self.dataset, options.metadata or (), self.selected, (*self.made, *said)
         )
@@ -180,14 +186,18 @@ class ClipSelection:
         """The most frames that a clip has of a feature."""
         return max(self.clip_frames.lengths.values())
 
-    def masks(self, episode: IntArray, start: IntArray) -> dict[str, torch.Tensor]:
-        """`<feature>_is_pad`, bool[n, T], of clips by the rows of their episodes and their starts,
-        int64[n] each."""
-        frames = self.clip_frames
-        return {
+    def said_of_frames(
+        self, frames: ClipFrames, episode: IntArray, start: IntArray
+    ) -> dict[str, torch.Tensor]:
+        """What batches tell of the frames of clips, which are given by the rows of their episodes
+        and their starts, int64[n] each: `<feature>_is_pad`, bool[n, T], and what was drawn."""
+        said = {
             f"{name}_is_pad": torch.from_numpy(frames.find(name, episode, start).is_pad)
             for name in self.windows.padded
         }
+        if self.steps is not None and frames.draw is not None:
+            said |= self.steps.said(frames.draw(episode, start))
+        return said
 
     def portable(self, options: _Options) -> _Options:
         """The options for another process: a function that chose episodes need not be picklable."""
@@ -198,8 +208,14 @@ class ClipSelection:
 
     @property
     def clip_frames(self) -> ClipFrames:
-        """Which frames clips have of each feature."""
+        """Which frames clips have of each feature, before anything is drawn."""
         return ClipFrames(self.windows.offsets, self.episodes.num_frames)
+
+    def drawn_frames(self, seed: int, epoch: int) -> ClipFrames:
+        """Which frames clips have of each feature in an epoch."""
+        if self.steps is None:
+            return self.clip_frames
+        return replace(self.clip_frames, draw=partial(self.steps.draw, seed, epoch))
 
     @property
     def differs_by_epoch(self) -> bool:
@@ -287,10 +303,25 @@ class ClipSelection:
             lines.append(f"{name}: {whole if spec.value == 'array' else spec}")
         return "\n  ".join(lines)
 
-    def _enumerate(self, spec: ClipSpec, table: EpisodeTable, uses: list[ClipUse]) -> ClipTable:
-        return enumerate_clips(spec, table, self.selected, uses=uses, pad=self.windows.is_padded)
+    def _enumerate(self, spec: ClipSpec, table: EpisodeTable, uses: _Uses) -> ClipTable:
+        """The clips that lack nothing with one of the dilations."""
+        pad = self.windows.is_padded
+        return ClipTable.united(
+            [enumerate_clips(spec, table, self.selected, uses=use, pad=pad) for use in uses]
+        )
 
-    def _choose(self, clips: ClipList, table: EpisodeTable, uses: list[ClipUse]) -> ClipTable:
+    def _steps(self, options: ClipOptions, table: EpisodeTable, uses: _Uses) -> SelectedSteps:
+        whole: list[ClipTable] = []
+        if len(uses) > 1:
+            whole = [self._enumerate(ClipSpec(1), table, [use]) for use in uses]
+        numbers = ClipNumbers(self.dataset)
+        return SelectedSteps(options.dilations, options.reverse, whole, numbers)
+
+    @property
+    def _step_names(self) -> tuple[str, ...]:
+        return () if self.steps is None else self.steps.names
+
+    def _choose(self, clips: ClipList, table: EpisodeTable, uses: _Uses) -> ClipTable:
         """Those of the list that are of the selected episodes and lack nothing."""
         index, spec = self.dataset.index, self.spec
         listed = read_clip_list(
@@ -298,7 +329,9 @@ class ClipSelection:
         )
         listed = listed.taken(np.isin(listed.episode, self.selected))
         self.selected = np.unique(listed.episode)
-        whole = listed.complete(spec, table, uses, pad=self.windows.is_padded)
+        pad = self.windows.is_padded
+        found = [listed.complete(spec, table, use, pad=pad) for use in uses]
+        whole = np.logical_or.reduce(found)
         self.chosen = listed.taken(whole)
         return self.chosen.table(
             spec, self.selected, self.chosen.most, num_incomplete=int((~whole).sum())
@@ -419,7 +452,7 @@ class ClipSelection:
             transform,
             self.arrays,
             self.dataset,
-            clip_frames=self.clip_frames,
+            clip_frames=self.drawn_frames(0, 0),
             episode=episode,
             start=start,
             frame_transform=self.frame_transform,
@@ -429,7 +462,8 @@ class ClipSelection:
 
     def _check_names(self, names: Iterable[str]) -> None:
         masks = {f"{name}_is_pad" for name in self.windows.padded}
-        reserved = [name for name in names if name in RESERVED or name in masks]
+        taken = {*RESERVED, *masks, *self._step_names}
+        reserved = [name for name in names if name in taken]
         if reserved:
             raise ClipError(
                 "a feature has the name of what clips tell of themselves",

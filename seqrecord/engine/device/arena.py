@@ -153,7 +153,12 @@ class DeviceArena:
             pixels = whole.view(self.num_rows, *self.specs[feature].shape[:2], -1)
             target = out.unsqueeze(-1).flatten(3).view(torch.uint8)
             for there, here in runs(rows):
+                step = here.step or 1
+                if step < 0:  # torch has no views in reverse
+                    count = there.stop - there.start
+                    here = slice(here.start + (count - 1) * step, here.start + 1, -step)
                 window = pixels[here, top : top + height, left : left + width]
+                window = window if step > 0 else window.flip(0)
                 target[there].copy_(window.flip(2) if flipped else window)
 
     def gather_list(self, feature: str, rows: npt.NDArray[np.int64]) -> list[Any]:
