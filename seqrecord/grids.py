@@ -54,6 +54,7 @@ class ChunkGrid:
     edges: _Edges | None = None
     _number: IntArray | None = None  # of each episode among the irregular ones, where it is one
     _first_edge: IntArray | None = None  # in `edges`, likewise
+    whole: ChunkGrid | None = None  # of which this grid has pieces, see `in_pieces`
 
     @classmethod
     def of(
@@ -110,6 +111,30 @@ class ChunkGrid:
         edges = _Edges((owner << _FRAME_BITS) + start, start, stop)
         return cls(chunk_frames, first_chunk, group, edges, number, edge)
 
+    def in_pieces(self, num_frames: IntArray, most: int) -> ChunkGrid:
+        """The same chunks cut into pieces of at most `most` frames, which count as chunks here.
+
+        Their rows are those of the chunks. `num_frames`, int64[n], are those of the episodes. For
+        chunks that are read once and decoded piece by piece.
+        """
+        size = self.chunk_frames.copy()
+        for length in np.unique(size[size > most]).tolist():
+            size[self.chunk_frames == length] = _even_piece(length, most)
+        odd = np.flatnonzero((size == 0) & (num_frames > 0))
+        if not len(odd) and np.array_equal(size, self.chunk_frames):
+            return self
+        owner, place = _numbered(self.place(odd, num_frames[odd] - 1) + 1)
+        start, stop = self.bounds(odd[owner], place)
+        length = np.minimum(stop, num_frames[odd][owner]) - start
+        pieces = -(-length // most)
+        chunk, inside = _numbered(pieces)
+        first_frame = start[chunk] + inside * length[chunk] // pieces[chunk]
+        count = np.zeros_like(num_frames)
+        np.add.at(count, odd[owner], pieces)
+        first_piece = np.cumsum(count) - count
+        found = self.given(size, num_frames, first_piece, first_frame, group=self.group)
+        return replace(found, whole=self)
+
     def __len__(self) -> int:
         return len(self.chunk_frames)
 
@@ -119,9 +144,11 @@ class ChunkGrid:
 
     def take(self, episodes: IntArray) -> ChunkGrid:
         """Of these episodes only, as often and in the order in which they are given."""
+        whole = None if self.whole is None else self.whole.take(episodes)
         if self.edges is None:
             return replace(
                 self,
+                whole=whole,
                 chunk_frames=self.chunk_frames[episodes],
                 first_chunk=self.first_chunk[episodes],
             )
@@ -129,6 +156,7 @@ class ChunkGrid:
         assert self._first_edge is not None
         return replace(
             self,
+            whole=whole,
             chunk_frames=self.chunk_frames[episodes],
             first_chunk=self.first_chunk[episodes],
             _number=self._number[episodes],
@@ -179,6 +207,9 @@ class ChunkGrid:
 
     def row(self, episode: IntArray, place: IntArray) -> IntArray:
         """The rows of chunks in the group's chunk table, by their numbers in their episodes."""
+        if self.whole is not None:
+            start, _ = self.bounds(episode, place)
+            return self.whole.row(episode, self.whole.place(episode, start))
         found: IntArray = self.first_chunk[episode] + place
         return found
 
@@ -189,3 +220,15 @@ class ChunkGrid:
     def stop(self, episode: IntArray, frame: IntArray) -> IntArray:
         """The frame behind the chunk that has each frame."""
         return self.bounds(episode, self.place(episode, frame))[1]
+
+
+def _even_piece(length: int, most: int) -> int:
+    """The largest divisor of a length that is at most `most`, or 0 where it is less than half."""
+    best = next(size for size in range(most, 0, -1) if length % size == 0)
+    return best if 2 * best > most else 0
+
+
+def _numbered(counts: IntArray) -> tuple[IntArray, IntArray]:
+    """For each of so many items of each owner: the owner, and the item's number among its own."""
+    owner = np.repeat(np.arange(len(counts)), counts)
+    return owner, np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]

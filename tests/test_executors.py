@@ -46,11 +46,16 @@ SPECS: Mapping[str, ArraySpec] = {
 class NumberedLoader:
     """Writes the group, the episode and the number of each frame, as a `ChunkLoader` would."""
 
+    in_pieces = ()
+
     def __init__(self, plan: EpochPlan, grids: Sequence[ChunkGrid], buffers: Buffers[Any]) -> None:
         self.is_local = False
         self._steps = {group.group: group.window.frame_step for group in plan.groups}
         self._grids = {grid.group: grid for grid in grids}
         self._buffers = buffers
+
+    def begins_chunk(self, load: Load) -> bool:
+        return True
 
     def fetch(self, load: Load) -> str:
         return f"chunk {load.chunk} of group {load.group}"

@@ -14,7 +14,7 @@ from seqrecord.clip_frames import ClipFrames
 from seqrecord.clips import IntArray
 from seqrecord.engine.arena import Place
 from seqrecord.engine.batches import Source
-from seqrecord.engine.loads import Load, each_load, first_uses
+from seqrecord.engine.loads import Load, each_load, first_uses, ordered_uses
 from seqrecord.engine.resident import Places, Resident, Ring
 from seqrecord.engine.scheduler import WorkerPool
 from seqrecord.sampling import GroupPlan, Plan, Round
@@ -192,7 +192,8 @@ def _plan_loads(
     for group, todo in zip(groups, current.groups, strict=True):
         if group is not None:
             uses = first_uses(todo.loads, current.clips, group.window, num_frames)
-            waiting += map(_Waiting, uses.tolist(), each_load(group.group, todo.loads))
+            uses_in_order = ordered_uses(uses, todo.loads, group)
+            waiting += map(_Waiting, uses_in_order, each_load(group.group, todo.loads))
     return _Planned(current, waiting)
 
 

@@ -28,7 +28,7 @@ from seqrecord.engine.ahead import LoadedRound, RoundsAhead
 from seqrecord.engine.arena import Place
 from seqrecord.engine.batches import Batch, HostBatchBuilder
 from seqrecord.engine.buffers import HostBuffers
-from seqrecord.engine.loads import Load, each_load, first_uses, frame_key
+from seqrecord.engine.loads import Load, each_load, first_uses, frame_key, ordered_uses
 from seqrecord.engine.scheduler import Channel, WorkerPool
 from seqrecord.sampling import Clips, Plan, Round, Window
 
@@ -114,9 +114,10 @@ class DisjointExecutor:
             self._plan.groups, current.groups, self._direct, strict=True
         ):
             if direct:
-                uses = first_uses(todo.loads, clips, group.window, self._num_frames).tolist()
+                uses = first_uses(todo.loads, clips, group.window, self._num_frames)
+                ordered = ordered_uses(uses, todo.loads, group)
                 each = each_load(group.group, todo.loads)
-                loads += [(use, group.window, load) for use, load in zip(uses, each, strict=True)]
+                loads += [(u, group.window, load) for u, load in zip(ordered, each, strict=True)]
         for _, window, load in sorted(loads, key=lambda item: item[0]):
             frames = load.first + np.arange(load.count) * window.frame_step
             sought = frame_key(np.int64(load.run), frames - window.offset)

@@ -193,6 +193,7 @@ class Execution:
             num_threads,
             stats,
             clip_frames,
+            in_pieces={group.group for group in plan.groups if group.in_pieces},
         )
         self._workers = workers = WorkerPool(
             loader, num_threads=num_threads, memory=memory, channel=channel, stats=stats

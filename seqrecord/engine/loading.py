@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -77,7 +77,10 @@ class ChunkLoader:
         num_threads: int,
         stats: EngineStats,
         clip_frames: ClipFrames | None = None,
+        in_pieces: Collection[int] = (),
     ) -> None:
+        self.in_pieces = in_pieces
+        self._open: dict[tuple[int, int], tuple[int, Fetched]] = {}  # by group and cursor
         self._dataset = dataset
         self._clip_frames = clip_frames
         self._reader = dataset.chunk_reader()
@@ -95,12 +98,38 @@ class ChunkLoader:
         Frames of the load that have no place are not decoded.
         """
         with self._buffers.storing(places) as targets:
-            if fetched is None:
-                fetched = self.fetch(load, targets)
+            still_open = self._take(load)
+            fetched = fetched or still_open or self.fetch(load, targets)
             try:
                 self._decode(load, targets, fetched)
-            finally:
+            except BaseException:
                 self._release(fetched)
+                raise
+            self._keep(load, fetched)
+
+    def begins_chunk(self, load: Load) -> bool:
+        """Whether the load is certain to need a read: no load before it has kept its chunk open."""
+        if load.group not in self.in_pieces:
+            return True
+        chunk = self._reader.chunk_at(load.group, load.chunk, load.episode)
+        return load.first == chunk.first_frame
+
+    def _take(self, load: Load) -> Fetched | None:
+        """The load's chunk, where the cursor's load before has left it open."""
+        run, fetched = self._open.pop((load.group, load.cursor), (-1, None))
+        if fetched is None or (run == load.run and fetched.chunk.row == load.chunk):
+            return fetched
+        self._release(fetched)
+        return None
+
+    def _keep(self, load: Load, fetched: Fetched) -> None:
+        """Leave a chunk open for the cursor's next load, where it has more frames."""
+        chunk = fetched.chunk
+        stop = load.first + load.count * self._frame_steps[load.group]
+        if load.group in self.in_pieces and stop < chunk.first_frame + chunk.num_frames:
+            self._open[load.group, load.cursor] = (load.run, fetched)
+        else:
+            self._release(fetched)
 
     def fetch(self, load: Load, places: Sequence[Place] = ()) -> Fetched:
         """Read the load's chunk; with `places`, large raw pages, or parts of these, straight into
@@ -174,6 +203,8 @@ class ChunkLoader:
 
     def _decode(self, load: Load, places: Sequence[Place], fetched: Fetched) -> None:
         seconds = dict.fromkeys((page.feature for page in fetched.pages), 0.0)
+        every = [page for part in (fetched, *fetched.others) for page in part.pages]
+        before = sum(map(self._reader.num_decoded, every))
         with self._decoding:
             begin = perf_counter()
             frames = self._frames(load)
@@ -198,13 +229,12 @@ class ChunkLoader:
                                 self._store(page, item, inside, slices)
                                 seconds[page.feature] += perf_counter() - start
             end = perf_counter()
-        every = [page for part in (fetched, *fetched.others) for page in part.pages]
         self._stats.trace.add("decode", begin, end, chunk=load.chunk)
         self._stats.add_decoding(seconds)
         self._stats.add(
             loads=1,
             frames_decoded=decoded if load.group == self._leading else 0,
-            video_frames_decoded=sum(map(self._reader.num_decoded, every)),
+            video_frames_decoded=sum(map(self._reader.num_decoded, every)) - before,
             decode_seconds=end - begin,
         )
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from seqrecord.clips import IntArray
-from seqrecord.sampling import Clips, Loads, Window
+from seqrecord.sampling import Clips, GroupPlan, Loads, Window
 
-__all__ = ["Load", "each_load", "first_uses", "frame_key"]
+__all__ = ["Load", "each_load", "first_uses", "frame_key", "ordered_uses"]
 
 _FRAMES = 1 << 40  # more than an episode has
 
@@ -61,3 +61,14 @@ def first_uses(loads: Loads, clips: Clips, window: Window, num_frames: IntArray)
     bounds = np.stack((low, high), axis=1).ravel()
     found = np.minimum.reduceat(np.append(order, len(clips)), bounds)[::2]
     return np.where(high > low, found, len(clips))
+
+
+def ordered_uses(uses: IntArray, loads: Loads, group: GroupPlan) -> list[int]:
+    """Of a group whose loads go on where the cursor's load before ended, the first uses such that
+    none comes before that of a load before it; `uses` themselves of others."""
+    found: list[int] = uses.tolist()
+    if group.in_pieces:
+        least: dict[int, int] = {}
+        for i, cursor in reversed(list(enumerate(loads.cursor.tolist()))):
+            found[i] = least[cursor] = min(found[i], least.get(cursor, found[i]))
+    return found

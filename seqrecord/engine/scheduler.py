@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from time import perf_counter
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -256,6 +256,7 @@ class WorkerPool:
         self._channel = channel
         self._left = False
         self._fetching: dict[Load, Future[Fetched]] = {}
+        self._last: dict[tuple[int, int], Future[None]] = {}  # of a group in pieces, by cursor
         self._ahead = threading.BoundedSemaphore(self.num_ahead) if self.num_ahead else None
         self._loaders = ThreadPool(num_loaders, f"{_THREAD_NAME}-load")
         self._copiers = ThreadPool(num_threads, f"{_THREAD_NAME}-copy")
@@ -271,7 +272,14 @@ class WorkerPool:
     def load(self, load: Load, places: Sequence[Place]) -> Future[None]:
         """Have a load done, after those that were asked for before."""
         self._channel.check_open()
-        return self._loaders.submit(self._load, load, places, self._fetching.pop(load, None))
+        previous, key = None, (load.group, load.cursor)
+        if load.group in self._loader.in_pieces:
+            previous = self._last.get(key)
+        fetching = self._fetching.pop(load, None)
+        done = self._loaders.submit(self._load, load, places, fetching, previous)
+        if load.group in self._loader.in_pieces:
+            self._last[key] = done
+        return done
 
     def fetch(self, loads: Iterable[Load]) -> None:
         """Have chunks read whose frames have no room yet, `num_ahead` of them at most.
@@ -281,11 +289,14 @@ class WorkerPool:
         self._channel.check_open()
         waiting = iter(loads)
         while self._ahead is not None and self._ahead.acquire(blocking=False):
-            load = next((load for load in waiting if load not in self._fetching), None)
+            load = next((load for load in waiting if self._can_fetch(load)), None)
             if load is None:
                 self._ahead.release()
                 return
             self._fetching[load] = self._loaders.submit(self._run, self._loader.fetch, load)
+
+    def _can_fetch(self, load: Load) -> bool:
+        return load not in self._fetching and self._loader.begins_chunk(load)
 
     def wait(self, loads: Iterable[Future[None]]) -> None:
         """Until these loads are done; raises the error of the first that failed."""
@@ -314,13 +325,22 @@ class WorkerPool:
             for other in others:
                 other.result()
 
-    def _load(self, load: Load, places: Sequence[Place], fetching: Future[Fetched] | None) -> None:
+    def _load(
+        self,
+        load: Load,
+        places: Sequence[Place],
+        fetching: Future[Fetched] | None,
+        previous: Future[None] | None,
+    ) -> None:
+        # This cannot wait for ever, nor can the one below: threads take tasks in their order, so
+        # what is waited for has begun.
+        if previous is not None:  # its decoder goes on from there
+            wait([previous])
         if fetching is None:
             self._run(self._loader, load, places)
             return
         assert self._ahead is not None
         try:
-            # This cannot wait for ever: threads take tasks in their order, so the read has begun.
             self._run(self._loader, load, places, fetching.result())
         finally:
             self._ahead.release()

@@ -35,6 +35,7 @@ from seqrecord.pipes.options import ClipOptions
 from seqrecord.pipes.ragged import Ragged, ragged_arrays
 from seqrecord.pipes.selected_steps import SelectedSteps
 from seqrecord.pipes.selected_windows import SelectedWindows
+from seqrecord.pipes.video_pieces import bytes_kept_open, in_pieces
 from seqrecord.reading.frames import ArraySpec, add_place, apply_transform
 from seqrecord.reading.reader import DatasetLike, SeqRecordReader, reader_of
 from seqrecord.sampling import Phases
@@ -161,6 +162,9 @@ class ClipSelection:
             chunk = int(sum(each)) + sum(spec.nbytes for spec in stored.values()) + frame
         else:  # codecs may need room for a frame that is in no row yet
             frames = self._frame_bytes(self.arrays)
+            for place, grid in enumerate(self.episodes.groups):
+                group = self.dataset.index.groups[grid.group]
+                frames[place] += bytes_kept_open(grid, group, self.dataset.features)
             each = [chunk_bytes(group, self.dataset.features).max() for group in self._groups]
             chunk = int(max(each)) + sum(s.nbytes for s in stored.values() if not s.is_fixed)
         clip = sum(
@@ -394,9 +398,11 @@ class ClipSelection:
         What transforms frames needs whole ones: then loads are those of that group only.
         """
         nbytes = self._frame_bytes(self.stored_arrays())
-        found = table.led_by(nbytes.index(max(nbytes)), self.selected)
         if self.frame_transform is None:
-            return found
+            return in_pieces(table, self.dataset.features).led_by(
+                nbytes.index(max(nbytes)), self.selected
+            )
+        found = table.led_by(nbytes.index(max(nbytes)), self.selected)
         return EpisodeTable(found.num_frames, (found.lead,))
 
     def _gaps(self, group: GroupIndex, wanted: list[str]) -> list[IntArray]:

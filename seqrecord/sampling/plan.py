@@ -29,11 +29,13 @@ class GroupPlan:
     """What holds for a group of features in all rounds.
 
     `group` is its number in the schema. In no round are more than `max_resident_frames` held.
+    Where chunks are loaded `in_pieces`, loads of a cursor go on where the one before ended.
     """
 
     group: int
     window: Window  # what a clip uses
     max_resident_frames: int  # the arena's rows
+    in_pieces: bool = False
 
 
 class Plan(ABC):
@@ -79,7 +81,7 @@ class Plan(ABC):
     def groups(self) -> tuple[GroupPlan, ...]:
         """The groups, in the order of those of the episode table."""
         return tuple(
-            GroupPlan(grid.group, window, resident)
+            GroupPlan(grid.group, window, resident, grid.whole is not None)
             for grid, window, resident in zip(
                 self._episodes.groups, self._windows, self._resident, strict=True
             )

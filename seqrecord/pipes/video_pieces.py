@@ -1,0 +1,49 @@
+"""Long chunks of video in pieces: each is read once, and decoded as far as clips need.
+
+A chunk of video is one group of pictures at least, of up to 256 frames. Decoded at once it would
+take the arena's memory for all of them. So plans see pieces of it as chunks, and the engine keeps
+the page and its decoder open between two pieces of a cursor's chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from seqrecord.clips import EpisodeTable
+from seqrecord.format.group_index import GroupIndex
+from seqrecord.grids import ChunkGrid
+from seqrecord.schema import FeatureSpec, Schema
+
+__all__ = ["bytes_kept_open", "in_pieces"]
+
+PIECE_FRAMES = 32  # at most, as other chunks have
+_PIECE_BYTES = 48 << 20  # decoded, likewise
+_LEAST_FRAMES = 4
+_DECODER_FRAMES = 16  # that a decoder holds: those that others refer to, and those that wait
+
+
+def in_pieces(table: EpisodeTable, features: Schema) -> EpisodeTable:
+    """The episodes with long chunks of video in pieces, see `ChunkGrid.in_pieces`."""
+    groups = list(table.groups)
+    for place, grid in enumerate(groups):
+        video = _video_of(grid.group, features)
+        if video is not None:
+            most = max(_LEAST_FRAMES, min(PIECE_FRAMES, _PIECE_BYTES // video.nbytes))
+            groups[place] = grid.in_pieces(table.num_frames, most)
+    return replace(table, groups=tuple(groups))
+
+
+def bytes_kept_open(grid: ChunkGrid, group: GroupIndex, features: Schema) -> int:
+    """What a cursor keeps open of a group in pieces, in bytes for each frame of a piece: the page
+    as it is stored, and the decoder's frames."""
+    video = _video_of(grid.group, features)
+    if grid.whole is None or video is None:
+        return 0
+    kept = int(group.page_length.max()) + _DECODER_FRAMES * video.nbytes
+    return -(-kept // max(1, int(grid.largest.max(initial=1))))
+
+
+def _video_of(group: int, features: Schema) -> FeatureSpec | None:
+    """The video feature that a group has, if it has one."""
+    found = [spec for spec in features.values() if spec.group == group and spec.is_video]
+    return found[0] if found else None

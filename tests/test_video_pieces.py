@@ -1,0 +1,164 @@
+"""Long chunks of video in pieces: grids against brute force, and each frame decoded once."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import seqrecord
+from seqrecord.clips import EpisodeTable
+from seqrecord.codecs.video.decoding import decode_gop
+from seqrecord.engine.loading import ChunkLoader
+from seqrecord.grids import ChunkGrid
+from seqrecord.pipes.video_pieces import bytes_kept_open, in_pieces
+from tests.test_video_datasets import kept_schema, state
+from tests.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
+
+Pixels = npt.NDArray[np.uint8]
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 20), min_size=1, max_size=5), min_size=1, max_size=4),
+    st.integers(1, 12),
+)
+def test_pieces_are_those_of_the_chunks(episodes: list[list[int]], most: int) -> None:
+    lengths = np.array([sum(chunks) for chunks in episodes])
+    first_chunk = np.cumsum([0, *map(len, episodes[:-1])])
+    first_frame = np.concatenate([np.cumsum([0, *chunks[:-1]]) for chunks in episodes])
+    whole = ChunkGrid.of(lengths, first_chunk, first_frame)
+    grid = whole.in_pieces(lengths, most)
+    if max(map(max, episodes)) <= most:
+        assert grid.largest.max() <= most
+    for number, chunks in enumerate(episodes):
+        episode = np.full(lengths[number], number)
+        frames = np.arange(lengths[number])
+        place = grid.place(episode, frames)
+        start, stop = grid.bounds(episode, place)
+        stop = np.minimum(stop, lengths[number])
+        assert (np.diff(place) >= 0).all()
+        assert ((start <= frames) & (frames < stop)).all()
+        assert (stop - start <= most).all()
+        expected = first_chunk[number] + np.repeat(np.arange(len(chunks)), chunks)
+        assert grid.row(episode, place).tolist() == expected.tolist()
+        assert grid.take(np.array([number])).row(np.zeros_like(episode), place).tolist() == (
+            expected.tolist()
+        )
+        # No piece has frames of two chunks.
+        assert (grid.row(episode, grid.place(episode, start)) == expected).all()
+        assert (grid.row(episode, grid.place(episode, stop - 1)) == expected).all()
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Pixels]]:
+    """GOPs of 100 frames with B-frames, and of 50, 120 and 37, kept."""
+    path = tmp_path_factory.mktemp("long") / "records"
+    decoded: dict[str, Pixels] = {}
+    with seqrecord.SeqRecordWriter(path, schema=kept_schema()) as writer:
+        for key, cuts in {"a": (100, 100, 60), "b": (50, 120, 37), "c": (20,)}.items():
+            frames = moving(sum(cuts), seed=len(key))
+            edges = np.cumsum((0, *cuts)).tolist()
+            gops = [gops_of("h264", frames[a:b], b - a)[0] for a, b in pairwise(edges)]
+            decoded[key] = np.concatenate(
+                [decode_gop(config_of("h264"), HEIGHT, WIDTH, gop) for gop in gops]
+            )
+            with writer.episode(key) as episode:
+                episode.append_video("image", gops)
+                for row in state(len(frames)):
+                    episode.append({"state": row})
+    return path, decoded
+
+
+def check(path: Path, decoded: dict[str, Pixels], **options: Any) -> dict[str, Any]:
+    """Every clip of an epoch is right; the statistics."""
+    pipe = seqrecord.SeqRecordPipe(path, batch_size=4, **options)
+    length, step = options["clip_len"], options.get("dilation", 1)
+    seen = 0
+    for batch in pipe:
+        for i, (key, start) in enumerate(zip(batch["episode"], batch["start"], strict=True)):
+            frames = int(start) + step * np.arange(length)
+            assert np.array_equal(batch["image"][i].numpy(), decoded[key][frames]), (key, start)
+            seen += 1
+    assert seen == len(pipe) * 4 - (-pipe.stats()["clips"] % 4)
+    return pipe.stats()
+
+
+def test_chunks_are_read_and_decoded_once(long: tuple[Path, dict[str, Pixels]]) -> None:
+    path, decoded = long
+    stats = check(path, decoded, clip_len=4, shuffle=False, num_cursors=1)
+    assert stats["video_frames_decoded"] == sum(map(len, decoded.values()))
+    pages = sum(int(group.page_length.sum()) for group in seqrecord.open(path).index.groups)
+    assert stats["bytes_read"] == pages
+    assert stats["resident_bytes"] < 100 * HEIGHT * WIDTH * 3  # a chunk has 120
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clip_len": 16, "num_cursors": 3},
+        {"clip_len": 4, "stride": 4, "num_cursors": 2},
+        {"clip_len": 3, "stride": 40, "num_cursors": 2},
+        {"clip_len": 5, "dilation": 9, "num_cursors": 2},
+        {"clip_len": 2, "stride": 7, "dilation": 3},
+        {"clip_len": 8, "num_cursors": 4, "num_threads": 4},
+        {"clip_len": 8, "num_cursors": 2, "device": "cpu"},
+    ],
+    ids=str,
+)
+def test_clips(long: tuple[Path, dict[str, Pixels]], options: dict[str, Any]) -> None:
+    check(*long, seed=1, **options)
+
+
+def test_loads_go_on_where_the_cursor_was(
+    long: tuple[Path, dict[str, Pixels]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a thread is slow: the cursor's next load waits for it."""
+    path, decoded = long
+    inner = ChunkLoader._decode
+
+    def slow(self: ChunkLoader, load: Any, *rest: Any) -> None:
+        time.sleep(0.01 * (load.first // 25 % 2))
+        inner(self, load, *rest)
+
+    monkeypatch.setattr(ChunkLoader, "_decode", slow)
+    stats = check(path, decoded, clip_len=4, num_cursors=2, num_threads=4)
+    total = sum(map(len, decoded.values()))
+    assert total <= stats["video_frames_decoded"] <= total + 2 * 120  # a cut of runs a cursor
+
+
+def test_resume_in_the_middle_of_a_chunk(long: tuple[Path, dict[str, Pixels]]) -> None:
+    path, _ = long
+    options: dict[str, Any] = {"clip_len": 4, "stride": 3, "batch_size": 4, "num_cursors": 2}
+    pipe = seqrecord.SeqRecordPipe(path, **options)
+    batches = [(b["episode"], b["start"].tolist(), b["image"].sum().item()) for b in pipe]
+    pipe = seqrecord.SeqRecordPipe(path, **options)
+    iterator = iter(pipe)
+    for _ in range(17):
+        next(iterator)
+    saved = pipe.state_dict()
+    del iterator
+    resumed = seqrecord.SeqRecordPipe(path, **options)
+    resumed.load_state_dict(saved)
+    rest = [(b["episode"], b["start"].tolist(), b["image"].sum().item()) for b in resumed]
+    assert rest == batches[17:]
+
+
+def test_memory_is_counted_for_what_stays_open(long: tuple[Path, dict[str, Pixels]]) -> None:
+    dataset = seqrecord.open(long[0])
+    table = dataset.episode_table
+    pieces = in_pieces(table, dataset.features)
+    assert isinstance(pieces, EpisodeTable)
+    assert table.groups[0].largest.tolist() == [100, 120, 20]
+    assert pieces.groups[0].largest.tolist() == [25, 30, 20]
+    assert pieces.groups[1] is table.groups[1]
+    group = dataset.index.groups[0]
+    kept = 30 * bytes_kept_open(pieces.groups[0], group, dataset.features)
+    assert kept >= int(group.page_length.max()) + 16 * HEIGHT * WIDTH * 3
+    assert bytes_kept_open(table.groups[0], group, dataset.features) == 0
