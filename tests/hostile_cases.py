@@ -605,6 +605,18 @@ _FILES = [
     Case("edits of version 2", _edits(_edit("").replace(b"1", b"2")), FormatError, "this version"),
     Case("edit of another op", _edits(_edit('{"op":"drop","uids":[]}')), FormatError, "an edit"),
     Case("uid of an edit", _edits(_edit('{"op":"delete","uids":[1]}')), FormatError, "an edit"),
+    Case(
+        "key of an edit",
+        _edits(_edit(f'{{"op":"rename","keys":{{"{"a" * 32}":"../x"}}}}')),
+        FormatError,
+        "episode key",
+    ),
+    Case(
+        "metadata of an edit",
+        _edits(_edit(f'{{"op":"relabel","metadata":{{"{"a" * 32}":"[]"}}}}')),
+        FormatError,
+        "metadata is not a JSON object",
+    ),
     Case("edits that are damaged", _edits(_edit(""), 0), ChecksumError, "checksum"),
     Case("slice checksum", _slice_sum, ChecksumError, "frames of a page"),
     Case("record file twice", _second_file(lambda p: None), FormatError, "two record files"),

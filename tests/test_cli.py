@@ -453,7 +453,7 @@ def test_storage_options_reach_the_filesystem() -> None:
 
 
 def test_help_and_version() -> None:
-    commands = ["write", "info", "verify", "reindex", "clean", "split", "export", "view"]
+    commands = ["write", "info", "verify", "reindex", "clean", "split", "edit", "merge", "export"]
     text = run().stdout
     for command in commands:
         assert f"\n  {command} " in text

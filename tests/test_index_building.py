@@ -14,7 +14,16 @@ import pytest
 
 from seqrecord.errors import FormatError
 from seqrecord.format import EpisodePart, Footer, encode_footer, parse_footer
-from seqrecord.format.edits import Delete, Edit, Edits, Split, encode_edit, parse_edit
+from seqrecord.format.edits import (
+    Delete,
+    Edit,
+    Edits,
+    Relabel,
+    Rename,
+    Split,
+    encode_edit,
+    parse_edit,
+)
 from seqrecord.format.index import NO_SPLIT, Index, table_names
 from seqrecord.format.manifest import IndexFile, Manifest
 from seqrecord.format.pages import chunk_bytes
@@ -340,11 +349,15 @@ def test_edits_are_replayed() -> None:
         Split("val", ("b" * 32, "d" * 32)),
         Split(None, ("d" * 32, "9" * 32)),
         Delete(("c" * 32, "8" * 32)),
+        Rename({"a" * 32: "e", "e" * 32: "a", "c" * 32: "b", "7" * 32: "d"}),
+        Relabel({"b" * 32: '{ "x": 1 }', "d" * 32: "{}"}),
+        Rename({"e" * 32: "new/a"}),
     ]
     edits = [again for edit in edits for again in parse_edit(encode_edit([edit]))]
     built = build_index({"x": whole}, edits=Edits.of(edits), splits=("test", "val"))
     assert built.splits == ("test", "val", "train")
-    assert built.index.keys.to_pylist() == ["a", "b", "d", "e"]
+    assert built.index.keys.to_pylist() == ["e", "b", "d", "new/a"]
+    assert built.index.metadata.to_pylist() == ["{}", '{"x":1}', "{}", "{}"]
     assert built.index.split.tolist() == [2, 1, NO_SPLIT, NO_SPLIT]
     assert [built.index.uid(i) for i in range(4)] == [key * 32 for key in "abde"]
     assert built.lost == ()
@@ -365,6 +378,10 @@ def test_edits_are_replayed() -> None:
         b'{"format":"seqrecord edits","version":1,"edits":[{"op":"delete","uids":[],"x":1}]}',
         b'{"format":"seqrecord edits","version":1,"edits":[{"op":"split","uids":[]}]}',
         b'{"format":"seqrecord edits","version":1,"edits":[{"op":"split","split":"/","uids":[]}]}',
+        b'{"format":"seqrecord edits","version":1,"edits":[{"op":"rename","uids":[]}]}',
+        b'{"format":"seqrecord edits","version":1,"edits":[{"op":"rename","keys":{"a":"b"}}]}',
+        b'{"format":"seqrecord edits","version":1,"edits":[{"op":"relabel","metadata":[]}]}',
+        b'{"format":"seqrecord edits","version":1,"edits":[{"op":"relabel","keys":{}}]}',
     ],
 )
 def test_what_is_no_edit(data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Edits: small durable records of what was deleted, and of how episodes were split.
+"""Edits: small durable records of what became of episodes after they were written.
 
 The effect of an edit is in the index; whoever builds the index anew applies them in their order.
 The normative text is docs/format.md.
@@ -14,9 +14,19 @@ from typing import Any
 
 from seqrecord.errors import FormatError
 from seqrecord.format.manifest import SPLIT_NAME
-from seqrecord.format.text import parse_json
+from seqrecord.format.text import check_key, encode_metadata, parse_json, parse_metadata
 
-__all__ = ["MAX_EDIT_BYTES", "Delete", "Edit", "Edits", "Split", "encode_edit", "parse_edit"]
+__all__ = [
+    "MAX_EDIT_BYTES",
+    "Delete",
+    "Edit",
+    "Edits",
+    "Relabel",
+    "Rename",
+    "Split",
+    "encode_edit",
+    "parse_edit",
+]
 
 MAX_EDIT_BYTES = 1 << 25
 EDIT_VERSION = 1
@@ -45,35 +55,64 @@ class Split:
         return {"op": "split", "split": self.split, "uids": list(self.uids)}
 
 
-Edit = Delete | Split
+@dataclass(frozen=True)
+class Rename:
+    """Episodes have these keys, by uid."""
+
+    keys: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"op": "rename", "keys": dict(self.keys)}
+
+
+@dataclass(frozen=True)
+class Relabel:
+    """Episodes have this metadata, by uid: each the canonical text of a JSON object."""
+
+    metadata: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"op": "relabel", "metadata": dict(self.metadata)}
+
+
+Edit = Delete | Split | Rename | Relabel
 
 
 @dataclass(frozen=True)
 class Edits:
     """What edits come to together: uids that are deleted, and the split of each uid that has one.
 
-    `names` are the splits, in the order in which the edits name them first.
+    `names` are the splits, in the order in which the edits name them first. `keys` and `metadata`
+    are of the uids that have others than their record files say.
     """
 
     deleted: frozenset[str] = frozenset()
     splits: Mapping[str, str] = field(default_factory=dict)
     names: tuple[str, ...] = ()
+    keys: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, edits: Iterable[Edit]) -> Edits:
         deleted: set[str] = set()
         splits: dict[str, str] = {}
         names: dict[str, None] = {}
+        keys: dict[str, str] = {}
+        metadata: dict[str, str] = {}
         for edit in edits:
             if isinstance(edit, Delete):
                 deleted.update(edit.uids)
+            elif isinstance(edit, Rename):
+                keys.update(edit.keys)
+            elif isinstance(edit, Relabel):
+                metadata.update(edit.metadata)
             elif edit.split is None:
                 for uid in edit.uids:
                     splits.pop(uid, None)
             else:
                 names[edit.split] = None
                 splits.update(dict.fromkeys(edit.uids, edit.split))
-        return cls(frozenset(deleted), splits, tuple(names))
+        return cls(frozenset(deleted), splits, tuple(names), keys, metadata)
 
 
 def encode_edit(edits: Sequence[Edit]) -> bytes:
@@ -123,8 +162,22 @@ def _edit(value: object) -> Edit:
             split = value["split"]
             if split is None or (isinstance(split, str) and SPLIT_NAME.fullmatch(split)):
                 return Split(split, tuple(uids))
+    if (texts := _by_uid(value, "rename", "keys")) is not None:
+        return Rename({uid: check_key(key) for uid, key in texts.items()})
+    if (texts := _by_uid(value, "relabel", "metadata")) is not None:
+        return Relabel({uid: encode_metadata(parse_metadata(text)) for uid, text in texts.items()})
     raise FormatError(
         "not an edit",
-        expected="delete of uids, or split of a name or null, of uids",
+        expected="delete of uids; split of a name or null, of uids; rename of keys by uid; relabel "
+        "of metadata by uid",
         got=repr(value)[:200],
     )
+
+
+def _by_uid(value: object, op: str, name: str) -> dict[str, Any] | None:
+    """What an edit of this kind says of each uid; `None` for what is none."""
+    if not isinstance(value, dict) or value.get("op") != op or set(value) != {"op", name}:
+        return None
+    found = value[name]
+    known = isinstance(found, dict) and all(_UID.fullmatch(uid) for uid in found)
+    return found if known else None

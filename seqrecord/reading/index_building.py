@@ -59,7 +59,8 @@ def build_index(
 
     `footers` are by path. `committed` are the paths that a manifest names, and `left_out` the uids
     of episodes in them that are not in its dataset: all other episodes that are complete in them
-    are, but for those that `edits` have deleted. Of several episodes of one key that of the dataset
+    are, but for those that `edits` have deleted. Their keys and metadata are those that `edits`
+    say, if any. Of several episodes of one key that of the dataset
     wins, else the one of the smallest uid. Of several copies of a chunk the one in a file of the
     dataset is taken, else that of the file of the smallest id. So the result depends on neither the
     order of the files nor that of their writers. Files are numbered in the order in which the
@@ -76,6 +77,14 @@ def build_index(
     complete = _complete([footers[path] for path in paths])
     for uid in edits.deleted:
         complete.pop(uid, None)
+    for uid in (edits.keys.keys() | edits.metadata.keys()) & complete.keys():
+        rows = complete[uid]
+        episode = replace(
+            rows.episode,
+            key=edits.keys.get(uid, rows.episode.key),
+            metadata=edits.metadata.get(uid, rows.episode.metadata),
+        )
+        complete[uid] = replace(rows, episode=episode)
     in_dataset = np.array([path in committed for path in paths], bool)
     left_out = frozenset(left_out)
     rank = {

@@ -6,10 +6,8 @@ also when the dataset grows. Episodes that are in a split stay there when others
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
@@ -18,19 +16,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.checksum import crc32c
-from seqrecord.errors import ClipError, NotFoundError, SeqRecordError
-from seqrecord.format.edits import Split, encode_edit
+from seqrecord.errors import ClipError, NotFoundError
+from seqrecord.format.edits import Split
 from seqrecord.format.index import NO_SPLIT, Index
-from seqrecord.format.manifest import EDITS, MAX_SPLITS, SPLIT_NAME, IndexFile, read_manifest
+from seqrecord.format.manifest import MAX_SPLITS, SPLIT_NAME
 from seqrecord.reading.metadata import load_index
 from seqrecord.storage import Storage, open_storage
 from seqrecord.version import CREATED_BY
-from seqrecord.writing.commits import Version, put_version, read_base, tidy
+from seqrecord.writing.commits import Version, put_version, read_base
+from seqrecord.writing.edit_files import put_edits, removed_if_unnamed
 
 __all__ = ["deal_episodes", "split_dataset"]
-
-_UIDS_AT_ONCE = 500_000  # in one file of edits
 
 
 def split_dataset(
@@ -89,11 +85,13 @@ def _split(
     changed = np.flatnonzero(new != old)
     if len(changed):
         edits = [
-            Split(None if number == NO_SPLIT else names[number], uids)
+            Split(
+                None if number == NO_SPLIT else names[number],
+                _uids(index, changed[new[changed] == number]),
+            )
             for number in np.unique(new[changed]).tolist()
-            for uids in _uids(index, changed[new[changed] == number])
         ]
-        files = _put_edits(storage, edits, len(manifest.edits))
+        files = put_edits(storage, edits, len(manifest.edits))
         version = Version(
             replace(index, split=new.astype(np.uint16)),
             manifest.record_files,
@@ -103,12 +101,8 @@ def _split(
             manifest.statistics,
             (*manifest.edits, *files),
         )
-        try:
+        with removed_if_unnamed(storage, files):
             put_version(storage, base, version, created_by)
-        except BaseException:
-            # What is not known to be in a manifest stays only where it may be in one.
-            _tidy_unnamed(storage, files)
-            raise
     return {name: int((new == names.index(name)).sum()) for name in names}
 
 
@@ -193,35 +187,5 @@ def _drawn(seed: int, unit: str) -> bytes:
     return hashlib.sha256(f"{seed} {unit}".encode()).digest()
 
 
-def _uids(index: Index, episodes: npt.NDArray[np.int64]) -> list[tuple[str, ...]]:
-    uids = [index.uid(episode) for episode in episodes.tolist()]
-    return [tuple(uids[i : i + _UIDS_AT_ONCE]) for i in range(0, len(uids), _UIDS_AT_ONCE)]
-
-
-def _put_edits(storage: Storage, edits: Sequence[Split], number: int) -> list[IndexFile]:
-    """A file for each edit; their names ascend, and come after `number` others."""
-    token, files = secrets.token_hex(8), list[IndexFile]()
-    try:
-        for i, edit in enumerate(edits, number):
-            data = encode_edit([edit])
-            path = f"{EDITS}/{i:08d}-{token}.json"
-            files.append(IndexFile(path, len(data), f"{crc32c(data):08x}"))
-            upload = storage.create(path)
-            try:
-                upload.write(memoryview(data))
-                upload.commit()
-            except BaseException:
-                upload.abort()
-                raise
-    except BaseException:
-        tidy(storage, [file.path for file in files])
-        raise
-    return files
-
-
-def _tidy_unnamed(storage: Storage, files: Sequence[IndexFile]) -> None:
-    """Remove files of edits, unless the manifest that is there names them, or none can be read."""
-    with contextlib.suppress(SeqRecordError):
-        manifest = read_manifest(storage)
-        named = {file.path for file in manifest.edits}
-        tidy(storage, [file.path for file in files if file.path not in named])
+def _uids(index: Index, episodes: npt.NDArray[np.int64]) -> tuple[str, ...]:
+    return tuple(index.uid(episode) for episode in episodes.tolist())

@@ -38,6 +38,7 @@ from seqrecord.tools.cli.arguments import (
     parse_map,
     parse_options,
 )
+from seqrecord.tools.cli.editing import edit, merge
 from seqrecord.tools.cli.exporting import export
 from seqrecord.tools.cli.pictures import trace, view
 from seqrecord.tools.cli.statistics import stats
@@ -378,6 +379,8 @@ main.add_command(bench)
 main.add_command(cache)
 main.add_command(clean)
 main.add_command(export)
+main.add_command(edit)
+main.add_command(merge)
 main.add_command(split)
 main.add_command(stats)
 main.add_command(trace)

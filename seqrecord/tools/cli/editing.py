@@ -1,0 +1,176 @@
+"""The commands that change which episodes a dataset has: `edit` and `merge`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from seqrecord.reading.filters import EpisodeFilter
+from seqrecord.storage import parse_location
+from seqrecord.text import counted
+from seqrecord.tools.cli.arguments import common
+from seqrecord.tools.cli.terminal import Group
+from seqrecord.units import format_size
+from seqrecord.writing.edits import (
+    delete_episodes,
+    keep_episodes,
+    relabel_episodes,
+    rename_episodes,
+    split_episodes,
+)
+from seqrecord.writing.merging import merge_datasets
+
+__all__ = ["edit", "merge"]
+
+_EPISODES = click.argument("episodes", metavar="KEY…|GLOB", nargs=-1, required=True)
+_DRY_RUN = click.option("--dry-run", is_flag=True, help="Only print what would be changed.")
+
+
+@click.group(cls=Group)
+def edit() -> None:
+    """Change episodes of a dataset: which there are, their keys, metadata and splits.
+
+    Record files stay as they are, and `reindex` does not undo an edit. Episodes are keys, or a glob
+    such as 'kitchen/*'.
+    """
+
+
+@edit.command()
+@click.argument("path")
+@_EPISODES
+@_DRY_RUN
+@common
+def delete(
+    path: str, episodes: tuple[str, ...], dry_run: bool, storage_options: dict[str, Any] | None
+) -> None:
+    """Delete episodes. `clean` removes the record files of which nothing is left."""
+    chosen = delete_episodes(
+        path, _filter(episodes), dry_run=dry_run, storage_options=storage_options
+    )
+    _say(path, chosen, "deleted", dry_run)
+
+
+@edit.command()
+@click.argument("path")
+@_EPISODES
+@_DRY_RUN
+@common
+def keep(
+    path: str, episodes: tuple[str, ...], dry_run: bool, storage_options: dict[str, Any] | None
+) -> None:
+    """Delete all other episodes."""
+    chosen = keep_episodes(
+        path, _filter(episodes), dry_run=dry_run, storage_options=storage_options
+    )
+    _say(path, chosen, "deleted", dry_run)
+
+
+@edit.command()
+@click.argument("path")
+@click.argument("old", metavar="KEY")
+@click.argument("new", metavar="NEW_KEY")
+@_DRY_RUN
+@common
+def rename(
+    path: str, old: str, new: str, dry_run: bool, storage_options: dict[str, Any] | None
+) -> None:
+    """Give an episode another key."""
+    chosen = rename_episodes(path, {old: new}, dry_run=dry_run, storage_options=storage_options)
+    _say(path, chosen, "renamed", dry_run)
+
+
+@edit.command()
+@click.argument("path")
+@_EPISODES
+@click.option(
+    "--set", "entries", metavar="NAME=VALUE", multiple=True, help="JSON, or else text; repeatable."
+)
+@click.option("--remove", metavar="NAME", multiple=True, help="Remove an entry; repeatable.")
+@_DRY_RUN
+@common
+def relabel(
+    path: str,
+    episodes: tuple[str, ...],
+    entries: tuple[str, ...],
+    remove: tuple[str, ...],
+    dry_run: bool,
+    storage_options: dict[str, Any] | None,
+) -> None:
+    """Change entries of the metadata of episodes; the others stay."""
+    wanted: dict[str, Any] = dict.fromkeys(remove)
+    for text in entries:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise click.UsageError(f"not an entry: {text!r}; write NAME=VALUE")
+        wanted[name] = _value(value)
+    if not wanted:
+        raise click.UsageError("nothing to change: --set NAME=VALUE or --remove NAME")
+    chosen = relabel_episodes(
+        path, _filter(episodes), wanted, dry_run=dry_run, storage_options=storage_options
+    )
+    _say(path, chosen, "relabelled", dry_run)
+
+
+@edit.command("split")
+@click.argument("path")
+@_EPISODES
+@click.option("--name", help="The split; left out: none.")
+@_DRY_RUN
+@common
+def put_in_split(
+    path: str,
+    episodes: tuple[str, ...],
+    name: str | None,
+    dry_run: bool,
+    storage_options: dict[str, Any] | None,
+) -> None:
+    """Put episodes into a split, or into none. `seqrecord split` draws them."""
+    chosen = split_episodes(
+        path, _filter(episodes), name, dry_run=dry_run, storage_options=storage_options
+    )
+    _say(path, chosen, f"put into {name}" if name else "put into no split", dry_run)
+
+
+@click.command()
+@click.argument("sources", metavar="PATH…", nargs=-1, required=True)
+@click.option("-o", "--dst", required=True, help="Where the new dataset goes.")
+@_DRY_RUN
+@common
+def merge(
+    sources: tuple[str, ...], dst: str, dry_run: bool, storage_options: dict[str, Any] | None
+) -> None:
+    """Make a dataset of all episodes of several ones; these stay as they are.
+
+    On one disk record files are hard-linked, and so take no more room; elsewhere they are copied.
+    """
+    report = merge_datasets(sources, dst, dry_run=dry_run, storage_options=storage_options)
+    would = "would have " if dry_run else ""
+    click.echo(
+        f"{parse_location(dst).shown}: {would}{counted(report.num_episodes, 'episode')}, "
+        f"{counted(report.num_frames, 'frame')} in "
+        f"{counted(report.num_record_files, 'record file')}; "
+        f"{format_size(report.linked_bytes)} linked, {format_size(report.copied_bytes)} copied"
+    )
+
+
+def _filter(episodes: tuple[str, ...]) -> EpisodeFilter:
+    """Keys as they are, or one glob. An episode may have a key that looks like a glob."""
+    if len(episodes) == 1 and set(episodes[0]) & set("*?["):
+        return episodes[0]
+    return list(episodes)
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _say(path: str, keys: list[str], done: str, dry_run: bool) -> None:
+    for key in keys:
+        click.echo(key)
+    would = "would be " if dry_run else ""
+    click.echo(f"{parse_location(path).shown}: {counted(len(keys), 'episode')} {would}{done}")

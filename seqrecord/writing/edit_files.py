@@ -1,0 +1,91 @@
+"""Files of edits: written before the manifest that names them, and removed where none does."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+
+from seqrecord.checksum import crc32c
+from seqrecord.errors import SeqRecordError
+from seqrecord.format.edits import Delete, Edit, Relabel, Rename, Split, encode_edit
+from seqrecord.format.manifest import EDITS, IndexFile, read_manifest
+from seqrecord.storage import Storage
+from seqrecord.writing.commits import tidy
+
+__all__ = ["put_edit_file", "put_edits", "removed_if_unnamed"]
+
+_UIDS_AT_ONCE = 500_000  # in one file
+_TEXT_AT_ONCE = 1 << 22  # characters, of which JSON makes at most six bytes each
+
+
+def put_edits(storage: Storage, edits: Sequence[Edit], number: int) -> list[IndexFile]:
+    """Write files of edits; their names ascend, and come after `number` others."""
+    token, files = secrets.token_hex(8), list[IndexFile]()
+    try:
+        pieces = (piece for edit in edits for piece in _pieces(edit))
+        for i, edit in enumerate(pieces, number):
+            path = f"{EDITS}/{i:08d}-{token}.json"
+            files.append(put_edit_file(storage, path, encode_edit([edit])))
+    except BaseException:
+        tidy(storage, [file.path for file in files])
+        raise
+    return files
+
+
+def put_edit_file(storage: Storage, path: str, data: bytes) -> IndexFile:
+    """Write one file of edits, which nothing names yet."""
+    upload = storage.create(path)
+    try:
+        upload.write(memoryview(data))
+        upload.commit()
+    except BaseException:
+        upload.abort()
+        raise
+    return IndexFile(path, len(data), f"{crc32c(data):08x}")
+
+
+@contextlib.contextmanager
+def removed_if_unnamed(storage: Storage, files: Sequence[IndexFile]) -> Iterator[None]:
+    """If the block raises, remove files of edits unless the manifest that is there names them.
+
+    What is not known to be in a manifest stays only where it may be in one.
+    """
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(SeqRecordError):
+            named = {file.path for file in read_manifest(storage).edits}
+            tidy(storage, [file.path for file in files if file.path not in named])
+        raise
+
+
+def _pieces(edit: Edit) -> Iterator[Edit]:
+    """The same as edits of which each goes into one file."""
+    if isinstance(edit, Delete):
+        yield from (Delete(uids) for uids in _runs(edit.uids))
+    elif isinstance(edit, Split):
+        yield from (Split(edit.split, uids) for uids in _runs(edit.uids))
+    elif isinstance(edit, Rename):
+        yield from (Rename(some) for some in _parts(edit.keys))
+    else:
+        yield from (Relabel(some) for some in _parts(edit.metadata))
+
+
+def _runs(uids: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    for i in range(0, len(uids), _UIDS_AT_ONCE):
+        yield tuple(uids[i : i + _UIDS_AT_ONCE])
+
+
+def _parts(texts: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    part: dict[str, str] = {}
+    length = 0
+    for uid, text in texts.items():
+        size = len(uid) + len(text)
+        if part and length + size > _TEXT_AT_ONCE:
+            yield part
+            part, length = {}, 0
+        part[uid] = text
+        length += size
+    if part:
+        yield part

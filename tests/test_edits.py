@@ -1,0 +1,238 @@
+"""Episodes that are deleted, kept, renamed, relabelled or put into splits, and who reads then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import seqrecord
+from seqrecord import ClipError, FormatError, NotFoundError, SeqRecordPipe, SeqRecordWriter
+from seqrecord.errors import ConflictError
+from seqrecord.format import manifest as manifest_module
+from seqrecord.format.manifest import read_manifest
+from seqrecord.storage import LocalStorage
+from seqrecord.writing import commits
+from seqrecord.writing.cleaning import clean
+from seqrecord.writing.edits import (
+    delete_episodes,
+    keep_episodes,
+    relabel_episodes,
+    rename_episodes,
+    split_episodes,
+)
+from tests.command_line import main
+
+
+def write(path: Path, numbers: range, **settings: Any) -> Path:
+    """Episodes of three frames each, two of them in a record file."""
+    with SeqRecordWriter(path, codecs="raw", record_bytes=20_000, **settings) as writer:
+        for number in numbers:
+            with writer.episode(f"e{number}", metadata={"number": number, "of": "a"}) as episode:
+                for i in range(3):
+                    episode.append({"x": np.full(1000, 10 * number + i, np.float32)})
+    return path
+
+
+def content(path: Path) -> dict[str, tuple[dict[str, Any], list[float]]]:
+    """Metadata and values of each episode, as a reader that opens the dataset now sees them."""
+    with seqrecord.open(path) as dataset:
+        return {
+            key: (dict(episode.metadata), episode[:]["x"][:, 0].tolist())
+            for key, episode in dataset.episodes.items()
+        }
+
+
+def check(path: Path, expected: dict[str, tuple[dict[str, Any], list[float]]]) -> None:
+    """The dataset is that, and so it is when its index and its manifest were lost."""
+    assert content(path) == expected
+    seqrecord.reindex(path)
+    assert content(path) == expected
+    assert not seqrecord.verify(path).problems
+    (path / "manifest.json").unlink()
+    seqrecord.reindex(path)
+    assert content(path) == expected
+
+
+def test_delete(tmp_path: Path) -> None:
+    path = write(tmp_path / "records", range(6))
+    before = content(path)
+    assert delete_episodes(path, ["e4", "e1"], dry_run=True) == ["e1", "e4"]
+    assert content(path) == before
+    assert delete_episodes(path, ["e4", "e1"]) == ["e1", "e4"]
+    left = {key: before[key] for key in ("e0", "e2", "e3", "e5")}
+    check(path, left)
+    # The statistics were those of all frames.
+    with seqrecord.open(path) as dataset:
+        assert dataset.statistics is None
+    write(path, range(6, 8), mode="append")
+    assert content(path).keys() == {*left, "e6", "e7"}
+    assert delete_episodes(path, lambda e: e["number"] > 5) == ["e6", "e7"]
+    check(path, left)
+    clips = SeqRecordPipe(path, clip_len=3, shuffle=False)
+    assert [clip["episode"] for clip in clips] == list(left)
+
+
+def test_clean_removes_record_files_of_which_nothing_is_left(tmp_path: Path) -> None:
+    path = write(tmp_path / "records", range(6))
+    held = {file.path: file.size for file in read_manifest(LocalStorage(path)).record_files}
+    assert len(held) == 3
+    delete_episodes(path, ["e0", "e2", "e3"])
+    left = content(path)
+    named = {file.path for file in read_manifest(LocalStorage(path)).record_files}
+    assert len(named) == 2
+    gone = held.keys() - named
+    assert set(clean(path, older_than=0)) >= gone
+    assert not any((path / name).exists() for name in gone)
+    check(path, left)
+
+
+def test_keep(tmp_path: Path) -> None:
+    path = write(tmp_path / "records", range(5))
+    before = content(path)
+    assert keep_episodes(path, "e[13]") == ["e0", "e2", "e4"]
+    check(path, {key: before[key] for key in ("e1", "e3")})
+    assert keep_episodes(path, "e*") == []
+
+
+def test_rename(tmp_path: Path) -> None:
+    path = write(tmp_path / "records", range(4))
+    before = content(path)
+    assert rename_episodes(path, {"e0": "e1", "e1": "e0", "e2": "new/2", "e3": "e3"}) == [
+        "e0",
+        "e1",
+        "e2",
+    ]
+    after = {"e1": before["e0"], "e0": before["e1"], "new/2": before["e2"], "e3": before["e3"]}
+    check(path, after)
+    rename_episodes(path, {"new/2": "last"})
+    after["last"] = after.pop("new/2")
+    check(path, after)
+    write(path, range(2, 3), mode="append")  # its first key is free again
+    assert content(path) == {**after, "e2": before["e2"]}
+
+
+def test_relabel_and_statistics_stay(tmp_path: Path) -> None:
+    path = write(tmp_path / "records", range(3))
+    before = content(path)
+    changed = {"scene": {"name": "ä", "lights": [1, 2]}, "of": None}
+    assert relabel_episodes(path, ["e0", "e2"], changed) == ["e0", "e2"]
+    assert relabel_episodes(path, ["e0", "e2"], changed) == []
+    after = dict(before)
+    for number in (0, 2):
+        metadata = {"number": number, "scene": changed["scene"]}
+        after[f"e{number}"] = (metadata, before[f"e{number}"][1])
+    with seqrecord.open(path) as dataset:
+        assert dataset.statistics is not None
+    check(path, after)
+    with seqrecord.open(path) as dataset:
+        assert dataset.find_episodes(lambda episode: "scene" in episode).tolist() == [0, 2]
+
+
+def test_split(tmp_path: Path) -> None:
+    path = write(tmp_path / "records", range(4))
+    before = content(path)
+    assert split_episodes(path, "e[012]", "train") == ["e0", "e1", "e2"]
+    assert split_episodes(path, ["e2", "e3"], "val") == ["e2", "e3"]
+    assert split_episodes(path, ["e0"], None) == ["e0"]
+    assert split_episodes(path, ["e1"], "train") == []
+    with seqrecord.open(path) as dataset:
+        assert dataset.find_episodes(None, "train").tolist() == [1]
+        assert dataset.find_episodes(None, "val").tolist() == [2, 3]
+        assert dataset.statistics is not None
+    check(path, before)
+    with seqrecord.open(path) as dataset:
+        assert dataset.find_episodes(None, "val").tolist() == [2, 3]
+
+
+def test_a_copy_that_was_left_out_does_not_come_in_its_place(tmp_path: Path) -> None:
+    path = write(tmp_path / "records", range(3))
+    # An episode of a key that is there, of a writer that was interrupted.
+    other = write(tmp_path / "other", range(1, 2))
+    for file in (other / "records").iterdir():
+        (path / "records" / file.name).hardlink_to(file)
+    seqrecord.reindex(path)
+    before = content(path)
+    rename_episodes(path, {"e1": "renamed"})
+    after = {"e0": before["e0"], "renamed": before["e1"], "e2": before["e2"]}
+    check(path, after)
+    delete_episodes(path, ["renamed"])
+    del after["renamed"]
+    check(path, after)
+
+
+def test_what_cannot_be_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
+    path = write(tmp_path / "records", range(3))
+    text = (path / "manifest.json").read_bytes()
+    with pytest.raises(ClipError, match="no episode would be left"):
+        delete_episodes(path, "*")
+    with pytest.raises(ClipError, match=r"no such episode.*e9"):
+        delete_episodes(path, ["e9"])
+    with pytest.raises(ClipError, match="no episode is selected"):
+        keep_episodes(path, "nothing*")
+    with pytest.raises(ClipError, match=r"two episodes would have one key.*e2"):
+        rename_episodes(path, {"e0": "e2"})
+    with pytest.raises(ClipError, match=r"two episodes would have one key.*x"):
+        rename_episodes(path, {"e0": "x", "e1": "x"})
+    with pytest.raises(FormatError, match="not an episode key"):
+        rename_episodes(path, {"e0": "../x"})
+    with pytest.raises(FormatError, match="JSON"):
+        relabel_episodes(path, ["e0"], {"x": float("nan")})
+    with pytest.raises(ClipError, match="not the name of a split"):
+        split_episodes(path, ["e0"], "a/b")
+    with pytest.raises(NotFoundError, match="no dataset"):
+        delete_episodes(tmp_path / "nowhere", ["e0"])
+    assert (path / "manifest.json").read_bytes() == text
+    assert not (path / "edits").exists()
+
+
+def test_another_writer_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "records", range(3))
+    real = manifest_module.put_manifest
+
+    def late(*args: Any, **kwargs: Any) -> Any:
+        monkeypatch.undo()
+        write(path, range(3, 4), mode="append")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(commits, "put_manifest", late)
+    with pytest.raises(ConflictError, match="another writer"):
+        delete_episodes(path, ["e0"])
+    assert content(path).keys() == {"e0", "e1", "e2", "e3"}
+    assert not list((path / "edits").iterdir())
+
+
+def test_the_commands(tmp_path: Path) -> None:
+    path = write(tmp_path / "records", range(5))
+
+    def run(*words: object) -> str:
+        result = CliRunner().invoke(main, [str(word) for word in words])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    text = run("edit", "delete", path, "e[34]", "--dry-run")
+    assert text == f"e3\ne4\n{path}: 2 episodes would be deleted\n"
+    assert run("edit", "delete", path, "e4") == f"e4\n{path}: 1 episode deleted\n"
+    assert run("edit", "keep", path, "e0", "e1", "e2").startswith("e3\n")
+    assert "1 episode renamed" in run("edit", "rename", path, "e0", "first")
+    options = ["--set", "scene=hall", "--set", "lights=[1, 2]", "--remove", "of"]
+    assert "1 episode relabelled" in run("edit", "relabel", path, "e1", *options)
+    assert "2 episodes put into val" in run("edit", "split", path, "e*", "--name", "val")
+    assert "1 episode put into no split" in run("edit", "split", path, "e1")
+    found = content(path)
+    assert found.keys() == {"first", "e1", "e2"}
+    assert found["e1"][0] == {"number": 1, "scene": "hall", "lights": [1, 2]}
+    with seqrecord.open(path) as dataset:
+        assert dataset.find_episodes(None, "val").tolist() == [2]
+    other, made = write(tmp_path / "other", range(7, 9)), tmp_path / "made"
+    text = run("merge", path, other, "-o", made)
+    assert text.startswith(f"{made}: 5 episodes, 15 frames in 3 record files; ")
+    assert content(made).keys() == {*found, "e7", "e8"}
+    for words in (["edit", "relabel", path, "e1"], ["edit", "relabel", path, "e1", "--set", "x"]):
+        assert CliRunner().invoke(main, [str(word) for word in words]).exit_code == 2
+    result = CliRunner().invoke(main, ["edit", "delete", str(path), "nothing"])
+    assert result.exit_code == 1
+    assert "no such episode" in result.stderr
