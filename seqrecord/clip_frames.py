@@ -11,12 +11,13 @@ episode's first frame or behind its last one is that frame, again::
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.clip_times import TimedWindow
 from seqrecord.clips import ClipSpec
 from seqrecord.grids import IntArray
 
@@ -29,7 +30,9 @@ class FoundFrames(NamedTuple):
     frames: IntArray
     """int64[n, T]: the frames, all of them inside the clip's episode."""
     is_pad: npt.NDArray[np.bool_]
-    """bool[n, T]: whether the frame stands for one that would lie outside."""
+    """bool[n, T]: whether the frame stands for one that would lie outside, or for none."""
+    num_far: int = 0
+    """How many of these lie inside, and stand for a time without a frame."""
 
 
 class ClipSteps(NamedTuple):
@@ -51,12 +54,14 @@ class ClipFrames:
 
     `offsets`, int64[T] for each feature, are counted from a clip's start. `num_frames` is int64 of
     all rows of the index: how many frames each episode has. Where `draw` is, clips have the frames
-    `s + offsets * dilation`, the last one first where they are reversed.
+    `s + offsets * dilation`, the last one first where they are reversed. Features in `timed` have
+    the frames that are nearest to times, and `offsets` of the same length that mean nothing.
     """
 
     offsets: Mapping[str, IntArray]
     num_frames: IntArray
     draw: DrawSteps | None = None
+    timed: Mapping[str, TimedWindow] = field(default_factory=dict)
 
     @classmethod
     def of(cls, spec: ClipSpec, features: Iterable[str], num_frames: IntArray) -> ClipFrames:
@@ -71,9 +76,10 @@ class ClipFrames:
 
     def alike(self, features: Iterable[str]) -> list[tuple[str, ...]]:
         """The features in sets, of which those of one set have the same frames in every clip."""
-        found: dict[bytes, list[str]] = {}
+        found: dict[object, list[str]] = {}
         for name in features:
-            found.setdefault(self.offsets[name].tobytes(), []).append(name)
+            window = self.timed.get(name, self.offsets[name].tobytes())
+            found.setdefault(window, []).append(name)
         return [tuple(names) for names in found.values()]
 
     def find(self, feature: str, episode: IntArray, start: IntArray) -> FoundFrames:
@@ -81,6 +87,10 @@ class ClipFrames:
 
         The clips are given by the rows of their episodes and their starts, int64[n] each.
         """
+        if feature in self.timed:
+            timed = self.timed[feature].find(episode, start)
+            is_pad = timed.is_outside | timed.is_far
+            return FoundFrames(timed.frames, is_pad, int(timed.is_far.sum()))
         asked = start[:, None] + self._offsets(feature, episode, start)
         last = self.num_frames[episode][:, None] - 1
         frames = np.clip(asked, 0, last)

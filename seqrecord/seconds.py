@@ -24,7 +24,7 @@ class Seconds:
 
     `Seconds(-0.5, 0)` are all frames of the half second up to and with the clip's own;
     `Seconds([-0.2, -0.1, 0])` the frames at three times. Frames lie `1 / fps` seconds apart, by
-    what the episodes say of their frames a second.
+    what the episodes say of their frames a second; or where the timestamps `by` say.
 
     Raises `ClipError` for times that are no numbers, out of order, or too far apart.
 
@@ -32,8 +32,12 @@ class Seconds:
         first: the first time, in seconds; or a list of times, and no `last`.
         last: the last time, which counts too.
         every: seconds from one time to the next; each frame by default.
-        tolerance: how far a frame may lie from its time, in seconds. A time without such a frame is
-            an error.
+        tolerance: how far a frame may lie from its time, in seconds.
+        by: a feature of kind `timestamp`, one number a frame, of which the nearest is taken to
+            each time; with a list of times, or `every`. It need not be read otherwise.
+        beyond: what to do about a time that has no frame within `tolerance`, by such a feature.
+            "error" raises `ClipError`. "pad" takes the nearest frame, which `<feature>_is_pad`
+            tells, and `stats()["times_without_frame"]` counts.
     """
 
     times: tuple[float, ...] | None
@@ -41,6 +45,8 @@ class Seconds:
     last: float
     every: float | None
     tolerance: float
+    by: str | None
+    beyond: str
 
     def __init__(
         self,
@@ -49,6 +55,8 @@ class Seconds:
         *,
         every: float | None = None,
         tolerance: float = _TOLERANCE,
+        by: str | None = None,
+        beyond: str = "error",
     ) -> None:
         times = None
         if last is None:
@@ -72,11 +80,24 @@ class Seconds:
         step = None if every is None else _number("every of Seconds", every)
         if step is not None and step <= 0:
             raise ClipError("every of Seconds is too small", expected="above 0", got=step)
+        if not (by is None or isinstance(by, str)):
+            raise ClipError("by of Seconds is not a feature's name", got=repr(by)[:100])
+        if by is not None and times is None and step is None:
+            raise ClipError(
+                "Seconds by a feature need to be told each time", expected="a list, or every"
+            )
+        if beyond not in ("error", "pad") or (beyond == "pad" and by is None):
+            raise ClipError(
+                "beyond of Seconds is not what it should be",
+                expected="'error'; or, with by, 'pad'",
+                got=repr(beyond)[:100],
+            )
         near = _number("tolerance of Seconds", tolerance)
         if near < 0:
             raise ClipError("tolerance of Seconds is too small", expected="0 or more", got=near)
         for name, value in (
-            ("times", times), ("first", begin), ("last", end), ("every", step), ("tolerance", near)
+            ("times", times), ("first", begin), ("last", end), ("every", step), ("tolerance", near),
+            ("by", by), ("beyond", beyond),
         ):  # fmt: skip
             object.__setattr__(self, name, value)
 
@@ -86,6 +107,8 @@ class Seconds:
         said = f"{self.first:g}, {self.last:g}" if self.times is None else f"{list(self.times)}"
         said += "" if self.every is None else f", every={self.every:g}"
         said += "" if self.tolerance == _TOLERANCE else f", tolerance={self.tolerance:g}"
+        said += "" if self.by is None else f", by={self.by!r}"
+        said += "" if self.beyond == "error" else f", beyond={self.beyond!r}"
         return f"Seconds({said})"
 
     def offsets(self, fps: float, feature: str) -> IntArray:
@@ -105,7 +128,7 @@ class Seconds:
                     got=self,
                 )
             return np.arange(first, last + 1)
-        asked = np.array(self._asked()) * fps
+        asked = np.array(self.asked) * fps
         offsets = np.round(asked)
         wrong = np.flatnonzero(np.abs(offsets - asked) > slack)
         if len(wrong):
@@ -118,7 +141,9 @@ class Seconds:
             )
         return offsets.astype(np.int64)
 
-    def _asked(self) -> tuple[float, ...]:
+    @property
+    def asked(self) -> tuple[float, ...]:
+        """The times, of a list or `every` so many seconds."""
         if self.times is not None:
             return self.times
         assert self.every is not None

@@ -153,6 +153,7 @@ class ClipLoader:
 
     def start(self, plan: Plan, *, batch: int = 0, stats: EngineStats) -> Engine:
         """An engine that runs a plan from `batch` on."""
+        self.selection.times_without_frame = 0
         device = self._find_device()
         all_fixed = all(spec.is_fixed for spec in self.selection.arrays.values())
         fixed = device is None and all_fixed and not self._draws

@@ -188,6 +188,7 @@ class Epochs:
             "clips_incomplete": clips.num_incomplete,
             **self._counts,
             "clips_outside": clips.num_outside,
+            "times_without_frame": self.loader.selection.times_without_frame,
             "episodes_too_short": clips.num_short_episodes,
             **self.loader.left_out(self._epoch),
         }

@@ -133,6 +133,8 @@ class _Streaming:
         Clips left out: `episodes_too_short`, `clips_incomplete` (a frame lacks a feature),
         `clips_outside` (a window leaves the episode), `clips_dropped` (by `drop_last`).
 
+        Frames that stand for others: `times_without_frame`, of windows by timestamps.
+
         Clips given twice: `clips_repeated`, which another rank or worker gives too (see `equal`).
 
         With `order="sequences"` also `sequences`, of this process's part; `sequences_cut`, of which

@@ -11,10 +11,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from seqrecord.clip_frames import ClipFrames
+from seqrecord.clip_times import TimedWindow
 from seqrecord.clip_uses import ClipUse, reach_of
 from seqrecord.clips import IntArray
 from seqrecord.errors import ClipError
 from seqrecord.pipes.options import ClipOptions
+from seqrecord.pipes.timelines import Timeline
 from seqrecord.pipes.windows import check_windows, said_of
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.sampling import Window
@@ -37,6 +39,7 @@ class SelectedWindows:
     reach: tuple[int, int]  # how many frames before and behind a clip's start there must be
     offsets: dict[str, IntArray]  # of each feature that clips have, int64[T] from their starts
     padded: list[str]  # the features of which clips say what is padding
+    timed: dict[str, TimedWindow]  # those with frames by timestamps, which offsets do not tell
 
     def __init__(self, options: ClipOptions, dataset: SeqRecordReader, selected: IntArray) -> None:
         self._windows = {} if options.windows is None else check_windows(options.windows)
@@ -46,18 +49,21 @@ class SelectedWindows:
             self._others = self._others * options.dilations[0]
         self._all_have = options.clip_len is not None
         self._dataset, self._fps = dataset, 0.0
-        if any(isinstance(window, Seconds) for window in self._windows.values()):
+        seconds = {n: w for n, w in self._windows.items() if isinstance(w, Seconds)}
+        clocks = {by: Timeline(dataset, by) for w in seconds.values() if (by := w.by) is not None}
+        self._timed = {n: clocks[w.by].window(w) for n, w in seconds.items() if w.by is not None}
+        if len(self._timed) < len(seconds):
             index = dataset.index
             self._fps = frames_per_second(index.fps, selected, index.keys, url=dataset.url)
         self.is_padded = options.pad is not None
         self._is_transformed = options.frame_transform is not None
         if self._is_transformed:  # which needs all stored features, of every window
-            found = [self._offsets_of(name) for name in self._windows]
+            found = [self._held(name) for name in self._windows]
             every = np.unique(np.concatenate([self._others, *found]))
             self._stored = dict.fromkeys(dataset.features, every)
         else:
             self.give(dict.fromkeys(dataset.features))
-            self._stored = self.offsets
+            self._stored = {name: self._held(name) for name in dataset.features}
         nearest = (offsets * self._dilations[0] for offsets in self._stored.values())
         self.reach = (0, 0) if self.is_padded else reach_of(nearest)
 
@@ -80,9 +86,15 @@ class SelectedWindows:
                 got=", ".join(unknown)[:200],
             )
         self.offsets = {name: self._offsets_of(of or name) for name, of in features.items()}
-        self.padded = [n for n in names if self._all_have or n in self._windows]
-        if not self.is_padded:
-            self.padded = []
+        self.timed = {
+            n: self._timed[of or n] for n, of in features.items() if (of or n) in self._timed
+        }
+        self.padded = [
+            name
+            for name in names
+            if (self.is_padded and (self._all_have or name in self._windows))
+            or (name in self.timed and self.timed[name].pads)
+        ]
 
     def uses(self) -> list[list[ClipUse]]:
         """What clips use of the stored features, and the frames that lack one of these, with each
@@ -112,20 +124,38 @@ class SelectedWindows:
     def of_groups(self, stride: int) -> list[Window]:
         """What clips use of each group of features; of one, where frames are transformed."""
         groups: dict[int, list[IntArray]] = {}
-        for name, offsets in self.offsets.items():
+        timed: set[int] = set()
+        for name in self.offsets:
             if not self._is_transformed and name not in self._dataset.features:
                 continue  # the mask of another one
             group = 0 if self._is_transformed else self._dataset.features[name].group
-            every = [offsets * dilation for dilation in self._dilations]
+            every = [self._held(name) * dilation for dilation in self._dilations]
             groups.setdefault(group, []).extend(every)
-        return [Window.around(groups[n], stride, pad=self.is_padded) for n in sorted(groups)]
+            if name in self.timed:
+                timed.add(group)
+        return [
+            Window.around(groups[n], stride, pad=self.is_padded or n in timed)
+            for n in sorted(groups)
+        ]
+
+    def _held(self, name: str) -> IntArray:
+        """The offsets at which a feature's frames are, or with timestamps can be."""
+        if name not in self._timed:
+            return self._offsets_of(name)
+        return np.arange(self._timed[name].first, self._timed[name].last + 1)
 
     def said(self) -> dict[str, str]:
         """The windows as text, by feature, where there are any but those of `clip_len`."""
-        return {name: said_of(self._offsets_of(name)) for name in sorted(self._windows)}
+        return {
+            name: repr(self._windows[name]) if name in self._timed else said_of(offsets)
+            for name in sorted(self._windows)
+            for offsets in [self._offsets_of(name)]
+        }
 
     def _offsets_of(self, name: str) -> IntArray:
         window = self._windows.get(name)
+        if name in self._timed:
+            return np.zeros(len(self._timed[name].times), np.int64)
         if isinstance(window, Seconds):
             return window.offsets(self._fps, name)
         return self._others if window is None else np.array(window, np.int64)

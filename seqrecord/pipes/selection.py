@@ -77,6 +77,7 @@ class ClipSelection:
     nested: frozenset[str]  # those of them that come as nested tensors
     columns: Columns  # what clips have beside features
     draws: ClipDraws | None = None  # what `clip_transform` makes of clips
+    times_without_frame: int = 0  # of windows in time, that `masks` has said
     windows: SelectedWindows  # which frames clips have of `arrays`
     steps: SelectedSteps | None = None  # how far apart these are, where that is drawn
 
@@ -195,10 +196,9 @@ class ClipSelection:
     ) -> dict[str, torch.Tensor]:
         """What batches tell of the frames of clips, which are given by the rows of their episodes
         and their starts, int64[n] each: `<feature>_is_pad`, bool[n, T], and what was drawn."""
-        said = {
-            f"{name}_is_pad": torch.from_numpy(frames.find(name, episode, start).is_pad)
-            for name in self.windows.padded
-        }
+        found = {name: frames.find(name, episode, start) for name in self.windows.padded}
+        self.times_without_frame += sum(one.num_far for one in found.values())
+        said = {f"{name}_is_pad": torch.from_numpy(one.is_pad) for name, one in found.items()}
         if self.steps is not None and frames.draw is not None:
             said |= self.steps.said(frames.draw(episode, start))
         return said
@@ -213,7 +213,7 @@ class ClipSelection:
     @property
     def clip_frames(self) -> ClipFrames:
         """Which frames clips have of each feature, before anything is drawn."""
-        return ClipFrames(self.windows.offsets, self.episodes.num_frames)
+        return ClipFrames(self.windows.offsets, self.episodes.num_frames, timed=self.windows.timed)
 
     def drawn_frames(self, seed: int, epoch: int) -> ClipFrames:
         """Which frames clips have of each feature in an epoch."""

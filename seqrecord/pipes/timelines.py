@@ -1,0 +1,122 @@
+"""The timestamps of episodes, as windows in time need them."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.clip_times import TimedWindow
+from seqrecord.errors import ClipError
+from seqrecord.lags import Lags, has_lags
+from seqrecord.reading.reader import SeqRecordReader
+from seqrecord.seconds import Seconds
+
+__all__ = ["Timeline"]
+
+_UNITS = {None: 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_MOST_BYTES = 16 << 20  # of timestamps in memory
+
+
+class Timeline:
+    """The timestamps of one feature of a dataset, in seconds. Picklable.
+
+    Those of an episode are read when it is first asked for; the last ones stay in memory.
+
+    Raises `ClipError` for a feature that is no timestamp, and for one whose statistics do not say
+    how far apart its frames are.
+    """
+
+    def __init__(self, dataset: SeqRecordReader, feature: str) -> None:
+        schema = dataset.index.schema
+        if feature not in schema:
+            raise ClipError(
+                "Seconds are by a feature that is not there",
+                file=dataset.url,
+                expected=", ".join(schema),
+                got=feature,
+            )
+        spec = schema[feature]
+        if not has_lags(spec.kind, spec.shape) or spec.unit not in _UNITS:
+            raise ClipError(
+                "Seconds are by a feature that is not a timestamp",
+                file=dataset.url,
+                feature=feature,
+                expected="kind timestamp, unit s, ms, us or ns, one number a frame",
+                got=f"kind {spec.kind}, unit {spec.unit}, {spec.dtype} {list(spec.shape)}",
+            )
+        self._dataset = dataset.select([feature])
+        self._feature = feature
+        self._unit = _UNITS[spec.unit]
+        self._lags = self._known_lags(dataset)
+        self.__setstate__({})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("_lock", "_read")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+        self._read: OrderedDict[int, npt.NDArray[np.float64]] = OrderedDict()
+
+    def window(self, seconds: Seconds) -> TimedWindow:
+        """The window of these times. Raises `ClipError` where its frames have no bound."""
+        edges = [self._bounds(time) for time in seconds.asked]
+        first, last = min(edge[0] for edge in edges), max(edge[1] for edge in edges)
+        pads = seconds.beyond == "pad"
+        return TimedWindow(seconds.asked, seconds.tolerance, pads, first, last, self)
+
+    def seconds(self, episode: int) -> npt.NDArray[np.float64]:
+        """See `Clock`."""
+        with self._lock:
+            found = self._read.get(episode)
+            if found is not None:
+                self._read.move_to_end(episode)
+                return found
+        name, row = self._feature, self._dataset.episodes[self.name(episode)["episode"]]
+        stamps = row.read(range(len(row)), features=[name])[name].reshape(-1)
+        whole = stamps.astype(np.int64 if stamps.dtype.kind in "iu" else np.float64)
+        found = np.asarray((whole - whole[:1]) * self._unit, np.float64)
+        if not (np.diff(found) > 0).all():
+            raise ClipError("timestamps do not ascend", **self.name(episode))  # type: ignore[arg-type]
+        with self._lock:
+            self._read[episode] = found
+            while len(self._read) > 1 and sum(a.nbytes for a in self._read.values()) > _MOST_BYTES:
+                self._read.popitem(last=False)
+        return found
+
+    def name(self, episode: int) -> dict[str, str]:
+        """See `Clock`."""
+        index = self._dataset.index
+        key = str(index.keys[episode].as_py())
+        return {"file": self._dataset.url, "episode": key, "feature": self._feature}
+
+    def _known_lags(self, dataset: SeqRecordReader) -> Lags:
+        statistics = dataset.statistics
+        known = None if statistics is None else statistics.get(self._feature)
+        if known is None or known.lags is None:
+            raise ClipError(
+                "the dataset's statistics do not say how far apart timestamps are; `seqrecord "
+                "stats` computes them",
+                file=dataset.url,
+                feature=self._feature,
+            )
+        return known.lags
+
+    def _bounds(self, time: float) -> tuple[int, int]:
+        """The least and the greatest offset at which the nearest frame to a time can be."""
+        found = self._lags.frames_within(abs(time) / self._unit)
+        if found is None:
+            raise ClipError(
+                "timestamps do not ascend, or a frame has none",
+                file=self._dataset.url,
+                feature=self._feature,
+                expected="one for each frame of every episode, later than that before",
+            )
+        least, most = found[0], found[1] + 1
+        if not time:
+            return 0, 0
+        return (least, most) if time > 0 else (-most, -least)
