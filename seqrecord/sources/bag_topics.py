@@ -20,7 +20,7 @@ from seqrecord.sources.ros_messages import (
     check_definition,
     decode_ros,
 )
-from seqrecord.sources.specs import feature_spec
+from seqrecord.sources.specs import feature_spec, text_spec
 
 __all__ = ["IMAGES", "READABLE", "TopicFeatures", "can_read", "decoder"]
 
@@ -66,6 +66,8 @@ class TopicFeatures:
             name = f"{prefix}.{suffix}" if suffix else prefix
             if isinstance(value, Encoded):
                 spec = embedded_spec(name, value.data, path, keep_encoded=keep_encoded)
+            elif isinstance(value, str):
+                spec = text_spec(name, path)
             else:
                 meaning = {"kind": message.kind, "unit": message.units.get(suffix)}
                 spec = feature_spec(name, value.dtype, value.shape, path, **meaning)
@@ -78,18 +80,22 @@ class TopicFeatures:
         chosen.specs = {suffix: spec for suffix, spec in self.specs.items() if spec.name in names}
         return chosen
 
-    def frame(self, message: Message, path: Path) -> dict[str, npt.NDArray[Any] | EncodedImage]:
+    def frame(
+        self, message: Message, path: Path
+    ) -> dict[str, npt.NDArray[Any] | EncodedImage | str]:
         """The values of a later message by feature; those that it lacks are left out.
 
         Elements that have names are put into the order of the first message. Raises `SourceError`
         for values of another dtype or shape, and for other names.
         """
-        frame: dict[str, npt.NDArray[Any] | EncodedImage] = {}
+        frame: dict[str, npt.NDArray[Any] | EncodedImage | str] = {}
         order = self._order(message, path)
         for suffix, spec in self.specs.items():
             value = message.values.get(suffix)
             if isinstance(value, Encoded):
                 frame[spec.name] = embedded_value(value.data, spec, path)
+            elif isinstance(value, str):
+                frame[spec.name] = value
             elif value is not None:
                 if value.dtype != spec.dtype or not spec.accepts(value.shape):
                     raise SourceError(

@@ -47,7 +47,8 @@ class Mcap:
     `dropped`, `frames_without`), and the totals of dropped messages are logged.
 
     Types: of ROS 2 (CDR) Image, CompressedImage, Imu, JointState, PoseStamped, Twist,
-    TwistStamped and Odometry; of Foxglove (protocol buffers or JSON) RawImage and CompressedImage.
+    TwistStamped, Odometry, and the String, numbers and arrays of std_msgs; of Foxglove (protocol
+    buffers or JSON) RawImage and CompressedImage.
     Any other type is refused, unless `map` or `features` leave it out.
 
     Features: `/camera/image_raw` is `camera.image_raw`; of several values, as an Imu has, each is

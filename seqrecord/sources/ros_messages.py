@@ -7,6 +7,7 @@ messages' fields are those of https://github.com/ros2/common_interfaces.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from seqrecord.sources.pixels import pixels
 
-__all__ = ["ROS_TYPES", "Encoded", "Message", "check_definition", "decode_ros"]
+__all__ = ["NUMBERS", "ROS_TYPES", "Encoded", "Message", "check_definition", "decode_ros"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Encoded:
     data: bytes
 
 
-Value: TypeAlias = "npt.NDArray[Any] | Encoded"
+Value: TypeAlias = "npt.NDArray[Any] | Encoded | str"
 
 
 @dataclass(frozen=True)
@@ -90,13 +91,17 @@ class _Cdr:
         return int(value)
 
     def doubles(self, count: int) -> npt.NDArray[np.float64]:
+        return self.array("f8", count)
+
+    def array(self, code: str, count: int) -> npt.NDArray[Any]:
+        dtype = np.dtype(self.order + code)
         if count:  # an empty sequence is not aligned
-            self._at = -(-self._at // 8) * 8
-        if count * 8 > len(self._data) - self._at:
+            self._at = -(-self._at // dtype.itemsize) * dtype.itemsize
+        if count * dtype.itemsize > len(self._data) - self._at:
             raise ValueError(f"{count} numbers in the last {len(self._data) - self._at} bytes")
-        values = np.frombuffer(self._data, f"{self.order}f8", count, self._at if count else 0)
-        self._at += count * 8
-        return values.astype("<f8")
+        values = np.frombuffer(self._data, dtype, count, self._at if count else 0)
+        self._at += count * dtype.itemsize
+        return values.astype(dtype.newbyteorder("<"))
 
     def double_list(self) -> npt.NDArray[np.float64]:
         return self.doubles(self.number("I"))
@@ -202,6 +207,47 @@ def _odometry(cdr: _Cdr) -> Message:
     return Message({"pose": pose, "twist": twist}, "pose", {"pose": "m"})
 
 
+def _text(cdr: _Cdr) -> Message:
+    return Message({"": cdr.text()}, "text")
+
+
+def _scalar(code: str) -> Callable[[_Cdr], Message]:
+    return lambda cdr: Message({"": cdr.array(code, 1).reshape(())})
+
+
+def _multi_array(code: str) -> Callable[[_Cdr], Message]:
+    """An array of the shape that its layout says; one without dimensions is [N]."""
+
+    def decode(cdr: _Cdr) -> Message:
+        shape = []
+        for _ in range(cdr.number("I")):
+            cdr.text()
+            shape.append(cdr.number("I"))
+            cdr.number("I")  # the stride, which follows from the sizes
+        if cdr.number("I"):
+            raise ValueError("an array with an offset")
+        values = cdr.array(code, cdr.number("I"))
+        if shape and math.prod(shape) != len(values):
+            raise ValueError(f"{len(values)} numbers in an array of {shape}")
+        return Message({"": values.reshape(shape or [len(values)])})
+
+    return decode
+
+
+NUMBERS = {
+    "Int8": "i1",
+    "Int16": "i2",
+    "Int32": "i4",
+    "Int64": "i8",
+    "UInt8": "u1",
+    "UInt16": "u2",
+    "UInt32": "u4",
+    "UInt64": "u8",
+    "Float32": "f4",
+    "Float64": "f8",
+}
+"""The numbers of std_msgs: dtypes by the beginning of the types' names."""
+
 ROS_TYPES: dict[str, tuple[str, Callable[[_Cdr], Message]]] = {
     "sensor_msgs/msg/Image": (_IMAGE_FIELDS, _image),
     "sensor_msgs/msg/CompressedImage": (
@@ -220,5 +266,18 @@ ROS_TYPES: dict[str, tuple[str, Callable[[_Cdr], Message]]] = {
         "Header header; string child_frame_id; PoseWithCovariance pose; TwistWithCovariance twist",
         _odometry,
     ),
+    "std_msgs/msg/String": ("string data", _text),
+    "std_msgs/msg/Bool": ("bool data", _scalar("?")),
+    **{
+        f"std_msgs/msg/{name}": (f"{name.lower()} data", _scalar(code))
+        for name, code in NUMBERS.items()
+    },
+    **{
+        f"std_msgs/msg/{name}MultiArray": (
+            f"MultiArrayLayout layout; {name.lower()}[] data",
+            _multi_array(code),
+        )
+        for name, code in NUMBERS.items()
+    },
 }
 """By name: the fields of the definition, and what decodes them."""

@@ -12,6 +12,7 @@ from seqrecord.text import counted
 from seqrecord.tools.cli.arguments import FrameRange, common, feature_names
 from seqrecord.writing.export import export as export_episode
 from seqrecord.writing.export_lerobot import export_lerobot
+from seqrecord.writing.export_mcap import export_mcap
 
 __all__ = ["export"]
 
@@ -23,16 +24,19 @@ __all__ = ["export"]
 @click.option(
     "--format",
     "kind",
-    type=click.Choice(["frames", "lerobot"]),
+    type=click.Choice(["frames", "lerobot", "mcap"]),
     default="frames",
     show_default=True,
-    help="Files of one episode, or a LeRobot data set (v3.0) of all episodes that KEY fits.",
+    help="Files of one episode; or, of all episodes that KEY fits, a LeRobot data set (v3.0) or "
+    "rosbag2 recordings in MCAP.",
 )
 @feature_names("Names of the features.")
 @click.option(
     "--frames", type=FrameRange(), metavar="START:STOP[:STEP]", help="Some of the frames. [all]"
 )
-@click.option("--fps", type=float, help="lerobot: frames a second, where episodes do not say it.")
+@click.option(
+    "--fps", type=float, help="lerobot, mcap: frames a second, where episodes do not say it."
+)
 @common
 def export(
     path: str,
@@ -46,18 +50,22 @@ def export(
 ) -> None:
     """Write an episode as files to DEST/KEY: images, npy, JSON. `write` packs them again.
 
-    With `--format lerobot` KEY may be a pattern, '*' for all episodes, and DEST becomes a LeRobot
-    data set, in which video stays as it is.
+    With another `--format` KEY may be a pattern, '*' for all episodes. DEST becomes a LeRobot data
+    set, in which video stays as it is, or DEST/KEY a rosbag2 folder with an MCAP file.
     """
     with open_dataset(path, storage_options=storage_options) as dataset:
+        if kind != "frames" and frames is not None:
+            raise click.UsageError(f"--frames is for single episodes, not for --format {kind}")
+        if kind == "mcap":
+            for folder in export_mcap(dataset, dest, episodes=key, features=features, fps=fps):
+                click.echo(str(folder))
+            return
         if kind == "lerobot":
-            if frames is not None:
-                raise click.UsageError("--frames is for single episodes, not for --format lerobot")
             root = export_lerobot(dataset, dest, episodes=key, features=features, fps=fps)
             click.echo(f"{root}: {counted(len(dataset.find_episodes(key)), 'episode')}")
             return
         if fps is not None:
-            raise click.UsageError("--fps is for --format lerobot")
+            raise click.UsageError("--fps is for --format lerobot and mcap")
         dataset.find_episodes([key])
         chosen = None if frames is None else range(len(dataset.episodes[key]))[frames]
         files = export_episode(dataset, key, dest, features=features, frames=chosen)

@@ -1,0 +1,142 @@
+"""Recordings that `export` writes, read by rosbags, and packed again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import seqrecord
+from seqrecord import FeatureSpec, Schema, SeqRecordWriter, convert, open_source
+from seqrecord.errors import DestinationError, SchemaError
+from seqrecord.tools.cli import main
+from seqrecord.writing.export_mcap import export_mcap
+
+rosbag2 = pytest.importorskip("rosbags.rosbag2", reason="pip install rosbags")
+typesys = pytest.importorskip("rosbags.typesys", reason="pip install rosbags")
+pytest.importorskip("mcap", reason="pip install mcap")
+
+KEYS = {"kitchen/a": 5, "lab": 20}
+FPS = 12.5
+
+
+def frame_of(key: str, number: int) -> dict[str, Any]:
+    rng = np.random.default_rng([len(key), number])
+    frame: dict[str, Any] = {
+        "camera.left": rng.integers(0, 256, (16, 20, 3), np.uint8),
+        "depth": rng.uniform(1, 9, (16, 20)).astype("f4"),
+        "flow": rng.normal(size=(16, 20, 2)).astype("f4"),
+        "labels": rng.integers(0, 70_000, (16, 20)).astype("i4"),
+        "steps": rng.integers(0, 9, (16, 20)).astype("u2"),
+        "pose": rng.normal(size=7),
+        "action": rng.normal(size=(3, 2)).astype("f4"),
+        "count": np.array(number, "i8"),
+        "done": np.array(number == 4),
+        "task": f"grüße {number}",
+    }
+    if number == 3:
+        del frame["flow"]
+    return frame
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mcap") / "records"
+    with SeqRecordWriter(folder, fps=FPS, chunk_frames=8) as writer:
+        for key, length in KEYS.items():
+            with writer.episode(key, metadata={"robot": "arm", "n": length}) as episode:
+                for number in range(length):
+                    episode.append(frame_of(key, number))
+    return folder
+
+
+def test_packed_again_it_is_the_same(records: Path, tmp_path: Path) -> None:
+    command = ["export", str(records), "*", str(tmp_path / "bags"), "--format", "mcap"]
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 0, done.output
+    assert done.output.split() == [str(tmp_path / "bags" / key) for key in KEYS]
+    source = open_source(tmp_path / "bags", format="mcap", clock="/camera/left", tolerance=0.01)
+    convert(source, tmp_path / "again", workers=1)
+    with seqrecord.open(tmp_path / "again") as dataset:
+        assert list(dataset.episodes) == list(KEYS)
+        for key, length in KEYS.items():
+            episode = dataset.episodes[key]
+            assert len(episode) == length
+            assert episode.fps == FPS
+            for number in range(length):
+                got, want = dict(episode[number]), frame_of(key, number)
+                assert int(got.pop("log_time")) == number * 80_000_000
+                assert set(got) == set(want)
+                for name, value in want.items():
+                    if isinstance(value, str):
+                        assert got[name] == value
+                    else:
+                        np.testing.assert_array_equal(got[name], value, strict=True)
+
+
+def test_rosbags_reads_it(records: Path, tmp_path: Path) -> None:
+    [folder] = export_mcap(records, tmp_path, episodes="lab")
+    store = typesys.get_typestore(typesys.Stores.ROS2_HUMBLE)
+    types = {}
+    with rosbag2.Reader(folder) as reader:
+        for connection, time, data in reader.messages():
+            message = store.deserialize_cdr(data, connection.msgtype)
+            types[connection.topic] = connection.msgtype.split("/")[-1]
+            number = round(time * FPS / 1e9)
+            want = frame_of("lab", number)
+            if connection.topic == "/depth":
+                assert (message.encoding, message.height, message.width) == ("32FC1", 16, 20)
+                assert message.step == 80
+                assert message.data.tobytes() == want["depth"].tobytes()
+                stamp = message.header.stamp
+                assert stamp.sec * 10**9 + stamp.nanosec == time
+            if connection.topic == "/action":
+                assert [each.size for each in message.layout.dim] == [3, 2]
+                assert [each.stride for each in message.layout.dim] == [6, 2]
+                np.testing.assert_array_equal(message.data, want["action"].ravel())
+        counts = {each.topic: each.msgcount for each in reader.connections}
+    text = (folder / "metadata.yaml").read_text().replace("\\", "").replace("\n", "")
+    assert json.dumps({"n": 20, "robot": "arm"}) in text
+    assert counts["/flow"] == 19
+    assert counts["/camera/left"] == 20
+    assert types["/camera/left"] == types["/labels"] == types["/steps"] == "Image"
+    assert (types["/pose"], types["/task"], types["/count"]) == ("PoseStamped", "String", "Int64")
+
+
+def test_times_of_a_recording_are_kept(tmp_path: Path) -> None:
+    times = [10**18, 10**18 + 5, 10**18 + 10**9]
+    with SeqRecordWriter(tmp_path / "d") as writer, writer.episode("a") as episode:
+        for time in times:
+            episode.append({"x": np.zeros(3), "log_time": np.array(time)})
+    [folder] = export_mcap(tmp_path / "d", tmp_path / "bags")
+    with rosbag2.Reader(folder) as reader:
+        assert [(each.topic, time) for each, time, _ in reader.messages()] == [
+            ("/x", time) for time in times
+        ]
+
+
+def test_what_cannot_be_written(records: Path, tmp_path: Path) -> None:
+    export_mcap(records, tmp_path / "bags", episodes="lab", features=["pose"])
+    with pytest.raises(DestinationError, match="there is something already"):
+        export_mcap(records, tmp_path / "bags", episodes="lab")
+    specs = {
+        "complex": FeatureSpec("x", np.dtype("c8"), (3,)),
+        "half": FeatureSpec("x", np.dtype("f2"), (3,)),
+    }
+    for name, spec in specs.items():
+        schema = Schema([spec])
+        with SeqRecordWriter(tmp_path / name, schema=schema) as writer, writer.episode("a") as one:
+            one.append({"x": np.zeros(3, spec.dtype)})
+        with pytest.raises(SchemaError, match="no message holds"):
+            export_mcap(tmp_path / name, tmp_path / "out")
+    with SeqRecordWriter(tmp_path / "twice") as writer, writer.episode("a") as episode:
+        episode.append({"a.b": np.zeros(3), "a-b": np.zeros(2), "a_b": np.zeros(2)})
+    with pytest.raises(SchemaError, match="one topic"):
+        export_mcap(tmp_path / "twice", tmp_path / "out")
+    with pytest.raises(DestinationError, match="need times"):
+        export_mcap(tmp_path / "twice", tmp_path / "out", features=["a.b"])
+    assert not (tmp_path / "out").exists()
