@@ -13,6 +13,7 @@ import pytest
 import seqrecord
 from seqrecord.format.index import NO_SPLIT
 from seqrecord.format.pages import PageCodec
+from seqrecord.format.video_pages import parse_video_page
 from seqrecord.reading.metadata import load
 from seqrecord.reading.record_footers import read_footer
 from seqrecord.storage import LocalStorage
@@ -22,7 +23,7 @@ from tests.tiny import copy_dataset
 
 _NAMES = (
     *("raw", "fast", "balanced", "small"),
-    *("dtypes", "codecs", "variable", "images", "spanning", "measured", "groups"),
+    *("dtypes", "codecs", "variable", "images", "spanning", "measured", "groups", "video"),
 )
 _FORMAT = Path(__file__).parents[1] / "docs" / "format.md"
 
@@ -104,14 +105,22 @@ def test_golden_files_hold_what_they_are_for() -> None:
     plane = depth.reshape(-1).view("u1")[::4].tobytes()
     assert plane in file.read_bytes(), "a plane that Blosc would encode is stored"
     assert len(zlib.compress(plane)) < len(plane)
+    _, video = load(LocalStorage(GOLDEN / "video"))
+    assert [table.num_frames.tolist() for table in video.groups] == [[6, 6, 1], [7, 6], [6, 6, 1]]
+    (file,) = (GOLDEN / "video" / "records").iterdir()
+    start, length = int(video.groups[1].offset[0]), int(video.groups[1].page_length[0, 0])
+    page = memoryview(file.read_bytes())[start : start + length]
+    order = parse_video_page(page, 7, "kept").order.tolist()
+    assert sorted(order) == [-1, -1, *range(7)]
+    assert order != sorted(order)
     total = sum(path.stat().st_size for path in GOLDEN.rglob("*") if path.is_file())
-    assert total < 250_000, "they are kept for ever"
+    assert total < 280_000, "they are kept for ever"
 
 
 def test_the_hexdump_of_the_format_is_a_record_file(tmp_path: Path) -> None:
-    lines = re.findall(
-        r"^([0-9a-f]{8})  ((?:[0-9a-f]{2} +){1,16})\|", _FORMAT.read_text("utf-8"), re.M
-    )
+    text = _FORMAT.read_text("utf-8")
+    text = text[text.index("## A record file, byte by byte") :]
+    lines = re.findall(r"^([0-9a-f]{8})  ((?:[0-9a-f]{2} +){1,16})\|", text, re.M)
     data = bytearray()
     for offset, line in lines:
         assert int(offset, 16) == len(data)

@@ -14,6 +14,7 @@ import io
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from PIL import Image
 import seqrecord
 from seqrecord.checksum import crc32c
 from seqrecord.codecs import resolve
+from seqrecord.codecs.video.config import VideoConfig
+from seqrecord.codecs.video.decoding import decode_gop
+from seqrecord.codecs.video.gops import Gop
 from seqrecord.format import EpisodePart, Footer, encode_footer, encode_header
 from seqrecord.format.edits import Delete, Split, encode_edit
 from seqrecord.format.pages import PageCodec, slice_table
@@ -294,6 +298,70 @@ def _images() -> None:
     _write("images", _schema([frame], chains), {"e": ({}, [frame] * 2)}, stored=kept)
 
 
+def _video() -> None:
+    """Video that any decoder decodes alike, since no YUV becomes RGB: FFV1 encoded here, with gaps;
+    and H.264 in GBR, kept, with frames in another order than packets, and some that are not shown.
+    """
+    root, count = GOLDEN / "video", 13
+    if root.exists():
+        return
+    shape = (16, 32, 3)
+    ffv1 = VideoConfig("ffv1", "bgr0", gop=3).to_json()
+    kept = VideoConfig("h264", "gbrp").to_json()
+    u1 = np.dtype("u1")
+    schema = Schema(
+        [
+            FeatureSpec("encoded", u1, shape, (ffv1,)),
+            FeatureSpec("kept", u1, shape, (kept,)),
+            FeatureSpec("number", u1, (1,)),
+        ]
+    )
+    y, x = np.mgrid[:16, :32]
+
+    def image(number: int) -> npt.NDArray[np.uint8]:
+        squares = ((x + 2 * number) // 8 + (y + number) // 8) * 61
+        return np.stack([squares, x + number, y * 3], axis=-1).astype(u1)
+
+    images = [image(number) for number in range(count + 2)]
+    first = _h264_in_gbr(images[:9])
+    # The first two frames are there only for the others.
+    gops = [Gop(first.packets, tuple(max(-1, n - 2) for n in first.order))]
+    gops.append(_h264_in_gbr(images[9:]))
+    frames = []
+    config = VideoConfig.from_json(kept)
+    decoded = np.concatenate([decode_gop(config, *shape[:2], gop) for gop in gops])
+    for number, picture in enumerate(images[2:]):
+        frame = {"encoded": picture, "kept": decoded[number], "number": np.array([number], u1)}
+        if number in (4, 5, 12):
+            del frame["encoded"]
+        frames.append(frame)
+    writer = SeqRecordWriter(root, schema=schema, chunk_frames=6)
+    with writer, writer.episode("e") as episode:
+        for frame in frames:
+            episode.append({n: array for n, array in frame.items() if n != "kept"})
+        episode.append_video("kept", gops)
+    text = json.dumps(expected(schema, {"e": ({}, frames)}), indent=1)
+    root.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
+
+
+def _h264_in_gbr(images: Sequence[npt.NDArray[np.uint8]]) -> Gop:
+    """One GOP in GBR with B-frames, by x264."""
+    import av
+
+    context = av.CodecContext.create("libx264rgb", "w")
+    height, width = images[0].shape[:2]
+    context.width, context.height, context.pix_fmt = width, height, "bgr24"
+    context.time_base, context.thread_count = Fraction(1, 30), 1
+    context.options = {"qp": "10", "x264-params": "bframes=3:b-adapt=0:scenecut=0"}
+    packets = []
+    for number, image in enumerate(images):
+        picture = av.VideoFrame.from_ndarray(image, format="rgb24").reformat(format="bgr24")
+        picture.pts = number
+        packets += context.encode(picture)
+    packets += context.encode(None)
+    return Gop(tuple(map(bytes, packets)), tuple(packet.pts for packet in packets))
+
+
 def main() -> None:
     """Write those that are not there."""
     scene = _scene(3)
@@ -305,6 +373,7 @@ def main() -> None:
     _write("measured", *_measured())
     _images()
     _groups()
+    _video()
     poses = [
         {"pose": frame["pose"], **({"mask": frame["mask"]} if "mask" in frame else {})}
         for frame in _scene(11)
