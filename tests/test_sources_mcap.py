@@ -437,14 +437,14 @@ def test_images_of_foxglove_in_protocol_buffers(tmp_path: Path) -> None:
 
 
 def test_types_that_cannot_be_read(tmp_path: Path) -> None:
-    text = message("std_msgs/msg/String", "hello")
+    text = message("std_msgs/msg/ColorRGBA", 1.0, 0.0, 0.0, 1.0)
     write_mcap(tmp_path / "a.mcap", [*recording(), ("/chatter", START + 1, text)])
     with pytest.raises(SourceError) as caught:
         open_source(tmp_path).schema()
     said = str(caught.value)
     assert "types that cannot be read; name those to read by --map NAME=TOPIC" in said
     assert f"expected: some of {CAMERA} (sensor_msgs/msg/Image, cdr), /imu/data" in said
-    assert "got: /chatter (std_msgs/msg/String, cdr)" in said
+    assert "got: /chatter (std_msgs/msg/ColorRGBA, cdr)" in said
     source = open_source(tmp_path, map={"image": CAMERA})
     assert source.episodes()[0].metadata["topics_not_read"] == {
         "/chatter": 1, "/imu/data": 50, "/joint_states": 3,
