@@ -20,6 +20,7 @@ import numpy.typing as npt
 from seqrecord.clip_times import TimedWindow
 from seqrecord.clips import ClipSpec
 from seqrecord.grids import IntArray
+from seqrecord.last_known import LastKnown
 
 __all__ = ["ClipFrames", "ClipSteps", "DrawSteps", "FoundFrames"]
 
@@ -33,6 +34,9 @@ class FoundFrames(NamedTuple):
     """bool[n, T]: whether the frame stands for one that would lie outside, or for none."""
     num_far: int = 0
     """How many of these lie inside, and stand for a time without a frame."""
+    age: IntArray | None = None
+    """int64[n, T]: how many frames before the clip's frame that one is, of a feature of which clips
+    have the last known values; -1 where nothing is known."""
 
 
 class ClipSteps(NamedTuple):
@@ -55,13 +59,15 @@ class ClipFrames:
     `offsets`, int64[T] for each feature, are counted from a clip's start. `num_frames` is int64 of
     all rows of the index: how many frames each episode has. Where `draw` is, clips have the frames
     `s + offsets * dilation`, the last one first where they are reversed. Features in `timed` have
-    the frames that are nearest to times, and `offsets` of the same length that mean nothing.
+    the frames that are nearest to times, and `offsets` of the same length that mean nothing. Of the
+    features in `known` clips have the values that were known last.
     """
 
     offsets: Mapping[str, IntArray]
     num_frames: IntArray
     draw: DrawSteps | None = None
     timed: Mapping[str, TimedWindow] = field(default_factory=dict)
+    known: Mapping[str, LastKnown] = field(default_factory=dict)
 
     @classmethod
     def of(cls, spec: ClipSpec, features: Iterable[str], num_frames: IntArray) -> ClipFrames:
@@ -79,7 +85,7 @@ class ClipFrames:
         found: dict[object, list[str]] = {}
         for name in features:
             window = self.timed.get(name, self.offsets[name].tobytes())
-            found.setdefault(window, []).append(name)
+            found.setdefault((window, id(self.known.get(name))), []).append(name)
         return [tuple(names) for names in found.values()]
 
     def find(self, feature: str, episode: IntArray, start: IntArray) -> FoundFrames:
@@ -87,14 +93,20 @@ class ClipFrames:
 
         The clips are given by the rows of their episodes and their starts, int64[n] each.
         """
+        num_far = 0
         if feature in self.timed:
             timed = self.timed[feature].find(episode, start)
-            is_pad = timed.is_outside | timed.is_far
-            return FoundFrames(timed.frames, is_pad, int(timed.is_far.sum()))
-        asked = start[:, None] + self._offsets(feature, episode, start)
-        last = self.num_frames[episode][:, None] - 1
-        frames = np.clip(asked, 0, last)
-        return FoundFrames(frames, frames != asked)
+            frames, is_pad = timed.frames, timed.is_outside | timed.is_far
+            num_far = int(timed.is_far.sum())
+        else:
+            asked = start[:, None] + self._offsets(feature, episode, start)
+            last = self.num_frames[episode][:, None] - 1
+            frames = np.clip(asked, 0, last)
+            is_pad = frames != asked
+        if (known := self.known.get(feature)) is None:
+            return FoundFrames(frames, is_pad, num_far)
+        newest = known.find(episode, frames)
+        return FoundFrames(newest.frames, is_pad, num_far, newest.age)
 
     def _offsets(self, feature: str, episode: IntArray, start: IntArray) -> IntArray:
         """Of each clip's frames, int64[n, T], or of all clips', int64[T]."""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seqrecord.clips import MissingFrames
+from seqrecord.clip_uses import MissingFrames
 from seqrecord.grids import IntArray
 
 __all__ = ["KnownFrames", "LastKnown"]
@@ -38,10 +38,14 @@ class KnownFrames(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LastKnown:
-    """Which frames lack a feature, and how many frames old a value may be; `None` for any age."""
+    """Which frames lack a feature, and how many frames old a value may be; `None` for any age.
+
+    With `has_unknown`, clips may have frames for which nothing is known.
+    """
 
     missing: MissingFrames
     most: int | None = None
+    has_unknown: bool = False
 
     @property
     def reach(self) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seqrecord.clips import MissingFrames
+from seqrecord.clip_uses import MissingFrames
 from seqrecord.last_known import LastKnown
 
 

@@ -17,7 +17,7 @@ from seqrecord.engine.arena import Place
 from seqrecord.engine.buffers import Buffers
 from seqrecord.engine.direct import Direct, Slice, find_slices, parts_of, whole_pages
 from seqrecord.engine.loads import Load
-from seqrecord.engine.ragged import Padded
+from seqrecord.engine.ragged import Padded, clear_rows
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError
 from seqrecord.format.pages import aligned
@@ -220,7 +220,11 @@ class ChunkLoader:
             else:
                 inside = frames - fetched.chunk.first_frame
                 for pages in self._alike(fetched.pages):
-                    slices = find_slices(places, _all_present(fetched.chunk, pages, frames))
+                    present = _all_present(fetched.chunk, pages, frames)
+                    slices = find_slices(places, present)
+                    if not present.all() and self._has_unknown(pages[0].feature):
+                        for rest in find_slices(places, ~present):
+                            self._clear(pages, rest)
                     decoded = max(decoded, _length(slices))
                     with self._naming(fetched.chunk):
                         for page in pages:
@@ -255,6 +259,16 @@ class ChunkLoader:
             slices = find_slices(places, _all_present(chunk, some, frames))
             parts += parts_of(some, features, inside, slices, is_local=is_local)
         return Direct({}, parts)
+
+    def _clear(self, pages: Iterable[Page], item: Slice) -> None:
+        """Make zeros of rows for frames that lack features of which clips have last values."""
+        for page in pages:
+            clear_rows(self._reader.features[page.feature], item.target, item.row, item.length)
+
+    def _has_unknown(self, feature: str) -> bool:
+        """Whether clips may have frames of a feature for which nothing is known: zeros."""
+        known = None if self._clip_frames is None else self._clip_frames.known.get(feature)
+        return known is not None and known.has_unknown
 
     def _alike(self, pages: Sequence[Page]) -> list[list[Page]]:
         """The pages, together those of features of which clips have the same frames."""

@@ -18,12 +18,22 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from seqrecord.engine.arena import BufferPool
+from seqrecord.engine.arena import BufferPool, Rows
 from seqrecord.errors import ClipError
-from seqrecord.reading.frames import ArraySpec
+from seqrecord.reading.frames import ArraySpec, mask_name
 from seqrecord.schema import FeatureSpec
 
-__all__ = ["Frames", "Packed", "Padded", "RaggedFrames", "clips_of", "for_users", "nested", "pad"]
+__all__ = [
+    "Frames",
+    "Packed",
+    "Padded",
+    "RaggedFrames",
+    "clear_rows",
+    "clips_of",
+    "for_users",
+    "nested",
+    "pad",
+]
 
 _BYTE = np.dtype(np.uint8)
 
@@ -53,6 +63,20 @@ class Padded:
         target[tuple(map(slice, frame.shape))] = frame
         mask[...] = False
         mask[tuple(slice(frame.shape[axis]) for axis in self._varies)] = True
+
+
+def clear_rows(spec: FeatureSpec, target: Rows, first: int, count: int) -> None:
+    """Make zeros of rows of a feature: no values where the shape varies, and empty texts."""
+    rows = target[spec.name]
+    if isinstance(rows, np.ndarray):
+        rows[first : first + count] = 0
+        if not spec.is_fixed:
+            target[mask_name(spec.name)][first : first + count] = False
+    elif spec.value != "array":
+        for row in range(first, first + count):
+            rows.put(row, "" if spec.value == "text" else b"")
+    else:
+        rows.make(first, [tuple(size or 0 for size in spec.shape)] * count)
 
 
 def pad(

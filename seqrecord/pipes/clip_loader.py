@@ -273,6 +273,7 @@ class ClipLoader:
             "reverse": self.options.reverse,
             "windows": self.selection.windows.said(),
             "pad": self.options.pad,
+            "last_known": self.selection.windows.said_of_known(),
             "features": sorted(self.selection.dataset.features),
             "frame_transform": dict(self._array_texts),
             "shuffle_buffer": self.options.shuffle_buffer,

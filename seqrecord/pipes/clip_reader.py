@@ -159,6 +159,7 @@ class ClipReader:
             None if transform is None else (transform, selection.arrays),
             worker_threads(),
             EngineStats(),
+            clip_frames=None if transform is not None else selection.clip_frames,
         )
         arrays = {name: builder.rows[name] for name in names if name in builder.rows}
         target = _Only({**arrays, **fresh})

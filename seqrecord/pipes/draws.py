@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from seqrecord.clip_frames import ClipFrames
+from seqrecord.clip_frames import ClipFrames, FoundFrames
 from seqrecord.clip_transforms import chain_of
 from seqrecord.clips import ClipTable, IntArray
 from seqrecord.engine.calls import ClipFunctions, read_only
@@ -26,7 +26,8 @@ from seqrecord.reading.frames import (
     apply_transform,
     mask_name,
 )
-from seqrecord.reading.reader import SeqRecordReader
+from seqrecord.reading.reader import Episode, SeqRecordReader
+from seqrecord.schema import FeatureSpec
 
 __all__ = ["SAID", "ClipDraws"]
 
@@ -71,7 +72,7 @@ class ClipDraws:
             self.made = self.crops.made
         if functions:
             row, first = np.array([episode]), np.array([start])
-            frames = {name: clip_frames.find(name, row, first).frames[0] for name in arrays}
+            frames = {name: clip_frames.find(name, row, first) for name in arrays}
             clip = _read_clip(dataset, episode, frames, arrays, frame_transform)
             crop = self.draw(0, 0, row, first).crop
             views = self.views(clip, 0, crop)
@@ -141,29 +142,45 @@ class ClipDraws:
 def _read_clip(
     dataset: SeqRecordReader,
     episode: int,
-    frames: Mapping[str, IntArray],
+    frames: Mapping[str, FoundFrames],
     arrays: Mapping[str, ArraySpec],
     transform: FrameTransform | None,
 ) -> dict[str, Any]:
-    """These frames of an episode as clips have them: arrays [frames, …], or lists of frames."""
+    """The frames of a clip of an episode as clips have them: arrays [frames, …], or lists."""
     found = dataset.episodes[str(dataset.index.keys[episode].as_py())]
     clip: dict[str, Any] = {}
     if transform is None:
         for name, some in frames.items():
             if arrays[name].mask_of is None:
-                clip[name] = found.read(some.tolist(), features=[name])[name]
+                clip[name] = _read_feature(found, dataset.features[name], some)
             stored = dataset.features.get(name)
             if stored is not None and arrays[name].is_fixed and not stored.is_fixed:
                 clip[name], clip[mask_name(name)] = pad(stored, clip[name], arrays[name].shape)
         return clip
     made: dict[int, dict[str, Any]] = {}
-    for number in np.unique(np.concatenate(list(frames.values()))).tolist():
+    numbers = {name: some.frames[0].tolist() for name, some in frames.items()}
+    for number in sorted(set().union(*numbers.values())):
         try:
             made[number] = apply_transform(transform, dict(found[number]))
         except Exception as error:
             add_place(error, "frame_transform", file=dataset.url, episode=found.key, frame=number)
             raise
-    for name, some in frames.items():
-        values = [made[number][name] for number in some.tolist()]
+    for name, some_numbers in numbers.items():
+        values = [made[number][name] for number in some_numbers]
         clip[name] = np.stack(values) if arrays[name].value == "array" else values
     return clip
+
+
+def _read_feature(episode: Episode, spec: FeatureSpec, clip: FoundFrames) -> Any:
+    """A feature of one clip: an array [frames, …], or a list; zeros where nothing is known."""
+    frames = clip.frames[0]
+    known = np.ones(len(frames), bool) if clip.age is None else clip.age[0] >= 0
+    values = episode.read(frames[known].tolist(), features=[spec.name])[spec.name]
+    if known.all():
+        return values
+    nothing: Any = np.zeros([size or 0 for size in spec.shape], spec.dtype)
+    if spec.value != "array":
+        nothing = "" if spec.value == "text" else b""
+    given = iter(values)
+    every = [next(given) if is_known else nothing for is_known in known]
+    return np.stack(every) if spec.is_fixed else every

@@ -14,6 +14,7 @@ from seqrecord.clip_transforms import ClipTransform, chain_of
 from seqrecord.clips import ClipSpec
 from seqrecord.errors import ClipError
 from seqrecord.pipes.clip_lists import ClipList, check_clip_list
+from seqrecord.pipes.last_known import check_known
 from seqrecord.pipes.ragged import Ragged, check_ragged
 from seqrecord.pipes.steps import check_dilation, check_reverse
 from seqrecord.pipes.windows import Windows, check_windows
@@ -91,6 +92,15 @@ class ClipOptions:
             dtypes and shapes must be the same for every clip. Of features of texts it gets and may
             give lists of these. It is called from several threads, and once for the first clip when
             the loader is made. Not with a `device`.
+        last_known: names of features that not every frame has: a GPS that measures once a second,
+            or a text that is written where it changes. A clip's frame then has the value of the
+            newest frame, at or before it, that has the feature, and `<feature>_age`, int64 [T],
+            says how many frames before. A dict says how many that may be at most: `{"gps": 60}`.
+            Chunks of the feature's group are held for as many frames as one looks back, so such
+            features should lie in a group of their own, or of small ones (the writer's default).
+        unknown: what to do with clips that have frames for which no value is known: before the
+            first one, or where it is too old. None leaves them out, and counts them. "zeros" gives
+            them with zeros, empty texts, and an age of -1.
         metadata: names of entries of the episodes' metadata that clips have beside their features:
             the value of its episode for a clip, a list of values for a batch; `None` where an
             episode has no such entry.
@@ -123,6 +133,8 @@ class ClipOptions:
     clips: ClipList | None = field(default=None, repr=False)
     frame_transform: FrameTransform | None = None
     clip_transform: ClipTransform | None = None
+    last_known: Sequence[str] | Mapping[str, int] | None = None
+    unknown: str | None = None
     metadata: Sequence[str] | None = None
     ragged: Ragged = "list"
     verify: bool | None = None
@@ -168,6 +180,7 @@ class ClipOptions:
         if self.clip_transform is not None:
             chain_of(self.clip_transform)
         check_ragged(self.ragged)
+        check_known(self.last_known, self.unknown)
         _check_flag("verify", self.verify, self.verify is None)
         storage_options = self.storage_options
         if not (storage_options is None or isinstance(storage_options, Mapping)):

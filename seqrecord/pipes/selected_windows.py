@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -12,9 +12,11 @@ import pyarrow as pa
 
 from seqrecord.clip_frames import ClipFrames
 from seqrecord.clip_times import TimedWindow
-from seqrecord.clip_uses import ClipUse, reach_of
+from seqrecord.clip_uses import ClipUse, MissingFrames, reach_of
 from seqrecord.clips import IntArray
 from seqrecord.errors import ClipError
+from seqrecord.last_known import LastKnown
+from seqrecord.pipes.last_known import find_known
 from seqrecord.pipes.options import ClipOptions
 from seqrecord.pipes.timelines import Timeline
 from seqrecord.pipes.windows import check_windows, said_of
@@ -40,6 +42,7 @@ class SelectedWindows:
     offsets: dict[str, IntArray]  # of each feature that clips have, int64[T] from their starts
     padded: list[str]  # the features of which clips say what is padding
     timed: dict[str, TimedWindow]  # those with frames by timestamps, which offsets do not tell
+    known: dict[str, LastKnown]  # the features of which clips have the last known values
 
     def __init__(self, options: ClipOptions, dataset: SeqRecordReader, selected: IntArray) -> None:
         self._windows = {} if options.windows is None else check_windows(options.windows)
@@ -56,7 +59,15 @@ class SelectedWindows:
             index = dataset.index
             self._fps = frames_per_second(index.fps, selected, index.keys, url=dataset.url)
         self.is_padded = options.pad is not None
+        self._known = find_known(options.last_known, options.unknown, dataset, selected)
         self._is_transformed = options.frame_transform is not None
+        if self._known and self._is_transformed:
+            raise ClipError(
+                "last_known does not go with frame_transform, which needs whole frames",
+                file=dataset.url,
+                expected="clip_transform, or no last_known",
+                got=", ".join(self._known),
+            )
         if self._is_transformed:  # which needs all stored features, of every window
             found = [self._held(name) for name in self._windows]
             every = np.unique(np.concatenate([self._others, *found]))
@@ -95,6 +106,8 @@ class SelectedWindows:
             if (self.is_padded and (self._all_have or name in self._windows))
             or (name in self.timed and self.timed[name].pads)
         ]
+        known = self._known
+        self.known = {n: known[of or n] for n, of in features.items() if (of or n) in known}
 
     def uses(self) -> list[list[ClipUse]]:
         """What clips use of the stored features, and the frames that lack one of these, with each
@@ -106,13 +119,20 @@ class SelectedWindows:
 
     @cached_property
     def _uses(self) -> list[ClipUse]:
-        alike = ClipFrames(self._stored, np.zeros(0, np.int64)).alike(self._stored)
-        if len(alike) == 1:
-            return [ClipUse(self._stored[alike[0][0]], self._dataset.missing_frames())]
-        return [
-            ClipUse(self._stored[names[0]], self._dataset.select(names).missing_frames())
-            for names in alike
-        ]
+        frames = ClipFrames(self._stored, np.zeros(0, np.int64), known=self._known)
+        sets = frames.alike(self._stored)
+        return [ClipUse(self._stored[names[0]], self.missing(names)) for names in sets]
+
+    def missing(self, features: Sequence[str]) -> MissingFrames:
+        """The frames that lack one of the stored features, of which clips have the same frames.
+
+        Of last known values, those for which there is none.
+        """
+        if (known := self._known.get(features[0])) is not None:
+            return MissingFrames.none() if known.has_unknown else known.unknown
+        if len(features) == len(self._dataset.features):
+            return self._dataset.missing_frames()
+        return self._dataset.select(features).missing_frames()
 
     def first_frame(self, episode: IntArray, start: IntArray) -> tuple[int, int]:
         """Of the first of some clips, its episode and one of its frames; it has all features of
@@ -124,17 +144,20 @@ class SelectedWindows:
     def of_groups(self, stride: int) -> list[Window]:
         """What clips use of each group of features; of one, where frames are transformed."""
         groups: dict[int, list[IntArray]] = {}
-        timed: set[int] = set()
+        scattered: set[int] = set()  # groups of which clips do not use evenly spaced frames
         for name in self.offsets:
             if not self._is_transformed and name not in self._dataset.features:
                 continue  # the mask of another one
             group = 0 if self._is_transformed else self._dataset.features[name].group
             every = [self._held(name) * dilation for dilation in self._dilations]
             groups.setdefault(group, []).extend(every)
-            if name in self.timed:
-                timed.add(group)
+            if name in self.known:
+                reach = self.known[name].reach
+                groups[group].extend([offsets - reach for offsets in every])
+            if name in self.timed or name in self.known:
+                scattered.add(group)
         return [
-            Window.around(groups[n], stride, pad=self.is_padded or n in timed)
+            Window.around(groups[n], stride, pad=self.is_padded or n in scattered)
             for n in sorted(groups)
         ]
 
@@ -151,6 +174,16 @@ class SelectedWindows:
             for name in sorted(self._windows)
             for offsets in [self._offsets_of(name)]
         }
+
+    @property
+    def said_names(self) -> list[str]:
+        """Names of what clips tell of their frames."""
+        return [f"{n}_is_pad" for n in self.padded] + [f"{n}_age" for n in self._known]
+
+    def said_of_known(self) -> dict[str, Any]:
+        """By feature of which clips have the last known values, how old these may be, and whether
+        there are clips for which nothing is known."""
+        return {name: [k.most, k.has_unknown] for name, k in sorted(self._known.items())}
 
     def _offsets_of(self, name: str) -> IntArray:
         window = self._windows.get(name)

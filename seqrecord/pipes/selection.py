@@ -127,7 +127,10 @@ class ClipSelection:
         self.nested &= {name for name, spec in self.made.items() if not spec.is_fixed}
         said = (() if self.draws is None else SAID) + self._step_names
         self.columns = Columns(
-            self.dataset, options.metadata or (), self.selected, (*self.made, *said)
+            self.dataset,
+            options.metadata or (),
+            self.selected,
+            (*self.made, *said, *self.windows.said_names),
         )
         keep_memory_for(self)
         if self.left_out:
@@ -195,10 +198,18 @@ class ClipSelection:
         self, frames: ClipFrames, episode: IntArray, start: IntArray
     ) -> dict[str, torch.Tensor]:
         """What batches tell of the frames of clips, which are given by the rows of their episodes
-        and their starts, int64[n] each: `<feature>_is_pad`, bool[n, T], and what was drawn."""
-        found = {name: frames.find(name, episode, start) for name in self.windows.padded}
-        self.times_without_frame += sum(one.num_far for one in found.values())
-        said = {f"{name}_is_pad": torch.from_numpy(one.is_pad) for name, one in found.items()}
+        and their starts, int64[n] each: `<feature>_is_pad`, bool[n, T], `<feature>_age`,
+        int64[n, T], and what was drawn."""
+        windows, masks, ages = self.windows, {}, {}
+        for name in windows.offsets:
+            if name in windows.padded or name in windows.known:
+                found = frames.find(name, episode, start)
+                if name in windows.padded:
+                    masks[f"{name}_is_pad"] = torch.from_numpy(found.is_pad)
+                    self.times_without_frame += found.num_far
+                if found.age is not None and self.arrays[name].mask_of is None:
+                    ages[f"{name}_age"] = torch.from_numpy(found.age)
+        said = {**masks, **ages}
         if self.steps is not None and frames.draw is not None:
             said |= self.steps.said(frames.draw(episode, start))
         return said
@@ -213,7 +224,10 @@ class ClipSelection:
     @property
     def clip_frames(self) -> ClipFrames:
         """Which frames clips have of each feature, before anything is drawn."""
-        return ClipFrames(self.windows.offsets, self.episodes.num_frames, timed=self.windows.timed)
+        windows = self.windows
+        return ClipFrames(
+            windows.offsets, self.episodes.num_frames, timed=windows.timed, known=windows.known
+        )
 
     def drawn_frames(self, seed: int, epoch: int) -> ClipFrames:
         """Which frames clips have of each feature in an epoch."""
@@ -369,7 +383,7 @@ class ClipSelection:
             lacking = [
                 name
                 for name in self.dataset.features
-                if np.isin(self.dataset.select([name]).missing_frames().episode, selected).any()
+                if np.isin(self.windows.missing([name]).episode, selected).any()
             ]
             every = clips.num_clips + clips.num_incomplete
             said.append(
@@ -467,8 +481,7 @@ class ClipSelection:
         return draws
 
     def _check_names(self, names: Iterable[str]) -> None:
-        masks = {f"{name}_is_pad" for name in self.windows.padded}
-        taken = {*RESERVED, *masks, *self._step_names}
+        taken = {*RESERVED, *self.windows.said_names, *self._step_names}
         reserved = [name for name in names if name in taken]
         if reserved:
             raise ClipError(

@@ -37,7 +37,8 @@ class Window:
     def around(cls, offsets: Sequence[IntArray], stride: int, *, pad: bool) -> Window:
         """That of features with these offsets from a clip's start, int64[T] each.
 
-        Clips start `stride` frames apart. With `pad` they may use frames beyond an episode's ends.
+        Clips start `stride` frames apart. With `pad` they may use frames beyond an episode's ends,
+        or any frames between the first and the last.
         """
         every = np.unique(np.concatenate(offsets))
         first, last = int(every[0]), int(every[-1])
