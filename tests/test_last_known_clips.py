@@ -219,6 +219,20 @@ def test_clips_have_what_was_known_last(path: Path, has: Has, name: str, loader:
     assert sorted(map(expected.check, loader(path, options))) == clips
 
 
+@pytest.mark.parametrize("order", [{}, {"order": "sequences", "stride": 2, "drop_last": True}])
+def test_workers_and_sequences_give_the_same(path: Path, has: Has, order: dict[str, Any]) -> None:
+    options: dict[str, Any] = {"clip_len": 2, "features": ["gps", "say", "id"], **order}
+    known = dict.fromkeys(["gps", "say"])
+    clips = Expected(has, known, **options | {"stride": 1}).clips()
+    stream = SeqRecordStream(path, batch_size=2, last_known=list(known), **options)
+    found = []
+    for batch in DataLoader(stream, batch_size=None, num_workers=0 if order else 2):
+        found += [Expected(has, known, **options).check(clip) for clip in split(batch)]
+    assert len(found) > 10
+    assert set(found) <= set(clips)
+    assert order or set(found) == set(clips)
+
+
 @settings(
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
