@@ -101,6 +101,7 @@ def test_state_is_json(path: Path) -> None:
             "reverse": 0.0,
             "windows": {},
             "pad": None,
+            "last_known": {},
             "features": ["flow", "id", "image", "note"],
             "frame_transform": state["request"]["frame_transform"],
             "shuffle_buffer": 16,
