@@ -290,3 +290,45 @@ def test_crops_are_cut_from_rows_too(path: Path) -> None:
         every = possible_clips(["image"], 4, 4)
         for b, name in enumerate(names):
             assert torch.equal(batch["image"][b], whole[every.index(name)]["image"][:, 2:4, 2:6])
+
+
+def test_the_last_piece_of_an_episode_with_pad(path: Path) -> None:
+    loader = stream(path, clip_len=5, pad="edge", features=["id"])
+    clips: dict[tuple[str, int], list[int]] = {}
+    for batch in loader:
+        ends = batch["id"][:, :, 1]
+        for b, name in enumerate(zip(batch["episode"], batch["start"].tolist(), strict=True)):
+            length = LENGTHS[int(name[0][4:])]
+            wanted = [min(name[1] + i, length - 1) for i in range(5)]
+            clips[name] = ends[b].tolist()
+            assert clips[name] == wanted
+            padded = [name[1] + i >= length for i in range(5)]
+            assert batch["id_is_pad"][b].tolist() == padded
+            assert bool(batch["is_first"][b]) or (name[0], name[1] - 5) in clips
+            assert bool(batch["is_last"][b]) or not any(padded)
+    every = [(f"set/{e}", s) for e, n in enumerate(LENGTHS) for s in range(0, n, 5)]
+    assert sorted(clips) == sorted(every)
+
+
+def test_windows_follow_an_episode_frame_by_frame(path: Path) -> None:
+    windows = {"image": [-1, 0], "id": range(4)}
+    loader = SeqRecordStream(
+        path,
+        order="sequences",
+        batch_size=3,
+        windows=windows,
+        features=["image", "id"],
+        shuffle=False,
+        world_size=1,
+    )
+    every = [(f"set/{e}", s) for e, n in enumerate(LENGTHS) for s in range(1, n - 3)]
+    rows: list[list[tuple[str, int]]] = [[], [], []]
+    for batch in loader:
+        for row, b in zip(rows, range(len(batch["start"])), strict=False):
+            row.append((batch["episode"][b], int(batch["start"][b])))
+            start = row[-1][1]
+            assert batch["id"][b, :, 1].tolist() == [start + i for i in range(4)]
+            goes_on = len(row) > 1 and row[-2] == (row[-1][0], start - 1)
+            assert bool(batch["is_first"][b]) is not goes_on
+    assert [clip for row in rows for clip in row] == every
+    assert loader.clips.spec.stride == 1
