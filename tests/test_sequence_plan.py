@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from seqrecord import ClipError, ClipSpec
+from seqrecord import ClipError, ClipSpec, StateError
 from seqrecord.clips import enumerate_clips
 from seqrecord.sampling import (
     ClipFacts,
@@ -21,7 +21,7 @@ from seqrecord.sampling import (
     frames_left_out,
     resident_bounds,
 )
-from seqrecord.sampling.sequences import sequence_settings
+from seqrecord.sampling.sequences import sequence_settings, sequences_left
 from tests import test_plan_groups as with_groups
 from tests.clip_cases import Case, cases, episode_table
 from tests.plan_cases import Engine, Request, requests
@@ -237,6 +237,46 @@ def test_resumes_at_every_batch(request: Request, data: st.DataObject) -> None:
             assert not any(engine.held.values())
         with pytest.raises(IndexError):
             plan.first_clip(plan.num_batches + 1)
+
+
+@given(requests(), st.data())
+def test_other_parts_give_what_is_left(request: Request, data: st.DataObject) -> None:
+    plans = plans_of(request)
+    if not plans:
+        return
+    most = max(plan.num_batches for plan in plans)
+    batches = np.array([min(data.draw(st.integers(0, most)), plan.num_batches) for plan in plans])
+    before: set[tuple[int, int]] = set()
+    own: Counter[tuple[int, int]] = Counter()
+    for plan, number in zip(plans, batches.tolist(), strict=True):
+        engine, _ = run(request, plan)
+        before.update(engine.clips[: plan.first_clip(number)])
+        own.update(engine.clips)
+    case, chosen = request.case, settings_of(request)
+    is_over = all(plan.num_batches == n for plan, n in zip(plans, batches.tolist(), strict=True))
+    left = sequences_left(case.table, chosen, batches, epoch=request.epoch, stage=0)
+    clips = list(zip(*(c.tolist() for c in left.locate(np.arange(len(left)))), strict=True))
+    assert clips == sorted(set(clips))
+    again = set(clips) & before
+    assert len(again) <= sum(plan.num_repeated for plan in plans)
+    assert all(own[clip] > 1 for clip in again)
+    if is_over:
+        assert not clips
+    else:
+        assert set(clips) | before == set(case.clips())
+    parts = [Part(index, request.num_parts + 1) for index in range(request.num_parts + 1)]
+    rest = [
+        SequencePlan(left, case.episodes, chosen, epoch=request.epoch, part=part, stage=1)
+        for part in parts
+    ]
+    together = [clip for plan in rest for clip in run(request, plan)[0].clips]
+    repeated, dropped = (
+        sum(getattr(plan, name) for plan in rest) for name in ("num_repeated", "num_dropped")
+    )
+    assert len(together) == len(clips) + repeated - dropped
+    assert set(together) <= set(clips)
+    with pytest.raises(StateError, match="more batches than it has"):
+        sequences_left(case.table, chosen, batches * 0 + most + 1, epoch=0, stage=0)
 
 
 @given(with_groups.cases())

@@ -27,7 +27,7 @@ from seqrecord.clips import IntArray
 from seqrecord.sampling.parts import Part
 from seqrecord.sampling.runs import Runs
 
-__all__ = ["Rows", "equal_rows", "whole_rows"]
+__all__ = ["Rows", "equal_bounds", "equal_rows", "whole_bounds", "whole_rows"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,24 +60,42 @@ def equal_rows(runs: Runs, part: Part, num_rows: int, *, fill: bool) -> Rows:
     Parts have equally many clips, or differ by one. With `fill` they all have equally many: a part
     that would have one clip less has one of the next part too.
     """
+    start, stop = equal_bounds(runs, np.array([part.index]), part.count, num_rows)
+    start, stop = start[0], stop[0]
     low, larger = divmod(runs.num_clips, part.count)
-    smaller = part.count - larger  # parts, the first ones, with one clip less than the others
-    short, long = _lengths(low, num_rows), _lengths(low + 1, num_rows)
-    every = short * smaller + long * larger  # of all parts' rows of one number
-    before = short * min(part.index, smaller) + long * max(0, part.index - smaller)
-    start = np.cumsum(every) - every + before
-    stop = start + (short if part.index < smaller else long)
-    repeated = int(fill and part.index < smaller and larger > 0)
+    repeated = int(fill and larger > 0 and part.index < part.count - larger)
     stop[low % num_rows] += repeated
     some = stop > start
     return Rows(runs, start[some], stop[some], repeated)
 
 
+def equal_bounds(
+    runs: Runs, parts: IntArray, num_parts: int, num_rows: int
+) -> tuple[IntArray, IntArray]:
+    """Where the rows of these parts begin and end, without `fill`; int64[parts, rows] each."""
+    low, larger = divmod(runs.num_clips, num_parts)
+    smaller = num_parts - larger  # parts, the first ones, with one clip less than the others
+    short, long = _lengths(low, num_rows), _lengths(low + 1, num_rows)
+    every = short * smaller + long * larger  # of all parts' rows of one number
+    index = parts[:, None]
+    before = short * np.minimum(index, smaller) + long * np.maximum(0, index - smaller)
+    start: IntArray = np.cumsum(every) - every + before
+    return start, start + np.where(index < smaller, short, long)
+
+
 def whole_rows(runs: Runs, part: Part, num_rows: int) -> Rows:
     """Rows of whole episodes, the clips of each in one row; parts may differ."""
+    runs, start, stop = whole_bounds(runs, part.count, num_rows)
+    start, stop = start[part.index], stop[part.index]
+    some = stop > start
+    return Rows(runs, start[some], stop[some])
+
+
+def whole_bounds(runs: Runs, num_parts: int, num_rows: int) -> tuple[Runs, IntArray, IntArray]:
+    """The runs in another order, and where each part's rows begin and end; int64[parts, rows]."""
     clips = np.zeros(int(runs.run[-1]) + 1 if len(runs) else 0, np.int64)
     np.add.at(clips, runs.run, runs.count)
-    count = part.count * num_rows
+    count = num_parts * num_rows
     owner, load = np.zeros_like(clips), np.zeros(count, np.int64)
     longest_first = np.argsort(-clips, kind="stable")
     for first in range(0, len(clips), count):
@@ -90,10 +108,8 @@ def whole_rows(runs: Runs, part: Part, num_rows: int) -> Rows:
     number = np.empty_like(clips)
     number[np.argsort(place[owner], kind="stable")] = np.arange(len(clips))
     bounds = np.append(0, np.cumsum(load[by_load]))
-    ranks = np.arange(part.index, count, part.count)
-    start, stop = bounds[ranks], bounds[ranks + 1]
-    mine = stop > start
-    return Rows(runs.ordered(number), start[mine], stop[mine])
+    start, stop = (side.reshape(num_rows, num_parts).T for side in (bounds[:-1], bounds[1:]))
+    return runs.ordered(number), start, stop
 
 
 def _lengths(clips: int, num_rows: int) -> IntArray:

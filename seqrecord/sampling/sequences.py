@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.clips import ClipTable, EpisodeTable, IntArray
-from seqrecord.errors import ClipError
+from seqrecord.errors import ClipError, StateError
 from seqrecord.sampling.bounds import cursor_bounds
-from seqrecord.sampling.epoch import check_drop_last
+from seqrecord.sampling.epoch import check_drop_last, key_of_stage
 from seqrecord.sampling.facts import ClipFacts
 from seqrecord.sampling.needs import Blocks
 from seqrecord.sampling.parts import Part
@@ -34,12 +34,24 @@ from seqrecord.sampling.plan import Plan
 from seqrecord.sampling.random_order import key_of, permutation
 from seqrecord.sampling.rounds import Clips
 from seqrecord.sampling.runs import Runs
-from seqrecord.sampling.sequence_rows import Rows, equal_rows, whole_rows
+from seqrecord.sampling.sequence_rows import (
+    Rows,
+    equal_bounds,
+    equal_rows,
+    whole_bounds,
+    whole_rows,
+)
 from seqrecord.sampling.settings import PlanSettings
 from seqrecord.sampling.walks import Walk
 from seqrecord.sampling.windows import Window
 
-__all__ = ["COLUMNS", "SequencePlan", "frames_left_out", "sequence_settings"]
+__all__ = [
+    "COLUMNS",
+    "SequencePlan",
+    "frames_left_out",
+    "sequence_settings",
+    "sequences_left",
+]
 
 COLUMNS = ("is_first", "is_last")
 """What batches tell of their clips."""
@@ -77,6 +89,7 @@ class SequencePlan(Plan):
         *,
         epoch: int = 0,
         part: Part = _WHOLE,
+        stage: int = 0,
         windows: Sequence[Window] | None = None,
     ) -> None:
         self.settings, self.epoch, self.part = settings, epoch, part
@@ -86,7 +99,7 @@ class SequencePlan(Plan):
         self._repeats = False  # in one part
         self._batch_size = settings.batch_size or 1
 
-        rows, full = _rows_of(table, settings, epoch, part)
+        rows, full = _rows_of(table, settings, epoch, part, stage)
         self.num_repeated, self.num_cut = rows.num_repeated, rows.num_cut
         start, stop = rows.start, rows.stop
         total = int((stop - start).sum())
@@ -204,21 +217,70 @@ def frames_left_out(table: ClipTable, num_frames: IntArray) -> int:
     return int(num_frames[table.selected].sum()) - used
 
 
-def _rows_of(table: ClipTable, settings: PlanSettings, epoch: int, part: Part) -> tuple[Rows, int]:
-    """The rows of a part, and how many batches have all of them in each part, or in this one."""
-    runs, size = Runs.of(table), settings.batch_size or 1
-    if settings.shuffle and len(runs):
-        key = key_of(settings.seed, epoch, _EPISODES)
-        runs = runs.ordered(permutation(key, int(runs.run[-1]) + 1))
+def sequences_left(
+    table: ClipTable, settings: PlanSettings, batches: IntArray, *, epoch: int, stage: int
+) -> ClipTable:
+    """The clips of `table` that parts have not given, which `batches`, int64[parts], were given of.
+
+    A clip that a part has given only to equalise counts as given by the part that has it. Nothing
+    is left where every part has given all of its batches, not even what `drop_last` leaves out.
+    What is left of a sequence is a sequence of its own.
+
+    Raises `StateError` for more batches than there are.
+    """
+    runs, size = _in_order(table, settings, epoch, stage), settings.batch_size or 1
+    count = len(batches)
     if settings.equal:
-        if settings.drop_last:
+        start, stop = equal_bounds(runs, np.arange(count), count, size)
+        total = runs.num_clips // count if settings.drop_last else -(-runs.num_clips // count)
+        most = np.full(count, total // size if settings.drop_last else -(-total // size))
+    else:
+        runs, start, stop = whole_bounds(runs, count, size)
+        lengths = stop - start
+        most = lengths.min(axis=1) if settings.drop_last else lengths.max(axis=1)
+    if (batches > most).any():
+        raise StateError(
+            "a part of an epoch has given more batches than it has",
+            expected=f"at most {int(most.max())}",
+            got=int(batches.max()),
+        )
+    begin = np.minimum(start + batches[:, None], stop).ravel()
+    if (batches == most).all():
+        begin = stop.ravel()
+    left = runs.slices(begin, stop.ravel())[0]
+    order = np.lexsort((left.first_start, left.episode))
+    episode, first, clips = (c[order] for c in (left.episode, left.first_start, left.count))
+    # Pieces that touch are one again.
+    behind = first + clips * table.spec.stride
+    opens = np.append(True, (episode[1:] != episode[:-1]) | (first[1:] != behind[:-1]))
+    place = np.flatnonzero(opens[: len(first)])
+    clips = np.add.reduceat(clips, place) if len(place) else clips
+    return replace(table, episode=episode[place], first_start=first[place], count=clips)
+
+
+def _in_order(table: ClipTable, settings: PlanSettings, epoch: int, stage: int) -> Runs:
+    """The clips of all episodes in the order in which they are given out."""
+    runs = Runs.of(table)
+    if settings.shuffle and len(runs):
+        key = key_of(key_of_stage(settings, epoch, stage), _EPISODES)
+        runs = runs.ordered(permutation(key, int(runs.run[-1]) + 1))
+    return runs
+
+
+def _rows_of(
+    table: ClipTable, settings: PlanSettings, epoch: int, part: Part, stage: int
+) -> tuple[Rows, int]:
+    """The rows of a part, and how many batches have all of them in each part, or in this one."""
+    runs, size = _in_order(table, settings, epoch, stage), settings.batch_size or 1
+    if settings.equal:
+        if settings.drop_last and not stage:
             check_drop_last(table.num_clips, settings, part.count)
         rows = equal_rows(runs, part, size, fill=not settings.drop_last)
         return rows, runs.num_clips // part.count // size
     rows = whole_rows(runs, part, size)
     # The first part's rows are the longest ones.
     most = rows if part.index == 0 else whole_rows(runs, Part(0, part.count), size)
-    if settings.drop_last and len(runs) and not most.full(size):
+    if settings.drop_last and not stage and len(runs) and not most.full(size):
         raise ClipError(
             "drop_last leaves no batch at all",
             expected=f"at least {(size - 1) * part.count + 1} episodes: one for each row",
