@@ -108,7 +108,7 @@ class _PutOff(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
         kwargs = kwargs or {}
-        if func is torch.ops.aten.copy_.default:
+        if func in (torch.ops.aten.copy_.default, torch.ops.aten.index_copy_.default):
             self._stream.queue(lambda: func(*args, **kwargs))
             return args[0]
         if func is torch.ops.aten.index_select.out:

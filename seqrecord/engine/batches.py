@@ -6,6 +6,7 @@ import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -29,10 +30,14 @@ __all__ = [
     "HostBatchBuilder",
     "Source",
     "batch_pools",
+    "slots_from",
 ]
 
 _ArenaT = TypeVar("_ArenaT")
 
+_SCATTERED = (
+    64 << 10
+)  # bytes of a clip's feature: a call for each larger one costs little beside it
 _COPY_BYTES = 4 << 20  # at least so many in one call, where several threads copy
 _BYTE = np.dtype(np.uint8)
 
@@ -96,12 +101,15 @@ class BatchBuilder(Protocol[_ArenaT]):
 
     def gather(
         self,
-        slot: int,
+        slot: int | npt.NDArray[np.int64],
         sources: Sequence[Source[_ArenaT]],
         copiers: Copiers,
         calls: Calls | None = None,
     ) -> int:
         """Copy clips, which go to `slot` and those after it, from the arenas of their features.
+
+        Or they go to the slots `slot`, int64[clips], in ascending order: then batches have no
+        features of variable shape.
 
         With `calls`, the batch gets what functions make of the clips. Clips with a feature of
         variable shape come in the order of their slots. The rows may be loaded into again when this
@@ -189,31 +197,33 @@ class HostBatchBuilder:
 
     def gather(
         self,
-        slot: int,
+        slot: int | npt.NDArray[np.int64],
         sources: Sequence[Source[Arena]],
         copiers: Copiers,
         calls: Calls | None = None,
     ) -> int:
+        slots = slots_from(slot, len(sources[0].rows))
         if calls is not None:
-            copiers.copy(self._calls(slot, sources, calls))
+            copiers.copy(self._calls(slots, sources, calls))
             return 0
-        parts, crops = self._parts(slot, sources), list(self._crops(slot, sources))
+        parts, others = self._parts(slots, sources)
+        others += self._crops(slots, sources)
         total = sum(part.out.nbytes for part in parts)
-        if total + sum(crop.nbytes for crop in crops) < _COPY_BYTES:
+        if total + sum(other.nbytes for other in others) < _COPY_BYTES:
             # To hand copies to threads would take longer than to make them.
             for part in parts:
                 part.copy()
-            for crop in crops:
-                crop.do()
+            for other in others:
+                other.do()
         else:
-            copiers.copy([*crops, *_pieces(parts, total, copiers.num_threads)])
+            copiers.copy([*others, *_pieces(parts, total, copiers.num_threads)])
         for source in sources:
             rows = source.rows.reshape(-1)
             for name in source.features:
                 if name in self._texts:
-                    self._texts[name][slot : slot + len(source.rows)] = clips_of(
-                        source.arena.find_list(name, rows), len(source.rows)
-                    )
+                    found = clips_of(source.arena.find_list(name, rows), len(source.rows))
+                    for at, texts in zip(slots.tolist(), found, strict=True):
+                        self._texts[name][at] = texts
                 elif name in self._variable:
                     for frame in source.arena.find_list(name, rows):
                         self._variable[name].append(frame)
@@ -244,35 +254,52 @@ class HostBatchBuilder:
                 features[name] = self._pools[name].lease(self._buffers[name], self.size)
         return Batch(features, self.names.episode, self.names.start)
 
-    def _parts(self, slot: int, sources: Sequence[Source[Arena]]) -> list[_Part]:
-        """What is copied to the clips from `slot` on, a feature each."""
-        parts = []
-        for source in sources:
-            rows, count = source.rows.reshape(-1), len(source.rows)
-            for name in source.features:
-                if source.crop is not None and name in source.crop.features:
-                    continue
-                if (buffer := self._buffers.get(name)) is not None:
-                    out = buffer[slot : slot + count].reshape(len(rows), *buffer.shape[2:])
-                    parts.append(_Part(source.arena, name, rows, out))
-        return parts
+    def _parts(
+        self, slots: npt.NDArray[np.int64], sources: Sequence[Source[Arena]]
+    ) -> tuple[list[_Part], list[Copy]]:
+        """What is copied to the clips at these slots: a feature each, or a run of slots of it.
 
-    def _crops(self, slot: int, sources: Sequence[Source[Arena]]) -> Iterator[Copy]:
+        Small clips whose slots lie apart go through memory of their own, in one copy.
+        """
+        parts, scattered = [], []
+        runs = _runs_of(slots)
+        for source in sources:
+            for name in source.features:
+                buffer = self._buffers.get(name)
+                if buffer is None or (source.crop is not None and name in source.crop.features):
+                    continue
+                nbytes = buffer.nbytes // len(buffer)
+                if len(runs) > 1 and 0 < nbytes < _SCATTERED:
+                    do = partial(_scatter, source.arena, name, source.rows, buffer, slots)
+                    scattered.append(Copy(nbytes * len(slots), do))
+                    continue
+                for begin, stop in runs:
+                    rows = source.rows[begin:stop].reshape(-1)
+                    out = buffer[slots[begin] : slots[begin] + stop - begin]
+                    out = out.reshape(len(rows), *buffer.shape[2:])
+                    parts.append(_Part(source.arena, name, rows, out))
+        return parts, scattered
+
+    def _crops(
+        self, slots: npt.NDArray[np.int64], sources: Sequence[Source[Arena]]
+    ) -> Iterator[Copy]:
         """Copies of the windows of clips."""
         for source in sources:
             if (crop := source.crop) is None:
                 continue
             for name in crop.features.intersection(source.features, self._buffers):
                 for clip, rows in enumerate(source.rows):
-                    out = self._buffers[name][slot + clip]
+                    out = self._buffers[name][slots[clip]]
                     do = partial(crop.copy, name, clip, source.arena[name], rows, out)
                     yield Copy(out.nbytes, do)
 
-    def _calls(self, slot: int, sources: Sequence[Source[Arena]], calls: Calls) -> Iterator[Copy]:
+    def _calls(
+        self, slots: npt.NDArray[np.int64], sources: Sequence[Source[Arena]], calls: Calls
+    ) -> Iterator[Copy]:
         """Calls of functions, a clip each: nobody knows how long one takes, so it is worth a
         thread."""
-        for number in range(len(calls)):
-            yield Copy(_COPY_BYTES, partial(self._call, slot + number, sources, calls, number))
+        for number, slot in enumerate(slots.tolist()):
+            yield Copy(_COPY_BYTES, partial(self._call, slot, sources, calls, number))
 
     def _call(self, slot: int, sources: Sequence[Source[Arena]], calls: Calls, number: int) -> None:
         clip: dict[str, Any] = {}
@@ -303,6 +330,34 @@ class _Part(NamedTuple):
 
     def copy(self) -> None:
         self.arena.gather(self.feature, self.rows, self.out)
+
+
+def slots_from(slot: int | npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
+    """The slots of so many clips, int64[count]: these, or those from one on."""
+    return slot + np.arange(count) if isinstance(slot, int) else slot
+
+
+def _runs_of(slots: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Runs of slots that follow each other, as bounds in `slots`."""
+    edges = (np.flatnonzero(np.diff(slots) != 1) + 1).tolist()
+    return list(pairwise([0, *edges, len(slots)]))
+
+
+def _scatter(
+    arena: Arena,
+    feature: str,
+    rows: npt.NDArray[np.int64],
+    buffer: npt.NDArray[Any],
+    slots: npt.NDArray[np.int64],
+) -> None:
+    """Copy clips, rows int64[clips, frames], to slots that lie apart."""
+    clips = np.empty((len(slots), *buffer.shape[1:]), buffer.dtype)
+    arena.gather(feature, rows.reshape(-1), clips.reshape(-1, *buffer.shape[2:]))
+    # A clip as one item: NumPy copies these in one loop, whatever their shape.
+    item = np.dtype((np.void, clips[0].nbytes))
+    buffer.reshape(len(buffer), -1).view(item)[slots, 0] = clips.reshape(len(clips), -1).view(item)[
+        :, 0
+    ]
 
 
 def _pieces(parts: Iterable[_Part], left: int, threads: int) -> Iterator[Copy]:

@@ -26,7 +26,8 @@ import numpy as np
 
 from seqrecord.clips import IntArray
 from seqrecord.engine.ahead import LoadedRound
-from seqrecord.engine.batches import Batch, BatchBuilder, ClipNames
+from seqrecord.engine.batches import Batch, BatchBuilder, ClipNames, Copiers, Source
+from seqrecord.engine.calls import Calls
 from seqrecord.engine.engine import Execution
 from seqrecord.engine.overlapping import OverlappingExecutor
 from seqrecord.engine.scheduler import Channel, ClosedError, Scheduler
@@ -223,41 +224,46 @@ class _EnoughError(Exception):
 
 
 class _Segment:
-    """Slots of a batch, one after the other, for clips of one source; see `BatchBuilder`."""
+    """The slots of a batch that are for clips of one source's epoch; see `BatchBuilder`."""
 
     def __init__(
         self,
         channel: MixChannel,
         batch: _OpenBatch,
-        slot: int,
-        size: int,
+        slots: IntArray,
         epoch: int,
         stats: EngineStats,
     ) -> None:
         self._channel, self._batch, self._stats = channel, batch, stats
-        self._slot, self._size, self._epoch = slot, size, epoch
+        self._slots, self._epoch = slots, epoch
         self._count = 0
 
     @property
     def is_full(self) -> bool:
-        return self._count == self._size
+        return self._count == len(self._slots)
 
-    def gather(self, slot: int, *arguments: Any) -> int:
-        """Copy clips to `slot` of the segment and those after it."""
-        return self._batch.builder.gather(self._slot + slot, *arguments)
+    def gather(
+        self,
+        slot: int,
+        sources: Sequence[Source[Any]],
+        copiers: Copiers,
+        calls: Calls | None = None,
+    ) -> int:
+        """Copy clips to slot number `slot` of these and those after it."""
+        slots = self._slots[slot : slot + len(sources[0].rows)]
+        return self._batch.builder.gather(slots, sources, copiers, calls)
 
     def append(self, episode: IntArray, start: IntArray) -> None:
         """Say which clips these were."""
-        first = self._slot + self._count
-        slots = slice(first, first + len(episode))
+        slots = self._slots[self._count : self._count + len(episode)]
         self._batch.names.put(slots, episode, start)
         self._batch.epoch[slots] = self._epoch
         self._count += len(episode)
 
     def finish(self) -> None:
         """The slots are filled."""
-        self._stats.add(clips=self._size)
-        self._channel.fill(self._batch, self._size)
+        self._stats.add(clips=len(self._slots))
+        self._channel.fill(self._batch, len(self._slots))
 
 
 class _MixExecutor(OverlappingExecutor):
@@ -283,7 +289,8 @@ class _MixExecutor(OverlappingExecutor):
         self._run, self._offset, self._last = run, offset, last
         self._epoch, self._num_clips = plan.epoch, plan.num_clips
         self._next = 0  # the number of the next round's first clip
-        self._places: dict[int, tuple[int, int, int]] = {}  # segments to come, by their first clip
+        # Segments that begin in this round, by their first clip: batch and slots.
+        self._places: dict[int, tuple[int, IntArray]] = {}
 
     def run(self, clip: int) -> None:
         """As `Executor.run`, from one of the plan's clips on."""
@@ -317,7 +324,7 @@ class _MixExecutor(OverlappingExecutor):
             raise _EnoughError
 
     def _segments(self, start: int, stop: int) -> tuple[IntArray, IntArray]:
-        """The segment of each clip `[start, stop)`, as the number of its first, and the slot in it.
+        """The segment of each clip `[start, stop)`, as the number of its first, and its place.
 
         A segment goes on from one round to the next.
         """
@@ -326,25 +333,21 @@ class _MixExecutor(OverlappingExecutor):
         ahead = min(end, stop + size)  # a segment is no longer than a batch
         behind = max(0, start - size)
         batch, slot = self._order.places(self._source, self._offset + behind, self._offset + ahead)
-        begins = np.ones(len(batch), bool)
-        begins[1:] = (np.diff(batch) != 0) | (np.diff(slot) != 1)
-        # What was given before this run began is of other batches: it begins where a batch does.
-        at = np.flatnonzero(begins)
-        number = np.cumsum(begins) - 1
-        first = at[number]
+        at = np.append(0, np.flatnonzero(np.diff(batch)) + 1)
         length = np.diff(np.append(at, len(batch)))
-        for place, count in zip(at.tolist(), length.tolist(), strict=True):
-            if start <= behind + place < stop:
-                self._places[behind + place] = int(batch[place]), int(slot[place]), count
+        self._places = {
+            behind + begin: (int(batch[begin]), slot[begin : begin + count])
+            for begin, count in zip(at.tolist(), length.tolist(), strict=True)
+            if start <= behind + begin < stop
+        }
         inside = slice(start - behind, stop - behind)
-        clip = np.arange(behind, ahead)
-        return first[inside] + behind, (clip - first - behind)[inside]
+        first = np.repeat(at, length)[inside] + behind
+        return first, np.arange(start, stop) - first
 
     def _begin(self, batch: int) -> Any:
-        number, slot, size = self._places[batch]
-        self._places = {at: place for at, place in self._places.items() if at > batch}
-        opened, stats = self._mix.open(number, self._run.stats), self._run.stats
-        return _Segment(self._mix, opened, slot, size, self._epoch, stats)
+        number, slots = self._places.pop(batch)
+        opened = self._mix.open(number, self._run.stats)
+        return _Segment(self._mix, opened, slots, self._epoch, self._run.stats)
 
 
 class MixEngine:

@@ -51,7 +51,8 @@ class Shares:
         self._kept: dict[int, IntArray] = {}  # the periods that came last
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_kept": {}}
+        kept = {name: value for name, value in vars(self).items() if name != "_base"}
+        return {**kept, "_kept": {}}
 
     @property
     def fractions(self) -> tuple[Fraction, ...]:

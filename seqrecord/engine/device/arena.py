@@ -122,16 +122,32 @@ class DeviceArena:
             end.wait()
             spans.append(CopySpan(end.time - end.seconds_since(begin), end.time, nbytes))
 
-    def gather(self, rows: npt.NDArray[np.int64], into: Mapping[str, torch.Tensor]) -> int:
+    def gather(
+        self,
+        rows: npt.NDArray[np.int64],
+        into: Mapping[str, torch.Tensor],
+        at: npt.NDArray[np.int64] | None = None,
+    ) -> int:
         """Queue copies of rows, int64[n], into parts of a batch; how many bytes cross the bus.
 
-        `into` are words, [n, words], by feature: those that have a fixed shape.
+        `into` are words, [n, words], by feature: those that have a fixed shape. With `at`,
+        int64[n], they are those of the whole batch, and the copies go to these rows of it.
         """
+        nbytes = rows.nbytes
         with self.stream.use():
             index = self._upload(rows)
-            for name, part in into.items():
-                torch.index_select(self._rows[name], 0, index, out=part)
-        return rows.nbytes
+            if at is None:
+                for name, part in into.items():
+                    torch.index_select(self._rows[name], 0, index, out=part)
+                return nbytes
+            places = self._upload(at)
+            for name, whole in into.items():
+                found = torch.empty(
+                    (len(rows), whole.shape[1]), dtype=whole.dtype, device=index.device
+                )
+                torch.index_select(self._rows[name], 0, index, out=found)
+                whole.index_copy_(0, places, found)
+        return nbytes + at.nbytes
 
     def gather_window(
         self,

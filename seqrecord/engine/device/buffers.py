@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from seqrecord.engine.arena import Place
-from seqrecord.engine.batches import Batch, ClipNames, Copiers, Source
+from seqrecord.engine.batches import Batch, ClipNames, Copiers, Source, slots_from
 from seqrecord.engine.buffers import ChunkBuffers, Needs
 from seqrecord.engine.calls import Calls
 from seqrecord.engine.crops import Crop
@@ -114,7 +114,8 @@ class DeviceBatchBuilder:
         with stream.use():
             for name, spec in specs.items():
                 if not spec.is_fixed:
-                    self._features[name] = [None] * size
+                    is_text = spec.value != "array"
+                    self._features[name] = [None if is_text else [] for _ in range(size)]
                     continue
                 shape: Any = (size, lengths[name], *spec.shape)
                 batch = torch.empty(shape, dtype=torch_dtype(spec), device=stream.device)
@@ -129,7 +130,7 @@ class DeviceBatchBuilder:
 
     def gather(
         self,
-        slot: int,
+        slot: int | npt.NDArray[np.int64],
         sources: Sequence[Source[DeviceArena]],
         copiers: Copiers,
         calls: Calls | None = None,
@@ -137,31 +138,34 @@ class DeviceBatchBuilder:
         del copiers  # the device does it
         assert calls is None, "functions are called on the host"
         nbytes = 0
+        slots = slots_from(slot, len(sources[0].rows))
+        is_run = int(slots[-1] - slots[0]) == len(slots) - 1
         for source in sources:
             arena, rows = source.arena, source.rows
-            flat = np.ascontiguousarray(rows).reshape(-1)
-            first = slot * rows.shape[1]
+            flat, length = np.ascontiguousarray(rows).reshape(-1), rows.shape[1]
+            first = int(slots[0]) * length
             parts = {
-                name: self._words[name][first : first + len(flat)]
+                name: self._words[name][first : first + len(flat)] if is_run else self._words[name]
                 for name in source.features
                 if name in self._words
                 and not (source.crop is not None and name in source.crop.features)
             }
             if source.crop is not None:
-                self._crop(slot, source, source.crop)
-            nbytes += arena.gather(flat, parts)
+                self._crop(slots, source, source.crop)
+            at = None if is_run else (slots[:, None] * length + np.arange(length)).reshape(-1)
+            nbytes += arena.gather(flat, parts, at)
             for name in source.features:
                 if not arena.specs[name].is_fixed and name in self._features:
-                    clips = [arena.gather_list(name, clip) for clip in rows]
-                    self._features[name][slot : slot + len(clips)] = clips
+                    for place, clip in zip(slots.tolist(), rows, strict=True):
+                        self._features[name][place] = arena.gather_list(name, clip)
         return nbytes
 
-    def _crop(self, slot: int, source: Source[DeviceArena], crop: Crop) -> None:
+    def _crop(self, slots: npt.NDArray[np.int64], source: Source[DeviceArena], crop: Crop) -> None:
         """Queue copies of the windows of clips."""
         for name in sorted(crop.features.intersection(source.features, self._features)):
             for clip, rows in enumerate(source.rows):
                 corner, flipped = crop.place(clip)
-                out = self._features[name][slot + clip]
+                out = self._features[name][int(slots[clip])]
                 source.arena.gather_window(name, rows, out, corner, flipped=flipped)
                 if flipped and name in crop.crops.flows:
                     with self._stream.use():
