@@ -34,13 +34,16 @@ FIXED = ["image", "flow", "id"]
 Offsets = Mapping[str, Sequence[int]]
 
 
-@pytest.fixture(scope="module", params=["one group", "three groups"])
-def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("windows")
-    groups = {"image": 0, "flow": 0, "note": 0, "id": 0}
-    if request.param == "three groups":
-        groups = {"image": 0, "flow": 1, "note": 1, "id": 2}
-    return write_numbered(folder / "records", groups=groups)
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    groups = {"image": 0, "flow": 1, "note": 1, "id": 2}
+    return write_numbered(tmp_path_factory.mktemp("windows") / "groups", groups=groups)
+
+
+@pytest.fixture(scope="module")
+def one_group(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    groups = dict.fromkeys(FEATURES, 0)
+    return write_numbered(tmp_path_factory.mktemp("windows") / "one", groups=groups)
 
 
 def frames_of(offsets: Sequence[int], episode: int, start: int, *, pad: bool) -> list[int] | None:
@@ -122,11 +125,12 @@ def requests(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Sequence[int]],
 
 
 @given(data=st.data())
-def test_every_clip_is_right(path: Path, data: st.DataObject) -> None:
+def test_every_clip_is_right(path: Path, one_group: Path, data: st.DataObject) -> None:
+    path = data.draw(st.sampled_from([path, one_group]))
     arguments, offsets, masks = data.draw(requests())
     pad = arguments["pad"] is not None
     expected = possible(offsets, arguments["stride"], pad=pad)
-    settings: dict[str, Any] = {
+    others: dict[str, Any] = {
         "batch_size": data.draw(st.none() | st.integers(1, 7)),
         "shuffle": data.draw(st.booleans()),
         "num_cursors": data.draw(st.none() | st.integers(1, 5)),
@@ -138,14 +142,14 @@ def test_every_clip_is_right(path: Path, data: st.DataObject) -> None:
     }
     if not expected:
         with pytest.raises(ClipError, match="no clip has all of its frames"):
-            SeqRecordPipe(path, **arguments, **settings)
+            SeqRecordPipe(path, **arguments, **others)
         return
     try:
-        pipe = SeqRecordPipe(path, **arguments, **settings)
+        pipe = SeqRecordPipe(path, **arguments, **others)
     except MemoryLimitError:
         return
     clips = [c for item in pipe for c in check(item, offsets, masks=masks, pad=pad)]
-    assert clips == expected if not settings["shuffle"] else sorted(clips) == sorted(expected)
+    assert clips == expected if not others["shuffle"] else sorted(clips) == sorted(expected)
     stats, starts = pipe.stats(), sum(-(-n // arguments["stride"]) for n in LENGTHS)
     assert stats["clips"] == len(expected)
     assert stats["clips_incomplete"] + stats["clips_outside"] == starts - len(expected)
@@ -164,10 +168,10 @@ ASKED: dict[str, Any] = {"features": FIXED, "windows": WINDOWS, "pad": "edge"}
 ORDERED = {name: WINDOWS[name] for name in FIXED}
 
 
-@pytest.mark.parametrize("settings", [{}, {"pad": None}, {"clip_len": 3}])
-def test_resumes_anywhere(path: Path, settings: dict[str, Any]) -> None:
-    chosen = {**ASKED, "batch_size": 4, "shuffle_buffer": 64, "num_cursors": 4, **settings}
-    check_resume(lambda: SeqRecordPipe(path, **chosen))
+@pytest.mark.parametrize("more", [{"clip_len": 3}, {"pad": None}])
+def test_resumes_anywhere(path: Path, more: dict[str, Any]) -> None:
+    chosen = {**ASKED, "batch_size": 4, "shuffle_buffer": 64, "num_cursors": 4, **more}
+    check_resume(lambda: SeqRecordPipe(path, **chosen), num_epochs=2)
 
 
 def test_a_state_is_of_its_windows(path: Path) -> None:
