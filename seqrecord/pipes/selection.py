@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
@@ -23,7 +21,6 @@ from seqrecord.clips import (
     enumerate_clips,
 )
 from seqrecord.errors import ClipError
-from seqrecord.format.index import GroupIndex
 from seqrecord.pipes.chunk_sizes import bytes_beside, chunk_bytes
 from seqrecord.pipes.clip_lists import ClipList, read_clip_list
 from seqrecord.pipes.clip_numbers import ClipNumbers
@@ -31,6 +28,7 @@ from seqrecord.pipes.collating import keep_memory_for
 from seqrecord.pipes.columns import RESERVED, Columns
 from seqrecord.pipes.distributed import say_once
 from seqrecord.pipes.draws import SAID, ClipDraws
+from seqrecord.pipes.identity import digest_of, groups_of, identity_of
 from seqrecord.pipes.options import ClipOptions
 from seqrecord.pipes.ragged import Ragged, ragged_arrays
 from seqrecord.pipes.selected_steps import SelectedSteps
@@ -49,7 +47,6 @@ __all__ = ["ClipSelection"]
 _Uses: TypeAlias = list[list[ClipUse]]  # with each of the dilations that may be drawn
 _Options = TypeVar("_Options", bound=ClipOptions)
 
-_CHUNKS_AT_ONCE = 1 << 16
 _TENSOR_BYTES = 1 << 10  # of a tensor beside what it holds: one for each frame of a variable shape
 
 
@@ -161,7 +158,7 @@ class ClipSelection:
             frames, lead = [frame], self.dataset.index.groups[self.episodes.lead.group]
             each = [
                 bytes_beside(lead, group, chunk_bytes(group, self.dataset.features)).max()
-                for group in self._groups
+                for group in groups_of(self.dataset)
             ]
             chunk = int(sum(each)) + sum(spec.nbytes for spec in stored.values()) + frame
         else:  # codecs may need room for a frame that is in no row yet
@@ -169,7 +166,9 @@ class ClipSelection:
             for place, grid in enumerate(self.episodes.groups):
                 group = self.dataset.index.groups[grid.group]
                 frames[place] += bytes_kept_open(grid, group, self.dataset.features)
-            each = [chunk_bytes(group, self.dataset.features).max() for group in self._groups]
+            each = [
+                chunk_bytes(group, self.dataset.features).max() for group in groups_of(self.dataset)
+            ]
             chunk = int(max(each)) + sum(s.nbytes for s in stored.values() if not s.is_fixed)
         clip = sum(
             (spec.nbytes + _beside(spec)) * self.lengths[name] for name, spec in self.made.items()
@@ -272,43 +271,14 @@ class ClipSelection:
         The digest is of their keys, lengths, and pages of the requested features. Where they are in
         the dataset does not matter: the order is that of the selection.
         """
-        index, rows = self.dataset.index, self.selected
-        keys = index.keys.take(rows).to_pylist()
-        digest = hashlib.sha256(json.dumps(keys, separators=(",", ":")).encode())
-        digest.update(np.ascontiguousarray(index.num_frames[rows], "<i8").data)
-        for group in self._groups:
-            wanted = [name for name in group.schema if name in self.dataset.features]
-            columns = [group.schema.position(name) for name in wanted]
-            counts = group.num_chunks[rows]
-            blocks = np.cumsum(counts) // _CHUNKS_AT_ONCE
-            for block in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(blocks)) + 1):
-                chunks = _chunks(group, rows[block])
-                digest.update(np.ascontiguousarray(group.num_frames[chunks], "<u4").data)
-                for table in (group.page_length, group.page_crc32c):
-                    pages = table[chunks]
-                    if len(columns) < pages.shape[1]:
-                        pages = pages[:, columns]
-                    digest.update(np.ascontiguousarray(pages, "<u4").data)
-            for numbers in self._gaps(group, wanted):
-                digest.update(np.ascontiguousarray(numbers, "<u8").data)
-        return {
-            "count": len(rows),
-            "frames": int(index.num_frames[rows].sum()),
-            "digest": digest.hexdigest(),
-            "dataset": self.dataset.fingerprint,
-        }
+        return identity_of(self.dataset, self.selected)
 
     @cached_property
     def chosen_digest(self) -> str | None:
         """What tells the chosen clips, and how often they come, from others."""
         if self.chosen is None:
             return None
-        digest, chosen = hashlib.sha256(), self.chosen
-        place = np.searchsorted(self.selected, chosen.episode)
-        for numbers in (chosen.row, place, chosen.start):
-            digest.update(np.ascontiguousarray(numbers, "<i8").data)
-        digest.update(np.ascontiguousarray(chosen.weight, "<f8").data)
-        return digest.hexdigest()
+        return digest_of(self.chosen, self.selected)
 
     def describe(self) -> str:
         """A line for people, and one for each feature with its dtype and shape in a clip."""
@@ -392,12 +362,6 @@ class ClipSelection:
             )
         return "; ".join(said)
 
-    @property
-    def _groups(self) -> list[GroupIndex]:
-        """The groups of the requested features, by their numbers."""
-        numbers = {spec.group for spec in self.dataset.features.values()}
-        return [self.dataset.index.groups[number] for number in sorted(numbers)]
-
     def _frame_bytes(self, arrays: Mapping[str, ArraySpec]) -> list[int]:
         """Bytes of a frame's features of each group, by their numbers."""
         features = self.dataset.features
@@ -418,18 +382,6 @@ class ClipSelection:
             )
         found = table.led_by(nbytes.index(max(nbytes)), self.selected)
         return EpisodeTable(found.num_frames, (found.lead,))
-
-    def _gaps(self, group: GroupIndex, wanted: list[str]) -> list[IntArray]:
-        """Of each gap of the selected episodes: its place, the chunk in it, feature, presence."""
-        columns = [self.dataset.index.schema.position(name) for name in wanted]
-        gaps = group.gaps[np.isin(group.gaps["feature"], columns)]
-        chunk = gaps["chunk"].astype(np.int64)
-        episode = np.searchsorted(group.first_chunk, chunk, side="right") - 1
-        some = np.isin(episode, self.selected)
-        chunk -= group.first_chunk[episode]
-        feature = np.searchsorted(columns, gaps["feature"])
-        place = np.searchsorted(self.selected, episode)
-        return [numbers[some] for numbers in (place, chunk, feature, gaps["word"], gaps["present"])]
 
     def stored_arrays(self) -> dict[str, ArraySpec]:
         """Each feature of a frame as it is decoded."""
@@ -523,12 +475,3 @@ def _spec_of(name: str, value: Any, stored: Mapping[str, ArraySpec]) -> ArraySpe
 def _beside(spec: ArraySpec) -> int:
     """Bytes that a frame takes in a batch beside what it holds."""
     return _TENSOR_BYTES if not spec.is_fixed and spec.value == "array" else 0
-
-
-def _chunks(group: GroupIndex, rows: IntArray) -> slice | IntArray:
-    """The rows of a chunk table that some episodes have."""
-    first, count = group.first_chunk[rows], group.num_chunks[rows]
-    if rows[-1] - rows[0] == len(rows) - 1:
-        return slice(int(first[0]), int(first[-1] + count[-1]))  # a view, of the mapped file
-    chunks: IntArray = np.repeat(first - (np.cumsum(count) - count), count)
-    return chunks + np.arange(len(chunks))
