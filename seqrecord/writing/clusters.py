@@ -18,7 +18,6 @@ from seqrecord.writing.convert_jobs import Job, StoppedError, Written, write_cop
 
 __all__ = ["Cluster", "open_cluster"]
 
-_CONNECT_SECONDS = 30
 _TELL_SECONDS = 0.5  # a message goes over the network
 
 
@@ -115,7 +114,7 @@ def _dask(address: str) -> Iterator[Cluster]:
     distributed = _imported("distributed", "dask")
     place = f"tcp://{urlsplit(address).netloc}"
     try:
-        client = distributed.Client(place, timeout=_CONNECT_SECONDS, set_as_default=False)
+        client = distributed.Client(place, set_as_default=False)
     except (OSError, TimeoutError) as error:
         raise _nobody(address, error) from error
     with client:
