@@ -24,7 +24,9 @@ from seqrecord import (
     SeqRecordWriter,
 )
 from seqrecord.clip_transforms import Windows
+from seqrecord.engine import direct
 from seqrecord.engine.crops import ClipCrops, copy_window
+from seqrecord.errors import ChecksumError
 from seqrecord.reading.frames import ArraySpec
 from tests.clip_data import leaves_nothing, names
 
@@ -120,14 +122,70 @@ def test_batches_are_crops_of_whole_clips(path: Path, name: str) -> None:
         assert count == pipe.num_clips
 
 
-def test_clips_that_do_not_overlap_are_cropped_too(path: Path) -> None:
-    pipe = SeqRecordPipe(
-        path, clip_len=4, stride=4, batch_size=2, features=IMAGES, clip_transform=CHAINS["random"]
-    )
+def no_rows(pipe: SeqRecordPipe) -> bool:
+    """Whether the arenas of the last iteration had none, so that frames went straight to clips."""
+    buffers: Any = pipe._epochs.loader._buffers._idle[-1]
+    return not any(arena.num_rows for arena in buffers.arenas)
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_straight"),
+    [
+        ({"stride": 4}, True),
+        ({"stride": 6, "shuffle": False}, True),
+        ({"stride": 4, "frame_transform": lambda f: {n: f[n] for n in IMAGES}}, True),
+        ({"stride": 8}, False),  # half of the frames are in no clip: they are not read
+        ({"stride": 12, "dilation": 3}, False),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("in_turn", [0, 500])
+def test_clips_that_do_not_overlap_are_cropped_as_they_are_loaded(
+    path: Path,
+    settings: dict[str, Any],
+    is_straight: bool,
+    in_turn: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also from the middle of an epoch on, and where large raw pages are read a few frames at a
+    time."""
+    if in_turn:
+        monkeypatch.setattr(direct, "_LEAST_WHOLE", 0)
+        monkeypatch.setattr(direct, "_WINDOWED", in_turn)
+    chosen = {} if "frame_transform" in settings else {"features": IMAGES}
+    more: dict[str, Any] = {**settings, **chosen, "clip_transform": CHAINS["random, flip"]}
+    pipe = SeqRecordPipe(path, clip_len=4, batch_size=2, **more)
     found = [clip for batch in pipe for clip in singles(batch)]
+    assert no_rows(pipe) == is_straight
     assert len(found) == pipe.num_clips
     for clip in found:
-        check_clip(clip, 4, 1, IMAGES)
+        check_clip(clip, 4, settings.get("dilation", 1), IMAGES)
+    again = SeqRecordPipe(path, clip_len=4, batch_size=2, **more)
+    next(iter(again))
+    rest = SeqRecordPipe(path, clip_len=4, batch_size=2, **more)
+    rest.load_state_dict(again.state_dict())
+    later = [clip for batch in rest for clip in singles(batch)]
+    assert [clip["crop"].tolist() for clip in later] == [c["crop"].tolist() for c in found[2:]]
+    for clip in later:
+        check_clip(clip, 4, settings.get("dilation", 1), IMAGES)
+
+
+def test_a_damaged_page_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "_LEAST_WHOLE", 0)
+    with SeqRecordWriter(tmp_path / "r", codecs="raw") as writer, writer.episode("a") as episode:
+        for number in range(8):
+            episode.append({"image": frame_of(0, number)["image"]})
+    (file,) = (tmp_path / "r" / "records").iterdir()
+    data = bytearray(file.read_bytes())
+    at = data.find(frame_of(0, 6)["image"].tobytes())
+    data[at + 5] ^= 1
+    file.write_bytes(data)
+    pipe = SeqRecordPipe(
+        tmp_path / "r", clip_len=4, stride=4, batch_size=1, clip_transform=CHAINS["random"]
+    )
+    with pytest.raises(ChecksumError, match="a page does not match its checksum"):
+        list(pipe)
+    assert no_rows(pipe)
 
 
 def test_single_clips(path: Path) -> None:

@@ -7,6 +7,9 @@ time::
     batch 0             a a a a b b b b
     batch 1                                     c c c c …
 
+Where batches have windows of the frames, a frame is decoded by itself, or read with its page, and
+its window is copied.
+
 Groups of features with longer chunks, of which frames are for clips of later rounds, have an arena
 all the same, and are copied from there into the batches that are being built.
 """
@@ -16,7 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from time import perf_counter
 
@@ -25,9 +28,12 @@ import numpy.typing as npt
 
 from seqrecord.clip_frames import ClipFrames
 from seqrecord.engine.ahead import LoadedRound, RoundsAhead
-from seqrecord.engine.arena import Place
+from seqrecord.engine.arena import Place, Rows
 from seqrecord.engine.batches import Batch, HostBatchBuilder
 from seqrecord.engine.buffers import HostBuffers
+from seqrecord.engine.crop_rows import CroppedRows, CropSlots
+from seqrecord.engine.crops import Crop
+from seqrecord.engine.draws import DrawClips, Drawn
 from seqrecord.engine.loads import Load, each_load, first_uses, frame_key, ordered_uses
 from seqrecord.engine.scheduler import Channel, WorkerPool
 from seqrecord.sampling import Clips, Plan, Round, Window
@@ -44,6 +50,7 @@ class _Open:
 
     builder: HostBatchBuilder
     missing: int
+    slots: CropSlots | None = None  # the windows of its clips, where it has windows
     loads: list[Future[None]] = field(default_factory=list)
 
 
@@ -62,7 +69,9 @@ class DisjointExecutor:
         buffers: HostBuffers,
         workers: WorkerPool,
         channel: Channel[Batch],
+        draw: DrawClips | None = None,
     ) -> None:
+        self._draw = draw
         self._plan = plan
         self._num_frames = clip_frames.num_frames
         self._buffers = buffers
@@ -89,8 +98,9 @@ class DisjointExecutor:
         self._next = batch
         for loaded in self._rounds.run(first_round):
             current = loaded.round
+            drawn = self._drawn(current.clips, 0, len(current.clips))
             for load, window, clip in self._loads(current, skip):
-                self._start(load, window, clip, current.clips)
+                self._start(load, window, clip, current.clips, drawn.crop)
             if not all(self._direct):
                 self._gather(loaded, skip)
             skip = 0
@@ -127,8 +137,21 @@ class DisjointExecutor:
             if inside.any():
                 yield load, window, np.where(inside, clip, -1)
 
-    def _start(self, load: Load, window: Window, clip: npt.NDArray[np.int64], clips: Clips) -> None:
-        """Have a load's frames brought into the batches of their clips."""
+    def _drawn(self, clips: Clips, start: int, stop: int) -> Drawn:
+        """What is drawn for the clips `[start, stop)` of a round."""
+        if self._draw is None:
+            return Drawn()
+        return self._draw(clips.episode[start:stop], clips.start[start:stop])
+
+    def _start(
+        self,
+        load: Load,
+        window: Window,
+        clip: npt.NDArray[np.int64],
+        clips: Clips,
+        crop: Crop | None,
+    ) -> None:
+        """Have a load's frames, or their windows, brought into the batches of their clips."""
         frames = np.flatnonzero(clip >= 0)
         clip = clip[frames]
         batch = clips.batch[clip]
@@ -139,7 +162,12 @@ class DisjointExecutor:
         for item, mine in parts:
             some = clip[mine]
             item.builder.names.put(clips.slot[some], clips.episode[some], clips.start[some])
-            places.append(Place(item.builder.rows, frames[mine], rows[mine]))
+            target: Rows = item.builder.rows
+            if crop is not None:
+                item.slots = item.slots or CropSlots(crop.crops, item.builder.size)
+                item.slots.put(clips.slot[some], crop.windows, some)
+                target = CroppedRows(item.builder.rows, window.length, item.slots)
+            places.append(Place(target, frames[mine], rows[mine]))
         done = self._workers.load(load, places)
         for item, mine in parts:
             item.loads.append(done)
@@ -152,7 +180,8 @@ class DisjointExecutor:
         for start, stop in pairwise([skip, *(e for e in edges if e > skip), len(clips)]):
             if start < stop:
                 item = self._batch(int(clips.batch[start]))
-                sources = loaded.sources(start, stop)
+                crop = self._drawn(clips, start, stop).crop
+                sources = [replace(s, crop=crop) for s in loaded.sources(start, stop)]
                 begin = perf_counter()
                 item.builder.gather(int(clips.slot[start]), sources, self._workers)
                 self._workers.note_gather(begin, stop - start, 0)

@@ -68,7 +68,8 @@ class Engine:
         kept: where memory comes from, and where it goes for the next iteration.
         made, lengths: of the features of batches, where these are not those of `specs`: dtype and
             shape of a frame, and how many frames a clip has.
-        draw: what is drawn for clips. They are gathered from arenas then.
+        draw: what is drawn for clips. Those that functions are called with are gathered from
+            arenas.
     """
 
     drop: Callable[[], object]
@@ -200,7 +201,7 @@ class Execution:
         )
         self._executor: Executor
         if isinstance(buffers, HostBuffers) and not all(memory.num_rows):
-            self._executor = DisjointExecutor(plan, clip_frames, buffers, workers, channel)
+            self._executor = DisjointExecutor(plan, clip_frames, buffers, workers, channel, draw)
         else:
             self._executor = make_executor(plan, clip_frames, buffers, workers, channel, draw)
 

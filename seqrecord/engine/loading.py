@@ -15,7 +15,17 @@ import numpy.typing as npt
 from seqrecord.clip_frames import ClipFrames
 from seqrecord.engine.arena import Place
 from seqrecord.engine.buffers import Buffers
-from seqrecord.engine.direct import Direct, Slice, find_slices, parts_of, whole_pages
+from seqrecord.engine.crop_rows import WindowRows
+from seqrecord.engine.crops import frames_in
+from seqrecord.engine.direct import (
+    Direct,
+    Slice,
+    WindowedPage,
+    find_slices,
+    parts_of,
+    whole_pages,
+    windowed_pages,
+)
 from seqrecord.engine.loads import Load
 from seqrecord.engine.ragged import Padded, clear_rows
 from seqrecord.engine.stats import EngineStats
@@ -168,6 +178,7 @@ class ChunkLoader:
 
     def _fetch(self, chunk: Chunk, pages: Sequence[Page], direct: Direct) -> Fetched:
         in_part = {part.page.feature for part in direct.parts}
+        in_part |= {item.page.feature for item in direct.windows}
         whole = [page for page in pages if page.feature not in in_part]
         shared = [page for page in whole if page.feature not in direct.whole]
         buffer = self._buffers.chunks.acquire(
@@ -185,6 +196,8 @@ class ChunkLoader:
                 data = self._reader.read(whole, into=direct.whole, allocate=allocate)
                 nbytes = sum(page.stop - page.start for page in whole)
                 nbytes += self._reader.read_parts(direct.parts)
+                for item in direct.windows:
+                    nbytes += self._read_windows(item)
         except BaseException:
             self._buffers.chunks.release(buffer)
             raise
@@ -192,6 +205,15 @@ class ChunkLoader:
         for name in direct.features:
             read.pop(name, None)
         return Fetched(chunk, pages, read, buffer, nbytes)
+
+    def _read_windows(self, item: WindowedPage) -> int:
+        """Read a page and copy windows of its frames; how many bytes were read."""
+        memory = self._buffers.chunks.acquire(item.memory)
+        try:
+            self._reader.read_in_turn(item.page, memory[: item.memory], item.take)
+        finally:
+            self._buffers.chunks.release(memory)
+        return item.page.stop - item.page.start
 
     def _release(self, fetched: Fetched) -> None:
         for part in (fetched, *fetched.others):
@@ -249,6 +271,9 @@ class ChunkLoader:
         if self._transform is not None or not places:
             return Direct({}, ())
         features, is_local = self._reader.features, self._reader.is_local
+        cropped = [p for p in pages if isinstance(places[0].target[p.feature], WindowRows)]
+        if cropped:
+            return self._direct_windows(load, chunk, pages, cropped, places)
         if load.count == chunk.num_frames:
             whole = whole_pages(pages, features, places, is_local=is_local)
             if whole:
@@ -270,6 +295,23 @@ class ChunkLoader:
         known = None if self._clip_frames is None else self._clip_frames.known.get(feature)
         return known is not None and known.has_unknown
 
+    def _direct_windows(
+        self,
+        load: Load,
+        chunk: Chunk,
+        pages: Sequence[Page],
+        cropped: Sequence[Page],
+        places: Sequence[Place],
+    ) -> Direct:
+        """Raw pages of a local disk, of which rows get windows: frames go through little memory."""
+        if not self.is_local:
+            return Direct({}, ())
+        frames = self._frames(load)
+        slices = find_slices(places, _all_present(chunk, pages, frames))
+        inside = frames - chunk.first_frame
+        features = self._reader.features
+        return Direct({}, (), windowed_pages(cropped, features, inside, slices))
+
     def _alike(self, pages: Sequence[Page]) -> list[list[Page]]:
         """The pages, together those of features of which clips have the same frames."""
         by_name = {page.feature: page for page in pages}
@@ -289,6 +331,9 @@ class ChunkLoader:
         for item in slices:
             target = item.target[page.feature]
             frames = inside[item.first : item.first + item.length].tolist()
+            if isinstance(target, WindowRows):
+                self._store_windows(page, data, frames, target, item.row)
+                continue
             if spec.is_fixed:
                 out = target[item.row : item.row + item.length]
                 self._reader.decode(page, data, _as_range(frames), out)
@@ -308,6 +353,23 @@ class ChunkLoader:
                     target.put(row, self._reader.value(page, array, frame))
                 except ClipError as error:
                     raise error.located(frame=page.chunk.first_frame + frame) from None
+
+    def _store_windows(
+        self, page: Page, data: memoryview, frames: list[int], target: WindowRows, row: int
+    ) -> None:
+        """Copy windows of frames into the rows from `row` on: of raw pages from where they were
+        read, of others from one frame after the other."""
+        spec = self._reader.features[page.feature]
+        if spec.is_raw and spec.dtype != bool and len(data) == page.num_present * spec.nbytes:
+            shape: Any = (page.num_present, *spec.shape)
+            whole = np.frombuffer(data, spec.dtype).reshape(shape)
+            target.put(row, frames_in(whole, page.positions(frames)))
+            return
+        shape = (1, *spec.shape)
+        decoded = np.empty(shape, spec.dtype)
+        for number, frame in enumerate(frames, row):
+            self._reader.decode(page, data, [frame], decoded)
+            target.put(number, decoded)
 
     def _store_transformed(
         self,

@@ -154,9 +154,7 @@ class ClipLoader:
     def start(self, plan: Plan, *, batch: int = 0, stats: EngineStats) -> Engine:
         """An engine that runs a plan from `batch` on."""
         self.selection.times_without_frame = 0
-        device = self._find_device()
-        all_fixed = all(spec.is_fixed for spec in self.selection.arrays.values())
-        fixed = device is None and all_fixed and not self._draws
+        fixed = self._find_device() is None and self._may_load_straight
         memory = self._fit(plan.part.count).memory(plan, fixed=fixed)
         if get_worker_info() is not None and self.selection.dataset.chunk_reader().is_local:
             # The DataLoader asks for batches ahead by itself; memory for more is slow to find.
@@ -183,9 +181,22 @@ class ClipLoader:
         }
 
     @property
-    def _draws(self) -> bool:
-        """Whether anything is drawn for clips beside their order."""
-        return self.selection.draws is not None or self.selection.steps is not None
+    def _may_load_straight(self) -> bool:
+        """Whether clips that do not overlap can be loaded into batches, without an arena."""
+        selection, draws = self.selection, self.selection.draws
+        if selection.steps is not None:
+            return False
+        if not all(spec.is_fixed for spec in selection.arrays.values()):
+            return False
+        if draws is None:
+            return True
+        # For windows of raw frames, whole pages are read: not where clips use few of their frames.
+        stride = selection.spec.stride
+        windows = selection.windows.of_groups(stride)
+        near = selection.chosen is None and all(2 * w.length > stride for w in windows)
+        features = selection.dataset.features
+        cropped = [features[name] for name in draws.cropped if name in features]
+        return draws.functions is None and near and all(spec.is_fixed for spec in cropped)
 
     def _frames(self, epoch: int) -> ClipFrames:
         return self.selection.drawn_frames(self._settings.seed, epoch)
