@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from click.testing import CliRunner
+from PIL import Image
 
 import seqrecord
 from seqrecord.codecs.video.decoding import decode_gop
 from seqrecord.codecs.video.gops import Gop
-from seqrecord.errors import CodecError, FrameError, SchemaError, SourceError
+from seqrecord.codecs.video.packages import pyav
+from seqrecord.errors import CodecError, FrameError, MissingPackageError, SchemaError, SourceError
 from seqrecord.schema import FeatureSpec, Schema
+from tests.command_line import main
 from tests.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
 
 Pixels = npt.NDArray[np.uint8]
@@ -323,3 +329,56 @@ def test_a_packet_that_does_not_decode_is_named(tmp_path: Path) -> None:
     pipe = seqrecord.SeqRecordPipe(tmp_path, clip_len=2, num_cursors=1)
     with pytest.raises(CodecError, match="do not decode"):
         list(pipe)
+
+
+def _run(*words: object) -> str:
+    result = CliRunner().invoke(main, [str(word) for word in words])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    """A folder of PNGs packed as video, looked at, verified, exported again."""
+    folder = tmp_path / "originals" / "run" / "image"
+    folder.mkdir(parents=True)
+    for number, image in enumerate(moving(12)):
+        Image.fromarray(image).save(folder / f"{number:06d}.png")
+    records = tmp_path / "records"
+    common = ("--src", tmp_path / "originals", "--dst", records, "--workers", 1)
+    _run("write", *common, "--codec", "image=ffv1:gop=4")
+    dataset = seqrecord.open(records)
+    assert np.array_equal(dataset.episodes["run"][:]["image"], moving(12))
+    assert dataset.features["image"].codec == (
+        {"id": "video", "codec": "ffv1", "pixel_format": "bgr0", "gop": 4},
+    )
+    assert "ffv1" in _run("info", records, "--clip-len", 4)
+    _run("verify", records, "--deep")
+    _run("reindex", records)
+    _run("stats", records, "--recompute")
+    _run("export", records, "run", tmp_path / "out")
+    exported = sorted((tmp_path / "out").rglob("*.png"))
+    found = np.stack([np.asarray(Image.open(path)) for path in exported])
+    assert np.array_equal(found, moving(12))
+    result = CliRunner().invoke(
+        main, ["write", *map(str, common[:2]), "--codec", "image=av1:gop=0"]
+    )
+    assert result.exit_code == 1
+    assert "takes gop 1 to 256" in result.stderr
+
+
+def test_nothing_imports_pyav_before_it_is_used() -> None:
+    code = "import sys, seqrecord, seqrecord.codecs.chain, seqrecord.tools.cli.commands\n"
+    code += "import seqrecord.format.video_pages, seqrecord.writing.writer\n"
+    code += "assert 'av' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_pyav_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    pyav.cache_clear()
+    try:
+        with pytest.raises(MissingPackageError, match=r"seqrecord-torch\[video\]"):
+            gops_of("ffv1", moving(1), 1)
+    finally:
+        monkeypatch.undo()
+        pyav.cache_clear()
