@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import shutil
+import uuid
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import seqrecord
 from seqrecord import NotFoundError, SeqRecordPipe, SeqRecordWriter
-from seqrecord.errors import DestinationError, SchemaError
+from seqrecord.errors import DestinationError, SchemaError, StorageError
 from seqrecord.format.manifest import read_manifest
 from seqrecord.storage import LocalStorage
-from seqrecord.writing import merging
 from seqrecord.writing.edits import delete_episodes, relabel_episodes, split_episodes
 from seqrecord.writing.merging import merge_datasets
 from tests.test_edits import check, content, write
@@ -68,20 +66,31 @@ def test_all_episodes_with_their_edits(parts: tuple[Path, Path], tmp_path: Path)
     assert sum(len(batch["episode"]) for batch in pipe) == 8
 
 
-def test_copies_where_nothing_can_be_linked(
-    parts: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = {**content(parts[0]), **content(parts[1])}
-
-    def refuse(*_: Any) -> None:
-        raise OSError("not here")
-
-    monkeypatch.setattr(os, "link", refuse)
-    monkeypatch.setattr(merging, "_COPY_BYTES", 1000)
-    merge_datasets(parts, tmp_path / "made")
-    monkeypatch.undo()
+def test_copies_where_they_are_asked_for(parts: tuple[Path, Path], tmp_path: Path) -> None:
+    writer = SeqRecordWriter(tmp_path / "large", codecs="raw")
+    with writer, writer.episode("large", metadata={}) as episode:  # more than is copied at once
+        for i in range(2500):
+            episode.append({"x": np.full(1000, i, np.float32)})
+    every = [*parts, tmp_path / "large"]
+    expected = {key: item for part in every for key, item in content(part).items()}
+    report = merge_datasets(every, tmp_path / "made", link=False)
+    assert (report.linked_bytes, report.num_record_files) == (0, 5)
     check(tmp_path / "made", expected)
     assert {path.stat().st_nlink for path in (tmp_path / "made" / "records").iterdir()} == {1}
+
+
+def test_to_another_storage_and_edits_there(parts: tuple[Path, Path]) -> None:
+    expected = {**content(parts[0]), **content(parts[1])}
+    url = f"memory://{uuid.uuid4().hex}"
+    report = merge_datasets(parts, url)
+    assert (report.linked_bytes, report.num_episodes) == (0, 6)
+    assert report.copied_bytes > 6 * 12_000
+    delete_episodes(url, ["e4"])
+    with seqrecord.open(url) as dataset:
+        assert set(dataset.episodes.keys()) == expected.keys() - {"e4"}
+        for key, episode in dataset.episodes.items():
+            assert (dict(episode.metadata), episode[:]["x"][:, 0].tolist()) == expected[key]
+    assert not seqrecord.verify(url).problems
 
 
 def test_statistics_of_all_together(tmp_path: Path) -> None:
@@ -117,16 +126,13 @@ def test_what_cannot_be_merged(tmp_path: Path) -> None:
     assert not made.exists()
 
 
-def test_a_failure_leaves_nothing(
-    parts: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise OSError("full")
-
-    monkeypatch.setattr(merging, "put_version", fail)
-    with pytest.raises(OSError, match="full"):
-        merge_datasets(parts, tmp_path / "made")
-    assert not [path for path in (tmp_path / "made").rglob("*") if path.is_file()]
-    monkeypatch.undo()
-    merge_datasets(parts, tmp_path / "made")
-    assert read_manifest(LocalStorage(tmp_path / "made")).num_episodes == 6
+def test_a_failure_leaves_nothing(parts: tuple[Path, Path], tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    made.mkdir()
+    (made / "edits").touch()  # so that no file of edits can be written, after the record files
+    with pytest.raises(StorageError):
+        merge_datasets(parts, made)
+    assert [path.name for path in made.rglob("*") if path.is_file()] == ["edits"]
+    (made / "edits").unlink()
+    merge_datasets(parts, made)
+    assert read_manifest(LocalStorage(made)).num_episodes == 6

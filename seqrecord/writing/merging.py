@@ -58,16 +58,18 @@ def merge_datasets(
     sources: Sequence[str | PathLike[str]],
     destination: str | PathLike[str],
     *,
+    link: bool = True,
     dry_run: bool = False,
     created_by: str = CREATED_BY,
     storage_options: Mapping[str, Any] | None = None,
 ) -> MergeReport:
     """Make a dataset of all episodes of several ones, which stay as they are.
 
-    Record files are hard-linked where they lie on the destination's disk, for they never change,
-    and copied elsewhere; nothing is encoded anew. Splits of one name are one split. Statistics are
-    those of all together, where each of the datasets has some. Episodes come in the order of the
-    ordinals that they were written with. With `dry_run` all is checked and nothing written.
+    Record files are hard-linked where they lie on the destination's disk, for they never change;
+    elsewhere, and without `link`, they are copied. Nothing is encoded anew. Splits of one name are
+    one split. Statistics are those of all together, where each of the datasets has some. Episodes
+    come in the order of the ordinals that they were written with. With `dry_run` all is checked and
+    nothing written.
 
     Raises `NotFoundError` where a source is no dataset, `SchemaError` where schemas differ, with
     the first feature that does, `DestinationError` where two of them have an episode of one key, or
@@ -81,9 +83,11 @@ def merge_datasets(
         parts = [_open(storage) for storage in opened]
         _check(parts, made)
         files = [(part, file) for part in parts for file in part.manifest.record_files]
-        linked = [_local(part.storage, made, file.path) is not None for part, file in files]
+        linked = [
+            link and _local(part.storage, made, file.path) is not None for part, file in files
+        ]
         if not dry_run:
-            _merge(parts, made, created_by)
+            _merge(parts, made, link, created_by)
         return MergeReport(
             sum(part.manifest.num_episodes for part in parts),
             sum(part.manifest.num_frames for part in parts),
@@ -132,13 +136,13 @@ def _check(parts: Sequence[_Part], made: Storage) -> None:
                 )
 
 
-def _merge(parts: Sequence[_Part], made: Storage, created_by: str) -> None:
+def _merge(parts: Sequence[_Part], made: Storage, link: bool, created_by: str) -> None:
     base = read_base(made)
     with _undone(made) as written:
         record_files, footers = [], {}
         for part in parts:
             for file in part.manifest.record_files:
-                _bring(part.storage, made, file.path, written)
+                _bring(part.storage, made, file.path, link, written)
                 record_files.append(file)
                 footers[file.path] = part.footers[file.path]
         edits = _bring_edits(parts, made, written)
@@ -190,10 +194,11 @@ def _local(source: Storage, made: Storage, path: str) -> str | None:
     return found if Path(found).stat().st_dev == there.stat().st_dev else None
 
 
-def _bring(source: Storage, made: Storage, path: str, written: list[str]) -> None:
+def _bring(source: Storage, made: Storage, path: str, link: bool, written: list[str]) -> None:
     """Link or copy a record file."""
     written.append(path)
-    if (found := _local(source, made, path)) is not None and _link(made, found, path):
+    found = _local(source, made, path) if link else None
+    if found is not None and _link(made, found, path):
         return
     size = source.size(path)
     upload = made.create(path)

@@ -136,16 +136,23 @@ def put_in_split(
 @click.command()
 @click.argument("sources", metavar="PATH…", nargs=-1, required=True)
 @click.option("-o", "--dst", required=True, help="Where the new dataset goes.")
+@click.option("--copy", is_flag=True, help="Copy record files even where they can be linked.")
 @_DRY_RUN
 @common
 def merge(
-    sources: tuple[str, ...], dst: str, dry_run: bool, storage_options: dict[str, Any] | None
+    sources: tuple[str, ...],
+    dst: str,
+    copy: bool,
+    dry_run: bool,
+    storage_options: dict[str, Any] | None,
 ) -> None:
     """Make a dataset of all episodes of several ones; these stay as they are.
 
     On one disk record files are hard-linked, and so take no more room; elsewhere they are copied.
     """
-    report = merge_datasets(sources, dst, dry_run=dry_run, storage_options=storage_options)
+    report = merge_datasets(
+        sources, dst, link=not copy, dry_run=dry_run, storage_options=storage_options
+    )
     would = "would have " if dry_run else ""
     click.echo(
         f"{parse_location(dst).shown}: {would}{counted(report.num_episodes, 'episode')}, "
