@@ -219,6 +219,20 @@ def test_clips_have_what_was_known_last(path: Path, has: Has, name: str, loader:
     assert sorted(map(expected.check, loader(path, options))) == clips
 
 
+@pytest.mark.parametrize("loader", [from_batches, from_dataset])
+def test_frames_that_are_drawn_apart_or_in_reverse(path: Path, has: Has, loader: Any) -> None:
+    options: dict[str, Any] = {"clip_len": 3, "features": ["gps", "say", "id"]}
+    drawn: Any = {"dilation": (1, 2), "reverse": 0.5, "last_known": ["gps", "say"]}
+    seen = set()
+    for clip in loader(path, {**options, **drawn}):
+        step, is_reversed = int(clip["dilation"]), bool(clip["reversed"])
+        seen.add((step, is_reversed))
+        offsets = [0, step, 2 * step][:: -1 if is_reversed else 1]
+        windows = dict.fromkeys(options["features"], offsets)
+        Expected(has, dict.fromkeys(["gps", "say"]), **options, windows=windows).check(clip)
+    assert len(seen) == 4
+
+
 @pytest.mark.parametrize("order", [{}, {"order": "sequences", "stride": 2, "drop_last": True}])
 def test_workers_and_sequences_give_the_same(path: Path, has: Has, order: dict[str, Any]) -> None:
     options: dict[str, Any] = {"clip_len": 2, "features": ["gps", "say", "id"], **order}
