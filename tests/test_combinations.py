@@ -21,6 +21,8 @@ LENGTHS = (23, 9, 2, 40, 31)
 FPS = 10
 SPAN = 16  # frames that windows reach at most, before and after a clip's start
 IMAGES = ("image", "flow")
+FEATURES = ("image", "flow", "action", "imu", "note", "blob", "id", "gps")
+GPS = 3  # values
 
 
 def stored_frame(episode: int, number: int) -> dict[str, Any]:
@@ -34,7 +36,10 @@ def stored_frame(episode: int, number: int) -> dict[str, Any]:
         "note": f"{episode}.{number}" if number % 3 else "",
         "blob": bytes([episode, number]),
         "id": np.array([episode, number]),
+        "gps": rng.normal(size=3),
     }
+    if (number + episode) % 6 != 2:
+        del frame["gps"]
     if number == LENGTHS[episode] - 1 or (episode, number) == (3, 20):
         del frame["flow"]
     return frame
@@ -48,10 +53,9 @@ def key_of(episode: int) -> str:
 def records(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All features in one group, or in four, with chunks that do not match."""
     folder = tmp_path_factory.mktemp("combinations") / "records"
-    names = stored_frame(0, 0)
-    groups = dict.fromkeys(names, 0)
+    groups = dict.fromkeys(FEATURES, 0)
     if request.param == "several":
-        groups |= {"flow": 1, "action": 2, "note": 2, "imu": 3}
+        groups |= {"flow": 1, "action": 2, "note": 2, "imu": 3, "gps": 4}
     features = {name: {"group": group} for name, group in groups.items()}
     codecs = {"flow": "raw", "action": "raw", "id": "raw"}
     with SeqRecordWriter(
@@ -78,8 +82,7 @@ class Case:
         def maybe(share: float) -> bool:
             return rng.random() < share
 
-        names = list(stored_frame(0, 0))
-        rng.shuffle(names)
+        names = rng.sample(FEATURES, len(FEATURES))
         options: dict[str, Any] = {
             "features": sorted({"id", *names[: rng.randrange(1, len(names))]}),
             "seed": rng.randrange(100),
@@ -98,10 +101,14 @@ class Case:
         if "windows" not in options or maybe(0.5):
             options["clip_len"] = rng.randrange(1, 7)
             options["dilation"] = rng.choice([1, 1, 2, 3])
+        is_plain = "windows" not in options
         if maybe(0.4):
             options["stride"] = rng.randrange(1, 12)
         if maybe(0.4):
-            options["pad"] = "edge"
+            options["pad"], is_plain = "edge", False
+        if "gps" in options["features"] and maybe(0.9):
+            options["last_known"] = rng.choice([["gps"], {"gps": 2}, {"gps": 40}])
+            options["unknown"] = rng.choice([None, "zeros"])
         if maybe(0.5):
             options["metadata"] = rng.sample(["task", "arm"], rng.randrange(1, 3))
         if maybe(0.6):
@@ -113,6 +120,9 @@ class Case:
             options["clip_transform"] = rng.sample([crop, HorizontalFlip(0.5)], rng.randrange(1, 3))
         if options["batch_size"] and maybe(0.3):
             options["order"] = "sequences"
+        elif is_plain and maybe(0.5):
+            options["dilation"] = rng.choice([(1, 2), (3, 1, 2), 2])
+            options["reverse"] = rng.choice([0.0, 0.5, 1.0])
         if maybe(0.2):
             options["device"] = "cpu"
         if maybe(0.3):
@@ -124,13 +134,15 @@ class Case:
         names: list[str] = self.options["features"]
         return names
 
-    @cached_property
-    def offsets(self) -> dict[str, list[int]]:
-        """Of each feature, the frames of a clip, counted from its start."""
-        length = self.options.get("clip_len", 1)
-        whole = [i * self.options.get("dilation", 1) for i in range(length)]
-        windows = self.options.get("windows", {})
-        return {name: list(windows.get(name, whole)) for name in self.features}
+    @property
+    def dilations(self) -> tuple[int, ...]:
+        dilation = self.options.get("dilation", 1)
+        return dilation if isinstance(dilation, tuple) else (dilation,)
+
+    def offsets(self, name: str, dilation: int) -> list[int]:
+        """The frames of a feature that a clip has, counted from its start."""
+        whole = [i * dilation for i in range(self.options.get("clip_len", 1))]
+        return list(self.options.get("windows", {}).get(name, whole))
 
     @property
     def padded(self) -> set[str]:
@@ -143,25 +155,45 @@ class Case:
     def stride(self) -> int:
         usual = 1
         if self.options.get("order") == "sequences":
-            usual = self.options.get("clip_len", 1) * self.options.get("dilation", 1)
+            usual = self.options.get("clip_len", 1) * self.dilations[0]
         stride: int = self.options.get("stride", usual)
         return stride
 
-    def frames(self, name: str, episode: int, start: int) -> list[int]:
+    def asked(self, name: str, start: int, dilation: int) -> list[int]:
+        """The frames of a feature, also beyond the ends of the episode."""
+        return [start + offset for offset in self.offsets(name, dilation)]
+
+    def frames(self, name: str, episode: int, start: int, dilation: int) -> list[int]:
         """Those of a feature, in their episode."""
         last = LENGTHS[episode] - 1
-        return [min(max(start + offset, 0), last) for offset in self.offsets[name]]
+        return [min(max(frame, 0), last) for frame in self.asked(name, start, dilation)]
+
+    def age(self, name: str, episode: int, frame: int) -> int | None:
+        """How many frames before it the newest is that has the feature; `None` if none has."""
+        known = self.options.get("last_known", ())
+        most = 0
+        if name in known:
+            most = known[name] if isinstance(known, dict) else LENGTHS[episode]
+        for age in range(min(most, frame) + 1):
+            if name in stored_frame(episode, frame - age):
+                return age
+        return None
 
     def is_whole(self, episode: int, start: int) -> bool:
         """Whether there is such a clip."""
+        return any(self.is_whole_with(episode, start, dilation) for dilation in self.dilations)
+
+    def is_whole_with(self, episode: int, start: int, dilation: int) -> bool:
         if "pad" not in self.options:
-            every = [start + offset for offsets in self.offsets.values() for offset in offsets]
+            every = [f for name in self.features for f in self.asked(name, start, dilation)]
             if min(every) < 0 or max(every) >= LENGTHS[episode]:
                 return False
+        may_lack = self.options.get("last_known", ()) if self.options.get("unknown") else ()
         return all(
-            name in stored_frame(episode, frame)
+            self.age(name, episode, frame) is not None
             for name in self.features
-            for frame in self.frames(name, episode, start)
+            if name not in may_lack
+            for frame in self.frames(name, episode, start, dilation)
         )
 
     @cached_property
@@ -198,17 +230,32 @@ def check(case: Case, clip: Mapping[str, Any]) -> tuple[int, int]:
     """Compare a clip with what is stored; returns its episode and start."""
     episode, start = int(clip["episode"].split("/")[1]), int(clip["start"])
     assert (episode, start) in case.clips
+    dilation = int(clip.get("dilation", case.dilations[0]))
+    is_reversed = bool(clip.get("reversed", False))
+    assert dilation in case.dilations
+    assert case.is_whole_with(episode, start, dilation)
+    assert not (is_reversed and not case.options["reverse"])
+    assert is_reversed or case.options.get("reverse") != 1.0
     known = {"episode", "start"}
     for name in case.features:
-        frames = case.frames(name, episode, start)
-        want = [stored_frame(episode, frame)[name] for frame in frames]
+        frames = case.frames(name, episode, start, dilation)
+        if is_reversed:
+            frames.reverse()
         got = clip[name]
         known.add(name)
         if name in case.padded:
-            asked = [start + offset for offset in case.offsets[name]]
+            asked = case.asked(name, start, dilation)
             is_pad = [a != f for a, f in zip(asked, frames, strict=True)]
             assert clip[f"{name}_is_pad"].tolist() == is_pad, name
             known.add(f"{name}_is_pad")
+        ages = [case.age(name, episode, frame) for frame in frames]
+        if name in case.options.get("last_known", ()):
+            assert clip[f"{name}_age"].tolist() == [-1 if a is None else a for a in ages]
+            known.add(f"{name}_age")
+        want = [
+            np.zeros(GPS) if age is None else stored_frame(episode, frame - age)[name]
+            for frame, age in zip(frames, ages, strict=True)
+        ]
         if name in ("note", "blob"):
             assert list(got) == want
             continue
@@ -226,7 +273,9 @@ def check(case: Case, clip: Mapping[str, Any]) -> tuple[int, int]:
     for name in case.options.get("metadata", ()):
         assert clip[name] == {"task": f"task {episode}", "arm": [episode, {"left": True}]}[name]
         known.add(name)
-    assert set(clip) - known <= {"crop", "flipped", "is_first", "is_last"}
+    assert set(clip) - known <= {
+        "crop", "flipped", "is_first", "is_last", "dilation", "reversed"
+    }  # fmt: skip
     return episode, start
 
 
