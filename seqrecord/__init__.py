@@ -35,6 +35,7 @@ from seqrecord.writing.writer import SeqRecordWriter
 if TYPE_CHECKING:
     from seqrecord.engine.device import prefetch_to_device
     from seqrecord.pipes.collating import collate
+    from seqrecord.pipes.elastic import elastic_state
     from seqrecord.pipes.loaders import (
         SeqRecordDataset,
         SeqRecordNode,
@@ -83,6 +84,7 @@ __all__ = [
     "collate",
     "convert",
     "draw_timeline",
+    "elastic_state",
     "errors",
     "export",
     "open",
@@ -104,6 +106,7 @@ _IMPORTED_LATER = {
     "bench": "tools.bench",
     "collate": "pipes.collating",
     "draw_timeline": "tools.drawing",
+    "elastic_state": "pipes.elastic",
     "prefetch_to_device": "engine.device",
     "view": "tools.drawing",
 }

@@ -212,6 +212,10 @@ def test_states_of_other_mixes(root: Path) -> None:
     wrong["sources"]["c"]["episodes"]["digest"] = "0"
     with pytest.raises(StateError, match="other episodes"):
         mix.load_state_dict(wrong)
+    changed = json.loads(json.dumps(state))
+    changed["sources"]["b"] |= {"worker": None, "batch": [1]}
+    with pytest.raises(StateError, match="source 'b' has changed its ranks or workers"):
+        mix.load_state_dict(changed)
     assert len(list(mix)) == 4  # the next epoch: nothing was loaded
 
 

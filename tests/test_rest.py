@@ -185,14 +185,12 @@ def test_several_groups_and_windows(case: groups.Case, batches: int) -> None:
     assert plan.num_clips + plan.num_dropped == rest.num_clips
 
 
-def test_many_parts_are_looked_at_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_parts_are_looked_at_in_groups() -> None:
     episodes = episode_table([97, 300, 41, 222] * 5, [8, 16, 8, 4] * 5)
     table = enumerate_clips(ClipSpec(5), episodes, np.arange(20))
     stage = Stage(7, (9, 8), SETTINGS)
     whole = rest_of(table, episodes, [stage], epoch=3)
-    monkeypatch.setattr("seqrecord.sampling.rest._CLIPS_AT_ONCE", 200)
-    monkeypatch.setattr("seqrecord.sampling.rest._ROWS_AT_ONCE", 7)
-    parted = rest_of(table, episodes, [stage], epoch=3)
+    parted = rest_of(table, episodes, [stage], epoch=3, at_once=100)
     assert whole.num_clips == table.num_clips - 7 * (9 + 8) * 4
     for name in ("episode", "first_start", "count"):
         assert (getattr(whole, name) == getattr(parted, name)).all()

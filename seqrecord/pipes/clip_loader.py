@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,7 +12,6 @@ import torch
 from torch.utils.data import get_worker_info
 
 from seqrecord.clip_frames import ClipFrames
-from seqrecord.clips import ClipTable
 from seqrecord.engine.batches import Batch
 from seqrecord.engine.buffers import KeptBuffers
 from seqrecord.engine.device.streams import check_device, find_device
@@ -23,27 +20,22 @@ from seqrecord.engine.engine import Engine
 from seqrecord.engine.ragged import for_users
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.trace import Trace, trace_path
-from seqrecord.errors import ClipError, StateError
+from seqrecord.errors import ClipError
 from seqrecord.pipes.distributed import Ranks, worker_threads
 from seqrecord.pipes.draws import ClipDraws
 from seqrecord.pipes.options import LoaderOptions
+from seqrecord.pipes.planner import Planner
 from seqrecord.pipes.selection import ClipSelection
-from seqrecord.pipes.states import State, shown
+from seqrecord.pipes.state_checks import check_state
+from seqrecord.pipes.states import Stages, State
 from seqrecord.reading.reader import DatasetLike
 from seqrecord.sampling import (
-    EpochPlan,
-    Part,
     Plan,
-    PlanSettings,
-    SequencePlan,
-    check_drop_last,
     frames_left_out,
 )
-from seqrecord.sampling.memory import Fit, FrameSizes, fit, fit_given, least_limit
 from seqrecord.sampling.sequences import COLUMNS
 from seqrecord.storage import local_path
 from seqrecord.text import counted
-from seqrecord.units import parse_size
 
 __all__ = ["Clip", "ClipLoader", "open_trace"]
 
@@ -57,7 +49,7 @@ A batch of clips is the same with one axis more: tensors [clips, frames, …] or
 """
 
 
-class ClipLoader:
+class ClipLoader(Planner):
     """Plans epochs over a selection of clips and runs them. Picklable.
 
     Raises `ClipError` where there is no clip at all, and `MemoryLimitError` for a memory limit that
@@ -70,27 +62,15 @@ class ClipLoader:
         options: LoaderOptions,
         selection: ClipSelection | None = None,
     ) -> None:
-        self.options = options
-        self.batch_size = options.batch_size
-        asked: dict[str, Any] = {
-            "shuffle": options.shuffle,
-            "seed": options.seed,
-            "batch_size": options.batch_size,
-            "drop_last": options.drop_last,
-            "equal": options.equal,
-            "rotate_phase": options.rotate_phase and options.spec.stride != 1,
-            "order": options.order,
-        }
-        self._asked = tuple(asked)  # the other settings are chosen
-        self._settings = PlanSettings(**asked)
-        self._memory_limit = parse_size(options.memory_limit)
         self.ranks = Ranks(options.rank, options.world_size)
         self.device = None if options.device is None else check_device(options.device)
         self._trace = None
         if options.trace is not None:
             self._trace = local_path(options.trace, "trace").absolute()
-        rotates = self._settings.rotate_phase
-        self.selection = selection or ClipSelection(location, options, rotate_phase=rotates)
+        self._buffers = KeptBuffers()
+        super().__init__(location, options, selection)
+
+    def _check_selection(self) -> None:
         draws = self.selection.draws
         if self.device is not None and draws is not None and draws.functions is not None:
             raise ClipError(
@@ -106,56 +86,14 @@ class ClipLoader:
                 expected="other features, or a frame_transform that gives it another name",
                 got=", ".join(taken),
             )
-        self._buffers = KeptBuffers()
-        self._fits: dict[int, Fit] = {}
-        self._told: set[int] = set()  # numbers of parts whose limit was logged
-        self._check_limit()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "options": self.selection.portable(self.options)}
-
-    def set_shuffle(self, shuffle: bool) -> None:
-        """Turn shuffling on or off for the epochs to come."""
-        self._settings = replace(self._settings, shuffle=bool(shuffle))
-        self._fits.clear()
-        self._fit(1)
-
-    def clips(self, epoch: int) -> ClipTable:
-        """The clips of an epoch."""
-        settings = self._settings
-        return self.selection.clips_in(epoch, seed=settings.seed, shuffle=settings.shuffle)
-
-    def num_clips(self, epoch: int) -> int:
-        """How many clips an epoch has, over all parts."""
-        return self.clips(epoch).num_clips
-
-    def plan(self, epoch: int, part: Part) -> Plan:
-        """The plan of one part of one epoch.
-
-        Raises `ClipError` when `drop_last` leaves no batch in this epoch, or in one of another
-        phase.
-        """
-        if (phases := self.selection.phases) is not None:  # now, not at the epoch of that phase
-            check_drop_last(phases.fewest_clips, self._settings, part.count)
-        limited = self._fit(part.count).limited
-        if limited and part.index == 0 and part.count not in self._told:
-            self._told.add(part.count)
-            _logger.info("%s: %s", self.selection.dataset.url, limited)
-        make = SequencePlan if self._follows else EpochPlan
-        return make(
-            self.clips(epoch),
-            self.selection.episodes,
-            self._fit(part.count).settings,
-            epoch=epoch,
-            part=part,
-            windows=self.selection.windows.of_groups(self.selection.spec.stride),
-        )
-
-    def start(self, plan: Plan, *, batch: int = 0, stats: EngineStats) -> Engine:
+    def start(
+        self, plan: Plan, stages: Stages = (), *, batch: int = 0, stats: EngineStats
+    ) -> Engine:
         """An engine that runs a plan from `batch` on."""
         self.selection.times_without_frame = 0
         fixed = self._find_device() is None and self._may_load_straight
-        memory = self._fit(plan.part.count).memory(plan, fixed=fixed)
+        memory = self._fit(plan.part.count, plan.epoch, stages).memory(plan, fixed=fixed)
         if get_worker_info() is not None and self.selection.dataset.chunk_reader().is_local:
             # The DataLoader asks for batches ahead by itself; memory for more is slow to find.
             least = 1 if all(memory.num_rows) else plan.most_batches
@@ -243,37 +181,6 @@ class ClipLoader:
                 first += f", {counted(frames, 'frame')} in no clip"
         return "\n".join((first, *features))
 
-    def settings(self, num_parts: int) -> PlanSettings:
-        """The settings of an epoch in so many parts, all of them chosen."""
-        return self._fit(num_parts).settings
-
-    def use_settings(self, settings: PlanSettings, num_parts: int) -> None:
-        """Keep these settings for epochs in so many parts, instead of those that memory suggests.
-
-        Raises `MemoryLimitError`, which says the least that would do, where they do not fit.
-        """
-        self._fits[num_parts] = fit_given(
-            self.selection.typical_clips,
-            self.selection.episodes,
-            settings,
-            self._sizes,
-            memory_limit=self._memory_limit,
-            url=self.selection.dataset.url,
-            windows=self.selection.windows.of_groups(self.selection.spec.stride),
-            epochs_differ=self.selection.differs_by_epoch,
-        )
-
-    @contextmanager
-    def with_settings(self, settings: PlanSettings, num_parts: int) -> Iterator[None]:
-        """`use_settings`; the former ones again if the block raises."""
-        before = dict(self._fits)
-        self.use_settings(settings, num_parts)
-        try:
-            yield
-        except BaseException:
-            self._fits = before
-            raise
-
     def request(self) -> dict[str, Any]:
         """What was asked for beside the settings that plans have, as JSON."""
         dilations = self.options.dilations
@@ -302,63 +209,17 @@ class ClipLoader:
         """Raise `StateError` for a state of other clips or another order, and say what differs.
 
         What memory and defaults have chosen may differ, and where the dataset lies, how fast, with
-        how many threads or in how much memory it is read; what was asked for may not.
+        how many threads or in how much memory it is read; what was asked for may not. A state of
+        all workers of a rank may be of another `batch_size`.
         """
-        saved, asked = asdict(state.settings), asdict(self._settings)
-        now = {name: asked[name] for name in self._asked}
-        if self.options.num_cursors is not None:
-            now["num_cursors"] = self.options.num_cursors
-        request = self.request()
-        if request["shuffle_buffer"] is None:
-            del request["shuffle_buffer"]
-        saved, now = {**state.request, **saved}, {**request, **now}
-        if not self._settings.shuffle and saved["shuffle"] is False:
-            for name in ("seed", "num_cursors", "shuffle_buffer"):
-                if name != "seed" or not self.selection.differs_by_epoch:
-                    now.pop(name, None)
-        differ = [name for name in now if name not in saved or saved[name] != now[name]]
-        if "features" in differ and "frame_transform" in differ:
-            differ.remove("frame_transform")  # its arrays are the features
-        url, identity = self.selection.dataset.url, self.selection.identity
-        if differ:
-            raise StateError(
-                f"the saved state is of other settings: {', '.join(differ)}",
-                file=url,
-                expected=", ".join(f"{name}={now[name]!r}" for name in differ),
-                got=", ".join(f"{name}={shown(saved.get(name))}" for name in differ),
-            )
-        if state.episodes["digest"] != identity["digest"]:
-            same = state.episodes["dataset"] == identity["dataset"]
-            raise StateError(
-                "the saved state is of other episodes of this dataset"
-                if same
-                else "the saved state is of another dataset, or this one has changed: select the "
-                "state's episodes, if they are still the same",
-                file=url,
-                expected=_describe(identity),
-                got=_describe(state.episodes),
-            )
-
-    def least_limit(self) -> int:
-        """The least memory limit that would do, in bytes."""
-        return least_limit(
-            self.selection.typical_clips,
-            self.selection.episodes,
-            self._settings,
-            self._sizes,
+        settings = asdict(self._settings)
+        check_state(
+            state,
+            {name: settings[name] for name in self._asked},
+            self.request(),
             num_cursors=self.options.num_cursors,
-            windows=self.selection.windows.of_groups(self.selection.spec.stride),
-            epochs_differ=self.selection.differs_by_epoch,
+            selection=self.selection,
         )
-
-    def _check_limit(self) -> None:
-        """A limit that is too small is an error here and now."""
-        self._fit(1)
-
-    @property
-    def _follows(self) -> bool:
-        """Whether clips of an episode follow each other."""
-        return self._settings.order == "sequences"
 
     def _draw_of(self, draws: ClipDraws, epoch: int) -> DrawClips:
         """What draws for clips of an epoch; the same for all clips of a sequence."""
@@ -377,27 +238,6 @@ class ClipLoader:
             )
         return find_device(self.device)
 
-    def _fit(self, num_parts: int) -> Fit:
-        if num_parts not in self._fits:
-            self._fits[num_parts] = fit(
-                self.selection.typical_clips,
-                self.selection.episodes,
-                self._settings,
-                self._sizes,
-                memory_limit=self._memory_limit,
-                shuffle_buffer=self.options.shuffle_buffer,
-                num_cursors=self.options.num_cursors,
-                num_parts=num_parts,
-                url=self.selection.dataset.url,
-                windows=self.selection.windows.of_groups(self.selection.spec.stride),
-                epochs_differ=self.selection.differs_by_epoch,
-            )
-        return self._fits[num_parts]
-
-    @cached_property
-    def _sizes(self) -> FrameSizes:
-        return self.selection.frame_sizes(self.batch_size)
-
 
 def open_trace(path: Path | None, ranks: Ranks) -> Trace:
     """The trace of an iteration in this process: none without a path."""
@@ -406,8 +246,3 @@ def open_trace(path: Path | None, ranks: Ranks) -> Trace:
     rank, worker = ranks.current(), get_worker_info()
     number = None if worker is None else worker.id
     return Trace(trace_path(path, rank=(rank.number, rank.count), worker=number))
-
-
-def _describe(episodes: Mapping[str, Any]) -> str:
-    count, frames, digest = (shown(episodes[name]) for name in ("count", "frames", "digest"))
-    return f"{count} episodes of {frames} frames, digest {digest}"

@@ -7,23 +7,23 @@ import operator
 import os
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
-from torch.utils.data import DataLoader, default_collate, get_worker_info
+from torch.utils.data import get_worker_info
 
 from seqrecord.engine.engine import Engine
 from seqrecord.engine.stats import EngineStats
-from seqrecord.errors import ClipError, StateError
-from seqrecord.pipes.callers import find_iterating, is_in_default_chain
+from seqrecord.errors import ClipError, MemoryLimitError, StateError
 from seqrecord.pipes.clip_loader import Clip, ClipLoader
+from seqrecord.pipes.consumers import look_at_consumer
 from seqrecord.pipes.counter import EpochCounter
-from seqrecord.pipes.distributed import say_once
-from seqrecord.pipes.states import Sharing, State, parse_settings
+from seqrecord.pipes.states import Sharing, Stages, State, parse_settings
 from seqrecord.sampling import Part
+from seqrecord.sampling.rest import Stage
 
-__all__ = ["SLOW", "Epochs", "share_all"]
+__all__ = ["Epochs", "share_all"]
 
 _MAX_EPOCH = (1 << 63) - 1
 
@@ -44,8 +44,10 @@ class Epochs:
     def __init__(self, loader: ClipLoader) -> None:
         self.loader = loader
         self._epoch = 0
-        self._batch = 0  # delivered; more than 0 only in an epoch that was begun, or loaded
+        self._stages: Stages = ()  # of the epoch, that are over
+        self._batch = 0  # delivered in this stage
         self._sharing: Sharing | None = None  # of the batches counted
+        self._saved: State | None = None  # the position that was loaded, until it is begun
         self._begun = False  # batches of this epoch were asked for
         self._ended = False  # … and there are no more
         self._offered = False  # an iteration of this epoch was made, and maybe not begun
@@ -87,25 +89,23 @@ class Epochs:
         """The batches of one epoch, or those that are left of the one that was loaded.
 
         The epoch counts as begun with the first `next`. Raises `StateError` when a state was
-        loaded that is in the middle of an epoch of other parts.
+        loaded that is in the middle of an epoch of other parts, and does not tell where they all
+        are.
         """
         if self._engine is not None:
             self._engine.close()  # its memory must be free before the next one's is taken
             self._engine = None
             self._stats.trace.close()
         sharing = _sharing_of(part)
-        self._look_at_consumer()
+        look_at_consumer(self, self.loader)
         self._follow_workers()
         if (worker := get_worker_info()) is not None and self._counter is not None:
             self._begin_with_others(self._counter, worker.id, worker.seed - worker.id)
         elif self._begun or self._is_over(sharing, part):
             self._go_to(self._epoch + 1)
-        if self._batch and self._sharing != sharing:
-            raise StateError(
-                "the saved state is in the middle of an epoch that other ranks or workers share",
-                expected=sharing,
-                got=self._sharing,
-            )
+        self._stages, self._batch = self._position(sharing)
+        if self._saved is not None and self._continues(self._saved, sharing):
+            self.loader.use_state(self._saved)
         self._sharing, self._offered = sharing, True
         self._iteration = iteration = object()
         return self._run(iteration, part, sharing)
@@ -147,13 +147,18 @@ class Epochs:
                 "own",
                 got=f"a state_dict() asked for while workers run, or have run, epoch {self._epoch}",
             )
+        if self._saved is not None and self._sharing is None:
+            return self._saved.to_json()
         sharing = self._sharing or _sharing_of(part)
         over = self._ended and not at_end and get_worker_info() is None
+        epoch, stages = (self._epoch + 1, ()) if over else (self._epoch, self._stages)
         return State(
-            epoch=self._epoch + over,
+            epoch=epoch,
             batch=0 if over else self._batch,
             sharing=sharing,
-            settings=self.loader.settings(sharing.num_parts),
+            stages=stages,
+            settings=self.loader.settings(sharing.num_parts, epoch, stages),
+            later=self.loader.settings(sharing.num_parts) if stages else None,
             request=self.loader.request(),
             episodes=self.loader.selection.identity,
         ).to_json()
@@ -162,21 +167,28 @@ class Epochs:
         """Load a position: the next iteration starts right after the batches delivered.
 
         This epoch and those after it have the settings that the state says, where memory and
-        defaults would have chosen others. `part` is the one that an iteration would have.
+        defaults would have chosen others; but for what is left of an epoch that goes on with other
+        ranks or workers, and for the epochs after it, they are chosen anew. `part` is the one that
+        an iteration would have.
 
         Raises `StateError` for a state of another dataset, of other settings, or of no loader, and
         `MemoryLimitError` for one whose settings do not fit; the position is then as it was.
         """
         saved = State.parse(state)
         self.loader.check_state(saved)
-        sharing, batch, note = saved.sharing, saved.batch, b""
-        if batch or sharing.num_parts == part.count:
-            with self.loader.with_settings(saved.settings, sharing.num_parts):
-                self._check_batch(saved)
-            said = {"num_parts": sharing.num_parts, "settings": asdict(saved.settings)}
-            note = json.dumps(said).encode()
+        num_parts, begun, note = saved.sharing.num_parts, any(saved.batches), b""
+        if begun or saved.stages or num_parts == part.count:
+            self._check_batches(saved)
+            if saved.settings.batch_size == self.loader.batch_size:
+                try:
+                    self.loader.use_state(saved)
+                    said = {"num_parts": num_parts, "settings": asdict(saved.usual)}
+                    note = json.dumps(said).encode()
+                except MemoryLimitError:
+                    if num_parts == part.count:
+                        raise  # else this memory need not do for parts of that number
         self._go_to(saved.epoch)
-        self._batch, self._sharing, self._note = batch, sharing if batch else None, note
+        self._saved, self._note = saved, note
         self._loaded = os.getpid()
         self._publish()
 
@@ -196,15 +208,16 @@ class Epochs:
     def _run(self, iteration: object, part: Part, sharing: Sharing) -> Iterator[Clip]:
         if self._iteration is not iteration:
             raise ClipError("this iteration was ended: another one has begun")
-        self._begun, self._loaded, self._sharing = True, None, sharing
+        self._begun, self._loaded, self._sharing, self._saved = True, None, sharing, None
         self._publish()
-        plan = self.loader.plan(self._epoch, part)
+        stages = {"stages": self._stages} if self._stages else {}
+        plan = self.loader.plan(self._epoch, part, **stages)
         # Without `equal`, another rank may have had a batch more than this one has.
         self._batch = min(self._batch, plan.num_batches)
         trace = self.loader.trace()
         self._stats = EngineStats(trace=trace)
         self._counts = plan.counts
-        engine = self.loader.start(plan, batch=self._batch, stats=self._stats)
+        engine = self.loader.start(plan, **stages, batch=self._batch, stats=self._stats)
         self._engine = engine
         try:
             for number, batch in enumerate(engine, self._batch):
@@ -226,9 +239,48 @@ class Epochs:
     def _go_to(self, epoch: int) -> None:
         """To the start of an epoch."""
         _check_epoch(epoch)
-        self._epoch, self._batch, self._sharing = epoch, 0, None
+        self._epoch, self._stages, self._batch, self._sharing = epoch, (), 0, None
         self._begun = self._ended = self._offered = self._in_workers = False
-        self._iteration = self._loaded = None
+        self._iteration = self._loaded = self._saved = None
+
+    def _join(self, epoch: int) -> None:
+        """To an epoch that other processes begin, at the place in it that was loaded.
+
+        Workers that are started while others iterate already have that place too.
+        """
+        saved = self._saved if epoch == self._epoch else None
+        self._go_to(epoch)
+        self._saved = saved
+
+    def _position(self, sharing: Sharing) -> tuple[Stages, int]:
+        """The stages that are over, and batches delivered in the one that goes on for `sharing`.
+
+        Raises `StateError` where other parts have begun that one, of which too little is known.
+        """
+        saved = self._saved
+        if saved is None:
+            if self._batch and self._sharing != sharing:
+                raise StateError(
+                    "the saved state is in the middle of an epoch that other ranks or workers "
+                    "share",
+                    expected=sharing,
+                    got=self._sharing,
+                )
+            return self._stages, self._batch
+        if not any(saved.batches):
+            return saved.stages, 0
+        if self._continues(saved, sharing):
+            worker = sharing.worker if saved.sharing.worker is None else 0
+            return saved.stages, saved.batches[worker or 0]
+        of_all = saved.of_rank()
+        stage = Stage(of_all.sharing.ranks, of_all.batches, of_all.settings)
+        return (*saved.stages, stage), 0
+
+    def _continues(self, saved: State, sharing: Sharing) -> bool:
+        """Whether `sharing` goes on with the plan that a state is of."""
+        if saved.sharing.worker is None:
+            sharing = replace(sharing, worker=None)
+        return saved.sharing == sharing and saved.settings.batch_size == self.loader.batch_size
 
     def _is_over(self, sharing: Sharing, part: Part) -> bool:
         """Whether a position was loaded where no batch is left, and an iteration offered since.
@@ -236,51 +288,29 @@ class Epochs:
         A loader makes one iteration when it loads a state and, if that was of an epoch that had
         ended, another one for the next epoch.
         """
-        if not (self._offered and self._batch and self._sharing == sharing):
+        if not (self._offered and (self._batch or self._stages) and self._sharing == sharing):
             return False
-        return self._batch >= self.loader.plan(self._epoch, part).num_batches
+        stages = {"stages": self._stages} if self._stages else {}
+        return self._batch >= self.loader.plan(self._epoch, part, **stages).num_batches
 
-    def _check_batch(self, state: State) -> None:
-        count = state.sharing.num_parts
-        try:  # no part has more batches than the last one
-            num_batches = self.loader.plan(state.epoch, Part(count - 1, count)).num_batches
-        except ClipError as error:
-            raise StateError(f"the saved state is of no epoch: {error}") from error
-        if state.batch > num_batches:
+    def _check_batches(self, state: State) -> None:
+        num_batches = self.loader.most_batches(state)
+        if max(state.batches) > num_batches:
             raise StateError(
                 "the saved state is beyond the end of its epoch",
                 expected=f"at most {num_batches} batches",
-                got=state.batch,
+                got=max(state.batches),
             )
 
     # ---- with worker processes
 
     def _share(self) -> EpochCounter | None:
         """The counter that goes to processes which this one starts."""
-        self._look_at_consumer()
+        look_at_consumer(self, self.loader)
         self._follow_workers()
         if get_worker_info() is None and not self._owns_counter():
             self._counter = EpochCounter(self._epoch + self._begun)
         return self._counter
-
-    def _look_at_consumer(self) -> None:
-        """Tell of who collates batches, or clips in a slow way.
-
-        A DataLoader is told of from where it is, not from its workers.
-        """
-        if self.loader.batch_size is None and is_in_default_chain():
-            say_once(
-                f".collate() {SLOW}, here clips of {self.loader.selection.longest_window} frames: "
-                "write .collate(seqrecord.collate)"
-            )
-        loader = None if get_worker_info() is not None else find_iterating()
-        if loader is None:
-            return
-        # A DataLoader wraps DataPipes once. One that follows the pipe in a chain may undo batches.
-        around = (loader.dataset, *vars(loader.dataset).values())
-        if any(getattr(data, "_epochs", None) is self for data in around):
-            clip_len = self.loader.selection.longest_window
-            _tell_of_collating(loader, batch_size=self.loader.batch_size, clip_len=clip_len)
 
     def _owns_counter(self) -> bool:
         """Whether this process is the one whose workers count there.
@@ -300,7 +330,7 @@ class Epochs:
         if self._counter is None or not self._owns_counter():
             return
         if (epoch := self._counter.begun()) is not None:
-            self._go_to(epoch)
+            self._join(epoch)
             self._begun = self._in_workers = True
             self._use_note(self._counter.note())
 
@@ -313,7 +343,7 @@ class Epochs:
             epoch = counter.begin(worker, seed)
             self._use_note(counter.note())
         if self._begun or epoch != self._epoch:
-            self._go_to(epoch)
+            self._join(epoch)
         self._loaded = None
 
     def _use_note(self, note: bytes) -> None:
@@ -331,35 +361,6 @@ class Epochs:
 def _sharing_of(part: Part) -> Sharing:
     worker = get_worker_info()
     return Sharing.of(part, worker.id, worker.num_workers) if worker else Sharing.of(part, 0, 1)
-
-
-def _tell_of_collating(loader: DataLoader[Any], *, batch_size: int | None, clip_len: int) -> None:
-    """Say that a DataLoader makes batches of batches, or of one clip each, if it does.
-
-    `DataLoader(pipe)` does: its own `batch_size` is 1. Also of one that collates single clips with
-    torch's function, into fresh memory.
-    """
-    if loader.batch_size is None or loader.collate_fn is not default_collate:
-        return
-    if batch_size is not None:
-        say_once(
-            "a DataLoader collates what it is given, which are batches, so tensors have the shape "
-            f"[{loader.batch_size}, {batch_size}, {clip_len}, …]: give it batch_size=None"
-        )
-    elif loader.batch_size == 1:
-        say_once(
-            "a DataLoader collates single clips one by one, so tensors have the shape "
-            f"[1, {clip_len}, …]: give it batch_size=None, and batch_size= to the pipe"
-        )
-    else:
-        say_once(
-            f"a DataLoader {SLOW}: write DataLoader(…, batch_size={loader.batch_size}, "
-            "collate_fn=seqrecord.collate), or give batch_size to the pipe and batch_size=None to "
-            "the DataLoader"
-        )
-
-
-SLOW = "collates single clips into memory that is fresh each time, which is slow"
 
 
 def _check_epoch(epoch: int) -> None:

@@ -25,8 +25,9 @@ from seqrecord.pipes.callers import (
 )
 from seqrecord.pipes.clip_loader import Clip, ClipLoader
 from seqrecord.pipes.clip_reader import ClipReader
+from seqrecord.pipes.consumers import SLOW
 from seqrecord.pipes.distributed import items_beside, say_once
-from seqrecord.pipes.epochs import SLOW, Epochs
+from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.reading.reader import DatasetLike, SeqRecordReader
@@ -116,8 +117,12 @@ class _Streaming:
 
         Raises `StateError` for a state of another dataset, of other episodes or other settings,
         which it names, and `MemoryLimitError` where the state's order needs more than
-        `memory_limit`. In the middle of an epoch the number of ranks and workers counts as a
-        setting, and the next iteration raises the error.
+        `memory_limit`.
+
+        The number of ranks and workers may differ, also in the middle of an epoch: what the former
+        ones have not given is then planned anew (see docs/order.md). The state of one of several
+        workers tells too little for that, and the next iteration raises a `StateError`: see
+        `seqrecord.elastic_state`.
         """
         self._epochs.load(state_dict, self._part())
 

@@ -18,6 +18,7 @@ from seqrecord.pipes.mix_loader import MixLoader
 from seqrecord.pipes.mix_plan import MixPlan
 from seqrecord.pipes.states import Sharing, State, shown
 from seqrecord.sampling import Part, PlanSettings
+from seqrecord.text import counted
 
 __all__ = ["MixEpochs"]
 
@@ -191,6 +192,13 @@ def _parsed(state: object, request: Mapping[str, Any]) -> tuple[int, int, dict[s
             "a state of other sources", expected=", ".join(names), got=shown(list(sources))
         )
     states = {name: State.parse(sources[name]) for name in names}
+    for name, one in states.items():
+        if one.of_workers is not None or one.stages:
+            raise StateError(
+                f"a state's source {name!r} has changed its ranks or workers, as no mix does",
+                expected="one worker, and no stages",
+                got=f"{one.sharing}, {counted(len(one.stages), 'stage')}",
+            )
     if len({one.sharing for one in states.values()}) > 1:
         raise StateError(
             "a state's sources are of different ranks or workers",
@@ -200,7 +208,7 @@ def _parsed(state: object, request: Mapping[str, Any]) -> tuple[int, int, dict[s
 
 
 def _plan(mix: MixLoader, epoch: int, sharing: Sharing) -> MixPlan:
-    part = Part(sharing.worker, sharing.num_parts)
+    part = Part(sharing.worker or 0, sharing.num_parts)
     return mix.plan(epoch, part, workers=sharing.workers)
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, get_args, get_type_hints
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeAlias, get_args, get_type_hints
 
 from seqrecord.errors import ClipError, StateError
 from seqrecord.sampling import Part, PlanSettings
+from seqrecord.sampling.rest import Stage
 from seqrecord.text import counted
 
-__all__ = ["Sharing", "State", "parse_settings", "shown"]
+__all__ = ["Sharing", "Stages", "State", "parse_settings", "shown"]
 
-_VERSION = 2
+Stages: TypeAlias = tuple[Stage, ...]
+"""Those of an epoch that are over, because the number of ranks or workers has changed."""
+
+_VERSION = 3
 _KEYS = (
     "version",
     "epoch",
@@ -20,10 +24,14 @@ _KEYS = (
     "ranks",
     "workers",
     "worker",
+    "stages",
     "settings",
+    "later",
     "request",
     "episodes",
 )
+_NUMBERS = ("epoch", "ranks", "workers")
+_STAGE = ("ranks", "batches", "settings")
 _EPISODES = ("count", "frames", "digest", "dataset")
 _MAX_INTEGER = 1 << 63  # exclusive
 _MAX_PARTS = 1 << 31  # exclusive
@@ -32,11 +40,14 @@ _MAX_SETTING = 1 << 31  # exclusive; a seed may be larger
 
 @dataclass(frozen=True)
 class Sharing:
-    """Worker `worker` of `workers`, of any of `ranks` ranks: their positions are the same."""
+    """Worker `worker` of `workers`, of any of `ranks` ranks: their positions are the same.
+
+    Without a `worker`, all workers of a rank.
+    """
 
     ranks: int
     workers: int
-    worker: int
+    worker: int | None
 
     @classmethod
     def of(cls, part: Part, worker: int, workers: int) -> Sharing:
@@ -52,6 +63,8 @@ class Sharing:
 
     def __str__(self) -> str:
         ranks, workers = counted(self.ranks, "rank"), counted(self.workers, "worker")
+        if self.worker is None:
+            return f"{workers} in each of {ranks}"
         return f"worker {self.worker} of {workers} in {ranks}"
 
 
@@ -61,22 +74,61 @@ class State:
 
     epoch: int
     batch: int
+    """Delivered in this stage of the epoch, by the worker of `sharing`."""
     sharing: Sharing
     settings: PlanSettings
     request: Mapping[str, Any]
     """What was asked for beside the settings: clips and features, by the name of the argument."""
     episodes: Mapping[str, Any]
     """How many, of how many frames, digests of them and of the dataset that they are in."""
+    of_workers: tuple[int, ...] | None = None
+    """Batches delivered by each of a rank's workers, where `sharing` is of all; else `batch`."""
+    stages: Stages = ()
+    later: PlanSettings | None = None
+    """The settings of later epochs, where `stages` make those of this one differ."""
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """Delivered by the worker of `sharing`, or by each of them."""
+        return self.of_workers or (self.batch,)
+
+    @property
+    def usual(self) -> PlanSettings:
+        """The settings of whole epochs."""
+        return self.later or self.settings
+
+    def of_rank(self) -> State:
+        """The same, of all workers of a rank; `StateError` for one worker of several."""
+        if self.sharing.worker is None:
+            return self
+        if self.sharing.workers > 1:
+            raise StateError(
+                "the state of one worker does not say how far the others are",
+                expected="the whole state of the StatefulDataLoader, which has those of all its "
+                "workers, as seqrecord.elastic_state(loader.state_dict())",
+                got=self.sharing,
+            )
+        sharing = replace(self.sharing, worker=None)
+        return replace(self, sharing=sharing, batch=0, of_workers=(self.batch,))
 
     def to_json(self) -> dict[str, Any]:
         return {
             "version": _VERSION,
             "epoch": self.epoch,
-            "batch": self.batch,
+            "batch": self.batch if self.of_workers is None else list(self.of_workers),
             "ranks": self.sharing.ranks,
             "workers": self.sharing.workers,
             "worker": self.sharing.worker,
+            "stages": [
+                {
+                    "ranks": stage.ranks,
+                    "batches": list(stage.batches),
+                    "settings": dict(vars(stage.settings)),
+                }
+                for stage in self.stages
+            ],
             "settings": dict(vars(self.settings)),
+            "later": None if self.later is None else dict(vars(self.later)),
             "request": dict(self.request),
             "episodes": dict(self.episodes),
         }
@@ -95,26 +147,62 @@ class State:
                 "a state of another version", expected=_VERSION, got=shown(state["version"])
             )
         _check_keys("a state", state, _KEYS)
-        numbers = {name: _integer(name, state[name]) for name in _KEYS[1:6]}
-        sharing = Sharing(numbers["ranks"], numbers["workers"], numbers["worker"])
-        if not sharing.worker < sharing.workers or not 0 < sharing.num_parts < _MAX_PARTS:
+        epoch, ranks, workers = (_integer(name, state[name]) for name in _NUMBERS)
+        worker = batch = of_workers = None
+        if state["worker"] is None:
+            of_workers = _integers("batch", state["batch"])
+        else:
+            worker, batch = (_integer(name, state[name]) for name in ("worker", "batch"))
+        sharing = Sharing(ranks, workers, worker)
+        known = len(of_workers or ()) == workers if worker is None else worker < workers
+        if not known or not 0 < sharing.num_parts < _MAX_PARTS:
             raise StateError(
                 "a state's ranks and workers make no sense",
-                expected=f"worker < workers, and fewer than {_MAX_PARTS} in all ranks",
-                got=shown(sharing),
+                expected="worker < workers, or a batch of each of them, and fewer than "
+                f"{_MAX_PARTS} in all ranks",
+                got=f"{shown(sharing)}, batch {shown(state['batch'])}",
             )
         for name in ("request", "episodes"):
             if not isinstance(state[name], Mapping):
                 raise StateError(f"a state's {name} is no dict", got=shown(state[name]))
         _check_keys("a state's episodes", state["episodes"], _EPISODES)
+        stages, later = _parse_stages(state["stages"]), state["later"]
+        if bool(stages) != (later is not None):
+            raise StateError(
+                "a state's later makes no sense",
+                expected="the settings of later epochs where there are stages, else None",
+                got=shown(later),
+            )
         return cls(
-            numbers["epoch"],
-            numbers["batch"],
+            epoch,
+            batch or 0,
             sharing,
             parse_settings(state["settings"]),
             state["request"],
             state["episodes"],
+            of_workers,
+            stages,
+            None if later is None else parse_settings(later),
         )
+
+
+def _parse_stages(saved: object) -> Stages:
+    if not isinstance(saved, (list, tuple)):
+        raise StateError("a state's stages are no list", got=shown(saved))
+    stages = []
+    for item in saved:
+        if not isinstance(item, Mapping):
+            raise StateError("a state's stage is no dict", got=shown(item))
+        _check_keys("a state's stage", item, _STAGE)
+        ranks, batches = _integer("ranks", item["ranks"]), _integers("batches", item["batches"])
+        if not 0 < ranks * len(batches) < _MAX_PARTS:
+            raise StateError(
+                "the ranks and workers of a state's stage make no sense",
+                expected=f"at least one of each, and fewer than {_MAX_PARTS} workers in all ranks",
+                got=f"{shown(ranks)} ranks of {len(batches)}",
+            )
+        stages.append(Stage(ranks, batches, parse_settings(item["settings"])))
+    return tuple(stages)
 
 
 def parse_settings(saved: object) -> PlanSettings:
@@ -152,6 +240,14 @@ def _integer(name: str, value: object) -> int:
             got=shown(value),
         )
     return value
+
+
+def _integers(name: str, value: object) -> tuple[int, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise StateError(
+            f"a state's {name} is no list", expected="a number for each worker", got=shown(value)
+        )
+    return tuple(_integer(name, number) for number in value)
 
 
 def shown(value: object) -> str:

@@ -35,8 +35,7 @@ from seqrecord.sampling.windows import Window
 
 __all__ = ["Stage", "rest_of"]
 
-_CLIPS_AT_ONCE = 1 << 18  # parts are looked at in groups of about so many clips
-_ROWS_AT_ONCE = 1 << 20
+_AT_ONCE = 1 << 18
 _MAX_CURSORS = 1 << 24  # of all parts of a stage
 _EPISODE_BITS = 33  # no start in one episode follows one in another
 
@@ -65,16 +64,18 @@ def rest_of(
     *,
     epoch: int,
     windows: Sequence[Window] | None = None,
+    at_once: int = _AT_ONCE,
 ) -> ClipTable:
     """The clips of `table` that are left when all `stages` of an epoch are over.
 
     Clips that a part has given only to equalise batches count as given by the part that has them.
     Where every part has given all of its batches nothing is left, nor what `drop_last` leaves out.
 
-    Raises `StateError` for a stage that has more batches than its plan.
+    Parts are looked at in groups of about `at_once` clips. Raises `StateError` for a stage that has
+    more batches than its plan.
     """
     for number, stage in enumerate(stages):
-        table = _Remainder(table, episodes, stage, epoch, number, windows).table()
+        table = _Remainder(table, episodes, stage, epoch, number, windows, at_once).table()
     return table
 
 
@@ -89,13 +90,15 @@ class _Remainder:
         epoch: int,
         number: int,
         windows: Sequence[Window] | None,
+        at_once: int,
     ) -> None:
+        self._at_once = at_once
         self._table, self._episodes, self._settings = table, episodes, stage.settings
         self._windows = tuple(windows or [Window.of(table.spec)] * len(episodes.groups))
         self._batch_size = stage.settings.batch_size or 1
         self._key = key_of_stage(stage.settings, epoch, number)
         settings, count = stage.settings, stage.num_parts
-        if count * min(settings.cursors, table.num_clips + 1) > _MAX_CURSORS:
+        if count * settings.cursors > _MAX_CURSORS:
             raise StateError(
                 "a stage of an epoch has more cursors than can be planned",
                 expected=f"at most {_MAX_CURSORS}, of all parts",
@@ -143,7 +146,7 @@ class _Remainder:
         cursors = (sizes > 0).sum(axis=1)
         for count in np.unique(cursors[cursors > 0]).tolist():
             parts = np.flatnonzero(cursors == count)
-            width = max(1, _CLIPS_AT_ONCE // max(1, int(sizes[parts].sum(axis=1).max())))
+            width = max(1, self._at_once // max(1, int(sizes[parts].sum(axis=1).max())))
             for first in range(0, len(parts), width):
                 yield parts[first : first + width]
 
@@ -254,8 +257,8 @@ class _Remainder:
     def _in_order(self, start: IntArray, stop: IntArray) -> ClipTable:
         """The table of the intervals `[start, stop)` of the sequence."""
         found = []
-        for i in range(0, len(start), _ROWS_AT_ONCE):
-            some = slice(i, i + _ROWS_AT_ONCE)
+        for i in range(0, len(start), self._at_once):
+            some = slice(i, i + self._at_once)
             rows = self._sequence.slices(start[some], stop[some])[0]
             found.append(((rows.episode << _EPISODE_BITS) + rows.first_start, rows.count))
         empty = np.zeros(0, np.int64)

@@ -1,0 +1,140 @@
+"""States that go on with other ranks, workers or batches: made of those of a StatefulDataLoader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from seqrecord.errors import StateError
+from seqrecord.pipes.states import Sharing, State, shown
+
+__all__ = ["elastic_state"]
+
+# What torchdata 0.11 calls the entries of a StatefulDataLoader's state.
+_SNAPSHOT, _WORKERS, _STEPS = "_snapshot", "_worker_snapshots", "_steps_since_snapshot"
+_LAST, _FINISHED = "_last_yielded_worker_id", "_iterator_finished"
+_DATASET, _FETCHER, _ENDED = "dataset_state", "fetcher_state", "fetcher_ended"
+_MAX_STEPS = 1 << 31  # exclusive
+_MAX_WORKERS = 1 << 20
+
+
+def elastic_state(loader_state: Mapping[str, Any], *others: Mapping[str, Any]) -> dict[str, Any]:
+    """A state that any number of ranks and workers go on from, with any `batch_size`.
+
+    It is JSON, for `load_state_dict` of a `SeqRecordStream`, `SeqRecordPipe` or `SeqRecordNode`,
+    before a `DataLoader` of any number of workers is made around it::
+
+        stream.load_state_dict(seqrecord.elastic_state(saved))
+        loader = StatefulDataLoader(stream, batch_size=None, num_workers=3)
+
+    Where ranks, workers and `batch_size` are those of the state, each goes on where it was. Else
+    what all of them have not given in this epoch is planned anew (see docs/order.md).
+
+    Args:
+        loader_state: the `state_dict()` of a torchdata `StatefulDataLoader` around a
+            `SeqRecordStream`, with or without workers, or of a streaming loader itself. One rank's
+            state stands for all: every rank must have been saved after equally many batches.
+        others: the states of other ranks, which are checked to be at the same place.
+
+    Raises `StateError` for what is no such state, for that of one worker of several, and for states
+    of ranks that differ.
+    """
+    state = _of_rank(loader_state)
+    for number, other in enumerate(others, start=1):
+        found = _of_rank(other)
+        if found != state:
+            raise StateError(
+                "the states of two ranks are not of the same place: all ranks must have given "
+                "equally many batches when they are saved",
+                expected=f"{_place(state)}, as the first state given",
+                got=f"{_place(found)} in state {number} after it",
+            )
+    return state.to_json()
+
+
+def _of_rank(saved: object) -> State:
+    """The state of all workers of a rank."""
+    if not isinstance(saved, Mapping):
+        raise _no_state(saved)
+    if _SNAPSHOT in saved:
+        return _of_workers(saved)
+    if _FETCHER in saved:  # of a StatefulDataLoader without workers
+        return State.parse(saved.get(_DATASET)).of_rank()
+    return State.parse(saved).of_rank()
+
+
+def _of_workers(saved: Mapping[Any, Any]) -> State:
+    """That of a StatefulDataLoader with workers: each has a state of its own."""
+    snapshot = saved[_SNAPSHOT]
+    workers = snapshot.get(_WORKERS) if isinstance(snapshot, Mapping) else None
+    if not isinstance(workers, Mapping) or not 0 < len(workers) <= _MAX_WORKERS:
+        raise _no_state(saved)
+    found, ended = list[State](), list[bool]()
+    for number in range(len(workers)):
+        worker = workers.get(f"worker_{number}")
+        if not isinstance(worker, Mapping):
+            raise _no_state(saved)
+        fetcher = worker.get(_FETCHER)
+        ended.append(isinstance(fetcher, Mapping) and fetcher.get(_ENDED) is True)
+        found.append(State.parse(worker.get(_DATASET)))
+        _check_worker(found[-1], found[0], number, len(workers))
+    if saved.get(_FINISHED) is True:  # the next iteration is of the next epoch
+        batches = [0] * len(found)
+        first = found[0]
+        found[0] = replace(
+            first, epoch=first.epoch + 1, stages=(), settings=first.usual, later=None
+        )
+    else:
+        last = _number(snapshot, _LAST, len(found), least=-1)
+        more = _turns(last + 1, ended, _number(saved, _STEPS, _MAX_STEPS))
+        batches = [state.batch + given for state, given in zip(found, more, strict=True)]
+    sharing = replace(found[0].sharing, worker=None)
+    return replace(found[0], sharing=sharing, batch=0, of_workers=tuple(batches))
+
+
+def _check_worker(state: State, first: State, number: int, count: int) -> None:
+    expected = replace(
+        first, sharing=Sharing(first.sharing.ranks, count, number), batch=state.batch
+    )
+    if state.of_workers is not None or state != expected:
+        raise StateError(
+            f"the state of worker {number} is not of the same epoch, ranks and settings as the "
+            "others'",
+            expected=_place(expected),
+            got=_place(state),
+        )
+
+
+def _turns(first: int, ended: list[bool], steps: int) -> list[int]:
+    """How many of the next batches each worker gives: in turn, but for those that have no more."""
+    turn = [i % len(ended) for i in range(first, first + len(ended))]
+    turn = [i for i in turn if not ended[i]]
+    given = [0] * len(ended)
+    for place, worker in enumerate(turn):
+        given[worker] = len(range(place, steps, len(turn)))
+    return given
+
+
+def _number(saved: Mapping[Any, Any], name: str, limit: int, *, least: int = 0) -> int:
+    value = saved.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < limit:
+        raise StateError(
+            f"a StatefulDataLoader's {name} is out of range",
+            expected=f"an integer of {least} to {limit - 1}",
+            got=shown(value),
+        )
+    return value
+
+
+def _place(state: State) -> str:
+    batches = ", ".join(map(str, state.batches[:8]))
+    return f"batch {batches} of epoch {state.epoch}, stage {len(state.stages)}, {state.sharing}"
+
+
+def _no_state(saved: object) -> StateError:
+    return StateError(
+        "not a state of a seqrecord loader, nor of a StatefulDataLoader around a SeqRecordStream",
+        expected="what the state_dict() of one of them has returned",
+        got=shown(saved),
+    )

@@ -1,0 +1,270 @@
+"""Planner: the plans of a loader's epochs, and the settings that they have."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from seqrecord.clips import ClipTable
+from seqrecord.errors import ClipError, StateError
+from seqrecord.pipes.options import LoaderOptions
+from seqrecord.pipes.selection import ClipSelection
+from seqrecord.pipes.states import Stages, State
+from seqrecord.reading.reader import DatasetLike
+from seqrecord.sampling import (
+    EpochPlan,
+    Part,
+    Plan,
+    PlanSettings,
+    SequencePlan,
+    Window,
+    check_drop_last,
+)
+from seqrecord.sampling.memory import Fit, FrameSizes, fit, fit_given, least_limit
+from seqrecord.sampling.rest import rest_of
+from seqrecord.text import counted
+from seqrecord.units import parse_size
+
+__all__ = ["Planner"]
+
+_logger = logging.getLogger("seqrecord")
+_MAX_CURSORS = 1 << 24  # of a part, in a saved state
+
+
+class Planner:
+    """Plans epochs over a selection of clips. Picklable.
+
+    An epoch that goes on with other ranks or workers has stages: see `sampling.rest`.
+
+    Raises `ClipError` where there is no clip at all, and `MemoryLimitError` for a memory limit that
+    is too small, with the least that would do.
+    """
+
+    def __init__(
+        self,
+        location: DatasetLike,
+        options: LoaderOptions,
+        selection: ClipSelection | None = None,
+    ) -> None:
+        self.options = options
+        self.batch_size = options.batch_size
+        asked: dict[str, Any] = {
+            "shuffle": options.shuffle,
+            "seed": options.seed,
+            "batch_size": options.batch_size,
+            "drop_last": options.drop_last,
+            "equal": options.equal,
+            "rotate_phase": options.rotate_phase and options.spec.stride != 1,
+            "order": options.order,
+        }
+        self._asked = tuple(asked)  # the other settings are chosen
+        self._settings = PlanSettings(**asked)
+        self._memory_limit = parse_size(options.memory_limit)
+        rotates = self._settings.rotate_phase
+        self.selection = selection or ClipSelection(location, options, rotate_phase=rotates)
+        self._check_selection()
+        self._fits: dict[tuple[int, int, Stages], Fit] = {}
+        self._rest: tuple[int, Stages, ClipTable] | None = None  # that was asked for last
+        self._told: set[int] = set()  # numbers of parts whose limit was logged
+        self._check_limit()
+
+    def __getstate__(self) -> dict[str, Any]:
+        options = self.selection.portable(self.options)
+        return {**self.__dict__, "options": options, "_rest": None}
+
+    def set_shuffle(self, shuffle: bool) -> None:
+        """Turn shuffling on or off for the epochs to come."""
+        self._settings = replace(self._settings, shuffle=bool(shuffle))
+        self._fits.clear()
+        self._fit(1)
+
+    def clips(self, epoch: int) -> ClipTable:
+        """The clips of an epoch."""
+        settings = self._settings
+        return self.selection.clips_in(epoch, seed=settings.seed, shuffle=settings.shuffle)
+
+    def num_clips(self, epoch: int) -> int:
+        """How many clips an epoch has, over all parts."""
+        return self.clips(epoch).num_clips
+
+    def clips_left(self, epoch: int, stages: Stages) -> ClipTable:
+        """The clips of an epoch that are left when some stages of it are over.
+
+        Raises `StateError` for stages that cannot have been.
+        """
+        if not stages:
+            return self.clips(epoch)
+        if self._follows:
+            raise StateError(
+                'the order "sequences" cannot go on with other ranks, workers or batches in the '
+                "middle of an epoch",
+                expected="those of the state, or a state of an epoch's start",
+                got=f"{counted(stages[-1].num_parts, 'part')} before",
+            )
+        if self._rest is None or self._rest[:2] != (epoch, stages):
+            rest = rest_of(
+                self.clips(epoch),
+                self.selection.episodes,
+                stages,
+                epoch=epoch,
+                windows=self._windows,
+            )
+            self._rest = epoch, stages, rest
+        return self._rest[2]
+
+    def plan(self, epoch: int, part: Part, stages: Stages = ()) -> Plan:
+        """The plan of one part of one epoch, or of what some stages have left of it.
+
+        Raises `ClipError` when `drop_last` leaves no batch in this epoch, or in one of another
+        phase, and `StateError` for stages that cannot have been.
+        """
+        if (phases := self.selection.phases) is not None:  # now, not at the epoch of that phase
+            check_drop_last(phases.fewest_clips, self._settings, part.count)
+        limited = self._fit(part.count).limited
+        if limited and part.index == 0 and part.count not in self._told:
+            self._told.add(part.count)
+            _logger.info("%s: %s", self.selection.dataset.url, limited)
+        return self._planned(epoch, part, stages, self.settings(part.count, epoch, stages))
+
+    def most_batches(self, state: State) -> int:
+        """How many batches the stage of the epoch has that a state is of, where it has the most.
+
+        Raises `StateError` for a state that is of no epoch.
+        """
+        count = state.sharing.num_parts
+        last = Part(count - 1, count)
+        if state.settings.num_cursors > _MAX_CURSORS:
+            raise StateError(
+                "a saved state has more cursors than can be planned",
+                file=self.selection.dataset.url,
+                expected=f"at most {_MAX_CURSORS}",
+                got=state.settings.num_cursors,
+            )
+        try:  # no part has more batches than the last one
+            plan = self._planned(state.epoch, last, state.stages, state.settings)
+        except ClipError as error:
+            raise StateError(f"the saved state is of no epoch: {error}") from error
+        return plan.num_batches
+
+    def settings(self, num_parts: int, epoch: int = 0, stages: Stages = ()) -> PlanSettings:
+        """The settings of an epoch in so many parts, all of them chosen.
+
+        Or those of what some stages have left of the epoch.
+        """
+        return self._fit(num_parts, epoch, stages).settings
+
+    def use_settings(
+        self, settings: PlanSettings, num_parts: int, epoch: int = 0, stages: Stages = ()
+    ) -> None:
+        """Keep these settings for epochs in so many parts, instead of those that memory suggests.
+
+        Or for what some stages have left of an epoch. Raises `MemoryLimitError`, which says the
+        least that would do, where they do not fit.
+        """
+        table, differs = self._typical(epoch, stages)
+        self._fits[_key(num_parts, epoch, stages)] = fit_given(
+            table,
+            self.selection.episodes,
+            settings,
+            self._sizes,
+            memory_limit=self._memory_limit,
+            url=self.selection.dataset.url,
+            windows=self._windows,
+            epochs_differ=differs,
+        )
+
+    @contextmanager
+    def with_settings(self, settings: PlanSettings, num_parts: int) -> Iterator[None]:
+        """`use_settings`; the former ones again if the block raises."""
+        with self._unless_it_raises():
+            self.use_settings(settings, num_parts)
+            yield
+
+    def use_state(self, state: State) -> None:
+        """`use_settings`, those of a state; none where one of them does not fit."""
+        count = state.sharing.num_parts
+        with self._unless_it_raises():
+            self.use_settings(state.usual, count)
+            if state.stages:
+                self.use_settings(state.settings, count, state.epoch, state.stages)
+
+    def least_limit(self) -> int:
+        """The least memory limit that would do, in bytes."""
+        return least_limit(
+            self.selection.typical_clips,
+            self.selection.episodes,
+            self._settings,
+            self._sizes,
+            num_cursors=self.options.num_cursors,
+            windows=self._windows,
+            epochs_differ=self.selection.differs_by_epoch,
+        )
+
+    def _check_selection(self) -> None:
+        """Raise `ClipError` for what cannot be."""
+
+    def _check_limit(self) -> None:
+        """A limit that is too small is an error here and now."""
+        self._fit(1)
+
+    @property
+    def _follows(self) -> bool:
+        """Whether clips of an episode follow each other."""
+        return self._settings.order == "sequences"
+
+    @property
+    def _windows(self) -> Sequence[Window]:
+        """What clips use of each group of features."""
+        return self.selection.windows.of_groups(self.selection.spec.stride)
+
+    @cached_property
+    def _sizes(self) -> FrameSizes:
+        return self.selection.frame_sizes(self.batch_size)
+
+    def _planned(self, epoch: int, part: Part, stages: Stages, settings: PlanSettings) -> Plan:
+        table, episodes = self.clips_left(epoch, stages), self.selection.episodes
+        how: dict[str, Any] = {"epoch": epoch, "part": part, "windows": self._windows}
+        if self._follows:
+            return SequencePlan(table, episodes, settings, **how)
+        return EpochPlan(table, episodes, settings, stage=len(stages), **how)
+
+    def _fit(self, num_parts: int, epoch: int = 0, stages: Stages = ()) -> Fit:
+        if (key := _key(num_parts, epoch, stages)) not in self._fits:
+            table, differs = self._typical(epoch, stages)
+            self._fits[key] = fit(
+                table,
+                self.selection.episodes,
+                self._settings,
+                self._sizes,
+                memory_limit=self._memory_limit,
+                shuffle_buffer=self.options.shuffle_buffer,
+                num_cursors=self.options.num_cursors,
+                num_parts=num_parts,
+                url=self.selection.dataset.url,
+                windows=self._windows,
+                epochs_differ=differs,
+            )
+        return self._fits[key]
+
+    def _typical(self, epoch: int, stages: Stages) -> tuple[ClipTable, bool]:
+        """The clips for which settings are chosen, and whether they stand for several epochs."""
+        if stages:
+            return self.clips_left(epoch, stages), False
+        return self.selection.typical_clips, self.selection.differs_by_epoch
+
+    @contextmanager
+    def _unless_it_raises(self) -> Iterator[None]:
+        before = dict(self._fits)
+        try:
+            yield
+        except BaseException:
+            self._fits = before
+            raise
+
+
+def _key(num_parts: int, epoch: int, stages: Stages) -> tuple[int, int, Stages]:
+    return num_parts, epoch if stages else 0, stages

@@ -1,0 +1,503 @@
+"""Epochs that go on with other ranks, workers and batches: every clip once, exactly resumable."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.context import ForkContext, ForkProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+from torchdata.nodes import Loader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import seqrecord
+from seqrecord import SeqRecordNode, SeqRecordPipe, SeqRecordStream, StateError
+from seqrecord.errors import MemoryLimitError
+from seqrecord.pipes.elastic import elastic_state
+from tests.clip_data import digest, names
+from tests.rank_jobs import CLIPS, PATIENCE, finish, start
+from tests.test_launchers import TORCHRUN
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+]
+SETTINGS: dict[str, Any] = {"clip_len": 3, "features": ["id"], "shuffle_buffer": 16, "seed": 5}
+TOTAL = 67
+State = dict[str, Any]
+Clip = tuple[str, int]
+
+
+def make(path: Path, rank: int, ranks: int, **changes: Any) -> SeqRecordStream:
+    settings = {**SETTINGS, "batch_size": 2, **changes}
+    return SeqRecordStream(path, rank=rank, world_size=ranks, **settings)
+
+
+def clips_of(batch: Any) -> list[Clip]:
+    return [(key, int(start)) for key, start in names(batch)]
+
+
+@dataclass
+class Stage:
+    """What all ranks gave until they stopped, and one's state then."""
+
+    clips: list[Clip]
+    state: State
+    repeated: int
+    ended: bool
+
+
+def run(
+    path: Path, ranks: int, state: State | None, stop: int | None = None, **changes: Any
+) -> Stage:
+    """All ranks of a job, each from the same state, until each has given `stop` batches."""
+    clips, states, repeated, ended = [], [], 0, []
+    for rank in range(ranks):
+        stream = make(path, rank, ranks, **changes)
+        if state is not None:
+            stream.load_state_dict(json.loads(json.dumps(state)))
+        given = 0
+        for batch in stream:
+            clips += clips_of(batch)
+            given += 1
+            if given == stop:
+                break
+        ended.append(given != stop)
+        states.append(stream.state_dict())
+        repeated += stream.stats()["clips_repeated"]
+    state = min(states, key=lambda one: one["epoch"])  # without `equal`, some end earlier
+    assert all(one == state or not changes.get("equal", True) for one in states)
+    return Stage(clips, state, repeated, all(ended))
+
+
+def check_epoch(stages: Sequence[Stage], every: set[Clip]) -> None:
+    """Every clip was given; twice only what equalises batches, which each stage has counted."""
+    given = Counter(clip for stage in stages for clip in stage.clips)
+    assert set(given) == every
+    twice = given.total() - len(given)
+    assert twice <= sum(stage.repeated for stage in stages)
+    of_stages = [set(stage.clips) for stage in stages]
+    assert sum(map(len, of_stages)) == len(given), "given again after a change"
+
+
+@pytest.fixture
+def every(path: Path) -> set[Clip]:
+    return {clip for batch in make(path, 0, 1) for clip in clips_of(batch)}
+
+
+def test_four_then_two_then_three_ranks(path: Path, every: set[Clip]) -> None:
+    first = run(path, 4, None, 3)
+    second = run(path, 2, first.state, 4)
+    assert [stage["ranks"] for stage in second.state["stages"]] == [4]
+    assert (second.state["batch"], second.state["ranks"]) == (4, 2)
+    third = run(path, 3, second.state)
+    check_epoch([first, second, third], every)
+    assert third.repeated < 3
+    assert third.state["epoch"] == 1
+    assert third.state["stages"] == []
+    # The next epoch is an ordinary one.
+    fresh = [make(path, 1, 3), make(path, 1, 3)]
+    fresh[0].set_epoch(1)
+    fresh[1].load_state_dict(third.state)
+    assert [digest(batch) for batch in fresh[0]] == [digest(batch) for batch in fresh[1]]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"batch_size": None},
+        {"equal": False},
+        {"shuffle": False},
+        {"drop_last": True},
+        {"stride": 4, "rotate_phase": True},
+        {"shuffle_buffer": None},
+        {"clip_len": None, "windows": {"id": [-2, 0, 3]}, "pad": "edge"},
+    ],
+    ids=repr,
+)
+def test_any_changes_of_size(path: Path, changes: dict[str, Any]) -> None:
+    whole = make(path, 0, 1, **{**changes, "drop_last": False})
+    every = {clip for batch in whole for clip in clips_of(batch)}
+    drawn = random.Random(repr(changes))
+    stages, state = [], None
+    for _ in range(4):
+        stages.append(run(path, drawn.randint(1, 4), state, drawn.randint(1, 5), **changes))
+        state = stages[-1].state
+        if stages[-1].ended:
+            break
+    if not stages[-1].ended:
+        stages.append(run(path, drawn.randint(1, 4), state, **changes))
+    if changes.get("drop_last"):
+        given = Counter(clip for stage in stages for clip in stage.clips)
+        assert set(given.values()) == {1}
+        assert len(every) - 4 * 2 < len(given) <= len(every)
+    else:
+        check_epoch(stages, every)
+    if changes.get("equal") is False:
+        assert sum(len(stage.clips) for stage in stages) == len(every)
+
+
+def test_resuming_within_what_is_left(path: Path) -> None:
+    """Exactly, and the epoch after it too, whatever memory there is."""
+    first = run(path, 3, None, 5)
+    whole = make(path, 1, 2)
+    whole.load_state_dict(first.state)
+    assert whole.state_dict() == first.state
+    batches, states = [], []
+    for batch in whole:
+        batches.append(digest(batch))
+        states.append(whole.state_dict())
+    assert len(batches) == 10  # of 37 clips
+    later = [digest(batch) for batch in whole]
+    assert len(later) == 17
+    for place, state in enumerate(states):
+        again = make(path, 1, 2, memory_limit="1GiB")
+        again.load_state_dict(pickle.loads(pickle.dumps(state)))
+        found = [digest(batch) for batch in again]
+        assert found == batches[place + 1 :]
+        if place in (0, 4):
+            assert [digest(batch) for batch in again] == later
+            again.load_state_dict(state)
+            assert again.state_dict() == state
+
+
+def test_a_change_is_over_when_the_next_epoch_begins(path: Path) -> None:
+    state = run(path, 2, None, 3).state
+    stream = make(path, 0, 3)
+    stream.load_state_dict(state)
+    stream.set_epoch(0)  # keeps the place
+    assert len(list(stream)) == -(-(67 - 2 * 3 * 2) // 6)
+    stream.load_state_dict(state)
+    stream.set_epoch(2)
+    fresh = make(path, 0, 3)
+    fresh.set_epoch(2)
+    assert [digest(batch) for batch in stream] == [digest(batch) for batch in fresh]
+
+
+def test_the_next_batch_size_may_be_another(path: Path, every: set[Clip]) -> None:
+    first = run(path, 2, None, 4)
+    with pytest.raises(StateError, match=r"batch_size; seqrecord\.elastic_state makes of it one"):
+        make(path, 0, 1, batch_size=5).load_state_dict(first.state)
+    for ranks in (2, 1):
+        second = run(path, ranks, elastic_state(first.state), 2, batch_size=5)
+        third = run(path, ranks, second.state, batch_size=5)
+        whole = Stage(second.clips + third.clips, third.state, third.repeated, True)
+        check_epoch([first, whole], every)
+    same = run(path, 2, elastic_state(first.state))
+    assert same.clips == run(path, 2, first.state).clips
+
+
+# ---- DataLoader and StatefulDataLoader
+
+
+def loaded(path: Path, state: State, workers: int, **changes: Any) -> list[list[Clip]]:
+    """The batches of one rank that goes on with so many workers."""
+    stream = make(path, 0, 1, **changes)
+    stream.load_state_dict(state)
+    loader: Any = StatefulDataLoader(stream, batch_size=None, num_workers=workers)
+    return [clips_of(batch) for batch in loader]
+
+
+@pytest.mark.parametrize(
+    ("workers", "others", "steps", "every_steps"),
+    [
+        (2, (0, 1, 3, 2), 5, 1),
+        (3, (2,), 7, 1),
+        pytest.param(2, (1,), 7, 4, marks=pytest.mark.slow),
+        pytest.param(0, (2,), 4, 1, marks=pytest.mark.slow),
+        pytest.param(3, (1,), 2, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_other_numbers_of_workers(
+    path: Path,
+    every: set[Clip],
+    workers: int,
+    others: tuple[int, ...],
+    steps: int,
+    every_steps: int,
+) -> None:
+    stateful: Any = StatefulDataLoader(
+        make(path, 0, 1),
+        batch_size=None,
+        num_workers=workers,
+        snapshot_every_n_steps=every_steps,
+    )
+    iterator = iter(stateful)
+    given = [clip for _ in range(steps) for clip in clips_of(next(iterator))]
+    saved = json.loads(json.dumps(stateful.state_dict()))
+    del iterator, stateful
+    state = elastic_state(saved)
+    per_worker = [len(range(i, steps, max(1, workers))) for i in range(max(1, workers))]
+    assert state["batch"] == per_worker
+    for number in others:
+        rest = [clip for batch in loaded(path, state, number) for clip in batch]
+        assert not set(rest) & set(given)
+        assert set(rest) | set(given) == every
+        assert len(rest) + len(given) - len(every) < max(1, number) + max(1, workers)
+
+
+@pytest.mark.slow
+def test_workers_that_change_are_resumable(path: Path, every: set[Clip]) -> None:
+    """Two workers, then three, of which a StatefulDataLoader resumes, then none."""
+
+    def stateful(workers: int) -> Any:
+        stream = make(path, 0, 1)
+        return stream, StatefulDataLoader(stream, batch_size=None, num_workers=workers)
+
+    _, loader = stateful(2)
+    iterator = iter(loader)
+    given = [clip for _ in range(5) for clip in clips_of(next(iterator))]
+    state = elastic_state(loader.state_dict())
+    stream, loader = stateful(3)
+    stream.load_state_dict(state)
+    iterator = iter(loader)
+    given += [clip for _ in range(7) for clip in clips_of(next(iterator))]
+    saved = json.loads(json.dumps(loader.state_dict()))
+    expected = [clips_of(batch) for batch in iterator]
+    expected_later = [clips_of(batch) for batch in loader]
+    _, again = stateful(3)
+    again.load_state_dict(saved)
+    assert [clips_of(batch) for batch in again] == expected
+    assert [clips_of(batch) for batch in again] == expected_later
+    rest = [clip for batch in loaded(path, elastic_state(saved), 0) for clip in batch]
+    assert not set(rest) & set(given)
+    assert set(rest) | set(given) == every
+    # At the end of the epoch the next one follows.
+    ended = elastic_state(again.state_dict())
+    assert (ended["epoch"], ended["batch"], ended["stages"]) == (2, [0, 0, 0], [])
+
+
+def test_plain_workers_go_on_where_a_loader_without_stopped(path: Path, every: set[Clip]) -> None:
+    first = run(path, 1, None, 9)
+    stream = make(path, 0, 1)
+    stream.load_state_dict(first.state)
+    loader: Any = DataLoader(stream, batch_size=None, num_workers=2)
+    given = [clip for batch in loader for clip in clips_of(batch)]
+    check_epoch([first, Stage(given, {}, 1, True)], every)
+    assert len(loader) == 34  # of an epoch that none has begun, as always after a state was loaded
+    fresh = make(path, 0, 1)
+    fresh.set_epoch(1)
+    loader_of_fresh: Any = DataLoader(fresh, batch_size=None, num_workers=2)
+    assert [digest(b) for b in loader] == [digest(b) for b in loader_of_fresh]
+
+
+class LateProcess(ForkProcess):
+    """It is started when those before it have begun to work."""
+
+    def start(self) -> None:
+        time.sleep(0.2)
+        super().start()
+
+
+class LateContext(ForkContext):
+    Process = LateProcess
+
+
+def test_a_worker_that_is_started_late_has_the_place_too(path: Path, every: set[Clip]) -> None:
+    """When it is forked, others have begun the epoch, which the process that forks knows."""
+    first = run(path, 1, None, 9)
+    stream = make(path, 0, 1)
+    stream.load_state_dict(first.state)
+    loader: Any = DataLoader(
+        stream, batch_size=None, num_workers=2, multiprocessing_context=LateContext()
+    )
+    given = [clip for batch in loader for clip in clips_of(batch)]
+    check_epoch([first, Stage(given, {}, 1, True)], every)
+
+
+def test_one_worker_alone_does_not_know_the_others(path: Path) -> None:
+    stateful: Any = StatefulDataLoader(make(path, 0, 1), batch_size=None, num_workers=2)
+    iterator = iter(stateful)
+    next(iterator)
+    saved = stateful.state_dict()
+    del iterator
+    of_worker = saved["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"]
+    stream = make(path, 0, 1)
+    stream.load_state_dict(of_worker)
+    assert len(stream) == 34  # until it is begun
+    for refused in (lambda: iter(stream), lambda: elastic_state(of_worker)):
+        with pytest.raises(StateError, match="one worker does not say how far the others are"):
+            refused()
+
+
+def test_a_node_goes_on_with_other_ranks(path: Path, every: set[Clip]) -> None:
+    def node(rank: int, ranks: int) -> Any:
+        settings = {**SETTINGS, "batch_size": 2}
+        return Loader(SeqRecordNode(path, rank=rank, world_size=ranks, **settings))
+
+    given, state = [], None
+    for rank in range(2):
+        loader = node(rank, 2)
+        iterator = iter(loader)
+        given += [clip for _ in range(4) for clip in clips_of(next(iterator))]
+        state = loader.state_dict()
+    rest = []
+    for rank in range(3):
+        loader = node(rank, 3)
+        loader.load_state_dict(state)
+        rest += [clip for batch in loader for clip in clips_of(batch)]
+    assert not set(rest) & set(given)
+    assert set(rest) | set(given) == every
+    # After all were given, an iteration is of the next epoch.
+    alone = SeqRecordNode(path, rank=0, world_size=1, **SETTINGS, batch_size=2)
+    alone.reset()
+    for _ in range(34):
+        alone.next()
+    at_end = alone.state_dict()
+    other = node(0, 2)
+    inner = other.state_dict()
+    (name,) = (key for key, value in inner.items() if isinstance(value, dict))
+    other.load_state_dict({**inner, name: at_end})
+    assert len(list(other)) in (0, 17)
+
+
+# ---- what is refused
+
+
+def test_sequences_do_not_change_within_an_epoch(path: Path) -> None:
+    changes = {"order": "sequences", "shuffle_buffer": None}
+    state = run(path, 1, None, 2, **changes).state
+    stream = make(path, 0, 2, **changes)
+    stream.load_state_dict(state)
+    with pytest.raises(StateError, match='"sequences" cannot go on with other ranks, workers'):
+        list(stream)
+
+
+def test_a_state_of_more_memory_goes_on_with_less_on_other_ranks(path: Path) -> None:
+    changes = {"shuffle_buffer": None}
+    state = run(path, 2, None, 2, **changes).state
+    with pytest.raises(MemoryLimitError):
+        make(path, 0, 2, memory_limit=500, **changes).load_state_dict(state)
+    stream = make(path, 0, 3, memory_limit=500, **changes)
+    stream.load_state_dict(state)
+    assert len(list(stream)) == len(make(path, 0, 3)) - 2
+
+
+def damaged(path: Path) -> list[tuple[Callable[[State], Any], str]]:
+    other = make(path, 0, 2, seed=6)
+    next(iter(other))
+
+    def stage(**changes: Any) -> Callable[[State], State]:
+        return lambda state: {
+            **state,
+            "stages": [{**state["stages"][0], **changes}, *state["stages"][1:]],
+        }
+
+    def settings(**changes: Any) -> Callable[[State], State]:
+        return lambda state: stage(settings={**state["stages"][0]["settings"], **changes})(state)
+
+    return [
+        (stage(batches=[40]), "stage of an epoch is beyond the epoch's end"),
+        (stage(batches=[1, 1 << 60]), "stage of an epoch is beyond the epoch's end"),
+        (stage(ranks=1 << 30), "more cursors than can be planned"),
+        (settings(num_cursors=(1 << 31) - 1, seed=5), "more cursors than|beyond"),
+        (settings(seed=6), "stages of the saved state are of several settings: seed"),
+        (settings(shuffle=False), "of several settings: shuffle"),
+        (lambda state: {**state, "stages": []}, "state's later makes no sense"),
+        (lambda state: {**state, "later": None}, "state's later makes no sense"),
+        (lambda state: {**state, "batch": 40}, "beyond the end of its epoch"),
+        (lambda state: {**state, "batch": [3, 3]}, "batch is out of range"),
+        (lambda state: {**state, "worker": None}, "batch is no list"),
+        (lambda _: other.state_dict(), "of other settings: seed"),
+    ]
+
+
+def test_damaged_stages_are_refused_and_change_nothing(path: Path) -> None:
+    state = run(path, 2, run(path, 4, None, 3).state, 2).state
+    stream = make(path, 0, 2)
+    before = stream.state_dict()
+    for damage, message in damaged(path):
+        with pytest.raises(StateError, match=message):
+            stream.load_state_dict(damage(state))
+        assert stream.state_dict() == before
+    stream.load_state_dict(state)
+
+
+def test_states_of_ranks_that_are_not_in_step_are_refused(path: Path) -> None:
+    one, two = (run(path, 2, None, count).state for count in (2, 3))
+    assert elastic_state(one, one) == elastic_state(one)
+    with pytest.raises(StateError, match=r"not of the same place.*batch 2 of.*batch 3 of epoch 0"):
+        elastic_state(one, one, two)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: None,
+        lambda state: [],
+        lambda state: {},
+        lambda state: {"_snapshot": None},
+        lambda state: {"_snapshot": {}},
+        lambda state: {"_snapshot": {"_worker_snapshots": {}}},
+        lambda state: {"_snapshot": {"_worker_snapshots": {"worker_1": {}}}},
+        lambda state: {"_snapshot": {"_worker_snapshots": {"worker_0": {}}}},
+        lambda state: {"_snapshot": {"_worker_snapshots": {"worker_0": {"dataset_state": state}}}},
+        lambda state: {"fetcher_state": None},
+        lambda state: {"fetcher_state": None, "dataset_state": {"version": 3}},
+    ],
+)
+def test_what_is_no_state_is_refused(path: Path, change: Any) -> None:
+    with pytest.raises(StateError):
+        elastic_state(change(make(path, 0, 1).state_dict()))
+
+
+def test_workers_of_several_epochs_are_refused(path: Path) -> None:
+    base = make(path, 0, 1).state_dict()
+    workers: dict[str, Any] = {
+        f"worker_{i}": {"dataset_state": {**base, "workers": 2, "worker": i, "epoch": i}}
+        for i in range(2)
+    }
+    saved: dict[str, Any] = {
+        "_snapshot": {"_worker_snapshots": workers, "_last_yielded_worker_id": 0},
+        "_steps_since_snapshot": 0,
+    }
+    with pytest.raises(StateError, match="worker 1 is not of the same epoch"):
+        elastic_state(saved)
+    workers["worker_1"]["dataset_state"]["epoch"] = 0
+    assert elastic_state(saved)["batch"] == [0, 0]
+    for name in ("_last_yielded_worker_id", "_steps_since_snapshot"):
+        for value in (-2, 1 << 40, None, "0", True):
+            broken = {**saved, "_snapshot": {**saved["_snapshot"]}}
+            (broken if name in broken else broken["_snapshot"])[name] = value
+            with pytest.raises(StateError, match=f"{name} is out of range"):
+                elastic_state(broken)
+
+
+# ---- torchrun
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3 * PATIENCE + 50)
+def test_torchrun_with_four_then_two_then_three_ranks(path: Path, tmp_path: Path) -> None:
+    jobs, state = [], "-"
+    for ranks, stop in ((4, 2), (2, 2), (3, 0)):
+        following = str(tmp_path / f"{ranks}.json")
+        script = ["-m", "tests.rank_jobs.elastic", str(path), state, following, str(stop)]
+        jobs.append(finish([start([*TORCHRUN, str(ranks), *script])]))
+        assert len(jobs[-1]) == ranks
+        state = following
+    clips = [
+        [tuple(clip) for found in job for batch in found["batches"] for clip in batch]
+        for job in jobs
+    ]
+    given = Counter(clip for stage in clips for clip in stage)
+    assert len(given) == SeqRecordPipe(path, **CLIPS).num_clips == TOTAL
+    assert len(clips[0]) == 4 * 2 * 4
+    assert sum(len(set(stage)) for stage in clips) == TOTAL
+    repeated = sum(found["repeated"] for job in jobs for found in job)
+    assert given.total() - TOTAL <= repeated
+    steps = {len(found["batches"]) for found in jobs[2]}
+    assert len(steps) == 1
+
+
+def test_is_public() -> None:
+    assert seqrecord.elastic_state is elastic_state
