@@ -19,13 +19,17 @@ GOLDEN = Path(__file__).parent / "golden" / "lerobot_windows.npz"
 def arguments(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("lerobot")
     convert(open_source(unpack(folder)), folder / "records", workers=1)
-    windows = {name: Seconds(times) for name, times in WINDOWS.items()}
-    features = [*WINDOWS, "next.reward"]
-    return folder / "records", {"windows": windows, "features": features, "pad": "edge"}
+    return folder / "records", {"features": [*WINDOWS, "next.reward"], "pad": "edge"}
 
 
-def test_every_clip_is_that_of_lerobot(arguments: tuple[Path, dict[str, Any]]) -> None:
+@pytest.mark.parametrize("by", [None, "timestamp"])
+def test_every_clip_is_that_of_lerobot(
+    arguments: tuple[Path, dict[str, Any]], by: str | None
+) -> None:
+    """By the frames a second, and by the timestamps that lerobot has written."""
     path, options = arguments
+    windows = {name: Seconds(times, by=by) for name, times in WINDOWS.items()}
+    options = {**options, "windows": windows}
     with np.load(GOLDEN) as golden:
         wanted = dict(golden)
     order = list(zip(wanted["episode_index"], wanted["frame_index"], strict=True))

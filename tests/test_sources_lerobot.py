@@ -87,7 +87,7 @@ def test_what_lerobot_wrote(tmp_path: Path, version: str) -> None:
         "action": ("action", None),
         "observation.state": ("state", None),
         "observation.image": ("image", None),
-        "timestamp": ("time", "s"),
+        "timestamp": ("timestamp", "s"),
     }
     check(source)
     assert source.episodes()[1].metadata == {

@@ -114,7 +114,7 @@ def test_frames_at_the_camera_s_times(tmp_path: Path, kind: str) -> None:
     assert meanings["camera.image_raw"] == ("image", None)
     assert meanings["imu.data.angular_velocity"] == ("imu", "rad/s")
     assert meanings["joint_states.position"] == ("state", None)
-    assert meanings["log_time"] == ("time", "ns")
+    assert meanings["log_time"] == ("timestamp", "ns")
     assert info.metadata["topics"] == {
         CAMERA: {"messages": 5, "used": 5, "dropped": 0, "frames_without": 0},
         "/imu/data": {"messages": 50, "used": 5, "dropped": 45, "frames_without": 0},

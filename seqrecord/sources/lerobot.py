@@ -248,7 +248,7 @@ class LeRobot:
 def _meaning(name: str) -> tuple[str | None, str | None]:
     """Kind and unit that LeRobot's names of features stand for."""
     if name == "timestamp":
-        return "time", "s"
+        return "timestamp", "s"
     if name == "action" or name.startswith("action."):
         return "action", None
     if name.startswith(("observation.state", "observation.environment_state")):

@@ -208,7 +208,7 @@ class Mcap:
     @cached_property
     def _schema(self) -> Schema:
         specs = {spec.name: spec for each in self._topics.values() for spec in each.specs.values()}
-        specs[LOG_TIME] = FeatureSpec(LOG_TIME, np.dtype("<i8"), (), kind="time", unit="ns")
+        specs[LOG_TIME] = FeatureSpec(LOG_TIME, np.dtype("<i8"), (), kind="timestamp", unit="ns")
         return Schema([specs[name] for name in self.features or specs])
 
     # --- the clock --------------------------------------------------------------------------

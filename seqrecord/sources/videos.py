@@ -148,7 +148,7 @@ class Videos:
         """From the first episode whose video can be read."""
         if name == _TIME:
             path = Path(self.root)
-            return feature_spec(name, np.dtype("f8"), (), path, kind="time", unit="s")
+            return feature_spec(name, np.dtype("f8"), (), path, kind="timestamp", unit="s")
         first: SourceError | None = None
         for key, files in self._files.items():
             if name not in files:
