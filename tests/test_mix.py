@@ -10,6 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -287,7 +288,7 @@ def test_names_that_a_mix_gives(root: Path) -> None:
     sources = streams(root, "a", metadata=["task"]) | streams(
         root, "b", frame_transform=lambda frame: {"task": frame["where"]}
     )
-    with pytest.raises(ClipError, match=r"what another tells of its clips.*source 'a'"):
+    with pytest.raises(ClipError, match=r"what one source tells of its clips.*source 'a'"):
         list(SeqRecordMix(sources, batch_size=2))
 
 
@@ -315,6 +316,26 @@ def test_crops_of_one_source(root: Path) -> None:
     for batch in SeqRecordMix(sources, batch_size=5, stop=4):
         assert batch["image"].shape == (5, 3, 4, 4, 3)
         assert batch["crop"].tolist() == [[1, 2, 4, 4]] * 5
+
+
+def test_windows_of_features(root: Path) -> None:
+    """Each feature has frames of its own, as many in all sources; masks come with each."""
+    windows = {"image": [-1, 0], "where": range(4)}
+    sources = {
+        name: SeqRecordStream(root / name, windows=windows, pad="edge", features=["image", "where"])
+        for name in "ac"
+    }
+    mix = SeqRecordMix(sources, batch_size=6, stop=12)
+    assert not mix.alternate
+    for batch in mix:
+        assert batch["image"].shape[:2] == (6, 2)
+        for i, name in enumerate(batch["dataset"]):
+            length = LENGTHS[name][int(batch["episode"][i].removeprefix("e/"))]
+            frames = int(batch["start"][i]) + np.arange(4)
+            assert batch["where"][i, :, 2].tolist() == frames.clip(0, length - 1).tolist()
+            assert batch["where_is_pad"][i].tolist() == (frames >= length).tolist()
+    other = SeqRecordStream(root / "b", windows={"image": [0], "where": range(4)}, pad="edge")
+    assert SeqRecordMix({**sources, "b": other}, batch_size=6).alternate
 
 
 def test_it_ends_on_every_way_out(root: Path) -> None:

@@ -43,6 +43,8 @@ from seqrecord.units import parse_size
 
 __all__ = ["MixLoader"]
 
+_MORE = (8, 4)  # batches that are filled or wait, where they are this part of the memory:
+_SHARE = 16  # small ones, so that sources seldom wait for each other
 _MOST_SLOTS = 1 << 60
 _SALT = 0x6D6978  # the places of sources are not drawn as clips are
 
@@ -178,22 +180,24 @@ class MixLoader:
             for name, lacking in self.features.missing.items():
                 is_missing = np.isin(batch.source, lacking)
                 columns[name + MISSING] = torch.from_numpy(is_missing)
-        kinds = np.stack([batch.source, batch.epoch], axis=1)
-        found, kind = np.unique(kinds, axis=0, return_inverse=True)
-        for number, (source, source_epoch) in enumerate(found.tolist()):
-            slots = np.flatnonzero(kind.reshape(-1) == number)
+        # Plain Python: NumPy's calls for so few numbers would each wait for the GIL.
+        found: dict[tuple[int, int], list[int]] = {}
+        kinds = zip(batch.source.tolist(), batch.epoch.tolist(), strict=True)
+        for slot, kind in enumerate(kinds):
+            found.setdefault(kind, []).append(slot)
+        for (source, source_epoch), some in found.items():
+            slots = np.array(some)
             loader = self.loaders[self.names[source]]
-            some = Batch({}, batch.episode[slots], batch.start[slots])
-            said = loader.columns(some, source_epoch)
-            for name, column in said.items():
-                if name in batch.features:
+            clips = Batch({}, batch.episode[slots], batch.start[slots])
+            for name, column in loader.columns(clips, source_epoch).items():
+                if name in batch.features or not _put(columns, name, column, slots, len(batch)):
                     raise ClipError(
-                        "a feature of one source has the name of what another tells of its clips",
+                        "what one source tells of its clips has the name of something else in "
+                        "another",
                         feature=name,
                         expected="another name",
                         got=f"a column of source {self.names[source]!r}",
                     )
-                _put(columns, name, column, slots, len(batch))
         first = self.loaders[self.names[int(batch.source[0])]]
         return {**for_users(batch.features, first.selection.nested), **columns}
 
@@ -258,7 +262,10 @@ class MixLoader:
             name: float(share) * _batch_bytes(*_memory(self.loaders[name]), 1)
             for name, share in self.shares.items()
         }
-        for prefetch in range(PREFETCH, 0, -1):
+        tries: list[int] = [*_MORE, *range(PREFETCH, 0, -1)]
+        for prefetch in tries:
+            if prefetch > PREFETCH and (prefetch + CONSUMER) * batch > limit // _SHARE:
+                continue
             try:
                 found = divide_memory(least, demands, (prefetch + CONSUMER) * batch, limit)
             except MemoryLimitError:
@@ -267,8 +274,8 @@ class MixLoader:
                 continue
             for name, nbytes in found.items():
                 self.loaders[name].limit_memory(nbytes)
-            break
-        return prefetch
+            return prefetch
+        raise AssertionError("the last try returns or raises")
 
 
 @dataclass(frozen=True)
@@ -313,13 +320,26 @@ def _batch_bytes(specs: Mapping[str, Any], lengths: Mapping[str, int], size: int
     return size * max(1, clip)
 
 
-def _put(columns: dict[str, Any], name: str, column: Any, slots: IntArray, size: int) -> None:
-    """Put what one source says of its clips, at `slots`, into a column of the batch."""
-    if isinstance(column, torch.Tensor):
-        if name not in columns:
-            columns[name] = column.new_zeros((size, *column.shape[1:]))
-        columns[name][torch.from_numpy(slots)] = column
-        return
-    whole = columns.setdefault(name, [None] * size)
-    for slot, item in zip(slots.tolist(), column, strict=True):
-        whole[slot] = item
+def _put(columns: dict[str, Any], name: str, column: Any, slots: IntArray, size: int) -> bool:
+    """Put what one source says of its clips, at `slots`, into a column of the batch.
+
+    Returns whether that is of the same kind as what is there of others.
+    """
+    if not isinstance(column, torch.Tensor):
+        texts = columns.setdefault(name, [None] * size)
+        if not isinstance(texts, list):
+            return False
+        for slot, item in zip(slots.tolist(), column, strict=True):
+            texts[slot] = item
+        return True
+    if name not in columns:
+        columns[name] = column.new_zeros((size, *column.shape[1:]))
+    whole = columns[name]
+    if not (
+        isinstance(whole, torch.Tensor)
+        and whole.dtype == column.dtype
+        and whole.shape[1:] == column.shape[1:]
+    ):
+        return False
+    whole.numpy()[slots] = column.numpy()
+    return True
