@@ -17,6 +17,7 @@ import seqrecord
 from seqrecord import (
     ClipError,
     FeatureSpec,
+    LoaderOptions,
     Schema,
     SeqRecordDataset,
     SeqRecordNode,
@@ -24,6 +25,7 @@ from seqrecord import (
     SeqRecordStream,
     SeqRecordWriter,
 )
+from seqrecord.pipes.clip_loader import ClipLoader
 
 LENGTHS = (29, 4, 17, 11)
 SPARSE = ("gps", "say", "imu")
@@ -360,8 +362,8 @@ def test_memory_holds_what_one_looks_back_to(path: Path) -> None:
     options: dict[str, Any] = {"clip_len": 2, "features": ["image", "say"], "episodes": "e/0"}
     windows = []
     for known in ({"say": 5}, ["say"]):
-        pipe = SeqRecordPipe(path, **options, last_known=known)
-        windows.append(pipe._epochs.loader.selection.windows.of_groups(1))
+        loader = ClipLoader(path, LoaderOptions(**options, last_known=known))
+        windows.append(loader.selection.windows.of_groups(1))
     assert [(w.offset, w.span) for w in windows[0]] == [(0, 2), (-5, 7)]
     assert [(w.offset, w.span) for w in windows[1]] == [(0, 2), (-28, 30)]
 
