@@ -25,7 +25,7 @@ from seqrecord import (
 )
 from seqrecord.errors import MemoryLimitError
 from seqrecord.pipes.windows import said_of
-from seqrecord.sampling import Part, Window
+from seqrecord.sampling import Window
 from tests.clip_data import LENGTHS, expected_frame, names, write_numbered
 from tests.resume_contract import check_resume
 
@@ -279,8 +279,16 @@ def test_small_windows_hold_few_images(tmp_path: Path) -> None:
     for pipe in (small, whole):
         list(pipe)
     assert small.stats()["resident_bytes"] < 0.6 * whole.stats()["resident_bytes"]
-    plan = small._epochs.loader.plan(0, Part())
-    assert [group.window for group in plan.groups] == [Window(-1, 2, 1, 2), Window(0, 16, 1, 16)]
+
+
+def test_windows_of_groups() -> None:
+    images, actions, sparse = np.array([-1, 0]), np.arange(16), np.array([0, 8, 4])
+    assert Window.around([images], 1, pad=False) == Window(-1, 2, 1, 2)
+    assert Window.around([actions, actions], 1, pad=False) == Window(0, 16, 1, 16)
+    assert Window.around([images, actions], 1, pad=False) == Window(-1, 17, 1, 0)
+    assert Window.around([np.arange(0, 9, 4)], 2, pad=False) == Window(0, 9, 2, 3)
+    assert Window.around([sparse], 4, pad=False) == Window(0, 9, 4, 0)  # in another order
+    assert Window.around([np.arange(0, 9, 4)], 2, pad=True) == Window(0, 9, 1, 0)
 
 
 @pytest.mark.parametrize(
