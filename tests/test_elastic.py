@@ -121,6 +121,9 @@ def test_four_then_two_then_three_ranks(path: Path, every: set[Clip]) -> None:
         {"stride": 4, "rotate_phase": True},
         {"shuffle_buffer": None},
         {"clip_len": None, "windows": {"id": [-2, 0, 3]}, "pad": "edge"},
+        {"order": "sequences", "shuffle_buffer": None},
+        {"order": "sequences", "shuffle_buffer": None, "stride": 1, "drop_last": True},
+        {"order": "sequences", "shuffle_buffer": None, "stride": 1, "equal": False},
     ],
     ids=repr,
 )
@@ -361,15 +364,6 @@ def test_a_node_goes_on_with_other_ranks(path: Path, every: set[Clip]) -> None:
 
 
 # ---- what is refused
-
-
-def test_sequences_do_not_change_within_an_epoch(path: Path) -> None:
-    changes = {"order": "sequences", "shuffle_buffer": None}
-    state = run(path, 1, None, 2, **changes).state
-    stream = make(path, 0, 2, **changes)
-    stream.load_state_dict(state)
-    with pytest.raises(StateError, match='"sequences" cannot go on with other ranks, workers'):
-        list(stream)
 
 
 def test_a_state_of_more_memory_goes_on_with_less_on_other_ranks(path: Path) -> None:

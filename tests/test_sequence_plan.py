@@ -168,6 +168,7 @@ def test_without_equal_no_sequence_is_cut_or_given_twice(request: Request) -> No
     if not plans:
         return
     dropped = sum(plan.num_dropped for plan in plans)
+    assert max(plan.num_batches for plan in plans) == plans[-1].num_batches
     assert together.total() + dropped == sum(map(len, sequences))
     assert max(together.values(), default=1) == 1
     if not request.settings.drop_last:

@@ -26,7 +26,6 @@ from seqrecord.sampling import (
 )
 from seqrecord.sampling.memory import Fit, FrameSizes, fit, fit_given, least_limit
 from seqrecord.sampling.rest import rest_of
-from seqrecord.text import counted
 from seqrecord.units import parse_size
 
 __all__ = ["Planner"]
@@ -98,13 +97,6 @@ class Planner:
         """
         if not stages:
             return self.clips(epoch)
-        if self._follows:
-            raise StateError(
-                'the order "sequences" cannot go on with other ranks, workers or batches in the '
-                "middle of an epoch",
-                expected="those of the state, or a state of an epoch's start",
-                got=f"{counted(stages[-1].num_parts, 'part')} before",
-            )
         if self._rest is None or self._rest[:2] != (epoch, stages):
             rest = rest_of(
                 self.clips(epoch),
@@ -227,10 +219,16 @@ class Planner:
 
     def _planned(self, epoch: int, part: Part, stages: Stages, settings: PlanSettings) -> Plan:
         table, episodes = self.clips_left(epoch, stages), self.selection.episodes
-        how: dict[str, Any] = {"epoch": epoch, "part": part, "windows": self._windows}
-        if self._follows:
-            return SequencePlan(table, episodes, settings, **how)
-        return EpochPlan(table, episodes, settings, stage=len(stages), **how)
+        make = SequencePlan if self._follows else EpochPlan
+        return make(
+            table,
+            episodes,
+            settings,
+            epoch=epoch,
+            part=part,
+            stage=len(stages),
+            windows=self._windows,
+        )
 
     def _fit(self, num_parts: int, epoch: int = 0, stages: Stages = ()) -> Fit:
         if (key := _key(num_parts, epoch, stages)) not in self._fits:

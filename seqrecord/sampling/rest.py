@@ -30,6 +30,7 @@ from seqrecord.sampling.epoch import CLIPS, CURSORS, key_of_stage, sequence_of
 from seqrecord.sampling.facts import ClipFacts
 from seqrecord.sampling.parts import Shares, shares_of
 from seqrecord.sampling.random_order import hash64, key_of
+from seqrecord.sampling.sequences import sequences_left
 from seqrecord.sampling.settings import PlanSettings
 from seqrecord.sampling.windows import Window
 
@@ -75,8 +76,23 @@ def rest_of(
     more batches than its plan.
     """
     for number, stage in enumerate(stages):
-        table = _Remainder(table, episodes, stage, epoch, number, windows, at_once).table()
+        if stage.settings.order == "sequences":
+            table = _left_of_sequences(table, stage, epoch, number)
+        else:
+            table = _Remainder(table, episodes, stage, epoch, number, windows, at_once).table()
     return table
+
+
+def _left_of_sequences(table: ClipTable, stage: Stage, epoch: int, number: int) -> ClipTable:
+    rows = stage.settings.batch_size or 1
+    if stage.num_parts * rows > _MAX_CURSORS:
+        raise StateError(
+            "a stage of an epoch has more rows than can be planned",
+            expected=f"at most {_MAX_CURSORS}, of all parts",
+            got=f"{stage.num_parts} parts of {rows}",
+        )
+    batches = np.tile(np.array(stage.batches, np.int64), stage.ranks)
+    return sequences_left(table, stage.settings, batches, epoch=epoch, stage=number)
 
 
 class _Remainder:

@@ -9,10 +9,10 @@ whose rest is then another row's::
 
 Else no episode is cut: the longest ones are given out first, each to the row that has least::
 
-    part 0, row 0           |------A------|-C-|
     part 1, row 0           |-----D-----|--E--|
-    part 0, row 1           |---B---|
+    part 0, row 0           |------A------|-C-|
     part 1, row 1           |----F----|
+    part 0, row 1           |---B---|
 
 In a part, rows have fewer clips from row to row, so that row b stays row b where others have ended.
 """
@@ -85,20 +85,21 @@ def equal_bounds(
 
 def whole_rows(runs: Runs, part: Part, num_rows: int) -> Rows:
     """Rows of whole episodes, the clips of each in one row; parts may differ."""
-    runs, start, stop = whole_bounds(runs, part.count, num_rows)
-    start, stop = start[part.index], stop[part.index]
-    some = stop > start
-    return Rows(runs, start[some], stop[some])
+    runs, start, stop = whole_bounds(runs, np.array([part.index]), part.count, num_rows)
+    some = stop[0] > start[0]
+    return Rows(runs, start[0, some], stop[0, some])
 
 
-def whole_bounds(runs: Runs, num_parts: int, num_rows: int) -> tuple[Runs, IntArray, IntArray]:
-    """The runs in another order, and where each part's rows begin and end; int64[parts, rows]."""
+def whole_bounds(
+    runs: Runs, parts: IntArray, num_parts: int, num_rows: int
+) -> tuple[Runs, IntArray, IntArray]:
+    """The runs in another order, and where rows of parts begin and end; int64[parts, rows]."""
     clips = np.zeros(int(runs.run[-1]) + 1 if len(runs) else 0, np.int64)
     np.add.at(clips, runs.run, runs.count)
-    count = num_parts * num_rows
+    count = min(num_parts * num_rows, len(clips))  # others are empty
     owner, load = np.zeros_like(clips), np.zeros(count, np.int64)
     longest_first = np.argsort(-clips, kind="stable")
-    for first in range(0, len(clips), count):
+    for first in range(0, len(clips), max(1, count)):
         some = longest_first[first : first + count]
         owner[some] = np.argsort(load, kind="stable")[: len(some)]
         load[owner[some]] += clips[some]
@@ -108,7 +109,9 @@ def whole_bounds(runs: Runs, num_parts: int, num_rows: int) -> tuple[Runs, IntAr
     number = np.empty_like(clips)
     number[np.argsort(place[owner], kind="stable")] = np.arange(len(clips))
     bounds = np.append(0, np.cumsum(load[by_load]))
-    start, stop = (side.reshape(num_rows, num_parts).T for side in (bounds[:-1], bounds[1:]))
+    # The last part has the longest row, as it has most clips where parts cannot be equal.
+    rank = (num_parts - 1 - parts[:, None]) + np.arange(num_rows) * num_parts
+    start, stop = bounds[np.minimum(rank, count)], bounds[np.minimum(rank + 1, count)]
     return runs.ordered(number), start, stop
 
 

@@ -235,17 +235,17 @@ def sequences_left(
         total = runs.num_clips // count if settings.drop_last else -(-runs.num_clips // count)
         most = np.full(count, total // size if settings.drop_last else -(-total // size))
     else:
-        runs, start, stop = whole_bounds(runs, count, size)
+        runs, start, stop = whole_bounds(runs, np.arange(count), count, size)
         lengths = stop - start
         most = lengths.min(axis=1) if settings.drop_last else lengths.max(axis=1)
-    if (batches > most).any():
+    if batches.max() > most.max(initial=0):
         raise StateError(
             "a part of an epoch has given more batches than it has",
             expected=f"at most {int(most.max())}",
             got=int(batches.max()),
         )
     begin = np.minimum(start + batches[:, None], stop).ravel()
-    if (batches == most).all():
+    if (batches >= most).all():  # a part may have ended before others
         begin = stop.ravel()
     left = runs.slices(begin, stop.ravel())[0]
     order = np.lexsort((left.first_start, left.episode))
@@ -278,8 +278,9 @@ def _rows_of(
         rows = equal_rows(runs, part, size, fill=not settings.drop_last)
         return rows, runs.num_clips // part.count // size
     rows = whole_rows(runs, part, size)
-    # The first part's rows are the longest ones.
-    most = rows if part.index == 0 else whole_rows(runs, Part(0, part.count), size)
+    # The last part's rows are the longest ones.
+    last = Part(part.count - 1, part.count)
+    most = rows if part == last else whole_rows(runs, last, size)
     if settings.drop_last and not stage and len(runs) and not most.full(size):
         raise ClipError(
             "drop_last leaves no batch at all",
