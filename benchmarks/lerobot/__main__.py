@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--memory", default="8GiB", help="memory_limit of seqrecord")
+    parser.add_argument("--memory", default="2GiB", help="memory_limit of seqrecord")
     parser.add_argument("--json", type=Path, help="where the raw numbers go")
     options = parser.parse_args()
     made: dict[str, Any] = {"cores": os.cpu_count(), "batch": options.batch, "cells": {}}

@@ -51,12 +51,12 @@ def generate(root: Path, *, episodes: int = EPISODES, frames: int = FRAMES) -> N
 
 
 def _scene(rng: np.random.Generator) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Smooth colours with grain, larger than a frame: cameras move over it."""
+    """Smooth colours with the grain of a camera, larger than a frame: cameras move over it."""
     height, width = HEIGHT + 200, WIDTH + 400
     coarse = Image.fromarray(rng.integers(0, 255, (height // 16, width // 16, 3), np.uint8))
     smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC)) // 2
     scene: np.ndarray[Any, np.dtype[np.uint8]] = smooth + rng.integers(
-        0, 60, (height, width, 3), np.uint8
+        0, 16, (height, width, 3), np.uint8
     )
     return scene
 
