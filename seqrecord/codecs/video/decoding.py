@@ -17,7 +17,7 @@ import numpy.typing as npt
 from seqrecord.codecs.base import Bytes
 from seqrecord.codecs.video.config import VideoConfig
 from seqrecord.codecs.video.gops import Gop
-from seqrecord.codecs.video.packages import pyav, video_errors
+from seqrecord.codecs.video.packages import one_thread, pyav, video_errors
 from seqrecord.errors import CodecError
 from seqrecord.schema import MAX_FRAME_BYTES, CodecConfig
 
@@ -91,7 +91,7 @@ class VideoDecoder:
     def convert(self, frame: Any, out: npt.NDArray[np.uint8]) -> None:
         """Write a decoded frame into `out`, C-contiguous uint8 [height, width, 3]."""
         height, width = self._size
-        rgb = self._reformatter.reformat(frame, format="rgb24", threads=1)
+        rgb = self._reformatter.reformat(frame, format="rgb24", **one_thread())
         plane = rgb.planes[0]
         lines = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)
         np.copyto(out.reshape(height, width * 3), lines[:height, : width * 3])

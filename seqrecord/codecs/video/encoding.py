@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from seqrecord.codecs.video.config import VideoConfig
 from seqrecord.codecs.video.gops import Gop
-from seqrecord.codecs.video.packages import pyav, video_errors
+from seqrecord.codecs.video.packages import one_thread, pyav, video_errors
 from seqrecord.errors import CodecError
 
 __all__ = ["encode_gop"]
@@ -81,9 +81,9 @@ def _encoder(config: VideoConfig, height: int, width: int) -> Any:
 
 def _picture(reformatter: Any, config: VideoConfig, frame: Any, number: int) -> Any:
     rgb = pyav().VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
-    options: dict[str, int] = {}
+    options = dict(one_thread())
     if config.pixel_format.startswith("yuv"):
-        options = {"dst_colorspace": 5, "dst_color_range": _LIMITED}  # swscale's number of BT.601
-    picture = reformatter.reformat(rgb, format=config.pixel_format, threads=1, **options)
+        options |= {"dst_colorspace": 5, "dst_color_range": _LIMITED}  # swscale's number of BT.601
+    picture = reformatter.reformat(rgb, format=config.pixel_format, **options)
     picture.pts, picture.time_base = number, Fraction(1, _RATE)
     return picture

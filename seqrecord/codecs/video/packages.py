@@ -7,7 +7,7 @@ from typing import Any
 
 from seqrecord.errors import MissingPackageError
 
-__all__ = ["pyav", "video_errors"]
+__all__ = ["one_thread", "pyav", "video_errors"]
 
 
 @cache
@@ -26,3 +26,15 @@ def pyav() -> Any:
 def video_errors() -> tuple[type[Exception], ...]:
     """What PyAV raises on packets that are none, and on settings that a codec does not take."""
     return (pyav().error.FFmpegError, ValueError, RuntimeError, OSError, EOFError, MemoryError)
+
+
+@cache
+def one_thread() -> dict[str, int]:
+    """What keeps a conversion of colours on the thread that asks for it: PyAV 17 and later must be
+    told, and those before know no other way."""
+    frame = pyav().VideoFrame(16, 16, "yuv420p")
+    try:
+        frame.reformat(format="rgb24", threads=1)
+    except TypeError:
+        return {}
+    return {"threads": 1}
