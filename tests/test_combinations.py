@@ -365,7 +365,8 @@ def check_map_style(records: Path, case: Case, rng: random.Random) -> None:
         assert check(single, clip) == case.clips[number]
 
 
-@pytest.mark.parametrize("seed", range(30))
+# 1049: windows wholly behind the ends of short episodes, of values known before these.
+@pytest.mark.parametrize("seed", [*range(30), 1049])
 def test_some(records: Path, seed: int) -> None:
     run(records, seed)
 

@@ -97,7 +97,7 @@ class _GroupRows:
     def find(self, clips: Clips) -> list[Places]:
         """Where the frames of clips are."""
         last = self._clip_frames.num_frames[clips.episode] - 1
-        begin = np.clip(clips.start + self._window.offset, 0, last)
+        begin = self._window.begin(clips.start, last)
         rows = find_rows(self.rings, clips.run, begin)
         return [
             Places(self._arena, names, self._clip_frames, clips, self._window.frame_step, *rows)

@@ -144,6 +144,7 @@ class SelectedWindows:
     def of_groups(self, stride: int) -> list[Window]:
         """What clips use of each group of features; of one, where frames are transformed."""
         groups: dict[int, list[IntArray]] = {}
+        reach: dict[int, int] = {}
         scattered: set[int] = set()  # groups of which clips do not use evenly spaced frames
         for name in self.offsets:
             if not self._is_transformed and name not in self._dataset.features:
@@ -152,12 +153,13 @@ class SelectedWindows:
             every = [self._held(name) * dilation for dilation in self._dilations]
             groups.setdefault(group, []).extend(every)
             if name in self.known:
-                reach = self.known[name].reach
-                groups[group].extend([offsets - reach for offsets in every])
+                reach[group] = max(reach.get(group, 0), self.known[name].reach)
             if name in self.timed or name in self.known:
                 scattered.add(group)
         return [
-            Window.around(groups[n], stride, pad=self.is_padded or n in scattered)
+            Window.around(
+                groups[n], stride, pad=self.is_padded or n in scattered, reach=reach.get(n, 0)
+            )
             for n in sorted(groups)
         ]
 

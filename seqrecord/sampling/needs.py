@@ -138,10 +138,7 @@ class Needs:
 
     def _begin(self, row: IntArray, start: IntArray) -> IntArray:
         """The first frame that a clip uses, which starts at `start`."""
-        if not self.window.offset:
-            return start
-        begin: IntArray = np.clip(start + self.window.offset, 0, self._num_frames[row] - 1)
-        return begin
+        return self.window.begin(start, self._num_frames[row] - 1)
 
     def _stop(self, row: IntArray, start: IntArray) -> IntArray:
         """The frame behind the last that a clip uses, which starts at `start`."""
