@@ -109,9 +109,9 @@ class ClipOptions:
             frame of the selected episodes, with zeros behind each frame, and `<feature>_mask`, bool
             [clip_len, length], which is true for what is the frame's. "nested": a nested tensor of
             layout `torch.jagged`, [clip_len, ?, …] and [batch * clip_len, ?, …], for features of
-            which only the first dimension varies. A dict says it by feature, where sizes to pad to
-            may stand, one for each dimension that varies: `{"points": "nested", "image": (480,
-            640)}`; others are lists.
+            which only the first dimension varies; it needs torch 2.5. A dict says it by feature,
+            where sizes to pad to may stand, one for each dimension that varies: `{"points":
+            "nested", "image": (480, 640)}`; others are lists.
         verify: compare what is read with its checksums; true by default. An open dataset is read
             as it was opened: then this argument, and those of the storage, are errors.
         storage_options: for the filesystem that serves the dataset's URL.
