@@ -137,7 +137,7 @@ def no_rows(pipe: SeqRecordPipe) -> bool:
         ({"stride": 8}, False),  # half of the frames are in no clip: they are not read
         ({"stride": 12, "dilation": 3}, False),
     ],
-    ids=str,
+    ids=["apart", "in order", "transformed", "far apart", "dilated"],
 )
 @pytest.mark.parametrize("in_turn", [0, 500])
 def test_clips_that_do_not_overlap_are_cropped_as_they_are_loaded(
