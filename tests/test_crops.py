@@ -24,7 +24,6 @@ from seqrecord import (
     SeqRecordWriter,
 )
 from seqrecord.clip_transforms import Windows
-from seqrecord.engine import direct
 from seqrecord.engine.crops import ClipCrops, copy_window
 from seqrecord.errors import ChecksumError
 from seqrecord.reading.frames import ArraySpec
@@ -35,9 +34,11 @@ IMAGES = ["image", "depth", "flow", "mask", "wide"]
 CAMERA = {"fx": 5.0, "fy": 6.0, "cx": 6.5, "cy": 4.0, "width": WIDTH, "height": HEIGHT}
 
 
-def frame_of(episode: int, number: int) -> dict[str, Any]:
+LARGE = (128, 128)  # 24 such frames are a page that is read a few frames at a time
+
+
+def frame_of(episode: int, number: int, size: tuple[int, int] = (HEIGHT, WIDTH)) -> dict[str, Any]:
     rng = np.random.default_rng([episode, number])
-    size = (HEIGHT, WIDTH)
     return {
         "image": rng.integers(0, 256, (*size, 3), np.uint8),
         "depth": rng.random(size, np.float32),
@@ -62,6 +63,18 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return folder
 
 
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """Raw frames of which a chunk's pages take more than 1 MiB each."""
+    with SeqRecordWriter(tmp_path / "large", codecs="raw", chunk_frames=24) as writer:
+        for episode, length in enumerate((24, 30)):
+            with writer.episode(f"set/{episode}") as written:
+                for number in range(length):
+                    frame = frame_of(episode, number, LARGE)
+                    written.append({name: frame[name] for name in IMAGES})
+    return tmp_path / "large"
+
+
 CHAINS: dict[str, Any] = {
     "random": RandomCrop((4, 6)),
     "center": CenterCrop((5, 6)),
@@ -78,10 +91,16 @@ CHAINS: dict[str, Any] = {
 }
 
 
-def check_clip(clip: dict[str, Any], length: int, dilation: int, cropped: list[str]) -> None:
+def check_clip(
+    clip: dict[str, Any],
+    length: int,
+    dilation: int,
+    cropped: list[str],
+    size: tuple[int, int] = (HEIGHT, WIDTH),
+) -> None:
     """A clip is what its names, `crop` and `flipped` say."""
     episode = int(clip["episode"][4:])
-    frames = [frame_of(episode, int(clip["start"]) + i * dilation) for i in range(length)]
+    frames = [frame_of(episode, int(clip["start"]) + i * dilation, size) for i in range(length)]
     top, left, height, width = clip["crop"].tolist()
     for name in frames[0]:
         if name not in clip:
@@ -122,10 +141,9 @@ def test_batches_are_crops_of_whole_clips(path: Path, name: str) -> None:
         assert count == pipe.num_clips
 
 
-def no_rows(pipe: SeqRecordPipe) -> bool:
-    """Whether the arenas of the last iteration had none, so that frames went straight to clips."""
-    buffers: Any = pipe._epochs.loader._buffers._idle[-1]
-    return not any(arena.num_rows for arena in buffers.arenas)
+def is_loaded_straight(pipe: SeqRecordPipe) -> bool:
+    """Whether no clip was copied from an arena: frames went straight to clips."""
+    return not pipe.stats()["gather_seconds"]
 
 
 @pytest.mark.parametrize(
@@ -139,24 +157,15 @@ def no_rows(pipe: SeqRecordPipe) -> bool:
     ],
     ids=["apart", "in order", "transformed", "far apart", "dilated"],
 )
-@pytest.mark.parametrize("in_turn", [0, 500])
 def test_clips_that_do_not_overlap_are_cropped_as_they_are_loaded(
-    path: Path,
-    settings: dict[str, Any],
-    is_straight: bool,
-    in_turn: int,
-    monkeypatch: pytest.MonkeyPatch,
+    path: Path, settings: dict[str, Any], is_straight: bool
 ) -> None:
-    """Also from the middle of an epoch on, and where large raw pages are read a few frames at a
-    time."""
-    if in_turn:
-        monkeypatch.setattr(direct, "_LEAST_WHOLE", 0)
-        monkeypatch.setattr(direct, "_WINDOWED", in_turn)
+    """Also from the middle of an epoch on."""
     chosen = {} if "frame_transform" in settings else {"features": IMAGES}
     more: dict[str, Any] = {**settings, **chosen, "clip_transform": CHAINS["random, flip"]}
     pipe = SeqRecordPipe(path, clip_len=4, batch_size=2, **more)
     found = [clip for batch in pipe for clip in singles(batch)]
-    assert no_rows(pipe) == is_straight
+    assert is_loaded_straight(pipe) == is_straight
     assert len(found) == pipe.num_clips
     for clip in found:
         check_clip(clip, 4, settings.get("dilation", 1), IMAGES)
@@ -170,22 +179,35 @@ def test_clips_that_do_not_overlap_are_cropped_as_they_are_loaded(
         check_clip(clip, 4, settings.get("dilation", 1), IMAGES)
 
 
-def test_a_damaged_page_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "_LEAST_WHOLE", 0)
-    with SeqRecordWriter(tmp_path / "r", codecs="raw") as writer, writer.episode("a") as episode:
-        for number in range(8):
-            episode.append({"image": frame_of(0, number)["image"]})
-    (file,) = (tmp_path / "r" / "records").iterdir()
+def test_large_raw_pages_are_cropped_a_few_frames_at_a_time(large: Path) -> None:
+    """Also from the middle of an epoch on."""
+    more: dict[str, Any] = {"batch_size": 2, "clip_transform": CHAINS["random, flip"]}
+    pipe = SeqRecordPipe(large, clip_len=5, stride=5, **more)
+    batches = iter(pipe)
+    found = singles(next(batches))
+    state = pipe.state_dict()
+    found += [clip for batch in batches for clip in singles(batch)]
+    assert is_loaded_straight(pipe)
+    assert len(found) == pipe.num_clips == 10
+    rest = SeqRecordPipe(large, clip_len=5, stride=5, **more)
+    rest.load_state_dict(state)
+    later = [clip for batch in rest for clip in singles(batch)]
+    assert [clip["crop"].tolist() for clip in later] == [c["crop"].tolist() for c in found[2:]]
+    for clip in found + later:
+        check_clip(clip, 5, 1, IMAGES, LARGE)
+
+
+def test_a_damaged_page_is_told(large: Path) -> None:
+    (file,) = (large / "records").iterdir()
     data = bytearray(file.read_bytes())
-    at = data.find(frame_of(0, 6)["image"].tobytes())
+    at = data.find(frame_of(0, 22, LARGE)["image"].tobytes())  # not read with the first frames
+    assert at > 0
     data[at + 5] ^= 1
     file.write_bytes(data)
-    pipe = SeqRecordPipe(
-        tmp_path / "r", clip_len=4, stride=4, batch_size=1, clip_transform=CHAINS["random"]
-    )
+    pipe = SeqRecordPipe(large, clip_len=5, stride=5, batch_size=1, clip_transform=CHAINS["random"])
     with pytest.raises(ChecksumError, match="a page does not match its checksum"):
         list(pipe)
-    assert no_rows(pipe)
+    assert is_loaded_straight(pipe)
 
 
 def test_single_clips(path: Path) -> None:
