@@ -16,7 +16,7 @@ from torch.utils.data import get_worker_info
 from seqrecord.cores import usable_cores
 from seqrecord.errors import ClipError
 from seqrecord.pipes.callers import is_distributed_by_accelerate
-from seqrecord.pipes.options import check_rank
+from seqrecord.pipes.checks import check_rank
 from seqrecord.sampling import Part
 
 __all__ = ["Rank", "Ranks", "items_beside", "say_once", "worker_threads"]

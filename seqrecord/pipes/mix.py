@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from seqrecord.errors import ClipError
 from seqrecord.pipes.callers import find_loader
+from seqrecord.pipes.checks import check_integer
 from seqrecord.pipes.clip_loader import Clip, ClipLoader
 from seqrecord.pipes.loaders import SeqRecordNode, SeqRecordPipe, SeqRecordStream
 from seqrecord.pipes.mix_features import Join
@@ -20,7 +21,7 @@ from seqrecord.pipes.mix_loader import MixLoader
 from seqrecord.pipes.mix_plan import Stop
 from seqrecord.pipes.mix_sources import check_source
 from seqrecord.pipes.mix_states import MixEpochs
-from seqrecord.pipes.options import LoaderOptions, check_integer
+from seqrecord.pipes.options import LoaderOptions
 
 if TYPE_CHECKING:
     import torch

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from seqrecord.clip_transforms import ClipTransform, chain_of
 from seqrecord.clips import ClipSpec
 from seqrecord.errors import ClipError
+from seqrecord.pipes.checks import (
+    are_names,
+    check,
+    check_flag,
+    check_integer,
+    check_rank,
+    check_size,
+)
 from seqrecord.pipes.clip_lists import ClipList, check_clip_list
 from seqrecord.pipes.last_known import check_known
 from seqrecord.pipes.ragged import Ragged, check_ragged
@@ -22,17 +27,11 @@ from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.frames import FrameTransform
 from seqrecord.sampling.settings import ORDERS
 from seqrecord.storage import local_path
-from seqrecord.units import parse_size
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "ClipOptions",
-    "LoaderOptions",
-    "check_integer",
-    "check_rank",
-]
+__all__ = ["ClipOptions", "LoaderOptions"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,13 +164,13 @@ class ClipOptions:
             )
         for dilation in self.dilations:
             ClipSpec(self.clip_len or 1, self.spec.stride, dilation)  # has limits of its own
-        _check("pad", self.pad, self.pad is None or self.pad == "edge", "None or 'edge'")
+        check("pad", self.pad, self.pad is None or self.pad == "edge", "None or 'edge'")
         self._check_names()
         if self.clips is not None:
             check_clip_list(self.clips)
             if self.stride not in (None, 1):
                 raise ClipError("clips has the starts", expected="no stride", got=self.stride)
-        _check(
+        check(
             "frame_transform",
             self.frame_transform,
             self.frame_transform is None or callable(self.frame_transform),
@@ -181,7 +180,7 @@ class ClipOptions:
             chain_of(self.clip_transform)
         check_ragged(self.ragged)
         check_known(self.last_known, self.unknown)
-        _check_flag("verify", self.verify, self.verify is None)
+        check_flag("verify", self.verify, self.verify is None)
         storage_options = self.storage_options
         if not (storage_options is None or isinstance(storage_options, Mapping)):
             raise ClipError(
@@ -190,7 +189,7 @@ class ClipOptions:
                 got=type(storage_options).__name__,  # not shown, for it may hold secrets
             )
         if self.cache_limit is not None:
-            _check_size("cache_limit", self.cache_limit)
+            check_size("cache_limit", self.cache_limit)
 
     @property
     def spec(self) -> ClipSpec:
@@ -223,21 +222,21 @@ class ClipOptions:
         features, episodes = self.features, self.episodes
         if isinstance(features, str):
             raise ClipError("features is a list of names", expected=[features], got=features)
-        _check("features", features, features is None or _are_names(features), "a list of names")
-        _check(
+        check("features", features, features is None or are_names(features), "a list of names")
+        check(
             "episodes",
             episodes,
             episodes is None
             or isinstance(episodes, str)
             or callable(episodes)
-            or _are_names(episodes),
+            or are_names(episodes),
             "a list of keys, a glob, or a function of an episode's metadata",
         )
         metadata = self.metadata
         if isinstance(metadata, str):
             raise ClipError("metadata is a list of names", expected=[metadata], got=metadata)
-        _check("metadata", metadata, metadata is None or _are_names(metadata), "a list of names")
-        _check("split", self.split, isinstance(self.split, str | None), "the name of a split")
+        check("metadata", metadata, metadata is None or are_names(metadata), "a list of names")
+        check("split", self.split, isinstance(self.split, str | None), "the name of a split")
 
     def _set(self, name: str, value: object) -> None:
         """Keep an integer as Python's, whatever gave it."""
@@ -326,13 +325,13 @@ class LoaderOptions(ClipOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("rotate_phase", "shuffle", "drop_last", "equal"):
-            _check_flag(name, getattr(self, name))
+            check_flag(name, getattr(self, name))
             self._set(name, bool(getattr(self, name)))
         for name in ("shuffle_buffer", "num_cursors", "batch_size", "num_threads"):
             if (value := getattr(self, name)) is not None:
                 self._set(name, check_integer(name, value, least=1))
         self._set("seed", check_integer("seed", self.seed))
-        _check_size("memory_limit", self.memory_limit)
+        check_size("memory_limit", self.memory_limit)
         if not self.rank is self.world_size is None:
             check_rank(self.rank, self.world_size)
         if self.device is not None:
@@ -348,7 +347,7 @@ class LoaderOptions(ClipOptions):
         return (self.clip_len or 1) * self.dilations[0] if self.order == "sequences" else 1
 
     def _check_order(self) -> None:
-        _check("order", self.order, self.order in ORDERS, " or ".join(map(repr, ORDERS)))
+        check("order", self.order, self.order in ORDERS, " or ".join(map(repr, ORDERS)))
         if self.order != "sequences":
             return
         if self.batch_size is None:
@@ -365,59 +364,3 @@ class LoaderOptions(ClipOptions):
                 expected="one dilation, reverse=0",
                 got=f"dilation={self.dilation}, reverse={self.reverse:g}",
             )
-
-
-def check_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Both as integers. Raises `ClipError` for numbers that make no sense."""
-    try:
-        count = check_integer("world_size", world_size)
-        number = 0 if rank is None and count == 1 else check_integer("rank", rank)
-    except ClipError:
-        number, count = 0, 0
-    if not 0 <= number < count:
-        raise ClipError(
-            "rank and world_size make no sense",
-            expected="both, with 0 <= rank < world_size; or world_size=1 alone, for the whole "
-            "epoch; or neither, to find them",
-            got=f"rank={rank!r} world_size={world_size!r}",
-        )
-    return number, count
-
-
-def check_integer(name: str, value: Any, *, least: int | None = None) -> int:
-    """The integer that an argument is. Raises `ClipError` for others, and for one too small."""
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        number = operator.index(value)
-    except TypeError:
-        raise ClipError(
-            f"{name} is not an integer", expected="an integer", got=repr(value)[:100]
-        ) from None
-    if least is not None and number < least:
-        raise ClipError(f"{name} is too small", expected=f"at least {least}", got=number)
-    return number
-
-
-def _check(name: str, value: object, is_right: bool, expected: str) -> None:
-    if not is_right:
-        raise ClipError(
-            f"{name} is not what it should be", expected=expected, got=repr(value)[:100]
-        )
-
-
-def _check_flag(name: str, value: object, is_right: bool = False) -> None:
-    _check(name, value, is_right or isinstance(value, (bool, np.bool_)), "True or False")
-
-
-def _check_size(name: str, value: Any) -> None:
-    try:
-        parse_size(value)
-    except ValueError as error:
-        raise ClipError(
-            f"{name}: {error}", expected='bytes, or text such as "2GiB"', got=repr(value)[:100]
-        ) from None
-
-
-def _are_names(value: object) -> bool:
-    return isinstance(value, Collection) and all(isinstance(name, str) for name in value)

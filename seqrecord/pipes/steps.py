@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from seqrecord.errors import ClipError
+from seqrecord.pipes.checks import check_integer
 
 __all__ = ["check_dilation", "check_reverse"]
 
@@ -36,14 +36,4 @@ def check_reverse(value: Any) -> float:
 
 
 def _integer(value: Any) -> int:
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        number = operator.index(value)
-    except TypeError:
-        raise ClipError(
-            "dilation is not an integer", expected="an integer, or several", got=repr(value)[:100]
-        ) from None
-    if number < 1:
-        raise ClipError("dilation is too small", expected="at least 1", got=number)
-    return number
+    return check_integer("dilation", value, least=1, expected="an integer, or several")

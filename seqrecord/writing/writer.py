@@ -6,18 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.collecting import StatisticsCollector
 from seqrecord.errors import DestinationError, FrameError, SchemaError, SeqRecordError
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.text import check_key, encode_metadata
-from seqrecord.schema import EncodedImage, Frame, Schema
+from seqrecord.schema import Frame, Schema
 from seqrecord.storage import StorageLike, open_storage
 from seqrecord.version import CREATED_BY
-from seqrecord.writing.chunking import CHUNK_BYTES, CHUNK_FRAMES
 from seqrecord.writing.destination import WriteMode, begin, check_mode
+from seqrecord.writing.pending_frames import PendingFrames
 from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.stored_schema import (
     DEFAULT_CODEC,
@@ -269,8 +267,7 @@ class EpisodeWriter:
         self._writer = writer
         self._metadata = metadata
         self._fps = fps
-        self._pending: list[Frame] = []  # frames that wait for the schema to be known
-        self._pending_bytes = 0
+        self._pending = PendingFrames()
         self._files: RecordFileWriter | None = None
         self._failed = False
         self._has_video = False
@@ -292,7 +289,9 @@ class EpisodeWriter:
             if self._files is not None:
                 self._files.append(frame)
             else:
-                self._collect(frame)
+                self._pending.append(frame)
+                if self._pending.are_enough:
+                    self._begin()
         self.num_frames += 1
 
     def append_video(self, name: str, gops: Iterable[Gop]) -> None:
@@ -379,30 +378,8 @@ class EpisodeWriter:
             self.abort()
             raise
 
-    def _collect(self, frame: Frame) -> None:
-        # Callers may fill the same arrays again for their next frame.
-        copy = {name: _copied(item) for name, item in frame.items()}
-        self._pending.append(copy)
-        self._pending_bytes += sum(_nbytes(item) for item in copy.values())
-        if len(self._pending) == CHUNK_FRAMES or self._pending_bytes >= CHUNK_BYTES:
-            self._begin()
-
     def _begin(self) -> None:
-        self._files = self._writer._begin(self.key, self._metadata, self._fps, self._pending)
-        pending, self._pending = self._pending, []
+        pending = self._pending.take()
+        self._files = self._writer._begin(self.key, self._metadata, self._fps, pending)
         for frame in pending:
             self._files.append(frame)
-
-
-def _copied(item: Any) -> Any:
-    if isinstance(item, (str, bytes, EncodedImage)):
-        return item
-    if isinstance(item, (bytearray, memoryview)):
-        return bytes(item)
-    return np.array(item)
-
-
-def _nbytes(item: Any) -> int:
-    if isinstance(item, EncodedImage):
-        return len(item.data)
-    return len(item) if isinstance(item, (str, bytes)) else int(np.asarray(item).nbytes)

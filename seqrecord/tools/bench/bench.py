@@ -15,7 +15,8 @@ from seqrecord.cores import usable_cores
 from seqrecord.engine.stats import STAGES, bottleneck
 from seqrecord.errors import ClipError
 from seqrecord.pipes.arguments import takes_arguments
-from seqrecord.pipes.options import LoaderOptions, check_integer
+from seqrecord.pipes.checks import check_integer
+from seqrecord.pipes.options import LoaderOptions
 from seqrecord.reading.reader import DatasetLike
 from seqrecord.tools.bench.advice import advise
 from seqrecord.tools.bench.measured import BenchReport, StepTimes

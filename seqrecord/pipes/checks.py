@@ -1,0 +1,76 @@
+"""Checks of arguments: errors name the argument, what was expected, and what came."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+
+from seqrecord.errors import ClipError
+from seqrecord.units import parse_size
+
+__all__ = ["are_names", "check", "check_flag", "check_integer", "check_rank", "check_size"]
+
+
+def check_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Both as integers. Raises `ClipError` for numbers that make no sense."""
+    try:
+        count = check_integer("world_size", world_size)
+        number = 0 if rank is None and count == 1 else check_integer("rank", rank)
+    except ClipError:
+        number, count = 0, 0
+    if not 0 <= number < count:
+        raise ClipError(
+            "rank and world_size make no sense",
+            expected="both, with 0 <= rank < world_size; or world_size=1 alone, for the whole "
+            "epoch; or neither, to find them",
+            got=f"rank={rank!r} world_size={world_size!r}",
+        )
+    return number, count
+
+
+def check_integer(
+    name: str, value: Any, *, least: int | None = None, expected: str = "an integer"
+) -> int:
+    """The integer that an argument is. Raises `ClipError` for others, and for one too small."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise ClipError(
+            f"{name} is not an integer", expected=expected, got=repr(value)[:100]
+        ) from None
+    if least is not None and number < least:
+        raise ClipError(f"{name} is too small", expected=f"at least {least}", got=number)
+    return number
+
+
+def check(name: str, value: object, is_right: bool, expected: str) -> None:
+    """Raise `ClipError` for an argument that is not right."""
+    if not is_right:
+        raise ClipError(
+            f"{name} is not what it should be", expected=expected, got=repr(value)[:100]
+        )
+
+
+def check_flag(name: str, value: object, is_right: bool = False) -> None:
+    """Raise `ClipError` for an argument that is neither right nor a bool."""
+    check(name, value, is_right or isinstance(value, (bool, np.bool_)), "True or False")
+
+
+def check_size(name: str, value: Any) -> None:
+    """Raise `ClipError` for an argument that says no number of bytes."""
+    try:
+        parse_size(value)
+    except ValueError as error:
+        raise ClipError(
+            f"{name}: {error}", expected='bytes, or text such as "2GiB"', got=repr(value)[:100]
+        ) from None
+
+
+def are_names(value: object) -> bool:
+    """Whether an argument is a collection of `str`."""
+    return isinstance(value, Collection) and all(isinstance(name, str) for name in value)
