@@ -20,7 +20,9 @@ import numpy.typing as npt
 import torch
 
 from seqrecord.engine.arena import Arena, Place
-from seqrecord.engine.batches import BatchBuilder, HostBatchBuilder, batch_pools
+from seqrecord.engine.batch_pools import batch_pools
+from seqrecord.engine.batches import BatchBuilder
+from seqrecord.engine.host_batches import HostBatchBuilder
 from seqrecord.engine.stats import EngineStats
 from seqrecord.reading.frames import ArraySpec
 

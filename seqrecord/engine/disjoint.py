@@ -29,11 +29,12 @@ import numpy.typing as npt
 from seqrecord.clip_frames import ClipFrames
 from seqrecord.engine.ahead import LoadedRound, RoundsAhead
 from seqrecord.engine.arena import Place, Rows
-from seqrecord.engine.batches import Batch, HostBatchBuilder
+from seqrecord.engine.batches import Batch
 from seqrecord.engine.buffers import HostBuffers
 from seqrecord.engine.crop_rows import CroppedRows, CropSlots
 from seqrecord.engine.crops import Crop
 from seqrecord.engine.draws import DrawClips, Drawn
+from seqrecord.engine.host_batches import HostBatchBuilder
 from seqrecord.engine.loads import Load, each_load, first_uses, frame_key, ordered_uses
 from seqrecord.engine.scheduler import Channel, WorkerPool
 from seqrecord.sampling import Clips, Plan, Round, Window

@@ -19,11 +19,11 @@ from seqrecord.clip_frames import ClipFrames
 from seqrecord.clips import IntArray
 from seqrecord.engine.adjacent import divide
 from seqrecord.engine.arena import FreshRows, ObjectRows, Place, Rows
-from seqrecord.engine.batches import HostBatchBuilder
 from seqrecord.engine.buffers import HostBuffers, Needs
 from seqrecord.engine.calls import Calls
 from seqrecord.engine.crops import Crop
 from seqrecord.engine.draws import Drawn
+from seqrecord.engine.host_batches import HostBatchBuilder
 from seqrecord.engine.loading import ChunkLoader
 from seqrecord.engine.loads import Load
 from seqrecord.engine.ragged import nested

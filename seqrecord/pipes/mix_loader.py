@@ -18,7 +18,8 @@ from seqrecord.engine.batches import Batch, BatchBuilder
 from seqrecord.engine.buffers import HostBuffers, Needs
 from seqrecord.engine.device.buffers import DeviceBuffers
 from seqrecord.engine.device.streams import SideStream, find_device, side_stream
-from seqrecord.engine.mix import MixedBatch, MixEngine
+from seqrecord.engine.mix import MixEngine
+from seqrecord.engine.mix_channel import MixedBatch
 from seqrecord.engine.ragged import for_users
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.trace import Trace

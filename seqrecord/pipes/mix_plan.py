@@ -21,7 +21,7 @@ Stop: TypeAlias = Literal["first", "longest"] | int
 
 @dataclass(frozen=True)
 class MixPlan:
-    """The batches of one part of one epoch. It is an `engine.mix.MixOrder`.
+    """The batches of one part of one epoch. It is an `engine.mix_channel.MixOrder`.
 
     Slots are numbered over all epochs of the part, `num_batches` x `batch_size` an epoch; with
     `alternate` it is batches that are, for then a batch is of one source. A source's clips are
