@@ -57,7 +57,7 @@ def write(folder: str, watch: Watch) -> None:
 
 def read(folder: str, watch: Watch) -> None:
     watch.phases = ("read",)
-    pipe = SeqRecordPipe(folder, clip_len=8, batch_size=4, seed=0)
+    pipe = SeqRecordPipe(folder, clip_len=8, batch_size=4, seed=0, memory_limit="8MiB")
     for number, _ in enumerate(pipe):
         if number == 10:
             watch.phases = ("read", "batches")
