@@ -53,10 +53,10 @@ class ClipOptions:
             forwards. Not with `windows` and `order="sequences"`.
         windows: the frames that clips have of some features, counted from the frame `start`: a
             dict such as `{"image": [-1, 0], "action": range(16), "imu": Seconds(-0.5, 0)}`, of
-            offsets in frames, or of seconds by the episodes' frames a second. Features without a
-            window have `clip_len` frames, or, where that is left out, the frame `start` alone.
-            Each feature is read and held for its own window. With `frame_transform` windows are
-            those of the arrays that it returns.
+            offsets in frames, or of seconds, by the episodes' frames a second or by timestamps.
+            Features without a window have `clip_len` frames, or, where that is left out, the frame
+            `start` alone. Each feature is read and held for its own window. With `frame_transform`
+            windows are those of the arrays that it returns.
         pad: what to do with clips that have frames before an episode's first one or behind its
             last one. `None` leaves them out. "edge" puts that frame in the place of those that do
             not exist, so that every frame is a start; then `<feature>_is_pad`, bool [T], says
