@@ -21,33 +21,32 @@ from seqrecord.clips import (
     enumerate_clips,
 )
 from seqrecord.errors import ClipError
-from seqrecord.pipes.chunk_sizes import bytes_beside, chunk_bytes
+from seqrecord.pipes.arrays import check_tensors, stored_arrays, transformed_arrays
 from seqrecord.pipes.clip_lists import ClipList, read_clip_list
 from seqrecord.pipes.clip_numbers import ClipNumbers
 from seqrecord.pipes.collating import keep_memory_for
 from seqrecord.pipes.columns import RESERVED, Columns
 from seqrecord.pipes.distributed import say_once
 from seqrecord.pipes.draws import SAID, ClipDraws
-from seqrecord.pipes.identity import digest_of, groups_of, identity_of
+from seqrecord.pipes.frame_sizes import bytes_by_group, frame_sizes
+from seqrecord.pipes.identity import digest_of, identity_of
+from seqrecord.pipes.left_out import said_of_left_out
 from seqrecord.pipes.options import ClipOptions
 from seqrecord.pipes.ragged import Ragged, ragged_arrays
 from seqrecord.pipes.selected_steps import SelectedSteps
 from seqrecord.pipes.selected_windows import SelectedWindows
-from seqrecord.pipes.video_pieces import bytes_kept_open, in_pieces
-from seqrecord.reading.frames import ArraySpec, add_place, apply_transform
+from seqrecord.pipes.video_pieces import in_pieces
+from seqrecord.reading.frames import ArraySpec
 from seqrecord.reading.reader import DatasetLike, SeqRecordReader, reader_of
 from seqrecord.sampling import Phases
 from seqrecord.sampling.memory import FrameSizes
 from seqrecord.sampling.phases import typical_table
 from seqrecord.sampling.weights import times_in_epoch
-from seqrecord.text import counted
 
 __all__ = ["ClipSelection"]
 
 _Uses: TypeAlias = list[list[ClipUse]]  # with each of the dilations that may be drawn
 _Options = TypeVar("_Options", bound=ClipOptions)
-
-_TENSOR_BYTES = 1 << 10  # of a tensor beside what it holds: one for each frame of a variable shape
 
 
 class ClipSelection:
@@ -103,7 +102,7 @@ class ClipSelection:
             self.clips = self._enumerate(every, table, uses)
         if options.windows is None:
             self.clips = replace(self.clips, num_outside=0)
-        self.left_out = self._left_out()
+        self.left_out = said_of_left_out(self.clips, self.selected, self.windows, self.dataset)
         if every != self.spec:
             self.phases = Phases.of(self.clips, self.spec.stride)
             self._phase_uses = uses
@@ -117,7 +116,8 @@ class ClipSelection:
             self.steps = self._steps(options, table, uses)
         self.arrays, self.nested = self._look(options.ragged)
         self.windows.give({name: spec.mask_of for name, spec in self.arrays.items()})
-        self._check_arrays()
+        self._check_names(self.arrays)
+        check_tensors(self.arrays, url=self.dataset.url)
         self.episodes = self._episodes(table)
         if options.clip_transform is not None:
             self.draws = self._draws(options.clip_transform)
@@ -147,34 +147,17 @@ class ClipSelection:
         return typical_table(self.clips, self.spec.stride)
 
     def frame_sizes(self, batch_size: int | None) -> FrameSizes:
-        """A variable shape counts as its largest frame of the selected episodes, decoded.
-
-        With `frame_transform` the plan has one group, whose arena has what is made of frames, and
-        each load reads chunks of all groups.
-        """
-        stored = self.stored_arrays()
-        frame = sum(spec.nbytes for spec in self.arrays.values())
-        if self.frame_transform is not None:
-            frames, lead = [frame], self.dataset.index.groups[self.episodes.lead.group]
-            each = [
-                bytes_beside(lead, group, chunk_bytes(group, self.dataset.features)).max()
-                for group in groups_of(self.dataset)
-            ]
-            chunk = int(sum(each)) + sum(spec.nbytes for spec in stored.values()) + frame
-        else:  # codecs may need room for a frame that is in no row yet
-            frames = self._frame_bytes(self.arrays)
-            for place, grid in enumerate(self.episodes.groups):
-                group = self.dataset.index.groups[grid.group]
-                frames[place] += bytes_kept_open(grid, group, self.dataset.features)
-            each = [
-                chunk_bytes(group, self.dataset.features).max() for group in groups_of(self.dataset)
-            ]
-            chunk = int(max(each)) + sum(s.nbytes for s in stored.values() if not s.is_fixed)
-        clip = sum(
-            (spec.nbytes + _beside(spec)) * self.lengths[name] for name, spec in self.made.items()
+        """See `pipes.frame_sizes`."""
+        return frame_sizes(
+            self.dataset,
+            self.episodes,
+            stored=self.stored_arrays(),
+            held=self.arrays,
+            made=self.made,
+            lengths=self.lengths,
+            is_transformed=self.frame_transform is not None,
+            batch_size=batch_size,
         )
-        batch = (batch_size or 1) * max(1, clip)
-        return FrameSizes(tuple(max(1, nbytes) for nbytes in frames), chunk, batch)
 
     @property
     def made(self) -> Mapping[str, ArraySpec]:
@@ -336,46 +319,12 @@ class ClipSelection:
         found = self._enumerate(spec, self.dataset.episode_table, self._phase_uses)
         return replace(found, num_outside=found.num_outside if self.clips.num_outside else 0)
 
-    def _left_out(self) -> str:
-        clips, selected = self.clips, self.selected
-        said = []
-        if clips.num_short_episodes:
-            said.append(
-                f"{clips.num_short_episodes:,} of {counted(len(selected), 'episode')}, too short "
-                f"for a clip of {counted(self.windows.span, 'frame')}"
-            )
-        if clips.num_outside:
-            said.append(
-                f"{counted(clips.num_outside, 'clip')} with frames beyond the ends of their "
-                'episodes, which pad="edge" gives'
-            )
-        if clips.num_incomplete:
-            lacking = [
-                name
-                for name in self.dataset.features
-                if np.isin(self.windows.missing([name]).episode, selected).any()
-            ]
-            every = clips.num_clips + clips.num_incomplete
-            said.append(
-                f"{clips.num_incomplete:,} of {counted(every, 'clip')}, for frames that lack "
-                f"{', '.join(lacking)}"
-            )
-        return "; ".join(said)
-
-    def _frame_bytes(self, arrays: Mapping[str, ArraySpec]) -> list[int]:
-        """Bytes of a frame's features of each group, by their numbers."""
-        features = self.dataset.features
-        sizes = dict.fromkeys(sorted({spec.group for spec in features.values()}), 0)
-        for name, spec in arrays.items():
-            sizes[features[spec.mask_of or name].group] += spec.nbytes
-        return list(sizes.values())
-
     def _episodes(self, table: EpisodeTable) -> EpisodeTable:
         """The episodes as plans see them, which are cut by the chunks of the largest frames.
 
         What transforms frames needs whole ones: then loads are those of that group only.
         """
-        nbytes = self._frame_bytes(self.stored_arrays())
+        nbytes = bytes_by_group(self.stored_arrays(), self.dataset.features)
         if self.frame_transform is None:
             return in_pieces(table, self.dataset.features).led_by(
                 nbytes.index(max(nbytes)), self.selected
@@ -385,17 +334,7 @@ class ClipSelection:
 
     def stored_arrays(self) -> dict[str, ArraySpec]:
         """Each feature of a frame as it is decoded."""
-        episodes = np.unique(self.clips.episode)
-        index = self.dataset.index
-        return {
-            name: ArraySpec(
-                spec.dtype,
-                spec.shape,
-                None if spec.is_fixed else index.largest_frames(name, episodes),
-                spec.value,
-            )
-            for name, spec in self.dataset.features.items()
-        }
+        return stored_arrays(self.dataset, np.unique(self.clips.episode))
 
     def _look(self, ragged: Ragged) -> tuple[dict[str, ArraySpec], frozenset[str]]:
         """What frames of clips have, and which features come as nested tensors."""
@@ -409,14 +348,10 @@ class ClipSelection:
                 got=repr(ragged)[:100],
             )
         episode, start = self.windows.first_frame(*self.clips.locate(np.zeros(1, np.int64)))
-        frame = dict(self.dataset.episodes[self.key(episode)][start])
-        try:
-            arrays = apply_transform(self.frame_transform, frame)
-            return {n: _spec_of(n, value, stored) for n, value in arrays.items()}, frozenset()
-        except Exception as error:
-            key, url = self.key(episode), self.dataset.url
-            add_place(error, "frame_transform", file=url, episode=key, frame=start)
-            raise
+        made = transformed_arrays(
+            self.frame_transform, self.dataset, self.key(episode), start, stored
+        )
+        return made, frozenset()
 
     def _draws(self, transform: Any) -> ClipDraws:
         episode, start = (int(column[0]) for column in self.clips.locate(np.zeros(1, np.int64)))
@@ -441,37 +376,3 @@ class ClipSelection:
                 file=self.dataset.url,
                 got=", ".join(reserved),
             )
-
-    def _check_arrays(self) -> None:
-        self._check_names(self.arrays)
-        for name, spec in self.arrays.items():
-            try:
-                torch.from_numpy(np.empty(0, spec.dtype))
-            except (TypeError, ValueError) as error:
-                raise ClipError(
-                    "no tensor can hold this feature; frame_transform can convert it",
-                    file=self.dataset.url,
-                    feature=name,
-                    expected="a dtype that torch.from_numpy takes",
-                    got=str(spec.dtype),
-                ) from error
-
-
-def _spec_of(name: str, value: Any, stored: Mapping[str, ArraySpec]) -> ArraySpec:
-    """What `frame_transform` gives of a feature. Of texts memory is known for stored ones."""
-    if not isinstance(value, (str, bytes)):
-        return ArraySpec(value.dtype, value.shape)
-    kind = "text" if isinstance(value, str) else "bytes"
-    if name not in stored or stored[name].value != kind:
-        raise ClipError(
-            "frame_transform gives a text, whose memory is not known",
-            feature=name,
-            expected=f"arrays, and {kind} under the name of a stored feature of {kind}",
-            got=repr(value)[:50],
-        )
-    return stored[name]
-
-
-def _beside(spec: ArraySpec) -> int:
-    """Bytes that a frame takes in a batch beside what it holds."""
-    return _TENSOR_BYTES if not spec.is_fixed and spec.value == "array" else 0
