@@ -16,7 +16,6 @@ from seqrecord.clip_frames import ClipFrames
 from seqrecord.engine.arena import Place
 from seqrecord.engine.buffers import Buffers
 from seqrecord.engine.crop_rows import WindowRows
-from seqrecord.engine.crops import frames_in
 from seqrecord.engine.direct import (
     Direct,
     Slice,
@@ -27,9 +26,8 @@ from seqrecord.engine.direct import (
     windowed_pages,
 )
 from seqrecord.engine.loads import Load
-from seqrecord.engine.ragged import Padded, clear_rows
 from seqrecord.engine.stats import EngineStats
-from seqrecord.errors import ClipError
+from seqrecord.engine.storing import clear, store
 from seqrecord.format.pages import aligned
 from seqrecord.reading.chunks import Chunk, Page
 from seqrecord.reading.frames import (
@@ -38,7 +36,6 @@ from seqrecord.reading.frames import (
     add_place,
     apply_transform,
     check_arrays,
-    mask_name,
 )
 from seqrecord.reading.reader import SeqRecordReader
 
@@ -246,13 +243,13 @@ class ChunkLoader:
                     slices = find_slices(places, present)
                     if not present.all() and self._has_unknown(pages[0].feature):
                         for rest in find_slices(places, ~present):
-                            self._clear(pages, rest)
+                            clear(self._reader, pages, rest)
                     decoded = max(decoded, _length(slices))
                     with self._naming(fetched.chunk):
                         for page in pages:
                             if (item := fetched.data.get(page.feature)) is not None:
                                 start = perf_counter()
-                                self._store(page, item, inside, slices)
+                                store(self._reader, page, item, inside, slices)
                                 seconds[page.feature] += perf_counter() - start
             end = perf_counter()
         self._stats.trace.add("decode", begin, end, chunk=load.chunk)
@@ -285,11 +282,6 @@ class ChunkLoader:
             parts += parts_of(some, features, inside, slices, is_local=is_local)
         return Direct({}, parts)
 
-    def _clear(self, pages: Iterable[Page], item: Slice) -> None:
-        """Make zeros of rows for frames that lack features of which clips have last values."""
-        for page in pages:
-            clear_rows(self._reader.features[page.feature], item.target, item.row, item.length)
-
     def _has_unknown(self, feature: str) -> bool:
         """Whether clips may have frames of a feature for which nothing is known: zeros."""
         known = None if self._clip_frames is None else self._clip_frames.known.get(feature)
@@ -318,58 +310,6 @@ class ChunkLoader:
         if self._clip_frames is None:
             return [list(pages)]
         return [[by_name[name] for name in names] for names in self._clip_frames.alike(by_name)]
-
-    def _store(
-        self,
-        page: Page,
-        data: memoryview,
-        inside: npt.NDArray[np.int64],
-        slices: Iterable[Slice],
-    ) -> None:
-        """Decode frames of a page, counted from the chunk's first, into rows of their feature."""
-        spec = self._reader.features[page.feature]
-        for item in slices:
-            target = item.target[page.feature]
-            frames = inside[item.first : item.first + item.length].tolist()
-            if isinstance(target, WindowRows):
-                self._store_windows(page, data, frames, target, item.row)
-                continue
-            if spec.is_fixed:
-                out = target[item.row : item.row + item.length]
-                self._reader.decode(page, data, _as_range(frames), out)
-                continue
-            found = self._reader.shapes(page, data)
-            shapes = [found[page.position(i) or 0] for i in frames]
-            if spec.value == "array" and not isinstance(target, np.ndarray):
-                arrays = target.make(item.row, shapes)
-                self._reader.decode(page, data, frames, arrays)
-                continue
-            if spec.value == "array":
-                target = Padded(spec, target, item.target[mask_name(page.feature)])
-            for row, (frame, shape) in enumerate(zip(frames, shapes, strict=True), item.row):
-                array = np.empty(shape, spec.dtype)
-                self._reader.decode(page, data, [frame], [array])
-                try:
-                    target.put(row, self._reader.value(page, array, frame))
-                except ClipError as error:
-                    raise error.located(frame=page.chunk.first_frame + frame) from None
-
-    def _store_windows(
-        self, page: Page, data: memoryview, frames: list[int], target: WindowRows, row: int
-    ) -> None:
-        """Copy windows of frames into the rows from `row` on: of raw pages from where they were
-        read, of others from one frame after the other."""
-        spec = self._reader.features[page.feature]
-        if spec.is_raw and spec.dtype != bool and len(data) == page.num_present * spec.nbytes:
-            shape: Any = (page.num_present, *spec.shape)
-            whole = np.frombuffer(data, spec.dtype).reshape(shape)
-            target.put(row, frames_in(whole, page.positions(frames)))
-            return
-        shape = (1, *spec.shape)
-        decoded = np.empty(shape, spec.dtype)
-        for number, frame in enumerate(frames, row):
-            self._reader.decode(page, data, [frame], decoded)
-            target.put(number, decoded)
 
     def _store_transformed(
         self,
@@ -436,10 +376,3 @@ def _all_present(
 def _length(slices: Iterable[Slice]) -> int:
     """Frames of these slices."""
     return sum(item.length for item in slices)
-
-
-def _as_range(frames: list[int]) -> range | list[int]:
-    """The frames as a range where they are evenly spaced: it is decoded in one go."""
-    step: Any = frames[1] - frames[0] if len(frames) > 1 else 1
-    run = range(frames[0], frames[0] + step * len(frames), step)
-    return run if list(run) == frames else frames

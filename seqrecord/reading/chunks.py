@@ -1,8 +1,7 @@
-"""Reads chunks: which bytes a feature's page is, checked, and the frames in it."""
+"""Reads chunks: which bytes a feature's page is, and whether they are those that were written."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
@@ -16,15 +15,14 @@ from seqrecord.format.index import Index
 from seqrecord.format.manifest import MANIFEST, Manifest
 from seqrecord.format.pages import (
     ALIGNMENT,
-    PageCodec,
     page_offsets,
     slice_sums,
     table_bytes,
 )
-from seqrecord.format.video_pages import VideoPageCodec, VideoReader
 from seqrecord.reading.blocks import read_blocks
 from seqrecord.reading.page import Chunk, Page, Part
 from seqrecord.reading.page_columns import PageColumns, group_numbers
+from seqrecord.reading.page_decoder import PageDecoder
 from seqrecord.reading.parts import fill, part_pieces
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, forget_cached
@@ -37,7 +35,7 @@ _UNCHECKED_BYTES = 64 << 20  # of a chunk: more is not asked for before the file
 _MAX_READ_BYTES = 16 << 20  # one range of one request; a chunk's pages are merged up to it
 
 
-class ChunkReader:
+class ChunkReader(PageDecoder):
     """Reads and decodes pages of the chosen features. Safe to use from many threads at once.
 
     With `verify` every page is checked against its CRC32C when it is read.
@@ -52,15 +50,12 @@ class ChunkReader:
         *,
         verify: bool = True,
     ) -> None:
-        self.features = features
+        super().__init__(storage.url, index, features)
         self.verify = verify
         self._storage = storage
         self.is_local = storage.local_path(MANIFEST) is not None  # or else requests are slow
         self._paths = [file.path for file in manifest.record_files]
-        self._index = index
         self._lengths: dict[str, int] = {}  # of record files, where it was looked at
-        self._video = {n: VideoPageCodec(spec) for n, spec in features.items() if spec.is_video}
-        self._codecs = {n: PageCodec(s) for n, s in features.items() if n not in self._video}
         self._groups = {n: PageColumns(index, features, n) for n in group_numbers(features)}
 
     def chunk_at(self, group: int, row: int, episode: int | None = None) -> Chunk:
@@ -71,10 +66,6 @@ class ChunkReader:
         first, frames = int(table.first_frame[row]), int(table.num_frames[row])
         path = self._paths[int(table.file[row])]
         return Chunk(group, row, episode, first, frames, path, int(table.offset[row]))
-
-    def path_of(self, chunk: Chunk) -> str:
-        """The chunk's record file, as errors name it."""
-        return f"{self._storage.url}/{chunk.path}"
 
     def pages(self, chunk: Chunk) -> list[Page]:
         """The pages of the chosen features of the chunk's group, in their order."""
@@ -253,110 +244,6 @@ class ChunkReader:
             error = CodecError("a bool that is neither 0 nor 1", expected="bytes 0 and 1")
             raise self._located(part.page, error)
 
-    def decode(
-        self,
-        page: Page,
-        data: memoryview,
-        frames: Sequence[int] | range,
-        out: Sequence[npt.NDArray[Any]] | npt.NDArray[Any],
-    ) -> None:
-        """Decode frames of a page, counted from the chunk's first, into `out[i]`.
-
-        All of them have the feature. Of video those that come after the frames of the call before,
-        for the same page, are decoded from there on: so only one thread at a time may have a page.
-        Raises `FormatError` or `CodecError` that names file, offset, episode and feature.
-        """
-        positions: Sequence[int] | range = frames
-        if page.present is not None:
-            positions = page.positions(frames).tolist()
-        try:
-            if page.feature in self._video:
-                self._video_reader(page, data).decode_into(positions, out)
-                return
-            codec, count = self._codecs[page.feature], page.num_present
-            if not codec.spec.is_raw and "offsets" not in page.memo:
-                page.memo["offsets"] = codec.offsets(data, count)
-            codec.decode_into(data, count, out, positions, page.memo.get("offsets"))
-        except (CodecError, FormatError) as error:
-            raise self._located(page, error) from error.__cause__
-
-    def num_decoded(self, page: Page) -> int:
-        """How many frames of a page of video were decoded, with those that only others need."""
-        reader: VideoReader | None = page.memo.get("video")
-        return 0 if reader is None else reader.num_decoded
-
-    def _video_reader(self, page: Page, data: memoryview) -> VideoReader:
-        reader: VideoReader | None = page.memo.get("video")
-        if reader is None:
-            reader = self._video[page.feature].reader(data, page.num_present)
-            page.memo["video"] = reader
-        return reader
-
-    def decode_frame(
-        self, pages: Sequence[Page], data: Sequence[memoryview], frame: int
-    ) -> dict[str, npt.NDArray[Any]]:
-        """One frame, counted from the chunk's first, as fresh arrays; it lacks none of the pages'
-        features."""
-        arrays = {}
-        for page, item in zip(pages, data, strict=True):
-            arrays[page.feature] = np.empty(
-                self.shape_of(page, item, frame), self.features[page.feature].dtype
-            )
-            self.decode(page, item, [frame], [arrays[page.feature]])
-        return arrays
-
-    def shape_of(self, page: Page, data: memoryview, frame: int) -> tuple[int, ...]:
-        """The shape of one frame that has the feature, counted from the chunk's first."""
-        if page.largest is None:
-            return tuple(n or 0 for n in self.features[page.feature].shape)
-        return self.shapes(page, data)[page.position(frame) or 0]
-
-    def shapes(self, page: Page, data: memoryview) -> list[tuple[int, ...]]:
-        """Shapes of the frames in a page, in its order, as the index says of the largest."""
-        shapes: list[tuple[int, ...]] | None = page.memo.get("shapes")
-        if page.feature in self._video:
-            return [tuple(n or 0 for n in self.features[page.feature].shape)] * page.num_present
-        if shapes is None:
-            try:
-                shapes = self._codecs[page.feature].shapes(data, page.num_present)
-                self._check_largest(page, shapes, is_whole=True)
-            except FormatError as error:
-                raise self._located(page, error) from error.__cause__
-            page.memo["shapes"] = shapes
-        return shapes
-
-    def _check_largest(
-        self, page: Page, shapes: Sequence[tuple[int, ...]], *, is_whole: bool
-    ) -> None:
-        """Raise `FormatError` for frames that are larger than memory was counted for."""
-        if page.largest is None or not shapes:
-            return
-        found = max(map(math.prod, shapes)) * self.features[page.feature].dtype.itemsize
-        if found > page.largest or (is_whole and found != page.largest):
-            raise FormatError(
-                "the largest frame of a page is not as large as the index says",
-                expected=f"{page.largest} bytes",
-                got=f"{found} bytes",
-            )
-
-    def value(self, page: Page, array: npt.NDArray[Any], frame: int) -> Any:
-        """What a frame's array is to users: itself, or `str` or `bytes`.
-
-        `frame` counts from the chunk's first. Raises `CodecError` for text that is not UTF-8.
-        """
-        kind = self.features[page.feature].value
-        if kind == "array":
-            return array
-        data = array.tobytes()
-        if kind == "bytes":
-            return data
-        try:
-            return data.decode()
-        except UnicodeDecodeError as error:
-            wrong = CodecError("text that is not UTF-8", expected="UTF-8", got=data[:50])
-            wrong.frame = page.chunk.first_frame + frame
-            raise self._located(page, wrong) from error
-
     def read_frame(self, page: Page, frame: int) -> npt.NDArray[Any]:
         """One frame of a page, with as few bytes read as possible.
 
@@ -415,18 +302,6 @@ class ChunkReader:
         ends = list(accumulate(map(len, data), initial=page.start))
         storage.read_ranges(path, list(map(ByteRange, ends, ends[1:])), data)
         return True
-
-    def _located(self, page: Page, error: CodecError | FormatError) -> CodecError | FormatError:
-        """The error with what is known of its place; offsets count from the file's start."""
-        error.offset = page.start + (error.offset or 0)
-        key = self._index.keys[page.chunk.episode].as_py()
-        first, last = page.chunk.first_frame, page.chunk.first_frame + page.chunk.num_frames - 1
-        error.located(
-            file=self.path_of(page.chunk),
-            episode=f"{key} (frames {first} to {last})",
-            feature=page.feature,
-        )
-        return error
 
 
 def _fresh(length: int) -> memoryview:
