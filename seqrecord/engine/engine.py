@@ -7,7 +7,6 @@ refer to the engine. Finished batches wait in the channel: the thread never runs
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -24,9 +23,8 @@ from seqrecord.engine.disjoint import DisjointExecutor
 from seqrecord.engine.draws import DrawClips
 from seqrecord.engine.loading import ChunkLoader
 from seqrecord.engine.overlapping import OverlappingExecutor
-from seqrecord.engine.scheduler import Channel, ClosedError, Executor, Scheduler, WorkerPool
+from seqrecord.engine.scheduler import Channel, Executor, Scheduler, WorkerPool
 from seqrecord.engine.stats import EngineStats
-from seqrecord.errors import ClipError
 from seqrecord.reading.frames import ArraySpec, FrameTransform
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.sampling import Plan
@@ -124,12 +122,7 @@ class Engine:
         return self
 
     def __next__(self) -> Batch:
-        if os.getpid() != self._scheduler.process:
-            raise ClipError("an iteration cannot continue in a forked process: begin another")
-        try:
-            batch = self._channel.get()
-        except ClosedError:
-            raise ClipError("this iteration was ended: another one has begun") from None
+        batch = self._channel.take(self._scheduler.process)
         batch.arrive()
         self.stats.add(batches=1, clips=len(batch))
         return batch

@@ -28,9 +28,8 @@ from seqrecord.engine.calls import Calls
 from seqrecord.engine.engine import Execution
 from seqrecord.engine.mix_channel import MixChannel, MixedBatch, MixOrder, OpenBatch, SourceEnd
 from seqrecord.engine.overlapping import OverlappingExecutor
-from seqrecord.engine.scheduler import ClosedError, Scheduler
+from seqrecord.engine.scheduler import Scheduler
 from seqrecord.engine.stats import EngineStats
-from seqrecord.errors import ClipError
 from seqrecord.sampling import Plan
 
 __all__ = ["MixEngine", "SourceRun"]
@@ -229,12 +228,7 @@ class MixEngine:
         return self
 
     def __next__(self) -> MixedBatch:
-        if os.getpid() != self._process:
-            raise ClipError("an iteration cannot continue in a forked process: begin another")
-        try:
-            batch = self._channel.get()
-        except ClosedError:
-            raise ClipError("this iteration was ended: another one has begun") from None
+        batch = self._channel.take(self._process)
         batch.arrive()
         self.stats.add(batches=1, clips=len(batch))
         return batch

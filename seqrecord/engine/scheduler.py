@@ -27,6 +27,7 @@ from seqrecord.engine.batches import Copy
 from seqrecord.engine.loading import ChunkLoader, Fetched
 from seqrecord.engine.loads import Load
 from seqrecord.engine.stats import EngineStats
+from seqrecord.errors import ClipError
 from seqrecord.sampling.memory import Memory
 from seqrecord.storage import unwanted_if
 from seqrecord.threads import ThreadPool
@@ -102,6 +103,18 @@ class Channel(Generic[_Item]):
             if not self._closed:
                 self._ready.append(item)
                 self._changed.notify_all()
+
+    def take(self, process: int) -> _Item:
+        """As `get`, for users, whose iteration began in the process of this number.
+
+        Raises `ClipError` in another process, which was forked, and once the channel was closed.
+        """
+        if os.getpid() != process:
+            raise ClipError("an iteration cannot continue in a forked process: begin another")
+        try:
+            return self.get()
+        except ClosedError:
+            raise ClipError("this iteration was ended: another one has begun") from None
 
     def end(self, error: BaseException | None = None) -> None:
         """Nothing follows; after the last item, `get` raises the error once."""

@@ -76,11 +76,8 @@ class EpochPlan(Plan):
         stage: int = 0,
         windows: Sequence[Window] | None = None,
     ) -> None:
-        self.settings, self.epoch, self.part = settings, epoch, part
-        self._spec, self._episodes = table.spec, episodes
+        super().__init__(table, episodes, settings, epoch=epoch, part=part, windows=windows)
         self._key = key_of_stage(settings, epoch, stage)
-        self._windows = tuple(windows or [Window.of(table.spec)] * len(episodes.groups))
-        self.leading = episodes.leading
         self._repeats = table.repeats
         # Episodes count by their place in the selection: rows may differ between datasets.
         self._selected = table.selected
@@ -94,7 +91,7 @@ class EpochPlan(Plan):
             fill=settings.equal and not settings.drop_last,
         )
         total = self.num_clips = int((stop - start).sum())
-        self._batch_size = size = settings.batch_size or 1
+        size = self._batch_size
         if settings.drop_last:
             if not stage:
                 check_drop_last(table.num_clips, settings, part.count)

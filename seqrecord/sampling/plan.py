@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips import ClipSpec, EpisodeTable, IntArray
+from seqrecord.clips import ClipSpec, ClipTable, EpisodeTable, IntArray
 from seqrecord.sampling.needs import Blocks
 from seqrecord.sampling.parts import Part
 from seqrecord.sampling.rounds import Clips, GroupRound, Loads, Round, frees_of, loads_of
@@ -63,6 +63,22 @@ class Plan(ABC):
     _cursors: Walk
     _before: IntArray  # clips before each round, and before the end
     _resident: list[int]  # the most frames held, of each group
+
+    def __init__(
+        self,
+        table: ClipTable,
+        episodes: EpisodeTable,
+        settings: PlanSettings,
+        *,
+        epoch: int,
+        part: Part,
+        windows: Sequence[Window] | None,
+    ) -> None:
+        self.settings, self.epoch, self.part = settings, epoch, part
+        self._spec, self._episodes = table.spec, episodes
+        self._windows = tuple(windows or [Window.of(table.spec)] * len(episodes.groups))
+        self.leading = episodes.leading
+        self._batch_size = settings.batch_size or 1
 
     def __repr__(self) -> str:
         return (

@@ -92,12 +92,8 @@ class SequencePlan(Plan):
         stage: int = 0,
         windows: Sequence[Window] | None = None,
     ) -> None:
-        self.settings, self.epoch, self.part = settings, epoch, part
-        self._spec, self._episodes = table.spec, episodes
-        self._windows = tuple(windows or [Window.of(table.spec)] * len(episodes.groups))
-        self.leading = episodes.leading
+        super().__init__(table, episodes, settings, epoch=epoch, part=part, windows=windows)
         self._repeats = False  # in one part
-        self._batch_size = settings.batch_size or 1
 
         rows, full = _rows_of(table, settings, epoch, part, stage)
         self.num_repeated, self.num_cut = rows.num_repeated, rows.num_cut

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -211,14 +210,7 @@ class LeRobot:
                 error.located(episode=episode.key, feature=feature.name)
                 first = first or error
                 continue
-            if math.prod(n or 1 for n in spec.shape) != math.prod(feature.shape):
-                raise SourceError(
-                    "images of another size than declared",
-                    file=str(path),
-                    feature=feature.name,
-                    expected=list(feature.shape),
-                    got=list(spec.shape),
-                )
+            feature.check_size(spec, path)
             return spec
         raise first or SourceError("a LeRobot data set without episodes", file=str(self.root))
 

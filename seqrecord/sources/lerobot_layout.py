@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from seqrecord.errors import SourceError
+from seqrecord.schema import FeatureSpec
 from seqrecord.sources.files import list_folder, read_bytes, unreadable
 
 __all__ = [
@@ -54,6 +55,21 @@ class LeRobotFeature:
     shape: tuple[int, ...]
     names: Any
     is_depth: bool = False
+
+    def check_size(self, found: FeatureSpec, path: Path) -> None:
+        """Raise `SourceError` for pictures in a file that are larger or smaller than declared.
+
+        The declared shape may be [C, H, W].
+        """
+        if math.prod(n or 1 for n in found.shape) != math.prod(self.shape):
+            what = "a video" if self.dtype == "video" else "images"
+            raise SourceError(
+                f"{what} of another size than declared",
+                file=str(path),
+                feature=self.name,
+                expected=list(self.shape),
+                got=list(found.shape),
+            )
 
 
 @dataclass(frozen=True)

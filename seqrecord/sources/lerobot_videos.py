@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -66,13 +65,6 @@ def first_video(
             error.located(episode=episode.key, feature=feature.name)
             first = first or error
             continue
-        if math.prod(n or 1 for n in spec.shape) != math.prod(feature.shape):
-            raise SourceError(
-                "a video of another size than declared",
-                file=str(path),
-                feature=feature.name,
-                expected=list(feature.shape),
-                got=list(spec.shape),
-            )
+        feature.check_size(spec, path)
         return spec
     raise first or SourceError("a LeRobot data set without episodes", file=str(root))
