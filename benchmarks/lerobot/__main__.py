@@ -33,6 +33,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where the raw numbers go")
     options = parser.parse_args()
     made: dict[str, Any] = {"cores": os.cpu_count(), "batch": options.batch, "cells": {}}
+    if options.records.exists():
+        parser.error(f"there is something already, which would be replaced: {options.records}")
     made["conversion"] = convert(options.root, options.records)
     print(f"conversion and size: {made['conversion']}", flush=True)
     for cell in CELLS:

@@ -111,7 +111,7 @@ class _Dask(Cluster):
 
 @contextlib.contextmanager
 def _dask(address: str) -> Iterator[Cluster]:
-    distributed = _imported("distributed", "dask")
+    distributed = _imported("distributed", "dask", "distributed")
     place = f"tcp://{urlsplit(address).netloc}"
     try:
         client = distributed.Client(place, set_as_default=False)
@@ -179,7 +179,7 @@ class _Ray(Cluster):
 
 @contextlib.contextmanager
 def _ray(address: str) -> Iterator[Cluster]:
-    ray = _imported("ray", "ray")
+    ray = _imported("ray", "ray", "'ray[client]'")
     try:
         context = ray.init(address, log_to_driver=False)
     except ConnectionError as error:
@@ -222,12 +222,12 @@ def _pass_on(came: Future[Written], future: Future[Written], wrapper: type[BaseE
         future.set_exception(cause or error)
 
 
-def _imported(module: str, extra: str) -> ModuleType:
+def _imported(module: str, extra: str, package: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise MissingPackageError(
-            f"{module} is not installed", expected=f"pip install 'seqrecord-torch[{extra}]'"
+            f"jobs run there by {module}, the extra `{extra}`: pip install {package}"
         ) from error
 
 

@@ -17,8 +17,7 @@ def pyav() -> Any:
         import av
     except ImportError as error:
         raise MissingPackageError(
-            "video is read and written by PyAV, the extra `video`: "
-            "pip install 'seqrecord-torch[video]'"
+            "video is read and written by PyAV, the extra `video`: pip install av"
         ) from error
     return av
 
