@@ -205,8 +205,8 @@ class HorizontalFlip:
 def chain_of(transform: Any) -> tuple[tuple[WindowStep, ...], tuple[ClipFunction, ...]]:
     """The steps of a `clip_transform`, and the functions after them.
 
-    `ClipError` for what is none, and for a step after a function: only the window is copied, so it
-    must be known before.
+    Raises `ClipError` for what is none, and for a step after a function: only the window is copied,
+    so it must be known before.
     """
     chain = tuple(transform) if isinstance(transform, (list, tuple)) else (transform,)
     steps = tuple(step for step in chain if _is_step(step))

@@ -72,6 +72,8 @@ class ChunkLoader:
         num_threads: that decode.
         stats: counts what is done.
         clip_frames: which frames clips have of each feature; by default the same of all.
+        in_pieces: numbers of groups of which a chunk stays open from one load of a cursor to the
+            next, which decodes more of its frames: long chunks of video.
     """
 
     def __init__(

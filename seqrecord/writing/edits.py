@@ -92,6 +92,9 @@ def delete_episodes(
     removes them. Others keep their bytes. The dataset has no statistics then; `add_statistics`
     computes those of what is left. With `dry_run` nothing is changed.
 
+    `location` is a local path or URL, `created_by` what the new manifest says of who wrote it, and
+    `storage_options` are for the filesystem that serves the URL: so for all functions here.
+
     Raises `ClipError` where nothing is selected or nothing would be left, `NotFoundError` where
     there is no dataset, and `ConflictError` where another writer commits meanwhile.
     """

@@ -71,6 +71,9 @@ def merge_datasets(
     come in the order of the ordinals that they were written with. With `dry_run` all is checked and
     nothing written.
 
+    `sources` and `destination` are local paths or URLs, and `storage_options` are for the
+    filesystems that serve them. `created_by` is what the manifest says of who wrote it.
+
     Raises `NotFoundError` where a source is no dataset, `SchemaError` where schemas differ, with
     the first feature that does, `DestinationError` where two of them have an episode of one key, or
     the same record file, and where the destination is not empty.
