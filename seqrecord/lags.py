@@ -96,6 +96,8 @@ class Lags:
         if not self.is_whole or not self.least[0] > 0:
             return None
         least, most = (_whole(lags) for lags in (self.least, self.most))
+        for i in range(1, len(most)):  # short episodes may have longer lags, and count too
+            most[i] = max(most[i], sum(most[:i]))
         return _count(most, time), min(_count(least, time), _MOST)
 
 

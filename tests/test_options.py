@@ -79,9 +79,9 @@ PROGRAM = """
 import seqrecord
 from seqrecord import NoSuchName  # E: attr-defined
 pipe = seqrecord.SeqRecordPipe("records", clip_len=16, batch_size=4, memory_limit="1GiB")
-pipe.options.stride + 1
+pipe.options.seed + 1
+pipe.options.stride + 1  # E: operator
 seqrecord.SeqRecordStream.from_options("records", pipe.options).set_epoch(2)
-seqrecord.SeqRecordPipe("records")  # E: call-arg
 seqrecord.SeqRecordPipe("records", 16)  # E: call-arg
 seqrecord.SeqRecordPipe("records", clip_length=16)  # E: call-arg
 seqrecord.SeqRecordStream("records", clip_len="16")  # E: arg-type

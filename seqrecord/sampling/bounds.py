@@ -54,7 +54,8 @@ def cursor_bounds(
 def resident_bounds(facts: ClipFacts, settings: PlanSettings) -> list[int]:
     """The most frames of each group held at once in any part of any epoch.
 
-    With `rotate_phase`, of the epochs of every phase that has clips of the same episodes.
+    With `rotate_phase`, of the epochs of every phase that has clips of the same episodes. Where a
+    part has less than a block for each cursor, it may be a stride more for each.
     """
     return [settings.cursors * bound for bound in cursor_bounds(facts, settings)]
 
@@ -172,7 +173,7 @@ def _places(
     grid = gcd(stride, chunk if single else block)
     step = gcd(grid, line)
     low = np.arange(grid) if phase is None else np.arange(phase % step, grid, step)
-    edges = np.arange(0, chunk if single else max(block, chunk), grid if single else block)
+    edges = np.arange(0, chunk if single else max(block, chunk), grid if single else line)
     high = low if single else low + (block - 1 - low) // grid * grid
     first, last = (np.add.outer(edges, ends).ravel() for ends in (low, high))
     return first, last, np.tile(low if phase is None else np.full_like(low, phase), len(edges))

@@ -77,7 +77,9 @@ class Fit:
     def memory(self, plan: Plan, *, fixed: bool) -> Memory:
         """What the limit leaves for a plan; `fixed`: frames of fixed shapes, in host memory."""
         sizes = self.sizes.frames
-        held = self.resident or tuple(group.max_resident_frames for group in plan.groups)
+        held = tuple(group.max_resident_frames for group in plan.groups)
+        if self.resident is not None:  # an epoch of less than a block may need a little more
+            held = tuple(map(max, held, self.resident))
         nbytes = max(1, held_bytes(sizes, held))
         most = max(nbytes, min(self.max_arena, int(nbytes * MOST_AHEAD)))
         rows = tuple(number * most // nbytes for number in held)

@@ -18,6 +18,7 @@ from seqrecord.writing.convert_jobs import Job, StoppedError, Written, write_cop
 
 __all__ = ["Cluster", "open_cluster"]
 
+_TRIES = 4
 _TELL_SECONDS = 0.5  # a message goes over the network
 
 
@@ -180,15 +181,27 @@ class _Ray(Cluster):
 @contextlib.contextmanager
 def _ray(address: str) -> Iterator[Cluster]:
     ray = _imported("ray", "ray", "'ray[client]'")
-    try:
-        context = ray.init(address, log_to_driver=False)
-    except ConnectionError as error:
-        raise _nobody(address, error) from error
-    with context:
+    with _connected(ray, address):
         cluster = _Ray(ray)
         if not cluster.count:
             raise DestinationError("the cluster has no workers", got=address)
         yield cluster
+
+
+def _connected(ray: ModuleType, address: str) -> Any:
+    """A connection, which ends with its `with` block.
+
+    The head starts a server for each client. Where it has just been started itself, or is busy,
+    that may fail, and is tried again.
+    """
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            return ray.init(address, log_to_driver=False)
+        except ConnectionError as error:
+            if not tries_left or "Starting Ray client server failed" not in str(error):
+                raise _nobody(address, error) from error
+            time.sleep(_TELL_SECONDS)
+    raise AssertionError("tried at least once")
 
 
 class _Counter:
