@@ -15,7 +15,7 @@ import pytest
 from seqrecord import SeqRecordWriter
 from tests.services import Azurite, Moto
 
-EPOCHS = (7, 15)  # of each kind, in turn; more where other processes disturb the first
+EPOCHS = (5, 15)  # of each kind, in turn; more where other processes disturb the first
 FRAMES = 64  # of an episode
 
 PROGRAM = """
