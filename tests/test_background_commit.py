@@ -100,8 +100,8 @@ def test_one_file_is_committed_at_a_time(tmp_path: Path) -> None:
         for number in range(6):
             write(writer, f"{number}", FRAMES_A_FILE)
     for number in range(2, 6):
-        committed = commits.done.index(f"commit {number - 1}")
-        assert commits.done.index(f"commit {number - 2}") < committed
+        committed = commits.done.index(f"commit {number - 2}")
+        assert committed < commits.done.index(f"commit {number - 1}")
         # The file after the next is begun when this one is there.
         assert committed < commits.done.index(f"create {number}")
 
