@@ -122,8 +122,10 @@ def test_on_dask(tmp_path: Path, dask: str, check: Callable[[Path, str], None]) 
 @slow
 def test_on_ray(tmp_path: Path, ray: str) -> None:
     """One test, for `ray stop` ends all that is of Ray on this machine."""
-    for check in CHECKS:
-        check(tmp_path / check.__name__, ray)
+    _on_a_cluster(tmp_path, ray)
+    with pytest.raises(SourceError, match="made to fail") as caught:
+        convert(MadeSource(bad={4: 2}), tmp_path / "bad", executor=ray, **SMALL)
+    assert (caught.value.episode, caught.value.frame) == ("made/004", 2)
 
 
 @slow

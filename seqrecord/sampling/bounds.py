@@ -64,11 +64,11 @@ def _of_one_clip(facts: ClipFacts, settings: PlanSettings, place: int) -> int:
     """The most frames of group `place` that a cursor needs for one clip.
 
     They end with the chunk in which the clip ends. Of regular chunks of the leading group it is
-    known where in a chunk clips begin.
+    known where in a chunk clips begin, unless those at an episode's ends have other frames.
     """
     window = facts.groups[place].window
     spec, span, step = facts.spec, window.span, window.frame_step
-    if place != facts.leading or facts.irregular:
+    if place != facts.leading or facts.irregular or window != Window.of(spec):
         longest = -(-facts.longest_episode // step)
         return min(-(-(span + facts.groups[place].largest_chunk - 1) // step), longest)
     most = 0
@@ -76,7 +76,7 @@ def _of_one_clip(facts: ClipFacts, settings: PlanSettings, place: int) -> int:
         apart = gcd(spec.stride, chunk)
         begin = np.arange(chunk)
         if not settings.rotate_phase:
-            begin = begin[begin % apart == (spec.phase + window.offset) % apart]
+            begin = begin[begin % apart == spec.phase % apart]
         end = -(-(begin + span) // chunk) * chunk
         frames = int((-(-(end - begin) // step)).max())
         most = max(most, min(frames, -(-longest // step)))
