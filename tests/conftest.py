@@ -30,8 +30,9 @@ from tests.services import (
 )
 
 # `make test` tries a few examples of each property; `make test-slow` takes the other profile.
-hypothesis.settings.register_profile("few", max_examples=25, deadline=None)
-hypothesis.settings.register_profile("many", max_examples=100, deadline=None)
+hypothesis.settings.register_profile("few", max_examples=25, deadline=None, derandomize=True)
+hypothesis.settings.register_profile("many", max_examples=100, deadline=None, derandomize=True)
+hypothesis.settings.register_profile("search", max_examples=1000, deadline=None)
 hypothesis.settings.load_profile("few")
 
 # Forked from a process that has these, a worker starts at once; one that is spawned imports torch.
