@@ -24,6 +24,7 @@ import numpy.typing as npt
 from seqrecord.errors import DestinationError, MissingPackageError, SchemaError
 from seqrecord.reading.episode import Episode
 from seqrecord.reading.filters import EpisodeFilter
+from seqrecord.reading.in_order import values_in_order
 from seqrecord.reading.reader import DatasetLike, opened
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.names import feature_name
@@ -32,7 +33,6 @@ from seqrecord.storage import local_path
 __all__ = ["export_mcap"]
 
 _VERSION = 9  # of rosbag2's metadata
-_FRAMES_AT_ONCE = 16
 _LOG_TIME = "log_time"  # as `sources.Mcap` names the times of a recording
 
 _ENCODINGS = {("u1", 3): "rgb8", ("u1", 4): "rgba8", ("u1", 1): "mono8", ("u2", 1): "mono16"}
@@ -60,7 +60,7 @@ def export_mcap(
     are `geometry_msgs/PoseStamped`, text is `std_msgs/String`, a number one of `std_msgs`, and any
     other array a `std_msgs/…MultiArray`, whose layout has its shape. Nothing is lost, but that
     `bool` arrays become `uint8`. A frame that lacks a feature has no message of it. The metadata of
-    an episode is in the `custom_data` of `metadata.yaml`, as JSON. Holds 16 frames in memory.
+    an episode is in the `custom_data` of `metadata.yaml`, as JSON. Holds 32 frames in memory.
 
     Message i is of the time `i / fps`, or of a feature `log_time` in ns, int64 [], which is then no
     topic of its own.
@@ -119,20 +119,13 @@ def _write(
             name: bag.add_connection(topic, kind, typestore=store)
             for name, (topic, kind, _) in topics.items()
         }
-        present = {name: episode.present(name) for name in topics}
-        for start in range(0, len(episode), _FRAMES_AT_ONCE):
-            numbers = range(start, min(start + _FRAMES_AT_ONCE, len(episode)))
-            values = {}
-            for name in topics:
-                there = [number for number in numbers if present[name][number]]
-                values[name] = iter(episode.read(there, features=[name])[name] if there else ())
-            for number in numbers:
-                time = int(times[number])
-                for name, (_, kind, make) in topics.items():
-                    if present[name][number]:
-                        message = make(next(values[name]), time)
-                        data = store.serialize_cdr(message, kind)
-                        bag.write(connections[name], time, data)
+        frames = range(len(episode))
+        values = {name: values_in_order(episode, name, frames) for name in topics}
+        for time in times.tolist():
+            for name, (_, kind, make) in topics.items():
+                if (value := next(values[name])) is not None:
+                    data = store.serialize_cdr(make(value, time), kind)
+                    bag.write(connections[name], time, data)
 
 
 def _times(episode: Episode, fps: float | None) -> npt.NDArray[np.int64]:

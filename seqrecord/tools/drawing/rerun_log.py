@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from seqrecord.errors import ClipError, DestinationError, MissingPackageError
 from seqrecord.reading.filters import EpisodeFilter
+from seqrecord.reading.in_order import values_in_order
 from seqrecord.reading.reader import DatasetLike, Episode, SeqRecordReader, opened
 from seqrecord.schema import FeatureSpec
 from seqrecord.tools.drawing.colours import flow_colours
@@ -20,7 +21,6 @@ from seqrecord.tools.drawing.kinds import kind_of
 
 __all__ = ["view_rerun"]
 
-_FRAMES_AT_ONCE = 16
 _MOST_CURVES = 64
 _METER = {"m": 1.0, "cm": 100.0, "mm": 1000.0}  # what a meter is in a depth's unit
 
@@ -56,7 +56,7 @@ def view_rerun(
         save: write a `.rrd` file instead of starting the viewer, which needs a screen.
         storage_options: for the filesystem that serves the dataset's URL.
 
-    Frames are read 16 at a time. Raises `MissingPackageError` without rerun-sdk, `ClipError` for
+    Holds 32 frames. Raises `MissingPackageError` without rerun-sdk, `ClipError` for
     arguments out of range and episodes that are not there, `DestinationError` where the file can't
     be written.
     """
@@ -106,25 +106,19 @@ class _Log:
     def _episode(self, episode: Episode, every: int, fps: float | None) -> None:
         self._longest.clear()
         numbers = range(0, len(episode), every)
-        present = {name: episode.present(name) for name in episode.features}
+        values = {name: values_in_order(episode, name, numbers) for name in episode.features}
         self._set_time(fps)
         said = "".join(f"\n{name}: {value}" for name, value in episode.metadata.items())
         self._log("episode", self._rerun.TextLog(f"{episode.key}{said}"))
-        for start in range(0, len(numbers), _FRAMES_AT_ONCE):
-            part = numbers[start : start + _FRAMES_AT_ONCE]
-            frames = {}
-            for name in episode.features:
-                there = [number for number in part if present[name][number]]
-                frames[name] = iter(episode.read(there, features=[name])[name] if there else ())
-            for number in part:
-                self._set_time(fps)
-                for name, spec in episode.features.items():
-                    if present[name][number]:
-                        self._feature(name, spec, next(frames[name]))
-                    else:
-                        self._log(_entity(name, spec), self._rerun.Clear(recursive=False))
-                self._frame += 1
-                self._seconds += every / fps if fps else 0.0
+        for _ in numbers:
+            self._set_time(fps)
+            for name, spec in episode.features.items():
+                if (value := next(values[name])) is not None:
+                    self._feature(name, spec, value)
+                else:
+                    self._log(_entity(name, spec), self._rerun.Clear(recursive=False))
+            self._frame += 1
+            self._seconds += every / fps if fps else 0.0
 
     def _set_time(self, fps: float | None) -> None:
         self._stream.set_time("frame", sequence=self._frame)

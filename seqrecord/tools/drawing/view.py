@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from seqrecord.clips import ClipSpec
 from seqrecord.errors import ClipError, SchemaError
+from seqrecord.reading.in_order import values_in_order
 from seqrecord.reading.reader import (
     DatasetLike,
     Episode,
@@ -130,10 +131,7 @@ def _numbers(episode: Episode, start: int, clip_len: int | None, dilation: int) 
 
 def _read(episode: Episode, name: str, numbers: Sequence[int]) -> Frames:
     """These frames of one feature, `None` for those that lack it."""
-    present = episode.present(name)
-    there = [number for number in numbers if present[number]]
-    arrays = iter(episode.read(there, features=[name])[name]) if there else iter(())
-    return [next(arrays) if present[number] else None for number in numbers]
+    return list(values_in_order(episode, name, numbers))
 
 
 def _view_clip(
