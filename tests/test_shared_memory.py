@@ -118,6 +118,25 @@ def test_what_was_made_of_a_tensor_arrives(view: Callable[[torch.Tensor], torch.
         pipe.send(None)
 
 
+def test_small_tensors_go_by_their_value() -> None:
+    def work(pipe: Any) -> None:
+        SharedBufferPool((1,), np.dtype("u1"), keep=1)  # from here on
+        small = torch.arange(40).reshape(5, 8)[1:, ::3]
+        sent = [small, torch.zeros(3, dtype=torch.bfloat16), torch.zeros(20_000)]
+        say(pipe, sent)
+        pipe.send([tensor.is_shared() for tensor in sent])
+        pipe.recv()
+
+    with process(work) as (pipe, _):
+        small, odd, large = pipe.recv()
+        assert pipe.recv() == [False, True, True]  # torch shares those that it sends
+        assert small.tolist() == torch.arange(40).reshape(5, 8)[1:, ::3].tolist()
+        small += 1  # it may be written to
+        assert odd.dtype == torch.bfloat16
+        assert large.shape == (20_000,)
+        pipe.send(None)
+
+
 def test_a_buffer_is_filled_again_only_when_the_receiver_is_done_with_it() -> None:
     def work(pipe: Any) -> None:
         pool = SharedBufferPool((4,), np.dtype("i4"), keep=2)

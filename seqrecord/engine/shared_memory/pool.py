@@ -7,6 +7,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -69,20 +70,32 @@ class SharedBufferPool(BufferPool):
         return array.view(self._dtype).reshape(self._shape)
 
 
+_SMALL = 16 << 10  # bytes; to share memory that is new takes longer than to copy so many
+
 _segments: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDictionary()
 """By the address of their data, where the storage of tensors on them begins."""
 
 
 def _reduce(tensor: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """How a tensor is pickled for another process: as a lease, or else as torch does it."""
+    """How a tensor is pickled for another process: as a lease, by its value, or as torch does it.
+
+    Small ones go by their value: torch would make a file for each, and send its descriptor.
+    """
     if tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.requires_grad:
         segment = _segments.get(tensor.untyped_storage().data_ptr())
         if segment is not None and (lease := segment.lease()) is not None:
             view = tensor.size(), tensor.stride(), tensor.storage_offset()
             return _rebuild, (lease, tensor.dtype, *view)
+        if tensor.nbytes <= _SMALL and segment is None and not tensor.is_shared():
+            with suppress(TypeError, RuntimeError):  # NumPy has no such dtype, or no such view
+                return _from_value, (tensor.numpy(),)
     reduced: tuple[Callable[..., Any], tuple[Any, ...]]
     reduced = reduce_tensor(tensor)  # type: ignore[no-untyped-call]
     return reduced
+
+
+def _from_value(array: npt.NDArray[Any]) -> torch.Tensor:
+    return torch.from_numpy(np.require(array, None, "W"))
 
 
 def _rebuild(
