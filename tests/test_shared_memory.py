@@ -124,7 +124,7 @@ def test_small_tensors_go_by_their_value() -> None:
         small = torch.arange(40).reshape(5, 8)[1:, ::3]
         sent = [small, torch.zeros(3, dtype=torch.bfloat16), torch.zeros(20_000)]
         say(pipe, sent)
-        pipe.send([tensor.is_shared() for tensor in sent])
+        pipe.send([t.is_shared() for t in sent])  # type: ignore[no-untyped-call]
         pipe.recv()
 
     with process(work) as (pipe, _):

@@ -86,7 +86,8 @@ def _reduce(tensor: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         if segment is not None and (lease := segment.lease()) is not None:
             view = tensor.size(), tensor.stride(), tensor.storage_offset()
             return _rebuild, (lease, tensor.dtype, *view)
-        if tensor.nbytes <= _SMALL and segment is None and not tensor.is_shared():
+        shared: bool = tensor.is_shared()  # type: ignore[no-untyped-call]
+        if tensor.nbytes <= _SMALL and segment is None and not shared:
             with suppress(TypeError, RuntimeError):  # NumPy has no such dtype, or no such view
                 return _from_value, (tensor.numpy(),)
     reduced: tuple[Callable[..., Any], tuple[Any, ...]]
