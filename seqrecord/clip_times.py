@@ -61,7 +61,7 @@ class TimedWindow:
         """The frames of clips by the rows of their episodes and their starts, int64[n] each.
 
         Raises `ClipError` where a frame is too far away, unless `pads`; and where timestamps are
-        further apart than the dataset's statistics say.
+        further apart, or closer, than the index says.
         """
         shape = len(start), len(self.times)
         found = TimedFrames(np.zeros(shape, np.int64), np.zeros(shape, bool), np.zeros(shape, bool))
@@ -96,8 +96,7 @@ class TimedWindow:
         most = np.clip(start + self.last, 0, last)[:, None]
         if ((frames < least) | (frames > most)).any():
             raise ClipError(
-                "timestamps are not as the dataset's statistics say; `seqrecord stats` makes them "
-                "anew",
+                "timestamps are further apart, or closer, than the index says",
                 **self.clock.name(row),  # type: ignore[arg-type]
             )
         return TimedFrames(frames, outside, far)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.lags import LagCollector, Lags, has_lags
 from seqrecord.schema import EncodedImage, FeatureSpec, Schema
 from seqrecord.sketch import Sketch, sketch_dtype
 from seqrecord.statistics import FeatureStatistics, Statistics, num_channels
@@ -37,9 +35,6 @@ class StatisticsCollector:
         self._num_frames = 0
         self._all = self._fresh()
         self._episode = self._fresh()
-        self._lags = {
-            name: LagCollector() for name, spec in schema.items() if has_lags(spec.kind, spec.shape)
-        }
         self._phase = 0.0
         self._number = 0  # frames of the episode so far
         self._kept = 0  # of these
@@ -49,8 +44,6 @@ class StatisticsCollector:
         self._episode = self._fresh()
         self._phase = zlib.crc32(key.encode()) / 2**32
         self._number = self._kept = 0
-        for lags in self._lags.values():
-            lags.begin()
 
     def add(self, frame: Mapping[str, Any]) -> None:
         """Look at the episode's next frame, which fits the schema. Nothing of it is kept.
@@ -79,8 +72,6 @@ class StatisticsCollector:
         feature = self._episode.get(name)
         if feature is None:
             return
-        if name in self._lags:
-            self._lags[name].add(frames, numbers)
         shares = None
         if frames.size > len(frames) * feature.channels * FRAME_PIXELS:
             phases = (self._phase + numbers * _GOLDEN) % 1
@@ -95,8 +86,6 @@ class StatisticsCollector:
         """The episode's frames so far count, whatever becomes of it."""
         for name, feature in self._episode.items():
             self._all[name].merge(feature)
-        for lags in self._lags.values():
-            lags.keep(self._number)
         self._num_frames += self._number - self._kept
         self._kept = self._number
         self._episode = self._fresh()
@@ -105,15 +94,8 @@ class StatisticsCollector:
         """Those of all frames that were kept."""
         return Statistics(
             self._num_frames,
-            {
-                name: replace(feature.statistics(), lags=self._lags_of(name))
-                for name, feature in self._all.items()
-                if feature.is_whole
-            },
+            {name: feature.statistics() for name, feature in self._all.items() if feature.is_whole},
         )
-
-    def _lags_of(self, name: str) -> Lags | None:
-        return self._lags[name].lags if name in self._lags else None
 
     def _fresh(self) -> dict[str, _Feature]:
         return {

@@ -1,4 +1,4 @@
-"""Lags: how much time passes from a frame to a later one, at least and at most, in a whole dataset.
+"""Lags: how much time passes from a frame of an episode to a later one, at least and at most.
 
 They bound at which frames the times of a window can lie, without any timestamp being read::
 
@@ -9,8 +9,8 @@ They bound at which frames the times of a window can lie, without any timestamp 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import base64
+import binascii
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,112 +18,91 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import FormatError
+from seqrecord.schema import FeatureSpec, Schema
 
-__all__ = ["LagCollector", "Lags", "has_lags"]
+__all__ = ["MOST_LAGS", "EpisodeLags", "LagCollector", "Lags", "has_lags", "num_lags", "with_lags"]
 
-_STEPS = tuple(1 << i for i in range(13))  # frames later
-_TAIL = _STEPS[-1]
+Reals = npt.NDArray[np.float64]
+
+MOST_LAGS = 13  # over 1, 2, 4, …, 4096 frames
+_TAIL = 1 << (MOST_LAGS - 1)
 _PENDING = 1 << 12  # timestamps that wait
 _MOST = 1 << 20  # frames of a window in time
+_AT_ONCE = 1 << 14  # episodes that are checked
 
 
-def has_lags(kind: str | None, shape: tuple[int | None, ...]) -> bool:
-    """Whether a feature of this kind and shape is one timestamp a frame."""
-    return kind == "timestamp" and shape in ((), (1,))
+def has_lags(spec: FeatureSpec) -> bool:
+    """Whether a feature is one timestamp a frame."""
+    return spec.kind == "timestamp" and spec.shape in ((), (1,)) and spec.dtype.kind in "iuf"
+
+
+def with_lags(schema: Schema) -> tuple[str, ...]:
+    """The names of the features that are one timestamp a frame, in the order of the schema."""
+    return tuple(name for name, spec in schema.items() if has_lags(spec))
+
+
+def num_lags(num_frames: int) -> int:
+    """How many of 1, 2, 4, …, 4096 frames fit between two frames of an episode."""
+    return min(MOST_LAGS, (num_frames - 1).bit_length())
 
 
 @dataclass(frozen=True)
 class Lags:
-    """The least and the most that timestamps of an episode grow in 1, 2, 4, …, 4096 frames.
+    """The least and the most that an episode's timestamps grow in 1, 2, 4, …, 4096 frames.
 
-    In the unit of the feature; infinity and its negative for what no episode is long enough for.
-    `is_whole` is false where a frame has no timestamp, or one that is not finite: then nothing is
-    known.
+    In the unit of the feature, and only over what the episode is long enough for: `num_lags`.
     """
 
     least: tuple[float, ...]
     most: tuple[float, ...]
-    is_whole: bool = True
+
+    def to_text(self) -> str:
+        """Least and then most as little-endian float64, in base64."""
+        return base64.b64encode(np.array([*self.least, *self.most], "<f8").tobytes()).decode()
 
     @classmethod
-    def none(cls) -> Lags:
-        """Those of no frames."""
-        return cls((math.inf,) * len(_STEPS), (-math.inf,) * len(_STEPS))
+    def from_text(cls, text: object, num_frames: int) -> Lags:
+        """Inverse of `to_text`, for an episode of so many frames; trusts nothing.
 
-    def merged(self, other: Lags) -> Lags:
-        """Those of what both have seen."""
-        return Lags(
-            tuple(map(min, self.least, other.least)),
-            tuple(map(max, self.most, other.most)),
-            self.is_whole and other.is_whole,
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON; see docs/format.md."""
-        known = sum(map(math.isfinite, self.least))
-        return {
-            "least": list(self.least[:known]),
-            "most": list(self.most[:known]),
-            "is_whole": self.is_whole,
-        }
-
-    @classmethod
-    def from_json(cls, value: object) -> Lags:
-        """Raises `FormatError` for what `to_json` does not give."""
-        if isinstance(value, dict) and set(value) == {"least", "most", "is_whole"}:
-            least, most, is_whole = value["least"], value["most"], value["is_whole"]
-            if (
-                isinstance(is_whole, bool)
-                and _are_numbers(least)
-                and _are_numbers(most)
-                and len(least) == len(most) <= len(_STEPS)
-                and all(a <= b for a, b in zip(least, most, strict=True))
-            ):
-                none, rest = cls.none(), len(least)
-                return cls(
-                    (*map(float, least), *none.least[rest:]),
-                    (*map(float, most), *none.most[rest:]),
-                    is_whole,
-                )
-        raise FormatError("lags of timestamps that make no sense", got=repr(value)[:100])
-
-    def frames_within(self, time: float) -> tuple[int, int] | None:
-        """How many frames later the last frame is that lies at most `time` later, 0 or more.
-
-        At least and at most so many, unless the episode ends before; `None` where timestamps do not
-        ascend, or there is no bound below 2^20.
+        Raises `FormatError` for what `to_text` does not give.
         """
-        if not self.is_whole or not self.least[0] > 0:
-            return None
-        least, most = (_whole(lags) for lags in (self.least, self.most))
-        for i in range(1, len(most)):  # short episodes may have longer lags, and count too
-            most[i] = max(most[i], sum(most[:i]))
-        return _count(most, time), min(_count(least, time), _MOST)
+        count = num_lags(num_frames)
+        try:
+            data = base64.b64decode(str(text).encode("ascii"), validate=True)
+        except (UnicodeEncodeError, binascii.Error):
+            data = b"-"
+        if isinstance(text, str) and len(data) == 16 * count:
+            least, most = np.frombuffer(data, "<f8").reshape(2, count)
+            if np.isfinite(least).all() and np.isfinite(most).all() and (least <= most).all():
+                return cls(tuple(least.tolist()), tuple(most.tolist()))
+        raise FormatError(
+            "lags of timestamps that make no sense",
+            expected=f"base64 of {count} finite float64 and as many that are no smaller",
+            got=repr(text)[:100],
+        )
 
 
 class LagCollector:
-    """Collects the lags of episodes, of which it sees all timestamps in order."""
+    """Collects the lags of one episode after the other, whose timestamps it sees in order."""
 
     def __init__(self) -> None:
-        self._kept = Lags.none()
-        self._open = Lags.none()
-        self._tail = np.zeros(0)
+        self.begin()
+
+    def begin(self) -> None:
+        """Start an episode."""
+        self._least, self._most = np.full(MOST_LAGS, np.inf), np.full(MOST_LAGS, -np.inf)
+        self._is_whole = True
+        self._tail: npt.NDArray[Any] = np.zeros(0)
         self._pending: list[npt.NDArray[Any]] = []
         self._num_pending = self._number = 0
 
-    def begin(self) -> None:
-        """Start an episode; forget what was not kept of the one before."""
-        self._open, self._tail = Lags.none(), np.zeros(0)
-        self._pending, self._num_pending, self._number = [], 0, 0
-
     def add(self, times: npt.NDArray[Any], numbers: npt.NDArray[np.int64]) -> None:
-        """The timestamps of frames of these numbers; int64[n] or a real dtype, and int64[n]."""
+        """The timestamps of frames of these numbers; a real dtype [n] or [n, 1], and int64[n]."""
         if not len(numbers):
             return
         first, last = int(numbers[0]), int(numbers[-1])
         follows = first == self._number and last - first == len(numbers) - 1
-        if not follows or not np.isfinite(times).all():
-            self._open = Lags(self._open.least, self._open.most, is_whole=False)
+        self._is_whole &= follows and bool(np.isfinite(times).all())
         self._number = last + 1
         whole = np.int64 if times.dtype.kind in "iu" else np.float64
         self._pending.append(times.reshape(-1).astype(whole))
@@ -131,58 +110,128 @@ class LagCollector:
         if self._num_pending >= _PENDING:
             self._look()
 
-    def keep(self, num_frames: int) -> None:
-        """The episode's frames so far count: so many, all of which must have had a timestamp."""
-        self._look()
-        is_whole = self._open.is_whole and self._number == num_frames
-        self._kept = self._kept.merged(Lags(self._open.least, self._open.most, is_whole))
+    def lags(self, num_frames: int) -> Lags | None:
+        """Those of the episode's frames so far, which are so many.
 
-    @property
-    def lags(self) -> Lags:
-        """Those of what was kept."""
-        return self._kept
+        `None` where one of them has no timestamp, or one that is not finite.
+        """
+        self._look()
+        count = num_lags(num_frames)
+        least, most = self._least[:count], self._most[:count]
+        is_whole = self._is_whole and self._number == num_frames
+        if not is_whole or not (np.isfinite(least).all() and np.isfinite(most).all()):
+            return None
+        return Lags(tuple(least.tolist()), tuple(most.tolist()))
 
     def _look(self) -> None:
-        if not self._pending or not self._open.is_whole:
+        if not self._pending or not self._is_whole:
             self._pending, self._num_pending = [], 0
             return
         count = self._num_pending
         times = np.concatenate([self._tail.astype(self._pending[0].dtype), *self._pending])
         self._pending, self._num_pending = [], 0
-        least, most = list(self._open.least), list(self._open.most)
-        for i, step in enumerate(_STEPS):
-            if step >= len(times):
-                break
+        for i in range(num_lags(len(times))):
+            step = 1 << i
             later = times[max(step, len(times) - count) :]
-            grown = later - times[len(times) - len(later) - step : len(times) - step]
-            least[i] = min(least[i], float(grown.min()))
-            most[i] = max(most[i], float(grown.max()))
-        self._open = Lags(tuple(least), tuple(most))
+            with np.errstate(over="ignore"):
+                grown = later - times[len(times) - len(later) - step : len(times) - step]
+            self._least[i] = min(self._least[i], float(grown.min()))
+            self._most[i] = max(self._most[i], float(grown.max()))
         self._tail = times[-_TAIL:].copy()
 
 
-def _whole(lags: Sequence[float]) -> list[float]:
-    """Those that episodes are long enough for."""
-    return [lag for lag in lags if math.isfinite(lag)]
+@dataclass(frozen=True, eq=False)
+class EpisodeLags:
+    """The lags of all episodes of a dataset: float64 [E, T, S], of T features; views of a file.
 
-
-def _count(lags: list[float], time: float) -> int:
-    """The most frames for which the sum of such lags, one for each power of two, is at most `time`.
-
-    The least that timestamps grow over a number of frames is at least the sum of the least for its
-    parts, and the most is at most the sum of the most.
+    S is `num_lags` of the longest episode, and at least 1. NaN stands for lags that an episode is
+    too short for, and for all lags of one of which they are not known.
     """
-    if not lags:
-        return 0
-    number = int(time // lags[-1])
-    left, found = time - number * lags[-1], number << (len(lags) - 1)
-    for i in range(len(lags) - 2, -1, -1):
-        if lags[i] <= left:
-            left, found = left - lags[i], found + (1 << i)
+
+    least: Reals
+    most: Reals
+
+    @classmethod
+    def of(cls, rows: list[list[Lags | None]], num_features: int, longest: int) -> EpisodeLags:
+        """From those of each episode and feature; `longest` frames has the longest episode."""
+        shape = (len(rows), num_features, max(1, num_lags(longest)))
+        least, most = np.full(shape, np.nan), np.full(shape, np.nan)
+        for i, row in enumerate(rows):
+            for j, lags in enumerate(row):
+                if lags is not None:
+                    least[i, j, : len(lags.least)] = lags.least
+                    most[i, j, : len(lags.most)] = lags.most
+        return cls(least, most)
+
+    def extended(self, more: EpisodeLags) -> EpisodeLags:
+        """These episodes, then those of `more`."""
+        width = max(self.least.shape[2], more.least.shape[2])
+        pairs = ((self.least, more.least), (self.most, more.most))
+        return EpisodeLags(*(np.concatenate([_wide(a, width), _wide(b, width)]) for a, b in pairs))
+
+    def check(self, num_frames: npt.NDArray[np.int64]) -> None:
+        """Raise `FormatError` unless these can be lags of episodes of so many frames, int64 [E]."""
+        for first in range(0, len(num_frames), _AT_ONCE):
+            rows = slice(first, first + _AT_ONCE)
+            least, most = self.least[rows], self.most[rows]
+            there = np.arange(least.shape[2]) < _counts(num_frames[rows])[:, None, None]
+            known = ~np.isnan(least[:, :, :1]) & there
+            fits = np.isnan(least) & np.isnan(most)
+            fits[known] = (np.abs(least) < np.inf)[known] & (np.abs(most) < np.inf)[known]
+            fits &= ~known | (least <= most)
+            if not fits.all():
+                row = first + int(np.argmin(fits.all(axis=(1, 2))))
+                raise FormatError(
+                    "lags of timestamps that make no sense", offset=0, got=f"row {row}"
+                )
+
+    def unknown(self, rows: npt.NDArray[np.int64], feature: int) -> npt.NDArray[np.int64]:
+        """Those of these episodes, int64 [n], of which no bound is known: timestamps that do not
+        ascend among them. One frame alone has no lags and needs none."""
+        known: npt.NDArray[np.bool_] = self.least[rows, feature, 0] > 0
+        return rows[~known]
+
+    def frames_within(
+        self, rows: npt.NDArray[np.int64], feature: int, time: float
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """How many frames later the last frame is that lies at most `time` later, 0 or more.
+
+        At least, unless the episode ends before, and at most so many, in each of these episodes,
+        int64 [n]. No bound is above 2^20.
+        """
+        most = _count(self.most[rows, feature], time)
+        return most, _count(self.least[rows, feature], time)
+
+
+def _counts(num_frames: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """`num_lags` of each."""
+    powers = 1 << np.arange(MOST_LAGS)
+    found: npt.NDArray[np.int64] = np.searchsorted(powers, num_frames, side="left")
     return found
 
 
-def _are_numbers(value: object) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(n, (int, float)) and not isinstance(n, bool) and math.isfinite(n) for n in value
-    )
+def _wide(lags: Reals, width: int) -> Reals:
+    found = np.full((*lags.shape[:2], width), np.nan)
+    found[:, :, : lags.shape[2]] = lags
+    return found
+
+
+def _count(lags: Reals, time: float) -> npt.NDArray[np.int64]:
+    """The most frames for which the sum of such lags, one for each power of two, is at most `time`.
+
+    Of each episode, float64 [n, S], NaN where it is too short. The least that timestamps grow over
+    a number of frames is at least the sum of the least for its parts, and the most is at most the
+    sum of the most.
+    """
+    left, found = np.full(len(lags), time), np.zeros(len(lags), np.int64)
+    longest = np.ones(len(lags), bool)  # the longest lag counts as often as it fits
+    for i in range(lags.shape[1] - 1, -1, -1):
+        lag = lags[:, i]
+        is_there = lag > 0
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            times = np.where(longest, np.minimum(left // lag, _MOST), lag <= left)
+        times = np.where(is_there, times, 0)
+        left = left - np.where(is_there, times * np.where(is_there, lag, 0), 0)
+        found += times.astype(np.int64) << i
+        longest &= ~is_there
+    return np.minimum(found, _MOST)

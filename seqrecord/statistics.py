@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import FormatError
-from seqrecord.lags import Lags
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.sketch import Sketch, sketch_dtype
 from seqrecord.text import table_lines
@@ -54,8 +53,6 @@ class FeatureStatistics:
 
     num_frames: int
     sketches: tuple[Sketch, ...]
-    lags: Lags | None = None
-    """Of a timestamp: how much it grows from a frame to later ones."""
 
     @property
     def count(self) -> npt.NDArray[np.int64]:
@@ -134,10 +131,7 @@ class FeatureStatistics:
             sketch = one.copy()
             sketch.merge(two)
             sketches.append(sketch)
-        lags = None
-        if self.lags is not None and other.lags is not None:
-            lags = self.lags.merged(other.lags)
-        return FeatureStatistics(self.num_frames + other.num_frames, tuple(sketches), lags)
+        return FeatureStatistics(self.num_frames + other.num_frames, tuple(sketches))
 
     def _reals(self, values: Sequence[float | int]) -> npt.NDArray[np.float64]:
         return np.where(self.count > 0, np.array(values, np.float64), np.nan)
@@ -198,7 +192,6 @@ class Statistics(Mapping[str, FeatureStatistics]):
                     "dtype": feature.sketches[0].dtype.str,
                     "num_frames": feature.num_frames,
                     "channels": [sketch.to_json() for sketch in feature.sketches],
-                    **({} if feature.lags is None else {"lags": feature.lags.to_json()}),
                 }
                 for name, feature in self.items()
             },
@@ -275,10 +268,7 @@ def _summary(feature: FeatureStatistics) -> dict[str, Any]:
 
 
 def _feature(value: object, num_frames: int) -> FeatureStatistics:
-    keys = {"dtype", "num_frames", "channels"}
-    if isinstance(value, dict) and "lags" in value:
-        keys.add("lags")
-    value = _object(value, keys, "a feature's statistics")
+    value = _object(value, {"dtype", "num_frames", "channels"}, "a feature's statistics")
     frames = _count(value, num_frames)
     channels = value["channels"]
     if not isinstance(channels, list) or not 1 <= len(channels) <= MAX_CHANNELS:
@@ -295,8 +285,7 @@ def _feature(value: object, num_frames: int) -> FeatureStatistics:
         )
     dtype = np.dtype(value["dtype"])
     sketches = tuple(Sketch.from_json(item, dtype) for item in channels)
-    lags = Lags.from_json(value["lags"]) if "lags" in value else None
-    return FeatureStatistics(frames, sketches, lags)
+    return FeatureStatistics(frames, sketches)
 
 
 _DTYPES = ("|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f4", "<f8")

@@ -473,6 +473,8 @@ _EPISODES = [
     ),
     Case("episode is no object", _head(episodes=[1]), FormatError, "right keys"),
     Case("episode has another key", _part(extra=1), FormatError, "right keys"),
+    Case("lags of no timestamp", _part(lags={"x": ""}), FormatError, "no timestamps"),
+    Case("lags are a list", _part(lags=[]), FormatError, "no timestamps"),
     *(
         Case(f"episode key {key!r:.20}", _part(key=key), FormatError, "episode key")
         for key in (

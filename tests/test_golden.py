@@ -23,7 +23,7 @@ from tests.tiny import copy_dataset
 
 _NAMES = (
     *("raw", "fast", "balanced", "small"),
-    *("dtypes", "codecs", "variable", "images", "spanning", "measured", "groups", "video"),
+    *("dtypes", "codecs", "variable", "images", "spanning", "measured", "groups", "video", "timed"),
 )
 _FORMAT = Path(__file__).parents[1] / "docs" / "format.md"
 
@@ -96,6 +96,13 @@ def test_golden_files_hold_what_they_are_for() -> None:
         )
         assert dataset.features["pose"].unit == "m"
         assert isinstance(dataset.episodes["a"][1]["task"], str)
+    lags = seqrecord.open(GOLDEN / "timed").index.lags
+    assert lags is not None
+    assert lags.least.shape == (3, 2, 2)
+    assert np.isnan(lags.least[1]).all(), "an episode of one frame"
+    assert np.isnan(lags.least[2, 1]).all(), "a frame has no timestamp"
+    assert lags.least[0].tolist() == [[0.5, 1.5], [40, 85]]
+    assert lags.most[0].tolist() == [[1.0, 1.5], [50, 95]]
     with seqrecord.open(GOLDEN / "measured") as dataset:
         chains = json.dumps([spec.codec for spec in dataset.features.values()])
         depth = dataset.episodes["env/P001"][0]["depth_balanced"]
@@ -114,7 +121,7 @@ def test_golden_files_hold_what_they_are_for() -> None:
     assert sorted(order) == [-1, -1, *range(7)]
     assert order != sorted(order)
     total = sum(path.stat().st_size for path in GOLDEN.rglob("*") if path.is_file())
-    assert total < 280_000, "they are kept for ever"
+    assert total < 285_000, "they are kept for ever"
 
 
 def test_the_hexdump_of_the_format_is_a_record_file(tmp_path: Path) -> None:

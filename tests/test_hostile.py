@@ -28,6 +28,7 @@ from tests import (
     test_claimed_sizes,
     test_format,
     test_index_building,
+    test_lags,
     test_pages,
     test_video_codecs,
     test_video_pages,
@@ -240,7 +241,7 @@ def test_the_format_lists_what_is_refused() -> None:
     assert [int(number) for number, _, _ in rows] == list(range(1, len(rows) + 1))
     errors = {case.name: case.error.__name__ for case in CASES}
     modules: tuple[object, ...] = (test_pages, test_claimed_sizes, test_format, test_index_building)
-    modules += (test_video_pages, test_video_codecs)
+    modules += (test_video_pages, test_video_codecs, test_lags)
     functions = {*globals(), *(name for module in modules for name in vars(module))}
     for _, error, names in rows:
         for name in names.split("; "):

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import base64
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 import seqrecord
 from seqrecord import FormatError, SeqRecordWriter
-from seqrecord.lags import LagCollector, Lags
-from seqrecord.reading.statistics import compute_statistics
+from seqrecord.lags import EpisodeLags, LagCollector, Lags, num_lags
+from seqrecord.writing.commits import reindex
+from seqrecord.writing.merging import merge_datasets
 
 gaps = st.lists(st.integers(1, 1000), max_size=60)
 
 
-def collected(episodes: list[list[int]], pieces: list[int]) -> Lags:
+def collected(episodes: list[list[int]], pieces: list[int]) -> list[Lags]:
     """Of episodes that come in pieces of these lengths, one after the other."""
-    collector = LagCollector()
+    collector, found = LagCollector(), []
     for times in episodes:
         collector.begin()
         array, at = np.array(times, np.int64), 0
@@ -28,99 +32,138 @@ def collected(episodes: list[list[int]], pieces: list[int]) -> Lags:
             count = pieces[i % len(pieces)]
             collector.add(array[at : at + count], np.arange(at, min(at + count, len(array))))
             at += count
-        collector.keep(len(times))
-    return collector.lags
+        lags = collector.lags(len(times))
+        assert lags is not None
+        found.append(lags)
+    return found
+
+
+def table(lags: list[Lags | None], longest: int) -> EpisodeLags:
+    return EpisodeLags.of([[one] for one in lags], 1, longest)
 
 
 @given(st.lists(gaps, min_size=1, max_size=3), st.lists(st.integers(1, 9), min_size=1, max_size=3))
-@example([[8], [1, 1]], [1])  # a short episode with a long lag
 def test_frames_within_a_time(episodes: list[list[int]], pieces: list[int]) -> None:
     stamps = [np.cumsum([5, *steps]).tolist() for steps in episodes]
     lags = collected(stamps, pieces)
-    assert Lags.from_json(lags.to_json()) == lags
-    alone = [collected([times], [7]) for times in stamps]
-    merged = Lags.none()
-    for one in alone:
-        merged = merged.merged(one)
-    assert merged == lags
-    for i, step in enumerate(1 << k for k in range(13)):
-        grown = [t[j + step] - t[j] for t in stamps for j in range(len(t) - step)]
-        assert (lags.least[i], lags.most[i]) == (
-            min(grown, default=math.inf),
-            max(grown, default=-math.inf),
-        )
+    for times, one in zip(stamps, lags, strict=True):
+        assert Lags.from_text(one.to_text(), len(times)) == one
+        assert len(one.least) == len(one.most) == num_lags(len(times))
+        for i in range(num_lags(len(times))):
+            grown = [times[j + (1 << i)] - times[j] for j in range(len(times) - (1 << i))]
+            assert (one.least[i], one.most[i]) == (min(grown), max(grown))
+    rows = np.arange(len(stamps))
+    every = table([*lags], max(map(len, stamps)))
+    every.check(np.array([len(times) for times in stamps]))
     for time in (0, 1, 7, 500, 2500, 100_000):
-        bounds = lags.frames_within(time)
-        if not any(episodes):
-            continue
-        assert bounds is not None
-        for times in stamps:
+        least, most = every.frames_within(rows, 0, time)
+        for row, times in enumerate(stamps):
             for start, begin in enumerate(times):
                 within = sum(t <= begin + time for t in times[start:]) - 1
-                assert min(bounds[0], len(times) - 1 - start) <= within <= bounds[1]
+                assert min(int(least[row]), len(times) - 1 - start) <= within
+                assert within <= most[row] or len(times) == 1
 
 
 def test_even_times_have_tight_bounds() -> None:
     rng = np.random.default_rng(0)
     times = np.arange(20_000) * 100 + rng.integers(-9, 10, 20_000)
-    lags = collected([times.tolist()], [4000])
-    assert lags.frames_within(1600) == (15, 16)
-    found = lags.frames_within(100 * 10_000)
-    assert found is not None
-    assert 9_950 <= found[0] <= 10_000 <= found[1] <= 10_010
+    every = table([*collected([times.tolist()], [4000])], 20_000)
+    rows = np.zeros(1, np.int64)
+    assert [bound.tolist() for bound in every.frames_within(rows, 0, 1600)] == [[15], [16]]
+    least, most = every.frames_within(rows, 0, 100 * 10_000)
+    assert 9_950 <= least[0] <= 10_000 <= most[0] <= 10_010
+
+
+def test_episodes_have_bounds_of_their_own() -> None:
+    fast, slow = np.arange(0, 5_000, 10), np.arange(0, 60_000, 1_000)
+    every = table([*collected([fast.tolist(), slow.tolist(), [7]], [9])], 500)
+    rows = np.arange(3)
+    assert [bound.tolist() for bound in every.frames_within(rows, 0, 2_005)] == [[200, 2, 0]] * 2
+    both = table([*collected([fast.tolist()], [9])], 500).extended(
+        table([*collected([slow.tolist(), [7]], [9])], 60)
+    )
+    assert np.array_equal(both.least, every.least, equal_nan=True)
+    assert np.array_equal(both.most, every.most, equal_nan=True)
 
 
 @pytest.mark.parametrize("times", [[1, 2, 2], [3, 2], [1.0, math.nan, 3.0], [1.0, math.inf]])
 def test_times_that_do_not_ascend(times: list[float]) -> None:
     collector = LagCollector()
-    collector.begin()
     collector.add(np.array(times), np.arange(len(times)))
-    collector.keep(len(times))
-    assert collector.lags.frames_within(1) is None
+    lags = collector.lags(len(times))
+    assert table([lags], len(times)).unknown(np.zeros(1, np.int64), 0).tolist() == [0]
 
 
 def test_a_frame_without_a_time() -> None:
     for numbers, num_frames in (([0, 2], 3), ([0, 1], 3), ([1, 2], 3)):
         collector = LagCollector()
-        collector.begin()
         collector.add(np.array([1, 5]), np.array(numbers))
-        collector.keep(num_frames)
-        assert collector.lags.frames_within(1) is None
+        assert collector.lags(num_frames) is None
 
 
-def test_writer_and_stats_keep_the_same(tmp_path: Path) -> None:
+def _bounds(path: Path) -> list[list[int]]:
+    lags = seqrecord.open(path).index.lags
+    assert lags is not None
+    found: npt.NDArray[np.int64] = np.stack(lags.frames_within(np.arange(3), 0, 0.55))
+    rows: list[list[int]] = found.tolist()
+    return rows
+
+
+def test_the_index_keeps_them(tmp_path: Path) -> None:
+    """After a flush, with several record files, with other episodes left out, and built anew."""
     features = {"t": {"kind": "timestamp", "unit": "s"}}
     path = tmp_path / "records"
-    with SeqRecordWriter(path, features=features) as writer:
+    with SeqRecordWriter(path, features=features, chunk_frames=50, record_bytes=2000) as writer:
         for number, length in enumerate((30, 1, 700)):
             with writer.episode(f"{number}") as episode:
                 for i in range(length):
-                    episode.append({"t": np.float64(i / 10), "a": np.int64(i)})
+                    episode.append({"t": np.float64(i / (10 * (number + 1))), "a": np.int64(i)})
                     if i == 300:
                         episode.flush()
-    dataset = seqrecord.open(path)
-    assert dataset.statistics is not None
-    lags = dataset.statistics["t"].lags
-    assert lags == compute_statistics(dataset)["t"].lags
-    assert lags is not None
-    assert lags.frames_within(0.55) == (5, 5)
-    assert dataset.statistics["a"].lags is None
-    some = compute_statistics(dataset, max_frames=100)["t"].lags
-    assert some is not None
-    assert some.frames_within(1) is None or some == lags
+    wanted = [[5, 0, 16], [5, 0, 16]]
+    assert _bounds(path) == wanted
+    assert len(seqrecord.open(path).manifest.record_files) > 1
+    before = seqrecord.open(path).index.encode()
+    for file in (path / "index").glob("*.arrow"):
+        file.unlink()
+    reindex(path)
+    assert _bounds(path) == wanted
+    assert seqrecord.open(path).index.encode() == before
+    assert not seqrecord.verify(path).problems
+    merged = tmp_path / "merged"
+    merge_datasets([path], merged)
+    assert _bounds(merged) == wanted
 
 
 @pytest.mark.parametrize(
-    "value",
+    "text",
     [
-        None, {}, {"least": [1], "most": [1]}, {"least": [2], "most": [1], "is_whole": True},
-        {"least": ["1"], "most": [1], "is_whole": True},
-        {"least": [1], "most": [], "is_whole": True},
-        {"least": [math.nan], "most": [1], "is_whole": True},
-        {"least": [1] * 14, "most": [1] * 14, "is_whole": True},
-        {"least": [1], "most": [1], "is_whole": 1},
+        None, "", "é", "=", 3, [],
+        base64.b64encode(np.array([1.0, 2.0, 3.0, 4.0, 1.0, 1.0]).tobytes()).decode(),
+        base64.b64encode(np.array([2.0, 2.0, 1.0, 2.0]).tobytes()).decode(),
+        base64.b64encode(np.array([1.0, 2.0, 1.0, math.inf]).tobytes()).decode(),
+        base64.b64encode(np.array([math.nan, 2.0, 1.0, 2.0]).tobytes()).decode(),
     ],
 )  # fmt: skip
-def test_lags_that_make_no_sense(value: object) -> None:
+def test_lags_that_make_no_sense(text: object) -> None:
     with pytest.raises(FormatError, match="lags of timestamps"):
-        Lags.from_json(value)
+        Lags.from_text(text, 4)
+
+
+@pytest.mark.parametrize(
+    ("place", "least", "most"),
+    [
+        ((0, 0, 0), math.nan, 1), ((0, 0, 0), 2, 1), ((0, 0, 1), math.inf, math.inf),
+        ((0, 0, 1), math.nan, math.nan), ((1, 0, 0), 1, 1), ((1, 0, 1), math.nan, 1),
+    ],
+)  # fmt: skip
+def test_a_table_that_makes_no_sense(
+    place: tuple[int, int, int], least: float, most: float
+) -> None:
+    good = table([Lags((1.0, 2.0), (1.0, 2.0)), Lags((), ())], 4)
+    good.check(np.array([4, 1]))
+    bad = replace(good, least=good.least.copy(), most=good.most.copy())
+    bad.least[place], bad.most[place] = least, most
+    with pytest.raises(FormatError, match="lags of timestamps") as caught:
+        bad.check(np.array([4, 1]))
+    assert caught.value.got == f"row {place[0]}"

@@ -11,6 +11,7 @@ import json
 import math
 import re
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,7 @@ from seqrecord.format.rows import (
     split_gaps,
 )
 from seqrecord.format.text import check_key, parse_json, parse_metadata
+from seqrecord.lags import Lags, with_lags
 from seqrecord.schema import Schema
 
 __all__ = [
@@ -76,7 +78,8 @@ class EpisodePart:
     `uid` names one attempt to write the episode: an episode that crosses record files has parts of
     the same uid, and is complete where its chunks of each group cover `[0, num_frames)`.
     `num_frames` is `None` in a file that was finished before the episode was. `ordinal` orders
-    episodes in the index. `fps` are frames a second, `None` where nobody said.
+    episodes in the index. `fps` are frames a second, `None` where nobody said. `lags` are of those
+    timestamps that all of its frames have, by feature; none without `num_frames`.
     """
 
     key: str
@@ -85,6 +88,7 @@ class EpisodePart:
     num_frames: int | None
     fps: float | None
     metadata: str  # a JSON object
+    lags: tuple[tuple[str, Lags], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -139,6 +143,7 @@ def encode_footer(footer: Footer) -> bytes:
                 "num_frames": part.num_frames,
                 "fps": part.fps,
                 "metadata": part.metadata,
+                **({"lags": {n: lags.to_text() for n, lags in part.lags}} if part.lags else {}),
             }
             for part in footer.episodes
         ],
@@ -222,7 +227,8 @@ def _parse_footer_body(body: memoryview, offset: int) -> Footer:
         raise FormatError("not a file id", expected=_ID.pattern, got=repr(file_id)[:50])
     if not isinstance(head["episodes"], list):
         raise FormatError("the footer's episodes are not a list", got=repr(head["episodes"])[:50])
-    episodes = tuple(_parse_episode(value) for value in head["episodes"])
+    timestamps = with_lags(schema)
+    episodes = tuple(_parse_episode(value, timestamps) for value in head["episodes"])
     if len({part.uid for part in episodes}) != len(episodes):
         raise FormatError("an episode is listed twice in one footer")
 
@@ -277,8 +283,10 @@ def _parse_rows(
     return tuple(chunks), gaps
 
 
-def _parse_episode(value: object) -> EpisodePart:
+def _parse_episode(value: object, timestamps: Sequence[str]) -> EpisodePart:
     keys = {"key", "uid", "ordinal", "num_frames", "fps", "metadata"}
+    if isinstance(value, dict) and "lags" in value:
+        keys.add("lags")
     if not isinstance(value, dict) or set(value) != keys:
         raise FormatError("an episode is not an object of the right keys", expected=sorted(keys))
     key = check_key(value["key"])
@@ -303,7 +311,28 @@ def _parse_episode(value: object) -> EpisodePart:
                 got=repr(number)[:50],
             )
     parse_metadata(value["metadata"])
-    return EpisodePart(**{**value, "fps": _parse_fps(value["fps"], key)})
+    lags = (
+        _parse_lags(value["lags"], value["num_frames"], timestamps, key) if "lags" in value else ()
+    )
+    return EpisodePart(**{**value, "fps": _parse_fps(value["fps"], key), "lags": lags})
+
+
+def _parse_lags(
+    value: object, num_frames: int | None, timestamps: Sequence[str], key: str
+) -> tuple[tuple[str, Lags], ...]:
+    if not isinstance(value, dict) or not value or not set(value) <= set(timestamps):
+        raise FormatError(
+            "lags of features that are no timestamps",
+            episode=key,
+            expected=f"some of {', '.join(timestamps) or 'none'}",
+            got=repr(value)[:100],
+        )
+    if num_frames is None:
+        raise FormatError("lags of an episode of unknown length", episode=key)
+    try:
+        return tuple((name, Lags.from_text(value[name], num_frames)) for name in sorted(value))
+    except FormatError as error:
+        raise error.located(episode=key) from error.__cause__
 
 
 def _parse_fps(value: object, key: str) -> float | None:

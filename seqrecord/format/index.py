@@ -33,6 +33,7 @@ from seqrecord.format.rows import (
     split_gaps,
 )
 from seqrecord.format.text import FORBIDDEN_IN_KEY, MAX_KEY_LENGTH, parse_metadata
+from seqrecord.lags import MOST_LAGS, EpisodeLags, num_lags, with_lags
 from seqrecord.schema import Schema
 
 __all__ = [
@@ -58,8 +59,8 @@ def _table(**columns: pa.DataType) -> pa.Schema:
     return pa.schema([pa.field(name, dtype, nullable=False) for name, dtype in columns.items()])
 
 
-def _numbers(count: int) -> pa.DataType:
-    return pa.list_(pa.field("item", pa.uint32(), nullable=False), count)
+def _numbers(count: int, item: pa.DataType | None = None) -> pa.DataType:
+    return pa.list_(pa.field("item", item or pa.uint32(), nullable=False), count)
 
 
 _GAPS = _table(chunk=pa.uint32(), feature=pa.uint16(), word=pa.uint16(), present=pa.uint64())
@@ -91,9 +92,18 @@ def _chunks_schema(group: Schema) -> pa.Schema:
     return _table(**columns)
 
 
+def _times_schema(num_features: int, longest: int) -> pa.Schema:
+    width = num_features * max(1, num_lags(longest))
+    return _table(least=_numbers(width, pa.float64()), most=_numbers(width, pa.float64()))
+
+
 def table_names(schema: Schema) -> tuple[str, ...]:
-    """The tables of an index: `episodes`, `chunks0` and so on for each group, `gaps`."""
-    return ("episodes", *(f"chunks{number}" for number in range(schema.num_groups)), "gaps")
+    """The tables of an index: `episodes`, `chunks0` and so on for each group, `gaps`.
+
+    And `times`, of a schema with timestamps.
+    """
+    chunks = (f"chunks{number}" for number in range(schema.num_groups))
+    return ("episodes", *chunks, "gaps", *(["times"] if with_lags(schema) else []))
 
 
 def check_text(key_bytes: int, metadata_bytes: int) -> None:
@@ -125,6 +135,8 @@ def most_table_bytes(
         most = max(most, chunks)
     size = 2 * 4 + _UID_BYTES + 4 + 8 + 2 + 4 * schema.num_groups  # and the text
     rows["episodes"] = size * min(num_episodes, most) + 2 * MAX_INDEX_TEXT
+    if timestamps := with_lags(schema):
+        rows["times"] = 2 * 8 * MOST_LAGS * len(timestamps) * min(num_episodes, most)
     rows["gaps"] = min(words, record_bytes // GAP_ROW.itemsize) * GAP_ROW.itemsize
     return {name: min(MAX_TABLE_BYTES, _MOST_AROUND + size) for name, size in rows.items()}
 
@@ -134,7 +146,7 @@ class Index:
     """All episodes of a dataset and, by group of features, their chunks; E episodes.
 
     `fps` is 0 where nobody said; `split` is a place in the manifest's list of splits, or
-    `NO_SPLIT`.
+    `NO_SPLIT`. `lags` are of the timestamps, in the order of the schema; `None` without any.
     """
 
     schema: Schema
@@ -145,6 +157,7 @@ class Index:
     fps: npt.NDArray[np.float64]  # [E]
     split: npt.NDArray[np.uint16]  # [E]
     groups: tuple[GroupIndex, ...]
+    lags: EpisodeLags | None = None
 
     @cached_property
     def positions(self) -> Mapping[str, int]:
@@ -201,6 +214,7 @@ class Index:
                 _extended(first, second, first_file)
                 for first, second in zip(self.groups, more.groups, strict=True)
             ),
+            lags=None if self.lags is None or more.lags is None else self.lags.extended(more.lags),
         )
 
     def fingerprint(self) -> str:
@@ -232,6 +246,9 @@ class Index:
                 chunks.append(group.largest_frame)
             tables[next(names)] = _encode(_chunks_schema(group.schema), chunks)
         tables[next(names)] = _encode(_GAPS, [gaps[name] for name in GAP_ROW.names or ()])
+        if self.lags is not None:
+            schema = _times_schema(self.lags.least.shape[1], int(self.num_frames.max()))
+            tables[next(names)] = _encode(schema, [self.lags.least, self.lags.most])
         return tables
 
     @classmethod
@@ -278,6 +295,12 @@ class Index:
                 table.check_gaps()
             with _located(f"chunks{number}"):
                 table.check_chunks(sizes, release, block_pages)
+        lags = None
+        if timestamps := with_lags(schema):
+            wanted = _times_schema(len(timestamps), int(num_frames.max()))
+            columns = _decode("times", tables["times"], wanted)
+            with _located("times"):
+                lags = _lags_of(columns, len(timestamps), num_frames)
         release()
         return cls(
             schema=schema,
@@ -288,7 +311,23 @@ class Index:
             fps=episodes["fps"],
             split=episodes["split"],
             groups=tuple(groups),
+            lags=lags,
         )
+
+
+def _lags_of(
+    columns: Mapping[str, Any], num_features: int, num_frames: npt.NDArray[np.int64]
+) -> EpisodeLags:
+    if (count := len(columns["least"])) != len(num_frames):
+        raise FormatError(
+            "the table of times does not fit the episode table",
+            expected=f"{len(num_frames)} rows",
+            got=count,
+        )
+    shape = (count, num_features, -1)
+    lags = EpisodeLags(columns["least"].reshape(shape), columns["most"].reshape(shape))
+    lags.check(num_frames)
+    return lags
 
 
 def _extended(first: GroupIndex, second: GroupIndex, first_file: int) -> GroupIndex:
@@ -351,7 +390,7 @@ def _array(column: Any, dtype: pa.DataType) -> pa.Array:
     if isinstance(column, pa.Array):
         return column
     if pa.types.is_fixed_size_list(dtype):
-        values = pa.array(np.ascontiguousarray(column).reshape(-1), pa.uint32())
+        values = pa.array(np.ascontiguousarray(column).reshape(-1), dtype.value_type)
         return pa.FixedSizeListArray.from_arrays(values, type=dtype)
     if pa.types.is_fixed_size_binary(dtype):
         data = pa.py_buffer(np.ascontiguousarray(column))

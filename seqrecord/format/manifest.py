@@ -136,7 +136,8 @@ class Manifest:
             "index": {
                 "episodes": asdict(self.index["episodes"]),
                 "gaps": asdict(self.index["gaps"]),
-                "chunks": [asdict(self.index[name]) for name in table_names(self.schema)[1:-1]],
+                "chunks": [asdict(self.index[f"chunks{n}"]) for n in range(self.schema.num_groups)],
+                **({"times": asdict(self.index["times"])} if "times" in self.index else {}),
             },
             "record_files": [asdict(file) for file in self.record_files],
             "splits": list(self.splits),
@@ -316,9 +317,11 @@ def _record_file(value: object) -> RecordFile:
 
 
 def _index(value: object, schema: Schema) -> dict[str, IndexFile]:
-    _check_keys(value, {"episodes", "gaps", "chunks"}, "the manifest's index")
+    names = table_names(schema)
+    chunks = [name for name in names if name.startswith("chunks")]
+    others = [name for name in names if name not in chunks]
+    _check_keys(value, {*others, "chunks"}, "the manifest's index")
     assert isinstance(value, dict)
-    first, *chunks, last = table_names(schema)
     files = value["chunks"]
     if not isinstance(files, list) or len(files) != len(chunks):
         raise FormatError(
@@ -326,8 +329,8 @@ def _index(value: object, schema: Schema) -> dict[str, IndexFile]:
             expected=f"{len(chunks)} tables",
             got=len(files) if isinstance(files, list) else repr(files)[:50],
         )
-    found = zip((first, *chunks, last), (value[first], *files, value[last]), strict=True)
-    return {name: _file(file, "an index file", _INDEX_PATH) for name, file in found}
+    found = {**{name: value[name] for name in others}, **dict(zip(chunks, files, strict=True))}
+    return {name: _file(found[name], "an index file", _INDEX_PATH) for name in names}
 
 
 def _splits(value: Mapping[str, object]) -> tuple[str, ...]:

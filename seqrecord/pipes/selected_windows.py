@@ -53,7 +53,8 @@ class SelectedWindows:
         self._all_have = options.clip_len is not None
         self._dataset, self._fps = dataset, 0.0
         seconds = {n: w for n, w in self._windows.items() if isinstance(w, Seconds)}
-        clocks = {by: Timeline(dataset, by) for w in seconds.values() if (by := w.by) is not None}
+        names = {w.by for w in seconds.values() if w.by is not None}
+        clocks = {by: Timeline(dataset, by, selected) for by in names}
         self._timed = {n: clocks[w.by].window(w) for n, w in seconds.items() if w.by is not None}
         if len(self._timed) < len(seconds):
             index = dataset.index

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from seqrecord.clip_times import TimedWindow
 from seqrecord.errors import ClipError
-from seqrecord.lags import Lags, has_lags
+from seqrecord.grids import IntArray
+from seqrecord.lags import has_lags, with_lags
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.seconds import Seconds
 
@@ -26,11 +27,14 @@ class Timeline:
 
     Those of an episode are read when it is first asked for; the last ones stay in memory.
 
-    Raises `ClipError` for a feature that is no timestamp, and for one whose statistics do not say
-    how far apart its frames are.
+    Raises `ClipError` for a feature that is no timestamp, and for one that a frame of a selected
+    episode does not have, or that does not ascend.
+
+    Args:
+        selected: rows of the selected episodes.
     """
 
-    def __init__(self, dataset: SeqRecordReader, feature: str) -> None:
+    def __init__(self, dataset: SeqRecordReader, feature: str, selected: IntArray) -> None:
         schema = dataset.index.schema
         if feature not in schema:
             raise ClipError(
@@ -40,7 +44,7 @@ class Timeline:
                 got=feature,
             )
         spec = schema[feature]
-        if not has_lags(spec.kind, spec.shape) or spec.unit not in _UNITS:
+        if not has_lags(spec) or spec.unit not in _UNITS:
             raise ClipError(
                 "Seconds are by a feature that is not a timestamp",
                 file=dataset.url,
@@ -51,11 +55,21 @@ class Timeline:
         self._dataset = dataset.select([feature])
         self._feature = feature
         self._unit = _UNITS[spec.unit]
-        self._lags = self._known_lags(dataset)
+        self._place = with_lags(schema).index(feature)
+        self._selected = selected[dataset.index.num_frames[selected] > 1]
+        lags = dataset.index.lags
+        assert lags is not None, "an index without the lags of its timestamps"
+        if len(unknown := lags.unknown(self._selected, self._place)):
+            raise ClipError(
+                "timestamps do not ascend, or a frame has none",
+                **self.name(int(unknown[0])),  # type: ignore[arg-type]
+                expected="one for each frame of every episode, later than that before",
+            )
         self.__setstate__({})
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_lock", "_read")}
+        kept = {k: v for k, v in self.__dict__.items() if k not in ("_lock", "_read")}
+        return {**kept, "_selected": self._selected[:0]}  # windows have been made
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -63,9 +77,9 @@ class Timeline:
         self._read: OrderedDict[int, npt.NDArray[np.float64]] = OrderedDict()
 
     def window(self, seconds: Seconds) -> TimedWindow:
-        """The window of these times. Raises `ClipError` where its frames have no bound."""
-        edges = [self._bounds(time) for time in seconds.asked]
-        first, last = min(edge[0] for edge in edges), max(edge[1] for edge in edges)
+        """The window of these times."""
+        first, _ = self._bounds(min(seconds.asked))
+        _, last = self._bounds(max(seconds.asked))
         pads = seconds.beyond == "pad"
         return TimedWindow(seconds.asked, seconds.tolerance, pads, first, last, self)
 
@@ -94,29 +108,11 @@ class Timeline:
         key = str(index.keys[episode].as_py())
         return {"file": self._dataset.url, "episode": key, "feature": self._feature}
 
-    def _known_lags(self, dataset: SeqRecordReader) -> Lags:
-        statistics = dataset.statistics
-        known = None if statistics is None else statistics.get(self._feature)
-        if known is None or known.lags is None:
-            raise ClipError(
-                "the dataset's statistics do not say how far apart timestamps are; `seqrecord "
-                "stats` computes them",
-                file=dataset.url,
-                feature=self._feature,
-            )
-        return known.lags
-
     def _bounds(self, time: float) -> tuple[int, int]:
         """The least and the greatest offset at which the nearest frame to a time can be."""
-        found = self._lags.frames_within(abs(time) / self._unit)
-        if found is None:
-            raise ClipError(
-                "timestamps do not ascend, or a frame has none",
-                file=self._dataset.url,
-                feature=self._feature,
-                expected="one for each frame of every episode, later than that before",
-            )
-        least, most = found[0], found[1] + 1
-        if not time:
+        lags = self._dataset.index.lags
+        if not time or not len(self._selected) or lags is None:
             return 0, 0
-        return (least, most) if time > 0 else (-most, -least)
+        least, most = lags.frames_within(self._selected, self._place, abs(time) / self._unit)
+        near, far = int(least.min()), int(most.max()) + 1
+        return (near, far) if time > 0 else (-far, -near)

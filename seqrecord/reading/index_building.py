@@ -17,6 +17,7 @@ from seqrecord.format.edits import Edits
 from seqrecord.format.index import NO_SPLIT, GroupIndex, Index, check_text
 from seqrecord.format.rows import features_of
 from seqrecord.format.text import whole_metadata
+from seqrecord.lags import EpisodeLags, with_lags
 from seqrecord.schema import Schema
 
 __all__ = ["BuiltIndex", "LostEpisode", "build_index", "complete_episodes"]
@@ -179,8 +180,16 @@ def _index_of(
         fps=np.array([part.fps or 0 for part in parts], np.float64),
         split=np.array([place[name] for name in splits], np.uint16),
         groups=groups,
+        lags=_lags_of(parts, with_lags(schema)),
     )
     return index, used
+
+
+def _lags_of(parts: Sequence[EpisodePart], timestamps: Sequence[str]) -> EpisodeLags | None:
+    if not timestamps:
+        return None
+    rows = [[dict(part.lags).get(name) for name in timestamps] for part in parts]
+    return EpisodeLags.of(rows, len(timestamps), max(part.num_frames or 1 for part in parts))
 
 
 def _used_files(episodes: Sequence[_Rows]) -> list[int]:
@@ -248,20 +257,22 @@ def _join(footers: Sequence[Footer], parts: Sequence[tuple[int, int]]) -> _Rows 
             ends = [part for part in described if part.num_frames == length]
             metadata = {part.metadata for part in ends}
             chosen = episode.metadata if episode.metadata in metadata else ends[0].metadata
-            return _Rows(replace(episode, num_frames=length, metadata=chosen), whole, files)
+            lags = max((part.lags for part in ends), key=len)
+            episode = replace(episode, num_frames=length, metadata=chosen, lags=lags)
+            return _Rows(episode, whole, files)
     return None
 
 
 def _common(parts: Sequence[EpisodePart], num_frames: int | None) -> EpisodePart:
     """What parts of an episode have in common, with this number of frames.
 
-    They may differ in that, and in whether they say that the episode is truncated.
+    They may differ in that, and so in lags, and in whether they say that the episode is truncated.
     """
     texts = {part.metadata for part in parts}
     whole = {whole_metadata(text) for text in texts} if len(texts) > 1 else texts
     metadata = next(iter(texts & whole or whole))
-    episode = replace(parts[0], num_frames=num_frames, metadata=metadata)
-    same = {replace(part, num_frames=num_frames, metadata=metadata) for part in parts}
+    episode = replace(parts[0], num_frames=num_frames, metadata=metadata, lags=())
+    same = {replace(part, num_frames=num_frames, metadata=metadata, lags=()) for part in parts}
     if len(whole) > 1 or len(same) > 1:
         raise _contradiction(episode)
     return episode

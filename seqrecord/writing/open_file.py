@@ -27,6 +27,7 @@ from seqrecord.format import (
 )
 from seqrecord.format.pages import aligned
 from seqrecord.format.rows import GAP_ROW, chunk_row, gap_rows
+from seqrecord.lags import Lags, with_lags
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, Upload, unwanted_if
 from seqrecord.threads import ThreadPool
@@ -35,6 +36,8 @@ __all__ = ["FULL_FOOTER_BYTES", "FULL_FOOTER_EPISODES", "Commit", "OpenFile", "S
 
 FULL_FOOTER_BYTES = MAX_FOOTER_BYTES // 2  # no chunk and no episode adds as much
 FULL_FOOTER_EPISODES = 100_000  # whose JSON has as many values as a reader takes
+_VALUES = 7  # of an episode without lags
+_LAG_BYTES = 600  # of a timestamp's name and lags in a footer, at most
 
 _POLL_SECONDS = 0.25
 
@@ -77,6 +80,7 @@ class OpenFile:
         self._row_dtypes = [chunk_row(len(g), len(g.variable)) for g in schema.groups]
         self._begun = self._noted = self._mark()  # where the last episode begins; the last note
         self._before = self._noted  # and the note before that
+        self._num_lags = len(with_lags(schema))
         self._row_bytes = 0
         self._text_bytes = 0  # of the episodes in the footer
 
@@ -90,7 +94,7 @@ class OpenFile:
         if not self.holds(episode):
             # In this order, since an interrupt may come between any two of them.
             self._begun = self._noted = self._before = self._mark()
-            self._text_bytes += _text_bytes(episode)
+            self._text_bytes += self._text_of(episode)
             self._episodes.append(episode)
         chunks, gaps = self._chunks[chunk.group], self._gaps[chunk.group]
         missing = [gap_rows(len(chunks), feature, has) for feature, has in chunk.gaps.items()]
@@ -108,17 +112,21 @@ class OpenFile:
         return (
             self.upload.tell() >= record_bytes
             or self._text_bytes + self._row_bytes >= FULL_FOOTER_BYTES
-            or len(self._episodes) >= FULL_FOOTER_EPISODES
+            or len(self._episodes) * (_VALUES + self._values_of_lags)
+            >= FULL_FOOTER_EPISODES * _VALUES
         )
 
-    def complete(self, num_frames: int, metadata: str) -> None:
+    def complete(
+        self, num_frames: int, metadata: str, lags: tuple[tuple[str, Lags], ...] = ()
+    ) -> None:
         """What is here of the last episode is whole, or ends it: it has so many frames so far.
 
         Its chunks since the last such call go into a note. Where there are none and the metadata is
         other than there, so do those of the call before.
         """
         before = self._episodes[-1]
-        episode = self._episodes[-1] = replace(before, num_frames=num_frames, metadata=metadata)
+        episode = replace(before, num_frames=num_frames, metadata=metadata, lags=lags)
+        self._episodes[-1] = episode
         if (mark := self._mark()) != self._noted:
             self._before, self._noted = self._noted, mark
         elif episode == before:
@@ -133,7 +141,7 @@ class OpenFile:
         back_to = self._noted if is_kept else self._begun
         self.upload.rewind(back_to.offset)
         if not is_kept:
-            self._text_bytes -= _text_bytes(episode)
+            self._text_bytes -= self._text_of(episode)
             del self._episodes[-1]
         for rows, count in zip(
             (*self._chunks, *self._gaps), (*back_to.chunks, *back_to.gaps), strict=True
@@ -153,6 +161,13 @@ class OpenFile:
         start = _Mark(0, *((0,) * len(self._chunks),) * 2)
         self.upload.write(encode_footer(self._footer(self._episodes, start)))
         return True
+
+    @property
+    def _values_of_lags(self) -> int:
+        return self._num_lags and self._num_lags + 1
+
+    def _text_of(self, episode: EpisodePart) -> int:
+        return _text_bytes(episode) + _LAG_BYTES * self._num_lags
 
     def _mark(self) -> _Mark:
         return _Mark(self.upload.tell(), tuple(map(len, self._chunks)), tuple(map(len, self._gaps)))

@@ -17,6 +17,7 @@ from seqrecord.errors import CodecError, DestinationError, FormatError, FrameErr
 from seqrecord.format import MAX_EPISODE_FRAMES, RECORDS, EpisodePart
 from seqrecord.format.pages import PageCodec
 from seqrecord.format.text import truncated_metadata
+from seqrecord.lags import LagCollector, Lags, with_lags
 from seqrecord.schema import Frame, Schema
 from seqrecord.storage import Storage
 from seqrecord.writing.chunking import ReadyChunk
@@ -70,6 +71,7 @@ class RecordFileWriter:
             videos.get(number) or FrameGroup(schema, number, codecs)
             for number in range(schema.num_groups)
         ]
+        self._lags = {name: LagCollector() for name in with_lags(schema)}
         self._file: OpenFile | None = None
         self._commit: Commit | None = None  # of the file before
         self._is_over = threading.Event()
@@ -117,6 +119,8 @@ class RecordFileWriter:
         self._num_frames = self._flushed = 0
         for group in self._groups:
             group.begin(chunk_frames)
+        for lags in self._lags.values():
+            lags.begin()
         if self._statistics is not None:
             self._statistics.begin(key)
 
@@ -154,6 +158,9 @@ class RecordFileWriter:
                 group.add({name: blobs[name] for name in group.schema if name in blobs})
         except (FrameError, CodecError) as error:
             raise error.located(episode=episode.key, frame=number) from error.__cause__
+        for name, lags in self._lags.items():
+            if name in frame:
+                lags.add(np.asarray(frame[name]).reshape(1), np.array([number]))
         self._num_frames += 1
         if self._statistics is not None:
             if self._watched:
@@ -210,7 +217,7 @@ class RecordFileWriter:
             return
         for group in self._groups:
             self._write_rest(group)
-        self._complete(truncated_metadata(self._episode.metadata))
+        self._complete(truncated_metadata(self._episode.metadata), self._lags_so_far())
         self._flushed = self._num_frames
         if self._statistics is not None:
             self._statistics.keep()
@@ -226,7 +233,7 @@ class RecordFileWriter:
         for group in self._groups:
             group.settle()
             self._write_rest(group)
-        self._complete(episode.metadata)
+        self._complete(episode.metadata, self._lags_so_far())
         if self._statistics is not None:
             self._statistics.keep()
         self._episode = None
@@ -239,7 +246,7 @@ class RecordFileWriter:
         self.check()
         assert self._episode is None, "the episode before has not ended"
         assert episode.num_frames is not None, "not the last part"
-        self._episode, self._flushed = replace(episode, num_frames=None), 0
+        self._episode, self._flushed = replace(episode, num_frames=None, lags=()), 0
         self._num_frames = episode.num_frames
         try:
             for chunk in chunks:
@@ -247,7 +254,7 @@ class RecordFileWriter:
         except FormatError:
             self.drop()
             raise
-        self._complete(episode.metadata)
+        self._complete(episode.metadata, episode.lags)
         self._episode = None
 
     def drop(self) -> bool:
@@ -333,14 +340,19 @@ class RecordFileWriter:
                 self._file = OpenFile(self._storage, self.schema, self._writer, ordinal)
             self._file.add(self._episode, chunk)
 
-    def _complete(self, metadata: str) -> None:
+    def _lags_so_far(self) -> tuple[tuple[str, Lags], ...]:
+        """By the timestamps that all frames of the episode have."""
+        found = ((name, self._lags[name].lags(self._num_frames)) for name in sorted(self._lags))
+        return tuple((name, lags) for name, lags in found if lags is not None)
+
+    def _complete(self, metadata: str, lags: tuple[tuple[str, Lags], ...]) -> None:
         """Note the episode as it is now, when what earlier files hold of it is there too."""
         assert self._file is not None
         assert self._episode is not None
         if self._commit is not None and self._commit.file.holds(self._episode):
             self._wait_for_commit()
         with self._storing(BaseException):
-            self._file.complete(self._num_frames, metadata)
+            self._file.complete(self._num_frames, metadata, lags)
 
     def _finish_file(self) -> None:
         """Have the open file committed, after the one before."""

@@ -362,6 +362,24 @@ def _h264_in_gbr(images: Sequence[npt.NDArray[np.uint8]]) -> Gop:
     return Gop(tuple(map(bytes, packets)), tuple(packet.pts for packet in packets))
 
 
+def _timed() -> None:
+    """Two timestamps, which grow by amounts that vary; one of them is missing in a frame."""
+    f8, i8 = np.dtype("<f8"), np.dtype("<i8")
+    schema = Schema(
+        [
+            FeatureSpec("time", f8, (), kind="timestamp", unit="s"),
+            FeatureSpec("x", np.dtype("u1"), ()),
+            FeatureSpec("clock", i8, (1,), kind="timestamp", unit="ms"),
+        ]
+    )
+    frames = [
+        {"time": np.array(time, f8), "x": np.array(i, "u1"), "clock": np.array([clock], i8)}
+        for i, (time, clock) in enumerate([(0.5, 40), (1.5, 90), (2.0, 135), (3.0, 175)])
+    ]
+    lacking = [frames[0], {n: array for n, array in frames[1].items() if n != "clock"}]
+    _write("timed", schema, {"a": ({}, frames), "b": ({}, frames[:1]), "c": ({}, lacking)})
+
+
 def main() -> None:
     """Write those that are not there."""
     scene = _scene(3)
@@ -374,6 +392,7 @@ def main() -> None:
     _images()
     _groups()
     _video()
+    _timed()
     poses = [
         {"pose": frame["pose"], **({"mask": frame["mask"]} if "mask" in frame else {})}
         for frame in _scene(11)
