@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from seqrecord.clips import IntArray
 from seqrecord.grids import ChunkGrid
 from seqrecord.sampling import Part
+from seqrecord.sampling.cuts import Cuts
 from seqrecord.sampling.parts import share_out
 from seqrecord.sampling.runs import Runs
 
@@ -19,17 +20,44 @@ def sequence(counts: list[int], stride: int = 1) -> Runs:
     return Runs(stride, number, np.zeros_like(number), np.array(counts, np.int64), number)
 
 
-def chunks_of(size: int, num_episodes: int) -> ChunkGrid:
-    return ChunkGrid(np.full(num_episodes, size), np.zeros(num_episodes, np.int64))
+def cuts_of(runs: Runs, size: int, offset: int = 0) -> Cuts:
+    chunks = ChunkGrid(np.full(len(runs), size), np.zeros(len(runs), np.int64))
+    return Cuts(chunks, runs.last_start, offset)
+
+
+def irregular(runs: Runs, lengths: list[int]) -> ChunkGrid:
+    """Chunks of these lengths again and again, with which each row's episode begins elsewhere."""
+    chunks = []
+    for row, last in enumerate(runs.last_start.tolist()):
+        found: list[int] = []
+        left = last + 1
+        while left:
+            found.append(min(left, lengths[(row + len(found)) % len(lengths)]))
+            left -= found[-1]
+        chunks.append(found)
+    first_chunk = np.cumsum([0, *map(len, chunks[:-1])])
+    first_frame = np.concatenate([np.cumsum([0, *found[:-1]]) for found in chunks])
+    return ChunkGrid.of(runs.last_start + 1, first_chunk, first_frame)
 
 
 def shares(
-    counts: list[int], num_parts: int, num_cursors: int, chunk: int, *, fill: bool, stride: int = 1
+    counts: list[int],
+    num_parts: int,
+    num_cursors: int,
+    chunk: int | list[int],
+    *,
+    fill: bool,
+    stride: int = 1,
+    offset: int = 0,
 ) -> list[tuple[IntArray, IntArray, int]]:
     """Of each part: where its cursors begin and end, and how many clips another one has too."""
-    runs, grid = sequence(counts, stride), chunks_of(chunk, len(counts))
+    runs = sequence(counts, stride)
+    if isinstance(chunk, int):
+        cuts = cuts_of(runs, chunk, offset)
+    else:
+        cuts = Cuts(irregular(runs, chunk), runs.last_start, offset)
     return [
-        share_out(runs, grid, Part(i, num_parts), num_cursors, fill=fill) for i in range(num_parts)
+        share_out(runs, cuts, Part(i, num_parts), num_cursors, fill=fill) for i in range(num_parts)
     ]
 
 
@@ -37,15 +65,22 @@ def shares(
     st.lists(st.integers(1, 200), min_size=1, max_size=6),
     st.integers(1, 9),
     st.integers(1, 7),
-    st.sampled_from([1, 3, 8, 64]),
+    st.sampled_from([1, 3, 8, 64]) | st.lists(st.integers(1, 70), min_size=2, max_size=5),
     st.integers(1, 5),
+    st.sampled_from([0, 0, -1, -30, 7]),
     st.booleans(),
 )
 def test_parts_have_their_exact_numbers_and_all_clips(
-    counts: list[int], num_parts: int, num_cursors: int, chunk: int, stride: int, fill: bool
+    counts: list[int],
+    num_parts: int,
+    num_cursors: int,
+    chunk: int | list[int],
+    stride: int,
+    offset: int,
+    fill: bool,
 ) -> None:
     total = sum(counts)
-    made = shares(counts, num_parts, num_cursors, chunk, fill=fill, stride=stride)
+    made = shares(counts, num_parts, num_cursors, chunk, fill=fill, stride=stride, offset=offset)
     numbers = [int((stop - start).sum()) for start, stop, _ in made]
     ranges = sorted(
         (begin, end - repeated * (i + 1 == len(start)))
@@ -79,9 +114,9 @@ def test_cursors_begin_where_chunks_do_but_for_one_of_a_part() -> None:
 
 
 def test_needs_no_more_for_many_parts() -> None:
-    start, stop, _ = share_out(
-        sequence([100]), chunks_of(8, 1), Part((1 << 30) - 1, 1 << 30), 4, fill=True
-    )
+    runs = sequence([100])
+    part = Part((1 << 30) - 1, 1 << 30)
+    start, stop, _ = share_out(runs, cuts_of(runs, 8), part, 4, fill=True)
     assert (start.tolist(), stop.tolist()) == ([99], [100])
 
 

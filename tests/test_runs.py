@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord.grids import ChunkGrid
+from seqrecord.sampling.cuts import Cuts
 from seqrecord.sampling.runs import Runs
 
 
@@ -65,14 +66,22 @@ def test_slices_hold_their_clips_in_runs_of_their_own(
 
 
 @given(some_runs(), st.data())
-def test_snapping_finds_the_first_clip_past_a_grid_line_of_its_row(
+def test_snapping_finds_the_first_clip_of_its_row_that_uses_nothing_before_its_chunk(
     runs: Runs, data: st.DataObject
 ) -> None:
-    grid = np.array(data.draw(st.lists(st.integers(1, 20), min_size=len(runs), max_size=len(runs))))
-    expected = []
+    """Chunks of any lengths, and windows that begin before or behind a clip's start."""
+    offset = data.draw(st.integers(-40, 40))
+    chunks, expected = [], []
     for i in range(len(runs)):
         starts = int(runs.first_start[i]) + runs.stride * np.arange(int(runs.count[i]))
-        lines = (starts // int(grid[i])).tolist()
-        expected += [int(runs.first_clip[i]) + lines.index(line) for line in lines]
-    chunks = ChunkGrid(grid, np.zeros_like(grid))
-    assert runs.snap(np.arange(runs.num_clips), chunks).tolist() == expected
+        lengths = data.draw(st.lists(st.integers(1, 90), min_size=1, max_size=9))
+        lengths.append(max(1, int(starts[-1]) + 1 - sum(lengths)))
+        chunks.append(lengths)
+        used = np.clip(starts + offset, 0, sum(lengths) - 1)
+        place = np.repeat(np.arange(len(lengths)), lengths)[used].tolist()
+        expected += [int(runs.first_clip[i]) + place.index(n) for n in place]
+    num_frames = np.array([sum(lengths) for lengths in chunks])
+    first_chunk = np.cumsum([0, *map(len, chunks[:-1])])
+    first_frame = np.concatenate([np.cumsum([0, *lengths[:-1]]) for lengths in chunks])
+    cuts = Cuts(ChunkGrid.of(num_frames, first_chunk, first_frame), num_frames - 1, offset)
+    assert runs.snap(np.arange(runs.num_clips), cuts).tolist() == expected

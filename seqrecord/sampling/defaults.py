@@ -28,6 +28,7 @@ REREAD_BY_CURSORS = 0.031  # of all frames: what sharing out the epoch to cursor
 REREAD = 0.035  # and what further cuts of runs may read twice besides
 MOST_REREAD = 0.10  # by cursors, where a batch needs more of them
 MOST_REREAD_IN_MANY = 0.20  # … in more parts than
+MOST_DECODED = 0.045  # … where what is read twice is video that has to be decoded from a keyframe
 MANY_PARTS = 64
 LEAST_RUN_FRAMES = 512
 LEAST_BLOCK = 32  # clips of an unshuffled epoch, so that a round is worth its trouble
@@ -183,12 +184,17 @@ def _affordable_cursors(
     enough = ENOUGH_CURSORS
     if batch_size is not None:
         enough = max(min(batch_size, ENOUGH_CURSORS), int(batch_size / ENOUGH_SHARE))
-    cost = facts.reread_by_one(num_parts)
+    cost, always = facts.reread_by_one(num_parts), facts.reread_by_parts(num_parts)
 
     def within(share: float) -> int:
-        return wanted if cost * wanted <= share else int(share / cost)
+        return wanted if cost * wanted + always <= share else max(0, int((share - always) / cost))
 
-    most = within(MOST_REREAD if num_parts <= MANY_PARTS else MOST_REREAD_IN_MANY)
+    share = MOST_REREAD if num_parts <= MANY_PARTS else MOST_REREAD_IN_MANY
+    if facts.keyframes:  # shorter shares than that could not begin at keyframes
+        share = MOST_DECODED
+        shortest = 2 * -(-facts.most_keyframes // facts.spec.stride) + 1
+        wanted = max(1, min(wanted, facts.num_clips // (num_parts * shortest)))
+    most = within(share)
     affordable = max(within(REREAD_BY_CURSORS), min(enough, most), LEAST_CURSORS)
     whole = facts.whole_cursors(num_parts)
     return max(affordable, whole if whole <= wanted else 0)

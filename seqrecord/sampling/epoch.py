@@ -27,6 +27,7 @@ from seqrecord.errors import ClipError
 from seqrecord.sampling.blocks import BlockSizes
 from seqrecord.sampling.bounds import cursor_bounds
 from seqrecord.sampling.cursors import Cursors
+from seqrecord.sampling.cuts import Cuts
 from seqrecord.sampling.dealing import deal, in_order
 from seqrecord.sampling.facts import ClipFacts
 from seqrecord.sampling.needs import Blocks
@@ -48,7 +49,7 @@ class EpochPlan(Plan):
     """The plan of one part of one epoch.
 
     `windows` are what clips use of each group of `episodes`; by default whole clips of all. Which
-    clips come when depends on the leading group alone.
+    clips come when depends on the leading group, and on that whose chunks are cut at (see `cuts`).
 
     Parts cover the epoch, and all have equally many clips in equally many batches, full ones but
     for the last: where they do not come out even, a part gives one clip that another gives too,
@@ -82,10 +83,10 @@ class EpochPlan(Plan):
         # Episodes count by their place in the selection: rows may differ between datasets.
         self._selected = table.selected
 
-        sequence = sequence_of(table, episodes, settings, self._key, part.count)
+        sequence = sequence_of(table, episodes, settings, self._key, part.count, self._windows)
         start, stop, self.num_repeated = share_out(
             sequence,
-            episodes.lead.take(sequence.episode),
+            Cuts.of(sequence.episode, episodes, self._windows),
             part,
             settings.cursors,
             fill=settings.equal and not settings.drop_last,
@@ -141,7 +142,12 @@ def key_of_stage(settings: PlanSettings, epoch: int, stage: int) -> int:
 
 
 def sequence_of(
-    table: ClipTable, episodes: EpisodeTable, settings: PlanSettings, key: int, num_parts: int
+    table: ClipTable,
+    episodes: EpisodeTable,
+    settings: PlanSettings,
+    key: int,
+    num_parts: int,
+    windows: Sequence[Window],
 ) -> Runs:
     """The runs in the order in which they are shared out to the cursors of all parts."""
     sequence = Runs.of(table)
@@ -150,7 +156,7 @@ def sequence_of(
     return shuffle_runs(
         sequence,
         settings.run_frames,
-        episodes.lead.take(sequence.episode),
+        Cuts.of(sequence.episode, episodes, windows),
         key_of(key, _RUNS),
         num_cursors=num_parts * settings.num_cursors,
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from seqrecord.clips import ClipSpec, ClipTable, EpisodeTable, IntArray
+from seqrecord.sampling.cuts import cut_group
 from seqrecord.sampling.windows import Window
 
 __all__ = ["ClipFacts", "GroupFacts"]
@@ -44,6 +45,8 @@ class ClipFacts:
     parted: bool  # whether clips between others of an episode may be left out
     num_frames: int  # of these
     is_even: bool  # whether they have equally many clips, in one row each
+    keyframes: int = 0  # frames of chunks that are decoded in pieces, on the average; 0 for none
+    most_keyframes: int = 0  # frames of the largest of them
 
     @classmethod
     def of(
@@ -87,6 +90,7 @@ class ClipFacts:
             parted=any_clips or len(used) < len(table.count),
             num_frames=int(lengths.sum()),
             is_even=len(used) == len(table.count) and bool((table.count == table.count[:1]).all()),
+            **_in_pieces(episodes, used),
         )
 
     @property
@@ -113,21 +117,41 @@ class ClipFacts:
 
     @property
     def cut_frames(self) -> int:
-        """Frames that are read twice where a run is cut: of the chunks that both runs need."""
+        """Frames that are read twice where a run is cut: of the chunks that both runs need, or what
+        both need of one that is decoded in pieces."""
         shared = max(0, self.window.span - self.spec.stride)
+        if self.keyframes:
+            return shared
         return -(-shared // self.largest_chunk) * self.largest_chunk
 
     def reread_by_one(self, num_parts: int) -> float:
         """Share of all frames that each cursor more in every part reads a second time."""
         return num_parts * self.cut_frames / max(1, self.num_frames)
 
+    def reread_by_parts(self, num_parts: int) -> float:
+        """Share of all frames that are decoded a second time whatever cursors there are: one cursor
+        of each part but the first begins anywhere, behind a keyframe."""
+        return (num_parts - 1) * (self.keyframes // 2) / max(1, self.num_frames)
+
     def reread(self, cursors: int, num_parts: int) -> float:
         """Share of all frames that so many cursors in every part read a second time."""
         if cursors == self.whole_cursors(num_parts):
             return 0.0
-        return self.reread_by_one(num_parts) * cursors
+        return self.reread_by_one(num_parts) * cursors + self.reread_by_parts(num_parts)
 
     def whole_cursors(self, num_parts: int) -> int:
         """How many cursors of a part walk a whole episode each; 0 where it does not come out."""
         whole, rest = divmod(self.num_episodes, num_parts)
         return whole if self.is_even and not rest else 0
+
+
+def _in_pieces(episodes: EpisodeTable, used: IntArray) -> dict[str, int]:
+    """`keyframes` and `most_keyframes` of these episodes."""
+    whole = episodes.groups[cut_group(episodes)].whole
+    if whole is None or not len(used):
+        return {}
+    largest, weights = whole.largest[used], episodes.num_frames[used]
+    return {
+        "keyframes": round(float(np.average(largest, weights=weights))),
+        "most_keyframes": int(largest.max()),
+    }

@@ -20,7 +20,7 @@ import numpy as np
 
 from seqrecord.clips import IntArray
 from seqrecord.errors import ClipError
-from seqrecord.grids import ChunkGrid
+from seqrecord.sampling.cuts import Cuts
 from seqrecord.sampling.runs import Runs
 
 __all__ = ["Part", "Shares", "share_out", "shares_of"]
@@ -55,7 +55,7 @@ class Shares(NamedTuple):
 
 
 def share_out(
-    sequence: Runs, grid: ChunkGrid, part: Part, num_cursors: int, *, fill: bool
+    sequence: Runs, cuts: Cuts, part: Part, num_cursors: int, *, fill: bool
 ) -> tuple[IntArray, IntArray, int]:
     """What the cursors of a part have, and how many of these clips another part has too.
 
@@ -63,20 +63,19 @@ def share_out(
     See `shares_of`.
     """
     index = np.array([part.index])
-    start, stop, repeated = shares_of(sequence, grid, index, part.count, num_cursors, fill=fill)
+    start, stop, repeated = shares_of(sequence, cuts, index, part.count, num_cursors, fill=fill)
     some = stop[0] > start[0]
     return start[0][some], stop[0][some], int(repeated[0])
 
 
 def shares_of(
-    sequence: Runs, grid: ChunkGrid, index: IntArray, count: int, num_cursors: int, *, fill: bool
+    sequence: Runs, cuts: Cuts, index: IntArray, count: int, num_cursors: int, *, fill: bool
 ) -> Shares:
     """What the cursors of parts `index`, int64[parts], of `count` have.
 
-    All parts together cover the sequence. Shares begin where chunks do, of which `grid` has those
-    of each row's episode: see `Runs.snap`. Parts have equally many clips, or differ by one. With
-    `fill` they all have equally many: a part that would have one clip less has one of the next part
-    too::
+    All parts together cover the sequence. Shares begin where chunks do, see `Cuts`, unless they are
+    shorter than chunks. Parts have equally many clips, or differ by one. With `fill` they all have
+    equally many: a part that would have one clip less has one of the next part too::
 
         8 clips, 3 parts of one cursor  0 1 2 | 2 3 4 | 5 6 7
         without `fill`                  0 1   | 2 3 4 | 5 6 7
@@ -85,15 +84,15 @@ def shares_of(
     total = sequence.num_clips
     start = _equal_bounds(total, count, num_cursors, index)
     stop = _equal_bounds(total, count, num_cursors, index + 1)
-    most = -(-int(grid.largest.max(initial=1)) // sequence.stride)
-    if total // count // num_cursors > 2 * most:
+    most = -(-cuts.longest // sequence.stride)
+    if total // count // num_cursors > most + 1:
         # What a part gains in one share it loses in others: the moves of where its shares begin,
         # and of where they end, come to the same, that of the first part's begins.
         equal = _equal_bounds(total, count, num_cursors, np.zeros(1, np.int64))
-        first = np.append(0, _snapped(sequence, grid, equal[:, 1:], 0)[0])
+        first = np.append(0, _snapped(sequence, cuts, equal[:, 1:], 0)[0])
         moved = int((first - equal).sum())
-        start = _snapped(sequence, grid, start, moved, exact=True)
-        stop = _snapped(sequence, grid, stop, moved, exact=True)
+        start = _snapped(sequence, cuts, start, moved, exact=True)
+        stop = _snapped(sequence, cuts, stop, moved, exact=True)
         start[index == 0] = first
         stop[index == count - 1] = np.append(first[1:], total)
     repeated = np.zeros(len(index), np.int64)
@@ -120,7 +119,7 @@ def _equal_bounds(total: int, num_parts: int, num_cursors: int, index: IntArray)
 
 
 def _snapped(
-    sequence: Runs, grid: ChunkGrid, bounds: IntArray, total_move: int, *, exact: bool = False
+    sequence: Runs, cuts: Cuts, bounds: IntArray, total_move: int, *, exact: bool = False
 ) -> IntArray:
     """`bounds`, int64[parts, cursors], each moved to where a chunk begins.
 
@@ -131,16 +130,10 @@ def _snapped(
     owed = np.full(len(bounds), total_move)
     for i in range(bounds.shape[1] - exact):
         wanted = bounds[:, i] + owed
-        begin, end = grid.bounds(*_chunk(sequence, grid, wanted))
+        begin, end = cuts.chunks(*sequence.find(wanted))
         half = (end - begin) // (2 * sequence.stride)
-        moved[:, i] = sequence.snap(wanted + half, grid)
+        moved[:, i] = sequence.snap(wanted + half, cuts)
         owed += bounds[:, i] - moved[:, i]
     if exact:
         moved[:, -1] += owed
     return moved
-
-
-def _chunk(sequence: Runs, grid: ChunkGrid, clips: IntArray) -> tuple[IntArray, IntArray]:
-    """Row and number of the chunk in which each clip starts."""
-    row, start = sequence.find(clips)
-    return row, grid.place(row, start)

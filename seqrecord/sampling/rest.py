@@ -25,6 +25,7 @@ from seqrecord.clips import ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import StateError
 from seqrecord.sampling.blocks import BlockSizes
 from seqrecord.sampling.cursors import Cursors
+from seqrecord.sampling.cuts import Cuts
 from seqrecord.sampling.dealing import deal, in_order
 from seqrecord.sampling.epoch import CLIPS, CURSORS, key_of_stage, sequence_of
 from seqrecord.sampling.facts import ClipFacts
@@ -120,11 +121,11 @@ class _Remainder:
                 expected=f"at most {_MAX_CURSORS}, of all parts",
                 got=f"{count} parts of {settings.cursors}",
             )
-        self._sequence = sequence_of(table, episodes, settings, self._key, count)
+        self._sequence = sequence_of(table, episodes, settings, self._key, count, self._windows)
         fill = settings.equal and not settings.drop_last
         self._shares = shares_of(
             self._sequence,
-            episodes.lead.take(self._sequence.episode),
+            Cuts.of(self._sequence.episode, episodes, self._windows),
             np.arange(count),
             count,
             settings.cursors,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from seqrecord.clips import ClipTable, IntArray
-from seqrecord.grids import ChunkGrid
+from seqrecord.sampling.cuts import Cuts
 from seqrecord.sampling.random_order import hash64, key_of, permutation
 
 __all__ = ["Runs", "merged", "numbered", "shuffle_runs"]
@@ -62,13 +62,15 @@ class Runs:
         row = np.searchsorted(self.first_clip, clips, side="right") - 1
         return row, self.first_start[row] + (clips - self.first_clip[row]) * self.stride
 
-    def snap(self, clips: IntArray, grid: ChunkGrid) -> IntArray:
-        """Each clip moved back, within its row, to the first one at or past its chunk's begin.
+    def snap(self, clips: IntArray, cuts: Cuts) -> IntArray:
+        """Each clip moved back, within its row, to the first one that uses nothing before its
+        chunk.
 
-        `clips` is int64[n], counted over all rows; `grid` has the chunks of each row's episode.
+        `clips` is int64[n], counted over all rows; `cuts` are of the same rows.
         """
         row, start = self.find(clips)
-        step = -(-(grid.start(row, start) - self.first_start[row]) // self.stride)
+        begin, _ = cuts.chunks(row, start)
+        step = -(-(begin - self.first_start[row]) // self.stride)
         snapped: IntArray = self.first_clip[row] + np.maximum(step, 0)
         return snapped
 
@@ -119,12 +121,12 @@ def merged(one: IntArray, other: IntArray) -> IntArray:
 
 
 def shuffle_runs(
-    runs: Runs, run_frames: int | None, grid: ChunkGrid, key: int, *, num_cursors: int
+    runs: Runs, run_frames: int | None, places: Cuts, key: int, *, num_cursors: int
 ) -> Runs:
     """The same clips in runs of about `run_frames` frames, in an order drawn from `key`.
 
-    Runs are cut where chunks begin, `grid` has those of each row's episode, at places that `key`
-    moves by up to a quarter of a run; those no longer than `run_frames` stay whole. The
+    Runs are cut where chunks begin, see `Cuts`, at places that `key` moves by up to a quarter of a
+    run; those no longer than `run_frames` stay whole. The
     order begins in the middle of a run, so that `num_cursors` cursors, among whom the clips are
     shared out at fixed places, begin elsewhere for another key; with `run_frames=None` that run is
     the only one cut. It stays whole where each cursor gets equally many whole runs.
@@ -139,17 +141,17 @@ def shuffle_runs(
     drawn = hash64(key_of(key, 0), np.append(steps, -1))
     moved = (drawn[:-1] % np.uint64(length // 2 + 1)).astype(np.int64) - length // 4
     moved[0] = 0
-    places = (int(drawn[-1] % np.uint64(total)) + steps * length + moved) % total
+    wanted = (int(drawn[-1] % np.uint64(total)) + steps * length + moved) % total
 
-    row = np.searchsorted(runs.first_clip, places, side="right") - 1
+    row = np.searchsorted(runs.first_clip, wanted, side="right") - 1
     run_clips = np.zeros(int(runs.run[-1]) + 1, np.int64)
     np.add.at(run_clips, runs.run, runs.count)
-    wanted = run_clips[runs.run[row]] > length
+    is_long = run_clips[runs.run[row]] > length
     even = num_cursors == 1 or (
         bool((run_clips == run_clips[0]).all()) and len(run_clips) % num_cursors == 0
     )
-    wanted[0] = not even
-    cuts = runs.snap(places[wanted], grid)
+    is_long[0] = not even
+    cuts = runs.snap(wanted[is_long], places)
     runs = runs.cut(np.unique(cuts))
 
     number = np.empty(int(runs.run[-1]) + 1, np.int64)
