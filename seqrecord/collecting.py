@@ -34,6 +34,7 @@ class StatisticsCollector:
         self._base = _base_shares()
         self._num_frames = 0
         self._all = self._fresh()
+        self._flushed = self._fresh()  # what was kept of the episode
         self._episode = self._fresh()
         self._phase = 0.0
         self._number = 0  # frames of the episode so far
@@ -41,6 +42,7 @@ class StatisticsCollector:
 
     def begin(self, key: str) -> None:
         """Start an episode; forget what was not kept of the one before."""
+        self._settle()
         self._episode = self._fresh()
         self._phase = zlib.crc32(key.encode()) / 2**32
         self._number = self._kept = 0
@@ -83,15 +85,27 @@ class StatisticsCollector:
         self._number += count
 
     def keep(self) -> None:
-        """The episode's frames so far count, whatever becomes of it."""
+        """The episode's frames so far count, unless it is discarded."""
         for name, feature in self._episode.items():
-            self._all[name].merge(feature)
-        self._num_frames += self._number - self._kept
+            self._flushed[name].merge(feature)
         self._kept = self._number
         self._episode = self._fresh()
 
+    def discard(self) -> None:
+        """Forget the episode, and what was kept of it."""
+        self._episode, self._flushed = self._fresh(), self._fresh()
+        self._number = self._kept = 0
+
+    def _settle(self) -> None:
+        """The episode before has ended: what was kept of it counts."""
+        for name, feature in self._flushed.items():
+            self._all[name].merge(feature)
+        self._num_frames += self._kept
+        self._flushed, self._kept = self._fresh(), 0
+
     def statistics(self) -> Statistics:
         """Those of all frames that were kept."""
+        self._settle()
         return Statistics(
             self._num_frames,
             {name: feature.statistics() for name, feature in self._all.items() if feature.is_whole},

@@ -176,6 +176,10 @@ class _FaultyUpload:
     def checkpoint(self, note: bytes) -> None:
         self._inner.checkpoint(note)
 
+    @property
+    def is_kept(self) -> bool:
+        return self._inner.is_kept
+
     def rewind(self, offset: int) -> None:
         self._inner.rewind(offset)
 

@@ -634,3 +634,30 @@ def test_the_file_of_an_upload_that_has_ended_is_that_of_the_next(
         given_up.write(b"more")
     assert len(made) <= 1
     hold.release()
+
+
+def test_it_tells_whether_a_kill_loses_a_checkpoint() -> None:
+    store, putting = Store(), threading.Event()
+    store.save_seconds = 0.0
+
+    def wait() -> None:
+        assert putting.wait(60)
+
+    store.on_put = wait
+    upload = store.upload(PATH)
+    upload.write(DATA)
+    before = upload.is_kept  # there is none
+    upload.checkpoint(b"one")
+    meanwhile = upload.is_kept
+    putting.set()
+    wait_for(lambda: upload.is_kept)
+    assert (before, meanwhile) == (True, False)
+    (unfinished,) = store.unfinished()
+    assert unfinished.checkpoints() == [(len(DATA), b"one")]
+    putting.clear()
+    upload.rewind(0)
+    assert not upload.is_kept
+    putting.set()
+    wait_for(lambda: upload.is_kept)
+    assert [u.checkpoints() for u in store.unfinished()] in ([], [[]])
+    upload.abort()

@@ -41,6 +41,10 @@ class Upload(Protocol):
     def checkpoint(self, note: bytes) -> None:
         """Keep what has been written so far, and `note`, even if the process is killed later."""
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether a kill loses no checkpoint: some storages keep one a few seconds after it."""
+
     def rewind(self, offset: int) -> None:
         """Forget everything after `offset`."""
 

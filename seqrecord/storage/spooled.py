@@ -73,6 +73,10 @@ class SpooledUpload:
     def checkpoint(self, note: bytes) -> None:
         self._spool.checkpoint(note)
 
+    @property
+    def is_kept(self) -> bool:
+        return self._spool.is_kept
+
     def rewind(self, offset: int) -> None:
         self._spool.rewind(offset)
 
@@ -160,6 +164,12 @@ class _Spool:
             if self._keeper is None:
                 self._keeper = self._start(_KEEPER, self._keep)
             self._changed.notify_all()
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether all that is to be in parts is there."""
+        with self._changed:
+            return self._due is None and not self._is_busy and _KEEPER not in self._failures
 
     def rewind(self, offset: int) -> None:
         with self._changed:

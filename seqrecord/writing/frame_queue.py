@@ -98,6 +98,7 @@ class FrameQueue:
         self._spill_failure: OSError | None = None
         self._put = self._segments = 0
         self._taken: _Entry | None = None
+        self._unneeded: deque[Path] = deque()  # files of frames that nobody needs
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._thread: threading.Thread | None = None
         if when_full == "spill":
@@ -158,6 +159,26 @@ class FrameQueue:
             self.check()
             self._entries.append(word)
             self._condition.notify_all()
+
+    def discard(self, word: Control) -> int:
+        """Forget the frames since the word before, and put this one in their place.
+
+        Returns how many were still waiting. Files are removed by who takes, not by the caller.
+        """
+        with self._condition:
+            self.check()
+            count = 0
+            while self._entries and isinstance(entry := self._entries[-1], _Entry):
+                self._entries.pop()
+                count += 1
+                entry.is_taken = True
+                if self._resident and self._resident[-1] is entry:
+                    self._resident.pop()
+                self._free(entry)
+            self._frames -= count
+            self._entries.append(word)
+            self._condition.notify_all()
+        return count
 
     def take(self, seconds: float | None) -> Frame | Control | None:
         """The next frame or word; `None` if none has come for so long, or if the queue is over.
@@ -228,21 +249,26 @@ class FrameQueue:
     def _give_back(self) -> None:
         """The frame that was taken before is done with."""
         entry, self._taken = self._taken, None
-        if entry is None:
-            return
-        with self._condition:
-            if self._failure is None:
-                if entry.segment is None:
-                    self._bytes -= entry.cost
-                else:
-                    self._spilled_bytes -= entry.frame.nbytes
+        if entry is not None:
+            with self._condition:
+                self._free(entry)
                 self._condition.notify_all()
-        if entry.segment is None:
-            self._pool.give(entry.frame.memory)
-        else:
+        while self._unneeded:
+            self._unneeded.popleft().unlink(missing_ok=True)
+
+    def _free(self, entry: _Entry) -> None:
+        """Nobody needs a frame any more. The condition is held."""
+        if entry.segment is not None:
             entry.segment.frames -= 1
             if not entry.segment.frames:
-                entry.segment.path.unlink(missing_ok=True)
+                self._unneeded.append(entry.segment.path)
+        if self._failure is not None:
+            return
+        if entry.segment is None:
+            self._bytes -= entry.cost
+            self._pool.give(entry.frame.memory)
+        else:
+            self._spilled_bytes -= entry.frame.nbytes
 
     def _read(self, entry: _Entry) -> PackedFrame:
         """A frame that was spilled."""

@@ -114,9 +114,16 @@ class _Piece:
 
 
 def _chunks(pieces: Sequence[_Piece], num_frames: int) -> Iterator[StoredChunk]:
-    """The chunks of an episode's first frames, each once, in the order in which they lie."""
+    """The chunks of an episode's first frames, each once, in the order in which they lie.
+
+    Of several files, that with earlier frames comes first, whatever their names.
+    """
     taken = set()
+    firsts: dict[str, int] = {}
     for piece in pieces:
+        first = min((int(r["first_frame"].min()) for r in piece.footer.chunks if len(r)), default=0)
+        firsts[piece.upload.path] = min(first, firsts.get(piece.upload.path, first))
+    for piece in sorted(pieces, key=lambda piece: firsts[piece.upload.path]):
         rows = [
             (int(row["offset"]), group, number, row)
             for group, chunks in enumerate(piece.footer.chunks)

@@ -133,11 +133,27 @@ class OpenFile:
             return
         self.upload.checkpoint(encode_footer(self._footer([episode], self._before)))
 
-    def forget(self, episode: EpisodePart) -> None:
-        """Take back the chunks of the episode; those before its last `complete` stay."""
+    def leave_open(self, episode: EpisodePart) -> None:
+        """A later file says how many frames the episode has: alone, this one holds none of it."""
+        if self.holds(episode):
+            self._episodes[-1] = episode
+
+    def tells_of(self, episode: EpisodePart) -> bool:
+        """Whether it says how many frames the episode has so far."""
+        return self.holds(episode) and self._episodes[-1].num_frames is not None
+
+    def is_only_of(self, episode: EpisodePart) -> bool:
+        """Whether there is nothing here but pieces of the episode."""
+        return all(part.uid == episode.uid for part in self._episodes)
+
+    def forget(self, episode: EpisodePart, *, all_of_it: bool = False) -> None:
+        """Take back the chunks of the episode; those before its last `complete` stay.
+
+        With `all_of_it` none does: from then on a kill brings back nothing of it.
+        """
         if not self.holds(episode):
             return
-        is_kept = self._episodes[-1].num_frames is not None
+        is_kept = self._episodes[-1].num_frames is not None and not all_of_it
         back_to = self._noted if is_kept else self._begun
         self.upload.rewind(back_to.offset)
         if not is_kept:

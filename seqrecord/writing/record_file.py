@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import weakref
@@ -13,7 +14,7 @@ import numpy as np
 
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.collecting import StatisticsCollector
-from seqrecord.errors import CodecError, DestinationError, FormatError, FrameError
+from seqrecord.errors import CodecError, DestinationError, FormatError, FrameError, StorageError
 from seqrecord.format import MAX_EPISODE_FRAMES, RECORDS, EpisodePart
 from seqrecord.format.pages import PageCodec
 from seqrecord.format.text import truncated_metadata
@@ -28,6 +29,8 @@ from seqrecord.writing.video_group import VideoGroup
 
 __all__ = ["RECORDS", "RecordFileWriter"]
 
+_logger = logging.getLogger("seqrecord")
+
 LEAVE_SECONDS = 5.0  # that a writer which gives up waits for a commit
 
 
@@ -39,6 +42,11 @@ class RecordFileWriter:
     written; not the one after that. After each episode the file is worth keeping: a resume copies
     the episodes that had ended from what a kill leaves behind. `writer` is a `new_writer_id()`,
     which several of these may share.
+
+    A file that is full amid an episode that was flushed is held back until the next one tells of a
+    flush. It is finished without a number of frames of the episode, so that only the file being
+    written says that the episode is there, and `discard` can take it back. Nothing waits for a
+    commit then: meanwhile a file may grow to twice its size.
 
     A failure to store anything breaks the writer, since what was stored before may be lost with it:
     the call raises the failure, and where it was the thread's the next call does; every later one
@@ -73,7 +81,9 @@ class RecordFileWriter:
         ]
         self._lags = {name: LagCollector() for name in with_lags(schema)}
         self._file: OpenFile | None = None
-        self._commit: Commit | None = None  # of the file before
+        self._held: OpenFile | None = None  # the file before, full, until the next has a flush
+        self._commit: Commit | None = None  # of the file before these
+        self._own: list[str] = []  # finished files that hold nothing but the open episode
         self._is_over = threading.Event()
         weakref.finalize(self, self._is_over.set)
         self._episode: EpisodePart | None = None
@@ -86,7 +96,7 @@ class RecordFileWriter:
         """Keys of the ended episodes that a failure may have lost; none while nothing failed."""
         if self._failure is None:
             return frozenset()
-        files = (None if self._commit is None else self._commit.file, self._file)
+        files = (None if self._commit is None else self._commit.file, self._held, self._file)
         return frozenset(key for file in files if file is not None for key in file.ended)
 
     def check(self) -> None:
@@ -117,6 +127,7 @@ class RecordFileWriter:
         uid = self._writer + secrets.token_hex(8)
         self._episode = EpisodePart(key, uid, ordinal, None, fps, metadata)
         self._num_frames = self._flushed = 0
+        self._own = []
         for group in self._groups:
             group.begin(chunk_frames)
         for lags in self._lags.values():
@@ -149,10 +160,10 @@ class RecordFileWriter:
             blobs = {name: self._encoders[name](item) for name, item in frame.items()}
         except (FrameError, CodecError) as error:
             raise error.located(episode=episode.key, frame=number) from error.__cause__
-        is_full = self._file is not None and self._file.is_full(self._record_bytes)
-        if self._flushed and is_full and self._uneven() is None:
+        if self._flushed and self._is_full() and self._uneven() is None:
             self.flush()  # what is in the file must not go beyond what it says of the episode
-            self._finish_file()
+            self._finish_held()
+            self._held, self._file = self._file, None
         try:
             for group in self._groups:
                 group.add({name: blobs[name] for name in group.schema if name in blobs})
@@ -219,6 +230,7 @@ class RecordFileWriter:
             self._write_rest(group)
         self._complete(truncated_metadata(self._episode.metadata), self._lags_so_far())
         self._flushed = self._num_frames
+        self._finish_held(only_if_free=True)
         if self._statistics is not None:
             self._statistics.keep()
 
@@ -271,6 +283,42 @@ class RecordFileWriter:
             with self._storing(BaseException):
                 self._file.forget(episode)
         return bool(self._flushed)
+
+    def discard(self) -> None:
+        """Forget the episode that has begun, and what was flushed of it.
+
+        From one moment on, which may be before this returns, no resume brings back any of it. Its
+        bytes are given back, but for those in a finished file that holds other episodes too.
+        """
+        self.check()
+        episode = self._episode
+        assert episode is not None, "no episode has begun"
+        for group in self._groups:
+            group.clear()
+        if self._statistics is not None:
+            self._statistics.discard()
+        if self._commit is not None and self._commit.file.holds(episode):
+            self._wait_for_commit()  # until then what is noted of that file counts
+        with self._storing(BaseException):
+            if self._held is not None and self._held.holds(episode):
+                # In this order: without its first chunks the others are no episode.
+                self._held.forget(episode, all_of_it=True)
+                if self._file is not None:
+                    self._file.upload.abort()
+                self._file, self._held = self._held, None
+            elif self._file is not None:
+                self._file.forget(episode, all_of_it=True)
+        self._episode = None
+        self._flushed = self._num_frames = 0
+        for path in self._own:
+            try:
+                self._storage.remove(path)
+            except StorageError as error:
+                _logger.warning(
+                    "%s/%s holds a discarded episode, and cannot be removed: %s",
+                    *(self._storage.url, path, error),
+                )
+        self._own = []
 
     def close(self) -> None:
         """Finish the open file; an episode that has not ended is dropped."""
@@ -331,7 +379,7 @@ class RecordFileWriter:
     def _store(self, chunk: StoredChunk) -> None:
         """Add a chunk to the open file, or to the next one."""
         assert self._episode is not None
-        if self._file is not None and not self._flushed and self._file.is_full(self._record_bytes):
+        if not self._flushed and self._is_full():
             self._finish_file()
         # An interrupt breaks nothing here: `drop` takes back what was written.
         with self._storing(Exception):
@@ -349,19 +397,57 @@ class RecordFileWriter:
         """Note the episode as it is now, when what earlier files hold of it is there too."""
         assert self._file is not None
         assert self._episode is not None
-        if self._commit is not None and self._commit.file.holds(self._episode):
+        # Where it was flushed, what is noted of the earlier files tells of all that they hold.
+        commit = None if self._flushed else self._commit
+        if commit is not None and commit.file.holds(self._episode):
             self._wait_for_commit()
         with self._storing(BaseException):
             self._file.complete(self._num_frames, metadata, lags)
 
+    def _is_full(self) -> bool:
+        """Whether the next chunk belongs in another file than the open one, if there is one."""
+        if self._file is None or not self._file.is_full(self._record_bytes):
+            return False
+        may_finish = not self._flushed or (self._held is None and self._is_free)
+        return may_finish or self._file.is_full(2 * self._record_bytes)
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether no file is being committed."""
+        return self._commit is None or self._commit.is_done
+
     def _finish_file(self) -> None:
-        """Have the open file committed, after the one before."""
-        self._wait_for_commit()
+        """Have the open file committed, after those before."""
+        self._finish_held()
         if self._file is not None:
-            with self._storing(BaseException):
-                if self._file.finish():
-                    self._commit = Commit(self._file, self._is_over)
-                self._file = None
+            self._finish(self._file)
+            self._file = None
+
+    def _finish_held(self, *, only_if_free: bool = False) -> None:
+        """Have the file committed that was held back, if there is one.
+
+        With `only_if_free`, unless that means to wait, or that a kill might lose what was flushed.
+        """
+        held, episode, file = self._held, self._episode, self._file
+        if held is None:
+            return
+        is_told = file is not None and episode is not None and file.tells_of(episode)
+        is_safe = is_told and file is not None and file.upload.is_kept
+        if only_if_free and not (is_safe and self._is_free):
+            return
+        if is_told and episode is not None:
+            held.leave_open(episode)
+        self._finish(held)
+        self._held = None
+
+    def _finish(self, file: OpenFile) -> None:
+        """Have a file committed, after the one before."""
+        self._wait_for_commit()
+        with self._storing(BaseException):
+            if file.finish():
+                if self._episode is not None and file.is_only_of(self._episode):
+                    self._own.append(file.upload.path)
+                self._commit = Commit(file, self._is_over)
 
     def _wait_for_commit(self) -> None:
         if self._commit is not None:

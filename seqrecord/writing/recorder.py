@@ -21,7 +21,7 @@ from seqrecord.storage import StorageLike
 from seqrecord.units import parse_size
 from seqrecord.writing.destination import WriteMode
 from seqrecord.writing.frame_queue import FrameQueue, WhenFull
-from seqrecord.writing.recording import Begin, End, Recording, Stop, Word
+from seqrecord.writing.recording import Begin, Discard, End, Recording, Stop, Word
 from seqrecord.writing.stored_schema import (
     DEFAULT_RECORD_BYTES,
     Codecs,
@@ -45,7 +45,8 @@ class RecorderStats:
 
     A kill keeps `safe_frames` of the `written_frames`. `queued_frames` wait to be written, of them
     `queued_bytes` in memory and `spilled_bytes` on the disk. `total_spilled_frames` have been on
-    the disk at some time. `dropped_frames` found the queue full and are lost.
+    the disk at some time. `dropped_frames` found the queue full and are lost. Frames of episodes
+    that were discarded are counted in `discarded_frames` alone.
     """
 
     recorded_frames: int  # that `append` took
@@ -56,6 +57,7 @@ class RecorderStats:
     spilled_bytes: int
     total_spilled_frames: int
     dropped_frames: int
+    discarded_frames: int
 
 
 class SeqRecordRecorder:
@@ -127,7 +129,7 @@ class SeqRecordRecorder:
         self._schema = writer.schema
         self._keys = set(writer.finished_keys)
         self._episode: RecordingEpisode | None = None
-        self._recorded = 0
+        self._recorded = self._discarded = 0
         self._is_closed = False
         self._work = Recording(writer, self._queue, flush_seconds)
         self._thread = threading.Thread(
@@ -170,6 +172,7 @@ class SeqRecordRecorder:
             spilled_bytes=queue.spilled_bytes,
             total_spilled_frames=queue.total_spilled_frames,
             dropped_frames=queue.dropped_frames,
+            discarded_frames=self._discarded,
         )
 
     def close(self) -> Manifest:
@@ -235,6 +238,19 @@ class SeqRecordRecorder:
         if wait:
             self._wait_for(word)
 
+    def _discard(self, episode: RecordingEpisode, wait: bool) -> None:
+        self._check_open(episode.key)
+        if self._episode is not episode:
+            raise DestinationError("the episode has ended", episode=episode.key)
+        self._episode = None
+        self._keys.remove(episode.key)
+        self._recorded -= episode.num_frames
+        self._discarded += episode.num_frames
+        word = Discard()
+        self._queue.discard(word)
+        if wait:
+            self._wait_for(word)
+
     def _wait_for(self, word: Word) -> None:
         while not word.done.wait(_POLL_SECONDS):
             self._queue.check()
@@ -279,6 +295,16 @@ class RecordingEpisode:
         An episode without frames is forgotten.
         """
         self._recorder._end(self, wait)
+
+    def discard(self, *, wait: bool = False) -> None:
+        """Throw the episode away: the take failed. Its key may be recorded again.
+
+        Its frames that wait are dropped at once, and what was written of it is taken back: nothing
+        of it is committed. With `wait`, no kill brings it back once this returns; else from a
+        moment soon after. See `EpisodeWriter.discard`. Raises `DestinationError` for an episode
+        that has ended; `seqrecord edit delete` deletes it later.
+        """
+        self._recorder._discard(self, wait)
 
     def __enter__(self) -> RecordingEpisode:
         return self

@@ -13,7 +13,7 @@ from seqrecord.schema import Frame
 from seqrecord.writing.frame_queue import Control, FrameQueue
 from seqrecord.writing.writer import EpisodeWriter, SeqRecordWriter
 
-__all__ = ["Begin", "End", "Recording", "Stop", "Word"]
+__all__ = ["Begin", "Discard", "End", "Recording", "Stop", "Word"]
 
 # A flush begins so early that it ends in time, if it takes no longer than those before.
 _FIRST_SHARE = 0.15  # of `flush_seconds`, that the first one is taken to last
@@ -37,6 +37,10 @@ class Begin(Word):
 
 class End(Word):
     """The episode ends."""
+
+
+class Discard(Word):
+    """The episode is forgotten."""
 
 
 class Stop(Word):
@@ -79,6 +83,8 @@ class Recording:
             self._episode = self.writer.episode(item.key, metadata=item.metadata, fps=item.fps)
         elif isinstance(item, End):
             self._end()
+        elif isinstance(item, Discard):
+            self._discard()
         elif isinstance(item, Control):
             pass
         elif item is not None:
@@ -96,6 +102,13 @@ class Recording:
         if isinstance(item, Word):
             item.done.set()
         return item
+
+    def _discard(self) -> None:
+        episode, self._episode, self._due = self._episode, None, None
+        assert episode is not None, "nothing to discard"
+        episode.discard()
+        self.written_frames -= episode.num_frames
+        self.safe_frames = self.written_frames
 
     def _end(self) -> None:
         episode, self._episode, self._due = self._episode, None, None

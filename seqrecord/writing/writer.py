@@ -351,6 +351,20 @@ class EpisodeWriter:
             if self._files is not None and self._files.drop():
                 self._writer._ended(self.key)
 
+    def discard(self) -> None:
+        """Forget the episode and all that was flushed of it, as if it had never begun.
+
+        A kill meanwhile leaves either nothing of it, or what was flushed; once this has returned,
+        nothing. (A storage that keeps flushes some seconds later forgets them as late.) Its key is
+        free again, and so are its bytes, but for those in a finished record file that holds other
+        episodes too. Does nothing once the episode has ended.
+        """
+        if self._is_open:
+            with self._forget_on_error():
+                if self._files is not None:
+                    self._files.discard()
+            self._writer._episode = None
+
     def __enter__(self) -> EpisodeWriter:
         return self
 

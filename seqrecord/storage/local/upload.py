@@ -58,6 +58,10 @@ class LocalUpload:
         self._add_note({"size": self._size, "note": note.hex()})
         self._noted = self._size
 
+    @property
+    def is_kept(self) -> bool:
+        return True
+
     def rewind(self, offset: int) -> None:
         fd = self._open_fd()
         if offset < self._noted:

@@ -1,0 +1,338 @@
+"""Episodes that are thrown away: nothing of them is committed, whenever a kill comes."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord import FeatureSpec, Schema, SeqRecordRecorder, SeqRecordWriter
+from seqrecord.checksum import Buffer
+from seqrecord.errors import DestinationError, StorageError
+from seqrecord.storage import LocalStorage, Upload
+from seqrecord.writing.commits import reindex
+from seqrecord.writing.frame_queue import Control, FrameQueue
+from tests.storage_doubles import FailAt, FaultyStorage
+from tests.test_frame_queue import NBYTES, frame, same, wait_until_at_rest
+
+SETTINGS: dict[str, Any] = {"codecs": "raw", "chunk_frames": 4}
+
+
+def append(episode: Any, start: int, stop: int, flush_every: int = 3) -> None:
+    for number in range(start, stop):
+        episode.append({"x": np.full((20, 30, 3), number, np.uint8), "y": np.float32(number)})
+        if flush_every and number % flush_every == 2:
+            episode.flush()
+
+
+def lengths(root: Path) -> dict[str, int]:
+    with seqrecord.open(root) as dataset:
+        found = {key: len(episode) for key, episode in dataset.episodes.items()}
+        for episode in dataset.episodes.values():
+            np.testing.assert_array_equal(episode[:]["y"], np.arange(len(episode)))
+            np.testing.assert_array_equal(episode[:]["x"][:, 0, 0, 0], np.arange(len(episode)))
+    return found
+
+
+def join_commits() -> None:
+    for thread in threading.enumerate():
+        if thread.name.startswith("seqrecord-commit"):
+            thread.join()
+
+
+class Photographed(LocalStorage):
+    """A storage of which copies are made before and after each of its steps, while it is told to.
+
+    They are what kills at these moments leave.
+    """
+
+    def __init__(self, root: Path, copies: Path) -> None:
+        super().__init__(root)
+        self.copies, self.is_on, self._lock = copies, False, threading.Lock()
+        self.count = 0
+
+    def photograph(self) -> None:
+        with self._lock:
+            if self.is_on:
+                target = self.copies / f"{self.count:03d}"
+                shutil.copytree(self.root, target, ignore_dangling_symlinks=True)
+                self.count += 1
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def do(*args: Any) -> Any:
+            self.photograph()
+            result = function(*args)
+            self.photograph()
+            return result
+
+        return do
+
+    def create(self, path: str) -> Upload:
+        upload = super().create(path)
+        for name in ("write", "checkpoint", "rewind", "abort"):
+            setattr(upload, name, self.around(getattr(upload, name)))
+        return upload
+
+    def remove(self, path: str) -> None:
+        self.around(super().remove)(path)
+
+
+@pytest.mark.parametrize(
+    ("record_bytes", "flush_every"),
+    [(1, 0), (1, 3), (9_000, 0), (9_000, 3), (9_000, 5), (1 << 30, 5)],
+)
+def test_a_discarded_episode_is_nowhere_whatever_the_files(
+    tmp_path: Path, record_bytes: int, flush_every: int
+) -> None:
+    """One that had ended before stays; a kill amid discarding leaves all flushed, or nothing."""
+    storage = Photographed(tmp_path / "d", tmp_path / "copies")
+    writer = SeqRecordWriter(storage, record_bytes=record_bytes, **SETTINGS)
+    with writer.episode("kept") as episode:
+        append(episode, 0, 7)
+    episode = writer.episode("a")
+    append(episode, 0, 26, flush_every)
+    flushed = {0: 0, 3: 24, 5: 23}[flush_every]
+    storage.is_on = True
+    episode.discard()
+    storage.photograph()
+    storage.is_on = False
+    join_commits()
+    sizes = [path.stat().st_size for path in (tmp_path / "d/records").glob("*.[ps]*")]
+    # What shares a file with another episode, twice a file's size and a chunk at most, may stay.
+    left = 2 * record_bytes + 4 * 2000 if record_bytes < 1 << 30 else 0
+    assert sum(sizes) < 7 * 2000 + left + 4096 * len(sizes)
+    with pytest.raises(DestinationError, match="has ended"):
+        episode.append({})
+    # Kills, then and now.
+    assert storage.count >= 1
+    found = []
+    for number in range(storage.count):
+        copy = storage.copies / f"{number:03d}"
+        SeqRecordWriter(copy, mode="resume").close()
+        found.append(lengths(copy))
+        assert found[-1].pop("kept") == 7
+        assert found[-1] == {} or found[-1]["a"] >= flushed
+    assert found[-1] == {}
+    assert all(found[i] or not found[i + 1] for i in range(len(found) - 1)), "it came back"
+    # The same key again, and the writer as if nothing had been.
+    assert "a" not in writer.finished_keys
+    with writer.episode("a") as episode:
+        append(episode, 0, 5)
+    with writer.episode("last") as episode:
+        append(episode, 0, 3)
+        episode.discard()
+        episode.discard()  # it has been
+    writer.close()
+    with seqrecord.open(tmp_path / "d") as dataset:
+        statistics = dataset.statistics
+    assert statistics is not None
+    assert statistics.num_frames == 12
+    assert statistics["y"].max[0] == 6
+    assert lengths(tmp_path / "d") == {"kept": 7, "a": 5}
+    assert not seqrecord.verify(tmp_path / "d", deep=True).problems
+    reindex(tmp_path / "d")
+    assert lengths(tmp_path / "d") == {"kept": 7, "a": 5}
+
+
+def test_nothing_is_left_where_all_was_discarded(tmp_path: Path) -> None:
+    writer = SeqRecordWriter(tmp_path, **SETTINGS)
+    for _ in range(2):
+        episode = writer.episode("a")
+        append(episode, 0, 9)
+        episode.discard()
+    with pytest.raises(DestinationError, match="no episode was written"):
+        writer.close()
+    assert not list(tmp_path.glob("records/*"))
+
+
+def test_discarding_before_the_features_are_known(tmp_path: Path) -> None:
+    with SeqRecordWriter(tmp_path) as writer:
+        episode = writer.episode("a")
+        episode.append({"other": np.zeros(3)})
+        episode.discard()
+        with writer.episode("a") as episode:
+            append(episode, 0, 2)
+    assert lengths(tmp_path) == {"a": 2}
+
+
+def test_a_file_that_cannot_be_removed_is_no_failure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = FaultyStorage(LocalStorage(tmp_path), FailAt("remove", path="records/"))
+    writer = SeqRecordWriter(storage, record_bytes=1, **SETTINGS)
+    with writer.episode("kept") as episode:
+        append(episode, 0, 3)
+    episode = writer.episode("a")
+    append(episode, 0, 20)
+    episode.discard()
+    assert "cannot be removed" in caplog.text
+    writer.close()
+    assert lengths(tmp_path) == {"kept": 3}
+    reindex(tmp_path)
+    assert lengths(tmp_path) == {"kept": 3}
+
+
+def test_a_storage_that_fails_breaks_the_writer(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    writer = SeqRecordWriter(storage, **SETTINGS)
+    with writer.episode("kept") as episode:
+        append(episode, 0, 3)
+    episode = writer.episode("a")
+    append(episode, 0, 9)
+    (notes,) = tmp_path.glob("records/*.notes")
+    data = notes.read_bytes()
+    notes.unlink()
+    notes.mkdir()
+    with pytest.raises(StorageError):
+        episode.discard()
+    notes.rmdir()
+    notes.write_bytes(data)
+    with pytest.raises(DestinationError, match="failed before"):
+        writer.episode("b")
+    with pytest.raises(DestinationError, match="failed before"):
+        writer.close()
+    SeqRecordWriter(tmp_path, mode="resume").close()
+    assert lengths(tmp_path) == {"kept": 3, "a": 9}
+
+
+# The queue
+
+
+def test_frames_that_wait_are_dropped_up_to_the_word_before(tmp_path: Path) -> None:
+    limit = 8 * NBYTES
+    queue = FrameQueue(limit, "spill", tmp_path)
+    begin, begin_again, discard = Control(), Control(), Control()
+    queue.put(frame(0))
+    queue.tell(begin)
+    for number in range(1, 60):
+        wait_until_at_rest(queue, limit)
+        queue.put(frame(number))
+    wait_until_at_rest(queue, limit)
+    assert queue.stats.spilled_bytes
+    assert queue.discard(discard) == 59
+    stats = queue.stats
+    assert (stats.queued_frames, stats.spilled_bytes) == (1, 0)
+    assert stats.queued_bytes < 2 * NBYTES
+    queue.tell(begin_again)
+    queue.put(frame(60))
+    same(queue.take(1), frame(0))
+    assert [queue.take(1) for _ in range(3)] == [begin, discard, begin_again]
+    assert not list(tmp_path.rglob("*.frames"))
+    same(queue.take(1), frame(60))
+    assert queue.take(0) is None
+    assert queue.stats.queued_bytes == 0
+    queue.close()
+
+
+def test_discarding_while_frames_are_spilled_and_taken(tmp_path: Path) -> None:
+    """Whatever the threads are at, bytes are counted once, and order holds."""
+    limit = 6 * NBYTES
+    queue = FrameQueue(limit, "spill", tmp_path, segment_bytes=2 * NBYTES)
+    words = [Control() for _ in range(100)]
+    taken: list[Any] = []
+
+    def take() -> None:
+        while (item := queue.take(30)) is not words[-1]:
+            assert item is not None
+            taken.append(item if isinstance(item, Control) else int(np.asarray(item["x"])[0]))
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    for number, word in enumerate(words):
+        for at in range(5):
+            wait_until_at_rest(queue, limit)
+            queue.put(frame(100 * number + at))
+        queue.discard(word) if number % 2 else queue.tell(word)
+    thread.join()
+    assert queue.take(0) is None
+    stats = queue.stats
+    assert (stats.queued_frames, stats.queued_bytes, stats.spilled_bytes) == (0, 0, 0)
+    queue.close()
+    assert [item for item in taken if isinstance(item, Control)] == words[:-1]
+    numbers = [item for item in taken if isinstance(item, int)]
+    assert numbers == sorted(set(numbers))
+    assert {n for n in numbers if n // 100 % 2 == 0} == {
+        100 * number + at for number in range(0, 100, 2) for at in range(5)
+    }
+
+
+# The recorder
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Iterator[SeqRecordRecorder]:
+    schema = Schema([FeatureSpec("x", np.dtype(np.int64), ())])
+    with SeqRecordRecorder(tmp_path, schema=schema, flush_seconds=0.01) as recorder:
+        yield recorder
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_take_that_failed_is_recorded_again(
+    tmp_path: Path, recorder: SeqRecordRecorder, wait: bool
+) -> None:
+    takes = []
+    for take in range(3):
+        takes.append(recorder.episode("demo/1", metadata={"take": take}))
+        with takes[-1] as episode:
+            for number in range(20 + take):
+                episode.append({"x": number})
+            if take < 2:
+                episode.discard(wait=wait)
+                with pytest.raises(DestinationError, match="has ended"):
+                    episode.append({"x": 0})
+    with pytest.raises(DestinationError, match="has ended"):
+        takes[-1].discard()
+    stats = recorder.stats()
+    assert (stats.recorded_frames, stats.discarded_frames) == (22, 41)
+    assert (stats.written_frames, stats.safe_frames) == (22, 22)
+    recorder.episode("demo/2").discard()
+    recorder.close()
+    with pytest.raises(DestinationError, match="is closed"):
+        takes[-1].discard()
+    with seqrecord.open(tmp_path) as dataset:
+        assert list(dataset.episodes) == ["demo/1"]
+        assert dataset.episodes["demo/1"].metadata == {"take": 2}
+        np.testing.assert_array_equal(dataset.episodes["demo/1"][:]["x"], np.arange(22))
+
+
+class Stuck(LocalStorage):
+    """A storage that holds back who writes a record file until it is opened."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.opened, self.reached = threading.Event(), threading.Event()
+
+    def create(self, path: str) -> Upload:
+        upload = super().create(path)
+        if path.startswith("records/"):
+            write = upload.write
+
+            def held(data: Buffer) -> None:
+                self.reached.set()
+                assert self.opened.wait(60)
+                write(data)
+
+            setattr(upload, "write", held)  # noqa: B010
+        return upload
+
+
+def test_discarding_waits_for_nothing(tmp_path: Path) -> None:
+    storage = Stuck(tmp_path)
+    with SeqRecordRecorder(storage, codecs="raw", chunk_frames=1) as recorder:
+        episode = recorder.episode("a")
+        for number in range(50):
+            episode.append({"x": number})
+        assert storage.reached.wait(60)
+        episode.discard()
+        assert recorder.stats().queued_frames == 0
+        with recorder.episode("a") as episode:
+            episode.append({"x": 7})
+            storage.opened.set()
+    with seqrecord.open(tmp_path) as dataset:
+        assert dataset.episodes["a"][:]["x"].tolist() == [7]
