@@ -70,14 +70,26 @@ class ChosenClips:
         )
 
     def complete(
-        self, spec: ClipSpec, episodes: EpisodeTable, uses: Sequence[ClipUse], *, pad: bool
+        self,
+        spec: ClipSpec,
+        episodes: EpisodeTable,
+        uses: Sequence[tuple[IntArray, Sequence[ClipUse]]],
+        *,
+        pad: bool,
     ) -> npt.NDArray[np.bool_]:
         """Which of them lie in their episodes and lack nothing; bool[n].
 
-        `spec` has stride 1; `uses` and `pad` are as for `enumerate_clips`.
+        `spec` has stride 1; `uses` are those of some episodes by their rows, and those of others;
+        `pad` is as for `enumerate_clips`.
         """
-        every = enumerate_clips(spec, episodes, np.unique(self.episode), uses=uses, pad=pad)
-        return every.has(self.episode, self.start)
+        found = np.zeros(len(self.episode), bool)
+        for rows, some in uses:
+            mine = rows[np.isin(rows, self.episode)]
+            if not len(mine):
+                continue
+            every = enumerate_clips(spec, episodes, mine, uses=some, pad=pad)
+            found |= every.has(self.episode, self.start)
+        return found
 
     def table(
         self, spec: ClipSpec, selected: IntArray, times: IntArray, *, num_incomplete: int = 0

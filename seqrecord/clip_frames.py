@@ -22,7 +22,7 @@ from seqrecord.clips import ClipSpec
 from seqrecord.grids import IntArray
 from seqrecord.last_known import LastKnown
 
-__all__ = ["ClipFrames", "ClipSteps", "DrawSteps", "FoundFrames"]
+__all__ = ["ClipFrames", "ClipSteps", "DrawSteps", "FoundFrames", "RatedOffsets"]
 
 
 class FoundFrames(NamedTuple):
@@ -37,6 +37,21 @@ class FoundFrames(NamedTuple):
     age: IntArray | None = None
     """int64[n, T]: how many frames before the clip's frame that one is, of a feature of which clips
     have the last known values; -1 where nothing is known."""
+
+
+@dataclass(frozen=True, eq=False)
+class RatedOffsets:
+    """Offsets that depend on the episode, as those in seconds do where frames a second differ."""
+
+    offsets: IntArray
+    """int64[rates, T]: those of each rate."""
+    rate: IntArray
+    """int64[E]: the rate of each episode."""
+
+    def of(self, episode: IntArray) -> IntArray:
+        """int64[n, T], by the rows of the episodes, int64[n]."""
+        found: IntArray = self.offsets[self.rate[episode]]
+        return found
 
 
 class ClipSteps(NamedTuple):
@@ -60,7 +75,8 @@ class ClipFrames:
     all rows of the index: how many frames each episode has. Where `draw` is, clips have the frames
     `s + offsets * dilation`, the last one first where they are reversed. Features in `timed` have
     the frames that are nearest to times, and `offsets` of the same length that mean nothing. Of the
-    features in `known` clips have the values that were known last.
+    features in `known` clips have the values that were known last. Those in `rated` have other
+    offsets in some episodes; `offsets` has those of one.
     """
 
     offsets: Mapping[str, IntArray]
@@ -68,6 +84,7 @@ class ClipFrames:
     draw: DrawSteps | None = None
     timed: Mapping[str, TimedWindow] = field(default_factory=dict)
     known: Mapping[str, LastKnown] = field(default_factory=dict)
+    rated: Mapping[str, RatedOffsets] = field(default_factory=dict)
 
     @classmethod
     def of(cls, spec: ClipSpec, features: Iterable[str], num_frames: IntArray) -> ClipFrames:
@@ -84,7 +101,9 @@ class ClipFrames:
         """The features in sets, of which those of one set have the same frames in every clip."""
         found: dict[object, list[str]] = {}
         for name in features:
-            window = self.timed.get(name, self.offsets[name].tobytes())
+            rated = self.rated.get(name)
+            offsets = self.offsets[name] if rated is None else rated.offsets
+            window = self.timed.get(name, offsets.tobytes())
             found.setdefault((window, id(self.known.get(name))), []).append(name)
         return [tuple(names) for names in found.values()]
 
@@ -110,7 +129,8 @@ class ClipFrames:
 
     def _offsets(self, feature: str, episode: IntArray, start: IntArray) -> IntArray:
         """Of each clip's frames, int64[n, T], or of all clips', int64[T]."""
-        offsets = self.offsets[feature]
+        rated = self.rated.get(feature)
+        offsets = self.offsets[feature] if rated is None else rated.of(episode)
         if self.draw is None:
             return offsets
         dilation, is_reversed = self.draw(episode, start)

@@ -201,6 +201,28 @@ class ClipTable:
             num_outside=min(table.num_outside for table in tables),
         )
 
+    @classmethod
+    def joined(cls, tables: Sequence[ClipTable]) -> ClipTable:
+        """The clips of tables of one spec whose selected episodes are others in each."""
+        if len(tables) == 1:
+            return tables[0]
+        columns = (
+            np.concatenate([getattr(table, name) for table in tables])
+            for name in ("episode", "first_start", "count")
+        )
+        episode, first_start, count = columns
+        order = np.argsort(episode, kind="stable")
+        return cls(
+            tables[0].spec,
+            np.sort(np.concatenate([table.selected for table in tables])),
+            episode[order],
+            first_start[order],
+            count[order],
+            num_short_episodes=sum(table.num_short_episodes for table in tables),
+            num_incomplete=sum(table.num_incomplete for table in tables),
+            num_outside=sum(table.num_outside for table in tables),
+        )
+
     def has(self, episode: IntArray, start: IntArray) -> npt.NDArray[np.bool_]:
         """Which clips are there, by the rows of their episodes and their starts; [n] each.
 

@@ -24,7 +24,8 @@ class Seconds:
 
     `Seconds(-0.5, 0)` are all frames of the half second up to and with the clip's own;
     `Seconds([-0.2, -0.1, 0])` the frames at three times. Frames lie `1 / fps` seconds apart, by
-    what the episodes say of their frames a second; or where the timestamps `by` say.
+    what each episode says of its frames a second; or where the timestamps `by` say. Where episodes
+    say different numbers, a list of times or `every` gives all clips equally many frames.
 
     Raises `ClipError` for times that are no numbers, out of order, or too far apart.
 

@@ -38,10 +38,11 @@ class ChosenCase(Case):
 
     @property
     def table(self) -> ClipTable:
+        offsets = np.arange(self.spec.length) * self.spec.dilation
         whole = self.chosen.complete(
             self.spec,
             self.episodes,
-            [ClipUse(np.arange(self.spec.length) * self.spec.dilation, self.missing_frames)],
+            [(np.arange(len(self.episodes)), [ClipUse(offsets, self.missing_frames)])],
             pad=False,
         )
         chosen = self.chosen.taken(whole)
@@ -154,9 +155,8 @@ def test_a_sparse_list_of_a_long_episode_reads_little() -> None:
     )
     spec = ClipSpec(4)
     chosen = ChosenClips.of(np.zeros(100, np.int64), np.arange(100) * 1000)
-    assert chosen.complete(
-        spec, episodes, [ClipUse(np.arange(spec.length), MissingFrames.none())], pad=False
-    ).all()
+    uses = [ClipUse(np.arange(spec.length), MissingFrames.none())]
+    assert chosen.complete(spec, episodes, [(np.arange(1), uses)], pad=False).all()
     table = chosen.table(spec, np.arange(1), chosen.most)
     plan = EpochPlan(table, episodes, PlanSettings(num_cursors=4, run_frames=None))
     loads = [work.groups[0].loads for work in plan.rounds()]

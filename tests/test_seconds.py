@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import seqrecord
-from seqrecord import ClipError, Seconds, SeqRecordDataset
+from seqrecord import ClipError, Seconds, SeqRecordDataset, SeqRecordPipe
+from tests.resume_contract import check_resume
 
 
 @pytest.mark.parametrize(
@@ -102,10 +103,110 @@ def test_seconds_of_a_dataset(tmp_path: Path) -> None:
     assert len(SeqRecordDataset(path, windows={"a": Seconds(-0.2, 0.3)})) == 30
 
     path = write(tmp_path / "other", [10, 30, None])
-    for episodes, key, got in ((None, "1", "30"), (["0", "2"], "2", "none")):
-        with pytest.raises(ClipError, match="one number of frames a second") as caught:
+    for episodes in (None, ["0", "2"], ["2"]):
+        with pytest.raises(ClipError, match="how many frames a second") as caught:
             SeqRecordDataset(path, windows={"a": Seconds(0, 1)}, episodes=episodes)
-        assert (caught.value.episode, caught.value.got) == (key, got)
+        assert (caught.value.episode, caught.value.got) == ("2", "none")
+    with pytest.raises(ClipError, match="other numbers of frames in Seconds") as caught:
+        SeqRecordDataset(path, windows={"a": Seconds(0, 0.5)}, episodes=["0", "1"])
+    assert (caught.value.episode, caught.value.feature) == ("1", "a")
+    with pytest.raises(ClipError, match="no frame is near enough") as caught:
+        SeqRecordDataset(path, windows={"a": Seconds([0.1, 1 / 30])}, episodes=["0", "1"])
+    assert caught.value.episode == "0"
     assert len(SeqRecordDataset(path, windows={"a": Seconds(0, 0.5)}, episodes=["1"])) == 5
-    with pytest.raises(ClipError, match="one number of frames a second"):
-        SeqRecordDataset(path, windows={"a": Seconds(0, 1)}, episodes=["2"])
+
+
+RATES = (10, 30, 20, 30, 10)
+LENGTHS = (12, 40, 9, 3, 1)
+
+
+@pytest.fixture(scope="module")
+def rated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Episodes of several frames a second; frame 20 of the second lacks `b`."""
+    path = tmp_path_factory.mktemp("rated") / "records"
+    features = {"b": {"group": 1}}
+    with seqrecord.SeqRecordWriter(path, chunk_frames=7, features=features) as writer:
+        for number, (rate, length) in enumerate(zip(RATES, LENGTHS, strict=True)):
+            with writer.episode(f"{number}", fps=rate) as episode:
+                for i in range(length):
+                    frame = {"a": np.int64(100 * number + i), "b": np.int64(i)}
+                    if (number, i) == (1, 20):
+                        del frame["b"]
+                    episode.append(frame)
+    return path
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    tenths=st.lists(st.integers(-8, 8), min_size=1, max_size=4),
+    others=st.lists(st.integers(-3, 9), min_size=1, max_size=3),
+    pad=st.sampled_from([None, "edge"]),
+    stride=st.integers(1, 3),
+    shuffle=st.booleans(),
+    world_size=st.integers(1, 2),
+)
+def test_episodes_of_other_rates(
+    rated: Path,
+    tenths: list[int],
+    others: list[int],
+    pad: Any,
+    stride: int,
+    shuffle: bool,
+    world_size: int,
+) -> None:
+    """Against each episode's own offsets, for all clips that lack nothing."""
+    wanted = {}
+    for number, (rate, length) in enumerate(zip(RATES, LENGTHS, strict=True)):
+        asked = {"a": [i * rate // 10 for i in tenths], "b": others}
+        for start in range(0, length, stride):
+            frames = {n: [start + i for i in offsets] for n, offsets in asked.items()}
+            near = {n: [min(max(i, 0), length - 1) for i in some] for n, some in frames.items()}
+            if number == 1 and 20 in near["b"]:
+                continue
+            if pad is None and near != frames:
+                continue
+            is_pad = [i != j for i, j in zip(frames["a"], near["a"], strict=True)]
+            values = [100 * number + i for i in near["a"]]
+            wanted[f"{number}", start] = values, near["b"], is_pad
+    options: dict[str, Any] = {
+        "windows": {"a": Seconds([i / 10 for i in tenths]), "b": others},
+        "pad": pad,
+        "stride": stride,
+    }
+    if not wanted:
+        with pytest.raises(ClipError, match="no clip"):
+            SeqRecordDataset(rated, **options)
+        return
+    found = {}
+    for rank in range(world_size):
+        pipe = SeqRecordPipe(
+            rated, **options, batch_size=4, shuffle=shuffle, rank=rank, world_size=world_size
+        )
+        for batch in pipe:
+            for i, (key, start) in enumerate(
+                zip(batch["episode"], batch["start"].tolist(), strict=True)
+            ):
+                is_pad = batch["a_is_pad"][i].tolist() if pad else [False] * len(tenths)
+                found[key, start] = batch["a"][i].tolist(), batch["b"][i].tolist(), is_pad
+    assert found == wanted
+    dataset = SeqRecordDataset(rated, **options)
+    assert [dataset[i]["a"].tolist() for i in range(len(dataset))] == [
+        values for values, _, _ in wanted.values()
+    ]
+
+
+def test_lists_of_clips_of_other_rates(rated: Path) -> None:
+    """Each start is checked by the window of its own episode."""
+    options: dict[str, Any] = {"windows": {"a": Seconds([0, 0.5]), "b": [0]}}
+    good = {"episode": ["0", "1", "1"], "start": [6, 3, 24]}
+    clips = SeqRecordDataset(rated, **options, clips=good)
+    assert [clips[i]["a"].tolist() for i in range(3)] == [[6, 11], [103, 118], [124, 139]]
+    with pytest.raises(ClipError, match="no clip lies in its episode, in row 1") as caught:
+        SeqRecordDataset(rated, **options, clips={"episode": ["0", "1"], "start": [6, 25]})
+    assert (caught.value.expected, caught.value.got) == ("0 to 24", 25)
+    first = SeqRecordDataset(rated, windows={"a": Seconds([0.1]), "b": [0]}, episodes=["0"])
+    assert len(first) == 11
+    check_resume(
+        lambda: SeqRecordPipe(rated, **options, pad="edge", batch_size=4, num_cursors=2),
+        num_epochs=2,
+    )

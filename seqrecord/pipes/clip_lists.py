@@ -39,12 +39,12 @@ def read_clip_list(
     keys: pa.StringArray,
     num_frames: IntArray,
     *,
-    reach: tuple[int, int],
+    reach: IntArray,
     url: str,
 ) -> ChosenClips:
     """The clips that a table names; `keys` and `num_frames` are of all episodes.
 
-    `reach` is how many frames before and behind a clip's start its episode must have.
+    `reach`, int64[E, 2], is how many frames before and behind a clip's start its episode must have.
 
     Raises `ClipError`, which says the row, for columns that are missing, unknown or of another
     type, an episode that is not there, a start at which no clip lies in its episode, and
@@ -53,7 +53,7 @@ def read_clip_list(
     table = _table(clips, url)
     named = table["episode"]
     episode = _found(named, keys, url)
-    start = _starts(table["start"], num_frames[episode], named, reach, url)
+    start = _starts(table["start"], num_frames[episode], named, reach[episode], url)
     weight = _weights(table["weight"], url) if "weight" in table else None
     if not len(episode):
         raise ClipError("clips has no rows", file=url, expected="at least one clip", got="none")
@@ -113,7 +113,7 @@ def _found(named: pa.Array, keys: pa.StringArray, url: str) -> IntArray:
 
 
 def _starts(
-    column: pa.Array, num_frames: IntArray, named: pa.Array, reach: tuple[int, int], url: str
+    column: pa.Array, num_frames: IntArray, named: pa.Array, reach: IntArray, url: str
 ) -> IntArray:
     if not (pa.types.is_integer(column.type) or not len(column)):
         raise ClipError(
@@ -123,12 +123,12 @@ def _starts(
             got=str(column.type),
         )
     numbers = column.to_numpy(zero_copy_only=False)
-    first, behind = reach
-    lasts = num_frames - 1 - behind
-    wrong = np.flatnonzero((numbers < first) | (numbers > np.maximum(lasts, -1)))
+    lasts = num_frames - 1 - reach[:, 1]
+    wrong = np.flatnonzero((numbers < reach[:, 0]) | (numbers > np.maximum(lasts, -1)))
     if len(wrong):
         row = int(wrong[0])
-        last, least = int(lasts[row]), first + behind + 1
+        last, first = int(lasts[row]), int(reach[row, 0])
+        least = int(reach[row].sum()) + 1
         raise ClipError(
             f"clips has a start at which no clip lies in its episode, in row {row}",
             file=url,

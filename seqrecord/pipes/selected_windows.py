@@ -7,10 +7,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 
-from seqrecord.clip_frames import ClipFrames
+from seqrecord.clip_frames import ClipFrames, RatedOffsets
 from seqrecord.clip_times import TimedWindow
 from seqrecord.clip_uses import ClipUse, MissingFrames, reach_of
 from seqrecord.clips import IntArray
@@ -18,6 +16,7 @@ from seqrecord.errors import ClipError
 from seqrecord.last_known import LastKnown
 from seqrecord.pipes.last_known import find_known
 from seqrecord.pipes.options import ClipOptions
+from seqrecord.pipes.rates import Rates
 from seqrecord.pipes.timelines import Timeline
 from seqrecord.pipes.windows import check_windows, said_of
 from seqrecord.reading.reader import SeqRecordReader
@@ -30,18 +29,19 @@ __all__ = ["SelectedWindows"]
 class SelectedWindows:
     """The windows of the features of a dataset, those of `clip_len` frames among them. Picklable.
 
-    Raises `ClipError` for windows of other features, and for seconds where the selected episodes do
-    not all say the same number of frames a second.
+    Raises `ClipError` for windows of other features, and for seconds where a selected episode does
+    not say how many frames a second it has.
 
     Args:
         selected: rows of the selected episodes.
     """
 
     is_padded: bool  # whether clips may have frames beyond the ends of their episodes
-    reach: tuple[int, int]  # how many frames before and behind a clip's start there must be
+    span: int  # how many frames an episode must have for a clip, at least
     offsets: dict[str, IntArray]  # of each feature that clips have, int64[T] from their starts
     padded: list[str]  # the features of which clips say what is padding
     timed: dict[str, TimedWindow]  # those with frames by timestamps, which offsets do not tell
+    rated: dict[str, RatedOffsets]  # those whose offsets differ with the episode
     known: dict[str, LastKnown]  # the features of which clips have the last known values
 
     def __init__(self, options: ClipOptions, dataset: SeqRecordReader, selected: IntArray) -> None:
@@ -51,14 +51,13 @@ class SelectedWindows:
         if not options.has_drawn_steps:
             self._others = self._others * options.dilations[0]
         self._all_have = options.clip_len is not None
-        self._dataset, self._fps = dataset, 0.0
+        self._dataset, self._selected = dataset, selected
         seconds = {n: w for n, w in self._windows.items() if isinstance(w, Seconds)}
         names = {w.by for w in seconds.values() if w.by is not None}
         clocks = {by: Timeline(dataset, by, selected) for by in names}
         self._timed = {n: clocks[w.by].window(w) for n, w in seconds.items() if w.by is not None}
-        if len(self._timed) < len(seconds):
-            index = dataset.index
-            self._fps = frames_per_second(index.fps, selected, index.keys, url=dataset.url)
+        by_fps = {n: w for n, w in seconds.items() if n not in self._timed}
+        self._rates = Rates.of(by_fps, dataset.index, selected, url=dataset.url)
         self.is_padded = options.pad is not None
         self._known = find_known(options.last_known, options.unknown, dataset, selected)
         self._is_transformed = options.frame_transform is not None
@@ -76,13 +75,7 @@ class SelectedWindows:
         else:
             self.give(dict.fromkeys(dataset.features))
             self._stored = {name: self._held(name) for name in dataset.features}
-        nearest = (offsets * self._dilations[0] for offsets in self._stored.values())
-        self.reach = (0, 0) if self.is_padded else reach_of(nearest)
-
-    @property
-    def span(self) -> int:
-        """How many frames an episode must have for a clip."""
-        return sum(self.reach) + 1
+        self.span = 1 + int(self._reach.sum(axis=1).min())
 
     def give(self, features: Mapping[str, str | None]) -> None:
         """Say which features clips have: others than those stored, where frames are transformed.
@@ -107,22 +100,49 @@ class SelectedWindows:
             if (self.is_padded and (self._all_have or name in self._windows))
             or (name in self.timed and self.timed[name].pads)
         ]
-        known = self._known
+        rated, known = self._rates.rated, self._known
+        self.rated = {n: rated[of or n] for n, of in features.items() if (of or n) in rated}
         self.known = {n: known[of or n] for n, of in features.items() if (of or n) in known}
 
-    def uses(self) -> list[list[ClipUse]]:
+    def uses(self) -> list[list[tuple[IntArray, list[ClipUse]]]]:
         """What clips use of the stored features, and the frames that lack one of these, with each
-        of the dilations that may be drawn."""
+        of the dilations that may be drawn; of episodes of one rate, by their rows, and of others.
+        """
         return [
-            [ClipUse(use.offsets * dilation, use.missing) for use in self._uses]
+            [
+                (rows, [ClipUse(use.offsets * dilation, use.missing) for use in self._uses(rate)])
+                for rate, rows in enumerate(self._rates.episodes)
+            ]
             for dilation in self._dilations
         ]
 
+    def _uses(self, rate: int) -> list[ClipUse]:
+        stored = self._stored_at(rate)
+        frames = ClipFrames(stored, np.zeros(0, np.int64), known=self._known)
+        sets = frames.alike(stored)
+        return [ClipUse(stored[names[0]], self.missing(names)) for names in sets]
+
+    def _stored_at(self, rate: int) -> dict[str, IntArray]:
+        """The offsets that clips use of each stored feature, in episodes of one rate."""
+        if self._is_transformed:
+            return self._stored
+        offsets = self._rates.offsets
+        return {n: offsets[n][rate] if n in offsets else held for n, held in self._stored.items()}
+
     @cached_property
-    def _uses(self) -> list[ClipUse]:
-        frames = ClipFrames(self._stored, np.zeros(0, np.int64), known=self._known)
-        sets = frames.alike(self._stored)
-        return [ClipUse(self._stored[names[0]], self.missing(names)) for names in sets]
+    def _reach(self) -> IntArray:
+        """int64[rates, 2]: how many frames before and behind a clip's start there must be."""
+        found = np.zeros((len(self._rates.episodes), 2), np.int64)
+        for rate in range(0 if self.is_padded else len(found)):
+            every = self._stored_at(rate).values()
+            found[rate] = reach_of(offsets * self._dilations[0] for offsets in every)
+        return found
+
+    @property
+    def reaches(self) -> IntArray:
+        """The same of each episode of the dataset, int64[E, 2]."""
+        found: IntArray = self._reach[self._rates.rate]
+        return found
 
     def missing(self, features: Sequence[str]) -> MissingFrames:
         """The frames that lack one of the stored features, of which clips have the same frames.
@@ -138,7 +158,11 @@ class SelectedWindows:
     def first_frame(self, episode: IntArray, start: IntArray) -> tuple[int, int]:
         """Of the first of some clips, its episode and one of its frames; it has all features of
         that one."""
-        frames = ClipFrames(self._stored, self._dataset.episode_table.num_frames)
+        frames = ClipFrames(
+            self._stored,
+            self._dataset.episode_table.num_frames,
+            rated={} if self._is_transformed else self._rates.rated,
+        )
         found = frames.find(next(iter(self._stored)), episode, start)
         return int(episode[0]), int(found.frames[0, 0])
 
@@ -155,7 +179,7 @@ class SelectedWindows:
             groups.setdefault(group, []).extend(every)
             if name in self.known:
                 reach[group] = max(reach.get(group, 0), self.known[name].reach)
-            if name in self.timed or name in self.known:
+            if name in self.timed or name in self.known or name in self.rated:
                 scattered.add(group)
         return [
             Window.around(
@@ -166,6 +190,8 @@ class SelectedWindows:
 
     def _held(self, name: str) -> IntArray:
         """The offsets at which a feature's frames are, or with timestamps can be."""
+        if name in self._rates.rated:
+            return np.unique(self._rates.offsets[name])
         if name not in self._timed:
             return self._offsets_of(name)
         return np.arange(self._timed[name].first, self._timed[name].last + 1)
@@ -173,7 +199,9 @@ class SelectedWindows:
     def said(self) -> dict[str, str]:
         """The windows as text, by feature, where there are any but those of `clip_len`."""
         return {
-            name: repr(self._windows[name]) if name in self._timed else said_of(offsets)
+            name: self._rates.said.get(name, said_of(offsets))
+            if name not in self._timed
+            else repr(self._windows[name])
             for name in sorted(self._windows)
             for offsets in [self._offsets_of(name)]
         }
@@ -192,28 +220,7 @@ class SelectedWindows:
         window = self._windows.get(name)
         if name in self._timed:
             return np.zeros(len(self._timed[name].times), np.int64)
-        if isinstance(window, Seconds):
-            return window.offsets(self._fps, name)
+        if name in self._rates.offsets:
+            first: IntArray = self._rates.offsets[name][0]
+            return first
         return self._others if window is None else np.array(window, np.int64)
-
-
-def frames_per_second(
-    fps: npt.NDArray[np.float64], selected: IntArray, keys: pa.StringArray, *, url: str
-) -> float:
-    """What the selected episodes say, by what each does, float64[episodes]; 0 where it does not.
-
-    Raises `ClipError` where one says nothing, or not the same as the others.
-    """
-    said: Any = fps[selected]
-    wrong = np.flatnonzero((said == 0) | (said != said[:1]))
-    if len(wrong):
-        at = int(wrong[0])
-        first = f"{said[0]:g} frames a second, as the first episode" if said[0] else "an fps"
-        raise ClipError(
-            "Seconds need episodes that say one number of frames a second",
-            file=url,
-            episode=str(keys[int(selected[at])].as_py()),
-            expected=first,
-            got=f"{said[at]:g}" if said[at] else "none",
-        )
-    return float(said[0]) if len(said) else 1.0

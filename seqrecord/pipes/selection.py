@@ -45,7 +45,9 @@ from seqrecord.sampling.weights import times_in_epoch
 
 __all__ = ["ClipSelection"]
 
-_Uses: TypeAlias = list[list[ClipUse]]  # with each of the dilations that may be drawn
+_Uses: TypeAlias = list[list[tuple[IntArray, list[ClipUse]]]]
+"""With each of the dilations that may be drawn, those of some episodes by their rows, of others…"""
+
 _Options = TypeVar("_Options", bound=ClipOptions)
 
 
@@ -208,7 +210,11 @@ class ClipSelection:
         """Which frames clips have of each feature, before anything is drawn."""
         windows = self.windows
         return ClipFrames(
-            windows.offsets, self.episodes.num_frames, timed=windows.timed, known=windows.known
+            windows.offsets,
+            self.episodes.num_frames,
+            timed=windows.timed,
+            known=windows.known,
+            rated=windows.rated,
         )
 
     def drawn_frames(self, seed: int, epoch: int) -> ClipFrames:
@@ -278,7 +284,12 @@ class ClipSelection:
         """The clips that lack nothing with one of the dilations."""
         pad = self.windows.is_padded
         return ClipTable.united(
-            [enumerate_clips(spec, table, self.selected, uses=use, pad=pad) for use in uses]
+            [
+                ClipTable.joined(
+                    [enumerate_clips(spec, table, rows, uses=some, pad=pad) for rows, some in use]
+                )
+                for use in uses
+            ]
         )
 
     def _steps(self, options: ClipOptions, table: EpisodeTable, uses: _Uses) -> SelectedSteps:
@@ -296,7 +307,7 @@ class ClipSelection:
         """Those of the list that are of the selected episodes and lack nothing."""
         index, spec = self.dataset.index, self.spec
         listed = read_clip_list(
-            clips, index.keys, index.num_frames, reach=self.windows.reach, url=self.dataset.url
+            clips, index.keys, index.num_frames, reach=self.windows.reaches, url=self.dataset.url
         )
         listed = listed.taken(np.isin(listed.episode, self.selected))
         self.selected = np.unique(listed.episode)
