@@ -27,6 +27,7 @@ from seqrecord.clip_transforms import Windows
 from seqrecord.engine.crops import ClipCrops, copy_window
 from seqrecord.errors import ChecksumError
 from seqrecord.reading.frames import ArraySpec
+from seqrecord.sampling import memory
 from tests.clip_data import leaves_nothing, names
 
 HEIGHT, WIDTH = 10, 13
@@ -139,6 +140,12 @@ def test_batches_are_crops_of_whole_clips(path: Path, name: str) -> None:
                 check_clip(clip, 3, dilation, cropped)
                 count += 1
         assert count == pipe.num_clips
+
+
+@pytest.fixture(autouse=True)
+def small_clips_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small clips are loaded straight into batches too, where clips do not overlap."""
+    monkeypatch.setattr(memory, "LEAST_STRAIGHT", 0)
 
 
 def is_loaded_straight(pipe: SeqRecordPipe) -> bool:

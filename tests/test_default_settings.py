@@ -293,3 +293,22 @@ def test_settings_of_many_episodes_are_found_quickly(spec: ClipSpec, shuffle: bo
         num_parts=4096,
     )
     assert time.thread_time() - began < 1
+
+
+@pytest.mark.parametrize(("frame_bytes", "wanted"), [(32 << 10, 512), (8, 4096), (1 << 20, 64)])
+def test_rounds_in_order_of_small_frames_are_large(frame_bytes: int, wanted: int) -> None:
+    """They hold about 16 MiB, or 4,096 clips, if memory allows; and a batch at least."""
+    table, episodes = dataset((100,) * 200, ClipSpec(4))
+    facts = ClipFacts.of(table, episodes)
+    settings = PlanSettings(shuffle=False, batch_size=64)
+    for frames in (20_000, 1000, 100):
+        found = default_settings(
+            facts,
+            settings,
+            shuffle_buffer=None,
+            max_held=frames * frame_bytes,
+            frame_bytes=[frame_bytes],
+        )
+        most = min(wanted, frames)
+        assert most // 2 <= found.block_frames <= most * 5 // 4
+        assert resident_bounds(facts, found)[0] <= frames

@@ -12,8 +12,10 @@ import numpy.typing as npt
 import pytest
 from torch.utils.data import DataLoader
 
+import seqrecord
 from seqrecord import SeqRecordPipe
 from seqrecord.errors import ChecksumError
+from seqrecord.sampling import memory
 from tests.clip_data import (
     LARGE,
     check,
@@ -40,6 +42,11 @@ KINDS: dict[str, dict[str, Any]] = {
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("disjoint")
     return write_numbered(folder / "records", **KINDS[request.param])
+
+
+@pytest.fixture(autouse=True)
+def small_clips_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "LEAST_STRAIGHT", 0)
 
 
 def was_gathered(pipe: SeqRecordPipe) -> bool:
@@ -180,3 +187,15 @@ def test_a_worker_opens_as_many_batches_as_a_load_fills(path: Path) -> None:
     loader = DataLoader(pipe, batch_size=None, num_workers=1, timeout=60)
     found = [name for batch in loader for name in names(batch)]
     assert sorted(found) == possible_clips(["id"], 2, stride=2)
+
+
+def test_small_clips_go_through_an_arena(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clip of a group that is large enough is loaded without; what it holds is the same."""
+    expected = [digest(batch) for batch in make(path, 4, seed=5, features=["image"])]
+    with seqrecord.open(path) as dataset:
+        nbytes = 4 * dataset.features["image"].nbytes
+    for least, is_straight in ((nbytes, True), (nbytes + 1, False)):
+        monkeypatch.setattr(memory, "LEAST_STRAIGHT", least)
+        pipe = make(path, 4, seed=5, features=["image"])
+        assert [digest(batch) for batch in pipe] == expected
+        assert was_gathered(pipe) == (not is_straight)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -22,6 +22,8 @@ from seqrecord.sampling import GroupPlan, Plan, Round
 __all__ = ["LoadedRound", "RoundsAhead"]
 
 _FOUND_AT_ONCE = 1 << 9  # clips whose rows are computed together
+_MOST_TOGETHER = 1 << 20  # bytes of frames that loads of one job bring
+_QUICK_TOGETHER = 512 << 10  # … whatever other threads do, where loads are quick
 
 
 class _Waiting(NamedTuple):
@@ -157,7 +159,37 @@ class RoundsAhead:
                 placed.append((item.first_use, item.load, self._resident.place(item.load)))
         waiting[:] = late
         placed.sort(key=_by_use)
-        return [_Loading(use, self._workers.load(load, [place])) for use, load, place in placed]
+        jobs = self._jobs(placed)
+        return [_Loading(job[0][0], self._start([item[1:] for item in job])) for job in jobs]
+
+    def _start(self, job: Sequence[tuple[Load, Place]]) -> Future[None]:
+        if self._workers.kind_of(job[0][0]) == "alone":
+            return self._workers.load(job[0][0], [job[0][1]])
+        return self._workers.load_together(*map(list, zip(*job, strict=True)))
+
+    def _jobs(
+        self, placed: Sequence[tuple[int, Load, Place]]
+    ) -> Iterable[list[tuple[int, Load, Place]]]:
+        """The loads in their order, those together that one thread should do: small ones.
+
+        Of each kind there are jobs for all threads, but for loads so quick that two threads would
+        take longer.
+        """
+        workers = self._workers
+        sizes = [self._resident.nbytes_of(load) for _, load, _ in placed]
+        share = min(sum(sizes) // workers.num_loaders, _MOST_TOGETHER)
+        jobs: list[list[tuple[int, Load, Place]]] = []
+        left, group = 0, -1
+        for item, size in zip(placed, sizes, strict=True):
+            left -= size
+            if left >= 0 and item[1].group == group:
+                jobs[-1].append(item)
+                continue
+            jobs.append([item])
+            group = item[1].group
+            most = {"quick": max(share, _QUICK_TOGETHER), "small": share // 2, "alone": 0}
+            left = most[workers.kind_of(item[1])] - size
+        return jobs
 
 
 class _Rounds:

@@ -27,6 +27,7 @@ __all__ = [
     "WindowedPage",
     "find_slices",
     "parts_of",
+    "spares",
     "whole_pages",
     "windowed_pages",
 ]
@@ -38,6 +39,7 @@ _LEAST_WHOLE_REMOTE = 8 << 20
 # Parts of a page are read where that spares at least half of it, and so many bytes.
 _LEAST_SPARED = 256 << 10
 _LEAST_SPARED_REMOTE = 8 << 20
+_SPARED_BY_PART = 64 << 10  # … for each of them: what is read in the time that one more part takes
 _WINDOWED = 1 << 20  # of a page of which windows are copied, at a time
 
 
@@ -176,20 +178,32 @@ def parts_of(
     features of the pages.
     """
     count = sum(item.length for item in slices)
-    least = _LEAST_SPARED if is_local else _LEAST_SPARED_REMOTE
     found: list[Part] = []
+    edges: list[list[tuple[int, int]]] = []  # of each slice: where its frames follow each other
+    for item in slices:
+        frames = inside[item.first : item.first + item.length]
+        breaks = (np.flatnonzero(np.diff(frames) != 1) + 1).tolist()
+        edges.append(list(pairwise([0, *breaks, item.length])))
+    num_parts = sum(map(len, edges))
     for page in pages:
         spec, size = features[page.feature], page.stop - page.start
         wanted = count * spec.nbytes if spec.is_raw else size
-        if size - wanted < max(least, wanted) or size != page.num_present * spec.nbytes:
+        if size != page.num_present * spec.nbytes:
             continue
-        for item in slices:
+        if not spares(size, wanted, num_parts, is_local=is_local):
+            continue
+        for item, bounds in zip(slices, edges, strict=True):
             rows = item.target[page.feature][item.row : item.row + item.length]
-            frames = inside[item.first : item.first + item.length]
-            breaks = (np.flatnonzero(np.diff(frames) != 1) + 1).tolist()
-            for start, stop in pairwise([0, *breaks, item.length]):
-                found.append(Part.of(page, int(frames[start]), rows[start:stop]))
+            for start, stop in bounds:
+                first = int(inside[item.first + start])
+                found.append(Part.of(page, first, rows[start:stop]))
     return found
+
+
+def spares(size: int, wanted: int, num_parts: int, *, is_local: bool) -> bool:
+    """Whether to read parts of a page takes less time than to read all of it; sizes in bytes."""
+    least = _LEAST_SPARED if is_local else _LEAST_SPARED_REMOTE
+    return size - wanted >= max(least, wanted, num_parts * _SPARED_BY_PART)
 
 
 def _span(page: Page) -> tuple[int, int]:

@@ -26,6 +26,7 @@ from seqrecord.engine.direct import (
     windowed_pages,
 )
 from seqrecord.engine.loads import Load
+from seqrecord.engine.raw_loads import load_raw
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.storing import clear, store
 from seqrecord.format.pages import aligned
@@ -37,6 +38,7 @@ from seqrecord.reading.frames import (
     apply_transform,
     check_arrays,
 )
+from seqrecord.reading.raw_chunks import RawChunk, RawChunks
 from seqrecord.reading.reader import SeqRecordReader
 
 __all__ = ["ChunkLoader", "Fetched"]
@@ -98,6 +100,7 @@ class ChunkLoader:
         self._frame_steps = frame_steps
         self._leading = leading
         self._transform = transform
+        self._raw = {} if transform is not None else self._reader.raw
         self._decoding = threading.BoundedSemaphore(num_threads)
         self._stats = stats
 
@@ -115,6 +118,56 @@ class ChunkLoader:
                 self._release(fetched)
                 raise
             self._keep(load, fetched)
+
+    def is_quick(self, load: Load) -> bool:
+        """Whether a load takes so little time that several should be done by one thread: a small
+        one of raw frames."""
+        return load.group in self._raw
+
+    def load_together(self, loads: Sequence[Load], places: Sequence[Place]) -> None:
+        """Do loads, each into one place, one after the other.
+
+        Small chunks of raw pages of one group are found together. That spares most of their time.
+        """
+        group = loads[0].group
+        raw = self._raw.get(group)
+        if raw is None or any(load.group != group for load in loads):
+            for load, place in zip(loads, places, strict=True):
+                self(load, [place])
+            return
+        found = raw.find(np.array([load.chunk for load in loads]))
+        step, trace = self._frame_steps[group], self._stats.trace
+        begin = last = perf_counter()
+        nbytes = frames = done = 0
+        for load, place, chunk in zip(loads, places, found, strict=True):
+            if chunk is None or not self._load_raw(raw, load, place, chunk, step):
+                self(load, [place])
+                begin += (now := perf_counter()) - last  # it has counted its own
+                last = now
+                continue
+            nbytes += sum(chunk.lengths)
+            frames += load.count
+            done += 1
+            now = perf_counter()
+            trace.add("fetch", last, now, chunk=load.chunk)
+            last = now
+        self._stats.add(
+            bytes_read=nbytes,
+            fetch_seconds=last - begin,
+            loads=done,
+            frames_decoded=frames if group == self._leading else 0,
+        )
+
+    def _load_raw(
+        self, raw: RawChunks, load: Load, place: Place, chunk: RawChunk, step: int
+    ) -> bool:
+        """Read a chunk's raw pages into rows; whether that was done, see `load_raw`."""
+        try:
+            with self._buffers.storing([place]) as (target,):
+                return load_raw(self._reader, self._buffers.chunks, raw, chunk, load, target, step)
+        except Exception as error:
+            self._name(error, self._reader.chunk_at(load.group, load.chunk, load.episode))
+            raise
 
     def begins_chunk(self, load: Load) -> bool:
         """Whether the load is certain to need a read: no load before it has kept its chunk open."""
@@ -348,15 +401,19 @@ class ChunkLoader:
         try:
             yield
         except Exception as error:
-            file = f"{self._dataset.url}/{chunk.path}"
-            key = str(self._dataset.index.keys[chunk.episode].as_py())
-            first, last = chunk.first_frame, chunk.first_frame + chunk.num_frames - 1
-            if transformed is None:
-                episode = f"{key} (frames {first} to {last})"
-                add_place(error, "a chunk", file=file, episode=episode)
-            else:
-                add_place(error, "frame_transform", file=file, episode=key, frame=transformed)
+            self._name(error, chunk, transformed)
             raise
+
+    def _name(self, error: Exception, chunk: Chunk, transformed: int | None = None) -> None:
+        """Have an error name the chunk, or the frame of its episode that is being transformed."""
+        file = f"{self._dataset.url}/{chunk.path}"
+        key = str(self._dataset.index.keys[chunk.episode].as_py())
+        first, last = chunk.first_frame, chunk.first_frame + chunk.num_frames - 1
+        if transformed is None:
+            episode = f"{key} (frames {first} to {last})"
+            add_place(error, "a chunk", file=file, episode=episode)
+        else:
+            add_place(error, "frame_transform", file=file, episode=key, frame=transformed)
 
 
 def _all_present(

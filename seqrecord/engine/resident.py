@@ -54,6 +54,10 @@ class Resident:
         """Where a load's frames go."""
         return self._groups[load.group].rings[load.cursor]
 
+    def nbytes_of(self, load: Load) -> int:
+        """Bytes of the frames that a load brings."""
+        return load.count * self._groups[load.group].frame_nbytes
+
     def place(self, load: Load) -> Place:
         """Rows for a load's frames, for which its ring has room."""
         return self._groups[load.group].place(load)
@@ -80,14 +84,14 @@ class _GroupRows:
         self._clip_frames = clip_frames
         self._alike = clip_frames.alike(arena.specs)
         self._arena = arena
-        self._frame_nbytes: int = sum(spec.nbytes for spec in arena.specs.values())
+        self.frame_nbytes: int = sum(spec.nbytes for spec in arena.specs.values())
         rows = arena.num_rows // max(1, num_cursors)
         self.rings = [Ring(cursor * rows, rows) for cursor in range(num_cursors)]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the frames held."""
-        return sum(ring.resident for ring in self.rings) * self._frame_nbytes
+        return sum(ring.resident for ring in self.rings) * self.frame_nbytes
 
     def place(self, load: Load) -> Place:
         ring = self.rings[load.cursor]

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from time import perf_counter
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from seqrecord.engine.arena import Place
 from seqrecord.engine.batches import Copy
@@ -265,6 +265,7 @@ class WorkerPool:
         if loader.is_local:
             self.num_ahead, num_loaders = 0, min(num_threads, memory.max_loads)
         stats.num_threads, stats.num_loaders = num_threads, num_loaders
+        self.num_loaders = num_loaders
         self._loader = loader
         self._channel = channel
         self._left = False
@@ -293,6 +294,18 @@ class WorkerPool:
         if load.group in self._loader.in_pieces:
             self._last[key] = done
         return done
+
+    def kind_of(self, load: Load) -> Literal["alone", "small", "quick"]:
+        """Whether a load is done by itself, or with others: only from a disk, for elsewhere many
+        that wait are faster than one."""
+        if not self._loader.is_local or load.group in self._loader.in_pieces:
+            return "alone"
+        return "quick" if self._loader.is_quick(load) else "small"
+
+    def load_together(self, loads: Sequence[Load], places: Sequence[Place]) -> Future[None]:
+        """Have loads of one group done by one thread, one after the other."""
+        self._channel.check_open()
+        return self._loaders.submit(self._run, self._loader.load_together, loads, places)
 
     def fetch(self, loads: Iterable[Load]) -> None:
         """Have chunks read whose frames have no room yet, `num_ahead` of them at most.

@@ -24,6 +24,7 @@ from seqrecord.reading.page import Chunk, Page, Part
 from seqrecord.reading.page_columns import PageColumns, group_numbers
 from seqrecord.reading.page_decoder import PageDecoder
 from seqrecord.reading.parts import fill, part_pieces
+from seqrecord.reading.raw_chunks import RawChunk, RawChunks
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, forget_cached
 from seqrecord.storage.ranges import ByteRange, coalesce
@@ -56,7 +57,11 @@ class ChunkReader(PageDecoder):
         self.is_local = storage.local_path(MANIFEST) is not None  # or else requests are slow
         self._paths = [file.path for file in manifest.record_files]
         self._lengths: dict[str, int] = {}  # of record files, where it was looked at
-        self._groups = {n: PageColumns(index, features, n) for n in group_numbers(features)}
+        numbers = group_numbers(features)
+        self._groups = {n: PageColumns(index, features, n) for n in numbers}
+        # By group; only from a local disk, where finding a page takes as long as reading it.
+        found = {n: RawChunks.of(index, features, n) for n in numbers if self.is_local}
+        self.raw = {n: chunks for n, chunks in found.items() if chunks is not None}
 
     def chunk_at(self, group: int, row: int, episode: int | None = None) -> Chunk:
         """The chunk at a row of a group's chunk table, which is one of `episode`."""
@@ -142,6 +147,15 @@ class ChunkReader(PageDecoder):
             if page.feature in into:
                 self._read_straight(page, into[page.feature])
         return [item.toreadonly() for item in data]
+
+    def read_raw(self, chunk: RawChunk, targets: Sequence[memoryview]) -> bool:
+        """Read the pages of a chunk into memory of their lengths, in one call to the storage.
+
+        Whether they match their checksums; `read` says what is wrong with one that does not.
+        """
+        ranges = [ByteRange(at, at + n) for at, n in zip(chunk.starts, chunk.lengths, strict=True)]
+        self._storage.read_ranges(self._paths[chunk.file], ranges, targets)
+        return not self.verify or list(map(crc32c, targets)) == chunk.sums
 
     def _read_straight(self, page: Page, targets: Sequence[memoryview]) -> None:
         """Read a page into `targets`, which are as long as it is, and verify it.

@@ -32,6 +32,8 @@ MOST_DECODED = 0.045  # … where what is read twice is video that has to be dec
 MANY_PARTS = 64
 LEAST_RUN_FRAMES = 512
 LEAST_BLOCK = 32  # clips of an unshuffled epoch, so that a round is worth its trouble
+IN_ORDER_BYTES = 16 << 20  # … or more, of so many bytes of frames: a round takes as long with few
+MOST_IN_ORDER = 1 << 12  # … but no more clips, of tiny frames
 FIRST_ROUND = 256  # clips of an epoch's first round
 MOST_CLIPS = 1 << 17  # of a round, which is planned at once
 
@@ -93,8 +95,8 @@ def default_settings(
         )
     spec, span, sizes, whole = facts.spec, facts.window.span, _block_sizes(facts), facts.whole_block
     if not settings.shuffle:
-        wanted = max(settings.batch_size or 1, LEAST_BLOCK) * spec.stride
-        enough = bisect_left(sizes, wanted)
+        wanted = max(settings.batch_size or 1, _clips_in_order(spec.stride, frame_bytes))
+        enough = bisect_left(sizes, wanted * spec.stride)
         tried = sizes[: enough + 1][::-1]  # the one that is enough, then smaller ones
         fits = (n for n in tried if _by_cursor(facts, settings, frame_bytes, n) <= max_held)
         return _one_cursor(settings, next(fits, 1))
@@ -175,6 +177,17 @@ def _one_cursor(settings: PlanSettings, block: int) -> PlanSettings:
     return replace(
         settings, num_cursors=1, block_frames=block, run_frames=None, first_block_frames=block
     )
+
+
+def _clips_in_order(stride: int, frame_bytes: Sequence[int] | None) -> int:
+    """How many clips a round of an unshuffled epoch has, a few more or less.
+
+    Their order is the same whatever that is. A batch waits for its own loads only, not for a round.
+    """
+    if frame_bytes is None:
+        return LEAST_BLOCK
+    most = IN_ORDER_BYTES // max(1, sum(frame_bytes) * stride)
+    return min(max(LEAST_BLOCK, most), MOST_IN_ORDER)
 
 
 def _affordable_cursors(

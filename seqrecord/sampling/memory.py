@@ -32,6 +32,8 @@ PREFETCH = 2  # batches that are filled or wait, where memory allows
 CONSUMER = 2  # batches that the consumer has: the one in its hands and the one it drops for it
 MAX_LOADS = 16  # chunks read and decoded at a time, where they take no more than
 LOADS_SHARE = 8  # one part in eight of the limit
+LEAST_STRAIGHT = 256 << 10  # bytes that a clip has of a group: smaller ones go through an arena,
+# for a read of its own takes longer than a copy
 MOST_AHEAD = 2.0  # where memory is left: then all of the next round's loads may begin, which
 # `default_settings` leaves room for where it chooses larger blocks than the smallest
 
@@ -88,7 +90,12 @@ class Fit:
         # Where clips do not overlap, an arena's memory is better spent on batches; not where epochs
         # have several phases, for then they would not share their memory.
         if fixed and self.resident is None and plan.disjoint_groups[plan.leading]:
-            straight = plan.disjoint_groups
+            straight = [
+                disjoint and size * group.window.length >= LEAST_STRAIGHT
+                for disjoint, size, group in zip(
+                    plan.disjoint_groups, sizes, plan.groups, strict=True
+                )
+            ]
             kept = tuple(0 if s else n for n, s in zip(rows, straight, strict=True))
             freed = taken - held_bytes(sizes, kept)
             prefetch = self.prefetch + freed // max(1, self.sizes.batch)

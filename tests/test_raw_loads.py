@@ -1,0 +1,146 @@
+"""Small chunks of raw pages: found together, and read by one job where there are several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord import SeqRecordPipe
+from seqrecord.engine.loading import ChunkLoader
+from seqrecord.errors import ChecksumError, StorageError
+from tests.clip_data import check, possible_clips, write_numbered
+from tests.datasets import nth_chunk
+
+FIXED = ["image", "flow", "id"]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("raw")
+    return write_numbered(folder / "records", codecs="raw", flush_at=[5, 6])
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many loads each job has done."""
+    found: list[int] = []
+    do = ChunkLoader.load_together
+
+    def load_together(self: Any, loads: Any, places: Any) -> None:
+        found.append(len(loads))
+        do(self, loads, places)
+
+    monkeypatch.setattr(ChunkLoader, "load_together", load_together)
+    return found
+
+
+@pytest.mark.parametrize("names", [FIXED, ["id"], ["image", "id"]])
+def test_chunks_lie_where_their_pages_do(path: Path, names: list[str]) -> None:
+    with seqrecord.open(path, features=names) as dataset:
+        reader = dataset.chunk_reader()
+        for group, table in enumerate(dataset.index.groups):
+            raw = reader.raw[group]
+            rows = np.random.default_rng(0).permutation(len(table.file))
+            lacking = 0
+            for row, found in zip(rows.tolist(), raw.find(rows), strict=True):
+                chunk = reader.chunk_at(group, row)
+                pages = reader.pages(chunk)
+                if any(page.present is not None for page in pages):
+                    assert found is None
+                    lacking += 1
+                    continue
+                assert found is not None
+                assert [spec.name for spec in raw.specs] == [page.feature for page in pages]
+                assert reader._paths[found.file] == chunk.path
+                assert found[1:3] == (chunk.first_frame, chunk.num_frames)
+                assert found.starts == [page.start for page in pages]
+                assert [sum(x) for x in zip(found.starts, found.lengths, strict=True)] == [
+                    page.stop for page in pages
+                ]
+                assert found.sums == [page.crc32c for page in pages]
+            assert bool(lacking) == ("flow" in names)
+
+
+def test_a_group_with_a_codec_is_none(tmp_path: Path) -> None:
+    path = write_numbered(tmp_path / "records", codecs={"image": "png", "flow": "raw"})
+    for names, is_raw in ((["flow"], True), (["image"], False), (["flow", "image"], False)):
+        with seqrecord.open(path, features=names) as dataset:
+            assert (0 in dataset.chunk_reader().raw) == is_raw
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"shuffle": False},
+        {"shuffle_buffer": 100},
+        {"num_cursors": 1, "shuffle_buffer": 3},  # a short ring, which begins anew often
+        {"stride": 5},  # parts of chunks
+        {"stride": 2, "dilation": 2},  # every second frame
+        {"device": "cpu"},
+    ],
+)
+def test_clips_are_right(
+    path: Path, jobs: list[int], settings: dict[str, Any], verify: bool
+) -> None:
+    """Chunks in which a frame lacks a feature come between others."""
+    pipe = SeqRecordPipe(path, clip_len=3, batch_size=4, features=FIXED, verify=verify, **settings)
+    stride, dilation = settings.get("stride", 1), settings.get("dilation", 1)
+    for _ in range(2):
+        clips = [name for batch in pipe for name in check(batch, FIXED, 3, dilation)]
+        assert sorted(clips) == sorted(possible_clips(FIXED, 3, stride, dilation))
+        assert sum(jobs) == pipe.stats()["loads"]
+        jobs.clear()
+
+
+def test_loads_that_follow_each_other_are_one_job(path: Path, jobs: list[int]) -> None:
+    list(SeqRecordPipe(path, clip_len=3, batch_size=4, features=["id"], shuffle=False))
+    assert max(jobs) > 1
+
+
+def test_bytes_are_counted_once(path: Path) -> None:
+    with seqrecord.open(path, features=FIXED) as dataset:
+        reader = dataset.chunk_reader()
+        rows = range(len(dataset.index.groups[0].file))
+        pages = [page for row in rows for page in reader.pages(reader.chunk_at(0, row))]
+        frames = int(dataset.num_frames)
+    pipe = SeqRecordPipe(path, clip_len=1, batch_size=4, features=["image", "id"], shuffle=False)
+    list(pipe)
+    expected = sum(page.stop - page.start for page in pages if page.feature != "flow")
+    assert pipe.stats()["bytes_read"] == expected
+    assert pipe.stats()["frames_decoded"] == frames
+
+
+@pytest.mark.parametrize("feature", FIXED)
+def test_a_damaged_page_is_named(tmp_path: Path, jobs: list[int], feature: str) -> None:
+    path = write_numbered(tmp_path / "records", codecs="raw")
+    with seqrecord.open(path) as dataset:
+        chunk = nth_chunk(dataset, 3, 2)
+        reader = dataset.chunk_reader()
+        page = next(page for page in reader.pages(chunk) if page.feature == feature)
+    file = path / chunk.path
+    data = bytearray(file.read_bytes())
+    data[page.start + 5] ^= 1
+    file.write_bytes(data)
+    pipe = SeqRecordPipe(path, clip_len=3, batch_size=4, features=FIXED, shuffle=False)
+    with pytest.raises(ChecksumError, match=rf"set/3 \(frames 8 to 11\).*{feature}") as caught:
+        list(pipe)
+    assert chunk.path in str(caught.value)
+    assert max(jobs) > 1
+    assert list(SeqRecordPipe(path, clip_len=3, features=FIXED, verify=False))
+
+
+def test_a_file_that_ends_early_is_named(tmp_path: Path) -> None:
+    path = write_numbered(tmp_path / "records", codecs="raw")
+    pipe = SeqRecordPipe(path, clip_len=3, batch_size=4, features=FIXED, shuffle=False)
+    with seqrecord.open(path) as dataset:
+        chunk = nth_chunk(dataset, 3, 2)
+    with (path / chunk.path).open("r+b") as file:
+        file.truncate(chunk.offset + 7)
+    with pytest.raises(StorageError, match=r"set/3 \(frames 8 to 11\)") as caught:
+        list(pipe)
+    assert chunk.path in str(caught.value)
