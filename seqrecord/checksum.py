@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from crc32c import crc32c as extend
 
-__all__ = ["Buffer", "crc32c", "joined_crc32c"]
+__all__ = ["Buffer", "crc32c", "crc32c_of_slices", "joined_crc32c"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -22,6 +22,11 @@ def crc32c(*parts: Buffer, start: int = 0) -> int:
     for part in parts:
         value = extend(part, value)  # without the GIL where a part is large
     return value
+
+
+def crc32c_of_slices(data: memoryview, size: int) -> list[int]:
+    """CRC32C of each slice of `size` bytes, of which the last one may be shorter."""
+    return [extend(data[at : at + size]) for at in range(0, len(data), size)]
 
 
 def joined_crc32c(checksums: Sequence[int], size: int, last_size: int) -> int:

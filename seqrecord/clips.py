@@ -154,7 +154,7 @@ class ClipTable:
     def __post_init__(self) -> None:
         object.__setattr__(self, "offsets", np.cumsum(self.count) - self.count)
 
-    @property
+    @cached_property
     def num_clips(self) -> int:
         return int(self.count.sum())
 

@@ -362,6 +362,17 @@ def test_clips_of_a_call_are_joined_and_their_memory_is_used_again(path: Path) -
     assert len(set(addresses)) == 1
 
 
+def test_clips_that_were_changed_are_collated_as_they_are(path: Path) -> None:
+    clips = numbered(path, features=["image", "id"]).__getitems__([7, 3, 12])
+    assert len(clips) == 3
+    assert [clip["start"] for clip in clips[1:]] == [3, 12]
+    clips[1]["label"] = clips[0]["label"] = clips[2]["label"] = 5
+    clips[2]["id"] = clips[2]["id"] + 1
+    batch = seqrecord.collate(clips)
+    assert batch["label"].tolist() == [5, 5, 5]
+    assert batch["id"].tolist() == [clip["id"].tolist() for clip in clips]
+
+
 def test_clips_of_calls_that_are_kept_stay_as_they_are(path: Path) -> None:
     dataset = numbered(path, features=["image", "id"])
     calls = [dataset.__getitems__([i, i + 1, i + 5]) for i in range(9)]

@@ -303,7 +303,7 @@ def test_texts_that_a_function_must_not_give(
 
 def read_all(loader: Any) -> list[Any]:
     if isinstance(loader, SeqRecordDataset):
-        return loader.__getitems__(range(len(loader)))
+        return list(loader.__getitems__(range(len(loader))))
     return list(loader)
 
 

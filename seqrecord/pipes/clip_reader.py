@@ -6,6 +6,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -29,17 +30,20 @@ from seqrecord.engine.loads import Load
 from seqrecord.engine.ragged import nested
 from seqrecord.engine.stats import EngineStats
 from seqrecord.grids import ChunkGrid
+from seqrecord.pipes.clip_sequence import ClipSequence
 from seqrecord.pipes.distributed import worker_threads
 from seqrecord.pipes.draws import ClipDraws
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.reading.reader import SeqRecordReader
+from seqrecord.reading.scattered import ScatteredFrames
 from seqrecord.threads import ThreadPool
 
 __all__ = ["ClipReader"]
 
 _KEEP = 3  # batches that nobody uses
-_FRAMES = 1 << 40  # more than an episode has
+_FRAME_BITS = 40
+_FRAMES = 1 << _FRAME_BITS  # more than an episode has
 _THREAD_BYTES = 4 << 20  # one more thread for each; one thread reads what is less
 
 _Task = Callable[[], object]
@@ -58,14 +62,7 @@ class ClipReader:
         arrays = selection.arrays
         self._fixed = {name: spec for name, spec in arrays.items() if spec.is_fixed}
         self._variable = {name: spec for name, spec in arrays.items() if not spec.is_fixed}
-        transformed = selection.frame_transform is not None
-        sets = selection.clip_frames.alike(arrays)
-        self._alike: list[tuple[tuple[str, ...], SeqRecordReader]] = []
-        for names in sets:
-            stored = [name for name in names if arrays[name].mask_of is None]
-            whole = transformed or len(sets) == 1
-            dataset = selection.dataset if whole else selection.dataset.select(stored)
-            self._alike.append((names, dataset))
+        self._alike = _in_sets(selection)
         self._begin()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -85,7 +82,7 @@ class ClipReader:
             made = {name: made[name] for name in selection.draws.cropped}
         self._made = _Memory(made, selection.lengths)
 
-    def read(self, numbers: IntArray) -> list[dict[str, Any]]:
+    def read(self, numbers: IntArray) -> ClipSequence:
         """Clips by their number, int64[clips], as `SeqRecordPipe` gives them."""
         selection = self._selection
         episode, start = selection.locate(numbers)
@@ -103,14 +100,24 @@ class ClipReader:
                 features = self._call(features, drawn, drawn.calls)
             elif drawn.crop is not None:
                 features.update(self._crop(features, drawn.crop))
-        given: dict[str, Sequence[Any]] = {
-            name: _divided(self._nested(name, features[name])) for name in selection.made
-        }
         columns = selection.columns.of(episode, start, said)
-        return [
-            selection.columns.single({name: given[name][i] for name in given}, columns, i)
-            for i in range(len(numbers))
-        ]
+        features = {name: self._nested(name, features[name]) for name in selection.made}
+
+        def batch() -> dict[str, Any]:
+            whole = {
+                name: nested(values) if name in selection.nested else values
+                for name, values in features.items()
+            }
+            return {**whole, **columns}
+
+        def single() -> list[dict[str, Any]]:
+            given = {name: _divided(values) for name, values in features.items()}
+            return [
+                selection.columns.single({name: given[name][i] for name in given}, columns, i)
+                for i in range(len(numbers))
+            ]
+
+        return ClipSequence(len(numbers), batch, single)
 
     def _read(self, frames: ClipFrames, episode: IntArray, start: IntArray) -> dict[str, Any]:
         """The features: tensors [clips, frames, …], of variable shapes a list for each clip."""
@@ -121,15 +128,15 @@ class ClipReader:
             buffers = self._whole.buffers(count)
             builder = buffers.begin_batch(count)
         features: dict[str, Any] = {}
-        for names, dataset in self._alike:
-            wanted = frames.find(names[0], episode, start).frames
-            features.update(self._read_alike(names, dataset, builder, buffers, episode, wanted))
+        for alike in self._alike:
+            wanted = frames.find(alike.names[0], episode, start).frames
+            if not (alike.scattered and _read_scattered(alike, builder, buffers, episode, wanted)):
+                features.update(self._read_alike(alike, builder, buffers, episode, wanted))
         return {**features, **builder.finish().features}
 
     def _read_alike(
         self,
-        names: Sequence[str],
-        dataset: SeqRecordReader,
+        alike: _Alike,
         builder: HostBatchBuilder,
         buffers: HostBuffers,
         episode: IntArray,
@@ -139,6 +146,7 @@ class ClipReader:
 
         Those of fixed shapes are in the builder.
         """
+        names, dataset = alike.names, alike.dataset
         count, selection = len(episode), self._selection
         wanted = (episode[:, None] * _FRAMES + frames).reshape(-1)
         # Each frame once, the row of the batch where it comes first, and that for every row.
@@ -232,6 +240,76 @@ class ClipReader:
                 where = (0, 0, int(episode[begin]), int(chunk[begin]))
                 load = Load(grid.group, *where, first, count)
                 yield load, [Place(target, inside - first, rows[begin:end])]
+
+
+@dataclass(frozen=True)
+class _Alike:
+    """Features of which clips have the same frames, and a dataset that has them.
+
+    `scattered` reads all of them, or none.
+    """
+
+    names: tuple[str, ...]
+    dataset: SeqRecordReader
+    scattered: Mapping[str, ScatteredFrames]
+
+
+def _in_sets(selection: ClipSelection) -> list[_Alike]:
+    """The features of clips in sets that are read together."""
+    arrays, dataset = selection.arrays, selection.dataset
+    sets = selection.clip_frames.alike(arrays)
+    if selection.frame_transform is not None:  # it needs whole frames
+        return [_Alike(names, dataset, {}) for names in sets]
+    reader = dataset.chunk_reader()
+    small = {name: reader.scattered(name) for name in dataset.features}
+    found: list[_Alike] = []
+    for names in sets:
+        scattered = {name: one for name in names if (one := small.get(name)) is not None}
+        others = tuple(name for name in names if name not in scattered)
+        for part, read in ((tuple(scattered), scattered), (others, {})):
+            if part:
+                stored = [name for name in part if arrays[name].mask_of is None]
+                found.append(_Alike(part, dataset.select(stored), read))
+    return found
+
+
+def _read_scattered(
+    alike: _Alike,
+    builder: HostBatchBuilder,
+    buffers: HostBuffers,
+    episode: IntArray,
+    frames: IntArray,
+) -> bool:
+    """Read small raw features, of which clips have these frames; whether that was possible."""
+    wanted = ((episode << _FRAME_BITS)[:, None] + frames).reshape(-1)
+    unique, inverse = np.unique(wanted, return_inverse=True)
+    episode, frame = unique >> _FRAME_BITS, unique & (_FRAMES - 1)
+    index, rows, chunks = alike.dataset.index, builder.rows, buffers.chunks
+    for grid in alike.dataset.episode_table.groups:
+        chunk = grid.row(episode, grid.place(episode, frame))
+        inside = frame - index.groups[grid.group].first_frame[chunk]
+        for name, scattered in alike.scattered.items():
+            if alike.dataset.features[name].group != grid.group:
+                continue
+            memory: list[npt.NDArray[np.uint8]] = []
+
+            def allocate(
+                nbytes: int, memory: list[npt.NDArray[np.uint8]] = memory
+            ) -> npt.NDArray[np.uint8]:
+                memory.append(chunks.acquire(nbytes))
+                return memory[0]
+
+            try:
+                found = scattered.read(chunk, inside, allocate)
+                if found is None:
+                    return False
+                out = rows[name][: len(wanted)]
+                np.take(found.frames, found.rows[inverse.reshape(-1)], 0, out=out, mode="clip")
+                del found
+            finally:
+                for each in memory:
+                    chunks.release(each)
+    return True
 
 
 class _Only:

@@ -18,6 +18,7 @@ from seqrecord.engine.arena import BufferPool
 from seqrecord.engine.ragged import nested
 from seqrecord.engine.shared_memory import SharedBufferPool, can_share
 from seqrecord.errors import ClipError
+from seqrecord.pipes.clip_sequence import ClipSequence
 from seqrecord.pipes.columns import SingleClip
 
 __all__ = ["collate", "keep_memory_for"]
@@ -49,6 +50,8 @@ def collate(clips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     Raises `ClipError` for clips that make no batch, and says which entry.
     """
+    if isinstance(clips, ClipSequence) and (whole := clips.whole()) is not None:
+        return whole
     if not clips or not all(isinstance(clip, Mapping) for clip in clips):
         raise ClipError(
             "nothing to collate",

@@ -84,14 +84,11 @@ class Columns:
 
         The arguments are the rows of the clips' episodes and their first frames, int64[clips].
         """
-        keys: list[str] = []
-        values: list[list[Any]] = []
-        for row in episode.tolist():
-            key, entries = self._facts(row)
-            keys.append(key)
-            values.append(entries)
+        facts = [self._known.get(row) or self._facts(row) for row in episode.tolist()]
+        keys = [key for key, _ in facts]
         metadata = {
-            name: [_own(entries[i]) for entries in values] for i, name in enumerate(self._metadata)
+            name: [_own(entries[i]) for _, entries in facts]
+            for i, name in enumerate(self._metadata)
         }
         return {"episode": keys, "start": torch.from_numpy(start), **(more or {}), **metadata}
 
@@ -108,16 +105,12 @@ class Columns:
         return made
 
     def _facts(self, row: int) -> tuple[str, list[Any]]:
-        known = self._known
-        facts = known.get(row)  # another thread may clear what was there
-        if facts is None:
-            index = self._dataset.index
-            entries = index.episode_metadata(row) if self._metadata else {}
-            key = str(index.keys[row].as_py())
-            facts = key, [entries.get(name) for name in self._metadata]
-            if len(known) > _MOST_EPISODES:
-                known.clear()
-            known[row] = facts
+        index, known = self._dataset.index, self._known
+        entries = index.episode_metadata(row) if self._metadata else {}
+        facts = str(index.keys[row].as_py()), [entries.get(name) for name in self._metadata]
+        if len(known) > _MOST_EPISODES:  # another thread may clear what is looked for here
+            known.clear()
+        known[row] = facts
         return facts
 
 

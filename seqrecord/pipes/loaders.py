@@ -13,7 +13,7 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
 from torchdata.nodes import BaseNode
 
-from seqrecord.clips import ClipTable
+from seqrecord.clips import ClipTable, IntArray
 from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.arguments import has_arguments, init_takes_arguments
 from seqrecord.pipes.callers import (
@@ -365,24 +365,27 @@ class SeqRecordDataset(TorchDataset[dict[str, Any]]):
         return self.clips.num_clips
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        return self._reader.read(np.array([self._checked(number)]))[0]
+        return self._reader.read(self._checked([number]))[0]
 
-    def __getitems__(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
-        """The clips of these numbers; a `DataLoader` asks for those of a batch."""
+    def __getitems__(self, numbers: Sequence[int]) -> Sequence[dict[str, Any]]:
+        """The clips of these numbers; a `DataLoader` asks for those of a batch.
+
+        They are a batch that was read in one call. `seqrecord.collate` gives it as it is.
+        """
         if is_indexed_by_default(self):
             say_once(
                 f"a DataLoader {SLOW}: write DataLoader(…, batch_size={len(numbers)}, "
                 "collate_fn=seqrecord.collate)"
             )
-        found = [self._checked(number) for number in numbers]
-        return self._reader.read(np.array(found)) if found else []
+        return self._reader.read(self._checked(numbers)) if len(numbers) else []
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._selection.describe()})"
 
-    def _checked(self, number: int) -> int:
-        """A clip's number, counted from the first."""
-        number = operator.index(number)
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"clip {number} of {len(self)}")
-        return number % len(self)
+    def _checked(self, numbers: Sequence[int]) -> IntArray:
+        """Clips' numbers, counted from the first: int64[n]."""
+        asked, count = list(map(operator.index, numbers)), len(self)
+        if not -count <= min(asked) <= max(asked) < count:
+            wrong = next(number for number in asked if not -count <= number < count)
+            raise IndexError(f"clip {wrong} of {count}")
+        return np.array(asked, np.int64) % count

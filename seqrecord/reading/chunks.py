@@ -25,6 +25,7 @@ from seqrecord.reading.page_columns import PageColumns, group_numbers
 from seqrecord.reading.page_decoder import PageDecoder
 from seqrecord.reading.parts import fill, part_pieces
 from seqrecord.reading.raw_chunks import RawChunk, RawChunks
+from seqrecord.reading.scattered import ScatteredFrames
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, forget_cached
 from seqrecord.storage.ranges import ByteRange, coalesce
@@ -62,6 +63,13 @@ class ChunkReader(PageDecoder):
         # By group; only from a local disk, where finding a page takes as long as reading it.
         found = {n: RawChunks.of(index, features, n) for n in numbers if self.is_local}
         self.raw = {n: chunks for n, chunks in found.items() if chunks is not None}
+
+    def scattered(self, feature: str) -> ScatteredFrames | None:
+        """What reads a feature's frames from many chunks at once, where that is worth it."""
+        spec, table = self.features[feature], self._index.group_of(feature)
+        if not (self.is_local and ScatteredFrames.suits(table, spec)):
+            return None
+        return ScatteredFrames(self._storage, self._paths, table, spec, verify=self.verify)
 
     def chunk_at(self, group: int, row: int, episode: int | None = None) -> Chunk:
         """The chunk at a row of a group's chunk table, which is one of `episode`."""

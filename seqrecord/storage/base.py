@@ -188,7 +188,8 @@ def check_path(path: str) -> str:
 def check_buffers(ranges: Sequence[ByteRange], buffers: Sequence[memoryview]) -> None:
     """`ValueError` unless every range has a buffer of its length: a caller's mistake."""
     for item, buffer in zip(ranges, buffers, strict=True):
-        if not 0 <= item.start <= item.stop or buffer.nbytes != item.length:
+        start, stop = item
+        if not 0 <= start <= stop or buffer.nbytes != stop - start:
             raise ValueError(f"{item} does not go into a buffer of {buffer.nbytes} bytes")
 
 

@@ -28,7 +28,8 @@ class Handle:
         """Fill `buffer`, of bytes. `TransientError` if the file ends before its size says so."""
         done = 0
         while done < item.length:
-            count = os.preadv(self.fd, [buffer[done:]], item.start + done)
+            rest = buffer[done:] if done else buffer
+            count = os.preadv(self.fd, [rest], item.start + done)
             if count == 0:
                 if os.fstat(self.fd).st_size >= item.stop:
                     raise TransientError("a read ended early", file=shown, got=done)
