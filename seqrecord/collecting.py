@@ -30,7 +30,7 @@ class StatisticsCollector:
     """
 
     def __init__(self, schema: Schema) -> None:
-        self._schema = schema
+        self._schema = schema = schema.kept
         self._base = _base_shares()
         self._num_frames = 0
         self._all = self._fresh()

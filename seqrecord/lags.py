@@ -33,7 +33,8 @@ _AT_ONCE = 1 << 14  # episodes that are checked
 
 def has_lags(spec: FeatureSpec) -> bool:
     """Whether a feature is one timestamp a frame."""
-    return spec.kind == "timestamp" and spec.shape in ((), (1,)) and spec.dtype.kind in "iuf"
+    is_time = spec.kind == "timestamp" and not spec.is_dropped
+    return is_time and spec.shape in ((), (1,)) and spec.dtype.kind in "iuf"
 
 
 def with_lags(schema: Schema) -> tuple[str, ...]:

@@ -36,6 +36,8 @@ MAX_GROUPS = 256
 MAX_FRAME_BYTES = 1 << 30  # of one feature of one frame, decoded
 
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
+_DROPPED = re.compile(r"~[0-9]{1,4}")  # a feature that was dropped, by its place in the schema
+_ADDED = re.compile(r"[0-9a-f]{16}")
 _KIND = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _UNIT = re.compile(r"[\x20-\x7e]{1,32}")
 _DTYPES = frozenset("|b1 |i1 <i2 <i4 <i8 |u1 <u2 <u4 <u8 <f2 <f4 <f8 <c8 <c16".split())  # noqa: SIM905
@@ -70,7 +72,8 @@ class FeatureSpec:
     Features of one `group` share chunks, and groups have chunks of their own.
     `kind` says what the feature is (`image`, `depth`, `pose`, …) and `unit` of what its numbers are
     (`m`, `px`, `rad`, …); `None` where nobody said. `value` is "text" or "bytes" for a feature of
-    `uint8 [?]` whose frames are the bytes of a `str` in UTF-8, or `bytes`.
+    `uint8 [?]` whose frames are the bytes of a `str` in UTF-8, or `bytes`. `added` is the id of the
+    writer that added the feature to episodes that were there; `None` for any other.
 
     Raises `SchemaError` for what docs/format.md does not allow.
     """
@@ -83,12 +86,14 @@ class FeatureSpec:
     kind: str | None = None
     unit: str | None = None
     value: ValueKind = "array"
+    added: str | None = None
 
     def __post_init__(self) -> None:
         _check_name(self.name)
         _check_group(self.name, self.group)
         _check_matches(self.name, "kind", self.kind, _KIND)
         _check_matches(self.name, "unit", self.unit, _UNIT)
+        _check_matches(self.name, "writer that added it", self.added, _ADDED)
         object.__setattr__(self, "dtype", _check_dtype(self.name, self.dtype))
         object.__setattr__(self, "shape", _check_shape(self.name, self.shape))
         object.__setattr__(self, "codec", _check_codec(self.name, self.codec))
@@ -105,6 +110,11 @@ class FeatureSpec:
     def is_fixed(self) -> bool:
         """Whether every frame has the same shape."""
         return None not in self.shape
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether no reader gives it: it only tells how pages lie in record files."""
+        return self.name.startswith("~")
 
     @property
     def is_raw(self) -> bool:
@@ -128,6 +138,7 @@ class FeatureSpec:
         )
 
     def to_json(self) -> dict[str, Any]:
+        added = {} if self.added is None else {"added": self.added}
         return {
             "name": self.name,
             "dtype": self.dtype.str,
@@ -137,12 +148,13 @@ class FeatureSpec:
             "kind": self.kind,
             "unit": self.unit,
             "value": self.value,
+            **added,
         }
 
     @classmethod
     def from_json(cls, value: object) -> FeatureSpec:
         """Inverse of `to_json`; trusts nothing."""
-        if not isinstance(value, dict) or set(value) != _KEYS:
+        if not isinstance(value, dict) or set(value) | {"added"} != _KEYS | {"added"}:
             raise SchemaError(
                 "a feature is not an object of the right keys",
                 expected=", ".join(sorted(_KEYS)),
@@ -158,6 +170,8 @@ class FeatureSpec:
             if not isinstance(value[key], list):
                 raise SchemaError(f"{key} is not a list", feature=name, got=repr(value[key])[:200])
         rest = {key: value[key] for key in ("group", "kind", "unit", "value")}
+        if "added" in value:
+            rest["added"] = value["added"] if value["added"] is not None else ""  # not allowed
         return cls(name, np.dtype(dtype), tuple(value["shape"]), tuple(value["codec"]), **rest)
 
     def __str__(self) -> str:
@@ -167,7 +181,7 @@ class FeatureSpec:
         return f"{self.name}: {self.dtype.name} [{shape}]"
 
 
-_KEYS = frozenset(field.name for field in fields(FeatureSpec))
+_KEYS = frozenset(field.name for field in fields(FeatureSpec) if field.name != "added")
 
 
 class Schema(Mapping[str, FeatureSpec]):
@@ -205,6 +219,23 @@ class Schema(Mapping[str, FeatureSpec]):
 
     def __repr__(self) -> str:
         return f"Schema({'; '.join(map(str, self.values()))})"
+
+    @property
+    def kept(self) -> Schema:
+        """The features without those that were dropped."""
+        kept = [spec for spec in self.values() if not spec.is_dropped]
+        return self if len(kept) == len(self) else Schema(kept)
+
+    def continues(self, other: Schema) -> bool:
+        """Whether this is the other schema with features behind it, or some dropped, or neither."""
+        return len(other) <= len(self) and all(
+            mine == before
+            or (
+                (mine.is_dropped or before.is_dropped)
+                and replace(mine, name="x") == replace(before, name="x")
+            )
+            for mine, before in zip(self.values(), other.values(), strict=False)
+        )
 
     @property
     def frame_nbytes(self) -> int:
@@ -256,13 +287,14 @@ class Schema(Mapping[str, FeatureSpec]):
         return list(self._features).index(name)
 
     def select(self, names: Sequence[str] | None) -> Schema:
-        """The named features in the asked order; all of them for `None`."""
+        """The named features in the asked order; for `None` all that were not dropped."""
+        kept = self.kept
         if names is None:
-            return self
-        unknown = [name for name in names if name not in self]
+            return kept
+        unknown = [name for name in names if name not in kept]
         if unknown:
             raise SchemaError(
-                "no such feature", expected=f"some of {', '.join(self)}", got=", ".join(unknown)
+                "no such feature", expected=f"some of {', '.join(kept)}", got=", ".join(unknown)
             )
         return Schema([self[name] for name in names])
 
@@ -288,12 +320,19 @@ class Schema(Mapping[str, FeatureSpec]):
                 "wrong number of features", expected=f"1 to {MAX_FEATURES}", got=len(value)
             )
         schema = cls([FeatureSpec.from_json(feature) for feature in value])
+        for place, spec in enumerate(schema.values()):
+            if spec.is_dropped and spec.name != f"~{place}":
+                raise SchemaError(
+                    "a dropped feature is not named by its place",
+                    expected=f"~{place}",
+                    got=spec.name,
+                )
         schema.check_groups()
         return schema
 
 
 def _check_name(name: str) -> None:
-    if len(name) > MAX_NAME_LENGTH or not _NAME.fullmatch(name):
+    if len(name) > MAX_NAME_LENGTH or not (_NAME.fullmatch(name) or _DROPPED.fullmatch(name)):
         raise SchemaError(
             "not a feature name",
             expected=f"1 to {MAX_NAME_LENGTH} of A-Z a-z 0-9 _ and, inside, . and -",

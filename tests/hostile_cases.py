@@ -404,6 +404,9 @@ _SCHEMA = [
     Case("feature has another key", _spec(extra=1), FormatError, "right keys"),
     Case("feature named ../x", _spec(name="../x"), FormatError, "feature name"),
     Case("feature named 1", _spec(name=1), FormatError, "not text"),
+    Case("dropped feature of place 1", _spec(name="~1"), FormatError, "by its place"),
+    Case("added by null", _spec(added=None), FormatError, "writer that added it"),
+    Case("added by 15 digits", _spec(added="a" * 15), FormatError, "writer that added it"),
     Case("feature name of 129", _spec(name="a" * 129), FormatError, "feature name"),
     *(
         Case(f"dtype {dtype}", _spec(dtype=dtype), FormatError, "dtype")
@@ -618,6 +621,18 @@ _FILES = [
         _edits(_edit(f'{{"op":"relabel","metadata":{{"{"a" * 32}":"[]"}}}}')),
         FormatError,
         "metadata is not a JSON object",
+    ),
+    Case(
+        "schema of an edit",
+        _edits(_edit('{"op":"features","schema":[{"name":"x"}]}')),
+        FormatError,
+        "schema of an edit",
+    ),
+    Case(
+        "features of an edit",
+        _edits(_edit('{"op":"features","schema":[' + json.dumps({"name": "a", **_FEATURE}) + "]}")),
+        FormatError,
+        "different schemas",
     ),
     Case("edits that are damaged", _edits(_edit(""), 0), ChecksumError, "checksum"),
     Case("slice checksum", _slice_sum, ChecksumError, "frames of a page"),

@@ -233,3 +233,17 @@ def test_the_commands(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["edit", "delete", str(path), "nothing"])
     assert result.exit_code == 1
     assert "no such episode" in result.stderr
+
+
+def test_an_error_names_a_function_without_its_address(tmp_path: Path) -> None:
+    path = write(tmp_path / "records", range(2))
+
+    def none_of_them(episode: object) -> bool:
+        return False
+
+    for function, name in (
+        (none_of_them, "the function none_of_them"),
+        (lambda episode: False, "a function of an episode"),
+    ):
+        with pytest.raises(ClipError, match=rf"no episode is selected.*got: {name}$"):
+            delete_episodes(path, function)

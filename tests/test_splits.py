@@ -224,3 +224,16 @@ def test_the_command(tmp_path: Path) -> None:
     assert "lacks the entry" in run("split", path, "train=1", "--by", "room", "--anew")
     assert "not a share: 'train'" in run("split", path, "train")
     assert run("split", path, "val=1", "--anew").endswith("train 9 episodes, val 1 episode\n")
+
+
+def test_a_split_without_an_episode_is_an_error(tmp_path: Path) -> None:
+    path = write(tmp_path / "records", range(3))
+    text = (path / "manifest.json").read_bytes()
+    with pytest.raises(ClipError, match=r"would have no episode.*got: val of 3 episodes"):
+        split_dataset(path, {"train": 0.9, "val": 0.1})
+    assert (path / "manifest.json").read_bytes() == text
+    assert split_dataset(path, {"train": 0.6, "val": 0.4, "test": 0}) == {
+        "train": 2,
+        "val": 1,
+        "test": 0,
+    }

@@ -12,15 +12,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from seqrecord.errors import FormatError
+from seqrecord.errors import FormatError, SchemaError
 from seqrecord.format.manifest import SPLIT_NAME
 from seqrecord.format.text import check_key, encode_metadata, parse_json, parse_metadata
+from seqrecord.schema import Schema
 
 __all__ = [
     "MAX_EDIT_BYTES",
     "Delete",
     "Edit",
     "Edits",
+    "Features",
     "Relabel",
     "Rename",
     "Split",
@@ -75,7 +77,17 @@ class Relabel:
         return {"op": "relabel", "metadata": dict(self.metadata)}
 
 
-Edit = Delete | Split | Rename | Relabel
+@dataclass(frozen=True)
+class Features:
+    """The dataset has these features: those it had, some of them dropped, or with others behind."""
+
+    schema: Schema
+
+    def to_json(self) -> dict[str, Any]:
+        return {"op": "features", "schema": self.schema.to_json()}
+
+
+Edit = Delete | Split | Rename | Relabel | Features
 
 
 @dataclass(frozen=True)
@@ -83,7 +95,8 @@ class Edits:
     """What edits come to together: uids that are deleted, and the split of each uid that has one.
 
     `names` are the splits, in the order in which the edits name them first. `keys` and `metadata`
-    are of the uids that have others than their record files say.
+    are of the uids that have others than their record files say. `schema` are the features, where
+    some were added or dropped.
     """
 
     deleted: frozenset[str] = frozenset()
@@ -91,6 +104,7 @@ class Edits:
     names: tuple[str, ...] = ()
     keys: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
+    schema: Schema | None = None
 
     @classmethod
     def of(cls, edits: Iterable[Edit]) -> Edits:
@@ -99,9 +113,12 @@ class Edits:
         names: dict[str, None] = {}
         keys: dict[str, str] = {}
         metadata: dict[str, str] = {}
+        schema = None
         for edit in edits:
             if isinstance(edit, Delete):
                 deleted.update(edit.uids)
+            elif isinstance(edit, Features):
+                schema = edit.schema
             elif isinstance(edit, Rename):
                 keys.update(edit.keys)
             elif isinstance(edit, Relabel):
@@ -112,7 +129,7 @@ class Edits:
             else:
                 names[edit.split] = None
                 splits.update(dict.fromkeys(edit.uids, edit.split))
-        return cls(frozenset(deleted), splits, tuple(names), keys, metadata)
+        return cls(frozenset(deleted), splits, tuple(names), keys, metadata, schema)
 
 
 def encode_edit(edits: Sequence[Edit]) -> bytes:
@@ -166,10 +183,15 @@ def _edit(value: object) -> Edit:
         return Rename({uid: check_key(key) for uid, key in texts.items()})
     if (texts := _by_uid(value, "relabel", "metadata")) is not None:
         return Relabel({uid: encode_metadata(parse_metadata(text)) for uid, text in texts.items()})
+    if isinstance(value, dict) and value.get("op") == "features" and set(value) == {"op", "schema"}:
+        try:
+            return Features(Schema.from_json(value["schema"]))
+        except SchemaError as error:
+            raise FormatError(f"the schema of an edit is not allowed: {error}") from error
     raise FormatError(
         "not an edit",
         expected="delete of uids; split of a name or null, of uids; rename of keys by uid; relabel "
-        "of metadata by uid",
+        "of metadata by uid; features of a schema",
         got=repr(value)[:200],
     )
 

@@ -80,9 +80,17 @@ def find_episodes(
         found = _numbers(sorted({index.positions[key] for key in episodes}))
     found = found[inside[found]]
     if not len(found):
-        asked = repr(episodes)[:200] if split is None else f"{episodes!r:.200} of split {split}"
+        asked = _shown(episodes) if split is None else f"{_shown(episodes)} of split {split}"
         raise ClipError("no episode is selected", file=url, got=asked)
     return found
+
+
+def _shown(episodes: EpisodeFilter) -> str:
+    """The filter in an error: a function by its name, if it has one, and not by its address."""
+    if not callable(episodes):
+        return "all episodes" if episodes is None else repr(episodes)[:200]
+    name = getattr(episodes, "__name__", "<lambda>")
+    return "a function of an episode" if name == "<lambda>" else f"the function {name}"[:200]
 
 
 def _numbers(found: Any) -> npt.NDArray[np.int64]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +17,7 @@ from seqrecord.format.index import NO_SPLIT, GroupIndex, Index, check_text
 from seqrecord.format.rows import features_of
 from seqrecord.format.text import whole_metadata
 from seqrecord.lags import EpisodeLags, with_lags
+from seqrecord.reading.absent import absent_chunks, conformed
 from seqrecord.schema import Schema
 
 __all__ = ["BuiltIndex", "LostEpisode", "build_index", "complete_episodes"]
@@ -66,16 +66,17 @@ def build_index(
     dataset is taken, else that of the file of the smallest id. So the result depends on neither the
     order of the files nor that of their writers. Files are numbered in the order in which the
     episodes use them. Episodes that lack a part are left out. The names of `splits` keep their
-    numbers; those that only `edits` name follow.
+    numbers; those that only `edits` name follow. The features are those that `edits` say, if any.
 
     Raises `FormatError` for schemas or file ids that clash, and for parts of an episode that
     contradict each other; it names the file.
     """
     edits = edits or Edits()
-    schema = _common_schema(footers.items())
+    schema, fitting = conformed(list(footers.items()), edits.schema, committed)
+    footers = dict(fitting)
     _check_ids(footers)
     paths = sorted(footers, key=lambda path: (path not in committed, footers[path].file_id))
-    complete = _complete([footers[path] for path in paths])
+    complete = _complete([footers[path] for path in paths], schema)
     for uid in edits.deleted:
         complete.pop(uid, None)
     for uid in (edits.keys.keys() | edits.metadata.keys()) & complete.keys():
@@ -122,14 +123,17 @@ def build_index(
     )
 
 
-def complete_episodes(footers: Sequence[tuple[str, Footer]]) -> dict[str, EpisodePart]:
+def complete_episodes(
+    footers: Sequence[tuple[str, Footer]], schema: Schema | None = None
+) -> dict[str, EpisodePart]:
     """The last parts of all episodes that are complete in these record files, by uid.
 
-    Footers come with the paths of their files, of which there may be several: what is known of a
-    file that is not finished. Raises `FormatError` as `build_index` does, but for file ids.
+    `schema` is that of the dataset, if there is one. Footers come with the paths of their files, of
+    which there may be several: what is known of a file that is not finished. Raises `FormatError`
+    as `build_index` does, but for file ids.
     """
-    _common_schema(footers)
-    return {uid: rows.episode for uid, rows in _complete([f for _, f in footers]).items()}
+    schema, fitting = conformed(footers, schema)
+    return {uid: rows.episode for uid, rows in _complete([f for _, f in fitting], schema).items()}
 
 
 class _Piece(NamedTuple):
@@ -226,38 +230,59 @@ def _group_of(
     )
 
 
-def _complete(footers: Sequence[Footer]) -> dict[str, _Rows]:
+def _complete(footers: Sequence[Footer], schema: Schema | None) -> dict[str, _Rows]:
+    if schema is None:
+        return {}
     parts: dict[str, list[tuple[int, int]]] = {}
     for file, footer in enumerate(footers):
         for number, part in enumerate(footer.episodes):
             parts.setdefault(part.uid, []).append((file, number))
-    joined = {uid: _join(footers, places) for uid, places in parts.items()}
+    groups = list(zip(schema.groups, features_of(schema), strict=True))
+    joined = {uid: _join(footers, places, groups) for uid, places in parts.items()}
     return {uid: rows for uid, rows in joined.items() if rows is not None}
 
 
-def _join(footers: Sequence[Footer], parts: Sequence[tuple[int, int]]) -> _Rows | None:
+def _join(
+    footers: Sequence[Footer],
+    parts: Sequence[tuple[int, int]],
+    schemas: Sequence[tuple[Schema, npt.NDArray[np.int64]]],
+) -> _Rows | None:
     """An episode's rows from its parts in several files, `None` if one is not there.
 
-    It is as long as the longest of its parts that is whole. Of copies of a chunk the first is
-    taken; they must be equal.
+    `schemas` are the groups of the dataset, with the places of their features. All frames lack a
+    group that is in no part's file, and one that was dropped. The episode is as long as the longest
+    of its parts that is whole. Of copies of a chunk the first is taken; they must be equal.
     """
     described = [footers[file].episodes[number] for file, number in parts]
     lengths = {part.num_frames for part in described if part.num_frames is not None}
     episode = _common(described, max(lengths, default=None))
-    groups = []
-    for group in range(len(footers[parts[0][0]].chunks)):
-        pieces = [_rows_of(footers[file], file, number, group) for file, number in parts]
-        groups.append(pieces[0] if len(pieces) == 1 else _gathered(pieces, episode))
-    for length in sorted(lengths, reverse=True):
-        first = [_first_frames(rows, length, episode) for rows in groups]
-        if None not in first:
-            whole = tuple(rows for rows in first if rows is not None)
+    groups: dict[int, _Piece] = {}
+    for group, (schema, _) in enumerate(schemas):
+        known = [] if all(spec.is_dropped for spec in schema.values()) else parts
+        pieces = [
+            _rows_of(footers[file], file, number, group)
+            for file, number in known
+            if group < len(footers[file].chunks)
+        ]
+        if pieces:
+            groups[group] = pieces[0] if len(pieces) == 1 else _gathered(pieces, episode)
+    for length in sorted(lengths, reverse=True) if groups else ():
+        first = {group: _first_frames(rows, length, episode) for group, rows in groups.items()}
+        if None not in first.values():
+            found = {group: rows for group, rows in first.items() if rows is not None}
+            at = next(iter(found.values()))  # what has no chunks is absent in those of this group
+            whole = tuple(
+                found[group]
+                if group in found
+                else _Piece(*absent_chunks(at.files, at.chunks, schema, features))
+                for group, (schema, features) in enumerate(schemas)
+            )
             files = tuple(file for file, _ in parts)
             # Of what says so, what ends it is whole; a flush there says that it is truncated.
             ends = [part for part in described if part.num_frames == length]
             metadata = {part.metadata for part in ends}
             chosen = episode.metadata if episode.metadata in metadata else ends[0].metadata
-            lags = max((part.lags for part in ends), key=len)
+            lags = tuple(sorted({item[0]: item for part in ends for item in part.lags}.values()))
             episode = replace(episode, num_frames=length, metadata=chosen, lags=lags)
             return _Rows(episode, whole, files)
     return None
@@ -337,19 +362,6 @@ def _shifted(gaps: npt.NDArray[Any], by: int) -> npt.NDArray[Any]:
     moved: npt.NDArray[Any] = gaps.copy()
     moved["chunk"] = gaps["chunk"].astype(np.int64) + by
     return moved
-
-
-def _common_schema(footers: Iterable[tuple[str, Footer]]) -> Schema | None:
-    schema: Schema | None = None
-    for path, footer in footers:
-        schema = schema or footer.schema
-        if footer.schema != schema:
-            pairs = zip_longest(schema.to_json(), footer.schema.to_json())
-            want, got = next((want, got) for want, got in pairs if want != got)
-            raise FormatError(
-                "record files of different schemas", file=path, expected=want or "no more", got=got
-            )
-    return schema
 
 
 def _check_ids(footers: Mapping[str, Footer]) -> None:

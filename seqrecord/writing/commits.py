@@ -12,6 +12,7 @@ from typing import Any
 from seqrecord.checksum import crc32c
 from seqrecord.errors import ConflictError, FormatError, NotFoundError, StorageError, TransientError
 from seqrecord.format import RECORDS, Footer
+from seqrecord.format.edits import Edits
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import (
     INDEX,
@@ -147,9 +148,9 @@ def appended(
         *(index, manifest.record_files, manifest.next_ordinal, manifest.left_out),
         *(manifest.splits, manifest.statistics, manifest.edits),
     )
-    if not complete_episodes(list(footers.items())):
+    if not complete_episodes(list(footers.items()), manifest.schema):
         return version
-    new = build_index(footers)
+    new = build_index(footers, edits=Edits(schema=manifest.schema))
     files = tuple(RecordFile(path, sizes[path], footers[path].file_id) for path in new.files)
     return replace(
         version,

@@ -18,6 +18,8 @@ from seqrecord.errors import DestinationError, FormatError, NotFoundError
 from seqrecord.format import Footer
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest, check_record_path
+from seqrecord.reading.absent import conformed
+from seqrecord.reading.edits import all_edits, read_edits
 from seqrecord.reading.metadata import load_index
 from seqrecord.reading.record_footers import read_file_id, read_footers, record_sizes
 from seqrecord.schema import Schema
@@ -161,20 +163,24 @@ def _begun(storage: Storage, mode: WriteMode, writer: str) -> Destination:
     committed = frozenset(index.positions) if index else frozenset()
     footers: dict[str, Footer] = {}
     recovered: dict[str, int] = {}
+    schema = manifest.schema if manifest else None
     if mode == "resume" and (loose or unfinished):
         for path in loose:
             check_record_path(storage, path)
         footers = read_footers(storage, {path: sizes[path] for path in (*files, *loose)})
-        whole = recover(storage, footers, unfinished, committed, writer)
+        if manifest is None:
+            schema = read_edits(storage, all_edits(storage)).schema
+        schema, fitting = conformed(list(footers.items()), schema, files)
+        footers = dict(fitting)
+        whole = recover(storage, footers, unfinished, committed, writer, schema)
         # As in `build_index`: of several uids of one key the smallest is the one that is taken.
         parts = [whole[uid] for uid in sorted(whole, reverse=True)]
         recovered = {part.key: part.ordinal for part in parts if part.key not in committed}
     first = manifest.next_ordinal if manifest else 0
-    schemas = [manifest.schema] if manifest else [footer.schema for footer in footers.values()]
     return Destination(
         storage=storage,
         writer=writer,
-        schema=next(iter(schemas), None),
+        schema=schema,
         committed=committed,
         recovered=recovered,
         first_ordinal=first,

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 
 from seqrecord.checksum import crc32c
 from seqrecord.errors import SeqRecordError
-from seqrecord.format.edits import Delete, Edit, Relabel, Rename, Split, encode_edit
+from seqrecord.format.edits import Delete, Edit, Features, Relabel, Rename, Split, encode_edit
 from seqrecord.format.manifest import EDITS, IndexFile, read_manifest
 from seqrecord.storage import Storage
 from seqrecord.writing.commits import tidy
 
 __all__ = ["put_edit_file", "put_edits", "removed_if_unnamed"]
 
+_NUMBERED = re.compile(rf"{EDITS}/([0-9]{{8}})-")
+
 _UIDS_AT_ONCE = 500_000  # in one file
 _TEXT_AT_ONCE = 1 << 22  # characters, of which JSON makes at most six bytes each
 
 
 def put_edits(storage: Storage, edits: Sequence[Edit], number: int) -> list[IndexFile]:
-    """Write files of edits; their names ascend, and come after `number` others."""
+    """Write files of edits; their names ascend, and come after `number` others.
+
+    They come after what is there, too, and be it of an edit that was interrupted: where the
+    manifest is lost, what was committed last counts.
+    """
     token, files = secrets.token_hex(8), list[IndexFile]()
+    known = (_NUMBERED.match(file.path) for file in storage.files(EDITS))
+    number = max([number, *(int(match[1]) + 1 for match in known if match)])
     try:
         pieces = (piece for edit in edits for piece in _pieces(edit))
         for i, edit in enumerate(pieces, number):
@@ -66,6 +75,8 @@ def _pieces(edit: Edit) -> Iterator[Edit]:
         yield from (Delete(uids) for uids in _runs(edit.uids))
     elif isinstance(edit, Split):
         yield from (Split(edit.split, uids) for uids in _runs(edit.uids))
+    elif isinstance(edit, Features):
+        yield edit
     elif isinstance(edit, Rename):
         yield from (Rename(some) for some in _parts(edit.keys))
     else:

@@ -70,7 +70,9 @@ class _Dataset:
         keys, uids = {self.key(i) for i in episodes}, {self.index.uid(i) for i in episodes}
         return sorted(
             uid
-            for uid, part in complete_episodes(list(self.footers.items())).items()
+            for uid, part in complete_episodes(
+                list(self.footers.items()), self.manifest.schema
+            ).items()
             if self.edits.keys.get(uid, part.key) in keys
             and uid not in uids
             and uid not in self.edits.deleted

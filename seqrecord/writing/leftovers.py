@@ -16,6 +16,7 @@ from seqrecord.format import HEADER_BYTES, EpisodePart, Footer, parse_footer, pa
 from seqrecord.format.pages import aligned, page_offsets, slice_table
 from seqrecord.format.rows import present_frames
 from seqrecord.reading.index_building import complete_episodes
+from seqrecord.schema import Schema
 from seqrecord.storage import Storage, Unfinished
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.writing.open_file import StoredChunk
@@ -33,10 +34,12 @@ def recover(
     unfinished: Sequence[Unfinished],
     committed: Collection[str],
     writer: str,
+    schema: Schema | None = None,
 ) -> dict[str, EpisodePart]:
     """All episodes that are whole in the files of other writers, by uid.
 
-    `footers` are those of all finished record files, by path. Episodes that are whole, or longer,
+    `footers` are those of all finished record files, by path, and `schema` is that of the dataset,
+    if there is one. Episodes that are whole, or longer,
     only with what an unfinished file holds of them are copied from there into record files of
     `writer`, which are finished then; those of the keys `committed` are not. Every page that is
     copied is checked, since nothing tells what of an unfinished file a machine had on disk when it
@@ -47,20 +50,22 @@ def recover(
     Raises `StorageError` for what cannot be read, since that may pass.
     """
     finished = list(footers.items())
-    whole = complete_episodes(finished)
+    whole = complete_episodes(finished, schema)
     by_uid: dict[str, list[_Piece]] = {}
     for upload in unfinished:
         for piece in _pieces(storage, upload):
             by_uid.setdefault(piece.part.uid, []).append(piece)
     known = [(piece.upload.path, piece.footer) for pieces in by_uid.values() for piece in pieces]
-    found = complete_episodes([*finished, *known])
-    files: RecordFileWriter | None = None
+    found = complete_episodes([*finished, *known], schema)
+    writers: dict[Schema, RecordFileWriter] = {}
     for uid, pieces in by_uid.items():
         best = found.get(uid)
         while best is not None and best != whole.get(uid) and best.key not in committed:
-            files = files or RecordFileWriter(
-                storage, pieces[0].footer.schema, writer=writer, record_bytes=DEFAULT_RECORD_BYTES
+            written = pieces[0].footer.schema
+            files = writers.get(written) or RecordFileWriter(
+                storage, written, writer=writer, record_bytes=DEFAULT_RECORD_BYTES
             )
+            writers[written] = files
             try:
                 files.copy(best, _chunks(pieces, _length(best)))
             except (FormatError, NotFoundError) as error:
@@ -71,10 +76,10 @@ def recover(
                 )
                 pieces = [piece for piece in pieces if _length(piece.part) < _length(best)]
                 known = [(piece.upload.path, piece.footer) for piece in pieces]
-                best = complete_episodes([*finished, *known]).get(uid)
+                best = complete_episodes([*finished, *known], schema).get(uid)
             else:
                 whole[uid] = best
-    if files is not None:
+    for files in writers.values():
         files.close()
     return whole
 

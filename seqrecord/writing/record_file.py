@@ -6,7 +6,7 @@ import logging
 import secrets
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -41,7 +41,8 @@ class RecordFileWriter:
     next. While a thread commits a full file (sync and rename, or what is left to send), the next is
     written; not the one after that. After each episode the file is worth keeping: a resume copies
     the episodes that had ended from what a kill leaves behind. `writer` is a `new_writer_id()`,
-    which several of these may share.
+    which several of these may share. With `only` it writes chunks of these groups alone, of
+    episodes whose others are in other files.
 
     A file that is full amid an episode that was flushed is held back until the next one tells of a
     flush. It is finished without a number of frames of the episode, so that only the file being
@@ -61,8 +62,11 @@ class RecordFileWriter:
         writer: str,
         record_bytes: int,
         statistics: StatisticsCollector | None = None,
+        only: Collection[int] | None = None,
     ) -> None:
         self.schema = schema
+        self._names = frozenset(schema.kept)
+        self._is_partial = only is not None
         self._storage = storage
         self._writer = writer
         self._record_bytes = record_bytes
@@ -78,6 +82,7 @@ class RecordFileWriter:
         self._groups: list[Group] = [
             videos.get(number) or FrameGroup(schema, number, codecs)
             for number in range(schema.num_groups)
+            if only is None or number in only
         ]
         self._lags = {name: LagCollector() for name in with_lags(schema)}
         self._file: OpenFile | None = None
@@ -122,10 +127,14 @@ class RecordFileWriter:
         fps: float | None = None,
     ) -> None:
         """Start an episode; see `ChunkLength` for how `None` chooses its `chunk_frames`."""
+        uid = self._writer + secrets.token_hex(8)
+        self.begin_again(EpisodePart(key, uid, ordinal, None, fps, metadata), chunk_frames)
+
+    def begin_again(self, episode: EpisodePart, chunk_frames: int | None = None) -> None:
+        """Start more chunks of an episode, of which other files may have some."""
         self.check()
         assert self._episode is None, "the episode before has not ended"
-        uid = self._writer + secrets.token_hex(8)
-        self._episode = EpisodePart(key, uid, ordinal, None, fps, metadata)
+        self._episode = replace(episode, num_frames=None, lags=())
         self._num_frames = self._flushed = 0
         self._own = []
         for group in self._groups:
@@ -133,7 +142,7 @@ class RecordFileWriter:
         for lags in self._lags.values():
             lags.begin()
         if self._statistics is not None:
-            self._statistics.begin(key)
+            self._statistics.begin(episode.key)
 
     def append(self, frame: Frame) -> int:
         """Encode the episode's next frame. Returns the bytes that it takes.
@@ -146,16 +155,16 @@ class RecordFileWriter:
         number = self._num_frames
         if number == MAX_EPISODE_FRAMES:
             raise FrameError("an episode of too many frames", episode=episode.key)
-        if unknown := [name for name in frame if name not in self.schema]:
+        if unknown := [name for name in frame if name not in self._names]:
             raise FrameError(
                 "a feature that the dataset does not have; pass a schema that names it",
                 episode=episode.key,
                 frame=number,
-                expected=f"some of {', '.join(self.schema)}",
+                expected=f"some of {', '.join(self.schema.kept)}",
                 got=", ".join(unknown),
             )
         try:
-            if not frame:
+            if not frame and not self._is_partial:
                 raise FrameError("a frame without any feature")
             blobs = {name: self._encoders[name](item) for name, item in frame.items()}
         except (FrameError, CodecError) as error:

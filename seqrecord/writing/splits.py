@@ -22,6 +22,7 @@ from seqrecord.format.index import NO_SPLIT, Index
 from seqrecord.format.manifest import MAX_SPLITS, SPLIT_NAME
 from seqrecord.reading.metadata import load_index
 from seqrecord.storage import Storage, open_storage
+from seqrecord.text import counted
 from seqrecord.version import CREATED_BY
 from seqrecord.writing.commits import Version, put_version, read_base
 from seqrecord.writing.edit_files import put_edits, removed_if_unnamed
@@ -49,7 +50,8 @@ def split_dataset(
     With `by="episode"` each episode is drawn for itself. Else `by` names an entry of the metadata,
     and episodes that are equal in it come into one split: all recordings of one scene, say.
 
-    Raises `ClipError` for shares or names that make no sense and for an episode without the entry,
+    Raises `ClipError` for shares or names that make no sense, for an episode without the entry, and
+    where a split whose share is above 0 would have no episode, since there are too few of them;
     `NotFoundError` where there is no dataset, and `ConflictError` where another writer commits
     meanwhile.
     """
@@ -82,6 +84,7 @@ def _split(
     kept = np.isin(old, numbers) & (not anew)
     units = _units(index, by, storage.url)
     new = deal_episodes(old, kept, units, numbers, list(shares.values()), seed)
+    _check_not_empty(shares, new, names, storage.url)
     changed = np.flatnonzero(new != old)
     if len(changed):
         edits = [
@@ -122,6 +125,20 @@ def _check(shares: Mapping[Any, Any]) -> None:
             "the shares of the splits make no sense",
             expected="at least one, and at most 1 together, as train=0.9 val=0.1",
             got=f"{len(shares)} of {total:g} together",
+        )
+
+
+def _check_not_empty(
+    shares: Mapping[str, float], new: npt.NDArray[np.int64], names: Sequence[str], url: str
+) -> None:
+    """`ClipError` for a split that should have episodes and has none: nobody could read it."""
+    empty = [name for name, share in shares.items() if share and names.index(name) not in new]
+    if empty:
+        raise ClipError(
+            "a split would have no episode; nothing was changed",
+            file=url,
+            expected="more episodes, or other shares",
+            got=f"{', '.join(empty)[:200]} of {counted(len(new), 'episode')}",
         )
 
 

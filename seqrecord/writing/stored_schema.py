@@ -80,25 +80,26 @@ def stored_schema(
     Raises `SchemaError` where the dataset has other features, or other codecs, kinds, units or
     groups than asked for.
     """
-    asked = _described(schema, described or {})
+    asked = _described(_fresh(schema), described or {})
     is_grouped = asked.num_groups > 1 or any("group" in said for said in (described or {}).values())
     if stored is None:
         grouped = _grouped(apply_codecs(asked, codecs), by_size=not is_grouped)
         grouped.check_groups()
         return grouped
-    if list(map(str, asked.values())) != list(map(str, stored.values())):
-        raise SchemaError("the dataset has other features", expected=stored, got=asked)
-    for spec, known in zip(asked.values(), stored.values(), strict=True):
+    there = stored.kept
+    if list(map(str, asked.values())) != list(map(str, there.values())):
+        raise SchemaError("the dataset has other features", expected=there, got=asked)
+    for spec, known in zip(asked.values(), there.values(), strict=True):
         for what in ("kind", "unit"):
-            wanted, there = getattr(spec, what), getattr(known, what)
-            if wanted is not None and wanted != there:
+            wanted, said = getattr(spec, what), getattr(known, what)
+            if wanted is not None and wanted != said:
                 raise SchemaError(
                     f"the dataset has another {what}; leave it out to keep that",
                     feature=spec.name,
-                    expected=there,
+                    expected=said,
                     got=wanted,
                 )
-    groups = [spec.group for spec in stored.values()]
+    groups = [spec.group for spec in _grouped(there, by_size=False).values()]
     given = [spec.group for spec in _grouped(asked, by_size=False).values()]
     if is_grouped and groups != given:
         raise SchemaError(
@@ -108,9 +109,16 @@ def stored_schema(
         )
     if codecs is not None:
         chains = [spec.codec for spec in apply_codecs(asked, codecs).values()]
-        if chains != [spec.codec for spec in stored.values()]:
+        if chains != [spec.codec for spec in there.values()]:
             raise SchemaError("the dataset has other codecs; leave them out to keep its own")
     return stored
+
+
+def _fresh(schema: Schema) -> Schema:
+    """The features as if they were in no dataset yet."""
+    if any(spec.is_dropped for spec in schema.values()):
+        raise SchemaError("not a feature name: it stands for one that was dropped", got=schema)
+    return Schema([replace(spec, added=None) for spec in schema.values()])
 
 
 def check_fps(fps: float | None) -> float | None:

@@ -118,7 +118,7 @@ class SeqRecordWriter:
             if schema is not None:
                 self._use(schema)
             elif stored is not None:
-                self._use(stored)
+                self._use(stored.kept)
         except BaseException:
             self._destination.release()
             raise
@@ -126,7 +126,7 @@ class SeqRecordWriter:
     @property
     def schema(self) -> Schema | None:
         """The features with their codecs, `None` until they are known."""
-        return self._schema
+        return None if self._schema is None else self._schema.kept
 
     @property
     def finished_keys(self) -> frozenset[str]:

@@ -224,7 +224,7 @@ def _check_file(storage: Storage, index: Index | None, file: RecordFile) -> _Fil
             "gaps": tuple(rows[:0] for rows in footer.gaps),
         }
         footer = replace(footer, file_id=file.file_id, **none)
-    if index is not None and footer.schema.to_json() != index.schema.to_json():
+    if index is not None and not index.schema.continues(footer.schema):
         other = FormatError(
             "a record file of another schema",
             file=shown,

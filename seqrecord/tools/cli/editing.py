@@ -1,13 +1,15 @@
-"""The commands that change which episodes a dataset has: `edit` and `merge`."""
+"""The commands that change which episodes and features a dataset has: `edit` and `merge`."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import click
 
 from seqrecord.reading.filters import EpisodeFilter
+from seqrecord.reading.reader import opened
 from seqrecord.storage import parse_location
 from seqrecord.text import counted
 from seqrecord.tools.cli.arguments import common
@@ -20,6 +22,12 @@ from seqrecord.writing.edits import (
     rename_episodes,
     split_episodes,
 )
+from seqrecord.writing.feature_values import (
+    spec_of_dataset,
+    values_of_dataset,
+    values_of_files,
+)
+from seqrecord.writing.features import add_feature, drop_features
 from seqrecord.writing.merging import merge_datasets
 
 __all__ = ["edit", "merge"]
@@ -30,7 +38,7 @@ _DRY_RUN = click.option("--dry-run", is_flag=True, help="Only print what would b
 
 @click.group(cls=Group)
 def edit() -> None:
-    """Change episodes of a dataset: which there are, their keys, metadata and splits.
+    """Change a dataset: which episodes and features there are, keys, metadata and splits.
 
     Record files stay as they are, and `reindex` does not undo an edit. Episodes are keys, or a glob
     such as 'kitchen/*'.
@@ -160,6 +168,66 @@ def merge(
         f"{counted(report.num_record_files, 'record file')}; "
         f"{format_size(report.linked_bytes)} linked, {format_size(report.copied_bytes)} copied"
     )
+
+
+@edit.command()
+@click.argument("path")
+@click.argument("name")
+@click.option("--from", "other", metavar="DATASET", help="Another dataset with the same episodes.")
+@click.option("--feature", help="Its name in the other dataset; by default NAME.")
+@click.option(
+    "--files",
+    metavar="FOLDER|FILE.npz",
+    help="Arrays of shape [frames, …]: KEY.npy or KEY.npz in a folder, or a .npz file with keys.",
+)
+@click.option("--codec", help="As for `write`; by default that of the other dataset, or balanced.")
+@click.option("--kind", help="What the feature is, such as depth or mask.")
+@click.option("--unit", help="Of what its numbers are, such as m.")
+@_DRY_RUN
+@common
+def add(
+    path: str,
+    name: str,
+    other: str | None,
+    feature: str | None,
+    files: str | None,
+    codec: str | None,
+    kind: str | None,
+    unit: str | None,
+    dry_run: bool,
+    storage_options: dict[str, Any] | None,
+) -> None:
+    """Add a feature: new record files, and those that are there stay as they are."""
+    if (other is None) == (files is None):
+        raise click.UsageError("where from: --from DATASET, or --files FOLDER or FILE.npz")
+    if feature is not None and other is None:
+        raise click.UsageError("--feature goes with --from")
+    said: dict[str, Any] = {"kind": kind, "unit": unit, "codec": codec, "dry_run": dry_run}
+    said["storage_options"] = storage_options
+    if files is not None:
+        spec = add_feature(path, name, values_of_files(files, name), **said)
+    else:
+        assert other is not None
+        source = feature or name
+        with opened(other, features=[source], storage_options=storage_options) as dataset:
+            known = dataset.features[source]
+            known = replace(known, codec=()) if codec else spec_of_dataset(dataset, source)
+            spec = add_feature(path, name, values_of_dataset(dataset, source), spec=known, **said)
+    click.echo(f"{parse_location(path).shown}: {spec} {'would be ' if dry_run else ''}added")
+
+
+@edit.command()
+@click.argument("path")
+@click.argument("names", metavar="NAME…", nargs=-1, required=True)
+@_DRY_RUN
+@common
+def drop(
+    path: str, names: tuple[str, ...], dry_run: bool, storage_options: dict[str, Any] | None
+) -> None:
+    """Drop features. `clean` removes the record files of which nothing is left."""
+    dropped = drop_features(path, names, dry_run=dry_run, storage_options=storage_options)
+    would = "would be " if dry_run else ""
+    click.echo(f"{parse_location(path).shown}: {', '.join(dropped)} {would}dropped")
 
 
 def _filter(episodes: tuple[str, ...]) -> EpisodeFilter:

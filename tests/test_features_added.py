@@ -1,0 +1,445 @@
+"""Features that are added to a dataset and dropped from it, and who reads then."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import seqrecord
+from seqrecord import Episode, NotFoundError, SeqRecordWriter
+from seqrecord.errors import ClipError, ConflictError, FormatError, FrameError, SchemaError
+from seqrecord.format.manifest import read_manifest
+from seqrecord.storage import LocalStorage
+from seqrecord.writing.cleaning import clean
+from seqrecord.writing.edits import delete_episodes, rename_episodes
+from seqrecord.writing.feature_values import values_of_dataset, values_of_files
+from seqrecord.writing.features import add_feature, drop_features
+from tests.command_line import main
+
+Model = dict[str, list[dict[str, list[float]]]]
+"""Frames of each episode: feature name to the first numbers of its array."""
+
+WIDTHS = {"x": 1100, "y": 4, "s": 1}  # `x` is a group of its own
+LENGTHS = {"e0": 3, "e1": 5, "e2": 1}
+
+
+def write(path: Path, lengths: dict[str, int], names: list[str], **settings: Any) -> Model:
+    """Episodes in record files of about two; returns what they hold."""
+    made: Model = {}
+    with SeqRecordWriter(path, codecs="raw", record_bytes=20_000, **settings) as writer:
+        for key, length in lengths.items():
+            made[key] = []
+            with writer.episode(key, metadata={"key": key}) as episode:
+                for i in range(length):
+                    numbers = {name: hash_of(key, name, i) for name in names}
+                    frame = {n: np.full(WIDTHS.get(n, 4), v, "<f4") for n, v in numbers.items()}
+                    episode.append(frame)
+                    made[key].append({name: [value] for name, value in numbers.items()})
+    return made
+
+
+def hash_of(key: str, name: str, frame: int) -> float:
+    return float(sum(map(ord, key + name)) * 10 + frame)
+
+
+def content(path: Path) -> Model:
+    with seqrecord.open(path) as dataset:
+        assert set(dataset.features) == set(dataset.select(None).features)
+        return {
+            key: [
+                {name: np.unique(array).tolist() for name, array in episode[i].items()}
+                for i in range(len(episode))
+            ]
+            for key, episode in dataset.episodes.items()
+        }
+
+
+def check(path: Path, expected: Model) -> None:
+    """The dataset is that, and so it is when its index and its manifest were lost."""
+    assert content(path) == expected
+    assert not seqrecord.verify(path, deep=True).problems
+    seqrecord.reindex(path)
+    assert content(path) == expected
+    (path / "manifest.json").unlink()
+    seqrecord.reindex(path)
+    assert content(path) == expected
+    assert not seqrecord.verify(path).problems
+
+
+def some(name: str, scale: float = 1.0) -> Callable[[Episode], list[Any]]:
+    """Values of a feature that every third frame lacks."""
+
+    def values(episode: Episode) -> list[Any]:
+        return [
+            None if i % 3 == 2 else np.full(4, scale * hash_of(episode.key, name, i), "<f4")
+            for i in range(len(episode))
+        ]
+
+    return values
+
+
+def with_feature(model: Model, name: str, scale: float = 1.0) -> Model:
+    return {
+        key: [
+            frame if i % 3 == 2 else {**frame, name: [scale * hash_of(key, name, i)]}
+            for i, frame in enumerate(frames)
+        ]
+        for key, frames in model.items()
+    }
+
+
+def without(model: Model, name: str) -> Model:
+    return {
+        key: [{n: v for n, v in frame.items() if n != name} for frame in frames]
+        for key, frames in model.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Model]:
+    path = tmp_path_factory.mktemp("made") / "records"
+    return path, write(path, LENGTHS, ["x", "y", "s"])
+
+
+@pytest.fixture
+def dataset(made: tuple[Path, Model], tmp_path: Path) -> tuple[Path, Model]:
+    return shutil.copytree(made[0], tmp_path / "records"), made[1]
+
+
+def test_add_leaves_the_others_as_they_are(dataset: tuple[Path, Model]) -> None:
+    path, model = dataset
+    before = {file: file.read_bytes() for file in (path / "records").iterdir()}
+    assert add_feature(path, "z", some("z"), kind="depth", unit="m", dry_run=True).name == "z"
+    assert content(path) == model
+    with seqrecord.open(path) as old:
+        spec = add_feature(path, "z", some("z"), kind="depth", unit="m")
+        assert (spec.dtype.str, spec.shape, spec.kind, spec.unit) == ("<f4", (4,), "depth", "m")
+        assert {file: file.read_bytes() for file in before} == before
+        with seqrecord.open(path) as new:
+            assert new.features["z"].group == old.index.schema.num_groups
+            assert old.statistics is not None
+            assert new.statistics is not None
+            assert new.statistics["z"].count.tolist() == [7] * 4
+            numbers = [
+                frame["z"] for f in with_feature(model, "z").values() for frame in f if "z" in frame
+            ]
+            assert new.statistics["z"].max[0] == max(numbers)[0]
+            assert new.statistics["x"].count.tolist() == old.statistics["x"].count.tolist()
+        assert old.episodes["e1"][3].keys() == {"x", "y", "s"}  # opened before
+    check(path, with_feature(model, "z"))
+    loader = seqrecord.SeqRecordStream(path, clip_len=2, features=["x", "z"], shuffle=False)
+    clips = [(clip["episode"], clip["start"], clip["z"][:, 0].tolist()) for clip in loader]
+    expected = [
+        (key, start, [hash_of(key, "z", start + i) for i in range(2)])
+        for key, start in (("e0", 0), ("e1", 0), ("e1", 3))
+    ]
+    assert clips == expected
+
+
+def test_drop(dataset: tuple[Path, Model]) -> None:
+    path, model = dataset
+    add_feature(path, "z", some("z"))
+    held = {file.path for file in read_manifest(LocalStorage(path)).record_files}
+    assert drop_features(path, "y", dry_run=True) == ["y"]
+    assert drop_features(path, ["y", "z"]) == ["y", "z"]
+    gone = held - {file.path for file in read_manifest(LocalStorage(path)).record_files}
+    assert len(gone) == 1  # that of `z` alone
+    with seqrecord.open(path) as reader:
+        assert list(reader.features) == ["x", "s"]
+        assert list(reader.statistics or ()) == ["x", "s"]
+        with pytest.raises(SchemaError, match=r"no such feature.*some of x, s"):
+            reader.select(["~1"])
+    assert gone <= set(clean(path, older_than=0))
+    left = without(model, "y")
+    check(path, left)
+    # Another one of the same name, and episodes that have it.
+    add_feature(path, "y", some("y", 2.0))
+    left = with_feature(left, "y", 2.0)
+    check(path, left)
+    left |= write(path, {"new": 2}, ["x", "s", "y"], mode="append")
+    check(path, left)
+    with pytest.raises(SchemaError, match="no feature would be left"):
+        drop_features(path, ["x", "s", "y"])
+    drop_features(path, ["x", "s"])
+    clean(path, older_than=0)
+    check(path, without(without(left, "x"), "s"))
+
+
+STEPS = ("add", "drop", "delete", "rename", "append", "reindex", "lose", "clean")
+
+
+@settings(max_examples=8)
+@given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 5)), min_size=2, max_size=6))
+def test_any_order_of_edits(
+    made: tuple[Path, Model], tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
+) -> None:
+    path = shutil.copytree(made[0], tmp_path_factory.mktemp("any") / "records")
+    model, names = made[1], ["x", "y", "s"]
+    for number, (step, choice) in enumerate(steps):
+        keys = list(model)
+        key = keys[choice % len(keys)]
+        name = f"z{choice % 2}"
+        if step == "add" and name not in names:
+            add_feature(path, name, some(name, number), spec=None)
+            model, names = with_feature(model, name, number), [*names, name]
+        elif step == "drop" and len(names) > 1:
+            dropped = names[choice % len(names)]
+            drop_features(path, dropped)
+            model, names = without(model, dropped), [n for n in names if n != dropped]
+        elif step == "delete" and len(keys) > 1:
+            delete_episodes(path, [key])
+            model = {k: frames for k, frames in model.items() if k != key}
+        elif step == "rename":
+            rename_episodes(path, {key: f"{key}r"})
+            model = {f"{key}r" if k == key else k: frames for k, frames in model.items()}
+        elif step == "append":
+            model = model | write(path, {f"n{number}": 2}, names, mode="append")
+        elif step == "reindex":
+            seqrecord.reindex(path)
+        elif step == "lose":
+            (path / "manifest.json").unlink()
+            seqrecord.reindex(path)
+        elif step == "clean":
+            clean(path, older_than=0)
+        assert content(path) == model
+    assert not seqrecord.verify(path).problems
+    shutil.rmtree(path.parent)
+
+
+def killed_at(step: int, action: Callable[[], object]) -> bool:
+    """Whether it was killed: a process that does something, before its n-th change of a file."""
+    pid = os.fork()
+    if pid == 0:
+        seen = 0
+
+        def hook(event: str, arguments: tuple[Any, ...]) -> None:
+            nonlocal seen
+            changes = event in ("os.rename", "os.link", "os.remove", "os.mkdir")
+            if changes or (event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)):
+                seen += 1
+                if seen == step:
+                    os._exit(9)
+
+        sys.addaudithook(hook)
+        try:
+            action()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code in (0, 9)
+    return code == 9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["add", "drop"])
+def test_a_kill_at_any_step(what: str, dataset: tuple[Path, Model], tmp_path: Path) -> None:
+    path, model = dataset
+
+    def action(folder: Path) -> object:
+        return add_feature(folder, "z", some("z")) if what == "add" else drop_features(folder, "y")
+
+    after = with_feature(model, "z") if what == "add" else without(model, "y")
+    outcomes = []
+    for step in range(1, 200):
+        copy = shutil.copytree(path, tmp_path / "copy")
+        killed = killed_at(step, partial(action, copy))
+        found = content(copy)
+        outcomes.append(found == after)
+        assert found == after if not killed else found in (model, after)
+        if step % 3 == 0 or not killed:
+            seqrecord.reindex(copy)
+            assert content(copy) == found
+            with SeqRecordWriter(copy, codecs="raw", mode="resume"):
+                pass
+            assert content(copy) == found
+            if found == model:
+                action(copy)
+            assert clean(copy, older_than=0) is not None
+            check(copy, after)
+        shutil.rmtree(copy)
+        if not killed:
+            break
+    assert outcomes == sorted(outcomes)  # once it is done it stays so
+    assert not outcomes[0]
+    assert len(outcomes) > 5
+
+
+def test_another_writer_at_the_same_time(dataset: tuple[Path, Model]) -> None:
+    path, model = dataset
+    records = {file.name for file in (path / "records").iterdir()}
+    late: Model = {}
+
+    def values(episode: Episode) -> np.ndarray[Any, Any]:
+        if not late:
+            late.update(write(path, {"late": 2}, ["x", "y", "s"], mode="append"))
+            records.update(file.name for file in (path / "records").iterdir())
+        return np.zeros((len(episode), 2))
+
+    with pytest.raises(ConflictError, match="another writer"):
+        add_feature(path, "z", values)
+    assert {file.name for file in (path / "records").iterdir()} == records
+    assert not list((path / "edits").iterdir())
+    check(path, {**model, **late})
+
+
+def test_episodes_of_a_writer_that_began_before(dataset: tuple[Path, Model]) -> None:
+    path, model = dataset
+    writer = SeqRecordWriter(path, codecs="raw", mode="append")
+    with writer.episode("late", metadata={}) as episode:
+        for i in range(70):
+            episode.append({n: np.full(WIDTHS[n], i, "<f4") for n in ("x", "y", "s")})
+    add_feature(path, "z", some("z"))
+    drop_features(path, "y")
+    with pytest.raises(ConflictError):
+        writer.close()
+    assert content(path) == without(with_feature(model, "z"), "y")
+    with SeqRecordWriter(path, codecs="raw", mode="resume"):
+        pass
+    late = [{"x": [float(i)], "s": [float(i)]} for i in range(70)]
+    check(path, {**without(with_feature(model, "z"), "y"), "late": late})
+
+
+def test_values_of_another_dataset(dataset: tuple[Path, Model], tmp_path: Path) -> None:
+    path, model = dataset
+    other = tmp_path / "other"
+    shutil.copytree(path, other)
+    add_feature(other, "z", some("z"), kind="depth", codec="fast")
+    with seqrecord.open(other) as source:
+        stored = source.features["z"]
+    result = CliRunner().invoke(
+        main, ["edit", "add", str(path), "w", "--from", str(other), "--feature", "z", "--dry-run"]
+    )
+    assert result.output == f"{path}: w: float32 [4] would be added\n"
+    assert content(path) == model
+    command = ["edit", "add", str(path), "w", "--from", str(other), "--feature", "z"]
+    assert CliRunner().invoke(main, command).output == f"{path}: w: float32 [4] added\n"
+    with seqrecord.open(path) as reader:
+        spec = reader.features["w"]
+        assert (spec.codec, spec.kind) == (stored.codec, "depth")
+    expected = {
+        key: [
+            {**plain, "w": frame["z"]} if "z" in frame else plain
+            for plain, frame in zip(model[key], frames, strict=True)
+        ]
+        for key, frames in with_feature(model, "z").items()
+    }
+    check(path, expected)
+    text = CliRunner().invoke(main, ["edit", "drop", str(path), "w", "s"]).output
+    assert text == f"{path}: w, s dropped\n"
+    check(path, without(model, "s"))
+    delete_episodes(other, ["e1"])
+    with seqrecord.open(other) as source, pytest.raises(NotFoundError, match=r"lacks.*e1"):
+        add_feature(path, "v", values_of_dataset(source, "z"))
+    write(tmp_path / "longer", {**LENGTHS, "e1": 6}, ["x"])
+    with (
+        seqrecord.open(tmp_path / "longer") as source,
+        pytest.raises(ClipError, match=r"another number of frames.*e1.*expected: 5.*got: 6"),
+    ):
+        add_feature(path, "v", values_of_dataset(source, "x"), dry_run=True)
+
+
+def test_values_of_files(dataset: tuple[Path, Model], tmp_path: Path) -> None:
+    path, model = dataset
+    arrays = {
+        key: np.stack([np.full((2, 2), hash_of(key, "f", i)) for i in range(length)])
+        for key, length in LENGTHS.items()
+    }
+    folder = tmp_path / "arrays"
+    folder.mkdir()
+    np.save(folder / "e0.npy", arrays["e0"])
+    np.savez(folder / "e1.npz", only=arrays["e1"])
+    with pytest.raises(NotFoundError, match=r"no array for an episode.*e2\.npy"):
+        add_feature(path, "f", values_of_files(folder, "f"))
+    np.savez(folder / "e2.npz", f=arrays["e2"], g=np.zeros(3))
+    np.savez(tmp_path / "all.npz", e0=arrays["e0"], e1=arrays["e1"], e2=arrays["e2"])
+    add_feature(path, "f", values_of_files(folder, "f"))
+    command = ["edit", "add", str(path), "g", "--files", str(tmp_path / "all.npz"), "--unit", "m"]
+    assert CliRunner().invoke(main, command).output == f"{path}: g: float64 [2, 2] added\n"
+    expected = {
+        key: [
+            {**frame, "f": [hash_of(key, "f", i)], "g": [hash_of(key, "f", i)]}
+            for i, frame in enumerate(frames)
+        ]
+        for key, frames in model.items()
+    }
+    check(path, expected)
+    np.save(folder / "e2.npy", np.array([None]), allow_pickle=True)
+    with pytest.raises(FormatError, match=r"not a NumPy file that can be read.*e2"):
+        add_feature(path, "h", values_of_files(folder, "h"))
+    for words in (
+        ["add", str(path), "h"],
+        ["add", str(path), "h", "--files", "x", "--feature", "y"],
+    ):
+        assert CliRunner().invoke(main, ["edit", *words]).exit_code == 2
+
+
+def test_what_cannot_be_added_changes_nothing(dataset: tuple[Path, Model], tmp_path: Path) -> None:
+    path, model = dataset
+    before = sorted(file for file in path.rglob("*"))
+    text = (path / "manifest.json").read_bytes()
+    with pytest.raises(SchemaError, match=r"has the feature already.*feature: x"):
+        add_feature(path, "x", some("x"))
+    with pytest.raises(SchemaError, match="not a feature name"):
+        add_feature(path, "~3", some("x"))
+    with pytest.raises(SchemaError, match="no frame has a value"):
+        add_feature(path, "z", lambda episode: [None] * len(episode))
+    with pytest.raises(FrameError, match=r"not one value for each frame.*e0.*expected: 3.*got: 2"):
+        add_feature(path, "z", lambda episode: np.zeros(2))
+    for more in (-1, 1):
+
+        def numbers(episode: Episode, more: int = more) -> Iterator[float]:
+            return iter([0.5] * (len(episode) + more * (episode.key == "e1")))
+
+        with pytest.raises(FrameError, match=r"not one value for each frame.*e1.*expected: 5"):
+            add_feature(path, "z", numbers)
+    with pytest.raises(FrameError, match=r"e1.*frame: 2"):
+        add_feature(
+            path, "z", lambda e: [np.zeros(2 + (e.key == "e1" and i == 2)) for i in range(len(e))]
+        )
+    with pytest.raises(SchemaError, match=r"no such feature.*nothing"):
+        drop_features(path, ["x", "nothing"])
+    with pytest.raises(NotFoundError, match="no dataset"):
+        drop_features(tmp_path / "nowhere", ["x"])
+    assert (path / "manifest.json").read_bytes() == text
+    assert sorted(file for file in path.rglob("*")) == before
+    assert content(path) == model
+
+
+def test_lags_of_timestamps_are_those_of_the_feature_that_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "records"
+    described = {"t": {"kind": "timestamp"}, "u": {"kind": "timestamp"}}
+    with SeqRecordWriter(path, features=described) as writer, writer.episode("e") as episode:
+        for i in range(5):
+            episode.append({"t": float(i), "u": float(7 * i)})
+
+    def least() -> list[float]:
+        seqrecord.reindex(path)
+        with seqrecord.open(path) as dataset:
+            lags = dataset.index.lags
+            assert lags is not None
+            assert lags.least[0, :, 1].tolist() == lags.most[0, :, 1].tolist()
+            return [float(x) for x in lags.least[0, :, 1]]  # of two frames
+
+    assert least() == [2.0, 14.0]
+    drop_features(path, "t")
+    assert least() == [14.0]
+    add_feature(path, "t", lambda e: np.arange(len(e)) * 3.0, kind="timestamp")
+    assert least() == [14.0, 6.0]
+    drop_features(path, "u")
+    add_feature(path, "v", lambda e: np.arange(len(e)) * 4.0, kind="timestamp")
+    assert least() == [6.0, 8.0]
+    drop_features(path, ["t"])
+    assert least() == [8.0]
+    assert not seqrecord.verify(path).problems
