@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from seqrecord.codecs.video.packages import pyav
 from seqrecord.errors import SourceError
@@ -25,8 +24,7 @@ _UNKNOWN_MATRIX = 2
 _RANGES = {1: "limited", 2: "full"}
 
 
-@dataclass(frozen=True)
-class VideoPacket:
+class VideoPacket(NamedTuple):
     """A packet as its container has it.
 
     Args:
@@ -204,7 +202,7 @@ def _marked(packets: Iterator[VideoPacket]) -> Iterator[VideoPacket]:
     first = next(packets, None)
     if first is None:
         return
-    yield replace(first, is_cut=first.start.is_closed or first.start.may_lead)
+    yield first._replace(is_cut=first.start.is_closed or first.start.may_lead)
     is_dropping = first.start.may_lead
     for packet in packets:
         if is_dropping and packet.start.is_broken:
@@ -219,13 +217,15 @@ def _marked(packets: Iterator[VideoPacket]) -> Iterator[VideoPacket]:
             yield from _released(held, len(held) < _MAX_LEADING)
         if packet.start.may_lead:
             held.append(packet)
+        elif packet.start.is_closed:
+            yield packet._replace(is_cut=True)
         else:
-            yield replace(packet, is_cut=packet.start.is_closed)
+            yield packet
     yield from _released(held, True)
 
 
 def _released(held: list[VideoPacket], is_cut: bool) -> Iterator[VideoPacket]:
     if held:
-        yield replace(held[0], is_cut=is_cut)
+        yield held[0]._replace(is_cut=is_cut)
         yield from held[1:]
     held.clear()

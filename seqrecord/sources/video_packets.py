@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 __all__ = ["KEPT", "PacketFormat", "Start", "packet_format"]
 
@@ -22,8 +22,7 @@ KEPT = ("h264", "hevc", "av1", "vp9")
 _START_CODE = b"\0\0\0\1"
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(NamedTuple):
     """How a frame begins, or does not begin, a group of pictures.
 
     Args:

@@ -58,29 +58,30 @@ def read_gops(
     """
     rows = _Rows(file, times, tolerance)
     group: list[VideoPacket] = []
+    wants: list[bool] = []  # of the packets of the group
     anew: EncodedAnew | None = None
-    reason, before, wanted = "", 0, 0
+    reason, before = "", 0
     for packet in () if rows.are_complete else file.packets(rows.first_tick):
         if packet.is_cut or not (group or anew):
             if anew:
                 yield from anew.end()
                 _warn(file, "" if quiet else reason, rows.taken - before)
             elif group:
-                yield from _kept(file, group, rows)
-            group, anew, wanted = [], None, 0
+                yield from _kept(file, group, wants, rows)
+            group, wants, anew = [], [], None
         is_wanted = rows.want(packet)
-        wanted += is_wanted
         if anew is None:
             group.append(packet)
-            reason = _why_not(file, group, wanted)
+            wants.append(is_wanted)
+            reason = _why_not(file, group, wants)
             if not reason:
                 if rows.are_complete:
                     break
                 continue
             before = rows.taken
             anew = EncodedAnew(file, rows.take)
-            for each in group[:-1]:
-                yield from anew.add(each, rows.wants(each))
+            for each, was_wanted in zip(group[:-1], wants, strict=False):
+                yield from anew.add(each, was_wanted)
             group = []
         yield from anew.add(packet, is_wanted)
         if rows.are_complete:
@@ -89,7 +90,7 @@ def read_gops(
         yield from anew.end()
         _warn(file, "" if quiet else reason, rows.taken - before)
     elif group:
-        yield from _kept(file, group, rows)
+        yield from _kept(file, group, wants, rows)
     rows.check_all()
 
 
@@ -131,9 +132,11 @@ def check_file(file: VideoFile, spec: FeatureSpec) -> None:
         )
 
 
-def _kept(file: VideoFile, group: list[VideoPacket], rows: _Rows) -> Iterator[Gop]:
+def _kept(
+    file: VideoFile, group: list[VideoPacket], wants: list[bool], rows: _Rows
+) -> Iterator[Gop]:
     """The packets of a GOP as they are, if any of its frames is wanted."""
-    shown = sorted((each.tick, i) for i, each in enumerate(group) if rows.wants(each))
+    shown = sorted((group[i].tick, i) for i, is_wanted in enumerate(wants) if is_wanted)
     if not shown:
         return
     rows.take([tick for tick, _ in shown])
@@ -145,8 +148,8 @@ def _kept(file: VideoFile, group: list[VideoPacket], rows: _Rows) -> Iterator[Go
     yield Gop(tuple(packets), tuple(order[:stop]))
 
 
-def _why_not(file: VideoFile, group: list[VideoPacket], wanted: int) -> str:
-    """Why no `Gop` can hold these packets, which lie between two cuts, with so many wanted frames;
+def _why_not(file: VideoFile, group: list[VideoPacket], wants: list[bool]) -> str:
+    """Why no `Gop` can hold these packets, which lie between two cuts, of which some are wanted;
     empty if one can.
     """
     if file.codec not in KEPT:
@@ -155,7 +158,9 @@ def _why_not(file: VideoFile, group: list[VideoPacket], wanted: int) -> str:
         if not group[0].is_key:
             raise SourceError("a video that does not begin with a keyframe", file=str(file.path))
         return "no decoder is sure to begin at its first keyframe"
-    if wanted <= MAX_GOP_FRAMES and len(group) <= MAX_GOP_PACKETS:
+    if len(group) <= MAX_GOP_FRAMES or (
+        len(group) <= MAX_GOP_PACKETS and sum(wants) <= MAX_GOP_FRAMES
+    ):
         return ""
     if any(each.is_key for each in group[1:]):
         return "groups of pictures are open: frames refer to those before their keyframe"
@@ -200,14 +205,10 @@ class _Rows:
         return self._times is not None and self._found >= len(self._times)
 
     def want(self, packet: VideoPacket) -> bool:
-        """`wants` of a packet that has just come."""
-        is_wanted = self.wants(packet)
+        """Whether the frame of a packet that has just come is shown and wanted."""
+        is_wanted = packet.is_shown and (self._times is None or self._row(packet.tick) is not None)
         self._found += is_wanted
         return is_wanted
-
-    def wants(self, packet: VideoPacket) -> bool:
-        """Whether the packet's frame is shown and wanted."""
-        return packet.is_shown and (self._times is None or self._row(packet.tick) is not None)
 
     def take(self, ticks: list[int]) -> None:
         """The next frames, in the order in which they are shown."""
