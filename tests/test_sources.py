@@ -816,7 +816,7 @@ def test_open_source_says_what_it_looked_for(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="no such folder of originals"):
         open_source(tmp_path / "gone")
     with pytest.raises(LocationError, match="originals: a URL; expected: a path of this machine"):
-        open_source("az://container/tartanair")
+        TartanAir("az://container/tartanair")
 
 
 # --- the real thing --------------------------------------------------------------------------

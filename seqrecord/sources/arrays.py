@@ -18,7 +18,7 @@ from numpy.lib import format as npy_format
 
 from seqrecord.errors import SourceError
 from seqrecord.schema import MAX_FRAME_BYTES
-from seqrecord.sources.files import check_array, unreadable
+from seqrecord.sources.files import check_array, open_file, read_values, unreadable
 
 __all__ = ["NpyFile", "NpyHeader", "npy_header", "read_npy"]
 
@@ -41,7 +41,7 @@ class NpyHeader:
 def npy_header(path: Path) -> NpyHeader:
     """The header, which agrees with the file's size; raises `SourceError` otherwise."""
     try:
-        with path.open("rb") as stream:
+        with open_file(path) as stream:
             return _header(stream, path)
     except OSError as error:
         raise unreadable(path, error) from error
@@ -55,7 +55,7 @@ def read_npy(
     `dtype` and `shape` are demanded where given, before any value is read.
     """
     try:
-        with path.open("rb") as stream:
+        with open_file(path) as stream:
             header = _header(stream, path)
             want = header.dtype if dtype is None else np.dtype(dtype)
             check_array(header.dtype, header.shape, want, shape or header.shape, path)
@@ -67,7 +67,7 @@ def read_npy(
                     expected=f"at most {MAX_FRAME_BYTES} bytes",
                     got=f"{nbytes} bytes",
                 )
-            values = np.fromfile(stream, header.dtype, math.prod(header.shape))
+            values = read_values(stream, header.dtype, math.prod(header.shape))
     except OSError as error:
         raise unreadable(path, error) from error
     if values.nbytes != nbytes:  # cut since the header was checked
@@ -92,19 +92,19 @@ class NpyFile:
     def __init__(self, path: Path) -> None:
         header = npy_header(path)
         self.dtype, self.shape = header.dtype, header.shape
-        self._path, self._offset, self._fd = path, header.offset, -1
+        self._path, self._offset = path, header.offset
         self._whole = read_npy(path) if header.fortran_order and len(self.shape) > 1 else None
         if self._whole is not None:
             self.dtype = self._whole.dtype
             return
         try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._file = open_file(path, buffered=False)
         except OSError as error:
             raise unreadable(path, error) from error
 
     def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0:
-            os.close(self._fd)
+        if (file := getattr(self, "_file", None)) is not None:
+            file.close()
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -113,24 +113,22 @@ class NpyFile:
         if self._whole is not None:
             item: npt.NDArray[Any] = self._whole[index]
             return item
-        item = np.empty(self.shape[1:], self.dtype)
-        data = item.reshape(-1).view(np.uint8).data if item.nbytes else memoryview(b"")
-        begin, done = self._offset + index * item.nbytes, 0
-        while done < item.nbytes:
-            try:
-                count = os.preadv(self._fd, [data[done:]], begin + done)
-            except OSError as error:
-                raise unreadable(self._path, error) from error
-            if count == 0:
-                raise SourceError(
-                    "an npy file was cut while it was read",
-                    file=str(self._path),
-                    frame=index,
-                    expected=f"{item.nbytes} bytes at {begin}",
-                    got=f"{done} bytes",
-                )
-            done += count
-        return item
+        count = math.prod(self.shape[1:])
+        begin = self._offset + index * count * self.dtype.itemsize
+        try:
+            self._file.seek(begin)
+            values = read_values(self._file, self.dtype, count)
+        except OSError as error:
+            raise unreadable(self._path, error) from error
+        if values.size != count:
+            raise SourceError(
+                "an npy file was cut while it was read",
+                file=str(self._path),
+                frame=index,
+                expected=f"{count * self.dtype.itemsize} bytes at {begin}",
+                got=f"{values.nbytes} bytes",
+            )
+        return values.reshape(self.shape[1:])
 
 
 def _header(stream: BinaryIO, path: Path) -> NpyHeader:
@@ -155,7 +153,9 @@ def _header(stream: BinaryIO, path: Path) -> NpyHeader:
             got=str(dtype)[:200],
         )
     offset = stream.tell()
-    size = os.fstat(stream.fileno()).st_size
+    begin = stream.tell()
+    size = stream.seek(0, os.SEEK_END)
+    stream.seek(begin)
     declared = offset + dtype.itemsize * math.prod(shape)
     if any(n < 0 for n in shape) or declared != size:
         raise SourceError(

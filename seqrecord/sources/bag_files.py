@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import MissingPackageError, SeqRecordError, SourceError
+from seqrecord.sources.files import is_file, open_file, size_of
+from seqrecord.sources.remote_files import remote_files
 
 if TYPE_CHECKING:
     import sqlite3
@@ -126,7 +128,7 @@ class _Mcap:
 
     @contextmanager
     def _open(self) -> Iterator[_McapReader]:
-        with _reading(self.path), self.path.open("rb") as stream:
+        with _reading(self.path), open_file(self.path) as stream:
             yield _McapReader(stream, self.path)
 
     def _channels(self, reader: _McapReader) -> list[tuple[Any, Any]]:
@@ -181,7 +183,7 @@ class _McapReader:
                 file=str(path),
             ) from error
         self._library, self._stream = reader, stream
-        self._size = path.stat().st_size
+        self._size = size_of(path)
         self._seeking = reader.SeekingReader(
             stream, validate_crcs=True, record_size_limit=self._size
         )
@@ -274,8 +276,14 @@ class _Sqlite:
         import sqlite3  # a Python may be built without it
 
         with _reading(self.path):
-            if not self.path.is_file():
+            if not is_file(self.path):
                 raise FileNotFoundError(self.path)
+            if remote_files(self.path) is not None:
+                raise SourceError(
+                    "a bag of SQLite is read from a disk alone: copy it",
+                    file=str(self.path),
+                    expected="a .mcap file, or a .db3 file of this machine",
+                )
             url = f"file:{quote(str(self.path))}?mode=ro&immutable=1"
             with closing(sqlite3.connect(url, uri=True)) as database:
                 yield database

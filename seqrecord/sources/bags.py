@@ -14,7 +14,7 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError
 from seqrecord.sources.aligning import NONE, align
 from seqrecord.sources.bag_files import BagFile, Topic, open_bag_file
-from seqrecord.sources.files import list_folder
+from seqrecord.sources.files import is_file, list_folder
 from seqrecord.sources.finding import MAX_DEPTH, key_of, natural_order
 
 __all__ = ["BAG_ENDINGS", "Recording", "Timeline", "find_recordings"]
@@ -154,7 +154,7 @@ def find_recordings(root: Path) -> list[Recording]:
     A folder with `metadata.yaml` is one recording, of all its files in the order of the numbers
     in their names; any other file is one by itself.
     """
-    if root.is_file():
+    if is_file(root):
         return [Recording(root.stem, (root,))] if root.suffix in BAG_ENDINGS else []
     found = _find(root, root, 0)
     names = [recording.key for recording in found]

@@ -102,6 +102,8 @@ class SourceFormat:
         options: names of the arguments that only some formats take.
         takes_files: whether the path can be a single file.
         is_fallback: whether it is tried only where no other format fits.
+        takes_urls: whether it reads files by `seqrecord.sources.files` alone, so that the path may
+            be one that stands for a URL.
     """
 
     name: str
@@ -110,3 +112,4 @@ class SourceFormat:
     options: tuple[str, ...] = ()
     takes_files: bool = False
     is_fallback: bool = False
+    takes_urls: bool = False

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from seqrecord.errors import SourceError
 from seqrecord.sources.base import SourceFormat
-from seqrecord.sources.files import list_folder, read_bytes
+from seqrecord.sources.files import is_directory, is_file, list_folder, read_bytes
 from seqrecord.sources.sequences import (
     Column,
     Images,
@@ -76,7 +76,7 @@ class Euroc(SequenceSource):
         return super().relative_key(folder)
 
     def open(self, folder: Path) -> SequenceFrames:
-        mav = folder / "mav0" if (folder / "mav0").is_dir() else folder
+        mav = folder / "mav0" if is_directory(folder / "mav0") else folder
         cameras = sorted(name for name, _ in list_folder(mav) if _CAMERA.fullmatch(name))
         if "cam0" not in cameras:
             raise SourceError("a sequence without cam0", file=str(mav), expected=self.expected)
@@ -97,10 +97,10 @@ class Euroc(SequenceSource):
                 there = sum(path is not None for path in paths)
                 metadata[f"frames_without_{name}"] = len(times) - there
                 metadata[f"{name}_without_frame"] = len(by_time) - there
-            if (mav / name / "sensor.yaml").is_file():
+            if is_file(mav / name / "sensor.yaml"):
                 metadata["cameras"][name] = _sensor(mav / name / "sensor.yaml")
         columns["timestamp"] = Values(times, "timestamp", "ns")
-        if (mav / "imu0" / "data.csv").is_file():
+        if is_file(mav / "imu0" / "data.csv"):
             stamps, samples = _csv(mav / "imu0" / "data.csv", 6)
             bounds = sample_bounds(times, stamps)
             columns["imu"] = Samples(samples, bounds, "imu", "rad/s, m/s^2")
@@ -108,7 +108,7 @@ class Euroc(SequenceSource):
             metadata["imu_before_first_frame"] = int(bounds[0])
             metadata["imu_after_last_frame"] = len(stamps) - int(bounds[-1])
         for name in _TRUTHS:
-            if (mav / name / "data.csv").is_file():
+            if is_file(mav / name / "data.csv"):
                 columns |= _truth(mav / name / "data.csv", times, metadata)
                 break
         rate = metadata["cameras"].get("cam0", {}).get("rate_hz")
@@ -116,7 +116,12 @@ class Euroc(SequenceSource):
         return SequenceFrames(len(times), columns, metadata, fps)
 
 
-FORMAT = SourceFormat("euroc", Euroc.expected, Euroc)
+FORMAT = SourceFormat(
+    "euroc",
+    Euroc.expected,
+    Euroc,
+    takes_urls=True,
+)
 
 
 def _images(camera: Path) -> tuple[npt.NDArray[np.int64], list[Path]]:

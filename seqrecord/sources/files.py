@@ -1,26 +1,33 @@
-"""What every source needs of the file system: checked listing and reading of originals."""
+"""What every source asks of files, of a disk or of a URL: what is there, and checked reading."""
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError
+from seqrecord.sources.remote_files import remote_files
 from seqrecord.storage import local_path
 
 __all__ = [
     "JUNK",
     "check_array",
+    "find_original",
+    "find_root",
+    "is_directory",
+    "is_file",
     "is_junk",
     "list_folder",
-    "local_original",
-    "local_root",
+    "open_file",
     "read_bytes",
+    "read_values",
+    "size_of",
     "unreadable",
 ]
 
@@ -28,10 +35,12 @@ JUNK = ("__MACOSX",)
 """Names that file managers leave behind, beside hidden ones."""
 
 
-def local_original(path: str | os.PathLike[str]) -> Path:
+def find_original(path: str | os.PathLike[str]) -> Path:
     """`path` made absolute; raises `SourceError` unless a file or folder is there, and
-    `LocationError` for a URL.
+    `LocationError` for a URL as text: `open_source` takes one.
     """
+    if isinstance(path, Path) and remote_files(path) is not None:
+        return path
     local = local_path(path, "originals")
     absolute = Path(os.path.abspath(local))  # noqa: PTH100 - resolve() would rename links
     if not absolute.is_dir() and not absolute.is_file():
@@ -43,10 +52,10 @@ def local_original(path: str | os.PathLike[str]) -> Path:
     return absolute
 
 
-def local_root(root: str | os.PathLike[str]) -> Path:
-    """As `local_original`, but it must be a folder."""
-    path = local_original(root)
-    if not path.is_dir():
+def find_root(root: str | os.PathLike[str]) -> Path:
+    """As `find_original`, but it must be a folder."""
+    path = find_original(root)
+    if not is_directory(path):
         raise SourceError(
             "no such folder of originals",
             file=os.fspath(root),
@@ -66,6 +75,10 @@ def list_folder(folder: Path) -> Iterator[tuple[str, bool]]:
     Hidden names are junk: `.DS_Store`, and `._000000_left.png`, which lies beside the real file
     and has its ending but is no image.
     """
+    if (files := remote_files(folder)) is not None:
+        found = files.listing(folder).values()
+        yield from ((each.name, each.is_folder) for each in found if not is_junk(each.name))
+        return
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -80,7 +93,7 @@ def list_folder(folder: Path) -> Iterator[tuple[str, bool]]:
 def read_bytes(path: Path, limit: int) -> bytes:
     """The whole file; raises `SourceError` where it cannot be read or exceeds `limit` bytes."""
     try:
-        size = path.stat().st_size
+        size = size_of(path)
         if size > limit:
             raise SourceError(
                 "a file that is too large",
@@ -88,9 +101,59 @@ def read_bytes(path: Path, limit: int) -> bytes:
                 expected=f"at most {limit} bytes",
                 got=f"{size} bytes",
             )
-        return path.read_bytes()
+        with open_file(path) as file:
+            return file.read()
     except OSError as error:
         raise unreadable(path, error) from error
+
+
+def is_file(path: Path) -> bool:
+    """Whether a file is there."""
+    if (files := remote_files(path)) is None:
+        return path.is_file()
+    entry = files.entry(path)
+    return entry is not None and not entry.is_folder
+
+
+def is_directory(path: Path) -> bool:
+    """Whether a folder is there."""
+    if (files := remote_files(path)) is None:
+        return path.is_dir()
+    entry = files.entry(path)
+    return entry is not None and entry.is_folder
+
+
+def size_of(path: Path) -> int:
+    """A file's bytes; raises `OSError` where there is none."""
+    if (files := remote_files(path)) is None:
+        return path.stat().st_size
+    with files.open(path) as file:
+        return file.seek(0, os.SEEK_END)
+
+
+def open_file(path: Path, *, buffered: bool = True) -> BinaryIO:
+    """The open file, of which a read gives all that was asked for, but at the end.
+
+    Not `buffered`, it is read anew each time: what was cut meanwhile is noticed. Raises `OSError`
+    where there is none. Of a URL, at most 32 MiB are in memory at a time.
+    """
+    if (files := remote_files(path)) is None:
+        return path.open("rb", buffering=-1 if buffered else 0)
+    file = files.open(path)
+    return io.BufferedReader(file) if buffered else cast("BinaryIO", file)
+
+
+def read_values(file: BinaryIO, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:
+    """The next values of a file; fewer where it ends before."""
+    values = np.empty(count, dtype)
+    view = values.view(np.uint8).data if values.nbytes else memoryview(b"")
+    done = 0
+    while done < len(view):
+        got = file.readinto(view[done:])  # type: ignore[attr-defined]
+        if not got:
+            break
+        done += got
+    return values[: done // dtype.itemsize]
 
 
 def unreadable(path: Path, error: OSError) -> SourceError:

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from seqrecord.errors import SourceError
-from seqrecord.sources.files import list_folder
+from seqrecord.sources.files import is_directory, is_file, list_folder
 
 __all__ = [
     "MAX_DEPTH",
@@ -34,7 +34,7 @@ def has_file(root: Path, fits: Callable[[Path], bool]) -> bool:
     Of a folder the first thousand entries are looked at, and of the tree ten thousand, depth first:
     whether a format fits must not take a walk over millions of files.
     """
-    if root.is_file():
+    if is_file(root):
         return fits(root)
     return any(
         fits(folder / name)
@@ -46,7 +46,7 @@ def has_file(root: Path, fits: Callable[[Path], bool]) -> bool:
 
 def has_folder(root: Path, fits: Callable[[set[str]], bool]) -> bool:
     """As `has_file`, of a folder whose names of files and folders fit."""
-    return root.is_dir() and any(fits(set(names)) for _, names in _first_entries(root))
+    return is_directory(root) and any(fits(set(names)) for _, names in _first_entries(root))
 
 
 def find_folders(root: Path, fits: Callable[[set[str]], bool]) -> list[Path]:
@@ -70,8 +70,8 @@ def find_folders(root: Path, fits: Callable[[set[str]], bool]) -> list[Path]:
 
 def find_files(root: Path, fits: Callable[[Path], bool]) -> list[Path]:
     """All files that fit below `root`, or itself, in the order of their paths and numbers."""
-    found = [root] if root.is_file() and fits(root) else []
-    if root.is_dir():
+    found = [root] if is_file(root) and fits(root) else []
+    if is_directory(root):
         found.extend(_walk(root, fits, 0))
     return sorted(found, key=lambda path: [natural_order(part) for part in path.parts])
 

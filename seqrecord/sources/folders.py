@@ -14,7 +14,7 @@ from seqrecord.schema import Frame, Schema
 from seqrecord.sources.arrays import npy_header
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.exported import read_description
-from seqrecord.sources.files import local_root
+from seqrecord.sources.files import find_root, is_directory
 from seqrecord.sources.folders_frames import check_time_axis, read_frames
 from seqrecord.sources.folders_schema import find_schema
 from seqrecord.sources.folders_tree import METADATA, EpisodeFolder, find_episodes, read_metadata
@@ -54,7 +54,7 @@ class Folders:
     keep_encoded: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "root", local_root(self.root))
+        object.__setattr__(self, "root", find_root(self.root))
         if self.features is not None:
             object.__setattr__(self, "features", tuple(self.features))
 
@@ -106,7 +106,7 @@ class Folders:
         root = Path(self.root)
         if not {"", "..", "/"}.intersection((key, *Path(key).parts)):
             for path in (root / key, root):
-                if path.is_dir() and self._key(path) == key:
+                if is_directory(path) and self._key(path) == key:
                     return path
         raise SourceError("no such episode", file=str(root))
 
@@ -127,6 +127,7 @@ FORMAT = SourceFormat(
     "any EPISODE/FEATURE/000000.png (or jpg, npy, flo, pfm, exr), or EPISODE/FEATURE.npy",
     Folders,
     is_fallback=True,
+    takes_urls=True,
 )
 
 

@@ -16,7 +16,7 @@ from seqrecord.errors import SourceError
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import embedded_format, embedded_spec, embedded_value
-from seqrecord.sources.files import local_original
+from seqrecord.sources.files import find_original, is_file
 from seqrecord.sources.finding import find_files, has_file, key_of
 from seqrecord.sources.hdf5_files import (
     encoded_row,
@@ -65,7 +65,7 @@ class Hdf5:
     jpeg_order: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "root", local_original(self.root))
+        object.__setattr__(self, "root", find_original(self.root))
         if self.features is not None:
             object.__setattr__(self, "features", tuple(self.features))
         if self.jpeg_order not in (None, *_ORDERS):
@@ -101,7 +101,7 @@ class Hdf5:
     @property
     def _folder(self) -> Path:
         root = Path(self.root)
-        return root.parent if root.is_file() else root
+        return root.parent if is_file(root) else root
 
     @cached_property
     def _probed(self) -> tuple[Schema, Sequence[EpisodeInfo]]:
@@ -243,6 +243,7 @@ FORMAT = SourceFormat(
     Hdf5,
     options=("map", "jpeg_order"),
     takes_files=True,
+    takes_urls=True,
 )
 
 

@@ -7,7 +7,7 @@ datasets name other files. Nothing is unpickled.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ import numpy.typing as npt
 from seqrecord.errors import MissingPackageError, SeqRecordError, SourceError
 from seqrecord.schema import MAX_FEATURES
 from seqrecord.sources.embedded import IMAGE_SIGNATURES
+from seqrecord.sources.files import open_file
+from seqrecord.sources.remote_files import remote_files
 from seqrecord.sources.rows import first_line, read_rows
 
 __all__ = [
@@ -61,13 +63,15 @@ def open_hdf5(path: Path) -> Iterator[Any]:
     What h5py raises while the file is read becomes one too.
     """
     h5py = load_h5py()
+    remote = None if remote_files(path) is None else open_file(path)
     try:
-        file = h5py.File(path, "r", locking=False)  # read-only mounts refuse locks
+        # Read-only mounts refuse locks.
+        file = h5py.File(path, "r", locking=False) if remote is None else h5py.File(remote, "r")
     except OSError as error:
         raise SourceError(
             "not an HDF5 file that can be read", file=str(path), got=first_line(error)
         ) from error
-    with file:
+    with remote or nullcontext(), file:
         try:
             yield file
         except SeqRecordError:

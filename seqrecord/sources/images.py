@@ -21,7 +21,7 @@ from PIL import Image, ImageFile
 from seqrecord.codecs.images import ImageHeader
 from seqrecord.errors import SourceError
 from seqrecord.schema import MAX_FRAME_BYTES
-from seqrecord.sources.files import read_bytes, unreadable
+from seqrecord.sources.files import open_file, read_bytes, unreadable
 
 __all__ = [
     "IMAGE_FORMATS",
@@ -54,7 +54,7 @@ _CHANNELS: dict[str, tuple[int, ...]] = {
 def image_header(path: Path) -> ImageHeader:
     """The header alone: the pixels are neither read nor checked."""
     try:
-        with path.open("rb") as stream:
+        with open_file(path) as stream:
             return _header(stream, path)[0]
     except OSError as error:
         raise unreadable(path, error) from error

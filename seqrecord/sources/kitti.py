@@ -23,7 +23,7 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError
 from seqrecord.schema import MAX_FRAME_BYTES, FeatureSpec
 from seqrecord.sources.base import SourceFormat
-from seqrecord.sources.files import list_folder, read_bytes
+from seqrecord.sources.files import is_file, list_folder, read_bytes
 from seqrecord.sources.images import IMAGE_FORMATS, image_header
 from seqrecord.sources.sequences import Column, Images, SequenceFrames, SequenceSource, Values
 from seqrecord.sources.text_tables import check_rising, rows_of, table
@@ -74,14 +74,19 @@ class Kitti(SequenceSource):
                 columns[name] = _Scans(_files(folder / name, len(times), (".bin",)))
         columns["timestamp"] = Values(times, "timestamp", "s")
         poses = folder.parent.parent / "poses" / f"{folder.name}.txt"
-        if poses.is_file():
+        if is_file(poses):
             columns["pose"] = Values(_poses(poses, len(times)), "pose", "m")
-        if (folder / "calib.txt").is_file():
+        if is_file(folder / "calib.txt"):
             metadata |= _calibration(folder / "calib.txt", columns)
         return SequenceFrames(len(times), columns, metadata)
 
 
-FORMAT = SourceFormat("kitti", Kitti.expected, Kitti)
+FORMAT = SourceFormat(
+    "kitti",
+    Kitti.expected,
+    Kitti,
+    takes_urls=True,
+)
 
 
 @dataclass(frozen=True)

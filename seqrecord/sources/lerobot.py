@@ -16,7 +16,7 @@ from seqrecord.errors import SchemaError, SourceError
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import embedded_spec
-from seqrecord.sources.files import local_root
+from seqrecord.sources.files import find_root, is_file
 from seqrecord.sources.lerobot_layout import (
     INFO,
     LeRobotEpisode,
@@ -70,13 +70,13 @@ class LeRobot:
     tolerance: float = TOLERANCE
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "root", local_root(self.root))
+        object.__setattr__(self, "root", find_root(self.root))
         if self.features is not None:
             object.__setattr__(self, "features", tuple(self.features))
 
     def exists(self) -> bool:
         """Whether `root` has `meta/info.json`."""
-        return (Path(self.root) / INFO).is_file()
+        return is_file(Path(self.root) / INFO)
 
     def schema(self) -> Schema:
         return self._schema
@@ -253,4 +253,5 @@ FORMAT = SourceFormat(
     "meta/info.json and data/chunk-000/*.parquet",
     LeRobot,
     options=("without_video", "tolerance"),
+    takes_urls=True,
 )

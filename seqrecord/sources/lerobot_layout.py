@@ -19,7 +19,8 @@ import pyarrow as pa
 
 from seqrecord.errors import SourceError
 from seqrecord.schema import FeatureSpec
-from seqrecord.sources.files import list_folder, read_bytes, unreadable
+from seqrecord.sources.files import list_folder, open_file, read_bytes, unreadable
+from seqrecord.sources.remote_files import remote_files
 
 __all__ = [
     "INFO",
@@ -188,7 +189,7 @@ def open_parquet(path: Path) -> Any:
     import pyarrow.parquet as pq  # here, since it takes longer to import than this whole package
 
     try:
-        return pq.ParquetFile(path)
+        return pq.ParquetFile(path if remote_files(path) is None else open_file(path))
     except OSError as error:  # also a footer that is damaged
         raise unreadable(path, error) from error
     except (pa.ArrowException, ValueError) as error:

@@ -19,7 +19,7 @@ from seqrecord.sources.bag_files import Topic
 from seqrecord.sources.bag_topics import IMAGES, READABLE, TopicFeatures, can_read, decoder
 from seqrecord.sources.bags import BAG_ENDINGS, Recording, Timeline, find_recordings
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
-from seqrecord.sources.files import local_original
+from seqrecord.sources.files import find_original
 from seqrecord.sources.finding import has_file
 from seqrecord.sources.names import feature_name
 
@@ -77,7 +77,7 @@ class Mcap:
     tolerance: float = 0.1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "root", local_original(self.root))
+        object.__setattr__(self, "root", find_original(self.root))
         if self.features is not None:
             object.__setattr__(self, "features", tuple(self.features))
         if self.align not in ALIGNMENTS:
@@ -315,6 +315,7 @@ FORMAT = SourceFormat(
     Mcap,
     options=("clock", "map", "align", "tolerance"),
     takes_files=True,
+    takes_urls=True,
 )
 
 

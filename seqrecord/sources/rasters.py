@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from seqrecord.errors import MissingPackageError, SourceError
 from seqrecord.schema import MAX_FRAME_BYTES
-from seqrecord.sources.files import check_array, unreadable
+from seqrecord.sources.files import check_array, open_file, read_values, size_of, unreadable
 from seqrecord.sources.rows import first_line
 
 __all__ = ["RASTER_ENDINGS", "RasterHeader", "raster_header", "read_raster"]
@@ -62,12 +62,12 @@ def raster_header(path: Path) -> RasterHeader:
             expected=f"1 to {MAX_FRAME_BYTES} bytes of pixels",
             got=list(header.shape),
         )
-    if header.offset and path.stat().st_size != header.offset + nbytes:
+    if header.offset and size_of(path) != header.offset + nbytes:
         raise SourceError(
             "an image whose size is not what its header declares",
             file=str(path),
             expected=f"{header.offset + nbytes} bytes for {list(header.shape)}",
-            got=f"{path.stat().st_size} bytes",
+            got=f"{size_of(path)} bytes",
         )
     return header
 
@@ -86,7 +86,9 @@ def read_raster(path: Path) -> npt.NDArray[Any]:
         return _read_exr(path, header)
     count = math.prod(header.shape)
     try:
-        values = np.fromfile(path, header.dtype, count, offset=header.offset)
+        with open_file(path) as stream:
+            stream.seek(header.offset)
+            values = read_values(stream, header.dtype, count)
     except OSError as error:
         raise unreadable(path, error) from error
     if values.size != count:  # cut since the header was checked
@@ -97,7 +99,7 @@ def read_raster(path: Path) -> npt.NDArray[Any]:
 
 
 def _flo_header(path: Path) -> RasterHeader:
-    with path.open("rb") as stream:
+    with open_file(path) as stream:
         head = stream.read(12)
     if len(head) < 12 or head[:4] != _FLO_MAGIC:
         raise SourceError("not a .flo file", file=str(path), expected="PIEH", got=repr(head[:4]))
@@ -106,7 +108,7 @@ def _flo_header(path: Path) -> RasterHeader:
 
 
 def _pfm_header(path: Path) -> RasterHeader:
-    with path.open("rb") as stream:
+    with open_file(path) as stream:
         found = _PFM.match(stream.read(_PFM_HEADER))
     scale = float(found[4]) if found and found[4].count(b".") < 2 else 0.0
     if found is None or scale == 0 or not math.isfinite(scale):
@@ -121,7 +123,7 @@ def _pfm_header(path: Path) -> RasterHeader:
 
 def _exr_header(path: Path) -> RasterHeader:
     """From the attributes; https://openexr.com/en/latest/OpenEXRFileLayout.html."""
-    with path.open("rb") as stream:
+    with open_file(path) as stream:
         data = stream.read(_EXR_HEADER)
     flags = int.from_bytes(data[4:8], "little") >> 8
     if data[:4] != _EXR_MAGIC or flags & _EXR_UNREAD:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from itertools import islice
 from pathlib import Path
@@ -12,12 +12,14 @@ from typing import Any
 from seqrecord.errors import SeqRecordError, SourceError
 from seqrecord.sources.base import FoundSource, Source, SourceFormat
 from seqrecord.sources.euroc import FORMAT as EUROC
-from seqrecord.sources.files import list_folder, local_original
+from seqrecord.sources.files import find_original, is_file, list_folder
 from seqrecord.sources.folders import FORMAT as FOLDERS
 from seqrecord.sources.hdf5 import FORMAT as HDF5
 from seqrecord.sources.kitti import FORMAT as KITTI
 from seqrecord.sources.lerobot import FORMAT as LEROBOT
 from seqrecord.sources.mcap import FORMAT as MCAP
+from seqrecord.sources.remote import is_url, open_remote
+from seqrecord.sources.remote_files import remote_files
 from seqrecord.sources.rlds import FORMAT as RLDS
 from seqrecord.sources.tartanair import FORMAT as TARTANAIR
 from seqrecord.sources.tum import FORMAT as TUM
@@ -53,26 +55,35 @@ def open_source(
     format: str | None = None,  # noqa: A002 - the option's name on the command line
     features: Sequence[str] | None = None,
     keep_encoded: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Source:
     """The source of the episodes that lie at `path`.
 
     Args:
-        path: a folder of originals, or a file that holds some.
+        path: a folder of originals, or a file that holds some; a path of this machine or a URL.
         format: the name of its format, of those in docs/reference/sources.md or of an installed
             package. By default the one that fits what lies there.
         features: names of the features to read, in that order; by default all.
         keep_encoded: leave PNG and JPEG images as they are.
+        storage_options: of a URL, as for `seqrecord.open`.
         options: what only some formats take, such as TartanAir's `cameras` and `difficulty`;
             `None` means that an option is not given.
 
     Raises `SourceError` where no format fits, or more than one, which lists what was tried; for a
     format that is unknown or does not fit; and for an option that the format does not take.
     """
-    original = local_original(path)
     given = {name: value for name, value in options.items() if value is not None}
-    opening = _Opening(original, features, keep_encoded, given)
-    return opening.find() if format is None else opening.named(format)
+
+    def found(original: Path) -> Source:
+        opening = _Opening(original, features, keep_encoded, given)
+        return opening.find() if format is None else opening.named(format)
+
+    if is_url(path):
+        return open_remote(str(path), storage_options, found)
+    if storage_options:
+        raise SourceError("storage_options are of a URL alone", file=os.fspath(path))
+    return found(find_original(path))
 
 
 def format_names() -> list[str]:
@@ -103,7 +114,7 @@ class _Opening:
                 f"nothing here of the format {name}",
                 file=str(self._path),
                 expected=wanted.layout,
-                got="a file" if self._path.is_file() else _contents(self._path),
+                got="a file" if is_file(self._path) else _contents(self._path),
             )
         return source
 
@@ -127,13 +138,15 @@ class _Opening:
             "nothing here that can be packed",
             file=str(self._path),
             expected=f"one of these formats: {'; '.join(self._tried)}",
-            got="a file" if self._path.is_file() else _contents(self._path),
+            got="a file" if is_file(self._path) else _contents(self._path),
         )
 
     def _try(self, wanted: SourceFormat) -> FoundSource | None:
         """The source, if there is one of this format."""
         self._tried.append(f"{wanted.name} ({wanted.layout})")
-        if self._path.is_file() and not wanted.takes_files:
+        if is_file(self._path) and not wanted.takes_files:
+            return None
+        if remote_files(self._path) is not None and not wanted.takes_urls:
             return None
         options = {k: v for k, v in self._options.items() if k in wanted.options}
         source = wanted.make(self._path, **self._common, **options)

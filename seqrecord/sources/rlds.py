@@ -16,7 +16,7 @@ from seqrecord.errors import SchemaError, SourceError
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import embedded_spec, embedded_value
-from seqrecord.sources.files import local_root
+from seqrecord.sources.files import find_root, list_folder, size_of
 from seqrecord.sources.finding import has_file
 from seqrecord.sources.rlds_features import FEATURES, RldsFeature, RldsFeatures, read_features
 from seqrecord.sources.rlds_shards import Shard, find_dataset, find_shards
@@ -57,7 +57,7 @@ class Rlds:
     keep_encoded: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "root", local_root(self.root))
+        object.__setattr__(self, "root", find_root(self.root))
         if self.features is not None:
             object.__setattr__(self, "features", tuple(self.features))
 
@@ -194,7 +194,7 @@ class Rlds:
                 yield EpisodeInfo(f"{shard.split}/{ordinal + i:06d}", 1, metadata)
             return
         for i in range(count, shard.num_records or 0):  # a file that ends between two records
-            offset = path.stat().st_size + RECORD_HEAD
+            offset = size_of(path) + RECORD_HEAD
             metadata = {"split": shard.split, "file": shard.file, "offset": offset}
             yield EpisodeInfo(f"{shard.split}/{ordinal + i:06d}", 1, metadata)
 
@@ -269,6 +269,7 @@ FORMAT = SourceFormat(
     "rlds",
     "features.json and NAME-train.tfrecord-00000-of-00042",
     Rlds,
+    takes_urls=True,
 )
 
 
@@ -287,7 +288,9 @@ _COLUMNS: dict[str, Callable[[RldsFeature, Values], Any]] = {
 
 
 def _is_dataset(path: Path) -> bool:
-    return path.name == FEATURES and any(path.parent.glob("*.tfrecord-*"))
+    return path.name == FEATURES and any(
+        ".tfrecord-" in name for name, _ in list_folder(path.parent)
+    )
 
 
 def _bytes_per_step(feature: RldsFeature) -> tuple[bool, bool, float]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from seqrecord.errors import SourceError
-from seqrecord.sources.files import list_folder, read_bytes
+from seqrecord.sources.files import is_file, list_folder, read_bytes
 from seqrecord.sources.rlds_features import FEATURES
 
 __all__ = ["Shard", "find_dataset", "find_shards"]
@@ -44,7 +44,7 @@ def find_dataset(root: Path) -> Path | None:
 
 
 def _find(folder: Path, depth: int) -> list[Path]:
-    if (folder / FEATURES).is_file():
+    if is_file(folder / FEATURES):
         return [folder]
     if not depth:
         return []
@@ -96,7 +96,7 @@ def find_shards(folder: Path) -> list[Shard]:
 def _lengths(folder: Path) -> Mapping[str, list[int]]:
     """The numbers of records of each split's shards; nothing where it is not said."""
     path = folder / _INFO
-    if not path.is_file():
+    if not is_file(path):
         return {}
     try:
         info = json.loads(read_bytes(path, _MAX_BYTES))

@@ -17,7 +17,7 @@ from seqrecord.errors import SourceError
 from seqrecord.schema import CodecConfig, EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo
 from seqrecord.sources.embedded import embedded_value
-from seqrecord.sources.files import local_root
+from seqrecord.sources.files import find_root
 from seqrecord.sources.finding import find_folders, has_folder
 from seqrecord.sources.images import image_header, read_image_file
 from seqrecord.sources.specs import chosen_schema, feature_spec
@@ -125,7 +125,7 @@ class SequenceSource(ABC):
     """What a sequence looks like, in words."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "root", local_root(self.root))
+        object.__setattr__(self, "root", find_root(self.root))
         if self.features is not None:
             object.__setattr__(self, "features", tuple(self.features))
 

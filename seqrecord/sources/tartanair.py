@@ -15,7 +15,7 @@ from seqrecord.errors import SourceError
 from seqrecord.schema import CodecConfig, FeatureSpec, Frame, Schema
 from seqrecord.sources.arrays import npy_header
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
-from seqrecord.sources.files import local_root
+from seqrecord.sources.files import find_root, is_file
 from seqrecord.sources.images import load_imagecodecs
 from seqrecord.sources.tartanair_frames import (
     FrameLists,
@@ -69,7 +69,7 @@ class TartanAir:
     keep_encoded: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "root", local_root(self.root))
+        object.__setattr__(self, "root", find_root(self.root))
         object.__setattr__(self, "cameras", tuple(self.cameras))
         if self.features is not None:
             object.__setattr__(self, "features", tuple(self.features))
@@ -200,7 +200,7 @@ class TartanAir:
         """From the first trajectory whose imu file fits its frames; `None` if that is none."""
         for trajectory in self._trajectories:
             path = trajectory.path / "imu" / file
-            if trajectory.layout is layout and "imu" in trajectory.entries and path.is_file():
+            if trajectory.layout is layout and "imu" in trajectory.entries and is_file(path):
                 try:
                     header = npy_header(path)
                     counts = imu_counts(len(FrameLists(trajectory).ids))
@@ -234,6 +234,7 @@ FORMAT = SourceFormat(
     "ENV/Data_easy/P000/image_lcam_front/000000_lcam_front.png",
     TartanAir,
     options=("cameras", "difficulty"),
+    takes_urls=True,
 )
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.arrays import read_npy
-from seqrecord.sources.files import list_folder
+from seqrecord.sources.files import is_file, list_folder
 from seqrecord.sources.images import read_image_file
 from seqrecord.sources.poses import read_poses
 from seqrecord.sources.tartanair_layout import IMU_ROWS, PixelFiles, Size, check_rgb
@@ -207,7 +207,7 @@ def _read_rows(
             rows[pose.feature] = _read_poses(trajectory.path / pose.file, pose.feature, num_frames)
     for feature, file, _ in layout.imu if layout else ():
         path = trajectory.path / "imu" / file
-        if feature in schema and path.is_file():
+        if feature in schema and is_file(path):
             rows[feature] = _read_imu(path, schema[feature], num_frames)
     return rows
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from seqrecord.errors import SourceError
 from seqrecord.sources.exported import DESCRIPTION
-from seqrecord.sources.files import list_folder
+from seqrecord.sources.files import is_directory, list_folder
 from seqrecord.sources.tartanair_layout import LAYOUTS, Layout, PixelFiles
 
 __all__ = ["DIFFICULTIES", "Trajectory", "find_trajectories", "trajectory_of"]
@@ -78,7 +78,7 @@ def trajectory_of(root: Path, key: str) -> Trajectory:
     tails = [parts[len(parts) - depth :] for depth in range(len(parts) + 1)]
     for tail in (*tails, [parts[0], *parts]):  # the last one: ENV/ENV/Easy/P000
         path = root.joinpath(*tail)
-        if list(_key_parts(path)) == parts and ".." not in parts and path.is_dir():
+        if list(_key_parts(path)) == parts and ".." not in parts and is_directory(path):
             return _open(path)
     raise SourceError("no such trajectory", file=str(root), episode=key)
 

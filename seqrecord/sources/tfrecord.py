@@ -6,15 +6,16 @@ CRC32C of these 8 bytes, the data, and the masked CRC32C of the data, all little
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from seqrecord.checksum import crc32c
 from seqrecord.errors import SourceError
-from seqrecord.sources.files import unreadable
+from seqrecord.sources.files import open_file, read_values, size_of, unreadable
 
 __all__ = ["RECORD_HEAD", "TfRecord", "TfRecordFile", "masked_crc32c"]
 
@@ -37,10 +38,10 @@ class TfRecordFile:
     """An open TFRecord file, of which records are found, and read, without reading the others."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self._fd = path, -1
+        self.path = path
         try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            self._size = os.fstat(self._fd).st_size
+            self._file = open_file(path, buffered=False)
+            self._size = size_of(path)
         except OSError as error:
             raise unreadable(path, error) from error
 
@@ -54,9 +55,8 @@ class TfRecordFile:
         self.close()
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if (file := getattr(self, "_file", None)) is not None:
+            file.close()
 
     def records(self) -> Iterator[TfRecord]:
         """All records in their order; the lengths are checked, the data is not looked at.
@@ -84,7 +84,7 @@ class TfRecordFile:
 
     def read(self, record: TfRecord) -> memoryview:
         """The record's data; raises `SourceError` unless it matches its checksum."""
-        raw = memoryview(self._read(record.offset, record.size + _TRAILER))
+        raw = self._read(record.offset, record.size + _TRAILER)
         data = raw[: record.size]
         (crc,) = struct.unpack("<I", raw[record.size :])
         if masked_crc32c(data) != crc:
@@ -93,20 +93,17 @@ class TfRecordFile:
 
     def peek(self, offset: int, size: int) -> memoryview:
         """At most `size` bytes from `offset` on, which nothing has checked."""
-        return memoryview(self._read(offset, max(min(size, self._size - offset), 0)))
+        return self._read(offset, max(min(size, self._size - offset), 0))
 
-    def _read(self, offset: int, size: int) -> bytearray:
-        data, done = bytearray(size), 0
-        view = memoryview(data)
-        while done < size:
-            try:
-                count = os.preadv(self._fd, [view[done:]], offset + done)
-            except OSError as error:
-                raise unreadable(self.path, error) from error
-            if count == 0:
-                raise self._broken("a file that was cut while it was read", offset)
-            done += count
-        return data
+    def _read(self, offset: int, size: int) -> memoryview:
+        try:
+            self._file.seek(offset)
+            data = read_values(self._file, np.dtype(np.uint8), size)
+        except OSError as error:
+            raise unreadable(self.path, error) from error
+        if data.nbytes != size:
+            raise self._broken("a file that was cut while it was read", offset)
+        return data.data if size else memoryview(b"")
 
     def _broken(self, message: str, offset: int, expected: str | None = None) -> SourceError:
         return SourceError(

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from seqrecord.errors import SourceError
 from seqrecord.sources.base import SourceFormat
+from seqrecord.sources.files import is_file
 from seqrecord.sources.sequences import (
     Column,
     Images,
@@ -64,7 +65,7 @@ class Tum(SequenceSource):
         kept = np.arange(len(times))
         columns: dict[str, Column] = {}
         metadata: dict[str, Any] = {"dataset": "TUM RGB-D"}
-        if (folder / "depth.txt").is_file():
+        if is_file(folder / "depth.txt"):
             depth_times, depths = _list(folder, "depth.txt")
             kept, partners = associate(times, depth_times, _WITHIN)
             columns["depth"] = Images(
@@ -83,7 +84,7 @@ class Tum(SequenceSource):
         times = times[kept]
         columns = {"image": Images([images[row] for row in kept.tolist()]), **columns}
         columns["timestamp"] = Values(times, "timestamp", "s")
-        if (folder / "groundtruth.txt").is_file():
+        if is_file(folder / "groundtruth.txt"):
             pose_times, poses = _numbers(folder / "groundtruth.txt", 7)
             frames, rows = associate(times, pose_times, _WITHIN)
             found = np.zeros((len(times), 7))
@@ -92,14 +93,19 @@ class Tum(SequenceSource):
             metadata["frames_without_pose"] = len(times) - len(frames)
             if len(frames):
                 columns["pose"] = Values(found, "pose", "m", there)
-        if (folder / "accelerometer.txt").is_file():
+        if is_file(folder / "accelerometer.txt"):
             sample_times, samples = _numbers(folder / "accelerometer.txt", 3)
             rows_ = np.column_stack([sample_times, samples])
             columns["accelerometer"] = Samples(rows_, sample_bounds(times, sample_times), "imu")
         return SequenceFrames(len(times), columns, metadata)
 
 
-FORMAT = SourceFormat("tum", Tum.expected, Tum)
+FORMAT = SourceFormat(
+    "tum",
+    Tum.expected,
+    Tum,
+    takes_urls=True,
+)
 
 
 def _list(folder: Path, name: str) -> tuple[npt.NDArray[np.float64], Sequence[Path]]:

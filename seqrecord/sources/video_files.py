@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from seqrecord.codecs.video.packages import pyav
 from seqrecord.errors import SourceError
+from seqrecord.sources.files import open_file, unreadable
+from seqrecord.sources.remote_files import remote_files
 from seqrecord.sources.video_packets import KEPT, Start, packet_format
 
 __all__ = ["VIDEO_ENDINGS", "VideoFile", "VideoPacket"]
@@ -19,6 +21,7 @@ VIDEO_ENDINGS = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi")
 
 _CONTAINERS = "mov,matroska,avi"  # of FFmpeg: none that names other files, as playlists do
 _SEEKS = 4
+_BUFFER_BYTES = 1 << 20  # read at once from a file of a URL
 _MAX_LEADING = 64  # packets between a keyframe and the first one that is shown after it
 _UNKNOWN_MATRIX = 2
 _RANGES = {1: "limited", 2: "full"}
@@ -71,6 +74,8 @@ class VideoFile:
 
     def close(self) -> None:
         self._file.close()
+        if self._remote is not None:
+            self._remote.close()
 
     @property
     def size(self) -> tuple[int, int]:
@@ -139,9 +144,11 @@ class VideoFile:
 
     def _open(self) -> None:
         with self._errors("not a video that can be read"):
+            self._remote = None if remote_files(self.path) is None else self._opened()
             self._file: Any = pyav().open(
-                str(self.path),
+                str(self.path) if self._remote is None else self._remote,
                 metadata_errors="ignore",
+                buffer_size=_BUFFER_BYTES,
                 options={"format_whitelist": _CONTAINERS, "protocol_whitelist": "file"},
             )
         streams = self._file.streams.video
@@ -151,6 +158,12 @@ class VideoFile:
         self._stream = streams[0]
         self._context = self._stream.codec_context
         self._is_unread = True
+
+    def _opened(self) -> BinaryIO:
+        try:
+            return open_file(self.path)
+        except OSError as error:
+            raise unreadable(self.path, error) from error
 
     def _from_begin(self) -> Iterator[VideoPacket]:
         if not self._is_unread:

@@ -15,7 +15,7 @@ from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import SourceError
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
-from seqrecord.sources.files import local_original
+from seqrecord.sources.files import find_original
 from seqrecord.sources.finding import find_files, has_file, key_of
 from seqrecord.sources.specs import feature_spec
 from seqrecord.sources.video_files import VIDEO_ENDINGS, VideoFile
@@ -48,7 +48,7 @@ class Videos:
     by_folder: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "root", local_original(self.root))
+        object.__setattr__(self, "root", find_original(self.root))
         if self.features is not None:
             object.__setattr__(self, "features", tuple(self.features))
 
@@ -174,4 +174,5 @@ FORMAT = SourceFormat(
     options=("by_folder",),
     takes_files=True,
     is_fallback=True,
+    takes_urls=True,
 )

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from seqrecord.errors import MissingPackageError, SeqRecordError, SourceError
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
-from seqrecord.sources.files import list_folder, local_original
+from seqrecord.sources.files import find_original, is_directory, is_file, list_folder
 from seqrecord.sources.finding import natural_order
 from seqrecord.sources.rows import first_line, read_rows
 from seqrecord.sources.specs import check_spec, chosen_schema, feature_spec, kind_of, text_spec
@@ -59,7 +59,7 @@ class ZarrBuffers:
     keep_encoded: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "root", local_original(self.root))
+        object.__setattr__(self, "root", find_original(self.root))
         if self.features is not None:
             object.__setattr__(self, "features", tuple(self.features))
 
@@ -91,7 +91,7 @@ class ZarrBuffers:
         root = Path(self.root)
         if _is_buffer(root):
             return [root]
-        if root.is_file():
+        if is_file(root):
             return []
         names = sorted((name for name, _ in list_folder(root)), key=natural_order)
         return [root / name for name in names if _is_buffer(root / name)]
@@ -182,9 +182,9 @@ FORMAT = SourceFormat(
 
 
 def _is_buffer(path: Path) -> bool:
-    if path.is_file():
+    if is_file(path):
         return path.name.endswith(_ZIP)
-    return (path / "data").is_dir() and (path / _ENDS).is_dir()
+    return is_directory(path / "data") and is_directory(path / _ENDS)
 
 
 def _name(path: Path) -> str:
@@ -203,7 +203,7 @@ def _open(path: Path) -> Iterator[Any]:
     _register_image_codecs()
     store: Any = None
     try:
-        is_zip = path.is_file()
+        is_zip = is_file(path)
         store = ZipStore(path, mode="r") if is_zip else LocalStore(path, read_only=True)
         group = zarr.open_group(store, mode="r")
     except Exception as error:  # zarr, zipfile and json raise about any kind

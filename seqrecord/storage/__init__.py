@@ -1,18 +1,22 @@
 """Storages: local disk, mounts, object stores, any fsspec filesystem; retries and the cache."""
 
 from seqrecord.storage.base import FileInfo, Storage, Unfinished, Upload
+from seqrecord.storage.browsing import Entry, entries_of
 from seqrecord.storage.cache import CachedStorage, CacheInfo, cache_info, clear_cache, forget_cached
 from seqrecord.storage.local import LocalStorage
 from seqrecord.storage.opening import StorageLike, open_storage
 from seqrecord.storage.parallel import RequestThreads, map_files, request_threads
+from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.remote import FsspecStorage
 from seqrecord.storage.stopping import unwanted_if
 from seqrecord.storage.url import Location, local_path, parse_location
 from seqrecord.storage.wrappers import StorageWrapper
 
 __all__ = [
+    "ByteRange",
     "CacheInfo",
     "CachedStorage",
+    "Entry",
     "FileInfo",
     "FsspecStorage",
     "LocalStorage",
@@ -25,6 +29,7 @@ __all__ = [
     "Upload",
     "cache_info",
     "clear_cache",
+    "entries_of",
     "forget_cached",
     "local_path",
     "map_files",

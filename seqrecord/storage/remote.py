@@ -16,6 +16,7 @@ from fsspec.registry import known_implementations
 
 from seqrecord.errors import ConflictError, LocationError, NotFoundError
 from seqrecord.storage.base import FileInfo, Upload
+from seqrecord.storage.browsing import Entry
 from seqrecord.storage.fsspec_reader import FsspecReader
 from seqrecord.storage.retrying import Retrier
 from seqrecord.storage.whole import MOST_BYTES, Pieces, WholeFileStorage, files_of, tag_of
@@ -120,6 +121,21 @@ class FsspecStorage(WholeFileStorage):
         with contextlib.suppress(NotFoundError):
             self._ask(path, lambda fs: fs.rm_file(self._remote.full(path)))
 
+    def entries(self, folder: str) -> list[Entry]:
+        full = self._remote.full(folder) if folder else self._remote.root
+
+        def listed(fs: Any) -> list[Entry]:
+            fs.invalidate_cache(full)
+            try:
+                found = fs.ls(full, detail=True)
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+            # Of a file, some list the file itself.
+            inside = [each for each in found if each["name"].strip("/") != full.strip("/")]
+            return sorted(map(_entry, inside), key=lambda entry: entry.name)
+
+        return list(self._ask(folder or ".", listed))
+
     def listed(self, folder: str, *, deep: bool) -> list[FileInfo]:
         full = self._remote.full(folder)
 
@@ -140,6 +156,11 @@ class FsspecStorage(WholeFileStorage):
                 if entry["type"] == "file" and not entry["name"].endswith(_PARTIAL)
             ),
         )
+
+
+def _entry(found: Mapping[str, Any]) -> Entry:
+    name = str(found["name"]).rstrip("/").rpartition("/")[2]
+    return Entry(name, found["type"] == "directory", int(found.get("size") or 0))
 
 
 def _modified(entry: Mapping[str, Any]) -> float:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from seqrecord.errors import DeadlineError, StorageError, TransientError
 from seqrecord.storage.base import FileInfo, Storage, Unfinished, Upload
+from seqrecord.storage.browsing import Entry
 from seqrecord.storage.conditional import put_once
 from seqrecord.storage.pacing import Pace
 from seqrecord.storage.per_process import PerProcess
@@ -169,6 +170,9 @@ class RetryingStorage(StorageWrapper):
 
     def files(self, folder: str) -> list[FileInfo]:
         return self._repeated(folder, lambda: self.inner.files(folder))
+
+    def entries(self, folder: str) -> list[Entry]:
+        return self._repeated(folder, lambda: StorageWrapper.entries(self, folder))
 
     def unfinished(self, folder: str) -> list[Unfinished]:
         found = self._repeated(folder, lambda: self.inner.unfinished(folder))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from seqrecord.storage.base import FileInfo, Storage, Unfinished, Upload
+from seqrecord.storage.browsing import Entry, entries_of
 from seqrecord.storage.ranges import ByteRange
 
 __all__ = ["StorageWrapper"]
@@ -43,6 +44,10 @@ class StorageWrapper:
 
     def files(self, folder: str) -> list[FileInfo]:
         return self.inner.files(folder)
+
+    def entries(self, folder: str) -> list[Entry]:
+        """See `Browsable`; `LocationError` where the inner storage lists no folders."""
+        return entries_of(self.inner, folder)
 
     def unfinished(self, folder: str) -> list[Unfinished]:
         return self.inner.unfinished(folder)

@@ -7,8 +7,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from seqrecord.errors import ConflictError, DestinationError, NotFoundError
+from seqrecord.errors import ConflictError, DestinationError, LocationError, NotFoundError
 from seqrecord.storage.base import FileInfo, Upload, check_path
+from seqrecord.storage.browsing import Entry
 from seqrecord.storage.clients import Clients
 from seqrecord.storage.conditional import put_once
 from seqrecord.storage.objects.reader import whole_of
@@ -150,6 +151,24 @@ class ObjectStorage(WholeFileStorage):
             ),
         )
 
+    def entries(self, folder: str) -> list[Entry]:
+        if not self.bucket.is_writable:
+            raise LocationError("a web server does not list its files", file=self.url)
+        path = check_path(folder) if folder else ""
+        prefix = "/".join(each for each in (self.bucket.root, path) if each)
+        prefix = f"{prefix}/" if prefix else ""
+        found = self._ask(folder or ".", lambda store: store.list_with_delimiter(prefix or None))
+        folders = {each[len(prefix) :].strip("/") for each in found["common_prefixes"]}
+        files = {each["path"][len(prefix) :]: each["size"] for each in found["objects"]}
+        return sorted(
+            [
+                *(Entry(name, is_folder=True) for name in folders),
+                # What stands for a folder is an object of its name, or of its name and a slash.
+                *(Entry(n, False, size) for n, size in files.items() if n and n not in folders),
+            ],
+            key=lambda entry: entry.name,
+        )
+
     def _ask(
         self, path: str, function: Callable[[Any], Any], clients: Clients | None = None
     ) -> Any:
@@ -158,7 +177,8 @@ class ObjectStorage(WholeFileStorage):
         return (clients or self._clients).ask(self.shown(path), function)
 
     def _check_writable(self, path: str) -> None:
-        check_path(path)
+        if path != ".":
+            check_path(path)
         if not self.bucket.is_writable:
             raise DestinationError(
                 "a web server does not list its files, and cannot be written to",

@@ -27,6 +27,7 @@ from seqrecord.reading.verification import VerifyProgress
 from seqrecord.reading.verification import verify as verify_dataset
 from seqrecord.sources import CAMERAS, open_source
 from seqrecord.sources.registry import BUILT_IN
+from seqrecord.sources.remote import is_url
 from seqrecord.storage import parse_location
 from seqrecord.text import counted, one_line
 from seqrecord.tools.cli.arguments import (
@@ -76,7 +77,8 @@ def main(context: click.Context) -> None:
     "--src",
     required=True,
     metavar="PATH",
-    help="The originals: a folder, or a file that holds them, of any format of --format.",
+    help="The originals, of any format of --format: a folder, or a file that holds them; or a URL, "
+    "to which --storage-option applies as well.",
 )
 @click.option(
     "--format",
@@ -182,7 +184,7 @@ def write(
         raise click.UsageError("--resume and --append exclude each other")
     mode: WriteMode = "resume" if resume else "append" if append else "create"
     destination = dst or _default_destination(src)
-    named = {
+    named: dict[str, Any] = {
         "cameras": CAMERAS if cameras == "both" else cameras and (cameras,),
         "difficulty": difficulty,
         "map": parse_map(places),
@@ -195,6 +197,7 @@ def write(
         format=source_format,
         features=features,
         keep_encoded=keep_encoded,
+        storage_options=storage_options if is_url(src) else None,
         **named,
         **others,
     )
@@ -225,7 +228,9 @@ def write(
                 record_bytes=record_size,
                 statistics=not no_statistics,
                 progress=show,
-                storage_options=storage_options,
+                storage_options=None
+                if is_url(src) and not is_url(destination)
+                else storage_options,
             )
         except KeyboardInterrupt:
             raise Interrupted(
@@ -236,6 +241,8 @@ def write(
 
 
 def _default_destination(src: str) -> str:
+    if is_url(src):
+        raise click.UsageError("--dst is needed where --src is a URL")
     path = Path(os.path.abspath(Path(src).expanduser()))  # noqa: PTH100 - links keep their names
     if not path.name:
         raise click.UsageError("--dst is needed: --src has no name of its own")

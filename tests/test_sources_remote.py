@@ -1,0 +1,239 @@
+"""Originals on a URL give what they give on a disk, in bounded memory, and name no credential."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord.errors import AccessError, SourceError, StorageError
+from seqrecord.sources import open_source, remote
+from seqrecord.sources.base import EpisodeInfo, Source
+from seqrecord.sources.remote_files import BLOCK_BYTES, MAX_BLOCKS, RemoteFile, RemoteFiles
+from seqrecord.storage import open_storage
+from seqrecord.writing.convert import convert
+from tests.command_line import main
+from tests.lerobot_video_data import unpack
+from tests.services.azurite import Azurite
+from tests.storage_doubles import CountingStorage, FaultyStorage
+from tests.test_sources_hdf5 import write_aloha, write_droid, write_robomimic
+from tests.trees import make_frames, write_v1
+from tests.web_server import WebFolder
+
+
+def upload(folder: Path, url: str) -> str:
+    """Copy a folder to memory, as the filesystem of fsspec shows it."""
+    memory = fsspec.filesystem("memory")
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            memory.pipe_file(f"{url}/{path.relative_to(folder).as_posix()}", path.read_bytes())
+    return url
+
+
+def lerobot(folder: Path) -> None:
+    unpack(folder, "lerobot_video_v3")
+
+
+def tartanair(folder: Path) -> None:
+    write_v1(folder / "house" / "Easy" / "P000", make_frames(0, 3))
+
+
+def robomimic(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    write_robomimic(folder / "demo.hdf5")
+
+
+def aloha(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    write_aloha(folder / "episode_0.hdf5", compress=True)
+    write_aloha(folder / "episode_1.hdf5", 1)
+
+
+def droid(folder: Path) -> None:
+    write_droid(folder / "lab" / "success" / "Fri")
+
+
+def everything(source: Source, infos: Sequence[EpisodeInfo] | None = None) -> list[Any]:
+    """Schema, episodes, frames and packets, as bytes that can be compared."""
+    found: list[Any] = [str(source.schema())]
+    for info in infos or source.episodes():
+        found.append((info.key, info.num_frames, dict(info.metadata), info.fps))
+        frames = source.frames(info)
+        found += [{k: np.asarray(v).tobytes() for k, v in frame.items()} for frame in frames]
+        videos = source.videos(info) if hasattr(source, "videos") else {}
+        found.append({name: [(g.packets, g.order) for g in gops] for name, gops in videos.items()})
+    return found
+
+
+@pytest.fixture
+def memory_url(request: pytest.FixtureRequest) -> Any:
+    url = f"memory://{request.node.name.translate(str.maketrans('[]', '__'))}"
+    yield url
+    memory = fsspec.filesystem("memory")
+    if memory.exists(url):
+        memory.rm(url, recursive=True)
+
+
+@pytest.mark.parametrize("write", [lerobot, tartanair, robomimic, aloha, droid])
+def test_a_url_gives_what_a_folder_gives(
+    tmp_path: Path, memory_url: str, write: Callable[[Path], None]
+) -> None:
+    folder = tmp_path / "set"
+    write(folder)
+    for inner in folder.iterdir() if write is lerobot else ():
+        folder = inner
+    wanted = everything(open_source(folder))
+    source = open_source(upload(folder, f"{memory_url}/{folder.name}"))
+    assert everything(source) == wanted
+    infos, copy = source.episodes(), pickle.loads(pickle.dumps(source))
+    del source
+    assert everything(copy, infos) == wanted
+
+
+@pytest.mark.parametrize("write", [robomimic, droid])
+def test_a_url_of_one_file(tmp_path: Path, memory_url: str, write: Callable[[Path], None]) -> None:
+    write(tmp_path / "set")
+    [path] = [each for each in (tmp_path / "set").rglob("*") if each.suffix in (".hdf5", ".h5")]
+    upload(tmp_path / "set", memory_url)
+    url = f"{memory_url}/{path.relative_to(tmp_path / 'set').as_posix()}"
+    assert everything(open_source(url)) == everything(open_source(path))
+
+
+def test_a_file_of_a_web_server(tmp_path: Path) -> None:
+    robomimic(tmp_path)
+    with WebFolder(tmp_path) as server:
+        found = everything(open_source(f"{server.endpoint}/demo.hdf5"))
+        with pytest.raises(SourceError, match="nothing at this URL"):
+            open_source(f"{server.endpoint}/gone.hdf5")
+    assert found == everything(open_source(tmp_path / "demo.hdf5"))
+
+
+def test_nothing_there_and_what_does_not_take_urls(memory_url: str) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file(f"{memory_url}/other/notes.txt", b"nothing")
+    with pytest.raises(SourceError, match="nothing at this URL") as caught:
+        open_source(f"{memory_url}/gone")
+    assert caught.value.file == f"{memory_url}/gone"
+    with pytest.raises(SourceError, match="nothing here that can be packed") as caught:
+        open_source(f"{memory_url}/other")
+    assert caught.value.file == f"{memory_url}/other"
+    memory.pipe_file(f"{memory_url}/bag/run.db3", b"SQLite format 3\0")
+    with pytest.raises(SourceError, match="copy it"):
+        open_source(f"{memory_url}/bag").schema()
+    with pytest.raises(SourceError, match="of a URL alone"):
+        open_source("/", storage_options={"deadline": 3})
+
+
+def test_a_broken_file_is_named_by_its_url(tmp_path: Path, memory_url: str) -> None:
+    aloha(tmp_path / "set")
+    (tmp_path / "set" / "episode_0.hdf5").write_bytes(b"\x89HDF\r\n\x1a\n broken")
+    source = open_source(upload(tmp_path / "set", memory_url))
+    with pytest.raises(SourceError) as caught:
+        list(source.frames(source.episodes()[0]))
+    assert caught.value.file == f"{memory_url}/episode_0.hdf5"
+    report = convert(source, tmp_path / "records", skip_bad_episodes=True, workers=1)
+    assert [each.key for each in report.bad] == ["episode_0"]
+    assert report.written == ("episode_1",)
+
+
+def test_a_request_that_fails_is_no_bad_episode(
+    tmp_path: Path, memory_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # h5py makes an `OSError` of what the file raises, which would say that the file is damaged.
+    aloha(tmp_path / "set")
+    upload(tmp_path / "set", memory_url)
+    fails = False
+
+    def fault(operation: str, path: str, _: int) -> Exception | None:
+        return StorageError("the network", file=path) if fails and operation == "read" else None
+
+    inner = open_storage(memory_url)
+    monkeypatch.setattr(remote, "open_storage", lambda *_: FaultyStorage(inner, fault))
+    source = open_source(memory_url)
+    assert len(source.episodes()) == 2
+    fails = True
+    with pytest.raises(StorageError, match="the network"):
+        convert(source, tmp_path / "records", skip_bad_episodes=True, workers=1)
+    fails = False
+    assert len(convert(source, tmp_path / "records", mode="resume", workers=1).written) == 2
+
+
+def test_memory_of_a_file_is_bounded_and_reads_are_large(memory_url: str) -> None:
+    data = np.random.default_rng(0).bytes(11 * BLOCK_BYTES + 5)
+    fsspec.filesystem("memory").pipe_file(f"{memory_url}/file", data)
+    storage = CountingStorage(open_storage(memory_url))
+    files = RemoteFiles(storage)
+    with files.open(files.root / "file") as file:
+        assert isinstance(file, RemoteFile)
+        assert io.BufferedReader(file).read() == data
+        # One block first, for who looks at a file's beginning alone; then four at a time.
+        assert len(storage.ranges["file"]) == 12
+        assert len(file._blocks) <= MAX_BLOCKS
+    storage.reset()
+    rng = np.random.default_rng(1)
+    with files.open(files.root / "file") as file:
+        for place in rng.integers(0, len(data), 40):
+            file.seek(int(place))
+            assert file.read(1000) == data[place : place + 1000]
+            assert len(file._blocks) <= MAX_BLOCKS
+        assert file.seek(-5, io.SEEK_END) == 11 * BLOCK_BYTES
+        assert file.read(100) == data[-5:]
+        assert file.read(1) == b""
+    assert {item.length for item in storage.ranges["file"]} <= {BLOCK_BYTES, 5}
+
+
+def test_two_accounts_with_one_url_do_not_meet() -> None:
+    options = {"account_key": "eA==", "backend": "obstore"}
+    one = RemoteFiles(open_storage("az://container/set", {"account_name": "one", **options}))
+    two = RemoteFiles(open_storage("az://container/set", {"account_name": "two", **options}))
+    assert one.storage.url == two.storage.url
+    assert one.root != two.root
+
+
+@pytest.mark.parametrize("write", [lerobot, tartanair, robomimic])
+def test_packed_from_azure_on_the_command_line(
+    tmp_path: Path,
+    azurite: Azurite,
+    container: str,
+    monkeypatch: pytest.MonkeyPatch,
+    write: Callable[[Path], None],
+) -> None:
+    write(tmp_path / "set")
+    folder = next((tmp_path / "set").iterdir()) if write is lerobot else tmp_path / "set"
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            name = path.relative_to(folder).as_posix()
+            azurite.put(container, f"originals/{name}", path.read_bytes())
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", azurite.connection_string)
+    url, destination = f"az://{container}/originals", tmp_path / "records"
+    arguments = ["write", "--src", url, "--dst", str(destination), "--workers", "2", "--quiet"]
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 0
+    convert(open_source(folder), tmp_path / "wanted", workers=1)
+    with (
+        seqrecord.open(destination) as found,
+        seqrecord.open(tmp_path / "wanted") as wanted,
+    ):
+        assert list(found.episodes.keys()) == list(wanted.episodes.keys())
+        for key in wanted.episodes:
+            assert len(found.episodes[key]) == len(wanted.episodes[key])
+            for i in range(len(wanted.episodes[key])):
+                np.testing.assert_equal(found.episodes[key][i], wanted.episodes[key][i])
+
+
+def test_a_refused_signature_is_not_shown(azurite: Azurite, container: str) -> None:
+    azurite.put(container, "set/demo.hdf5", b"x")
+    expired = azurite.sas(container, minutes=-1)
+    options = {"endpoint": azurite.endpoint, "account_name": azurite.account, "sas_token": expired}
+    with pytest.raises(AccessError) as caught:
+        open_source(f"az://{container}/set", storage_options=options)
+    assert "sig=" not in str(caught.value)
+    assert f"az://{container}/set" in str(caught.value)
