@@ -25,6 +25,7 @@ from seqrecord.sources.tartanair import FORMAT as TARTANAIR
 from seqrecord.sources.tum import FORMAT as TUM
 from seqrecord.sources.videos import FORMAT as VIDEOS
 from seqrecord.sources.zarr_buffers import FORMAT as ZARR
+from seqrecord.storage import StorageLike
 
 __all__ = ["BUILT_IN", "ENTRY_POINTS", "format_names", "open_source"]
 
@@ -50,7 +51,7 @@ _SHOWN = 6  # names of what lies in a folder that nothing fits
 
 
 def open_source(
-    path: str | os.PathLike[str],
+    path: StorageLike,
     *,
     format: str | None = None,  # noqa: A002 - the option's name on the command line
     features: Sequence[str] | None = None,
@@ -61,7 +62,8 @@ def open_source(
     """The source of the episodes that lie at `path`.
 
     Args:
-        path: a folder of originals, or a file that holds some; a path of this machine or a URL.
+        path: a folder of originals, or a file that holds some: a path of this machine, a URL, or
+            an open storage.
         format: the name of its format, of those in docs/reference/sources.md or of an installed
             package. By default the one that fits what lies there.
         features: names of the features to read, in that order; by default all.
@@ -79,8 +81,8 @@ def open_source(
         opening = _Opening(original, features, keep_encoded, given)
         return opening.find() if format is None else opening.named(format)
 
-    if is_url(path):
-        return open_remote(str(path), storage_options, found)
+    if is_url(path) or not isinstance(path, (str, os.PathLike)):
+        return open_remote(path, storage_options, found)
     if storage_options:
         raise SourceError("storage_options are of a URL alone", file=os.fspath(path))
     return found(find_original(path))

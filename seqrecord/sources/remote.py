@@ -6,27 +6,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import LocationError, SeqRecordError, SourceError
 from seqrecord.schema import Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, Source
 from seqrecord.sources.remote_files import RemoteFiles
-from seqrecord.storage import open_storage
+from seqrecord.storage import Storage, StorageLike, open_storage
 
 __all__ = ["RemoteSource", "is_url", "open_remote"]
 
 
-def is_url(path: object) -> bool:
+def is_url(path: StorageLike) -> TypeGuard[str]:
     """Whether this is the text of a URL that is no local path."""
     return isinstance(path, str) and "://" in path and not path.lower().startswith("file://")
 
 
 def open_remote(
-    url: str, storage_options: Mapping[str, Any] | None, find: Callable[[Path], Source]
+    url: str | Storage, storage_options: Mapping[str, Any] | None, find: Callable[[Path], Source]
 ) -> Source:
-    """The source that `find` finds at the path that stands for a URL.
+    """The source that `find` finds at the path that stands for a URL, or for an open storage.
 
     Raises `LocationError` for a URL that is unclear, `SourceError` where nothing lies there.
     """
@@ -36,7 +36,7 @@ def open_remote(
         is_folder = bool(files.listing(path))
     except LocationError:  # nothing can be listed
         is_folder = False
-    if not is_folder:
+    if not is_folder and isinstance(url, str):
         files, path = _beside(url, storage_options)
     with _told(files):
         if files.entry(path) is None:

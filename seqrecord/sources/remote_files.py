@@ -157,6 +157,11 @@ class RemoteFile(io.RawIOBase):
         self._blocks.clear()
         super().close()
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of it that are in memory."""
+        return sum(map(len, self._blocks.values()))
+
     def _block(self, number: int) -> Buffer:
         if number not in self._blocks:
             count = _AHEAD if number == self._next and number else 1

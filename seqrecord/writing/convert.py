@@ -11,11 +11,10 @@ from seqrecord.cores import usable_cores
 from seqrecord.errors import DestinationError, FormatError, SchemaError, SourceError
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.text import check_key, encode_metadata
-from seqrecord.schema import Schema
 from seqrecord.sources import EpisodeInfo, Source
 from seqrecord.storage import StorageLike, open_storage
 from seqrecord.version import CREATED_BY
-from seqrecord.writing.convert_jobs import BadEpisode, Job, Written, cut_in_jobs
+from seqrecord.writing.convert_jobs import BadEpisode, Job, Written, cut_in_jobs, frame_work
 from seqrecord.writing.convert_workers import Meter, Progress, given_workers, run_jobs
 from seqrecord.writing.destination import Destination, WriteMode, begin, check_mode
 from seqrecord.writing.statistics import merged
@@ -30,7 +29,6 @@ from seqrecord.writing.stored_schema import (
 __all__ = ["BadEpisode", "ConvertReport", "Progress", "convert"]
 
 _MIN_JOB_BYTES = 128 << 20  # decoded; less is not worth a process
-_KEPT_COST = 64  # decoded bytes of video that is kept take as long as one byte that is encoded
 
 
 @dataclass(frozen=True)
@@ -98,11 +96,11 @@ def convert(
         processes = workers or (runner and runner.count) or usable_cores()
         target = begin(open_storage(destination, storage_options), mode)
         try:
-            frame_work = _frame_work(schema)
+            work = frame_work(schema)
             schema = stored_schema(schema, codecs, target.schema)
             todo = _todo(target, episodes)
             total_frames = sum(info.num_frames for _, info in todo)
-            share = total_frames * frame_work // (2 * processes)
+            share = total_frames * work // (2 * processes)
             job_bytes = min(file_bytes, max(share, _MIN_JOB_BYTES))
             jobs = [
                 Job(
@@ -116,22 +114,13 @@ def convert(
                     skip_bad_episodes=skip_bad_episodes,
                     statistics=statistics,
                 )
-                for part in cut_in_jobs(todo, frame_work, job_bytes)
+                for part in cut_in_jobs(todo, work, job_bytes)
             ]
             meter = Meter(total_frames, schema.frame_nbytes, progress)
             written = run_jobs(jobs, processes=processes, workers=runner, meter=meter)
             return _report(target, episodes, todo, written)
         finally:
             target.release()
-
-
-def _frame_work(schema: Schema) -> int:
-    """The bytes of a frame of the source, but for video that is kept: hardly anything is done to
-    that, so a process which packs little of it takes longer to start than to work.
-    """
-    return sum(
-        -(-spec.nbytes // _KEPT_COST) if spec.is_video else spec.nbytes for spec in schema.values()
-    )
 
 
 def _todo(target: Destination, episodes: Sequence[EpisodeInfo]) -> list[tuple[int, EpisodeInfo]]:

@@ -16,7 +16,19 @@ from seqrecord.storage import Storage
 from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.stored_schema import check_fps
 
-__all__ = ["BadEpisode", "Job", "StoppedError", "Written", "cut_in_jobs", "write_copy", "write_job"]
+__all__ = [
+    "BadEpisode",
+    "Job",
+    "StoppedError",
+    "Written",
+    "cut_in_jobs",
+    "frame_work",
+    "write_copy",
+    "write_job",
+]
+
+KEPT_COST = 64
+"""Decoded bytes of video that is kept take as long as one byte that is encoded."""
 
 
 class StoppedError(SeqRecordError):
@@ -62,8 +74,19 @@ class Job:
         return sum(info.num_frames for _, info in self.episodes)
 
 
+def frame_work(schema: Schema) -> int:
+    """The bytes of a frame of a source's schema, in which video that is kept counts little.
+
+    Hardly anything is done to that: a process which packs little of it takes longer to start than
+    to work.
+    """
+    return sum(
+        -(-spec.nbytes // KEPT_COST) if spec.is_video else spec.nbytes for spec in schema.values()
+    )
+
+
 def cut_in_jobs(
-    episodes: Sequence[tuple[int, EpisodeInfo]], frame_nbytes: int, job_bytes: int
+    episodes: Sequence[tuple[int, EpisodeInfo]], frame_bytes: int, job_bytes: int
 ) -> Iterator[tuple[tuple[int, EpisodeInfo], ...]]:
     """Consecutive episodes that decode to `job_bytes` or more."""
     job: list[tuple[int, EpisodeInfo]] = []
@@ -71,7 +94,7 @@ def cut_in_jobs(
     for ordinal, info in episodes:
         job.append((ordinal, info))
         frames += info.num_frames
-        if frames * frame_nbytes >= job_bytes:
+        if frames * frame_bytes >= job_bytes:
             yield tuple(job)
             job, frames = [], 0
     if job:
