@@ -18,7 +18,8 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
+from functools import partial
 from time import perf_counter
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -27,6 +28,7 @@ from seqrecord.engine.batches import Copy
 from seqrecord.engine.loading import ChunkLoader, Fetched
 from seqrecord.engine.loads import Load
 from seqrecord.engine.stats import EngineStats
+from seqrecord.engine.turns import Turns
 from seqrecord.errors import ClipError
 from seqrecord.sampling.memory import Memory
 from seqrecord.storage import unwanted_if
@@ -270,9 +272,9 @@ class WorkerPool:
         self._channel = channel
         self._left = False
         self._fetching: dict[Load, Future[Fetched]] = {}
-        self._last: dict[tuple[int, int], Future[None]] = {}  # of a group in pieces, by cursor
         self._ahead = threading.BoundedSemaphore(self.num_ahead) if self.num_ahead else None
         self._loaders = ThreadPool(num_loaders, f"{_THREAD_NAME}-load")
+        self._turns = Turns(self._loaders)
         self._copiers = ThreadPool(num_threads, f"{_THREAD_NAME}-copy")
 
     def __enter__(self) -> WorkerPool:
@@ -280,20 +282,18 @@ class WorkerPool:
 
     def __exit__(self, *exception: object) -> None:
         self._left = True
+        self._turns.cancel()
         self._loaders.shutdown(cancel_futures=True)
         self._copiers.shutdown()
 
     def load(self, load: Load, places: Sequence[Place]) -> Future[None]:
         """Have a load done, after those that were asked for before."""
         self._channel.check_open()
-        previous, key = None, (load.group, load.cursor)
-        if load.group in self._loader.in_pieces:
-            previous = self._last.get(key)
         fetching = self._fetching.pop(load, None)
-        done = self._loaders.submit(self._load, load, places, fetching, previous)
-        if load.group in self._loader.in_pieces:
-            self._last[key] = done
-        return done
+        line = None
+        if load.group in self._loader.in_pieces:  # a decoder goes on where the load before ended
+            line = load.group, load.cursor
+        return self._turns.submit(line, partial(self._load, load, places, fetching))
 
     def kind_of(self, load: Load) -> Literal["alone", "small", "quick"]:
         """Whether a load is done by itself, or with others: only from a disk, for elsewhere many
@@ -356,17 +356,12 @@ class WorkerPool:
         load: Load,
         places: Sequence[Place],
         fetching: Future[Fetched] | None,
-        previous: Future[None] | None,
     ) -> None:
-        # This cannot wait for ever, nor can the one below: threads take tasks in their order, so
-        # what is waited for has begun.
-        if previous is not None:  # its decoder goes on from there
-            wait([previous])
         if fetching is None:
             self._run(self._loader, load, places)
             return
         assert self._ahead is not None
-        try:
+        try:  # it does not wait for ever: what was asked for before this load has begun
             self._run(self._loader, load, places, fetching.result())
         finally:
             self._ahead.release()
