@@ -7,8 +7,9 @@ DEMO := demo
 BENCH := bench
 INSTALLED := $(VENV)/installed
 SERVICES := tests/services/node_modules
+LEROBOT := $(VENV)/lerobot
 
-.PHONY: help install install-bench install-ffcv bench bench-results services demo test test-slow test-services test-all docs check format clean
+.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot services demo test test-slow test-services test-all docs check format clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 16
@@ -34,6 +35,19 @@ install-bench: $(INSTALLED) ## Install what the comparison of loaders measures a
 
 install-ffcv: install-bench ## Install FFCV, which is compiled; needs libopencv-dev, libturbojpeg0-dev and g++
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/tartanair/ffcv.txt
+
+lerobot-env: $(LEROBOT)/installed ## Make a Python that has lerobot, for its benchmark; needs make install-bench
+
+# Its own packages come first, then the stand-in for torchvision, then those of .venv, with torch.
+$(LEROBOT)/installed: benchmarks/lerobot/no-deps.txt $(INSTALLED)
+	$(PYTHON) -m venv --clear $(LEROBOT)
+	$(LEROBOT)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	$(BIN)/python -c 'import sysconfig; print("$(CURDIR)/benchmarks/lerobot/stand_in", sysconfig.get_path("purelib"), sep="\n")' \
+		> $$($(LEROBOT)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz-seqrecord.pth
+	@touch $@
+
+bench-lerobot: $(LEROBOT)/installed ## Measure against LeRobot, in bench/lerobot; ARGS='--to benchmarks/lerobot' and so on
+	$(BIN)/python -m benchmarks.lerobot $(BENCH)/lerobot $(ARGS)
 
 bench: $(INSTALLED) ## Compare loaders on a rendered tree, in bench/; ARGS='--resume --grid full' and so on
 	$(BIN)/python -m benchmarks.tartanair.compare $(BENCH) $(ARGS)

@@ -1,4 +1,14 @@
-"""`python -m benchmarks.lerobot ROOT RECORDS --lerobot PYTHON`: both sides, in turns."""
+"""LeRobot and seqrecord on one data set: all rows, each in a process of its own, in turns.
+
+    python -m benchmarks.lerobot FOLDER [--lerobot PYTHON] [--rows …] [--to FOLDER]
+
+Writes a LeRobot data set into FOLDER where it has none (or reads that of `--root`), packs it, and
+runs all rows once before any of them twice. First LeRobot is tried with each of its decoders and
+numbers of workers; the best for a cell counts. Results are FOLDER/results.json and, in the folder
+of `--to`, results.json and RESULTS.md. `--report` runs nothing and writes these of the last run.
+
+`make lerobot-env` makes the Python that `--lerobot` is by default. Without one, its rows say so.
+"""
 
 from __future__ import annotations
 
@@ -6,118 +16,192 @@ import argparse
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
-import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lerobot.cell import CELLS, Cell
+from benchmarks.lerobot.cell import CELLS
+from benchmarks.lerobot.conversion import convert, size
+from benchmarks.lerobot.rows import Job, Setup, rows, trials
+from benchmarks.lerobot.table import best_settings, page
+from benchmarks.tartanair.compare.children import run_job
+from benchmarks.tartanair.compare.limits import copy_rate
+from benchmarks.tartanair.compare.report import commit
+from benchmarks.tartanair.compare.row import warm
+from benchmarks.tartanair.timing import Results, machine
 
-DECODERS = ("torchcodec", "pyav")
-WORKERS = (0, 1, 2, 4)
-BATCH = 8
+__all__ = ["main"]
+
+LEROBOT = Path(sys.prefix) / "lerobot" / "bin" / "python"
+TO = Path(__file__).parent
+_PACKAGES = ("lerobot", "torch", "torchcodec", "av")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("root", type=Path, help="a LeRobot data set of benchmarks.lerobot.generate")
-    parser.add_argument("records", type=Path, help="where it is, or will be, packed")
-    parser.add_argument("--lerobot", default=sys.executable, help="a Python that has lerobot")
-    parser.add_argument("--seconds", type=float, default=20, help="of each of LeRobot's settings")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=BATCH)
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    folder = options.folder.resolve()
+    if options.report:
+        document = json.loads((folder / "results.json").read_text())
+    else:
+        document = run(options, folder)
+    text = page(document)
+    if options.to:
+        _save(options.to, document)
+        (options.to / "RESULTS.md").write_text(text)
+    print(text)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--root", type=Path, help="a LeRobot data set (v3.0) with two cameras")
+    parser.add_argument("--lerobot", type=Path, default=LEROBOT, help="a Python that has lerobot")
+    parser.add_argument("--seconds", type=float, default=20, help="of a row's measurement")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--batch", type=int, default=8, help="clips")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--memory", default="2GiB", help="memory_limit of seqrecord")
-    parser.add_argument("--json", type=Path, help="where the raw numbers go")
-    options = parser.parse_args()
-    made: dict[str, Any] = {"cores": os.cpu_count(), "batch": options.batch, "cells": {}}
-    if options.records.exists():
-        parser.error(f"there is something already, which would be replaced: {options.records}")
-    made["conversion"] = convert(options.root, options.records)
-    print(f"conversion and size: {made['conversion']}", flush=True)
-    for cell in CELLS:
-        made["cells"][str(cell)] = row = compare(cell, options)
-        print(
-            f"{cell}: lerobot {row['lerobot']:.2f} clips/s ({row['settings']}), seqrecord "
-            f"{row['seqrecord']:.1f}: {row['ratio']:.1f} times",
-            flush=True,
+    parser.add_argument("--rows", nargs="*", default=["*"], help="patterns of their names")
+    parser.add_argument("--report", action="store_true", help="of the last run; run nothing")
+    parser.add_argument("--to", type=Path, help=f"of the page; {TO.name} has the published one")
+    return parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """The document of a run, which is also saved after each row."""
+    folder.mkdir(parents=True, exist_ok=True)
+    python = options.lerobot if options.lerobot.exists() else None
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
+    environment |= {"SVT_LOG": "0", "TOKENIZERS_PARALLELISM": "false"}
+    root = (options.root or _generated(folder, python, environment)).resolve()
+    records = folder / "records"
+    if not (records / "manifest.json").exists():
+        convert(root, records)
+    info = json.loads((root / "meta" / "info.json").read_text())
+    cameras = [name for name, what in info["features"].items() if what["dtype"] == "video"]
+    shape = info["features"][cameras[0]]["shape"]
+    frame_bytes = shape[0] * shape[1] * shape[2] * len(cameras)
+    document: dict[str, Any] = {
+        "machine": machine(),
+        "commit": commit(),
+        "versions": _versions(python),
+        "dataset": {
+            "frames": info["total_frames"],
+            "episodes": info["total_episodes"],
+            "cameras": len(cameras),
+            "shape": shape,
+            "codec": info["features"][cameras[0]].get("info", {}).get("video.codec", "?"),
+            "bytes": size(root),
+            "frame_bytes": frame_bytes,
+        },
+        "settings": {
+            name: getattr(options, name)
+            for name in ("batch", "seconds", "threads", "memory", "repeats")
+        },
+        "copy_rate": copy_rate(16 * frame_bytes, threads=options.threads),
+    }
+    results: Results = {}
+    document["rows"] = results
+
+    def is_wanted(name: str) -> bool:
+        return any(fnmatch(name, pattern) for pattern in options.rows)
+
+    def take(jobs: Mapping[str, Job], repeats: int) -> None:
+        chosen = {name: job for name, job in jobs.items() if is_wanted(name)}
+        results.update({n: [{"skipped": job.skipped}] for n, job in chosen.items() if job.skipped})
+        for _ in range(repeats):
+            for name, job in chosen.items():
+                if "skipped" in results.get(name, [{}])[-1]:
+                    continue
+                is_theirs = job.module.endswith(".theirs")
+                command = [str(python) if is_theirs else sys.executable, "-m", job.module]
+                for place in (root, records):
+                    warm(place)
+                limit = 120 + 8 * options.seconds
+                result = run_job(command, job.text, limit, environment=environment)
+                results.setdefault(name, []).append(result)
+                said = {what: value for what, value in result.items() if what in _SAID}
+                print(f"{name}: {said}", file=sys.stderr, flush=True)
+                _save(folder, document)
+
+    far = any(is_wanted(f"seqrecord/{cell}/azurite") for cell in CELLS)
+    with _azurite(folder, records, wanted=far) as azurite:
+        setup = Setup(
+            root=root,
+            records=records,
+            scratch=folder / "scratch",
+            cameras=cameras,
+            threads=options.threads,
+            batch=options.batch,
+            seconds=options.seconds,
+            memory=options.memory,
+            has_lerobot=python is not None,
+            azurite=azurite,
         )
-    if options.json:
-        options.json.write_text(json.dumps(made, indent=1) + "\n")
+        take(trials(setup), 1)
+        take(rows(setup, best_settings(results)), options.repeats)
+    return document
 
 
-def convert(root: Path, records: Path) -> dict[str, float]:
-    """Seconds to copy the files and to convert them, both to disk; and the size of both."""
-    copy = records.with_name(records.name + "-copy")
-    found: dict[str, list[float]] = {"copy_s": [], "convert_s": []}
-    for _ in range(3):
-        for name in found:
-            for folder in (copy, records):
-                if folder == copy or name == "convert_s":
-                    shutil.rmtree(folder, ignore_errors=True)
-            begin = time.perf_counter()
-            if name == "copy_s":
-                shutil.copytree(root, copy)
-            else:
-                command = [sys.executable, "-m", "seqrecord", "write", "--src", str(root)]
-                command += ["--dst", str(records), "--no-statistics", "--quiet"]
-                subprocess.run(command, check=True)
-            os.sync()
-            found[name].append(time.perf_counter() - begin)
-    shutil.rmtree(copy, ignore_errors=True)
-    sizes = [sum(f.stat().st_size for f in p.rglob("*") if f.is_file()) for p in (root, records)]
-    seconds = {name: statistics.median(values) for name, values in found.items()}
-    return seconds | {
-        "rate_to_copying": seconds["copy_s"] / seconds["convert_s"],
-        "bytes": sizes[1],
-        "bytes_to_source": sizes[1] / sizes[0],
-    }
+_SAID = ("clips_per_second", "frames_per_second", "rate_to_copying", "skipped", "error")
 
 
-def compare(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
-    """The medians of both sides, over rounds in which they take turns."""
-    shape = [str(cell.images), str(cell.actions), cell.numbers]
-    tried = {}
-    for decoder in DECODERS:
-        for workers in WORKERS:
-            tried[decoder, workers] = _theirs(shape, decoder, workers, options)["clips_per_s"]
-    decoder, workers = max(tried, key=lambda setting: tried[setting])
-    theirs, ours = [], []
-    for _ in range(options.rounds):
-        theirs.append(_theirs(shape, decoder, workers, options))
-        ours.append(_ours(shape, options))
-    rates = [statistics.median(each["clips_per_s"] for each in side) for side in (theirs, ours)]
-    return {
-        "lerobot": rates[0],
-        "seqrecord": rates[1],
-        "ratio": rates[1] / rates[0],
-        "settings": f"{decoder}, {workers} workers",
-        "tried": {f"{name}, {n} workers": rate for (name, n), rate in tried.items()},
-        "runs": {"lerobot": theirs, "seqrecord": ours},
-    }
+def _generated(folder: Path, python: Path | None, environment: Mapping[str, str]) -> Path:
+    """The data set in the folder; lerobot writes it if it is not there, and whole or not at all."""
+    root = folder / "dataset"
+    if not root.exists():
+        if python is None:
+            raise SystemExit("no lerobot, which writes the data set: make lerobot-env, or --root")
+        making = folder / "dataset.making"
+        shutil.rmtree(making, ignore_errors=True)
+        command = [str(python), "-m", "benchmarks.lerobot.generate", str(making)]
+        subprocess.run(command, check=True, env=environment)
+        making.rename(root)
+    return root
 
 
-def _theirs(
-    shape: list[str], decoder: str, workers: int, options: argparse.Namespace
-) -> dict[str, Any]:
-    settings = [decoder, str(workers), str(options.batch), str(options.seconds)]
-    return _run(
-        [options.lerobot, "-m", "benchmarks.lerobot.theirs", str(options.root)], shape, settings
-    )
+@contextmanager
+def _azurite(folder: Path, records: Path, *, wanted: bool) -> Iterator[Mapping[str, Any] | str]:
+    """Where Azurite has the records, or why it has not."""
+    if not wanted:
+        yield "not asked for"
+        return
+    from benchmarks.tartanair.cloud_services import serve
+    from tests.services import need_azurite
+
+    try:
+        need_azurite()
+    except BaseException as error:  # pytest's own, made to skip a test
+        yield str(error)
+        return
+    home = folder / "azurite"
+    shutil.rmtree(home, ignore_errors=True)
+    try:
+        with serve(home, ("azurite",)) as services:
+            services["azurite"].cloud.upload(records, "records")
+            yield services["azurite"].place("records")
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
 
 
-def _ours(shape: list[str], options: argparse.Namespace) -> dict[str, Any]:
-    settings = [str(options.threads), str(options.batch), options.memory]
-    command = [sys.executable, "-m", "benchmarks.lerobot.ours", str(options.records)]
-    return _run(command, shape, settings)
-
-
-def _run(command: list[str], shape: list[str], settings: list[str]) -> dict[str, Any]:
-    done = subprocess.run([*command, *shape, *settings], stdout=subprocess.PIPE, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+def _versions(python: Path | None) -> dict[str, str]:
+    """Of lerobot and what it decodes with, in its environment."""
+    if python is None:
+        return {}
+    code = "import sys, json; from importlib.metadata import version; "
+    code += "print(json.dumps({name: version(name) for name in sys.argv[1:]}))"
+    output = subprocess.check_output([str(python), "-c", code, *_PACKAGES], text=True)
+    found: dict[str, str] = json.loads(output)
     return found
+
+
+def _save(folder: Path, document: Mapping[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.json").write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -5,9 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-__all__ = ["CELLS", "Cell", "measure"]
+from benchmarks.tartanair.compare.prepared import files_of
+from benchmarks.tartanair.timing import drop_page_cache
+
+__all__ = ["CELLS", "Cell", "drop", "measure"]
 
 
 @dataclass(frozen=True)
@@ -19,22 +23,35 @@ class Cell:
     numbers: str  # uint8 or float: 0 to 1, channels first, as lerobot gives them
 
     def __str__(self) -> str:
-        return f"{self.images} images, {self.actions} actions, {self.numbers}"
+        return f"{self.images}+{self.actions} {self.numbers}"
 
 
 CELLS = tuple(Cell(images, 16, numbers) for images in (16, 2) for numbers in ("uint8", "float"))
 
 
+def drop(folder: str) -> None:
+    """Drop a folder's files from the page cache."""
+    drop_page_cache(files_of(Path(folder)))
+
+
 def measure(
-    batches: Callable[[], Iterator[tuple[int, Any]]], seconds: float, *, warm_batches: int = 2
+    batches: Callable[[], Iterator[tuple[int, Any]]],
+    seconds: float,
+    *,
+    warm_batches: int = 2,
+    before: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
-    """Clips a second of an endless iterator of (clips, sum of some numbers)."""
+    """Clips a second of an endless iterator of (clips, a number of them).
+
+    The first `warm_batches` are not counted; `before` is called after them.
+    """
     iterator = batches()
     for _ in range(warm_batches):
         next(iterator)
+    before()
     begin = time.perf_counter()
     clips, check = 0, 0.0
     while (took := time.perf_counter() - begin) < seconds:
         count, number = next(iterator)
         clips, check = clips + count, check + float(number)
-    return {"clips_per_s": clips / took, "clips": clips, "seconds": took, "check": check}
+    return {"clips_per_second": clips / took, "clips": clips, "seconds": took, "check": check}

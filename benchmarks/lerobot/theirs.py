@@ -1,5 +1,5 @@
-"""LeRobot's side: `python -m benchmarks.lerobot.theirs ROOT IMAGES ACTIONS NUMBERS DECODER WORKERS
-BATCH SECONDS`, in an environment with lerobot; prints a line of JSON.
+"""LeRobot's side: `python -m benchmarks.lerobot.theirs`, a job on stdin, in an environment with
+lerobot; prints a line of JSON.
 
 LeRobot makes floats of all images. For uint8 its decoders are told to leave that out.
 """
@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.lerobot.cell import Cell, measure
-from benchmarks.lerobot.generate import CAMERAS
+from benchmarks.lerobot.cell import Cell, drop, measure
 
 
 def batches(
-    root: str, cell: Cell, decoder: str, workers: int, batch: int
+    root: str, cameras: list[str], cell: Cell, decoder: str, workers: int, batch: int
 ) -> Iterator[tuple[int, Any]]:
     """Batches without end: whole epochs, each in a new order."""
     from lerobot.datasets import lerobot_dataset, video_utils
@@ -33,7 +32,7 @@ def batches(
         root=root,
         video_backend=decoder,
         delta_timestamps={
-            **dict.fromkeys(CAMERAS, times),
+            **dict.fromkeys(cameras, times),
             "action": [i / fps for i in range(cell.actions)],
         },
     )
@@ -49,7 +48,7 @@ def batches(
     )
     while True:
         for found in loader:
-            images = found[CAMERAS[0]]
+            images = found[cameras[0]]
             assert images.shape[:3] == (batch, cell.images, 3), images.shape
             assert (images.dtype == torch.uint8) == (cell.numbers == "uint8")
             yield batch, images[0, -1, 0, 0, 0]
@@ -98,13 +97,16 @@ def _undivided(video_utils: Any) -> Any:
 
 
 def main() -> None:
-    root, images, actions, numbers, decoder, workers, batch, seconds = sys.argv[1:]
-    cell = Cell(int(images), int(actions), numbers)
-    torch.set_num_threads(2)
+    job = json.load(sys.stdin)
+    cell = Cell(job["images"], job["actions"], job["numbers"])
+    torch.set_num_threads(job["threads"])
     made = measure(
-        lambda: batches(root, cell, decoder, int(workers), int(batch)),
-        float(seconds),
-        warm_batches=1 + 2 * int(workers),
+        lambda: batches(
+            job["root"], job["cameras"], cell, job["decoder"], job["workers"], job["batch"]
+        ),
+        job["seconds"],
+        warm_batches=1 + 2 * job["workers"],
+        before=(lambda: drop(job["root"])) if job["cold"] else lambda: None,
     )
     print(json.dumps(made), flush=True)
 

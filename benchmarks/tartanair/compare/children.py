@@ -11,27 +11,47 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.tartanair.compare.meters import MemoryWatch
 from benchmarks.tartanair.compare.row import Task
 
-__all__ = ["run_task"]
+__all__ = ["run_job", "run_task"]
 
 
 def run_task(task: Task, time_limit: float) -> dict[str, Any]:
     """The task's result, or `{"error": why there is none}`; with `peak_memory_bytes`."""
-    module = Task.__module__
-    with tempfile.TemporaryFile("w+") as task_file, tempfile.TemporaryFile("w+") as errors:
-        task_file.write(task.dumps())  # not an argument: others could see its credentials
-        task_file.seek(0)
+    command = [sys.executable, "-m", Task.__module__]
+    return run_job(
+        command, task.dumps(), time_limit, hide=lambda said: _without_secrets(said, task)
+    )
+
+
+def run_job(
+    command: Sequence[str],
+    job: str,
+    time_limit: float,
+    *,
+    environment: Mapping[str, str] | None = None,
+    hide: Callable[[str], str] = str,
+) -> dict[str, Any]:
+    """What a command prints last, as JSON, or `{"error": why it does not}`; with its peak memory.
+
+    It gets `job` on stdin: arguments could be seen by others, with credentials. `hide` takes these
+    out of what it says of an error.
+    """
+    with tempfile.TemporaryFile("w+") as job_file, tempfile.TemporaryFile("w+") as errors:
+        job_file.write(job)
+        job_file.seek(0)
         with tempfile.TemporaryFile("w+") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", module],
-                stdin=task_file,
+                command,
+                stdin=job_file,
                 stdout=output,
                 stderr=errors,
                 start_new_session=True,
+                env=environment,
             )
             watch = MemoryWatch(process.pid)
             begin = time.monotonic()
@@ -47,8 +67,7 @@ def run_task(task: Task, time_limit: float) -> dict[str, Any]:
             output.seek(0)
             errors.seek(0)
             if status != 0:
-                said = _without_secrets(errors.read(), task)
-                return {"error": _reason(said) or f"ended with status {status}"}
+                return {"error": _reason(hide(errors.read())) or f"ended with status {status}"}
             try:
                 result: dict[str, Any] = json.loads(_last_line(output.read()))
             except ValueError:

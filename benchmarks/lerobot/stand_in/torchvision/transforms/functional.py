@@ -1,0 +1,1 @@
+"""LeRobot imports it; what it needs of it is for augmentation."""

@@ -1,0 +1,55 @@
+"""The lines of docs/from-lerobot.md, on a small data set."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.lerobot.__main__ import parse
+from tests.command_line import main
+from tests.lerobot_video_data import CAMERAS, unpack, with_video
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "docs" / "from-lerobot.md").read_text()
+LINES = [
+    shlex.split(line, comments=True)
+    for block in re.findall(r"^```bash\n(.*?)^```", TEXT, re.M | re.S)
+    for line in block.splitlines()
+]
+PYTHON = re.findall(r"^```python\n(.*?)^```", TEXT, re.M | re.S)
+
+
+def test_every_line_is_tested() -> None:
+    programs = [words[0] for words in LINES]
+    assert programs == ["pip", *["seqrecord"] * 3, "make", "python"]
+    assert len(PYTHON) == 1
+
+
+def test_convert_train_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    unpack(tmp_path, "lerobot_v3").rename("my-lerobot-dataset")
+    for name in CAMERAS:
+        with_video(Path("my-lerobot-dataset"), (5, 3, 7), name)
+    for _, *arguments in (words for words in LINES if words[0] == "seqrecord"):
+        short = ["2" if word == "16" else word for word in arguments]  # episodes have 3 frames
+        made = CliRunner().invoke(main, short)
+        assert made.exit_code == 0, made.output
+    there: dict[str, object] = {}
+    exec(PYTHON[0], there)  # as the page has it
+    images = there["images"]
+    assert getattr(images, "shape", None) == (7, 16, 3, 48, 64)  # 15 clips in batches of 8
+    info = json.loads(Path("back/meta/info.json").read_text())
+    assert (info["codebase_version"], info["total_frames"]) == ("v3.0", 15)
+
+
+def test_compare() -> None:
+    made, measured = (words for words in LINES if words[0] in ("make", "python"))
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
+    assert set(made[1:]) <= set(targets)
+    assert measured[:3] == ["python", "-m", "benchmarks.lerobot"]
+    assert parse(measured[3:]).folder == Path("bench/lerobot")
