@@ -27,7 +27,7 @@ from benchmarks.tartanair.compare.published import (
     table_text,
 )
 from benchmarks.tartanair.compare.report import describe, write_all
-from benchmarks.tartanair.compare.results import write, write_published
+from benchmarks.tartanair.compare.results import write, write_others, write_published
 from benchmarks.tartanair.compare.timeline import (
     SteppedDataset,
     Timeline,
@@ -279,6 +279,19 @@ def written(tmp_path: Path, **others: list[dict[str, Any]]) -> str:
     for name, rows in others.items():
         run_of(folder / name, rows)
     return write(folder, tmp_path).read_text()
+
+
+def test_the_other_workloads_alone(tmp_path: Path) -> None:
+    before = written(tmp_path, audio=[row(Cell("seqrecord", AUDIO_SHUFFLED), 123.0)])
+    again = tmp_path / "again"
+    run_of(again / "audio", [row(Cell("seqrecord", AUDIO_SHUFFLED), 456.0)])
+    run_of(again / "rgbd", list(RGBD_ROWS.values()))
+    text = write_others(again, tmp_path).read_text()
+    heading = "## Other recordings"
+    assert text.split(heading)[0] == before.split(heading)[0]
+    assert "`seqrecord` gives 456 clips a second" in part_of(text, "Audio")
+    assert "`seqrecord` gives 347 clips a second" in part_of(text, "RGB-D")
+    assert "123" not in text.split(heading)[1]
 
 
 def test_a_workload_has_its_sentence_and_its_rows(tmp_path: Path) -> None:

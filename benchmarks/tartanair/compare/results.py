@@ -1,12 +1,12 @@
 """Writes RESULTS.md and its plots from a run of the comparison.
 
-    python -m benchmarks.tartanair.compare.results FOLDER [--to FOLDER] [--only-published]
+    python -m benchmarks.tartanair.compare.results FOLDER [--to FOLDER] [--only PART]
 
 FOLDER is one of `python -m benchmarks.tartanair.compare`; every figure comes from its results.json,
 and from those of the other workloads, such as FOLDER/audio/results.json. What is always the same is
-in results_template.md and published_template.md. After a run of `--grid published` alone,
-`--only-published` writes the published tables anew and leaves the rest of RESULTS.md; their rows
-that did not run stay as they were, and are marked.
+in results_template.md and published_template.md. `--only` leaves the rest of RESULTS.md as it is:
+after a run of `--grid published` alone, `published` writes these tables anew, and their rows that
+did not run stay as they were, and are marked; `others` writes the workloads beside TartanAir.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from benchmarks.tartanair.loaders.base import USUAL, Settings
 from benchmarks.tartanair.loaders.registry import all_loaders
 from seqrecord.writing.stored_schema import DEFAULT_CODEC
 
-__all__ = ["document", "published_part", "write", "write_published"]
+__all__ = ["document", "published_part", "write", "write_others", "write_published"]
 
 TO = Path(__file__).parents[1]
 _TEMPLATE = Path(__file__).with_name("results_template.md")
@@ -64,9 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--to", type=Path, default=TO, help="of RESULTS.md and plots/")
-    parser.add_argument("--only-published", action="store_true", help="leave the rest as it is")
+    parser.add_argument("--only", choices=["published", "others"], help="leave the rest as it is")
     options = parser.parse_args(arguments)
-    print((write_published if options.only_published else write)(options.folder, options.to))
+    writers = {None: write, "published": write_published, "others": write_others}
+    print(writers[options.only](options.folder, options.to))
 
 
 def write(folder: Path, to: Path) -> Path:
@@ -77,14 +78,28 @@ def write(folder: Path, to: Path) -> Path:
     shown = {name: words for name, words in CAPTIONS.items() if name in drawn}
     if (plots / "timeline.png").exists():  # of `compare.timeline`
         shown["timeline"] = _TIMELINE
-    others = [
+    path = to / "RESULTS.md"
+    path.write_text(document(results, shown, _others(folder, plots)))
+    return path
+
+
+def write_others(folder: Path, to: Path) -> Path:
+    """RESULTS.md in `to` with the other workloads from the run in `folder`; all else stays."""
+    path = to / "RESULTS.md"
+    heading = _TEMPLATE.read_text().split("$plots")[1].removesuffix("$others\n")
+    before = path.read_text().split(heading)[0]
+    others = "\n\n".join(_others(folder, to / "plots"))
+    path.write_text(f"{before}{heading}{others}\n")
+    return path
+
+
+def _others(folder: Path, plots: Path) -> list[str]:
+    """The part of each workload beside TartanAir."""
+    return [
         workload_part(workload, folder / name / "results.json", plots)
         for name, workload in WORKLOADS.items()
         if workload is not TARTANAIR
     ]
-    path = to / "RESULTS.md"
-    path.write_text(document(results, shown, others))
-    return path
 
 
 def write_published(folder: Path, to: Path) -> Path:
