@@ -27,6 +27,7 @@ from benchmarks.tartanair.codec_table import read_frames
 from seqrecord import EncodedImage
 from seqrecord.codecs import PRESETS, FrameCodec, image_chain, probe, resolve
 from seqrecord.codecs.base import MAX_BUFFER_BYTES, numcodecs
+from seqrecord.codecs.presets import quick_config
 from seqrecord.errors import CodecError, SchemaError
 
 Array = npt.NDArray[Any]
@@ -538,3 +539,31 @@ def test_how_much_smaller_real_frames_are(layout: str, preset: str, floor: float
             coded += len(codec.encode(frame)) / len(frames)
             round_trip(codec, frame)
     assert raw / coded >= floor
+
+
+CHAINS = ["fast", "balanced", "small", "png", [{"id": "zlib"}], [{"id": "zstd", "level": -5}]]
+
+
+@pytest.mark.parametrize("codec", [*CHAINS, [{"id": "bz2"}], [{"id": "blosc", "clevel": 0}]])
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [("|u1", (32, 40, 3)), ("<f4", (32, 40)), ("<u2", (32, 40)), ("<f4", (6,))]
+)
+def test_what_is_encoded_quickly_decodes_to_the_same(
+    codec: Any, dtype: str, shape: tuple[int, ...]
+) -> None:
+    if codec == "png" and (dtype == "<f4"):
+        pytest.skip("no image of floats")
+    chain = resolve(codec, dtype, shape, feature="x")
+    frame = (np.random.default_rng(0).random(shape) * 50).astype(dtype)
+    usual, quick = FrameCodec(chain, dtype, shape), FrameCodec(chain, dtype, shape, quick=True)
+    for encoder, decoder in ((quick, usual), (usual, quick)):
+        out = np.empty_like(frame)
+        decoder.decode_into(encoder.encode(frame), out)
+        np.testing.assert_array_equal(out, frame)
+
+
+def test_the_slow_one_of_two_codecs_of_one_format_is_not_taken_quickly() -> None:
+    config = {"id": "blosc", "cname": "lz4hc", "clevel": 5, "shuffle": 2}
+    assert quick_config(config) == {**config, "cname": "lz4", "clevel": 9}
+    assert quick_config({"id": "zstd", "level": 19}) == {"id": "zstd", "level": 1}
+    assert quick_config({"id": "lz4", "acceleration": 4}) == {"id": "lz4", "acceleration": 4}

@@ -16,7 +16,7 @@ import numpy as np
 from seqrecord.codecs.video.config import VIDEO_CODECS
 from seqrecord.schema import CodecConfig
 
-__all__ = ["CODEC_NAMES", "PRESETS", "named_chain", "preset_chain"]
+__all__ = ["CODEC_NAMES", "PRESETS", "named_chain", "preset_chain", "quick_config"]
 
 PRESETS: tuple[str, ...] = ("raw", "fast", "balanced", "small")
 """Names of chains that depend on dtype and shape, from the fastest to the smallest."""
@@ -69,6 +69,18 @@ def preset_chain(
         columns = {"id": "seqrecord.delta", "axis": None}
         return (columns, {"id": "seqrecord.bias"}, planes) if name == "small" else (planes,)
     return (_blosc("zstd", 2) if name == "balanced" else planes,)
+
+
+def quick_config(compressor: CodecConfig) -> CodecConfig:
+    """A compressor that takes less time and more bytes, which this one decompresses."""
+    name = compressor["id"]
+    if name == "blosc" and compressor.get("cname") == "lz4hc":
+        return {**compressor, "cname": "lz4", "clevel": 9}  # of one format
+    if name == "blosc":
+        return {**compressor, "clevel": min(compressor.get("clevel", 5), 1)}
+    if name == "zlib" or (name == "zstd" and compressor.get("level", 0) >= 0):
+        return {**compressor, "level": 1}
+    return compressor
 
 
 def _colour(name: str) -> tuple[CodecConfig, ...]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import tempfile
 import threading
+import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -57,6 +59,7 @@ class _Segment:
 @dataclass(eq=False)
 class _Entry:
     number: int  # frames that were put before it
+    put_at: float  # on the clock
     frame: PackedFrame
     segment: _Segment | None = None  # where the frame is, then `frame.memory` is empty
     offset: int = 0
@@ -83,7 +86,10 @@ class FrameQueue:
         folder: str | PathLike[str] | None = None,
         *,
         segment_bytes: int = SEGMENT_BYTES,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.put_at = 0.0  # when the frame that was taken last was put, on the clock
+        self._clock = clock
         self._limit = limit
         self._segment_bytes = segment_bytes
         self._when_full = when_full
@@ -130,6 +136,7 @@ class FrameQueue:
         cost = plan.nbytes + _ENTRY_BYTES
         with self._condition:
             self.check()
+            now = self._clock()
             if self._bytes + cost > self._limit:
                 if self._when_full == "drop":
                     self._dropped += 1
@@ -145,7 +152,7 @@ class FrameQueue:
         with self._condition:
             if self._failure is not None:
                 return False
-            entry = _Entry(self._put, frame_in_memory)
+            entry = _Entry(self._put, now, frame_in_memory)
             self._put += 1
             self._frames += 1
             self._entries.append(entry)
@@ -197,7 +204,7 @@ class FrameQueue:
             self._frames -= 1
             if self._resident and self._resident[0] is entry:  # or it is on the disk, or on its way
                 self._resident.popleft()
-            self._taken = entry
+            self._taken, self.put_at = entry, entry.put_at
         return (entry.frame if entry.segment is None else self._read(entry)).unpack()
 
     def fail(self, error: BaseException) -> None:

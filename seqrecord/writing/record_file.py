@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
+import time
 import weakref
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -22,7 +23,7 @@ from seqrecord.lags import LagCollector, Lags, with_lags
 from seqrecord.schema import Frame, Schema
 from seqrecord.storage import Storage
 from seqrecord.writing.chunking import ReadyChunk
-from seqrecord.writing.encoding import encoder, video_encoder
+from seqrecord.writing.encoding import Encoder, encoder, video_encoder
 from seqrecord.writing.groups import FrameGroup, Group
 from seqrecord.writing.open_file import Commit, OpenFile, StoredChunk
 from seqrecord.writing.video_group import VideoGroup
@@ -67,6 +68,7 @@ class RecordFileWriter:
         self.schema = schema
         self._names = frozenset(schema.kept)
         self._is_partial = only is not None
+        self.storing_seconds = 0.0  # that the storage has taken so far
         self._storage = storage
         self._writer = writer
         self._record_bytes = record_bytes
@@ -75,6 +77,7 @@ class RecordFileWriter:
         codecs = {name: PageCodec(spec) for name, spec in schema.items() if not spec.is_video}
         self._encoders = {name: encoder(codec) for name, codec in codecs.items()}
         self._encoders |= {n: video_encoder(spec) for n, spec in schema.items() if spec.is_video}
+        self._quick_encoders: Mapping[str, Encoder] | None = None
         self._video = {
             name: VideoGroup(schema, spec.group) for name, spec in schema.items() if spec.is_video
         }
@@ -144,8 +147,8 @@ class RecordFileWriter:
         if self._statistics is not None:
             self._statistics.begin(episode.key)
 
-    def append(self, frame: Frame) -> int:
-        """Encode the episode's next frame. Returns the bytes that it takes.
+    def append(self, frame: Frame, *, quick: bool = False) -> int:
+        """Encode the episode's next frame, if need be `quick`. Returns the bytes that it takes.
 
         Raises `FrameError`, which names episode and frame, for one that does not fit the schema.
         """
@@ -166,7 +169,8 @@ class RecordFileWriter:
         try:
             if not frame and not self._is_partial:
                 raise FrameError("a frame without any feature")
-            blobs = {name: self._encoders[name](item) for name, item in frame.items()}
+            encoders = self._made_quick() if quick else self._encoders
+            blobs = {name: encoders[name](item) for name, item in frame.items()}
         except (FrameError, CodecError) as error:
             raise error.located(episode=episode.key, frame=number) from error.__cause__
         if self._flushed and self._is_full() and self._uneven() is None:
@@ -346,6 +350,13 @@ class RecordFileWriter:
         else:
             self._end()
 
+    def _made_quick(self) -> Mapping[str, Encoder]:
+        if self._quick_encoders is None:
+            specs = {n: spec for n, spec in self.schema.items() if spec.codec and not spec.is_video}
+            quick = {name: encoder(PageCodec(spec, quick=True)) for name, spec in specs.items()}
+            self._quick_encoders = {**self._encoders, **quick}
+        return self._quick_encoders
+
     def _uneven(self) -> VideoGroup | None:
         """A video that was appended of which there are fewer frames than of the rest, or more."""
         kept = [group for group in self._groups if isinstance(group, VideoGroup)]
@@ -473,9 +484,12 @@ class RecordFileWriter:
 
     @contextmanager
     def _storing(self, failures: type[BaseException]) -> Iterator[None]:
-        """Remember the first of these failures."""
+        """Remember the first of these failures, and how long it takes."""
+        began = time.monotonic()
         try:
             yield
         except failures as error:
             self._failure = self._failure or error
             raise
+        finally:
+            self.storing_seconds += time.monotonic() - began

@@ -69,9 +69,11 @@ class SeqRecordRecorder:
     `SeqRecordWriter`, whose other arguments these are.
 
     A kill at any moment, `kill -9` too, keeps each episode that has ended, and of the open one what
-    came up to the last flush: `mode="resume"` brings them in. A flush is written at least every
-    `flush_seconds` while the queue is empty or nearly so. Frames that wait in the queue or were
-    spilled are lost by a kill.
+    came up to the last flush: `mode="resume"` brings them in. A frame is flushed within
+    `flush_seconds` of its `append`. To keep to that where encoding takes longer than frames take to
+    come, those that have waited are encoded quickly, without loss, into more bytes. Frames that
+    wait in the queue or were spilled are lost by a kill. Older ones wait only where the storage
+    takes less than comes, or where video cannot be encoded as fast.
 
     Args:
         destination: local path or URL of the dataset.
@@ -131,6 +133,7 @@ class SeqRecordRecorder:
         self._episode: RecordingEpisode | None = None
         self._recorded = self._discarded = 0
         self._is_closed = False
+        self._writer = writer
         self._work = Recording(writer, self._queue, flush_seconds)
         self._thread = threading.Thread(
             target=self._work.run, name="seqrecord-recorder", daemon=True
@@ -189,7 +192,7 @@ class SeqRecordRecorder:
             self._wait_for(word)
         finally:
             self._stop()
-        return self._work.writer.close()
+        return self._writer.close()
 
     def abort(self) -> None:
         """Stop without a commit, and forget what waits; what was flushed stays for a resume."""

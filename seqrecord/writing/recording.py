@@ -5,21 +5,24 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
 
 from seqrecord.errors import SeqRecordError
 from seqrecord.schema import Frame
-from seqrecord.writing.frame_queue import Control, FrameQueue
-from seqrecord.writing.writer import EpisodeWriter, SeqRecordWriter
+from seqrecord.writing.frame_queue import Control
 
 __all__ = ["Begin", "Discard", "End", "Recording", "Stop", "Word"]
 
-# A flush begins so early that it ends in time, if it takes no longer than those before.
-_FIRST_SHARE = 0.15  # of `flush_seconds`, that the first one is taken to last
-_MARGIN = 2.0
-_LEAST_SHARE = 0.2
-_FORGETS = 0.9
+# Shares of `flush_seconds`
+_RESERVE = 0.3  # that a flush begins before the oldest frame is too old, or more: see _MARGIN
+_LEAST = 0.1  # between two flushes: each takes time, and ends chunks
+_FIRST = 0.25  # that the first flush is taken to last
+_BUSY = 0.6  # of the time, that the storage takes: more bytes are of no use to it
+_LATE = 0.15  # a frame that has waited for longer is encoded quickly
+
+_MARGIN = 2.0  # times the longest time that an append or a flush took of late
+_FORGETS = 0.9  # with each flush
 
 
 class Word(Control):
@@ -47,71 +50,160 @@ class Stop(Word):
     """So does the thread."""
 
 
+class _Queue(Protocol):
+    """What is needed of a `FrameQueue`."""
+
+    @property
+    def put_at(self) -> float: ...
+
+    @property
+    def is_over(self) -> bool: ...
+
+    def take(self, seconds: float | None) -> Frame | Control | None: ...
+
+    def fail(self, error: BaseException) -> None: ...
+
+
+class _Episode(Protocol):
+    """What is needed of an `EpisodeWriter`."""
+
+    num_frames: int
+
+    @property
+    def storing_seconds(self) -> float: ...
+
+    def append(self, frame: Frame, *, quick: bool = False) -> None: ...
+
+    def settle(self) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+    def discard(self) -> None: ...
+
+
+class _Writer(Protocol):
+    """What is needed of a `SeqRecordWriter`."""
+
+    def episode(
+        self, key: str, *, metadata: Mapping[str, Any] | None = None, fps: float | None = None
+    ) -> _Episode: ...
+
+    def abort(self) -> None: ...
+
+
 class Recording:
     """What the thread does: it takes frames from the queue and writes them.
 
-    A frame is safe `flush_seconds` after it was taken, as far as flushes last as long as before.
+    A frame is safe from a kill `flush_seconds` after it was put into the queue, unless the storage
+    takes much longer than before. Where frames have waited too long, because encoding takes longer
+    than they take to come, they are encoded quickly, into more bytes, until none waits; but not
+    where it is the storage that takes the time. `clock` is that of the queue, in seconds.
     """
 
-    def __init__(self, writer: SeqRecordWriter, queue: FrameQueue, flush_seconds: float) -> None:
-        self.writer = writer
+    def __init__(
+        self,
+        writer: _Writer,
+        queue: _Queue,
+        flush_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.written_frames = 0
         self.safe_frames = 0  # of those written
+        self._writer = writer
         self._queue = queue
+        self._clock = clock
         self._flush_seconds = flush_seconds
-        self._flush_takes = flush_seconds * _FIRST_SHARE
-        self._episode: EpisodeWriter | None = None
-        self._due: float | None = None  # when the first frame that is not flushed becomes too old
+        self._takes = _FIRST * flush_seconds  # an append, or a flush from when it is due to its end
+        self._episode: _Episode | None = None
+        self._oldest: float | None = None  # when the first frame that is not flushed was put
+        self._flushed_at = clock()
+        self._stored = 0.0  # seconds that the storage took since the last flush
+        self._storing_share = 0.0  # of the time of late, that the storage took
 
     def run(self) -> None:
         """Until the queue says to stop, or something fails."""
         try:
             while not self._queue.is_over:
-                if isinstance(self._step(), Stop):
+                if isinstance(self.step(), Stop):
                     return  # the writer is closed by who told it
-            self.writer.abort()
+            self._writer.abort()
         except BaseException as error:
             self._queue.fail(error)
             with contextlib.suppress(SeqRecordError):  # it would be the same once more
-                self.writer.abort()
+                self._writer.abort()
 
-    def _step(self) -> Frame | Control | None:
-        """Do the next thing, and return it."""
-        seconds = None if self._due is None else max(0.0, self._due - time.monotonic())
+    def step(self) -> Frame | Control | None:
+        """Do the next thing, and return it; `None` if it was only a flush."""
+        seconds = None if self._due is None else max(0.0, self._due - self._clock())
         item = self._queue.take(seconds)
         if isinstance(item, Begin):
-            self._episode = self.writer.episode(item.key, metadata=item.metadata, fps=item.fps)
+            self._episode = self._writer.episode(item.key, metadata=item.metadata, fps=item.fps)
         elif isinstance(item, End):
             self._end()
         elif isinstance(item, Discard):
             self._discard()
-        elif isinstance(item, Control):
-            pass
-        elif item is not None:
-            assert self._episode is not None, "a frame of no episode"
-            self._episode.append(item)
-            self.written_frames += 1
-            if self._due is None:
-                wait = self._flush_seconds - _MARGIN * self._flush_takes
-                self._due = time.monotonic() + max(wait, self._flush_seconds * _LEAST_SHARE)
-        if self._episode is not None and self._due is not None and time.monotonic() >= self._due:
-            began = time.monotonic()
-            self._episode.flush()
-            self._due, self.safe_frames = None, self.written_frames
-            self._flush_takes = max(time.monotonic() - began, self._flush_takes * _FORGETS)
+        elif item is not None and not isinstance(item, Control):
+            self._append(item)
+        if (due := self._due) is not None and self._clock() >= due:
+            self._flush(due)
         if isinstance(item, Word):
             item.done.set()
         return item
 
+    def _append(self, frame: Frame) -> None:
+        assert self._episode is not None, "a frame of no episode"
+        put_at = self._queue.put_at
+        began = self._clock()
+        is_late = began - put_at > self._flush_seconds * _LATE
+        with self._watched(self._episode):
+            self._episode.append(frame, quick=is_late and self._storing_share < _BUSY)
+            if self._episode.num_frames == 1:
+                self._episode.settle()  # or the first second's frames are encoded all at once
+        self.written_frames += 1
+        self._takes = max(self._takes, self._clock() - began)
+        if self._oldest is None:
+            self._oldest = put_at
+
+    @property
+    def _due(self) -> float | None:
+        """When the frames that are not flushed are to be; `None` where there is none."""
+        if self._oldest is None:
+            return None
+        reserve = max(_RESERVE * self._flush_seconds, _MARGIN * self._takes)
+        safe_by = self._oldest + self._flush_seconds - reserve
+        return max(safe_by, self._flushed_at + _LEAST * self._flush_seconds)
+
+    def _flush(self, due: float) -> None:
+        assert self._episode is not None, "a flush of no episode"
+        with self._watched(self._episode):
+            self._episode.flush()
+        self._oldest, self.safe_frames = None, self.written_frames
+        before, self._flushed_at = self._flushed_at, self._clock()
+        share = self._stored / (self._flushed_at - before)
+        self._storing_share, self._stored = (self._storing_share + share) / 2, 0.0
+        took = min(self._flushed_at - due, self._flush_seconds)
+        self._takes = max(took, self._takes * _FORGETS)
+
+    @contextlib.contextmanager
+    def _watched(self, episode: _Episode) -> Iterator[None]:
+        """Note how much time the storage takes."""
+        stored = episode.storing_seconds
+        yield
+        self._stored += episode.storing_seconds - stored
+
     def _discard(self) -> None:
-        episode, self._episode, self._due = self._episode, None, None
+        episode, self._episode, self._oldest = self._episode, None, None
         assert episode is not None, "nothing to discard"
         episode.discard()
         self.written_frames -= episode.num_frames
         self.safe_frames = self.written_frames
 
     def _end(self) -> None:
-        episode, self._episode, self._due = self._episode, None, None
+        episode, self._episode, self._oldest = self._episode, None, None
         assert episode is not None, "the end of no episode"
         if episode.num_frames:
             episode.close()

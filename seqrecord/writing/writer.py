@@ -272,7 +272,12 @@ class EpisodeWriter:
         self._failed = False
         self._has_video = False
 
-    def append(self, frame: Frame) -> None:
+    @property
+    def storing_seconds(self) -> float:
+        """How long the writer has waited for its storage so far."""
+        return 0.0 if self._files is None else self._files.storing_seconds
+
+    def append(self, frame: Frame, *, quick: bool = False) -> None:
         """Add one frame: feature name to array, `str` or `bytes`, or `EncodedImage` for an image
         that stays encoded.
 
@@ -280,14 +285,15 @@ class EpisodeWriter:
         `FrameError` for a wrong dtype or shape, or for a feature that the dataset does not have.
         Any error ends the episode as `abort` does: a dataset holds no recording with a gap in it.
         While the features are not known yet, frames are only collected, and their errors come
-        later.
+        later. With `quick` the frame is encoded in less time into more bytes, as far as its codecs
+        can, and is the same when it is read.
         """
         self._check_open()
         with self._forget_on_error():
             if self._files is None and self._writer.schema is not None:
                 self._begin()
             if self._files is not None:
-                self._files.append(frame)
+                self._files.append(frame, quick=quick)
             else:
                 self._pending.append(frame)
                 if self._pending.are_enough:
@@ -318,17 +324,23 @@ class EpisodeWriter:
                 self._files.append_video(name, gop)
                 self._has_video = True
 
+    def settle(self) -> None:
+        """Take the features to be those of the frames so far: from here on frames are encoded as
+        they come."""
+        self._check_open()
+        if self._files is None and self.num_frames:
+            with self._forget_on_error():
+                self._begin()
+
     def flush(self) -> None:
         """Write all frames so far: from here on neither an error nor a kill loses them.
 
         An episode that is not closed ends at its last flush. Each flush ends the chunks that are
         open, so flush every few seconds rather than after each frame.
         """
-        self._check_open()
-        with self._forget_on_error():
-            if self._files is None and self.num_frames:
-                self._begin()
-            if self._files is not None:
+        self.settle()
+        if self._files is not None:
+            with self._forget_on_error():
                 self._files.flush()
 
     def close(self) -> None:
