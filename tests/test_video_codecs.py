@@ -245,3 +245,63 @@ def test_names() -> None:
 def test_configurations_that_are_refused(config: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"video|codec|pixel|colour|takes"):
         VideoConfig.from_json(config)
+
+
+def depth_frames(count: int) -> np.ndarray:
+    """uint16 [count, 47, 61]: slopes that move, with noise and all bits, 0 and 65535."""
+    rng = np.random.default_rng(3)
+    y, x = np.mgrid[:47, :61]
+    frames = np.stack([900 * x + 170 * y + 40 * i for i in range(count)]) % 65536
+    frames += rng.integers(0, 3, frames.shape)
+    frames[:, 5:9, 7:30] = 0
+    frames[:, 20, :] = rng.integers(0, 65536, 61)
+    frames[:, 21, ::2] = 65535
+    found: np.ndarray = np.minimum(frames, 65535).astype(np.uint16)
+    return found
+
+
+@pytest.mark.parametrize("name", ["ffv1", "ffv1:gop=5"])
+def test_frames_of_16_bits_come_back_bit_for_bit(name: str) -> None:
+    frames = depth_frames(5)
+    chain = named_video(name, frames.dtype, (47, 61))
+    assert chain is not None
+    assert chain[0]["pixel_format"] == "gray16le"
+    config = VideoConfig.from_json(chain[0])
+    decoded = decode_gop(config, 47, 61, encode_gop(config, frames))
+    assert (decoded.dtype.name, decoded.shape) == ("uint16", (5, 47, 61))
+    assert np.array_equal(decoded, frames)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "shape", "said"),
+    [
+        ("ffv1", "float32", (47, 61), "float32 .*balanced.*millimetres.*uint16"),
+        ("av1", "float32", (47, 61, 3), "balanced"),
+        ("ffv1", "uint16", (47, 61, 3), "gray16le holds uint16"),
+        ("ffv1", "uint16", (None, 61), "gray16le holds uint16"),
+        ("ffv1", "uint8", (47, 61), "uint8 .H, W, 3., or uint16"),
+        ("ffv1", "int16", (47, 61), "not int16"),
+        ("ffv1:pixel_format=bgr0", "uint16", (47, 61), "not uint16"),
+        ("ffv1:pixel_format=gray16le", "uint8", (47, 61, 3), "not uint8"),
+        ("h264", "uint16", (48, 64), "h264 would lose bits of uint16: `ffv1`"),
+        ("h264:pixel_format=gray16le", "uint8", (48, 64, 3), "h264 has no pixel format"),
+    ],
+)
+def test_frames_that_a_codec_cannot_hold(
+    name: str, dtype: str, shape: tuple[int | None, ...], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        named_video(name, np.dtype(dtype), shape)
+
+
+def test_packets_of_grey_are_no_packets_of_colour() -> None:
+    """Neither the other way round: packets do not say their size, but how a pixel is coded."""
+    frames = depth_frames(2)
+    deep, colour = VideoConfig("ffv1", "gray16le"), VideoConfig("ffv1", "bgr0")
+    with pytest.raises(CodecError, match="do not decode"):
+        decode_gop(colour, 47, 61, encode_gop(deep, frames))
+    pixels = np.zeros((2, 47, 61, 3), np.uint8)
+    with pytest.raises(CodecError, match="do not decode"):
+        decode_gop(deep, 47, 61, encode_gop(colour, pixels))
+    with pytest.raises(CodecError, match="can be kept"):
+        describe("ffv1", encode_gop(deep, frames))

@@ -271,7 +271,7 @@ def test_schemas_that_are_refused(tmp_path: Path) -> None:
         write_arrays(
             tmp_path / "1", "ffv1", features={"image": {"group": 0}, "state": {"group": 0}}
         )
-    with pytest.raises(SchemaError, match="video holds uint8"):
+    with pytest.raises(SchemaError, match=r"holds uint8 \[H, W, 3\]"):
         seqrecord.SeqRecordWriter(tmp_path / "2", schema=kept_schema(), codecs={"state": "av1"})
 
 
@@ -382,3 +382,42 @@ def test_pyav_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         monkeypatch.undo()
         pyav.cache_clear()
+
+
+def test_depth_of_16_bits_is_video_without_loss(tmp_path: Path) -> None:
+    """A folder of 16-bit PNGs packed as FFV1, read in every way."""
+    folder = tmp_path / "originals" / "run" / "depth"
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(1)
+    depth = 500 * np.arange(60)[:, None] + rng.integers(0, 30_000, (20, 1, 50))
+    depth = depth.astype(np.uint16)
+    for number, frame in enumerate(depth):
+        Image.fromarray(frame).save(folder / f"{number:06d}.png")
+    records = tmp_path / "records"
+    common = ("--src", tmp_path / "originals", "--dst", records, "--workers", 1)
+    _run("write", *common, "--codec", "depth=ffv1:gop=5")
+    dataset = seqrecord.open(records)
+    assert dataset.features["depth"].codec == (
+        {"id": "video", "codec": "ffv1", "pixel_format": "gray16le", "gop": 5},
+    )
+    found = dataset.episodes["run"][:]["depth"]
+    assert found.dtype == np.uint16
+    assert np.array_equal(found, depth)
+    for clip in seqrecord.SeqRecordPipe(records, clip_len=3, stride=2, num_cursors=2):
+        start = int(clip["start"])
+        assert np.array_equal(clip["depth"].numpy(), depth[start : start + 3])
+    _run("verify", records, "--deep")
+    _run("stats", records, "--recompute")
+    _run("export", records, "run", tmp_path / "out")
+    exported = sorted((tmp_path / "out").rglob("*.png"))
+    assert [np.array_equal(np.asarray(Image.open(path)), depth[i])
+            for i, path in enumerate(exported)] == [True] * 20  # fmt: skip
+
+
+def test_depth_in_floats_is_no_video(tmp_path: Path) -> None:
+    with (
+        pytest.raises(SchemaError, match=r"(?s)floats.*balanced.*uint16 \[H, W\], with `ffv1`"),
+        seqrecord.SeqRecordWriter(tmp_path, codecs={"depth": "ffv1"}) as writer,
+        writer.episode("a") as episode,
+    ):
+        episode.append({"depth": np.zeros((48, 64), np.float32)})

@@ -108,7 +108,7 @@ class VideoReader:
         positions: Sequence[int] | range,
         out: Sequence[npt.NDArray[Any]] | npt.NDArray[Any],
     ) -> None:
-        """Decode frames of the page into `out[i]`, uint8 [H, W, 3], in the order that costs least.
+        """Decode frames of the page into `out[i]`, C-contiguous, in the order that costs least.
 
         Raises `CodecError` with the offset, in the page, of the group that does not decode.
         """

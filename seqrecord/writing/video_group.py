@@ -7,6 +7,7 @@ or take 48 MiB decoded, and at least one. A frame that lacks the feature is in n
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +50,7 @@ class VideoGroup:
         self._ready: deque[ReadyChunk] = deque()
         self._present: list[bool] = []  # of the frames of the next chunk
         self._gops: list[Gop] = []  # of the next chunk
-        self._arrays: list[npt.NDArray[np.uint8]] = []  # of its next GOP
+        self._arrays: list[npt.NDArray[Any]] = []  # of its next GOP
 
     @property
     def name(self) -> str:
@@ -74,7 +75,7 @@ class VideoGroup:
             self._has_arrays = True
             self._cut_absent()
         self._present.append(True)
-        self._arrays.append(np.frombuffer(blob.data, np.uint8).reshape(blob.shape))
+        self._arrays.append(np.frombuffer(blob.data, self.codec.config.dtype).reshape(blob.shape))
         assert self.config.gop is not None
         if len(self._arrays) == self.config.gop:
             self._end_gop()

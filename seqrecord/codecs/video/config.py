@@ -13,10 +13,13 @@ import numpy as np
 from seqrecord.codecs.video.gops import MAX_GOP_FRAMES
 from seqrecord.schema import CodecConfig
 
-__all__ = ["VIDEO", "VIDEO_CODECS", "VideoConfig", "named_video", "video_config"]
+__all__ = ["GREY16", "VIDEO", "VIDEO_CODECS", "VideoConfig", "named_video", "video_config"]
 
 VIDEO = "video"
 """The id of the codec configuration of a video feature."""
+
+GREY16 = "gray16le"
+"""The pixel format of frames uint16 [H, W]; those of all others are uint8 [H, W, 3]."""
 
 _LIMITED, _FULL = "limited", "full"
 _GOP_BYTES = 48 << 20  # decoded: by default a GOP is no longer than fits a chunk of other images
@@ -25,9 +28,8 @@ _LEAST_GOP_FRAMES = 8  # or it would hardly be smaller than images
 
 _SUBSAMPLED = [f"{start}{chroma}p" for start in ("yuv", "yuvj") for chroma in (420, 422, 440, 444)]
 _DEEP = [f"yuv{chroma}p{bits}le" for chroma in (420, 422, 444) for bits in (10, 12)]
-_PIXEL_FORMATS = frozenset(
-    ["gray", "gray10le", "gray12le", "gbrp", "gbrp10le", "gbrp12le", "bgr0", *_SUBSAMPLED, *_DEEP]
-)
+_OTHERS = ["gray", "gray10le", "gray12le", "gbrp", "gbrp10le", "gbrp12le", "bgr0"]
+_PIXEL_FORMATS = frozenset([GREY16, *_OTHERS, *_SUBSAMPLED, *_DEEP])
 _MATRICES = range(15)  # H.273, MatrixCoefficients
 
 
@@ -45,9 +47,9 @@ VIDEO_CODECS: Mapping[str, _Kind] = {
     "hevc": _Kind(range(52), 26, ("yuv420p", "yuv444p")),
     "av1": _Kind(range(1, 64), 30, ("yuv420p",)),
     "vp9": _Kind(range(64), 31, ("yuv420p", "yuv444p")),
-    "ffv1": _Kind(range(0), None, ("bgr0",)),
+    "ffv1": _Kind(range(0), None, ("bgr0", GREY16)),
 }
-"""By name, as `--codec image=NAME` says it. FFV1 loses nothing."""
+"""By name, as `--codec image=NAME` says it. FFV1 loses nothing; it alone has frames of 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ class VideoConfig:
             )
         if values["pixel_format"] not in sorted(_PIXEL_FORMATS):
             raise ValueError(f"no pixel format {self.pixel_format!r:.50}")
+        if self.pixel_format == GREY16 and self.codec != "ffv1":
+            raise ValueError(f"{self.codec} has no pixel format {GREY16}, ffv1 has")
         if self.range not in (None, _LIMITED, _FULL):
             raise ValueError(f"no colour range {self.range!r:.50}")
         for name, allowed in (
@@ -108,6 +112,15 @@ class VideoConfig:
     def to_json(self) -> dict[str, Any]:
         """The configuration for a schema: what is not `None`."""
         return {"id": VIDEO} | {k: v for k, v in vars(self).items() if v is not None}
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of decoded frames."""
+        return np.dtype(np.uint16 if self.pixel_format == GREY16 else np.uint8)
+
+    def shape(self, height: int, width: int) -> tuple[int, ...]:
+        """Of decoded frames of this size."""
+        return (height, width) if self.pixel_format == GREY16 else (height, width, 3)
 
     @property
     def is_lossless(self) -> bool:
@@ -143,14 +156,19 @@ def named_video(
     name, _, rest = text.partition(":")
     if name not in VIDEO_CODECS:
         return None
-    _check_shape(dtype, shape)
-    params: dict[str, Any] = {"pixel_format": VIDEO_CODECS[name].pixel_formats[0]}
+    is_deep = dtype.kind == "u" and dtype.itemsize == 2
+    if is_deep and name != "ffv1":
+        raise ValueError(f"{name} would lose bits of {dtype.name}: `ffv1` keeps all")
+    params: dict[str, Any] = {
+        "pixel_format": GREY16 if is_deep else VIDEO_CODECS[name].pixel_formats[0]
+    }
     for item in rest.split(",") if rest else []:
         key, equals, value = item.partition("=")
         if key not in ("quality", "gop", "pixel_format") or not equals:
             raise ValueError(f"{name} takes quality, gop, pixel_format, not {item[:50]!r}")
         params[key] = value if key == "pixel_format" else _number(name, key, value)
     config = VideoConfig(name, **params)
+    _check_shape(config, dtype, shape)
     if config.pixel_format not in VIDEO_CODECS[name].pixel_formats:
         allowed = ", ".join(VIDEO_CODECS[name].pixel_formats)
         raise ValueError(f"{name} encodes pixel formats {allowed}, not {config.pixel_format}")
@@ -166,14 +184,24 @@ def video_config(
     """The configuration of a feature's chain, checked; `ValueError` for what is not allowed."""
     if len(configs) != 1:
         raise ValueError("video stands alone")
-    _check_shape(dtype, shape)
-    return VideoConfig.from_json(configs[0])
+    config = VideoConfig.from_json(configs[0])
+    _check_shape(config, dtype, shape)
+    return config
 
 
-def _check_shape(dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> None:
+def _check_shape(config: VideoConfig, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> None:
     """`ValueError` unless frames of this dtype and shape can be those of a video."""
-    if dtype != np.uint8 or len(shape) != 3 or shape[2] != 3 or None in shape:
-        raise ValueError(f"video holds uint8 [H, W, 3], not {dtype.name} {list(shape)}")
+    found = f"{dtype.name} {list(shape)}"
+    if dtype.kind == "f" and len(shape) > 1:
+        raise ValueError(
+            f"video holds no floats, but {found}: `balanced` keeps them without loss; for video "
+            "give integers, as depth in millimetres or 5000 a metre, uint16 [H, W], with `ffv1`"
+        )
+    fixed = tuple(n or 0 for n in shape)
+    if dtype != config.dtype or not all(fixed) or fixed != config.shape(*(*fixed, 0, 0)[:2]):
+        expected = "uint16 [H, W]" if config.pixel_format == GREY16 else "uint8 [H, W, 3]"
+        other = "" if config.pixel_format == GREY16 else ", or uint16 [H, W] in ffv1,"
+        raise ValueError(f"video of {config.pixel_format} holds {expected}{other} not {found}")
     if max(n or 0 for n in shape[:2]) > 16384 or math.prod(n or 0 for n in shape) > 1 << 29:
         raise ValueError(f"video of {list(shape)} is too large, at most 16384 a side")
 

@@ -1,4 +1,4 @@
-"""Decodes groups of pictures by PyAV: RGB, in memory that is given.
+"""Decodes groups of pictures by PyAV: RGB, or 16 bits of grey, in memory that is given.
 
 Nothing in a packet is trusted. The numbers of the frames travel through the decoder as timestamps,
 so a frame that is missing, comes twice or comes out of order is noticed, whatever the stream says
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.codecs.base import Bytes
-from seqrecord.codecs.video.config import VideoConfig
+from seqrecord.codecs.video.config import GREY16, VideoConfig
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.codecs.video.packages import one_thread, pyav, video_errors
 from seqrecord.errors import CodecError
@@ -32,9 +32,10 @@ _MARGIN = 64  # pixels that a stream may code beside those that it shows, of eac
 class VideoDecoder:
     """A decoder of one stream's packets, for one thread at a time.
 
-    Frames are RGB, uint8 [height, width, 3], as PyAV's `reformat(format="rgb24")` makes them: by
-    the matrix and the range that the stream names, else those of `config`; where neither names one,
-    by BT.601 and, but for the formats `yuvj…`, the limited range.
+    Frames of `gray16le` are uint16 [height, width]. Others are RGB, uint8 [height, width, 3], as
+    PyAV's `reformat(format="rgb24")` makes them: by the matrix and the range that the stream names,
+    else those of `config`; where neither names one, by BT.601 and, but for the formats `yuvj…`, the
+    limited range.
     """
 
     def __init__(self, config: VideoConfig, height: int, width: int) -> None:
@@ -88,13 +89,16 @@ class VideoDecoder:
             if context.is_open:
                 context.flush_buffers()
 
-    def convert(self, frame: Any, out: npt.NDArray[np.uint8]) -> None:
-        """Write a decoded frame into `out`, C-contiguous uint8 [height, width, 3]."""
+    def convert(self, frame: Any, out: npt.NDArray[Any]) -> None:
+        """Write a decoded frame into `out`, C-contiguous and of the config's dtype and shape."""
         height, width = self._size
-        rgb = self._reformatter.reformat(frame, format="rgb24", **one_thread())
-        plane = rgb.planes[0]
-        lines = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)
-        np.copyto(out.reshape(height, width * 3), lines[:height, : width * 3])
+        stored, numbers = "<u2", width
+        if self._config.pixel_format != GREY16:
+            frame = self._reformatter.reformat(frame, format="rgb24", **one_thread())
+            stored, numbers = "u1", width * 3
+        plane = frame.planes[0]
+        lines = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size).view(stored)
+        np.copyto(out.reshape(height, numbers), lines[:height, :numbers])
 
     def _check(self, frame: Any) -> None:
         found = (frame.height, frame.width, frame.format.name)
@@ -128,8 +132,8 @@ class GopFrames:
         for _ in range(count):
             self._next()
 
-    def read_into(self, out: npt.NDArray[np.uint8]) -> None:
-        """Decode the next frame into `out`, C-contiguous uint8 [height, width, 3]."""
+    def read_into(self, out: npt.NDArray[Any]) -> None:
+        """Decode the next frame into `out`, see `VideoDecoder.convert`."""
         decoder, frame = self._next()
         try:
             decoder.convert(frame, out)
@@ -194,9 +198,12 @@ def _take(stream: _Stream) -> VideoDecoder:
         ) from error
 
 
-def decode_gop(config: VideoConfig, height: int, width: int, gop: Gop) -> npt.NDArray[np.uint8]:
-    """All frames of a GOP: uint8 [num_frames, height, width, 3]. `CodecError` if it is broken."""
-    out = np.empty((gop.num_frames, height, width, 3), np.uint8)
+def decode_gop(config: VideoConfig, height: int, width: int, gop: Gop) -> npt.NDArray[Any]:
+    """All frames of a GOP: [num_frames, height, width, 3], of `gray16le` without the last axis.
+
+    Raises `CodecError` if it is broken.
+    """
+    out = np.empty((gop.num_frames, *config.shape(height, width)), config.dtype)
     frames = GopFrames(config, height, width, gop.packets, gop.order)
     for row in out:
         frames.read_into(row)
@@ -219,6 +226,8 @@ def describe(
     try:
         frame = _first_frame(context, gop)
         config = VideoConfig(codec, frame.format.name, matrix, color_range)
+        if config.pixel_format == GREY16:
+            raise ValueError(f"frames of {GREY16}, which are no pictures in colour")
     except video_errors() as error:
         raise CodecError("not a video that can be kept", got=str(error)[:300]) from error
     return (frame.height, frame.width, 3), config.to_json()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.codecs.video.config import VideoConfig
+from seqrecord.codecs.video.config import GREY16, VideoConfig
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.codecs.video.packages import one_thread, pyav, video_errors
 from seqrecord.errors import CodecError
@@ -39,10 +39,9 @@ _BT601, _LIMITED = 6, 1  # H.273's matrix of SMPTE 170M; AVColorRange
 _RATE = 30  # frames a second; rate control is by quality, so that it hardly matters
 
 
-def encode_gop(
-    config: VideoConfig, frames: Sequence[npt.NDArray[np.uint8]] | npt.NDArray[np.uint8]
-) -> Gop:
-    """One GOP of these frames, each uint8 [height, width, 3], all of one size.
+def encode_gop(config: VideoConfig, frames: Sequence[npt.NDArray[Any]] | npt.NDArray[Any]) -> Gop:
+    """One GOP of these frames, each uint8 [height, width, 3], all of one size; for the pixel format
+    `gray16le` uint16 [height, width].
 
     YUV is of BT.601 and the limited range, and the stream says so. Raises `CodecError` where the
     encoder fails, or this build of FFmpeg has none.
@@ -80,10 +79,12 @@ def _encoder(config: VideoConfig, height: int, width: int) -> Any:
 
 
 def _picture(reformatter: Any, config: VideoConfig, frame: Any, number: int) -> Any:
-    rgb = pyav().VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
+    given = GREY16 if config.pixel_format == GREY16 else "rgb24"
+    picture = pyav().VideoFrame.from_ndarray(np.ascontiguousarray(frame), format=given)
     options = dict(one_thread())
     if config.pixel_format.startswith("yuv"):
         options |= {"dst_colorspace": 5, "dst_color_range": _LIMITED}  # swscale's number of BT.601
-    picture = reformatter.reformat(rgb, format=config.pixel_format, **options)
+    if config.pixel_format != given:
+        picture = reformatter.reformat(picture, format=config.pixel_format, **options)
     picture.pts, picture.time_base = number, Fraction(1, _RATE)
     return picture
