@@ -318,6 +318,24 @@ def test_crops_of_one_source(root: Path) -> None:
         assert batch["crop"].tolist() == [[1, 2, 4, 4]] * 5
 
 
+def test_dilations_of_one_source(root: Path) -> None:
+    """A source that draws none says its own."""
+    sources = {
+        "a": SeqRecordStream(root / "a", clip_len=3, dilation=(1, 2)),
+        "b": SeqRecordStream(root / "b", clip_len=3, dilation=3),
+        "c": SeqRecordStream(root / "c", clip_len=3),
+    }
+    seen = set()
+    for batch in SeqRecordMix(sources, batch_size=12):
+        assert batch["dilation"].dtype == torch.int64
+        for name, dilation, where in zip(
+            batch["dataset"], batch["dilation"].tolist(), batch["where"], strict=True
+        ):
+            assert where[:, 2].diff().tolist() == [dilation] * 2
+            seen.add((name, dilation))
+    assert seen == {("a", 1), ("a", 2), ("b", 3), ("c", 1)}
+
+
 def test_windows_of_features(root: Path) -> None:
     """Each feature has frames of its own, as many in all sources; masks come with each."""
     windows = {"image": [-1, 0], "where": range(4)}

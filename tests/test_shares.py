@@ -101,7 +101,7 @@ def test_a_mix_finds_the_places_of_clips(
 ) -> None:
     shares, num_batches = Shares(counts, 3), 25
     plan, following = (
-        MixPlan(number, Part(), num_batches, batch_size, shares, alternate)
+        MixPlan(number, Part(), num_batches, batch_size, shares, alternate, number * num_batches)
         for number in (epoch, epoch + 1)
     )
     batches = [plan.sources(batch) for batch in range(num_batches)]

@@ -20,11 +20,11 @@ from seqrecord.errors import ClipError
 
 __all__ = ["EpochCounter"]
 
-_SIZE = 1 << 16  # bytes, of which no more is taken than is written to
+_SIZE = 1 << 17  # bytes, of which no more is taken than is written to
 _ITERATION, _SEED, _EPOCH, _NEXT, _BEGUN, _NOTE = range(
     6
 )  # uint64 each; the note's length, at the end
-_NOTE_AT, _WORKERS_AT = 64, 4096  # the note's bytes; a uint64 for each worker
+_NOTE_AT, _WORKERS_AT = 64, 1 << 16  # the note's bytes; a uint64 for each worker
 
 
 class EpochCounter:

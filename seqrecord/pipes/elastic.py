@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from seqrecord.errors import StateError
+from seqrecord.pipes.mix_saved import MIX_VERSION, MixState
 from seqrecord.pipes.states import Sharing, State, shown
 
 __all__ = ["elastic_state"]
@@ -37,6 +38,8 @@ def elastic_state(loader_state: Mapping[str, Any], *others: Mapping[str, Any]) -
             state stands for all: every rank must have been saved after equally many batches.
         others: the states of other ranks, which are checked to be at the same place.
 
+    That of a `SeqRecordMix` is one for a mix of the same sources and `batch_size`.
+
     Raises `StateError` for what is no such state, for that of one worker of several, and for states
     of ranks that differ.
     """
@@ -53,51 +56,68 @@ def elastic_state(loader_state: Mapping[str, Any], *others: Mapping[str, Any]) -
     return state.to_json()
 
 
-def _of_rank(saved: object) -> State:
+def _parse(saved: object) -> State | MixState:
+    is_mix = isinstance(saved, Mapping) and MIX_VERSION in saved
+    return MixState.parse(saved) if is_mix else State.parse(saved)
+
+
+def _of_rank(saved: object) -> State | MixState:
     """The state of all workers of a rank."""
     if not isinstance(saved, Mapping):
         raise _no_state(saved)
     if _SNAPSHOT in saved:
         return _of_workers(saved)
     if _FETCHER in saved:  # of a StatefulDataLoader without workers
-        return State.parse(saved.get(_DATASET)).of_rank()
-    return State.parse(saved).of_rank()
+        return _parse(saved.get(_DATASET)).of_rank()
+    return _parse(saved).of_rank()
 
 
-def _of_workers(saved: Mapping[Any, Any]) -> State:
+def _of_workers(saved: Mapping[Any, Any]) -> State | MixState:
     """That of a StatefulDataLoader with workers: each has a state of its own."""
     snapshot = saved[_SNAPSHOT]
     workers = snapshot.get(_WORKERS) if isinstance(snapshot, Mapping) else None
     if not isinstance(workers, Mapping) or not 0 < len(workers) <= _MAX_WORKERS:
         raise _no_state(saved)
-    found, ended = list[State](), list[bool]()
+    found, ended = list[State | MixState](), list[bool]()
     for number in range(len(workers)):
         worker = workers.get(f"worker_{number}")
         if not isinstance(worker, Mapping):
             raise _no_state(saved)
         fetcher = worker.get(_FETCHER)
         ended.append(isinstance(fetcher, Mapping) and fetcher.get(_ENDED) is True)
-        found.append(State.parse(worker.get(_DATASET)))
+        found.append(_parse(worker.get(_DATASET)))
         _check_worker(found[-1], found[0], number, len(workers))
     if saved.get(_FINISHED) is True:  # the next iteration is of the next epoch
         batches = [0] * len(found)
-        first = found[0]
-        found[0] = replace(
-            first, epoch=first.epoch + 1, stages=(), settings=first.usual, later=None
-        )
+        found[0] = _next_epoch(found[0])
     else:
         last = _number(snapshot, _LAST, len(found), least=-1)
         more = _turns(last + 1, ended, _number(saved, _STEPS, _MAX_STEPS))
         batches = [state.batch + given for state, given in zip(found, more, strict=True)]
-    sharing = replace(found[0].sharing, worker=None)
-    return replace(found[0], sharing=sharing, batch=0, of_workers=tuple(batches))
+    first = found[0]
+    if isinstance(first, MixState):
+        return first.of_workers(tuple(batches))
+    sharing = replace(first.sharing, worker=None)
+    return replace(first, sharing=sharing, batch=0, of_workers=tuple(batches))
 
 
-def _check_worker(state: State, first: State, number: int, count: int) -> None:
-    expected = replace(
-        first, sharing=Sharing(first.sharing.ranks, count, number), batch=state.batch
-    )
-    if state.of_workers is not None or state != expected:
+def _next_epoch(state: State | MixState) -> State | MixState:
+    if isinstance(state, MixState):
+        return replace(state, epoch=state.epoch + 1)
+    return replace(state, epoch=state.epoch + 1, stages=(), settings=state.usual, later=None)
+
+
+def _check_worker(
+    state: State | MixState, first: State | MixState, number: int, count: int
+) -> None:
+    sharing, expected, got = Sharing(first.sharing.ranks, count, number), first, state
+    if isinstance(first, MixState):
+        expected = first.at_worker(number, count)
+        is_one = isinstance(state, MixState) and state.sharing == sharing
+        got = state.at_worker(number, count) if is_one and isinstance(state, MixState) else state
+    elif isinstance(state, State):
+        expected = replace(first, sharing=sharing, batch=state.batch)
+    if state.sharing.worker is None or got != expected:
         raise StateError(
             f"the state of worker {number} is not of the same epoch, ranks and settings as the "
             "others'",
@@ -127,9 +147,10 @@ def _number(saved: Mapping[Any, Any], name: str, limit: int, *, least: int = 0) 
     return value
 
 
-def _place(state: State) -> str:
+def _place(state: State | MixState) -> str:
     batches = ", ".join(map(str, state.batches[:8]))
-    return f"batch {batches} of epoch {state.epoch}, stage {len(state.stages)}, {state.sharing}"
+    stage = 0 if isinstance(state, MixState) else len(state.stages)
+    return f"batch {batches} of epoch {state.epoch}, stage {stage}, {state.sharing}"
 
 
 def _no_state(saved: object) -> StateError:

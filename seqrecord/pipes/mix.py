@@ -45,10 +45,11 @@ class SeqRecordMix(IterableDataset[Clip]):
         for batch in mix: ...   # as of SeqRecordStream, and "dataset": a list of names
 
     A batch holds clips of several sources. At every clip of this rank's stream (with worker
-    processes, of each worker's) the number that each source has given since the first epoch began
-    differs from its share by less than one clip; where in a batch they are is drawn from the seed.
-    `dataset` has the source's name of each clip; `episode` and `start` are those in its source.
-    What only some sources say of their clips, such as `crop`, is 0 or `None` for others.
+    processes, of each worker's) the number that each source has given since the first epoch began,
+    or since ranks or workers have changed, differs from its share by less than one clip; where in a
+    batch they are is drawn from the seed. `dataset` has the source's name of each clip; `episode`
+    and `start` are those in its source. What only some sources say of their clips, such as `crop`,
+    is 0 or `None` for others; a `dilation` that only some draw is for others that which they have.
 
     Batches mix sources where these have a feature in one dtype and one fixed shape, and as many
     frames of it in a clip. Where they don't, whole batches alternate: a batch is then of one
@@ -141,7 +142,7 @@ class SeqRecordMix(IterableDataset[Clip]):
             alternate=alternate,
         )
         self._mix = mix
-        self._epochs = MixEpochs(mix)  # type: ignore[arg-type]
+        self._epochs = MixEpochs(mix)
 
     @property
     def shares(self) -> dict[str, Fraction]:
@@ -177,7 +178,10 @@ class SeqRecordMix(IterableDataset[Clip]):
         return self._epochs.state(self._mix.ranks.part())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """As of `SeqRecordStream`; `StateError` also for another mix: names, shares, stop, …."""
+        """As of `SeqRecordStream`, also with other ranks or workers.
+
+        Raises `StateError` also for a state of another mix: names, shares, stop, ….
+        """
         self._epochs.load(state_dict, self._mix.ranks.part())
 
     def stats(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from seqrecord.errors import ClipError, MemoryLimitError
 from seqrecord.pipes.clip_loader import Clip, ClipLoader, open_trace
 from seqrecord.pipes.distributed import Ranks
 from seqrecord.pipes.mix_features import DATASET, MISSING, Features, Join, made_of
-from seqrecord.pipes.mix_plan import MixPlan, Stop, count_batches
+from seqrecord.pipes.mix_plan import MixPlan, MixRest, Stop, batches_left, count_batches
 from seqrecord.pipes.mix_sources import (
     SourceLoader,
     SourceRunner,
@@ -128,11 +128,20 @@ class MixLoader:
         total = sum(self.counts)
         return {n: Fraction(c, total) for n, c in zip(self.names, self.counts, strict=True)}
 
-    def plan(self, epoch: int, part: Part, *, workers: int | None = None) -> MixPlan:
+    def plan(
+        self,
+        epoch: int,
+        part: Part,
+        stages: MixRest | None = None,
+        *,
+        workers: int | None = None,
+    ) -> MixPlan:
         """The plan of one part of one epoch: the same on all ranks, for workers of one number.
 
-        A rank has so many `workers`; by default as many as there are parts to this rank.
+        A rank has so many `workers`; by default as many as there are parts to this rank. `stages`
+        says where the mix went on with other ranks or workers; epochs before that do not know it.
         """
+        rest = stages if stages is not None and epoch >= stages.epoch else None
         if workers is None:
             ranks = self.ranks.current().count
             workers = part.count // ranks if part.count % ranks == 0 else 1
@@ -148,16 +157,52 @@ class MixLoader:
         )
         if (epoch + 1) * num_batches * self.batch_size >= _MOST_SLOTS:
             raise ClipError("an epoch that no mix comes to", got=epoch)
-        shares = self._shares(worker)
-        return MixPlan(epoch, part, num_batches, self.batch_size, shares, self.alternate)
+        first = epoch * num_batches
+        if rest is not None:
+            left = num_batches
+            if rest.left is not None:
+                left = batches_left(
+                    rest,
+                    self.stop,
+                    self._lengths_left(rest, part.count),
+                    list(self.shares.values()),
+                    self.batch_size,
+                    num_parts=part.count,
+                    worker=worker,
+                    workers=workers,
+                )
+            first = 0 if epoch == rest.epoch else left + (epoch - rest.epoch - 1) * num_batches
+            num_batches = left if epoch == rest.epoch else num_batches
+        shares = self._shares(worker, 0 if rest is None else rest.number)
+        return MixPlan(
+            epoch, part, num_batches, self.batch_size, shares, self.alternate, first, rest
+        )
 
-    def start(self, plan: MixPlan, *, batch: int = 0, stats: EngineStats) -> MixEngine:
-        """An engine that runs a plan from `batch` on."""
+    def _lengths_left(self, rest: MixRest, num_parts: int) -> list[int]:
+        """The clips that each source has left of its first epoch, in a part."""
+        found = []
+        for loader, source in zip(self.loaders.values(), rest.sources, strict=True):
+            if stages := source.stages(0):
+                found.append(loader.length_left(0, stages, num_parts))
+            else:
+                found.append(0 if source.following else loader.epoch_length(0, num_parts))
+        return found
+
+    def start(
+        self,
+        plan: MixPlan,
+        stages: MixRest | None = None,  # noqa: ARG002
+        *,
+        batch: int = 0,
+        stats: EngineStats,
+    ) -> MixEngine:
+        """An engine that runs a plan from `batch` on; `stages` are the plan's."""
         kept = self._memory_of_batches()
         stream, prefetch = kept.stream, kept.needs[0].num_batches - CONSUMER
+        rests = [None] * len(self.loaders) if plan.rest is None else plan.rest.sources
         self.runners = {
-            name: SourceRunner(loader, plan.part, EngineStats(trace=stats.trace), stream)
-            for name, loader in self.loaders.items()
+            name: SourceRunner(loader, plan.part, EngineStats(trace=stats.trace), stream, rest)
+            for (name, loader), rest in zip(self.loaders.items(), rests, strict=True)
         }
         return MixEngine(
             plan,
@@ -199,8 +244,20 @@ class MixLoader:
                         expected="another name",
                         got=f"a column of source {self.names[source]!r}",
                     )
+        self._say_dilations(columns, batch.source)
         first = self.loaders[self.names[int(batch.source[0])]]
         return {**for_users(batch.features, first.selection.nested), **columns}
+
+    def _say_dilations(self, columns: dict[str, Any], sources: IntArray) -> None:
+        """Say the dilation of clips of sources that draw none, where others draw theirs."""
+        steps = {name: loader.selection.steps for name, loader in self.loaders.items()}
+        draws = {name: own is not None and "dilation" in own.names for name, own in steps.items()}
+        if not any(draws[self.names[source]] for source in set(sources.tolist())):
+            return
+        for number, name in enumerate(self.names):
+            if not draws[name]:
+                dilation = self.loaders[name].options.dilations[0]
+                columns["dilation"].numpy()[sources == number] = dilation
 
     @property
     def _source_batches(self) -> list[int]:
@@ -244,15 +301,16 @@ class MixLoader:
         return [[name for name in missing if i in missing[name]] for i in range(len(self.names))]
 
     @cached_property
-    def _by_worker(self) -> dict[int, Shares]:
+    def _by_worker(self) -> dict[tuple[int, int], Shares]:
         return {}
 
-    def _shares(self, worker: int) -> Shares:
-        """The places of sources, of all ranks' workers of one number."""
-        if worker not in self._by_worker:
-            key = key_of(self.options.seed, _SALT, worker)
-            self._by_worker[worker] = Shares(self.counts, key)
-        return self._by_worker[worker]
+    def _shares(self, worker: int, change: int) -> Shares:
+        """The places of sources, of all ranks' workers of one number, after so many changes of
+        ranks or workers."""
+        if (worker, change) not in self._by_worker:
+            key = key_of(self.options.seed, _SALT, worker, *([change] if change else []))
+            self._by_worker[worker, change] = Shares(self.counts, key)
+        return self._by_worker[worker, change]
 
     def _divide_memory(self) -> int:
         """Limit each source's memory; how many batches may be filled or wait."""

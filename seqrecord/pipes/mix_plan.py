@@ -10,21 +10,52 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from seqrecord.clips import IntArray
+from seqrecord.pipes.states import Stages
 from seqrecord.sampling import Part
 from seqrecord.sampling.shares import Shares
 
-__all__ = ["MixPlan", "Stop", "count_batches"]
+__all__ = ["MixPlan", "MixRest", "SourceRest", "Stop", "batches_left", "count_batches"]
 
 Stop: TypeAlias = Literal["first", "longest"] | int
 """When an epoch ends; see `SeqRecordMix`."""
 
 
 @dataclass(frozen=True)
+class SourceRest:
+    """What a source goes on with: the rests of epochs that follow each other, then whole epochs.
+
+    `pending` has these epochs with their stages, `following` is the first whole epoch.
+    """
+
+    pending: tuple[tuple[int, Stages], ...]
+    following: int
+
+    def stages(self, epoch: int) -> Stages:
+        """Those of an epoch, none of a whole one."""
+        return dict(self.pending).get(epoch, ())
+
+
+@dataclass(frozen=True)
+class MixRest:
+    """Where a mix goes on with other ranks or workers: from there on slots are counted anew.
+
+    That is in an epoch of which all parts together had `left` batches; `None` where it had not
+    begun. It is the change of this `number`.
+    """
+
+    epoch: int
+    left: int | None
+    number: int
+    sources: tuple[SourceRest, ...]
+
+
+@dataclass(frozen=True)
 class MixPlan:
     """The batches of one part of one epoch. It is an `engine.mix_channel.MixOrder`.
 
-    Slots are numbered over all epochs of the part, `num_batches` x `batch_size` an epoch; with
-    `alternate` it is batches that are, for then a batch is of one source. A source's clips are
+    Slots are numbered over all epochs of the part, or from where it went on with other ranks; with
+    `alternate` it is batches that are, for then a batch is of one source. `first` is the number of
+    the epoch's first batch. A source's clips are
     numbered over all of its epochs: those that it gives in one epoch of the mix follow those that
     it gave in the one before.
     """
@@ -35,16 +66,13 @@ class MixPlan:
     batch_size: int
     shares: Shares
     alternate: bool
+    first: int
+    rest: MixRest | None = None
 
     @property
     def counts(self) -> dict[str, int]:
         """See `Plan.counts`: what sources repeat is told of each."""
         return {}
-
-    @property
-    def first(self) -> int:
-        """The number of the epoch's first batch, over all epochs."""
-        return self.epoch * self.num_batches
 
     def sources(self, batch: int) -> IntArray:
         """The source of each slot of a batch; int64[batch_size]."""
@@ -70,6 +98,34 @@ class MixPlan:
         first = start // size
         batches = self.shares.slots(source, first, max(first, -(-stop // size)))
         return batches[own - first] - self.first, slot
+
+
+def batches_left(
+    rest: MixRest,
+    stop: Stop,
+    lengths: Sequence[int],
+    shares: Sequence[Fraction],
+    batch_size: int,
+    *,
+    num_parts: int,
+    worker: int,
+    workers: int,
+) -> int:
+    """The batches of a part in the epoch that it goes on with.
+
+    In the first epoch of the mix counts are those of the clips that each source has left of its
+    first one, `lengths` in a part; in others what is left is shared out.
+    """
+    left = rest.left or 0
+    if isinstance(stop, int):
+        of_rank = -(-left // (num_parts // workers))
+        return (of_rank + workers - 1 - worker) // workers
+    if rest.epoch:
+        return left // num_parts if stop == "first" else -(-left // num_parts)
+    slots = [length / share for length, share in zip(lengths, shares, strict=True)]
+    if stop == "first":
+        return int(min(slots) // batch_size)
+    return int(-(-max(slots) // batch_size))
 
 
 def count_batches(

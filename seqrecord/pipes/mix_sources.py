@@ -14,8 +14,10 @@ from seqrecord.engine.engine import Execution
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError, MemoryLimitError
 from seqrecord.pipes.clip_loader import ClipLoader
+from seqrecord.pipes.mix_plan import SourceRest
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
+from seqrecord.pipes.states import Stages
 from seqrecord.sampling import Part, Plan
 from seqrecord.sampling.memory import FrameSizes
 from seqrecord.sampling.random_order import key_of
@@ -107,6 +109,7 @@ class SourceLoader(ClipLoader):
                 selection = ClipSelection(selection.dataset, opened, rotate_phase=rotates)
         super().__init__(selection.dataset, replace(own, **options), selection)
         self._cumulated: dict[int, list[int]] = {}  # clips before each epoch, by number of parts
+        self._left: dict[tuple[int, Stages], int] = {}  # clips of epochs that have stages
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_cumulated": {}}
@@ -121,11 +124,33 @@ class SourceLoader(ClipLoader):
         """How many clips each of so many parts has of an epoch."""
         return -(-self.num_clips(epoch) // num_parts)
 
-    def locate(self, clip: int, num_parts: int) -> tuple[int, int]:
-        """The epoch that has a part's clip, and the first one there; both counted over all epochs.
+    def length_left(self, epoch: int, stages: Stages, num_parts: int) -> int:
+        """How many clips each of so many parts has of what some stages have left of an epoch."""
+        key = epoch, stages
+        if key not in self._left:
+            self._left[key] = self.clips_left(epoch, stages).num_clips
+        return -(-self._left[key] // num_parts)
+
+    def locate(self, clip: int, num_parts: int, rest: SourceRest | None = None) -> tuple[int, int]:
+        """The epoch that has a part's clip, and the first one there; both counted over all epochs,
+        or over those that `rest` has.
 
         Where all epochs have equally many clips that is a division.
         """
+        if rest is not None:
+            first = 0
+            for epoch, stages in rest.pending:
+                length = self.length_left(epoch, stages, num_parts)
+                if clip < first + length:
+                    return epoch, first
+                first += length
+            count = rest.following
+            if self.selection.differs_by_epoch:
+                skipped = sum(self.epoch_length(i, num_parts) for i in range(count))
+            else:
+                skipped = count * self.epoch_length(0, num_parts)
+            epoch, begin = self.locate(clip - first + skipped, num_parts)
+            return epoch, begin - skipped + first
         if not self.selection.differs_by_epoch:
             length = self.epoch_length(0, num_parts)
             return clip // length, clip // length * length
@@ -148,11 +173,12 @@ class SourceLoader(ClipLoader):
         channel: Any,
         make_executor: Callable[..., Any],
         *,
+        stages: Stages,
         stats: EngineStats,
         stream: SideStream | None,
     ) -> Execution:
         """What executes a plan, through arenas, and puts what it makes into a channel."""
-        memory = self._fit(plan.part.count).memory(plan, fixed=False)
+        memory = self._fit(plan.part.count, plan.epoch, stages).memory(plan, fixed=False)
         return Execution(
             **self._execution(plan),
             channel=channel,
@@ -179,21 +205,34 @@ class SourceRunner:
     """A source in one iteration of a mix: an `engine.mix.SourceRun`."""
 
     def __init__(
-        self, loader: SourceLoader, part: Part, stats: EngineStats, stream: SideStream | None
+        self,
+        loader: SourceLoader,
+        part: Part,
+        stats: EngineStats,
+        stream: SideStream | None,
+        rest: SourceRest | None,
     ) -> None:
         self.stats = stats
         self.repeated = 0  # clips of the epochs begun that another part gives too
-        self._loader, self._part, self._stream = loader, part, stream
+        self._loader, self._part, self._stream, self._rest = loader, part, stream, rest
 
     def locate(self, clip: int) -> tuple[int, int]:
-        return self._loader.locate(clip, self._part.count)
+        return self._loader.locate(clip, self._part.count, self._rest)
 
     def plan(self, epoch: int) -> Plan:
-        plan = self._loader.plan(epoch, self._part)
+        plan = self._loader.plan(epoch, self._part, self._stages(epoch))
         self.repeated += plan.num_repeated
         return plan
 
     def execution(self, plan: Plan, channel: Any, make_executor: Callable[..., Any]) -> Execution:
         return self._loader.execute(
-            plan, channel, make_executor, stats=self.stats, stream=self._stream
+            plan,
+            channel,
+            make_executor,
+            stages=self._stages(plan.epoch),
+            stats=self.stats,
+            stream=self._stream,
         )
+
+    def _stages(self, epoch: int) -> Stages:
+        return () if self._rest is None else self._rest.stages(epoch)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+import zlib
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -15,18 +16,15 @@ from seqrecord.engine.stats import STAGES, EngineStats, bottleneck
 from seqrecord.errors import StateError
 from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.mix_loader import MixLoader
-from seqrecord.pipes.mix_plan import MixPlan
+from seqrecord.pipes.mix_plan import MixPlan, MixRest
+from seqrecord.pipes.mix_rest import rest_after
+from seqrecord.pipes.mix_saved import MixState
 from seqrecord.pipes.states import Sharing, State, shown
-from seqrecord.sampling import Part, PlanSettings
-from seqrecord.text import counted
+from seqrecord.sampling import Part
 
 __all__ = ["MixEpochs"]
 
-_VERSION = 1
-_KEYS = ("mix_version", "epoch", "batch", "mix", "sources")
-_MOST = 1 << 62
 _OWN = ("clips", "batches", "waiting_for_batches_seconds")  # counted by the mix alone
-_CHOSEN = ("num_cursors", "block_frames", "run_frames", "first_block_frames")
 
 
 class MixEpochs(Epochs):
@@ -38,6 +36,12 @@ class MixEpochs(Epochs):
 
     loader: Any  # a MixLoader
 
+    def __init__(self, loader: Any) -> None:
+        super().__init__(loader)
+        self._base: MixState | None = None  # that was loaded last: places are counted from there
+        self._at_base = False  # the position is there, and not begun
+        self._rests: dict[tuple[int, int], MixRest] = {}  # from there, by ranks and workers
+
     def state(self, part: Part, *, at_end: bool = False) -> dict[str, Any]:
         """See `Epochs.state`."""
         self._follow_workers()
@@ -48,50 +52,88 @@ class MixEpochs(Epochs):
                 "whose state_dict() has it; or num_workers=0",
                 got=f"a state_dict() asked for while workers run, or have run, epoch {self._epoch}",
             )
+        if self._at_base and self._sharing is None and self._base is not None:
+            return self._base.to_json()
         worker = get_worker_info()
         here = Sharing.of(part, worker.id, worker.num_workers) if worker else Sharing.of(part, 0, 1)
         sharing = self._sharing or here
         over = self._ended and not at_end and worker is None
         epoch, batch = self._epoch + over, 0 if over else self._batch
         mix: MixLoader = self.loader
-        clips = _clips(mix, epoch, batch, sharing)
-        sources = {}
-        for name, loader in mix.loaders.items():
-            number, first = loader.locate(clips[name], sharing.num_parts)
+        rest = self._rest(sharing)
+        rest = None if rest is not None and epoch < rest.epoch else rest
+        clips = _clips(mix, epoch, batch, sharing, rest)
+        sources, settings = {}, {}
+        for i, (name, loader) in enumerate(mix.loaders.items()):
+            own, count = None if rest is None else rest.sources[i], sharing.num_parts
+            number, first = loader.locate(clips[name], count, own)
             sources[name] = State(
                 epoch=number,
                 batch=clips[name] - first,
                 sharing=sharing,
-                settings=loader.settings(sharing.num_parts),
+                settings=loader.settings(count),
                 request=loader.request(),
                 episodes=loader.selection.identity,
-            ).to_json()
-        return {
-            "mix_version": _VERSION,
-            "epoch": epoch,
-            "batch": batch,
-            "mix": _request(mix),
-            "sources": sources,
-        }
+            )
+            pending = () if own is None else own.pending
+            settings[name] = {k: loader.settings(count, k, stages) for k, stages in pending}
+        found = MixState(epoch, (batch,), _request(mix), sources, rest, settings)
+        return found.to_json()
 
     def load(self, state: Mapping[str, Any], part: Part) -> None:
         """See `Epochs.load`."""
         mix: MixLoader = self.loader
-        epoch, batch, states = _parsed(state, _request(mix))
-        for name, source in states.items():
+        saved = _checked(MixState.parse(state), _request(mix))
+        for name, source in saved.sources.items():
             mix.loaders[name].check_state(source)
-        sharing = next(iter(states.values())).sharing
-        settings = {name: state.settings for name, state in states.items()}
-        note = b""
-        if batch or sharing.num_parts == part.count:
-            with _with_settings(mix, settings, sharing.num_parts):
-                self._check_place(states, epoch, batch, sharing)
-            chosen = [_chosen(one) for one in settings.values()]
-            note = json.dumps([sharing.num_parts, chosen], separators=(",", ":")).encode()
-        self._go_to(epoch)
-        self._batch, self._sharing, self._note = batch, sharing if batch else None, note
-        self._loaded = os.getpid()
+        with ExitStack() as stack:
+            for loader in mix.loaders.values():
+                stack.enter_context(loader.unless_it_raises())
+            if saved.sharing.num_parts == part.count:
+                _use_settings(mix, saved)
+            self._check_place(saved)
+        self._go_to(saved.epoch)
+        self._take(saved)
+        self._at_base, self._loaded = True, os.getpid()
+        text = json.dumps(saved.to_json(), separators=(",", ":"))
+        self._note = zlib.compress(text.encode(), 9)
         self._publish()
+
+    def _take(self, saved: MixState) -> None:
+        """Count places from a state on."""
+        self._base, self._rests = saved, {}
+
+    def _go_to(self, epoch: int) -> None:
+        super()._go_to(epoch)
+        self._at_base = False
+
+    def _join(self, epoch: int) -> None:
+        is_there = self._at_base and epoch == self._epoch
+        super()._join(epoch)
+        self._at_base = is_there
+
+    def _position(self, sharing: Sharing) -> tuple[Any, int]:
+        base, rest = self._base, self._rest(sharing)
+        if not self._at_base or base is None:
+            return rest or (), self._batch
+        if not _continues(base, sharing):
+            return rest or (), 0
+        if base.sharing.worker not in (None, sharing.worker):
+            base = base.of_rank()  # which says that it is another worker's
+        worker = 0 if base.sharing.worker is not None else sharing.worker or 0
+        return rest or (), base.batches[worker]
+
+    def _rest(self, sharing: Sharing) -> MixRest | None:
+        """Where parts so shared went on with what others had left."""
+        base = self._base
+        if base is None:
+            return None
+        if _continues(base, sharing):
+            return base.rest
+        key = sharing.ranks, sharing.workers
+        if key not in self._rests:
+            self._rests[key] = rest_after(self.loader, base.of_rank())
+        return self._rests[key]
 
     def stats(self) -> dict[str, Any]:
         """What the last iteration has done so far: of the mix, and of each source."""
@@ -110,21 +152,26 @@ class MixEpochs(Epochs):
             }
         return {**_summed(own, sources), "sources": sources}
 
-    def _check_place(
-        self, states: Mapping[str, State], epoch: int, batch: int, sharing: Sharing
-    ) -> None:
+    def _check_place(self, saved: MixState) -> None:
         """Raise `StateError` for a place that is not the epoch's, or not that of the sources."""
         mix: MixLoader = self.loader
-        num_batches = _plan(mix, epoch, sharing).num_batches
-        if batch > num_batches:
-            raise StateError(
-                "the saved state is beyond the end of its epoch",
-                expected=f"at most {num_batches} batches",
-                got=batch,
-            )
-        clips = _clips(mix, epoch, batch, sharing)
-        for name, state in states.items():
-            number, first = mix.loaders[name].locate(clips[name], sharing.num_parts)
+        for worker, batch in enumerate(saved.batches):
+            sharing = saved.sharing
+            if sharing.worker is None:
+                sharing = replace(sharing, worker=worker)
+            num_batches = _plan(mix, saved.epoch, sharing, saved.rest).num_batches
+            if batch > num_batches:
+                raise StateError(
+                    "the saved state is beyond the end of its epoch",
+                    expected=f"at most {num_batches} batches",
+                    got=batch,
+                )
+        if saved.sharing.worker is None:
+            return
+        clips = _clips(mix, saved.epoch, saved.batches[0], saved.sharing, saved.rest)
+        for i, (name, state) in enumerate(saved.sources.items()):
+            own = None if saved.rest is None else saved.rest.sources[i]
+            number, first = mix.loaders[name].locate(clips[name], saved.sharing.num_parts, own)
             if (state.epoch, state.batch) != (number, clips[name] - first):
                 raise StateError(
                     f"a state's source {name!r} is not where the mix is",
@@ -133,12 +180,11 @@ class MixEpochs(Epochs):
                 )
 
     def _use_note(self, note: bytes) -> None:
-        """Keep the settings of a state that workers have loaded; see `Epochs`."""
+        """Count from the state that workers have loaded, with its settings; see `Epochs`."""
         if note and note != self._note:
-            num_parts, chosen = json.loads(note)
-            for loader, values in zip(self.loader.loaders.values(), chosen, strict=True):
-                own = loader.settings(num_parts)
-                loader.use_settings(_with_chosen(own, values), num_parts)
+            saved = MixState.parse(json.loads(zlib.decompress(note)))
+            _use_settings(self.loader, saved)
+            self._take(saved)
             self._note = note
 
 
@@ -154,31 +200,9 @@ def _request(mix: MixLoader) -> dict[str, Any]:
     }
 
 
-def _parsed(state: object, request: Mapping[str, Any]) -> tuple[int, int, dict[str, State]]:
-    """Epoch, batch and the sources' states. `StateError` for those of no mix, or of another."""
-    if not isinstance(state, Mapping) or "mix_version" not in state:
-        raise StateError(
-            "not a state of a SeqRecordMix",
-            expected=f"a dict of {', '.join(_KEYS)}",
-            got=shown(state),
-        )
-    if state["mix_version"] != _VERSION or isinstance(state["mix_version"], bool):
-        raise StateError(
-            "a state of another version", expected=_VERSION, got=shown(state["mix_version"])
-        )
-    if set(state) != set(_KEYS):
-        raise StateError(
-            "a state of other entries than it should have",
-            expected=", ".join(_KEYS),
-            got=shown(list(state)),
-        )
-    for name in ("epoch", "batch"):
-        value = state[name]
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MOST:
-            raise StateError(f"a state's {name} is out of range", got=shown(value))
-    found, sources = state["mix"], state["sources"]
-    if not isinstance(found, Mapping) or not isinstance(sources, Mapping):
-        raise StateError("a state of no mix", expected="dicts", got=shown([found, sources]))
+def _checked(saved: MixState, request: Mapping[str, Any]) -> MixState:
+    """The state, its sources in the order of the mix. `StateError` for one of another mix."""
+    found = saved.mix
     differ = [name for name in request if name not in found or found[name] != request[name]]
     if differ:
         raise StateError(
@@ -187,54 +211,39 @@ def _parsed(state: object, request: Mapping[str, Any]) -> tuple[int, int, dict[s
             got=", ".join(f"{name}={shown(found.get(name))}" for name in differ),
         )
     names = [name for name, _ in request["shares"]]
-    if set(sources) != set(names):
+    if set(saved.sources) != set(names):
         raise StateError(
-            "a state of other sources", expected=", ".join(names), got=shown(list(sources))
+            "a state of other sources", expected=", ".join(names), got=shown(list(saved.sources))
         )
-    states = {name: State.parse(sources[name]) for name in names}
-    for name, one in states.items():
-        if one.of_workers is not None or one.stages:
-            raise StateError(
-                f"a state's source {name!r} has changed its ranks or workers, as no mix does",
-                expected="one worker, and no stages",
-                got=f"{one.sharing}, {counted(len(one.stages), 'stage')}",
-            )
-    if len({one.sharing for one in states.values()}) > 1:
-        raise StateError(
-            "a state's sources are of different ranks or workers",
-            got="; ".join(f"{name}: {one.sharing}" for name, one in states.items()),
-        )
-    return state["epoch"], state["batch"], states
+    return saved.ordered(names)
 
 
-def _plan(mix: MixLoader, epoch: int, sharing: Sharing) -> MixPlan:
+def _continues(saved: MixState, sharing: Sharing) -> bool:
+    """Whether `sharing` goes on with the plans that a state is of."""
+    return replace(saved.sharing, worker=None) == replace(sharing, worker=None)
+
+
+def _use_settings(mix: MixLoader, saved: MixState) -> None:
+    """Keep a state's settings for parts of its number."""
+    count = saved.sharing.num_parts
+    for i, (name, loader) in enumerate(mix.loaders.items()):
+        loader.use_settings(saved.sources[name].settings, count)
+        for epoch, stages in () if saved.rest is None else saved.rest.sources[i].pending:
+            settings = saved.settings_left[name][epoch]
+            loader.use_settings(settings, count, epoch, stages)
+
+
+def _plan(mix: MixLoader, epoch: int, sharing: Sharing, rest: MixRest | None) -> MixPlan:
     part = Part(sharing.worker or 0, sharing.num_parts)
-    return mix.plan(epoch, part, workers=sharing.workers)
+    return mix.plan(epoch, part, rest, workers=sharing.workers)
 
 
-def _clips(mix: MixLoader, epoch: int, batch: int, sharing: Sharing) -> dict[str, int]:
-    """How many clips each source has given, over all of its epochs."""
-    return dict(zip(mix.names, _plan(mix, epoch, sharing).given(batch).tolist(), strict=True))
-
-
-@contextmanager
-def _with_settings(
-    mix: MixLoader, settings: Mapping[str, PlanSettings], num_parts: int
-) -> Iterator[None]:
-    with ExitStack() as stack:
-        for name, one in settings.items():
-            stack.enter_context(mix.loaders[name].with_settings(one, num_parts))
-        yield
-
-
-def _chosen(settings: PlanSettings) -> list[int | None]:
-    """What memory and defaults have chosen."""
-    return [getattr(settings, name) for name in _CHOSEN]
-
-
-def _with_chosen(settings: PlanSettings, values: list[int | None]) -> PlanSettings:
-    chosen: dict[str, Any] = dict(zip(_CHOSEN, values, strict=True))
-    return replace(settings, **chosen)
+def _clips(
+    mix: MixLoader, epoch: int, batch: int, sharing: Sharing, rest: MixRest | None
+) -> dict[str, int]:
+    """How many clips each source has given, over all of its epochs or since the last change."""
+    given = _plan(mix, epoch, sharing, rest).given(batch)
+    return dict(zip(mix.names, given.tolist(), strict=True))
 
 
 def _summed(own: dict[str, Any], sources: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

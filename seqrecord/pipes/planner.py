@@ -172,14 +172,14 @@ class Planner:
     @contextmanager
     def with_settings(self, settings: PlanSettings, num_parts: int) -> Iterator[None]:
         """`use_settings`; the former ones again if the block raises."""
-        with self._unless_it_raises():
+        with self.unless_it_raises():
             self.use_settings(settings, num_parts)
             yield
 
     def use_state(self, state: State) -> None:
         """`use_settings`, those of a state; none where one of them does not fit."""
         count = state.sharing.num_parts
-        with self._unless_it_raises():
+        with self.unless_it_raises():
             self.use_settings(state.usual, count)
             if state.stages:
                 self.use_settings(state.settings, count, state.epoch, state.stages)
@@ -255,7 +255,8 @@ class Planner:
         return self.selection.typical_clips, self.selection.differs_by_epoch
 
     @contextmanager
-    def _unless_it_raises(self) -> Iterator[None]:
+    def unless_it_raises(self) -> Iterator[None]:
+        """The settings of before again if the block raises."""
         before = dict(self._fits)
         try:
             yield

@@ -11,7 +11,15 @@ from seqrecord.sampling import Part, PlanSettings
 from seqrecord.sampling.rest import Stage
 from seqrecord.text import counted
 
-__all__ = ["Sharing", "Stages", "State", "parse_settings", "shown"]
+__all__ = [
+    "Sharing",
+    "Stages",
+    "State",
+    "parse_settings",
+    "parse_stages",
+    "shown",
+    "stages_to_json",
+]
 
 Stages: TypeAlias = tuple[Stage, ...]
 """Those of an epoch that are over, because the number of ranks or workers has changed."""
@@ -119,14 +127,7 @@ class State:
             "ranks": self.sharing.ranks,
             "workers": self.sharing.workers,
             "worker": self.sharing.worker,
-            "stages": [
-                {
-                    "ranks": stage.ranks,
-                    "batches": list(stage.batches),
-                    "settings": dict(vars(stage.settings)),
-                }
-                for stage in self.stages
-            ],
+            "stages": stages_to_json(self.stages),
             "settings": dict(vars(self.settings)),
             "later": None if self.later is None else dict(vars(self.later)),
             "request": dict(self.request),
@@ -166,7 +167,7 @@ class State:
             if not isinstance(state[name], Mapping):
                 raise StateError(f"a state's {name} is no dict", got=shown(state[name]))
         _check_keys("a state's episodes", state["episodes"], _EPISODES)
-        stages, later = _parse_stages(state["stages"]), state["later"]
+        stages, later = parse_stages(state["stages"]), state["later"]
         if bool(stages) != (later is not None):
             raise StateError(
                 "a state's later makes no sense",
@@ -186,7 +187,20 @@ class State:
         )
 
 
-def _parse_stages(saved: object) -> Stages:
+def stages_to_json(stages: Stages) -> list[dict[str, Any]]:
+    """Inverse of `parse_stages`."""
+    return [
+        {
+            "ranks": stage.ranks,
+            "batches": list(stage.batches),
+            "settings": dict(vars(stage.settings)),
+        }
+        for stage in stages
+    ]
+
+
+def parse_stages(saved: object) -> Stages:
+    """Stages from JSON; `StateError` for what are none."""
     if not isinstance(saved, (list, tuple)):
         raise StateError("a state's stages are no list", got=shown(saved))
     stages = []

@@ -46,12 +46,14 @@ _EPISODE_BITS = 33  # no start in one episode follows one in another
 class Stage:
     """What parts of one number have given of an epoch: `batches[w]` by worker `w` of each rank.
 
-    A rank without worker processes counts as one worker. `settings` are those of the plan.
+    A rank without worker processes counts as one worker. `settings` are those of the plan. With
+    `by_clip` it is clips that are counted, as those of a source of a mix are.
     """
 
     ranks: int
     batches: tuple[int, ...]
     settings: PlanSettings
+    by_clip: bool = False
 
     @property
     def num_parts(self) -> int:
@@ -136,7 +138,8 @@ class _Remainder:
             kept = table.num_clips // count if settings.equal else clips
             clips = np.full(count, kept) // self._batch_size * self._batch_size
         batches = np.tile(np.array(stage.batches, np.int64), stage.ranks)
-        most = -(-int(clips.max(initial=0)) // self._batch_size)
+        unit = 1 if stage.by_clip else self._batch_size
+        most = -(-int(clips.max(initial=0)) // unit)
         if int(batches.max()) > most:
             raise StateError(
                 "a stage of an epoch is beyond the epoch's end",
@@ -144,7 +147,7 @@ class _Remainder:
                 got=f"{int(batches.max())} batches",
             )
         # Products stay small: no part has given more batches than it has.
-        self._given = np.minimum(batches * self._batch_size, clips)
+        self._given = np.minimum(batches * unit, clips)
         self._is_over = bool((self._given == clips).all())
         facts = ClipFacts.of(table, episodes, self._windows)
         self._sizes = BlockSizes.of(facts, settings)

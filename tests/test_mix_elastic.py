@@ -1,0 +1,266 @@
+"""A mix that goes on with other ranks or workers, against counts of every clip of every source."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from seqrecord import SeqRecordMix, SeqRecordStream, StateError, elastic_state
+from seqrecord.pipes.distributed import Ranks
+from tests.mix_data import write_source
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+]
+
+LENGTHS = {"a": (13, 9, 20), "b": (12, 5), "c": (7,)}
+CLIPS = {name: sum(n - 2 for n in lengths) for name, lengths in LENGTHS.items()}
+WEIGHTS = {"a": 3, "b": 2, "c": 1}
+SHARES = {name: Fraction(weight, 6) for name, weight in WEIGHTS.items()}
+
+Given = list[tuple[str, int, int, int]]  # source, epoch of the source, episode, start
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("elastic_mix")
+    for number, (name, lengths) in enumerate(LENGTHS.items()):
+        write_source(folder / name, number, lengths)
+    return folder
+
+
+def mixed(root: Path, **options: Any) -> SeqRecordMix:
+    sources = {name: SeqRecordStream(root / name, clip_len=3) for name in LENGTHS}
+    return SeqRecordMix(sources, **{"weights": WEIGHTS, "batch_size": 4, "seed": 5, **options})
+
+
+def listened(mix: SeqRecordMix) -> Given:
+    """What the mix gives from now on."""
+    found, loader = Given(), mix._mix
+    make = loader.clip
+
+    def clip(batch: Any, plan: Any, number: int) -> Any:
+        columns = (batch.source, batch.epoch, batch.episode, batch.start)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        found.extend((loader.names[source], *rest) for source, *rest in rows)
+        return make(batch, plan, number)
+
+    loader.clip = clip  # type: ignore[method-assign]
+    return found
+
+
+def check_shares(names: list[str]) -> None:
+    count: Counter[str] = Counter()
+    for number, name in enumerate(names, 1):
+        count[name] += 1
+        assert max(abs(count[source] - share * number) for source, share in SHARES.items()) < 1
+
+
+def check_given(given: list[Given], last: list[Given], changes: list[int]) -> None:
+    """Every clip of each epoch of a source that is over came once; only to equalise, twice."""
+    count: dict[tuple[str, int], Counter[tuple[int, int]]] = {}
+    for one in given:
+        for name, epoch, *clip in one:
+            count.setdefault((name, epoch), Counter())[clip[0], clip[1]] += 1
+    for (name, epoch), found in count.items():
+        extra = sum(found.values()) - len(found)
+        assert extra <= sum(ranks - 1 for ranks in changes), (name, epoch)
+        now = [max((e for n, e, *_ in one if n == name), default=-1) for one in last]
+        if epoch < min(now):
+            assert len(found) == CLIPS[name], (name, epoch)
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=20)
+@given(
+    stop=st.sampled_from(["first", "longest", 5]),
+    changes=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 9)), min_size=2, max_size=4),
+)
+def test_any_changes(root: Path, stop: Any, changes: list[tuple[int, int]]) -> None:
+    check_changes(root, stop, changes)
+
+
+@pytest.mark.parametrize(
+    ("stop", "changes"),
+    [("longest", [(4, 3), (2, 2), (3, 0), (1, 5)]), (5, [(2, 5), (3, 7)]), ("first", [(2, 1)])],
+)
+def test_every_clip_once(root: Path, stop: Any, changes: list[tuple[int, int]]) -> None:
+    check_changes(root, stop, changes)
+
+
+def check_changes(root: Path, stop: Any, changes: list[tuple[int, int]]) -> None:
+    """Ranks, and how many batches each gives before the next change."""
+    given, last, state = list[Given](), list[Given](), None
+    stages = [*changes, (2, 30)]
+    so_far: list[str] = []  # of one rank since the number of ranks has changed
+    for number, (ranks, batches) in enumerate(stages):
+        last, states = [], []
+        if number and ranks != stages[number - 1][0]:
+            so_far = []
+        for rank in range(ranks):
+            mix = mixed(root, stop=stop, rank=rank, world_size=ranks)
+            if state is not None:
+                mix.load_state_dict(json.loads(json.dumps(state)))
+                assert mix.state_dict() == state
+            last.append(listened(mix))
+            iterator = iter(mix)
+            for _ in range(batches):
+                while next(iterator, None) is None:
+                    iterator = iter(mix)
+            states.append(mix.state_dict())
+            del iterator
+        assert all(one == states[0] for one in states), number
+        state = states[0]
+        given += last
+        names = [[name for name, *_ in one] for one in last]
+        assert all(one == names[0] for one in names)
+        so_far += names[0]
+        check_shares(so_far)
+    check_given(given, last, [ranks for ranks, _ in changes] + [2])
+
+
+@pytest.mark.parametrize("stop", ["longest", 7])
+def test_it_resumes_after_a_change(root: Path, stop: Any) -> None:
+    """In the rest of an epoch, and in later ones, and in another memory."""
+    first = mixed(root, stop=stop, rank=0, world_size=3)
+    iterator = iter(first)
+    for _ in range(2):
+        next(iterator)
+    state = first.state_dict()
+
+    def go_on(memory_limit: str = "2GiB") -> SeqRecordMix:
+        return mixed(root, stop=stop, rank=1, world_size=2, memory_limit=memory_limit)
+
+    whole = go_on()
+    whole.load_state_dict(state)
+    listening = listened(whole)
+    states, marks = [], []
+    for _ in range(2):
+        for _ in whole:
+            states.append(whole.state_dict())
+            marks.append(len(listening))
+    for number in (0, 1, len(states) // 2, len(states) - 2):
+        again = go_on("1MiB")
+        again.load_state_dict(states[number])
+        found = listened(again)
+        for _ in range(3):  # the first may have nothing left
+            list(again)
+        assert found[: len(listening) - marks[number]] == listening[marks[number] :]
+
+
+def test_what_is_left_of_an_epoch(root: Path) -> None:
+    """With "longest" every source has given all of its clips when the epoch ends."""
+    given = list[Given]()
+    mix = mixed(root, stop="longest", rank=0, world_size=2)
+    iterators, mixes = [], []
+    for rank in range(2):
+        mixes.append(mixed(root, stop="longest", rank=rank, world_size=2))
+        given.append(listened(mixes[-1]))
+        iterators.append(iter(mixes[-1]))
+        for _ in range(3):
+            next(iterators[-1])
+    for rank in range(3):
+        mix = mixed(root, stop="longest", rank=rank, world_size=3)
+        mix.load_state_dict(mixes[0].state_dict())
+        given.append(listened(mix))
+        assert list(mix)
+        assert mix.state_dict()["epoch"] == 1
+    clips = {(name, episode, start) for one in given for name, _, episode, start in one}
+    assert len(clips) == sum(CLIPS.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_come_and_go(root: Path, persistent: bool) -> None:
+    """A StatefulDataLoader of two workers goes on with three, and then without, for epochs."""
+
+    def names(batch: dict[str, Any]) -> list[tuple[str, str, int]]:
+        return list(zip(batch["dataset"], batch["episode"], batch["start"].tolist(), strict=True))
+
+    def loader(mix: SeqRecordMix, workers: int) -> StatefulDataLoader[Any]:
+        keeps = persistent and workers > 0
+        return StatefulDataLoader(
+            mix, batch_size=None, num_workers=workers, persistent_workers=keeps
+        )
+
+    two = loader(mixed(root, stop=13), 2)
+    iterator = iter(two)
+    first = [names(next(iterator)) for _ in range(5)]
+    saved = two.state_dict()
+    del iterator
+    mix = mixed(root, stop=13)
+    mix.load_state_dict(saved["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"])
+    with pytest.raises(StateError, match="one worker does not say"):
+        iter(mix).__next__()
+    state = elastic_state(saved)
+    assert state["batch"] == [3, 2]
+    mix = mixed(root, stop=13)
+    mix.load_state_dict(state)
+    three = loader(mix, 3)
+    rest = [names(batch) for batch in three]
+    assert len(first) + len(rest) in (13, 14, 15)
+    again = mixed(root, stop=13)
+    again.load_state_dict(state)
+    repeated = loader(again, 3)
+    assert [names(batch) for batch in repeated] == rest
+    later = [names(batch) for batch in three]
+    assert len(later) == 13
+    assert [names(batch) for batch in repeated] == later
+    iterator = iter(three)
+    some = [names(next(iterator)) for _ in range(4)]
+    saved = three.state_dict()
+    others = [names(batch) for batch in iterator]
+    resumed = loader(mixed(root, stop=13), 3)
+    resumed.load_state_dict(saved)
+    assert [names(batch) for batch in resumed] == others
+    assert [names(batch) for batch in resumed] == [names(batch) for batch in three]
+    assert len(some) == 4
+    alone = mixed(root, stop=13)
+    alone.load_state_dict(elastic_state(saved))
+    assert len([names(batch) for batch in alone]) == 9
+    del two, three, repeated, resumed
+
+
+def test_states_that_make_no_sense(root: Path) -> None:
+    mix = mixed(root, rank=0, world_size=3)
+    next(iter(mix))
+    before = mix.state_dict()
+    mix = mixed(root, rank=0, world_size=2)
+    mix.load_state_dict(before)
+    next(iter(mix))
+    good = mix.state_dict()
+    assert good["rest"]["number"] == 1
+
+    def changed(change: Any) -> dict[str, Any]:
+        state: dict[str, Any] = json.loads(json.dumps(good))
+        change(state["rest"])
+        return state
+
+    for change, message in (
+        (lambda rest: rest.pop("left"), "other entries"),
+        (lambda rest: rest.update(epoch=-1), "out of range"),
+        (lambda rest: rest["sources"].pop("a"), "other sources"),
+        (lambda rest: rest["sources"]["a"].update(following=9), "do not follow each other"),
+        (lambda rest: rest["sources"]["a"]["pending"][0].update(stages=[]), "no stages"),
+        (lambda rest: rest["sources"]["a"]["pending"][0].update(stages=1), "no list"),
+        (lambda rest: rest["sources"]["a"].update(pending=1), "no list"),
+        (
+            lambda rest: rest["sources"]["a"]["pending"][0]["stages"][0].update(batches=[9999]),
+            "beyond the epoch's end",
+        ),
+    ):
+        with pytest.raises(StateError, match=message):
+            mix.load_state_dict(changed(change))
+    assert Ranks(None, None).current().count == 1
+    fine = mixed(root, rank=0, world_size=2)
+    fine.load_state_dict(json.loads(json.dumps(good, sort_keys=True)))
+    assert fine.state_dict()["rest"] == good["rest"]
