@@ -13,9 +13,17 @@ import seqrecord
 from seqrecord import NotFoundError, SeqRecordPipe, SeqRecordWriter
 from seqrecord.errors import DestinationError, SchemaError, StorageError
 from seqrecord.format.manifest import read_manifest
-from seqrecord.storage import LocalStorage
-from seqrecord.writing.edits import delete_episodes, relabel_episodes, split_episodes
+from seqrecord.reading.record_footers import read_footer
+from seqrecord.storage import LocalStorage, copy_on_server, open_storage
+from seqrecord.writing.edits import (
+    delete_episodes,
+    relabel_episodes,
+    rename_episodes,
+    split_episodes,
+)
+from seqrecord.writing.features import add_feature
 from seqrecord.writing.merging import merge_datasets
+from tests.places import CLOUDS, Place
 from tests.test_edits import check, content, write
 
 
@@ -115,8 +123,26 @@ def test_what_cannot_be_merged(tmp_path: Path) -> None:
         merge_datasets([a, shutil.copytree(a, tmp_path / "copy")], made)
     with SeqRecordWriter(tmp_path / "c") as writer, writer.episode("other") as episode:
         episode.append({"x": np.zeros(1000, np.float64)})
-    with pytest.raises(SchemaError, match=r"different schemas.*float32|different schemas.*<f4"):
+    with pytest.raises(
+        SchemaError,
+        match=r"feature of other values; file: \S*/c; feature: x; "
+        r"expected: float32 \[1000\], as in \S*/a; got: float64 \[1000\]$",
+    ):
         merge_datasets([a, tmp_path / "c"], made)
+    for name, settings, message in (
+        ("d", {"features": {"x": {"unit": "m"}}}, "feature of other unit.*expected: m.*got: px$"),
+        ("e", {"features": {"x": {"unit": "px", "kind": "flow"}}}, None),
+    ):
+        write(tmp_path / name, range(10, 12), **settings)
+        write(tmp_path / f"{name}2", range(12, 14), features={"x": {"unit": "px"}})
+        if message:
+            with pytest.raises(SchemaError, match=message):
+                merge_datasets([tmp_path / name, tmp_path / f"{name}2"], made)
+        else:  # nobody said another kind
+            merge_datasets([tmp_path / name, tmp_path / f"{name}2"], made, dry_run=True)
+    add_feature(b, "y", lambda episode: np.zeros(len(episode)))
+    with pytest.raises(SchemaError, match=r"only one has a feature.*/a; feature: y;.*as in \S*/b"):
+        merge_datasets([a, b], made)
     with pytest.raises(NotFoundError, match="no dataset"):
         merge_datasets([a, tmp_path / "nowhere"], made)
     with pytest.raises(DestinationError, match="nothing to merge"):
@@ -124,6 +150,104 @@ def test_what_cannot_be_merged(tmp_path: Path) -> None:
     with pytest.raises(DestinationError, match="not empty"):
         merge_datasets([a], b)
     assert not made.exists()
+
+
+def test_what_is_stored_otherwise_is_encoded_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    frames = [
+        {"x": np.full(2000, i, "<f4"), "s": np.int32(i), "text": f"frame {i}"} for i in range(40)
+    ]
+    for path, key, codecs in ((a, "a", "raw"), (b, "b", "balanced")):
+        names = ["x", "s", "text"] if path == a else ["text", "x", "s"]
+        with SeqRecordWriter(path, codecs=codecs) as writer:
+            for number in range(3):
+                with writer.episode(f"{key}{number}", metadata={"n": number}, fps=30) as episode:
+                    for i, frame in enumerate(frames):
+                        episode.append({n: frame[n] for n in names if n != "s" or i % 7})
+    split_episodes(b, ["b0", "b2"], "val")
+    delete_episodes(b, ["b1"])
+    rename_episodes(b, {"b2": "renamed"})
+    relabel_episodes(b, ["renamed"], {"n": "two"})
+    before = state(b)
+    report = merge_datasets([a, b], tmp_path / "made", dry_run=True)
+    assert not (tmp_path / "made").exists()
+    [line] = report.encoded
+    assert line.startswith(f"{b}: encoded anew, since it stores otherwise: ")
+    for reason in ("x (codec ", " becomes raw", "order of the features"):
+        assert reason in line
+    assert line in caplog.text
+    done = merge_datasets([a, b], tmp_path / "made")
+    assert (done.encoded, done.encoded_frames) == (report.encoded, 80)
+    assert (done.num_record_files, done.linked_bytes) == (2, report.linked_bytes)
+    assert state(b) == before
+    for _ in range(2):
+        with seqrecord.open(tmp_path / "made") as dataset, seqrecord.open(a) as first:
+            assert dataset.features == first.features
+            assert set(dataset.episodes) == {"a0", "a1", "a2", "b0", "renamed"}
+            keys = np.array(list(dataset.episodes))
+            assert set(keys[dataset.find_episodes(None, "val")]) == {"b0", "renamed"}
+            for key, found in dataset.episodes.items():
+                assert found.metadata == {"n": "two" if key == "renamed" else int(key[1:])}
+                assert found.fps == 30
+                for i, frame in enumerate(frames):
+                    got = found[i]
+                    assert got.keys() == frame.keys() - ({"s"} if not i % 7 else set())
+                    assert all(np.array_equal(got[n], frame[n]) for n in got)
+            assert dataset.statistics is None  # `b` has none since an episode was deleted
+        assert not seqrecord.verify(tmp_path / "made", deep=True).problems
+        (tmp_path / "made" / "manifest.json").unlink()
+        seqrecord.reindex(tmp_path / "made")
+
+
+def test_nothing_is_encoded_anew_that_would_lose_data(tmp_path: Path) -> None:
+    for name, codec in (("a", "jpeg:quality=90"), ("b", "jpeg:quality=80")):
+        writer = SeqRecordWriter(tmp_path / name, codecs={"image": codec})
+        with writer, writer.episode(name) as episode:
+            episode.append({"image": np.zeros((8, 8, 3), np.uint8)})
+    with pytest.raises(SchemaError, match=r"would lose data; file: \S*/b; feature: image"):
+        merge_datasets([tmp_path / "a", tmp_path / "b"], tmp_path / "made")
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("place", CLOUDS[:2], indirect=True)
+def test_within_a_bucket_the_service_copies(parts: tuple[Path, Path], place: Place) -> None:
+    options = place.options
+    urls = [f"{place.url}/{part.name}" for part in parts]
+    for part, url in zip(parts, urls, strict=True):
+        report = merge_datasets([part], url, storage_options=options)
+        assert report.server_bytes == 0
+    one, another = (open_storage(f"{place.url}/{name}", place.options) for name in ("a", "other"))
+    path = one.files("records")[0].path
+    assert copy_on_server(one, another, path)
+    assert read_footer(another, path).file_id == read_footer(one, path).file_id
+    one.close()
+    another.close()
+    report = merge_datasets(urls, f"{place.url}/made", storage_options=options)
+    assert report.server_bytes == report.copied_bytes > 0
+    expected = {**content(parts[0]), **content(parts[1])}
+    for url in urls:  # nothing of it is used by the new one
+        storage = open_storage(url, options)
+        for folder in ("records", "index", "edits"):
+            for file in storage.files(folder):
+                storage.remove(file.path)
+        storage.close()
+    with seqrecord.open(f"{place.url}/made", storage_options=options) as dataset:
+        assert set(dataset.episodes) == expected.keys()
+        for key, episode in dataset.episodes.items():
+            assert (dict(episode.metadata), episode[:]["x"][:, 0].tolist()) == expected[key]
+    assert not seqrecord.verify(f"{place.url}/made", storage_options=options).problems
+
+
+@pytest.mark.parametrize("place", ["gs"], indirect=True)
+def test_what_a_service_does_not_copy_goes_through_this_machine(
+    parts: tuple[Path, Path], place: Place
+) -> None:
+    """The stub of Google Cloud Storage knows no copies, and answers with an error."""
+    merge_datasets(parts[:1], f"{place.url}/a", storage_options=place.options)
+    merge_datasets([f"{place.url}/a"], f"{place.url}/made", storage_options=place.options)
+    assert not seqrecord.verify(f"{place.url}/made", storage_options=place.options).problems
 
 
 def test_a_failure_leaves_nothing(parts: tuple[Path, Path], tmp_path: Path) -> None:

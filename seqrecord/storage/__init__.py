@@ -8,6 +8,7 @@ from seqrecord.storage.opening import StorageLike, open_storage
 from seqrecord.storage.parallel import RequestThreads, map_files, request_threads
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.remote import FsspecStorage
+from seqrecord.storage.server_copies import can_copy_on_server, copy_on_server
 from seqrecord.storage.stopping import unwanted_if
 from seqrecord.storage.url import Location, local_path, parse_location
 from seqrecord.storage.wrappers import StorageWrapper
@@ -28,7 +29,9 @@ __all__ = [
     "Unfinished",
     "Upload",
     "cache_info",
+    "can_copy_on_server",
     "clear_cache",
+    "copy_on_server",
     "entries_of",
     "forget_cached",
     "local_path",

@@ -17,7 +17,7 @@ from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.schema import FeatureSpec
 from seqrecord.writing.features import Values
 
-__all__ = ["spec_of_dataset", "values_of_dataset", "values_of_files"]
+__all__ = ["frames_of", "loses_data", "spec_of_dataset", "values_of_dataset", "values_of_files"]
 
 _AT_ONCE = 32  # frames that are read together
 
@@ -69,12 +69,12 @@ def values_of_dataset(dataset: SeqRecordReader, feature: str) -> Values:
                 expected=len(episode),
                 got=len(other),
             )
-        return _frames(other, feature)
+        return frames_of(other, feature)
 
     return values
 
 
-def _frames(episode: Episode, feature: str) -> Iterator[Any]:
+def frames_of(episode: Episode, feature: str) -> Iterator[Any]:
     """The feature's value of each frame, in order, or `None`."""
     present = episode.present(feature)
     for first in range(0, len(episode), _AT_ONCE):

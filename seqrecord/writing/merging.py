@@ -1,36 +1,57 @@
-"""Merges datasets: one of all episodes, in the same record files, without encoding anything."""
+"""Merges datasets: one of all episodes, in the same record files where schemas are equal."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from itertools import zip_longest
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from seqrecord.errors import DestinationError, NotFoundError, SchemaError
+from seqrecord.errors import DestinationError, FormatError, NotFoundError
 from seqrecord.format import RECORDS, Footer
-from seqrecord.format.index import Index
+from seqrecord.format.edits import Edit, Split
+from seqrecord.format.index import NO_SPLIT, Index
 from seqrecord.format.manifest import EDITS, IndexFile, Manifest, RecordFile
 from seqrecord.format.statistics import read_statistics
+from seqrecord.format.text import encode_metadata
 from seqrecord.reading.edits import read_edits
-from seqrecord.reading.index_building import build_index
+from seqrecord.reading.index_building import build_index, complete_episodes
 from seqrecord.reading.metadata import load_index
-from seqrecord.reading.record_footers import read_footers
-from seqrecord.storage import Storage, open_storage
+from seqrecord.reading.reader import SeqRecordReader
+from seqrecord.reading.record_footers import read_footer, read_footers, record_sizes
+from seqrecord.schema import Schema
+from seqrecord.storage import (
+    Storage,
+    can_copy_on_server,
+    copy_on_server,
+    open_storage,
+    parse_location,
+)
 from seqrecord.storage.local.storage import LocalStorage
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.version import CREATED_BY
 from seqrecord.writing.commits import Version, put_version, read_base, tidy
-from seqrecord.writing.edit_files import put_edit_file, removed_if_unnamed
+from seqrecord.writing.destination import new_writer_id, writer_of
+from seqrecord.writing.edit_files import put_edit_file, put_edits, removed_if_unnamed
+from seqrecord.writing.encoding_anew import (
+    check_mergeable,
+    difference,
+    encode_episode,
+    encoder_of,
+)
 from seqrecord.writing.statistics import merged
 
 __all__ = ["MergeReport", "merge_datasets"]
 
 _COPY_BYTES = 8 << 20
+
+_logger = logging.getLogger("seqrecord")
 
 
 @dataclass(frozen=True)
@@ -42,6 +63,9 @@ class MergeReport:
     num_record_files: int
     linked_bytes: int  # of record files of which no second copy is made
     copied_bytes: int
+    server_bytes: int = 0  # of those copied, that do not come through this machine
+    encoded_frames: int = 0  # of datasets that store features otherwise than the first
+    encoded: tuple[str, ...] = ()  # which datasets these are, which features, and why
 
 
 @dataclass(frozen=True)
@@ -66,37 +90,59 @@ def merge_datasets(
     """Make a dataset of all episodes of several ones, which stay as they are.
 
     Record files are hard-linked where they lie on the destination's disk, for they never change;
-    elsewhere, and without `link`, they are copied. Nothing is encoded anew. Splits of one name are
+    elsewhere, and without `link`, they are copied: by the service where source and destination lie
+    in one bucket or container, else through this machine. A dataset that has the same features as
+    the first one, but stores them otherwise (codec, group, order), is encoded anew as that; the
+    report says which and why. Splits of one name are
     one split. Statistics are those of all together, where each of the datasets has some. Episodes
     come in the order of the ordinals that they were written with. With `dry_run` all is checked and
     nothing written.
 
     `sources` and `destination` are local paths or URLs, and `storage_options` are for the
-    filesystems that serve them. `created_by` is what the manifest says of who wrote it.
+    filesystems that serve them; local paths take none beside URLs. `created_by` is what the
+    manifest says of who wrote it.
 
-    Raises `NotFoundError` where a source is no dataset, `SchemaError` where schemas differ, with
-    the first feature that does, `DestinationError` where two of them have an episode of one key, or
+    Raises `NotFoundError` where a source is no dataset, `SchemaError` where features differ in more
+    than how they are stored (dtype, shape, kind, unit, or that one has it), or would lose data when
+    they are encoded anew, `DestinationError` where two of them have an episode of one key, or
     the same record file, and where the destination is not empty.
     """
     with ExitStack() as stack:
-        storages = [open_storage(location, storage_options) for location in (*sources, destination)]
+        every = (*sources, destination)
+        local = [parse_location(location).protocol == "file" for location in every]
+        storages = [
+            open_storage(location, None if is_local and not all(local) else storage_options)
+            for location, is_local in zip(every, local, strict=True)
+        ]
         for storage in storages:
             stack.callback(storage.close)
         *opened, made = storages
         parts = [_open(storage) for storage in opened]
         _check(parts, made)
-        files = [(part, file) for part in parts for file in part.manifest.record_files]
+        first = parts[0].manifest.schema
+        same = [part for part in parts if part.manifest.schema == first]
+        others = [part for part in parts if part.manifest.schema != first]
+        encoded = tuple(difference(p.storage.url, p.manifest.schema, first) for p in others)
+        files = [(part, file) for part in same for file in part.manifest.record_files]
         linked = [
             link and _local(part.storage, made, file.path) is not None for part, file in files
         ]
-        if not dry_run:
-            _merge(parts, made, link, created_by)
+        sent = [
+            not is_linked and can_copy_on_server(part.storage, made)
+            for (part, _), is_linked in zip(files, linked, strict=True)
+        ]
+        for text in encoded:
+            _logger.warning("%s", text)
+        num_files = len(files) if dry_run else _merge(same, others, made, link, created_by)
         return MergeReport(
             sum(part.manifest.num_episodes for part in parts),
             sum(part.manifest.num_frames for part in parts),
-            len(files),
+            num_files,
             sum(file.size for (_, file), is_ in zip(files, linked, strict=True) if is_),
             sum(file.size for (_, file), is_ in zip(files, linked, strict=True) if not is_),
+            sum(file.size for (_, file), is_ in zip(files, sent, strict=True) if is_),
+            sum(part.manifest.num_frames for part in others),
+            encoded,
         )
 
 
@@ -117,12 +163,8 @@ def _check(parts: Sequence[_Part], made: Storage) -> None:
     first, keys, ids = parts[0], dict[str, str](), dict[str, str]()
     for part in parts:
         url = part.storage.url
-        if part.manifest.schema != first.manifest.schema:
-            pairs = zip_longest(first.manifest.schema.to_json(), part.manifest.schema.to_json())
-            want, got = next((want, got) for want, got in pairs if want != got)
-            raise SchemaError(
-                "datasets of different schemas cannot be merged", file=url, expected=want, got=got
-            )
+        schemas = first.manifest.schema, part.manifest.schema
+        check_mergeable(*schemas, first.storage.url, url)
         for file in part.manifest.record_files:
             if (other := ids.setdefault(file.file_id, url)) != url:
                 raise DestinationError(
@@ -139,18 +181,32 @@ def _check(parts: Sequence[_Part], made: Storage) -> None:
                 )
 
 
-def _merge(parts: Sequence[_Part], made: Storage, link: bool, created_by: str) -> None:
+def _merge(
+    same: Sequence[_Part],
+    others: Sequence[_Part],
+    made: Storage,
+    link: bool,
+    created_by: str,
+) -> int:
+    """Write the dataset; returns how many record files it has. `others` are encoded anew."""
     base = read_base(made)
+    parts = [*same, *others]
     with _undone(made) as written:
         record_files, footers = [], {}
-        for part in parts:
+        for part in same:
             for file in part.manifest.record_files:
-                _bring(part.storage, made, file.path, link, written)
+                _bring(part.storage, made, file, link, written)
                 record_files.append(file)
                 footers[file.path] = part.footers[file.path]
-        edits = _bring_edits(parts, made, written)
+        new, split = _encode(same[0].manifest.schema, others, made, written)
+        for path, footer in new.items():
+            record_files.append(RecordFile(path, made.size(path), footer.file_id))
+            footers[path] = footer
+        edits = _bring_edits(same, made, written)
+        edits = (*edits, *put_edits(made, split, len(edits)))
+        written += [file.path for file in edits]
         names = tuple(dict.fromkeys(name for part in parts for name in part.manifest.splits))
-        left_out = [uid for part in parts for uid in part.manifest.left_out]
+        left_out = [uid for part in same for uid in part.manifest.left_out]
         built = build_index(footers, footers, left_out, read_edits(made, edits), names)
         by_path = {file.path: file for file in record_files}
         paths = dict.fromkeys([*built.files, *by_path])
@@ -173,6 +229,38 @@ def _merge(parts: Sequence[_Part], made: Storage, link: bool, created_by: str) -
         )
         with removed_if_unnamed(made, edits):
             put_version(made, base, version, created_by, statistics)
+        return len(record_files)
+
+
+def _encode(
+    schema: Schema, parts: Sequence[_Part], made: Storage, written: list[str]
+) -> tuple[dict[str, Footer], list[Edit]]:
+    """Write the episodes of datasets under another schema; the footers, and what split they are in.
+
+    They have new uids, and the keys and metadata that edits have given them.
+    """
+    splits: dict[str, list[str]] = {}
+    writer = new_writer_id()
+    try:
+        for part in parts:
+            reader = SeqRecordReader(part.storage, part.manifest, part.index)
+            known = complete_episodes(list(part.footers.items()), part.manifest.schema)
+            with encoder_of(schema, made, writer) as files:
+                for number, episode in enumerate(reader.episodes.values()):
+                    said = replace(
+                        known[episode.uid],
+                        key=episode.key,
+                        uid=writer + secrets.token_hex(8),
+                        metadata=encode_metadata(episode.metadata),
+                    )
+                    encode_episode(files, episode, said)
+                    if (split := int(part.index.split[number])) != NO_SPLIT:
+                        splits.setdefault(part.manifest.splits[split], []).append(said.uid)
+    finally:
+        sizes = {path: n for path, n in record_sizes(made).items() if writer_of(path) == writer}
+        written += sizes
+        written += [u.path for u in made.unfinished(RECORDS) if writer_of(u.path) == writer]
+    return read_footers(made, sizes), [Split(name, tuple(uids)) for name, uids in splits.items()]
 
 
 @contextmanager
@@ -197,12 +285,21 @@ def _local(source: Storage, made: Storage, path: str) -> str | None:
     return found if Path(found).stat().st_dev == there.stat().st_dev else None
 
 
-def _bring(source: Storage, made: Storage, path: str, link: bool, written: list[str]) -> None:
+def _bring(
+    source: Storage, made: Storage, file: RecordFile, link: bool, written: list[str]
+) -> None:
     """Link or copy a record file."""
+    path, file_id = file.path, file.file_id
     written.append(path)
     found = _local(source, made, path) if link else None
     if found is not None and _link(made, found, path):
         return
+    if copy_on_server(source, made, path):
+        # A service may say that it has begun to copy.
+        with contextlib.suppress(FormatError, NotFoundError):
+            if read_footer(made, path).file_id == file_id:
+                return
+        made.remove(path)
     size = source.size(path)
     upload = made.create(path)
     try:

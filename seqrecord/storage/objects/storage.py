@@ -107,6 +107,17 @@ class ObjectStorage(WholeFileStorage):
 
         self._ask(path, put, self._repeaters)
 
+    def copy(self, key: str, path: str) -> None:
+        """Have the service copy an object of this bucket, by its full name, to a new file."""
+        target = self.bucket.key(path)
+
+        def copied(store: Any) -> None:
+            import obstore
+
+            obstore.copy(store, key, target)
+
+        self._ask(path, copied, self._repeaters)
+
     def overwrite(self, path: str, data: bytes) -> None:
         self._put(path, data, "overwrite")
 
