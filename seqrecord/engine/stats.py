@@ -69,8 +69,9 @@ class EngineStats:
     def add(self, **amounts: float) -> None:
         """Add to counters."""
         with self._lock:
+            counters = vars(self)
             for name, amount in amounts.items():
-                setattr(self, name, getattr(self, name) + amount)
+                counters[name] += amount
 
     def add_decoding(self, seconds: Mapping[str, float]) -> None:
         """Add to the seconds of each feature."""

@@ -32,7 +32,7 @@ PREFETCH = 2  # batches that are filled or wait, where memory allows
 CONSUMER = 2  # batches that the consumer has: the one in its hands and the one it drops for it
 MAX_LOADS = 16  # chunks read and decoded at a time, where they take no more than
 LOADS_SHARE = 8  # one part in eight of the limit
-LEAST_STRAIGHT = 256 << 10  # bytes that a clip has of a group: smaller ones go through an arena,
+LEAST_STRAIGHT = 512 << 10  # bytes that a clip has of a group: smaller ones go through an arena,
 # for a read of its own takes longer than a copy
 MOST_AHEAD = 2.0  # where memory is left: then all of the next round's loads may begin, which
 # `default_settings` leaves room for where it chooses larger blocks than the smallest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -31,7 +31,7 @@ class _Columns:
 
     def rows(self: _Rows, start: int, stop: int) -> _Rows:
         """Rows `[start, stop)`, without a copy."""
-        return type(self)(*(getattr(self, column.name)[start:stop] for column in fields(self)))
+        return type(self)(*(column[start:stop] for column in vars(self).values()))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
