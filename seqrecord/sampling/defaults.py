@@ -95,7 +95,7 @@ def default_settings(
         )
     spec, span, sizes, whole = facts.spec, facts.window.span, _block_sizes(facts), facts.whole_block
     if not settings.shuffle:
-        wanted = max(settings.batch_size or 1, _clips_in_order(spec.stride, frame_bytes))
+        wanted = max(settings.batch_size or 1, _clips_in_order(facts, frame_bytes))
         enough = bisect_left(sizes, wanted * spec.stride)
         tried = sizes[: enough + 1][::-1]  # the one that is enough, then smaller ones
         fits = (n for n in tried if _by_cursor(facts, settings, frame_bytes, n) <= max_held)
@@ -179,14 +179,15 @@ def _one_cursor(settings: PlanSettings, block: int) -> PlanSettings:
     )
 
 
-def _clips_in_order(stride: int, frame_bytes: Sequence[int] | None) -> int:
+def _clips_in_order(facts: ClipFacts, frame_bytes: Sequence[int] | None) -> int:
     """How many clips a round of an unshuffled epoch has, a few more or less.
 
     Their order is the same whatever that is. A batch waits for its own loads only, not for a round.
+    Where frames of video are decoded a round takes little time beside that, and holds few.
     """
-    if frame_bytes is None:
+    if frame_bytes is None or facts.keyframes:
         return LEAST_BLOCK
-    most = IN_ORDER_BYTES // max(1, sum(frame_bytes) * stride)
+    most = IN_ORDER_BYTES // max(1, sum(frame_bytes) * facts.spec.stride)
     return min(max(LEAST_BLOCK, most), MOST_IN_ORDER)
 
 
