@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
-import threading
-import time
-import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.collecting import StatisticsCollector
-from seqrecord.errors import CodecError, DestinationError, FormatError, FrameError, StorageError
+from seqrecord.errors import CodecError, FormatError, FrameError
 from seqrecord.format import MAX_EPISODE_FRAMES, RECORDS, EpisodePart
 from seqrecord.format.pages import PageCodec
 from seqrecord.format.text import truncated_metadata
@@ -25,14 +20,11 @@ from seqrecord.storage import Storage
 from seqrecord.writing.chunking import ReadyChunk
 from seqrecord.writing.encoding import Encoder, encoder, video_encoder
 from seqrecord.writing.groups import FrameGroup, Group
-from seqrecord.writing.open_file import Commit, OpenFile, StoredChunk
+from seqrecord.writing.open_file import StoredChunk
+from seqrecord.writing.record_files import RecordFiles
 from seqrecord.writing.video_group import VideoGroup
 
 __all__ = ["RECORDS", "RecordFileWriter"]
-
-_logger = logging.getLogger("seqrecord")
-
-LEAVE_SECONDS = 5.0  # that a writer which gives up waits for a commit
 
 
 class RecordFileWriter:
@@ -44,11 +36,6 @@ class RecordFileWriter:
     the episodes that had ended from what a kill leaves behind. `writer` is a `new_writer_id()`,
     which several of these may share. With `only` it writes chunks of these groups alone, of
     episodes whose others are in other files.
-
-    A file that is full amid an episode that was flushed is held back until the next one tells of a
-    flush. It is finished without a number of frames of the episode, so that only the file being
-    written says that the episode is there, and `discard` can take it back. Nothing waits for a
-    commit then: meanwhile a file may grow to twice its size.
 
     A failure to store anything breaks the writer, since what was stored before may be lost with it:
     the call raises the failure, and where it was the thread's the next call does; every later one
@@ -68,10 +55,8 @@ class RecordFileWriter:
         self.schema = schema
         self._names = frozenset(schema.kept)
         self._is_partial = only is not None
-        self.storing_seconds = 0.0  # that the storage has taken so far
-        self._storage = storage
         self._writer = writer
-        self._record_bytes = record_bytes
+        self._files = RecordFiles(storage, schema, writer, record_bytes)
         self._statistics = statistics
         self._watched = [name for name, spec in schema.items() if not spec.is_raw]
         codecs = {name: PageCodec(spec) for name, spec in schema.items() if not spec.is_video}
@@ -88,37 +73,23 @@ class RecordFileWriter:
             if only is None or number in only
         ]
         self._lags = {name: LagCollector() for name in with_lags(schema)}
-        self._file: OpenFile | None = None
-        self._held: OpenFile | None = None  # the file before, full, until the next has a flush
-        self._commit: Commit | None = None  # of the file before these
-        self._own: list[str] = []  # finished files that hold nothing but the open episode
-        self._is_over = threading.Event()
-        weakref.finalize(self, self._is_over.set)
         self._episode: EpisodePart | None = None
         self._num_frames = 0  # of the episode
         self._flushed = 0  # the first of them, which stay whatever happens
-        self._failure: BaseException | None = None
 
     @property
     def doubtful(self) -> frozenset[str]:
         """Keys of the ended episodes that a failure may have lost; none while nothing failed."""
-        if self._failure is None:
-            return frozenset()
-        files = (None if self._commit is None else self._commit.file, self._held, self._file)
-        return frozenset(key for file in files if file is not None for key in file.ended)
+        return self._files.doubtful
+
+    @property
+    def storing_seconds(self) -> float:
+        """How long the storage has taken so far."""
+        return self._files.storing_seconds
 
     def check(self) -> None:
         """`DestinationError` if the writer is broken; the failure itself where it is new."""
-        if (failure := self._failure) is None:
-            if self._commit is not None and self._commit.is_done:
-                self._wait_for_commit()
-            return
-        raise DestinationError(
-            "this writer failed before, and writes and commits nothing more "
-            f"({getattr(failure, 'message', None) or repr(failure)}); what was whole is kept: go "
-            "on with resume (--resume)",
-            file=getattr(failure, "file", None) or self._storage.url,
-        ) from failure
+        self._files.check()
 
     def begin(
         self,
@@ -139,7 +110,7 @@ class RecordFileWriter:
         assert self._episode is None, "the episode before has not ended"
         self._episode = replace(episode, num_frames=None, lags=())
         self._num_frames = self._flushed = 0
-        self._own = []
+        self._files.begin(self._episode)
         for group in self._groups:
             group.begin(chunk_frames)
         for lags in self._lags.values():
@@ -173,10 +144,9 @@ class RecordFileWriter:
             blobs = {name: encoders[name](item) for name, item in frame.items()}
         except (FrameError, CodecError) as error:
             raise error.located(episode=episode.key, frame=number) from error.__cause__
-        if self._flushed and self._is_full() and self._uneven() is None:
+        if self._flushed and self._files.is_full and self._uneven() is None:
             self.flush()  # what is in the file must not go beyond what it says of the episode
-            self._finish_held()
-            self._held, self._file = self._file, None
+            self._files.hold()
         try:
             for group in self._groups:
                 group.add({name: blobs[name] for name in group.schema if name in blobs})
@@ -241,9 +211,9 @@ class RecordFileWriter:
             return
         for group in self._groups:
             self._write_rest(group)
-        self._complete(truncated_metadata(self._episode.metadata), self._lags_so_far())
+        metadata = truncated_metadata(self._episode.metadata)
+        self._files.flush(self._num_frames, metadata, self._lags_so_far())
         self._flushed = self._num_frames
-        self._finish_held(only_if_free=True)
         if self._statistics is not None:
             self._statistics.keep()
 
@@ -258,7 +228,7 @@ class RecordFileWriter:
         for group in self._groups:
             group.settle()
             self._write_rest(group)
-        self._complete(episode.metadata, self._lags_so_far())
+        self._files.end(self._num_frames, episode.metadata, self._lags_so_far())
         if self._statistics is not None:
             self._statistics.keep()
         self._episode = None
@@ -273,13 +243,14 @@ class RecordFileWriter:
         assert episode.num_frames is not None, "not the last part"
         self._episode, self._flushed = replace(episode, num_frames=None, lags=()), 0
         self._num_frames = episode.num_frames
+        self._files.begin(self._episode)
         try:
             for chunk in chunks:
-                self._store(chunk)
+                self._files.add(chunk)
         except FormatError:
             self.drop()
             raise
-        self._complete(episode.metadata, episode.lags)
+        self._files.end(episode.num_frames, episode.metadata, episode.lags)
         self._episode = None
 
     def drop(self) -> bool:
@@ -287,15 +258,10 @@ class RecordFileWriter:
 
         What earlier files hold of an episode that is forgotten is never referenced.
         """
-        episode, self._episode = self._episode, None
+        self._episode = None
         for group in self._groups:
             group.clear()
-        if episode is None or self._failure is not None:
-            return False
-        if self._file is not None:
-            with self._storing(BaseException):
-                self._file.forget(episode)
-        return bool(self._flushed)
+        return self._files.drop()
 
     def discard(self) -> None:
         """Forget the episode that has begun, and what was flushed of it.
@@ -304,51 +270,29 @@ class RecordFileWriter:
         bytes are given back, but for those in a finished file that holds other episodes too.
         """
         self.check()
-        episode = self._episode
-        assert episode is not None, "no episode has begun"
         for group in self._groups:
             group.clear()
         if self._statistics is not None:
             self._statistics.discard()
-        if self._commit is not None and self._commit.file.holds(episode):
-            self._wait_for_commit()  # until then what is noted of that file counts
-        with self._storing(BaseException):
-            if self._held is not None and self._held.holds(episode):
-                # In this order: without its first chunks the others are no episode.
-                self._held.forget(episode, all_of_it=True)
-                if self._file is not None:
-                    self._file.upload.abort()
-                self._file, self._held = self._held, None
-            elif self._file is not None:
-                self._file.forget(episode, all_of_it=True)
+        self._files.discard()
         self._episode = None
         self._flushed = self._num_frames = 0
-        for path in self._own:
-            try:
-                self._storage.remove(path)
-            except StorageError as error:
-                _logger.warning(
-                    "%s/%s holds a discarded episode, and cannot be removed: %s",
-                    *(self._storage.url, path, error),
-                )
-        self._own = []
 
     def close(self) -> None:
         """Finish the open file; an episode that has not ended is dropped."""
         try:
             self.drop()
             self.check()
-            self._finish_file()
-            self._wait_for_commit()
+            self._files.close()
         finally:
-            self._end()
+            self._files.leave()
 
     def leave(self) -> None:
         """`close` after an error, which may be the failure that broke the writer."""
-        if self._failure is None:
+        if self._files.failure is None:
             self.close()
         else:
-            self._end()
+            self._files.leave()
 
     def _made_quick(self) -> Mapping[str, Encoder]:
         if self._quick_encoders is None:
@@ -382,7 +326,7 @@ class RecordFileWriter:
         if self._statistics is not None:
             self._watch(group.schema, chunk)
         gaps = {self.schema.position(name): present for name, present in chunk.gaps.items()}
-        self._store(StoredChunk(group.number, chunk.row, gaps, [*chunk.pages, chunk.sums]))
+        self._files.add(StoredChunk(group.number, chunk.row, gaps, [*chunk.pages, chunk.sums]))
 
     def _watch(self, schema: Schema, chunk: ReadyChunk) -> None:
         """Statistics of raw features: their pages are the frames, many of them at once."""
@@ -396,100 +340,7 @@ class RecordFileWriter:
                     numbers = numbers[chunk.gaps[name]]
                 self._statistics.add_frames(name, frames, numbers)
 
-    def _store(self, chunk: StoredChunk) -> None:
-        """Add a chunk to the open file, or to the next one."""
-        assert self._episode is not None
-        if not self._flushed and self._is_full():
-            self._finish_file()
-        # An interrupt breaks nothing here: `drop` takes back what was written.
-        with self._storing(Exception):
-            if self._file is None:
-                ordinal = self._episode.ordinal
-                self._file = OpenFile(self._storage, self.schema, self._writer, ordinal)
-            self._file.add(self._episode, chunk)
-
     def _lags_so_far(self) -> tuple[tuple[str, Lags], ...]:
         """By the timestamps that all frames of the episode have."""
         found = ((name, self._lags[name].lags(self._num_frames)) for name in sorted(self._lags))
         return tuple((name, lags) for name, lags in found if lags is not None)
-
-    def _complete(self, metadata: str, lags: tuple[tuple[str, Lags], ...]) -> None:
-        """Note the episode as it is now, when what earlier files hold of it is there too."""
-        assert self._file is not None
-        assert self._episode is not None
-        # Where it was flushed, what is noted of the earlier files tells of all that they hold.
-        commit = None if self._flushed else self._commit
-        if commit is not None and commit.file.holds(self._episode):
-            self._wait_for_commit()
-        with self._storing(BaseException):
-            self._file.complete(self._num_frames, metadata, lags)
-
-    def _is_full(self) -> bool:
-        """Whether the next chunk belongs in another file than the open one, if there is one."""
-        if self._file is None or not self._file.is_full(self._record_bytes):
-            return False
-        may_finish = not self._flushed or (self._held is None and self._is_free)
-        return may_finish or self._file.is_full(2 * self._record_bytes)
-
-    @property
-    def _is_free(self) -> bool:
-        """Whether no file is being committed."""
-        return self._commit is None or self._commit.is_done
-
-    def _finish_file(self) -> None:
-        """Have the open file committed, after those before."""
-        self._finish_held()
-        if self._file is not None:
-            self._finish(self._file)
-            self._file = None
-
-    def _finish_held(self, *, only_if_free: bool = False) -> None:
-        """Have the file committed that was held back, if there is one.
-
-        With `only_if_free`, unless that means to wait, or that a kill might lose what was flushed.
-        """
-        held, episode, file = self._held, self._episode, self._file
-        if held is None:
-            return
-        is_told = file is not None and episode is not None and file.tells_of(episode)
-        is_safe = is_told and file is not None and file.upload.is_kept
-        if only_if_free and not (is_safe and self._is_free):
-            return
-        if is_told and episode is not None:
-            held.leave_open(episode)
-        self._finish(held)
-        self._held = None
-
-    def _finish(self, file: OpenFile) -> None:
-        """Have a file committed, after the one before."""
-        self._wait_for_commit()
-        with self._storing(BaseException):
-            if file.finish():
-                if self._episode is not None and file.is_only_of(self._episode):
-                    self._own.append(file.upload.path)
-                self._commit = Commit(file, self._is_over)
-
-    def _wait_for_commit(self) -> None:
-        if self._commit is not None:
-            self._commit.wait()  # an interrupt breaks nothing here
-            with self._storing(BaseException):
-                self._commit.check()
-            self._commit = None
-
-    def _end(self) -> None:
-        """Wait for what the thread is at, but not for a storage that hangs."""
-        self._is_over.set()
-        if self._commit is not None:
-            self._commit.wait(LEAVE_SECONDS)
-
-    @contextmanager
-    def _storing(self, failures: type[BaseException]) -> Iterator[None]:
-        """Remember the first of these failures, and how long it takes."""
-        began = time.monotonic()
-        try:
-            yield
-        except failures as error:
-            self._failure = self._failure or error
-            raise
-        finally:
-            self.storing_seconds += time.monotonic() - began
