@@ -85,7 +85,7 @@ def test_one_command_gives_all_rows(tmp_path: Path, root: Path, lerobot: Path) -
     command += ["--root", str(root), "--lerobot", str(lerobot), "--to", str(tmp_path / "to")]
     command += ["--seconds", "0.2", "--repeats", "1", "--batch", "3", "--threads", "1", "--rows"]
     command += ["try/2+16 uint8/*/0", "lerobot/2+16 uint8/*", "seqrecord/2+16 uint8/*"]
-    more = ["seqrecord/16+16 float/warm", "pyav/front", "dali/2 images", "conversion"]
+    more = ["seqrecord/16+16 float/warm", "pyav/front", "data_cacher/2 images", "conversion"]
     done = subprocess.run(
         [*command, *more], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
     )
@@ -105,6 +105,8 @@ def test_one_command_gives_all_rows(tmp_path: Path, root: Path, lerobot: Path) -
     assert found["lerobot/2+16 uint8/azurite"] == [{"skipped": "reads local files only"}]
     azurite = found["seqrecord/2+16 uint8/azurite"]
     assert "skipped" in azurite[0] or [run["clips"] for run in azurite] == [15]
+    [cached] = found["data_cacher/2 images"]
+    assert "no package tartanair" in cached.get("skipped", "") or cached["clips_per_second"] > 0
     assert "lerobot 9.0" in text
     assert "| 2+16 uint8 | warm | " in text
     assert "pyav, 0 workers" in text  # torchcodec is not what this lerobot has
@@ -134,6 +136,7 @@ def test_without_lerobot_its_rows_say_so() -> None:
     setup = setup_of(has_lerobot=False)
     assert {job.skipped for job in trials(setup).values()} == {"needs lerobot: make lerobot-env"}
     made = rows(setup, {})
+    assert made["data_cacher/16 images"].skipped == "needs lerobot: make lerobot-env"
     assert made["lerobot/16+16 float/cold"].skipped == "needs lerobot: make lerobot-env"
     assert made["seqrecord/16+16 float/cold"].job is not None
     assert made["seqrecord/2+16 uint8/azurite"].skipped == "no node"

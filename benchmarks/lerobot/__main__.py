@@ -117,8 +117,8 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             for name, job in chosen.items():
                 if "skipped" in results.get(name, [{}])[-1]:
                     continue
-                is_theirs = job.module.endswith(".theirs")
-                command = [str(python) if is_theirs else sys.executable, "-m", job.module]
+                its = str(python) if job.python == "lerobot" else sys.executable
+                command = [its, "-m", job.module]
                 for place in (root, records):
                     warm(place)
                 limit = 120 + 8 * options.seconds

@@ -21,11 +21,12 @@ _NO_LEROBOT = "needs lerobot: make lerobot-env"
 
 @dataclass(frozen=True)
 class Job:
-    """A module of this package and its job; or why there is none."""
+    """A module of this package and its job, with which Python; or why there is none."""
 
     module: str = ""
     job: Mapping[str, Any] | None = None
     skipped: str = ""
+    python: str = "this"  # or lerobot
 
     @property
     def text(self) -> str:
@@ -85,6 +86,11 @@ def rows(setup: Setup, best: Mapping[str, tuple[str, int]]) -> dict[str, Job]:
         for images in dict.fromkeys(cell.images for cell in CELLS):
             job = setup.reading(does=f"{reader}/clips", images=images)
             made[f"{reader}/{images} images"] = Job(readers, job)
+    for images in dict.fromkeys(cell.images for cell in CELLS):
+        cached = Job("benchmarks.lerobot.cacher", setup.reading(images=images), python="lerobot")
+        if not setup.has_lerobot:
+            cached = Job(skipped=_NO_LEROBOT)
+        made[f"data_cacher/{images} images"] = cached
     folder = {"root": str(setup.root), "folder": str(setup.scratch)}
     made["conversion"] = Job("benchmarks.lerobot.conversion", folder)
     return made
@@ -94,7 +100,8 @@ def _theirs(setup: Setup, cell: Cell, decoder: str, workers: int, *, cold: bool)
     if not setup.has_lerobot:
         return Job(skipped=_NO_LEROBOT)
     settings = {"decoder": decoder, "workers": workers, "cold": cold}
-    return Job("benchmarks.lerobot.theirs", setup.reading(**asdict(cell), **settings))
+    job = setup.reading(**asdict(cell), **settings)
+    return Job("benchmarks.lerobot.theirs", job, python="lerobot")
 
 
 def _ours(setup: Setup, cell: Cell, place: str) -> Job:

@@ -138,6 +138,8 @@ allows no more.
 {readers}
 
 `front to back`: frames/s to RGB, a file on each thread. `clips`: from random places, all cameras.
+`data_cacher`, of the TartanAir tools, is a class of its own: it repeats clips from a buffer in
+memory while it fills another from PNG files (images alone; frames/s are those that are new).
 
 {conversion}
 
@@ -222,7 +224,8 @@ def _readers(results: Results) -> str:
             reader, what = name.split("/")
             rate = median(runs, _CLIPS)
             said = _shown(rate) or str(runs[-1].get("skipped", ""))
-            lines.append([reader, f"clips of {what}", "", said])
+            new = median(runs, "new_frames_per_second")  # of data_cacher
+            lines.append([reader, f"clips of {what}", _shown(new), said])
     return markdown(["reader", "what", "frames/s", "clips/s"], lines)
 
 
