@@ -221,6 +221,15 @@ def test_episodes_that_cannot_be_listed(tmp_path: Path, how: str) -> None:
     assert not (tmp_path / "d").exists()
 
 
+@pytest.mark.parametrize(("how", "key"), [("metadata", "made/001"), ("key", "../001")])
+def test_an_episode_that_cannot_be_listed_is_left_out(tmp_path: Path, how: str, key: str) -> None:
+    source = _Odd((3, 3, 2), how=how)
+    report = convert(source, tmp_path / "d", workers=1, skip_bad_episodes=True)
+    assert report.written == ("made/000", "made/002")
+    assert [bad.key for bad in report.bad] == [key]
+    assert key in report.bad[0].error
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [

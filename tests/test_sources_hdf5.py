@@ -23,6 +23,7 @@ from seqrecord.errors import SourceError
 from seqrecord.sources import open_source
 from seqrecord.sources.hdf5 import Hdf5
 from tests.command_line import main
+from tests.video_file_data import of_file, pictures, write_video
 
 Array = npt.NDArray[Any]
 
@@ -550,3 +551,54 @@ def test_no_file_and_no_feature(tmp_path: Path) -> None:
     _no_hdf5(tmp_path / "episode_0.hdf5")
     with pytest.raises(SourceError, match=r"not an HDF5 file that can be read; .*episode_0"):
         Hdf5(tmp_path).schema()
+
+
+def test_videos_of_droid(tmp_path: Path) -> None:
+    for seed, name in ((1, "Fri"), (2, "Sat")):
+        write_droid(tmp_path / "set" / name, seed)
+        folder = tmp_path / "set" / name / "recordings" / "MP4"
+        folder.mkdir(parents=True)
+        for number, camera in enumerate((f"1{seed}", f"2{seed}")):  # ext2 was not recorded
+            first = 10 * seed + number
+            write_video(folder / f"{camera}.mp4", pictures(4, first), key_frames=(2,))
+        write_video(folder / f"1{seed}-stereo.mp4", pictures(4))
+    source = open_source(tmp_path / "set")
+    assert isinstance(source, Hdf5)
+    cameras = ("observation.image.wrist", "observation.image.ext1")
+    assert [n for n, spec in source.schema().items() if spec.is_video] == [*cameras]
+    rest = open_source(tmp_path / "set", without_video=True)
+    assert [name for name in source.schema() if name not in cameras] == list(rest.schema())
+    assert not set(cameras) & set(frames_of(source)[0])
+
+    convert(source, tmp_path / "records", workers=1)
+    with seqrecord.open(tmp_path / "records") as dataset:
+        for seed, name in ((1, "Fri"), (2, "Sat")):
+            got, wanted = dataset.episodes[name][:], frames_of(source, seed - 1)
+            for number, camera in enumerate(cameras):
+                path = tmp_path / "set" / name / "recordings" / "MP4" / f"{number + 1}{seed}.mp4"
+                np.testing.assert_array_equal(got[camera], of_file(path))
+            for feature in rest.schema():
+                column = np.stack([frame[feature] for frame in wanted])
+                np.testing.assert_array_equal(got[feature], column)
+
+    # Nothing but video.
+    only = open_source(tmp_path / "set", features=cameras)
+    convert(only, tmp_path / "only", workers=1)
+    with seqrecord.open(tmp_path / "only") as dataset:
+        assert dataset.num_frames == 8
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_a_video_of_droid_with_other_frames_than_rows(tmp_path: Path, count: int) -> None:
+    for seed, name, frames in ((1, "Fri", 4), (2, "Sat", count)):
+        write_droid(tmp_path / "set" / name, seed)
+        folder = tmp_path / "set" / name / "recordings" / "MP4"
+        folder.mkdir(parents=True)
+        write_video(folder / f"1{seed}.mp4", pictures(frames))
+    source = open_source(tmp_path / "set")
+    report = convert(source, tmp_path / "records", workers=1, skip_bad_episodes=True)
+    assert report.written == ("Fri",)
+    [bad] = report.bad
+    assert bad.key == "Sat"
+    for text in ("12.mp4", "observation.image.wrist", "expected: 4", f"got: {count}"):
+        assert text in bad.error

@@ -271,6 +271,22 @@ def test_the_other_episodes_are_packed(tmp_path: Path) -> None:
     assert "timestamps that go back" in report.bad[0].error
 
 
+@pytest.mark.parametrize("wrong", [{"length": "many"}, {"tasks": 3}])
+def test_an_episode_that_cannot_be_listed(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    root = unpack(tmp_path, "v21")
+    table = root / "meta" / "episodes.jsonl"
+    lines = [json.loads(line) for line in table.read_text().splitlines()]
+    lines[1] |= wrong
+    table.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    source = open_source(root)
+    with pytest.raises(SourceError, match="episode_000001") as caught:
+        seqrecord.convert(source, tmp_path / "one", workers=1)
+    assert caught.value.file == str(table)
+    report = seqrecord.convert(source, tmp_path / "two", workers=1, skip_bad_episodes=True)
+    assert report.written == ("episode_000000", "episode_000002")
+    assert [bad.key for bad in report.bad] == ["episode_000001"]
+
+
 def test_damaged_files(tmp_path: Path) -> None:
     root = unpack(tmp_path, "v21")
     path = root / "data/chunk-000/episode_000001.parquet"
@@ -324,8 +340,10 @@ def test_broken_tables_of_episodes(tmp_path: Path) -> None:
     def refused(change: Callable[[pa.Table], pa.Table], match: str) -> None:
         path.write_bytes(whole)
         rewrite(path, change)
+        source = open_source(root)
         with pytest.raises(SourceError, match=match):
-            open_source(root).episodes()
+            for info in source.episodes():
+                list(source.frames(info))
 
     refused(lambda t: t.drop_columns("length"), "lacks a column; file: .*expected: length")
     refused(column("length", at(1, -3)), "episode: not as it must be")

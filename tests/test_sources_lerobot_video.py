@@ -219,8 +219,11 @@ def test_times_in_files_that_mean_nothing(tmp_path: Path) -> None:
     for value in (-1.0, float("nan"), None):
         values = pa.array([0.0, value, 1.0], pa.float64())
         pq.write_table(table.set_column(place, column, values), path)
-        with pytest.raises(SourceError, match="from_timestamp: not as it must be"):
-            open_source(root).episodes()
+        source = open_source(root)
+        assert isinstance(source, LeRobot)
+        with pytest.raises(SourceError, match="from_timestamp: not as it must be") as caught:
+            source.videos(source.episodes()[1])
+        assert caught.value.episode == "episode_000001"
     pq.write_table(table.drop_columns(column), path)
     with pytest.raises(SourceError, match=f"lacks a column; .*expected: {column}"):
         open_source(root).episodes()

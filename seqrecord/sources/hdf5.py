@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import SourceError
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
@@ -29,6 +30,8 @@ from seqrecord.sources.hdf5_files import (
 from seqrecord.sources.hdf5_layouts import Recording, groups, recording
 from seqrecord.sources.rows import read_rows
 from seqrecord.sources.specs import check_spec, chosen_schema, feature_spec, kind_of, text_spec
+from seqrecord.sources.video_files import VideoFile
+from seqrecord.sources.video_streams import check_file, read_gops, video_spec
 
 __all__ = ["FORMAT", "Hdf5"]
 
@@ -46,9 +49,12 @@ class Hdf5:
     Features are named by their place, with dots: `observations.images.cam_high`, `action`,
     `obs.agentview_image`. robomimic's `next_obs` are left out unless `features` names them. DROID's
     cameras are called `wrist`, `ext1` and `ext2` instead of their serial numbers where its metadata
-    names these; its videos are not read. `features` are the names to read, in that order, by
-    default all. A feature that an episode lacks is left out of its frames; all others must have as
-    many rows as the episode has frames.
+    names these. Its videos, `recordings/MP4/SERIAL.mp4`, are `observation.image.wrist` and so on,
+    kept as they are (see `seqrecord.sources.video_streams`); frame i of each is of row i, so one of
+    another number of frames is refused. `without_video` leaves them out.
+
+    `features` are the names to read, in that order, by default all. A feature that an episode lacks
+    is left out of its frames; all others must have as many rows as the episode has frames.
 
     Images that lie in a dataset as JPEG or PNG, a row each, are decoded. `jpeg_order` says what
     the JPEGs' channels are: `rgb`, as JPEG defines it, or `bgr`. ALOHA's recorder gives RGB to
@@ -63,6 +69,7 @@ class Hdf5:
     keep_encoded: bool = False
     map: Mapping[str, str] | None = None
     jpeg_order: str | None = None
+    without_video: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "root", find_original(self.root))
@@ -91,6 +98,24 @@ class Hdf5:
         except SourceError as error:
             error.located(episode=info.key)
             raise
+
+    def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop]]:
+        """The GOPs of one episode's cameras, of DROID; its frames lack these features."""
+        schema = self.schema()
+        if not any(spec.is_video for spec in schema.values()):
+            return {}
+        path = self._folder / str(info.metadata.get("file", ""))
+        try:
+            with open_hdf5(path) as file:
+                one = recording(file, path, str(info.metadata.get("group", "/")), self.map)
+        except SourceError as error:
+            error.located(episode=info.key)
+            raise
+        return {
+            name: _gops(info, schema[name], video)
+            for name, video in one.videos.items()
+            if name in schema and schema[name].is_video
+        }
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
@@ -127,6 +152,8 @@ class Hdf5:
                         if one.left_out:
                             told["left_out"] = [text_of(name) for name in one.left_out]
                         episodes[-1] = EpisodeInfo(key, _num_frames(one, path), told, one.fps)
+                        offered |= dict.fromkeys(one.videos)
+                        found += self._video_specs(one, {spec.name for spec in found})
             except SourceError as error:  # `frames` says what is wrong
                 if len(episodes) == known:
                     key, metadata = self._place(path, "/")
@@ -151,6 +178,16 @@ class Hdf5:
         for name, dataset in one.stored.items():
             if name in self.features if self.features else name not in one.optional:
                 yield self._spec(name, dataset, one, path)
+
+    def _video_specs(self, one: Recording, known: Container[str]) -> list[FeatureSpec]:
+        """Those of videos that no episode before has."""
+        specs = []
+        for name, path in one.videos.items():
+            wanted = name in self.features if self.features else not self.without_video
+            if wanted and name not in known:
+                with VideoFile(path) as video:
+                    specs.append(video_spec(name, video))
+        return specs
 
     def _spec(self, name: str, dataset: Any, one: Recording, path: Path) -> FeatureSpec:
         if dataset.shape == ():
@@ -196,7 +233,7 @@ class Hdf5:
                         got=f"{dataset.shape[0] if dataset.shape else 'no'} rows",
                     )
                 readers[name] = self._values(dataset, spec, one, path, num_frames)
-        if not readers or not num_frames:
+        if not (readers or one.videos) or not num_frames:
             raise SourceError("an episode without frames of the features", file=str(path))
         for _ in range(num_frames):
             yield {name: next(values) for name, values in readers.items()}
@@ -241,10 +278,30 @@ FORMAT = SourceFormat(
     "hdf5",
     "*.hdf5 or *.h5 as ALOHA, robomimic or DROID lay it out, or any with --map FEATURE=PATH",
     Hdf5,
-    options=("map", "jpeg_order"),
+    options=("map", "jpeg_order", "without_video"),
     takes_files=True,
     takes_urls=True,
 )
+
+
+def _gops(info: EpisodeInfo, spec: FeatureSpec, path: Path) -> Iterator[Gop]:
+    try:
+        with VideoFile(path) as video:
+            check_file(video, spec)
+            count = 0
+            for gop in read_gops(video):
+                count += gop.num_frames
+                yield gop
+        if count != info.num_frames:
+            raise SourceError(
+                "a video of another number of frames than the trajectory has rows",
+                file=str(path),
+                expected=info.num_frames,
+                got=count,
+            )
+    except SourceError as error:
+        error.located(episode=info.key, feature=spec.name)
+        raise
 
 
 def _num_frames(one: Recording, path: Path) -> int:

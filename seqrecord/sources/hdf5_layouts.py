@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from seqrecord.errors import SourceError
-from seqrecord.sources.files import list_folder, read_bytes
+from seqrecord.sources.files import is_directory, list_folder, read_bytes
 from seqrecord.sources.finding import natural_order
 from seqrecord.sources.hdf5_files import (
     attributes,
@@ -44,6 +44,7 @@ _AUXILIARY = frozenset({"compress_len", "depth_compress_len"})
 """ALOHA's lengths of encoded images: a row a camera, not a row a frame."""
 
 _CAMERAS = ("wrist", "ext1", "ext2")
+_VIDEOS = "recordings/MP4"
 _MAX_JSON = 1 << 20
 _MAX_TEXT = 4096
 _SHOWN = 12  # datasets of a file that an error names
@@ -55,7 +56,8 @@ class Recording:
 
     `stored` are its datasets by feature name; those in `optional` are read only where they are
     asked for by name. `num_frames` is what the file says it has, `None` where it does not say.
-    `left_out` names the datasets that are no numbers, so that no feature can hold them.
+    `left_out` names the datasets that are no numbers, so that no feature can hold them. `videos`
+    are files by feature name, each with a frame for each row.
     """
 
     layout: str
@@ -65,6 +67,7 @@ class Recording:
     num_frames: int | None = None
     fps: float | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
+    videos: Mapping[str, Path] = field(default_factory=dict)
 
 
 def groups(file: Any) -> list[str]:
@@ -164,7 +167,25 @@ def _droid(file: Any, found: Mapping[str, Any], path: Path) -> Recording:
         last = "_".join(filter(None, (serials.get(head, head), tail)))
         stored[".".join([*above, last])] = item
     metadata = {"layout": "DROID", **attributes(file), **sorted_.values, **said}
-    return Recording("DROID", stored, left_out, metadata=metadata)
+    videos = _droid_videos(path.parent, serials)
+    return Recording("DROID", stored, left_out, metadata=metadata, videos=videos)
+
+
+def _droid_videos(folder: Path, serials: Mapping[str, str]) -> dict[str, Path]:
+    """The cameras' videos, `SERIAL.mp4`; those of both lenses (`SERIAL-stereo.mp4`) are no frames
+    of one camera.
+    """
+    place = folder / _VIDEOS
+    if not is_directory(place):
+        return {}
+    names = sorted(name for name, is_folder in list_folder(place) if not is_folder)
+    found = {
+        serials.get(stem, stem): place / name
+        for name in names
+        if (stem := name.removesuffix(".mp4")) != name and "-" not in stem
+    }
+    order = [each for each in (*_CAMERAS, *found) if each in found]
+    return {f"observation.image.{camera}": found[camera] for camera in dict.fromkeys(order)}
 
 
 def _droid_metadata(folder: Path) -> dict[str, Any]:

@@ -88,18 +88,14 @@ class LeRobot:
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         try:
-            if info.key not in self._episodes:
-                raise SourceError("no such episode", file=str(self.root))
-            yield from self._rows.frames(self._episodes[info.key])
+            yield from self._rows.frames(self._episode(info))
         except SourceError as error:
             error.located(episode=info.key)
             raise
 
     def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop]]:
         """The GOPs of one episode's video features; its frames lack these features."""
-        episode = self._episodes.get(info.key)
-        if episode is None:
-            raise SourceError("no such episode", file=str(self.root), episode=info.key)
+        episode = self._episode(info)
         names = [name for name in self.schema() if name in episode.videos]
         if not names:
             return {}
@@ -109,6 +105,20 @@ class LeRobot:
             error.located(episode=info.key)
             raise
         return {name: self._videos[name].gops(episode, times) for name in names}
+
+    def _episode(self, info: EpisodeInfo) -> LeRobotEpisode:
+        episode = self._episodes.get(info.key)
+        if episode is None:
+            raise SourceError("no such episode", file=str(self.root), episode=info.key)
+        if episode.error is not None:
+            facts = {**episode.error.facts(), "episode": info.key}
+            raise SourceError(episode.error.message, **facts) from episode.error
+        return episode
+
+    @property
+    def _listed(self) -> list[LeRobotEpisode]:
+        """The episodes that have files."""
+        return [each for each in self._episodes.values() if each.error is None]
 
     def __getstate__(self) -> dict[str, Any]:
         opened = ("_episodes", "_rows", "_videos")
@@ -183,8 +193,7 @@ class LeRobot:
             if feature.dtype == "image":
                 return self._image_spec(feature)
             if feature.dtype == "video":
-                episodes = self._episodes.values()
-                return first_video(Path(self.root), feature, episodes)
+                return first_video(Path(self.root), feature, self._listed)
             if feature.dtype == "string":
                 return text_spec(feature.name, path)
             shape = () if feature.shape == (1,) else feature.shape
@@ -201,7 +210,7 @@ class LeRobot:
     def _image_spec(self, feature: LeRobotFeature) -> FeatureSpec:
         """From the first episode that can be read: the declared shape may be [C, H, W]."""
         first: SourceError | None = None
-        for episode in self._episodes.values():
+        for episode in self._listed:
             path = Path(self.root) / episode.file
             try:
                 data = image_bytes(path, feature.name)

@@ -97,13 +97,17 @@ class LeRobotVideo:
 
 @dataclass(frozen=True)
 class LeRobotEpisode:
-    """An episode: its number, frames, tasks, and the parquet file of its rows below the root."""
+    """An episode: its number, frames, tasks, and the parquet file of its rows below the root.
+
+    `error` is what is wrong with its row in the table of episodes; then it has no files.
+    """
 
     index: int
     length: int
     tasks: tuple[str, ...]
     file: str
     videos: Mapping[str, LeRobotVideo]
+    error: SourceError | None = None
 
     @property
     def key(self) -> str:
@@ -153,7 +157,10 @@ def read_episodes(root: Path, info: LeRobotInfo) -> list[LeRobotEpisode]:
     videos = [name for name, each in info.features.items() if each.dtype == "video"]
     columns = [*_COLUMNS, *(f"videos/{n}/{column}" for n in videos for column in _VIDEO_COLUMNS)]
     rows = _lines(place) if info.version == 2 else _tables(place, columns)
-    episodes = [_episode(row, info, place) for row in rows]
+    episodes = [_listed(row, info, place) for row in rows]
+    first = episodes[0].error if episodes else None
+    if first is not None and all(each.error is not None for each in episodes):
+        raise first  # it is no matter of one episode
     episodes.sort(key=lambda episode: episode.index)
     for one, two in pairwise(episodes):
         if one.index == two.index:
@@ -200,6 +207,17 @@ def open_parquet(path: Path) -> Any:
 
 _COLUMNS = ("episode_index", "length", "tasks", "data/chunk_index", "data/file_index")
 _VIDEO_COLUMNS = ("chunk_index", "file_index", "from_timestamp")
+
+
+def _listed(row: Mapping[str, Any], info: LeRobotInfo, place: Path) -> LeRobotEpisode:
+    """The episode of a row; one that has no more than a number where the rest is wrong."""
+    try:
+        return _episode(row, info, place)
+    except SourceError as error:
+        index = row.get("episode_index")
+        if not isinstance(index, int) or isinstance(index, bool) or index < 0:
+            raise
+        return LeRobotEpisode(index, 0, (), "", {}, error)
 
 
 def _episode(row: Mapping[str, Any], info: LeRobotInfo, place: Path) -> LeRobotEpisode:

@@ -75,7 +75,8 @@ def convert(
             destination, `dask://HOST:PORT` or `ray://HOST:PORT` (Ray's client server), or any
             executor; with one, `progress` moves by whole jobs, and an interrupt waits for those
             that run. `workers` is then only how many there are; by default those of the cluster.
-        skip_bad_episodes: leave out episodes that raise `SourceError`, and report them.
+        skip_bad_episodes: leave out episodes that raise `SourceError`, or that cannot be stored as
+            they are listed, and report them.
         progress: called from this thread, several times a second.
 
     Raises `SourceError` for a broken original, `DestinationError` for a destination that `mode`
@@ -89,7 +90,7 @@ def convert(
         raise DestinationError("not a number of workers", expected="1 or more", got=workers)
     schema = source.schema()
     episodes = source.episodes()
-    _check_episodes(episodes)
+    episodes, unlisted = _checked(episodes, skip_bad_episodes)
     if fps is not None:
         episodes = [info if info.fps else replace(info, fps=fps) for info in episodes]
     with given_workers(executor) as runner:
@@ -118,7 +119,7 @@ def convert(
             ]
             meter = Meter(total_frames, schema.frame_nbytes, progress)
             written = run_jobs(jobs, processes=processes, workers=runner, meter=meter)
-            return _report(target, episodes, todo, written)
+            return _report(target, episodes, todo, written, unlisted)
         finally:
             target.release()
 
@@ -135,20 +136,33 @@ def _todo(target: Destination, episodes: Sequence[EpisodeInfo]) -> list[tuple[in
     return list(enumerate(todo, target.next_ordinal))
 
 
-def _check_episodes(episodes: Sequence[EpisodeInfo]) -> None:
+def _checked(
+    episodes: Sequence[EpisodeInfo], skip_bad: bool
+) -> tuple[list[EpisodeInfo], list[BadEpisode]]:
+    """The episodes that can be packed as they are listed, and those that `skip_bad` leaves out."""
     if not episodes:
         raise SourceError("the source has no episodes")
     seen: set[str] = set()
+    good: list[EpisodeInfo] = []
+    bad: list[BadEpisode] = []
     for info in episodes:
         try:
             check_key(info.key)
             encode_metadata(dict(info.metadata))
             check_fps(info.fps)
         except (FormatError, SchemaError) as error:
-            raise SourceError(error.message, **{"episode": info.key, **error.facts()}) from error
+            refused = SourceError(error.message, **{"episode": info.key, **error.facts()})
+            if not skip_bad:
+                raise refused from error
+            bad.append(BadEpisode(info.key, str(refused)))
+            continue
         if info.key in seen:
             raise SourceError("two episodes of one key", episode=info.key)
         seen.add(info.key)
+        good.append(info)
+    if not good:
+        raise SourceError(f"no episode can be packed; the first because of this: {bad[0].error}")
+    return good, bad
 
 
 def _report(
@@ -156,6 +170,7 @@ def _report(
     episodes: Sequence[EpisodeInfo],
     todo: Sequence[tuple[int, EpisodeInfo]],
     jobs: Sequence[Written],
+    unlisted: Sequence[BadEpisode],
 ) -> ConvertReport:
     order = {info.key: position for position, (_, info) in enumerate(todo)}
     bad = [episode for job in jobs for episode in job.bad]
@@ -173,5 +188,5 @@ def _report(
         ),
         written=written,
         skipped=tuple(info.key for info in episodes if info.key not in order),
-        bad=tuple(bad),
+        bad=(*unlisted, *bad),
     )
