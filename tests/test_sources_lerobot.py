@@ -342,8 +342,7 @@ def test_broken_tables_of_episodes(tmp_path: Path) -> None:
         rewrite(path, change)
         source = open_source(root)
         with pytest.raises(SourceError, match=match):
-            for info in source.episodes():
-                list(source.frames(info))
+            [list(source.frames(info)) for info in source.episodes()]
 
     refused(lambda t: t.drop_columns("length"), "lacks a column; file: .*expected: length")
     refused(column("length", at(1, -3)), "episode: not as it must be")
