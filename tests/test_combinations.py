@@ -14,11 +14,11 @@ import pytest
 import torch
 
 import seqrecord
-from seqrecord import CenterCrop, HorizontalFlip, RandomCrop, SeqRecordWriter
+from seqrecord import CenterCrop, HorizontalFlip, RandomCrop, Seconds, SeqRecordWriter
 
 HEIGHT, WIDTH = 12, 16
 LENGTHS = (23, 9, 2, 40, 31)
-FPS = 10
+FPS = (10, 20, 10, 30, 20)  # of each episode
 SPAN = 16  # frames that windows reach at most, before and after a clip's start
 IMAGES = ("image", "flow")
 FEATURES = ("image", "flow", "action", "imu", "note", "blob", "id", "gps")
@@ -59,11 +59,11 @@ def records(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     features = {name: {"group": group} for name, group in groups.items()}
     codecs = {"flow": "raw", "action": "raw", "id": "raw"}
     with SeqRecordWriter(
-        folder, features=features, codecs=codecs, chunk_frames=5, record_bytes=40_000, fps=FPS
+        folder, features=features, codecs=codecs, chunk_frames=5, record_bytes=40_000
     ) as writer:
         for number, length in enumerate(LENGTHS):
             metadata = {"task": f"task {number}", "arm": [number, {"left": True}]}
-            with writer.episode(key_of(number), metadata=metadata) as episode:
+            with writer.episode(key_of(number), metadata=metadata, fps=FPS[number]) as episode:
                 for frame in range(length):
                     episode.append(stored_frame(number, frame))
                     if frame == 13:
@@ -78,7 +78,9 @@ class Case:
     options: dict[str, Any]
 
     @classmethod
-    def drawn(cls, rng: random.Random) -> Case:
+    def drawn(cls, rng: random.Random, *, rated: bool = False) -> Case:
+        """With `rated`, windows are in seconds, of episodes of several rates."""
+
         def maybe(share: float) -> bool:
             return rng.random() < share
 
@@ -98,6 +100,13 @@ class Case:
                 for name in options["features"]
                 if maybe(0.6)
             } or {"id": [0, 1]}
+        if rated:
+            tenths = {name: rng.sample(range(-3, 6), rng.randrange(1, 4)) for name in FEATURES}
+            options["windows"] = {
+                name: Seconds([i / 10 for i in tenths[name]])
+                for name in options["features"]
+                if name == "id" or maybe(0.6)
+            }
         if "windows" not in options or maybe(0.5):
             options["clip_len"] = rng.randrange(1, 7)
             options["dilation"] = rng.choice([1, 1, 2, 3])
@@ -139,10 +148,13 @@ class Case:
         dilation = self.options.get("dilation", 1)
         return dilation if isinstance(dilation, tuple) else (dilation,)
 
-    def offsets(self, name: str, dilation: int) -> list[int]:
+    def offsets(self, name: str, episode: int, dilation: int) -> list[int]:
         """The frames of a feature that a clip has, counted from its start."""
         whole = [i * dilation for i in range(self.options.get("clip_len", 1))]
-        return list(self.options.get("windows", {}).get(name, whole))
+        window = self.options.get("windows", {}).get(name, whole)
+        if isinstance(window, Seconds):
+            return [round(time * FPS[episode]) for time in window.times or ()]
+        return list(window)
 
     @property
     def padded(self) -> set[str]:
@@ -159,14 +171,14 @@ class Case:
         stride: int = self.options.get("stride", usual)
         return stride
 
-    def asked(self, name: str, start: int, dilation: int) -> list[int]:
+    def asked(self, name: str, episode: int, start: int, dilation: int) -> list[int]:
         """The frames of a feature, also beyond the ends of the episode."""
-        return [start + offset for offset in self.offsets(name, dilation)]
+        return [start + offset for offset in self.offsets(name, episode, dilation)]
 
     def frames(self, name: str, episode: int, start: int, dilation: int) -> list[int]:
         """Those of a feature, in their episode."""
         last = LENGTHS[episode] - 1
-        return [min(max(frame, 0), last) for frame in self.asked(name, start, dilation)]
+        return [min(max(frame, 0), last) for frame in self.asked(name, episode, start, dilation)]
 
     def age(self, name: str, episode: int, frame: int) -> int | None:
         """How many frames before it the newest is that has the feature; `None` if none has."""
@@ -185,7 +197,9 @@ class Case:
 
     def is_whole_with(self, episode: int, start: int, dilation: int) -> bool:
         if "pad" not in self.options:
-            every = [f for name in self.features for f in self.asked(name, start, dilation)]
+            every = [
+                f for name in self.features for f in self.asked(name, episode, start, dilation)
+            ]
             if min(every) < 0 or max(every) >= LENGTHS[episode]:
                 return False
         may_lack = self.options.get("last_known", ()) if self.options.get("unknown") else ()
@@ -244,7 +258,7 @@ def check(case: Case, clip: Mapping[str, Any]) -> tuple[int, int]:
         got = clip[name]
         known.add(name)
         if name in case.padded:
-            asked = case.asked(name, start, dilation)
+            asked = case.asked(name, episode, start, dilation)
             is_pad = [a != f for a, f in zip(asked, frames, strict=True)]
             assert clip[f"{name}_is_pad"].tolist() == is_pad, name
             known.add(f"{name}_is_pad")
@@ -318,9 +332,9 @@ def copied(value: Any) -> Any:
     return [copied(each) for each in value] if isinstance(value, list) else value
 
 
-def run(records: Path, seed: int) -> None:
+def run(records: Path, seed: int, *, rated: bool = False) -> None:
     rng = random.Random(seed)
-    case = Case.drawn(rng)
+    case = Case.drawn(rng, rated=rated)
     if not case.clips:
         with pytest.raises(seqrecord.ClipError):
             seqrecord.SeqRecordStream(records, **case.options)
@@ -369,6 +383,11 @@ def check_map_style(records: Path, case: Case, rng: random.Random) -> None:
 @pytest.mark.parametrize("seed", [*range(30), 1049])
 def test_some(records: Path, seed: int) -> None:
     run(records, seed)
+
+
+@pytest.mark.parametrize("seed", range(2000, 2005))
+def test_episodes_of_several_rates(records: Path, seed: int) -> None:
+    run(records, seed, rated=True)
 
 
 @pytest.mark.slow
