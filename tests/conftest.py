@@ -74,7 +74,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data set of `tests.clip_data`, written once; who changes a data set writes its own."""
+    """The dataset of `tests.clip_data`, written once; who changes a dataset writes its own."""
     from tests.clip_data import write_numbered  # and torch, which takes seconds
 
     return write_numbered(tmp_path_factory.mktemp("numbered") / "records")

@@ -1,4 +1,4 @@
-"""LeRobot data sets with video: as lerobot wrote them, and made here in the same layout.
+"""LeRobot datasets with video: as lerobot wrote them, and made here in the same layout.
 
 tests/golden/sources/lerobot_video_*.zip are what lerobot 0.4.4 (v3.0) and 0.3.3 (v2.1) wrote and
 read: AV1, of which several episodes share a file in v3.0. `frames.npz` has what lerobot gave for
@@ -52,7 +52,7 @@ def with_video(
     forced: bool = True,
     **options: Any,
 ) -> npt.NDArray[np.uint8]:
-    """Add a video feature to a data set of tests/lerobot_data.py; returns what PyAV decodes.
+    """Add a video feature to a dataset of tests/lerobot_data.py; returns what PyAV decodes.
 
     `options` are those of `write_video`. In v3.0 one file has the frames of all episodes, each of
     which begins with a keyframe if that is `forced`.

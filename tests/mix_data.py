@@ -1,4 +1,4 @@
-"""Small data sets whose frames say where they are, to be mixed."""
+"""Small datasets whose frames say where they are, to be mixed."""
 
 from __future__ import annotations
 

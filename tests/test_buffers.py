@@ -188,7 +188,7 @@ def test_what_is_gathered_was_loaded(
 
 @pytest.mark.parametrize("kind", ["host", *STREAMS])
 def test_a_batch_of_several_arenas(kind: str) -> None:
-    """Of two data sets, and of two arenas that hold different features of one."""
+    """Of two datasets, and of two arenas that hold different features of one."""
     stream = make_stream("cpu" if kind == "host" else kind)
     staging = Staging(stream)
     some = {name: SPECS[name] for name in ("flow", "note")}

@@ -1,4 +1,4 @@
-"""Clips of data sets whose features lie in several groups, with chunks of other lengths in each."""
+"""Clips of datasets whose features lie in several groups, with chunks of other lengths in each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LeRobot data sets that are written: read again, they are the same."""
+"""LeRobot datasets that are written: read again, they are the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lines of docs/from-lerobot.md, on a small data set."""
+"""The lines of docs/from-lerobot.md, on a small dataset."""
 
 from __future__ import annotations
 

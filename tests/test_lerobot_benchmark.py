@@ -50,7 +50,7 @@ class LeRobotDataset(torch.utils.data.Dataset):
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A data set of two cameras, 15 frames."""
+    """A dataset of two cameras, 15 frames."""
     root = unpack(tmp_path, "lerobot_v3")
     for name in CAMERAS:
         with_video(root, (5, 3, 7), name)

@@ -1,4 +1,4 @@
-"""Data sets of several groups with chunks of any length, read in every way, against the frames."""
+"""Datasets of several groups with chunks of any length, read in every way, against the frames."""
 
 from __future__ import annotations
 

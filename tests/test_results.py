@@ -186,7 +186,7 @@ def test_the_document(tmp_path: Path) -> None:
     assert "220 rendered frames" in text
     assert "2 episodes of 100 to 120 frames, 1.1 GB" in text
     assert "`seqrecord` gives 123 clips a second of raw records, 90% of what the machine" in text
-    assert "`webdataset` with 45, the data set's own loader gives 6.7" in text
+    assert "`webdataset` with 45, the dataset's own loader gives 6.7" in text
     main, rest = text.split("## All loaders")[1].split("### RGB only")
     assert "| seqrecord | shuffle=buffer | 123.0 |" in main
     assert main.index("| seqrecord |") < main.index("| webdataset |")

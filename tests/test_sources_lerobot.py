@@ -1,4 +1,4 @@
-"""LeRobot data sets that lerobot's own writer has written, and every way to be broken."""
+"""LeRobot datasets that lerobot's own writer has written, and every way to be broken."""
 
 from __future__ import annotations
 
@@ -314,7 +314,7 @@ def test_damaged_files(tmp_path: Path) -> None:
         ({"fps": "10"}, "fps: not as it must be"),
         ({"chunks_size": 0}, "chunks_size: not as it must be"),
         ({"data_path": 3}, "data_path: not as it must be"),
-        ({"data_path": "../{chunk_index:03d}.parquet"}, "data_path: .*a path below the data set"),
+        ({"data_path": "../{chunk_index:03d}.parquet"}, "data_path: .*a path below the dataset"),
         ({"data_path": "{chunk_index.__class__}"}, "data_path: not as it must be"),
         ({"data_path": "{other:03d}.parquet"}, "other: not as it must be"),
         ({"features": {}}, "features: not as it must be"),

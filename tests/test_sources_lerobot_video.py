@@ -196,7 +196,7 @@ def test_a_tolerance(tmp_path: Path) -> None:
     ("changes", "match"),
     [
         ({"video_path": None}, "video_path: not as it must be"),
-        ({"video_path": "/{video_key}.mp4"}, "video_path: .*a path below the data set"),
+        ({"video_path": "/{video_key}.mp4"}, "video_path: .*a path below the dataset"),
         ({"video_path": "{video_key:03d}.mp4"}, "video_key: .*a number for video_path"),
         ({"video_path": "{video_key.x}.mp4"}, "video_path: not as it must be"),
     ],

@@ -212,7 +212,7 @@ def test_any_changed_byte_of_a_record_is_found(tmp_path: Path) -> None:
                     assert len(broken) == sum(16 + len(each) for each in got)
 
 
-# --- data sets -------------------------------------------------------------------------------
+# --- datasets -------------------------------------------------------------------------------
 
 
 def features_json(steps: dict[str, Any], **episode: Any) -> str:
@@ -452,5 +452,5 @@ def test_what_is_chosen_and_not_there(tmp_path: Path) -> None:
         open_source(root, features=["arm"]).schema()
     (tmp_path / "arm" / "1.0.1").mkdir()
     (tmp_path / "arm" / "1.0.1" / "features.json").write_text("{}")
-    with pytest.raises(SourceError, match=r"more than one TFDS data set: .*got: 1.0.0, 1.0.1"):
+    with pytest.raises(SourceError, match=r"more than one TFDS dataset: .*got: 1.0.0, 1.0.1"):
         open_source(tmp_path / "arm").schema()

@@ -1,4 +1,4 @@
-"""Clips a second of LeRobot and of seqrecord from one LeRobot data set.
+"""Clips a second of LeRobot and of seqrecord from one LeRobot dataset.
 
 ::
 

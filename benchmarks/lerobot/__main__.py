@@ -1,8 +1,8 @@
-"""LeRobot and seqrecord on one data set: all rows, each in a process of its own, in turns.
+"""LeRobot and seqrecord on one dataset: all rows, each in a process of its own, in turns.
 
     python -m benchmarks.lerobot FOLDER [--lerobot PYTHON] [--rows …] [--to FOLDER]
 
-Writes a LeRobot data set into FOLDER where it has none (or reads that of `--root`), packs it, and
+Writes a LeRobot dataset into FOLDER where it has none (or reads that of `--root`), packs it, and
 runs all rows once before any of them twice. First LeRobot is tried with each of its decoders and
 numbers of workers; the best for a cell counts. Results are FOLDER/results.json and, in the folder
 of `--to`, results.json and RESULTS.md. `--report` runs nothing and writes these of the last run.
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--root", type=Path, help="a LeRobot data set (v3.0) with two cameras")
+    parser.add_argument("--root", type=Path, help="a LeRobot dataset (v3.0) with two cameras")
     parser.add_argument("--lerobot", type=Path, default=LEROBOT, help="a Python that has lerobot")
     parser.add_argument("--seconds", type=float, default=20, help="of a row's measurement")
     parser.add_argument("--repeats", type=int, default=3)
@@ -151,11 +151,11 @@ _SAID = ("clips_per_second", "frames_per_second", "rate_to_copying", "skipped", 
 
 
 def _generated(folder: Path, python: Path | None, environment: Mapping[str, str]) -> Path:
-    """The data set in the folder; lerobot writes it if it is not there, and whole or not at all."""
+    """The dataset in the folder; lerobot writes it if it is not there, and whole or not at all."""
     root = folder / "dataset"
     if not root.exists():
         if python is None:
-            raise SystemExit("no lerobot, which writes the data set: make lerobot-env, or --root")
+            raise SystemExit("no lerobot, which writes the dataset: make lerobot-env, or --root")
         making = folder / "dataset.making"
         shutil.rmtree(making, ignore_errors=True)
         command = [str(python), "-m", "benchmarks.lerobot.generate", str(making)]

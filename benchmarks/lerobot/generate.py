@@ -1,4 +1,4 @@
-"""Writes a LeRobot data set: `python -m benchmarks.lerobot.generate ROOT`, with lerobot.
+"""Writes a LeRobot dataset: `python -m benchmarks.lerobot.generate ROOT`, with lerobot.
 
 Two cameras of 480 x 640, AV1 as lerobot encodes it by default, ten episodes of 252 frames.
 """

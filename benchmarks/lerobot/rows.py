@@ -37,7 +37,7 @@ class Job:
 class Setup:
     """What all rows share."""
 
-    root: Path  # the LeRobot data set
+    root: Path  # the LeRobot dataset
     records: Path  # that, packed
     scratch: Path  # a folder that conversions may make and remove
     cameras: Sequence[str]

@@ -181,7 +181,7 @@ def cpu_seconds() -> float:
 
 
 def make_index(folder: Path, num_frames: int) -> None:
-    """Manifest and index of a data set of at least so many frames, whose record files are none."""
+    """Manifest and index of a dataset of at least so many frames, whose record files are none."""
     episodes = max(1, -(-num_frames // (_CHUNKS * _CHUNK_FRAMES)))
     count = episodes * _CHUNKS
     codec = ({"id": "zstd", "level": 1},)

@@ -69,7 +69,7 @@ class BatchBuilder(Protocol[_ArenaT]):
     """A batch while clips are gathered from arenas into it, one after the other.
 
     `HostBatchBuilder` and `DeviceBatchBuilder` do so. Clips may come from any arenas that together
-    have the features of the batch: those of the groups of a data set.
+    have the features of the batch: those of the groups of a dataset.
     """
 
     @property

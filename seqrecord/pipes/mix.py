@@ -1,4 +1,4 @@
-"""SeqRecordMix: batches of clips from several data sets, by weight."""
+"""SeqRecordMix: batches of clips from several datasets, by weight."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["SeqRecordMix"]
 
 
 class SeqRecordMix(IterableDataset[Clip]):
-    """Streams batches of clips from several data sets, each with its share of the clips.
+    """Streams batches of clips from several datasets, each with its share of the clips.
 
     ::
 

@@ -1,4 +1,4 @@
-"""Where episodes come from: original data sets behind one protocol."""
+"""Where episodes come from: original datasets behind one protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LeRobot data sets: rows and images of parquet files, and videos, which are kept."""
+"""LeRobot datasets: rows and images of parquet files, and videos, which are kept."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _AXES = {"height", "width", "channel", "channels"}
 
 @dataclass(frozen=True)
 class LeRobot:
-    """A LeRobot data set of version 2.0, 2.1 or 3.0 as a source.
+    """A LeRobot dataset of version 2.0, 2.1 or 3.0 as a source.
 
     ::
 
@@ -83,7 +83,7 @@ class LeRobot:
 
     def episodes(self) -> Sequence[EpisodeInfo]:
         if not self._episodes:
-            raise SourceError("a LeRobot data set without episodes", file=str(self.root))
+            raise SourceError("a LeRobot dataset without episodes", file=str(self.root))
         return [self._info_of(episode) for episode in self._episodes.values()]
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
@@ -221,7 +221,7 @@ class LeRobot:
                 continue
             feature.check_size(spec, path)
             return spec
-        raise first or SourceError("a LeRobot data set without episodes", file=str(self.root))
+        raise first or SourceError("a LeRobot dataset without episodes", file=str(self.root))
 
     def _info_of(self, episode: LeRobotEpisode) -> EpisodeInfo:
         metadata: dict[str, Any] = {"episode_index": episode.index, "tasks": list(episode.tasks)}

@@ -1,4 +1,4 @@
-"""What the files in `meta/` of a LeRobot data set say: features, episodes, tasks, places of rows.
+"""What the files in `meta/` of a LeRobot dataset say: features, episodes, tasks, places of rows.
 
 The layouts are those that lerobot 0.3.3 (v2.1) and 0.4.4 (v3.0) write; see
 https://huggingface.co/docs/lerobot/lerobot-dataset-v3. Nothing in them is trusted.
@@ -121,7 +121,7 @@ def read_info(root: Path) -> LeRobotInfo:
     version = info.get("codebase_version")
     if not isinstance(version, str) or version not in ("v2.0", "v2.1", "v3.0"):
         raise SourceError(
-            "a LeRobot data set of a version that is not known",
+            "a LeRobot dataset of a version that is not known",
             file=str(path),
             expected="codebase_version v2.0, v2.1 or v3.0",
             got=repr(version)[:50],
@@ -259,7 +259,7 @@ def _video(
 
 
 def _fill(what: str, template: str, values: Mapping[str, Any], place: Path) -> str:
-    """`data/chunk-{chunk_index:03d}/…` filled in, and nothing that leaves the data set."""
+    """`data/chunk-{chunk_index:03d}/…` filled in, and nothing that leaves the dataset."""
 
     def value(match: re.Match[str]) -> str:
         number = values.get(match[1])
@@ -271,7 +271,7 @@ def _fill(what: str, template: str, values: Mapping[str, Any], place: Path) -> s
 
     path = _FIELD.sub(value, template)
     if {"{", "}"} & {*path} or path.startswith("/") or ".." in Path(path).parts:
-        raise _wrong(place, what, "a path below the data set", template)
+        raise _wrong(place, what, "a path below the dataset", template)
     return path
 
 

@@ -1,4 +1,4 @@
-"""The video features of LeRobot data sets."""
+"""The video features of LeRobot datasets."""
 
 from __future__ import annotations
 
@@ -67,4 +67,4 @@ def first_video(
             continue
         feature.check_size(spec, path)
         return spec
-    raise first or SourceError("a LeRobot data set without episodes", file=str(root))
+    raise first or SourceError("a LeRobot dataset without episodes", file=str(root))

@@ -1,4 +1,4 @@
-"""RLDS data sets, as TFDS writes them to TFRecord files, without TensorFlow."""
+"""RLDS datasets, as TFDS writes them to TFRecord files, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MEANING = {"action": "action", "observation.state": "state"}
 
 @dataclass(frozen=True)
 class Rlds:
-    """A TFDS data set of episodes (RLDS) in TFRecord files as a source.
+    """A TFDS dataset of episodes (RLDS) in TFRecord files as a source.
 
     ::
 
@@ -78,7 +78,7 @@ class Rlds:
             ordinal += len(infos)
             found += infos
         if not found:
-            raise SourceError("a TFDS data set without episodes", file=str(self._folder))
+            raise SourceError("a TFDS dataset without episodes", file=str(self._folder))
         return found
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
@@ -101,7 +101,7 @@ class Rlds:
     def _folder(self) -> Path:
         folder = find_dataset(Path(self.root))
         if folder is None:
-            raise SourceError("no TFDS data set", file=str(self.root), expected=FEATURES)
+            raise SourceError("no TFDS dataset", file=str(self.root), expected=FEATURES)
         return folder
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What the `features.json` of a TFDS data set says of the steps of its episodes (RLDS).
+"""What the `features.json` of a TFDS dataset says of the steps of its episodes (RLDS).
 
 https://github.com/google-research/rlds#dataset-format and
 https://github.com/tensorflow/datasets/blob/master/tensorflow_datasets/core/proto/feature.proto.
@@ -108,7 +108,7 @@ def read_features(path: Path) -> RldsFeatures:
     steps = tuple(f for f in found if f.key.startswith(f"{_STEPS}/"))
     if not steps:
         raise SourceError(
-            "a TFDS data set that is not of episodes (RLDS)",
+            "a TFDS dataset that is not of episodes (RLDS)",
             file=str(path),
             expected="a feature `steps`, which is a Dataset of features",
             got=", ".join(f.key for f in found)[:200],

@@ -1,4 +1,4 @@
-"""The files of a TFDS data set: which shards there are, and how many records each has."""
+"""The files of a TFDS dataset: which shards there are, and how many records each has."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def find_dataset(root: Path) -> Path | None:
     found = _find(root, _MAX_DEPTH)
     if len(found) > 1:
         raise SourceError(
-            "more than one TFDS data set: name one of them",
+            "more than one TFDS dataset: name one of them",
             file=str(root),
             expected=f"one {FEATURES}",
             got=", ".join(str(path.relative_to(root)) for path in found)[:200],
@@ -64,7 +64,7 @@ def find_shards(folder: Path) -> list[Shard]:
         split, number, total = match[1], int(match[2]), int(match[3])
         if totals.setdefault(split, total) != total or number in found.get(split, {}):
             raise SourceError(
-                "shards that are not of one data set",
+                "shards that are not of one dataset",
                 file=str(folder / name),
                 expected=f"one file for each of {totals[split]} shards of {split}",
             )
@@ -106,7 +106,7 @@ def _lengths(folder: Path) -> Mapping[str, list[int]]:
         raise SourceError(f"not a {_INFO}", file=str(path), got=str(error)[:200]) from error
     if kind not in ("tfrecord", ""):
         raise SourceError(
-            "a TFDS data set of another file format",
+            "a TFDS dataset of another file format",
             file=str(path),
             expected="tfrecord",
             got=repr(kind)[:50],

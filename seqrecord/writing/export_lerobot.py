@@ -1,4 +1,4 @@
-"""export, as a LeRobot data set of version 3.0.
+"""export, as a LeRobot dataset of version 3.0.
 
 ::
 
@@ -48,7 +48,7 @@ def export_lerobot(
     fps: float | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write episodes as a LeRobot data set of version 3.0; returns its folder.
+    """Write episodes as a LeRobot dataset of version 3.0; returns its folder.
 
     Video of H.264, HEVC, AV1 and VP9 is copied packet by packet into an MP4 file for each episode
     and camera; only groups of pictures of which frames are not shown are encoded anew, with a
@@ -133,7 +133,7 @@ class _Writer:
             self._meta.write(root, self._reader.statistics, self._episodes)
         except OSError as error:
             raise DestinationError(
-                f"the data set cannot be written: {error.strerror or error}",
+                f"the dataset cannot be written: {error.strerror or error}",
                 file=str(error.filename or root),
             ) from error
 

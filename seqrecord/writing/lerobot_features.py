@@ -1,4 +1,4 @@
-"""Which columns of a LeRobot data set a dataset's features become."""
+"""Which columns of a LeRobot dataset a dataset's features become."""
 
 from __future__ import annotations
 

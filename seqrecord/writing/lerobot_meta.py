@@ -1,4 +1,4 @@
-"""The rows and the files in `meta/` of a LeRobot data set that is written."""
+"""The rows and the files in `meta/` of a LeRobot dataset that is written."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class LeRobotMeta:
         self._episodes.append(episode)
 
     def write(self, root: Path, statistics: Statistics | None, episodes: Sequence[Episode]) -> None:
-        """All files in `meta/`; `info.json`, with which a data set begins, is the last."""
+        """All files in `meta/`; `info.json`, with which a dataset begins, is the last."""
         import pyarrow.parquet as pq
 
         folder = root / "meta/episodes/chunk-000"

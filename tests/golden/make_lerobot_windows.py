@@ -1,6 +1,6 @@
-"""Makes lerobot_windows.npz: what lerobot gives for `delta_timestamps` of its own data set.
+"""Makes lerobot_windows.npz: what lerobot gives for `delta_timestamps` of its own dataset.
 
-The data set is sources/lerobot_v3.zip. In an environment that has lerobot 0.4.4:
+The dataset is sources/lerobot_v3.zip. In an environment that has lerobot 0.4.4:
 `python -m tests.golden.make_lerobot_windows OUT.npz`. A frame of an image is uint8 [H, W, C] again.
 """
 

@@ -19,7 +19,7 @@ PATIENCE = 350.0
 """Seconds: torch is imported often, and ranks that wait for each other would do so for 1800."""
 
 CLIPS: dict[str, Any] = {"clip_len": 3, "features": ["id"], "batch_size": 4}
-"""Of the data set of `tests.clip_data`: 67 clips, odd for two and for three ranks."""
+"""Of the dataset of `tests.clip_data`: 67 clips, odd for two and for three ranks."""
 
 Found = dict[str, Any]
 """What one rank was given: for each loader the clips of each item, [items][clips][key, start]."""

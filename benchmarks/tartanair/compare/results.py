@@ -179,7 +179,7 @@ def _summary(rows: Sequence[Row]) -> str:
         f"{number(rate(best[other]))}"
     )
     if "original" in best:
-        words += f", the data set's own loader gives {number(rate(best['original']))}"
+        words += f", the dataset's own loader gives {number(rate(best['original']))}"
     return f"{words}."
 
 

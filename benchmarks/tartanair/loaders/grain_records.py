@@ -39,7 +39,7 @@ def open_frames(path: str) -> Any:
 
 
 class Epochs:
-    """Batches of a Grain data set, shuffled anew for each epoch."""
+    """Batches of a Grain dataset, shuffled anew for each epoch."""
 
     def __init__(self, reader: PackedReader, clips: Sequence[Clip], settings: Settings) -> None:
         self._reader = reader

@@ -1,4 +1,4 @@
-"""One HDF5 file with a contiguous data set for each feature."""
+"""One HDF5 file with a contiguous dataset for each feature."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def prepare(tree: Recordings, folder: Path, _settings: Settings) -> None:
 
 
 class Reader:
-    """Slices of the data sets; the file is opened by the process that reads."""
+    """Slices of the datasets; the file is opened by the process that reads."""
 
     def __init__(self, place: Place, features: Sequence[str]) -> None:
         self._place = place
@@ -65,6 +65,6 @@ LOADERS = [
         open=open_batches,
         storages=("local", "cold", "mount", "adlfs"),
         needs=("h5py",),
-        note="contiguous data sets; adlfs: a file object without its read-ahead",
+        note="contiguous datasets; adlfs: a file object without its read-ahead",
     )
 ]

@@ -1,4 +1,4 @@
-"""The data set's own files, each opened anew for every frame of every clip."""
+"""The dataset's own files, each opened anew for every frame of every clip."""
 
 from __future__ import annotations
 
@@ -43,6 +43,6 @@ LOADERS = [
         format=one_format("original"),
         prepare=prepare_link("tree"),
         open=open_batches,
-        note="the data set's own files",
+        note="the dataset's own files",
     )
 ]

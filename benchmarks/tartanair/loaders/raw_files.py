@@ -1,6 +1,6 @@
 """The baseline: clips from the original files, each opened anew for every frame of every clip.
 
-It does what the data set's own loader does, with Pillow and numpy, and it is the reference for
+It does what the dataset's own loader does, with Pillow and numpy, and it is the reference for
 bit-exactness. So it reads the files by itself: nothing here comes from `seqrecord.sources`.
 """
 

@@ -1,4 +1,4 @@
-"""`export`: an episode as files, or episodes as a data set of another format."""
+"""`export`: an episode as files, or episodes as a dataset of another format."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["export"]
     type=click.Choice(["frames", "lerobot", "mcap"]),
     default="frames",
     show_default=True,
-    help="Files of one episode; or, of all episodes that KEY fits, a LeRobot data set (v3.0) or "
+    help="Files of one episode; or, of all episodes that KEY fits, a LeRobot dataset (v3.0) or "
     "rosbag2 recordings in MCAP.",
 )
 @feature_names("Names of the features.")
@@ -50,8 +50,8 @@ def export(
 ) -> None:
     """Write an episode as files to DEST/KEY: images, npy, JSON. `write` packs them again.
 
-    With another `--format` KEY may be a pattern, '*' for all episodes. DEST becomes a LeRobot data
-    set, in which video stays as it is, or DEST/KEY a rosbag2 folder with an MCAP file.
+    With another `--format` KEY may be a pattern, '*' for all episodes. DEST becomes a LeRobot
+    dataset, in which video stays as it is, or DEST/KEY a rosbag2 folder with an MCAP file.
     """
     with open_dataset(path, storage_options=storage_options) as dataset:
         if kind != "frames" and frames is not None:
