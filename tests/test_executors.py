@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -122,7 +123,7 @@ def running(
         ),
         specs,
         frames.lengths,
-        plan.first_clip(1) if plan.num_batches else 1,
+        plan.first_clip(1) * memory.together if plan.num_batches else 1,
         memory.prefetch + 2,
         None if kind == "host" else torch.device("cpu"),
     )
@@ -132,7 +133,8 @@ def running(
     channel: Channel[Batch] = Channel(memory.prefetch, stats)
     workers = WorkerPool(loader, num_threads=2, memory=memory, channel=channel, stats=stats)
     make = OverlappingExecutor if all(memory.num_rows) else DisjointExecutor
-    executor = make(plan, frames, buffers, workers, channel)
+    more: Any = {"together": memory.together} if memory.together > 1 else {}
+    executor = make(plan, frames, buffers, workers, channel, **more)
 
     def run() -> None:
         error = None
@@ -190,7 +192,7 @@ def make_plan(
     chosen = PlanSettings(
         shuffle=data.draw(st.booleans()),
         seed=data.draw(st.integers(0, 9)),
-        batch_size=data.draw(st.integers(1, 7)),
+        batch_size=data.draw(st.just(1) | st.integers(1, 7)),
         num_cursors=data.draw(st.integers(1, 4)),
         block_frames=data.draw(st.integers(1, 40)),
         run_frames=data.draw(st.none() | st.integers(1, 50)),
@@ -255,11 +257,14 @@ def run(
         rows = tuple(0 if is_direct else n for is_direct, n in zip(direct, rows, strict=True))
         prefetch = max(prefetch, plan.most_batches)
     memory = Memory(rows, prefetch, data.draw(st.integers(1, 4)), data.draw(st.integers(0, 3)))
+    if all(rows) and plan.num_batches and plan.first_clip(1) == 1:  # single clips
+        memory = replace(memory, together=data.draw(st.integers(1, 9)))
     first = data.draw(st.integers(0, plan.num_batches))
     with running(kind, plan, table, frames, memory, first) as batches:
         found = [check(batch, plan, frames) for batch in batches]
-    assert len(found) == plan.num_batches - first
-    positions = [plan.first_clip(number) for number in range(first, plan.num_batches + 1)]
+    begins = [*range(first, plan.num_batches, memory.together), plan.num_batches]
+    assert len(found) == len(begins) - 1
+    positions = [plan.first_clip(number) for number in begins]
     assert list(map(len, found)) == [stop - start for start, stop in pairwise(positions)]
     if not first:
         every = [clip for batch in found for clip in batch]

@@ -34,14 +34,14 @@ def join(clips: Sequence[torch.Tensor]) -> torch.Tensor | None:
     Else `None`; where the clips are consecutive ones of a pool, those to come will lie so.
     """
     first = clips[0]
+    slab, row = _find(first)
+    if slab is None:
+        return None
+    if row + len(clips) <= len(slab) and _follow_each_other(clips):
+        return first.as_strided((len(clips), *first.shape), (first.numel(), *first.stride()))
     if any(clip.shape != first.shape or clip.dtype != first.dtype for clip in clips):
         return None
     found = [_find(clip) for clip in clips]
-    slab, row = found[0]
-    if slab is None:
-        return None
-    if all(at is slab and other == row + i for i, (at, other) in enumerate(found)):
-        return first.as_strided((len(clips), *first.shape), (first.numel(), *first.stride()))
     if (pool := slab.pool()) is not None:
         pool.learn([at.first + i for at, i in found if at is not None and at.pool() is pool])
     return None
@@ -138,6 +138,23 @@ def _slab(lent: torch.Tensor) -> _Slab:
     slab = lent.numpy().view(_Slab)
     _slabs[lent.data_ptr()] = slab
     return slab
+
+
+def _follow_each_other(clips: Sequence[torch.Tensor]) -> bool:
+    """Whether the memory of each clip begins where that of the one before it ends."""
+    first = clips[0]
+    address, step, shape, dtype = first.data_ptr(), first.nbytes, first.shape, first.dtype
+    for clip in clips:
+        if (
+            clip.data_ptr() != address
+            or clip.shape != shape
+            or clip.dtype != dtype
+            or clip.requires_grad
+            or not clip.is_contiguous()
+        ):
+            return False
+        address += step
+    return True
 
 
 def _find(clip: torch.Tensor) -> tuple[_Slab | None, int]:

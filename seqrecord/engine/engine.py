@@ -57,6 +57,7 @@ class Engine:
             ahead; 0 for a plan whose clips do not overlap: frames are then loaded straight into
             them. `prefetch`: batches that are built or wait, without arenas `plan.most_batches`.
             Chunks to load at a time, and from storage that isn't a local disk more to hold.
+            Of a plan of single clips, `together` of its batches are delivered as one.
         num_threads: for copying, and at most so many for loading.
         frame_transform: called once for each frame, before the arena. The plan is that of one
             group, whose arena has what it makes of frames; see `ChunkLoader`.
@@ -93,6 +94,7 @@ class Engine:
         draw: DrawClips | None = None,
     ) -> None:
         self.stats = stats
+        self._together = memory.together
         self._channel: Channel[Batch] = Channel(memory.prefetch, stats)
         execution = Execution(
             dataset,
@@ -124,8 +126,12 @@ class Engine:
     def __next__(self) -> Batch:
         batch = self._channel.take(self._scheduler.process)
         batch.arrive()
-        self.stats.add(batches=1, clips=len(batch))
+        self.stats.add(batches=len(batch) if self._together > 1 else 1, clips=len(batch))
         return batch
+
+    def check_open(self) -> None:
+        """Raise `ClipError` where `next` would: in a forked process, and once it was closed."""
+        self._channel.check_taken(self._scheduler.process)
 
     def close(self) -> None:
         """End all threads; nothing is left when it returns."""
@@ -164,7 +170,7 @@ class Execution:
         make_executor: Callable[..., Executor] = OverlappingExecutor,
         stream: SideStream | None = None,
     ) -> None:
-        size = plan.first_clip(1) if plan.num_batches else 1
+        size = plan.first_clip(1) * memory.together if plan.num_batches else 1
         # Batches that are ever in use: those in the channel and the consumer's last two.
         batches = memory.prefetch + CONSUMER
         groups = tuple(
@@ -196,7 +202,10 @@ class Execution:
         if isinstance(buffers, HostBuffers) and not all(memory.num_rows):
             self._executor = DisjointExecutor(plan, clip_frames, buffers, workers, channel, draw)
         else:
-            self._executor = make_executor(plan, clip_frames, buffers, workers, channel, draw)
+            more = {} if memory.together == 1 else {"together": memory.together}
+            self._executor = make_executor(
+                plan, clip_frames, buffers, workers, channel, draw, **more
+            )
 
     def run(self, batch: int | None) -> None:
         """Deliver the batches from `batch` on; none for `None`."""

@@ -24,6 +24,10 @@ class OverlappingExecutor:
     """Executes a plan round by round: loads, gathers the clips into batches, frees frames.
 
     Where reading is mostly waiting, what has no room yet is read ahead, and decoded later.
+
+    Args:
+        together: so many batches of one clip are built as one batch, from the first on; the last
+            of these may be smaller.
     """
 
     def __init__(
@@ -34,8 +38,12 @@ class OverlappingExecutor:
         workers: WorkerPool,
         channel: Channel[Batch],
         draw: DrawClips | None = None,
+        *,
+        together: int = 1,
     ) -> None:
         self._draw = draw
+        self._together = together
+        self._first = 0  # batch
         self._plan = plan
         self._buffers = buffers
         self._workers = workers
@@ -45,6 +53,7 @@ class OverlappingExecutor:
 
     def run(self, batch: int) -> None:
         """See `Executor`."""
+        self._first = batch
         first_round, skip = self._plan.locate(batch)
         for loaded in self._rounds.run(first_round):
             self._workers.stats.hold(self._rounds.resident_bytes)
@@ -54,20 +63,23 @@ class OverlappingExecutor:
     def _emit(self, loaded: LoadedRound, skip: int) -> None:
         """Gather a round's clips into batches as their loads arrive, and deliver full ones."""
         clips = loaded.round.clips
-        edges = (np.flatnonzero(np.diff(clips.batch)) + 1).tolist()
+        batch, slots = clips.batch, clips.slot
+        if self._together > 1:
+            batch, slots = np.divmod(batch - self._first, self._together)
+        edges = (np.flatnonzero(np.diff(batch)) + 1).tolist()
         for start, stop in pairwise([skip, *(e for e in edges if e > skip), len(clips)]):
             if start == stop:
                 continue
             self._workers.fetch(self._rounds.later())
             if self._builder is None:
-                self._builder = self._begin(int(clips.batch[start]))
+                self._builder = self._begin(int(batch[start]))
             sources = loaded.sources(start, stop)
             drawn = Drawn()
             if self._draw is not None:
                 drawn = self._draw(clips.episode[start:stop], clips.start[start:stop])
                 sources = [replace(source, crop=drawn.crop) for source in sources]
             begin = perf_counter()
-            slot = int(clips.slot[start])
+            slot = int(slots[start])
             nbytes = self._builder.gather(slot, sources, self._workers, drawn.calls)
             self._builder.append(clips.episode[start:stop], clips.start[start:stop])
             self._workers.note_gather(begin, stop - start, nbytes)
@@ -78,5 +90,8 @@ class OverlappingExecutor:
     def _begin(self, batch: int) -> BatchBuilder[Any]:
         """A batch to build, once the consumer has taken enough of those before."""
         self._channel.reserve(batch)
+        if self._together > 1:
+            rest = self._plan.num_batches - self._first - batch * self._together
+            return self._buffers.begin_batch(min(self._together, rest))
         size = self._plan.first_clip(batch + 1) - self._plan.first_clip(batch)
         return self._buffers.begin_batch(size)

@@ -40,6 +40,7 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 _THREAD_NAME = "seqrecord-engine"  # how the names of all these threads begin
+_ENDED = "this iteration was ended: another one has begun"
 _COPY_BYTES = 4 << 20  # one more thread for each; one thread copies what is less
 
 
@@ -111,12 +112,18 @@ class Channel(Generic[_Item]):
 
         Raises `ClipError` in another process, which was forked, and once the channel was closed.
         """
-        if os.getpid() != process:
-            raise ClipError("an iteration cannot continue in a forked process: begin another")
+        self.check_taken(process)
         try:
             return self.get()
         except ClosedError:
-            raise ClipError("this iteration was ended: another one has begun") from None
+            raise ClipError(_ENDED) from None
+
+    def check_taken(self, process: int) -> None:
+        """Raise what `take` raises before it waits for an item."""
+        if os.getpid() != process:
+            raise ClipError("an iteration cannot continue in a forked process: begin another")
+        if self._closed:
+            raise ClipError(_ENDED)
 
     def end(self, error: BaseException | None = None) -> None:
         """Nothing follows; after the last item, `get` raises the error once."""

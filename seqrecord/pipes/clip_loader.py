@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from seqrecord.clip_frames import ClipFrames
+from seqrecord.engine.adjacent import divide
 from seqrecord.engine.batches import Batch
 from seqrecord.engine.buffers import KeptBuffers
 from seqrecord.engine.device.streams import check_device, find_device
@@ -38,6 +39,9 @@ from seqrecord.storage import local_path
 from seqrecord.text import counted
 
 __all__ = ["Clip", "ClipLoader", "open_trace"]
+
+_MOST_TOGETHER = 32  # single clips; each that is kept keeps the memory of all
+_MOST_BYTES_TOGETHER = 1 << 20
 
 _logger = logging.getLogger("seqrecord")
 
@@ -93,12 +97,25 @@ class ClipLoader(Planner):
         """An engine that runs a plan from `batch` on."""
         self.selection.times_without_frame = 0
         fixed = self._find_device() is None and self._may_load_straight
-        memory = self._fit(plan.part.count, plan.epoch, stages).memory(plan, fixed=fixed)
+        fit = self._fit(plan.part.count, plan.epoch, stages)
+        memory = fit.memory(plan, fixed=fixed)
         if get_worker_info() is not None and self.selection.dataset.chunk_reader().is_local:
             # The DataLoader asks for batches ahead by itself; memory for more is slow to find.
             least = 1 if all(memory.num_rows) else plan.most_batches
             memory = replace(memory, prefetch=min(memory.prefetch, least))
+        if (most := self._most_together) > 1:
+            memory = replace(memory, together=fit.together(memory, most))
         return Engine(**self._execution(plan), batch=batch, memory=memory, stats=stats)
+
+    @property
+    def _most_together(self) -> int:
+        """How many single clips may be made at once, side by side: a few small ones."""
+        made = self.selection.made
+        alike = all(spec.is_fixed and spec.value == "array" for spec in made.values())
+        if self.batch_size is not None or not alike or self._find_device() is not None:
+            return 1
+        clip = sum(spec.nbytes * self.selection.lengths[name] for name, spec in made.items())
+        return max(1, min(_MOST_TOGETHER, _MOST_BYTES_TOGETHER // max(1, clip)))
 
     def _execution(self, plan: Plan) -> dict[str, Any]:
         """What an engine needs to run a plan, beside memory."""
@@ -154,6 +171,17 @@ class ClipLoader(Planner):
             return {**features, **columns}
         alone = {name: item if name in nested else item[0] for name, item in features.items()}
         return self.selection.columns.single(alone, columns)
+
+    def clips_of(self, batch: Batch, plan: Plan, number: int) -> list[Clip]:
+        """What users get of what an engine delivers: batch `number` of a plan, or single clips."""
+        if self.batch_size is not None or len(batch) == 1:
+            return [self.clip(batch, plan, number)]
+        views = {
+            name: divide(feature)
+            for name, feature in batch.features.items()
+            if isinstance(feature, torch.Tensor)  # all are: see `_most_together`
+        }
+        return self.selection.columns.singles(views, self.columns(batch, plan.epoch))
 
     def columns(self, batch: Batch, epoch: int) -> dict[str, Any]:
         """What is said of a batch's clips beside their features, each a list or tensor of clips."""

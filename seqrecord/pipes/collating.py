@@ -74,13 +74,14 @@ def collate(clips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _collate(name: str, values: list[Any]) -> Any:
     first = values[0]
-    for kind in (torch.Tensor, (np.ndarray, np.generic), _NUMBERS, Mapping):
+    alike = len(set(map(type, values))) == 1
+    for kind in () if alike else (torch.Tensor, (np.ndarray, np.generic), _NUMBERS, Mapping):
         same = [isinstance(value, kind) for value in values]
         if any(same) and not all(same):
             other = values[same.index(not same[0])]
             raise _unlike(name, type(first).__name__, type(other).__name__)
     if isinstance(first, torch.Tensor):
-        if all(value.is_nested and value.layout is torch.jagged for value in values):
+        if first.is_nested and all(v.is_nested and v.layout is torch.jagged for v in values):
             return nested(values)
         return _stacked(name, values)
     if isinstance(first, Mapping):
@@ -94,11 +95,11 @@ def _collate(name: str, values: list[Any]) -> Any:
 
 def _stacked(name: str, tensors: list[torch.Tensor]) -> torch.Tensor:
     first = tensors[0]
+    if (joined := join(tensors)) is not None:
+        return joined
     for tensor in tensors:
         if tensor.shape != first.shape or tensor.dtype != first.dtype:
             raise _unlike(name, _shown(first), _shown(tensor))
-    if (joined := join(tensors)) is not None:
-        return joined
     plain = all(
         tensor.device.type == "cpu"
         and tensor.layout is torch.strided

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,12 @@ class SingleClip(dict[str, Any]):
     """A clip of which `collate` makes lists of some values, though they may be numbers."""
 
     as_lists: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, as_lists: frozenset[str], items: Iterable[tuple[str, Any]]) -> SingleClip:
+        made = cls(items)
+        made.as_lists = as_lists
+        return made
 
 
 class Columns:
@@ -100,9 +107,16 @@ class Columns:
         clip = {**features, **alone, "start": int(alone["start"])}
         if not self._metadata:
             return clip
-        made = SingleClip(clip)
-        made.as_lists = frozenset(self._metadata)
-        return made
+        return SingleClip.of(frozenset(self._metadata), clip.items())
+
+    def singles(
+        self, features: Mapping[str, Sequence[Any]], columns: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """The clips of a batch: as `single`, where each feature is a sequence of clips."""
+        values = {**features, **columns, "start": columns["start"].tolist()}
+        make = partial(SingleClip.of, frozenset(self._metadata)) if self._metadata else dict
+        rows = zip(*values.values(), strict=True)
+        return [make(zip(values, row, strict=True)) for row in rows]
 
     def _facts(self, row: int) -> tuple[str, list[Any]]:
         index, known = self._dataset.index, self._known

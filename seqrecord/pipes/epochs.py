@@ -55,6 +55,7 @@ class Epochs:
         self._in_workers = False  # it is they who have begun this epoch
         self._iteration: object = None  # the one that moves the position
         self._engine: Engine | None = None
+        self._waiting: list[Clip] = []  # single ones, that the engine has given
         self._stats = EngineStats()
         self._counts = {"clips_dropped": 0, "clips_repeated": 0}  # of the part, see `Plan.counts`
         self._counter: EpochCounter | None = None
@@ -65,7 +66,13 @@ class Epochs:
         self._follow_workers()
         # A copy for a process that is being started shares the counter; other copies do not.
         counter = self._share() if get_spawning_popen() is not None else None
-        return {**self.__dict__, "_engine": None, "_iteration": None, "_counter": counter}
+        return {
+            **self.__dict__,
+            "_engine": None,
+            "_waiting": [],
+            "_iteration": None,
+            "_counter": counter,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -195,8 +202,12 @@ class Epochs:
     def stats(self) -> dict[str, Any]:
         """What the last iteration has done so far, and what limits it, in words."""
         clips = self.loader.clips(self._epoch)
+        report = self._stats.report()
+        if self.loader.batch_size is None:
+            report["clips"] -= len(self._waiting)
+            report["batches"] -= len(self._waiting)
         return {
-            **self._stats.report(),
+            **report,
             "clips_incomplete": clips.num_incomplete,
             **self._counts,
             "clips_outside": clips.num_outside,
@@ -215,24 +226,33 @@ class Epochs:
         # Without `equal`, another rank may have had a batch more than this one has.
         self._batch = min(self._batch, plan.num_batches)
         trace = self.loader.trace()
-        self._stats = EngineStats(trace=trace)
+        self._stats = stats = EngineStats(trace=trace)
         self._counts = plan.counts
-        engine = self.loader.start(plan, **stages, batch=self._batch, stats=self._stats)
+        engine = self.loader.start(plan, **stages, batch=self._batch, stats=stats)
         self._engine = engine
+        clips: list[Clip] = []
         try:
-            for number, batch in enumerate(engine, self._batch):
-                clips = [self.loader.clip(batch, plan, number)]
-                del batch  # so that its memory is the consumer's alone to keep, and the clip's too
-                if self._iteration is iteration:
-                    self._batch += 1
-                with trace.span("consumer"):
-                    yield clips.pop()
+            number = self._batch
+            for batch in engine:
+                clips = self._waiting = self.loader.clips_of(batch, plan, number)
+                del batch  # so that its memory is the consumer's alone to keep, and the clips' too
+                number += len(clips)
+                clips.reverse()
+                while clips:
+                    engine.check_open()
+                    if self._iteration is iteration:
+                        self._batch += 1
+                    with trace.span("consumer"):
+                        yield clips.pop()
             engine.close()
             if self._iteration is iteration:
                 self._ended = True
         finally:
             engine.drop()
             trace.close()
+            if self.loader.batch_size is None:
+                stats.add(clips=-len(clips), batches=-len(clips))
+                clips.clear()
             if self._engine is engine:
                 self._engine = None
 

@@ -61,6 +61,7 @@ class Memory:
     prefetch: int  # batches that are filled or wait
     max_loads: int  # chunks being read
     max_ahead: int  # chunks more that wait as they are stored
+    together: int = 1  # batches of one clip that are built at once, and count as one above
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,15 @@ class Fit:
     resident: tuple[int, ...] | None = None  # the most frames of any phase, so that all epochs have
     # arenas of one size
     limited: str | None = None  # what keeps batches from being mixed well, in words
+
+    def together(self, memory: Memory, most: int) -> int:
+        """How many batches can be built at once with what `memory` leaves, up to `most`."""
+        if not all(memory.num_rows):
+            return 1
+        taken = held_bytes(self.sizes.frames, memory.num_rows)
+        left = self.max_arena - taken - memory.max_ahead * self.sizes.chunk
+        more = left // max(1, (memory.prefetch + CONSUMER) * self.sizes.batch)
+        return max(1, min(most, 1 + more))
 
     def memory(self, plan: Plan, *, fixed: bool) -> Memory:
         """What the limit leaves for a plan; `fixed`: frames of fixed shapes, in host memory."""
