@@ -172,10 +172,8 @@ class ClipLoader(Planner):
         alone = {name: item if name in nested else item[0] for name, item in features.items()}
         return self.selection.columns.single(alone, columns)
 
-    def clips_of(self, batch: Batch, plan: Plan, number: int) -> list[Clip]:
-        """What users get of what an engine delivers: batch `number` of a plan, or single clips."""
-        if self.batch_size is not None or len(batch) == 1:
-            return [self.clip(batch, plan, number)]
+    def singles(self, batch: Batch, plan: Plan) -> list[Clip]:
+        """Several single clips, which an engine has delivered as one batch, as users get them."""
         views = {
             name: divide(feature)
             for name, feature in batch.features.items()

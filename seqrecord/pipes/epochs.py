@@ -231,15 +231,20 @@ class Epochs:
         engine = self.loader.start(plan, **stages, batch=self._batch, stats=stats)
         self._engine = engine
         clips: list[Clip] = []
+        is_single = self.loader.batch_size is None
         try:
             number = self._batch
             for batch in engine:
-                clips = self._waiting = self.loader.clips_of(batch, plan, number)
+                if is_single and len(batch) > 1:
+                    clips = self._waiting = self.loader.singles(batch, plan)
+                else:
+                    clips = self._waiting = [self.loader.clip(batch, plan, number)]
                 del batch  # so that its memory is the consumer's alone to keep, and the clips' too
                 number += len(clips)
                 clips.reverse()
                 while clips:
-                    engine.check_open()
+                    if is_single:
+                        engine.check_open()
                     if self._iteration is iteration:
                         self._batch += 1
                     with trace.span("consumer"):
@@ -250,7 +255,7 @@ class Epochs:
         finally:
             engine.drop()
             trace.close()
-            if self.loader.batch_size is None:
+            if is_single:
                 stats.add(clips=-len(clips), batches=-len(clips))
                 clips.clear()
             if self._engine is engine:
