@@ -247,3 +247,18 @@ def test_an_error_names_a_function_without_its_address(tmp_path: Path) -> None:
     ):
         with pytest.raises(ClipError, match=rf"no episode is selected.*got: {name}$"):
             delete_episodes(path, function)
+
+
+def test_a_resume_adds_others_beside_what_was_deleted_and_renamed(tmp_path: Path) -> None:
+    path = write(tmp_path / "records", range(4))
+    before = content(path)
+    late = SeqRecordWriter(path, codecs="raw", mode="append")
+    with late.episode("late", metadata={}) as episode:
+        episode.append({"x": np.full(1000, 7, np.float32)})
+    delete_episodes(path, ["e0", "e1", "e2"])
+    rename_episodes(path, {"e3": "renamed"})
+    with pytest.raises(ConflictError):
+        late.close()
+    with SeqRecordWriter(path, codecs="raw", mode="resume"):
+        pass
+    check(path, {"renamed": before["e3"], "late": ({}, [7.0])})

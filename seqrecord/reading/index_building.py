@@ -250,22 +250,26 @@ def _join(
     """An episode's rows from its parts in several files, `None` if one is not there.
 
     `schemas` are the groups of the dataset, with the places of their features. All frames lack a
-    group that is in no part's file, and one that was dropped. The episode is as long as the longest
-    of its parts that is whole. Of copies of a chunk the first is taken; they must be equal.
+    group that was dropped, and one that was added of which there is no chunk. The episode is as
+    long as the longest of its parts that is whole. Of copies of a chunk the first is taken; they
+    must be equal.
     """
     described = [footers[file].episodes[number] for file, number in parts]
     lengths = {part.num_frames for part in described if part.num_frames is not None}
     episode = _common(described, max(lengths, default=None))
     groups: dict[int, _Piece] = {}
     for group, (schema, _) in enumerate(schemas):
-        known = [] if all(spec.is_dropped for spec in schema.values()) else parts
+        if all(spec.is_dropped for spec in schema.values()):
+            continue
         pieces = [
             _rows_of(footers[file], file, number, group)
-            for file, number in known
+            for file, number in parts
             if group < len(footers[file].chunks)
         ]
-        if pieces:
+        if any(len(piece.chunks) for piece in pieces):
             groups[group] = pieces[0] if len(pieces) == 1 else _gathered(pieces, episode)
+        elif not _may_lack(footers, parts, group, schema):
+            return None
     for length in sorted(lengths, reverse=True) if groups else ():
         first = {group: _first_frames(rows, length, episode) for group, rows in groups.items()}
         if None not in first.values():
@@ -286,6 +290,20 @@ def _join(
             episode = replace(episode, num_frames=length, metadata=chosen, lags=lags)
             return _Rows(episode, whole, files)
     return None
+
+
+def _may_lack(
+    footers: Sequence[Footer], parts: Sequence[tuple[int, int]], group: int, schema: Schema
+) -> bool:
+    """Whether an episode may be whole without a chunk of this group: one that was added later."""
+    written = [
+        footers[file]
+        for file, number in parts
+        if footers[file].file_id[:16] == footers[file].episodes[number].uid[:16]
+    ]
+    return next(iter(schema.values())).added is not None and not any(
+        group < len(footer.chunks) for footer in written
+    )
 
 
 def _common(parts: Sequence[EpisodePart], num_frames: int | None) -> EpisodePart:

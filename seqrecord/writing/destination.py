@@ -168,14 +168,15 @@ def _begun(storage: Storage, mode: WriteMode, writer: str) -> Destination:
         for path in loose:
             check_record_path(storage, path)
         footers = read_footers(storage, {path: sizes[path] for path in (*files, *loose)})
-        if manifest is None:
-            schema = read_edits(storage, all_edits(storage)).schema
+        edits = read_edits(storage, manifest.edits if manifest else all_edits(storage))
+        schema = manifest.schema if manifest else edits.schema
         schema, fitting = conformed(list(footers.items()), schema, files)
         footers = dict(fitting)
         whole = recover(storage, footers, unfinished, committed, writer, schema)
         # As in `build_index`: of several uids of one key the smallest is the one that is taken.
-        parts = [whole[uid] for uid in sorted(whole, reverse=True)]
-        recovered = {part.key: part.ordinal for part in parts if part.key not in committed}
+        kept = [uid for uid in sorted(whole, reverse=True) if uid not in edits.deleted]
+        found = {edits.keys.get(uid, whole[uid].key): whole[uid].ordinal for uid in kept}
+        recovered = {key: ordinal for key, ordinal in found.items() if key not in committed}
     first = manifest.next_ordinal if manifest else 0
     return Destination(
         storage=storage,

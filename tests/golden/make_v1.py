@@ -9,6 +9,7 @@ docs/format.md.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -23,17 +24,21 @@ import numpy.typing as npt
 from PIL import Image
 
 import seqrecord
+from seqrecord import Episode
 from seqrecord.checksum import crc32c
 from seqrecord.codecs import resolve
 from seqrecord.codecs.video.config import VideoConfig
 from seqrecord.codecs.video.decoding import decode_gop
 from seqrecord.codecs.video.gops import Gop
+from seqrecord.errors import ConflictError
 from seqrecord.format import EpisodePart, Footer, encode_footer, encode_header
 from seqrecord.format.edits import Delete, Split, encode_edit
 from seqrecord.format.pages import PageCodec, slice_table
 from seqrecord.format.rows import chunk_row, gap_rows
 from seqrecord.schema import CodecConfig, EncodedImage, FeatureSpec, Schema
+from seqrecord.writing.cleaning import clean
 from seqrecord.writing.commits import reindex
+from seqrecord.writing.features import add_feature, drop_features
 from seqrecord.writing.writer import SeqRecordWriter
 
 __all__ = ["GOLDEN", "describe_frame", "expected"]
@@ -276,6 +281,55 @@ def _groups() -> None:
     root.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
 
 
+def _changed() -> None:
+    """Features that were added and dropped: alone in their group, beside others, and of one name.
+
+    And an episode of a writer that began before, which lacks what was added.
+    """
+    root = GOLDEN / "changed"
+    if root.exists():
+        return
+    names = ("gone", "stays", "small")
+
+    def values(key: str, number: int, name: str) -> npt.NDArray[Any]:
+        return np.arange(3, dtype="<f4") + number + len(key + name)
+
+    def frames(key: str) -> list[dict[str, Any]]:
+        return [{name: values(key, i, name) for name in names} for i in range(3)]
+
+    def again(episode: Episode) -> list[Any]:
+        return [np.full(2, i, "<i2") if i != 1 else None for i in range(len(episode))]
+
+    groups = {name: {"group": int(name == "small")} for name in names}
+    with SeqRecordWriter(root, codecs="raw", features=groups, statistics=False) as writer:
+        for key in ("a", "b"):
+            with writer.episode(key) as episode:
+                for frame in frames(key):
+                    episode.append(frame)
+    late = SeqRecordWriter(root, mode="append")
+    with late.episode("late") as episode:
+        for frame in frames("late"):
+            episode.append(frame)
+    add_feature(root, "added", lambda e: [f"{e.key} {i}" for i in range(len(e))])
+    with contextlib.suppress(ConflictError):
+        late.close()
+    reindex(root)
+    drop_features(root, ["gone", "small"])
+    add_feature(root, "gone", again, codec="raw")
+    clean(root, older_than=0)
+    written: dict[str, Any] = {}
+    for key in ("a", "b", "late"):
+        written[key] = ({}, [{"stays": values(key, i, "stays")} for i in range(3)])
+        for i, frame in enumerate(written[key][1]):
+            if key != "late":
+                frame["added"] = f"{key} {i}"
+            if i != 1:
+                frame["gone"] = np.full(2, i, "<i2")
+    with seqrecord.open(root) as dataset:
+        text = json.dumps(expected(dataset.features, written), indent=1)
+    root.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
+
+
 def _encoded(array: npt.NDArray[Any], name: str) -> EncodedImage:
     file = io.BytesIO()
     Image.fromarray(array).save(file, name)
@@ -391,6 +445,7 @@ def main() -> None:
     _write("measured", *_measured())
     _images()
     _groups()
+    _changed()
     _video()
     _timed()
     poses = [
