@@ -6,7 +6,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -31,19 +30,17 @@ from seqrecord.engine.ragged import nested
 from seqrecord.engine.stats import EngineStats
 from seqrecord.grids import ChunkGrid
 from seqrecord.pipes.clip_sequence import ClipSequence
+from seqrecord.pipes.clip_sets import FRAME_BITS, Alike, read_scattered, sets_of
 from seqrecord.pipes.distributed import worker_threads
 from seqrecord.pipes.draws import ClipDraws
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.reading.frames import ArraySpec
-from seqrecord.reading.reader import SeqRecordReader
-from seqrecord.reading.scattered import ScatteredFrames
 from seqrecord.threads import ThreadPool
 
 __all__ = ["ClipReader"]
 
 _KEEP = 3  # batches that nobody uses
-_FRAME_BITS = 40
-_FRAMES = 1 << _FRAME_BITS  # more than an episode has
+_FRAMES = 1 << FRAME_BITS  # more than an episode has
 _THREAD_BYTES = 4 << 20  # one more thread for each; one thread reads what is less
 
 _Task = Callable[[], object]
@@ -62,7 +59,7 @@ class ClipReader:
         arrays = selection.arrays
         self._fixed = {name: spec for name, spec in arrays.items() if spec.is_fixed}
         self._variable = {name: spec for name, spec in arrays.items() if not spec.is_fixed}
-        self._alike = _in_sets(selection)
+        self._alike = sets_of(selection)
         self._begin()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -130,13 +127,13 @@ class ClipReader:
         features: dict[str, Any] = {}
         for alike in self._alike:
             wanted = frames.find(alike.names[0], episode, start).frames
-            if not (alike.scattered and _read_scattered(alike, builder, buffers, episode, wanted)):
+            if not (alike.scattered and read_scattered(alike, builder, buffers, episode, wanted)):
                 features.update(self._read_alike(alike, builder, buffers, episode, wanted))
         return {**features, **builder.finish().features}
 
     def _read_alike(
         self,
-        alike: _Alike,
+        alike: Alike,
         builder: HostBatchBuilder,
         buffers: HostBuffers,
         episode: IntArray,
@@ -240,76 +237,6 @@ class ClipReader:
                 where = (0, 0, int(episode[begin]), int(chunk[begin]))
                 load = Load(grid.group, *where, first, count)
                 yield load, [Place(target, inside - first, rows[begin:end])]
-
-
-@dataclass(frozen=True)
-class _Alike:
-    """Features of which clips have the same frames, and a dataset that has them.
-
-    `scattered` reads all of them, or none.
-    """
-
-    names: tuple[str, ...]
-    dataset: SeqRecordReader
-    scattered: Mapping[str, ScatteredFrames]
-
-
-def _in_sets(selection: ClipSelection) -> list[_Alike]:
-    """The features of clips in sets that are read together."""
-    arrays, dataset = selection.arrays, selection.dataset
-    sets = selection.clip_frames.alike(arrays)
-    if selection.frame_transform is not None:  # it needs whole frames
-        return [_Alike(names, dataset, {}) for names in sets]
-    reader = dataset.chunk_reader()
-    small = {name: reader.scattered(name) for name in dataset.features}
-    found: list[_Alike] = []
-    for names in sets:
-        scattered = {name: one for name in names if (one := small.get(name)) is not None}
-        others = tuple(name for name in names if name not in scattered)
-        for part, read in ((tuple(scattered), scattered), (others, {})):
-            if part:
-                stored = [name for name in part if arrays[name].mask_of is None]
-                found.append(_Alike(part, dataset.select(stored), read))
-    return found
-
-
-def _read_scattered(
-    alike: _Alike,
-    builder: HostBatchBuilder,
-    buffers: HostBuffers,
-    episode: IntArray,
-    frames: IntArray,
-) -> bool:
-    """Read small raw features, of which clips have these frames; whether that was possible."""
-    wanted = ((episode << _FRAME_BITS)[:, None] + frames).reshape(-1)
-    unique, inverse = np.unique(wanted, return_inverse=True)
-    episode, frame = unique >> _FRAME_BITS, unique & (_FRAMES - 1)
-    index, rows, chunks = alike.dataset.index, builder.rows, buffers.chunks
-    for grid in alike.dataset.episode_table.groups:
-        chunk = grid.row(episode, grid.place(episode, frame))
-        inside = frame - index.groups[grid.group].first_frame[chunk]
-        for name, scattered in alike.scattered.items():
-            if alike.dataset.features[name].group != grid.group:
-                continue
-            memory: list[npt.NDArray[np.uint8]] = []
-
-            def allocate(
-                nbytes: int, memory: list[npt.NDArray[np.uint8]] = memory
-            ) -> npt.NDArray[np.uint8]:
-                memory.append(chunks.acquire(nbytes))
-                return memory[0]
-
-            try:
-                found = scattered.read(chunk, inside, allocate)
-                if found is None:
-                    return False
-                out = rows[name][: len(wanted)]
-                np.take(found.frames, found.rows[inverse.reshape(-1)], 0, out=out, mode="clip")
-                del found
-            finally:
-                for each in memory:
-                    chunks.release(each)
-    return True
 
 
 class _Only:
