@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from seqrecord.errors import FormatError
 from seqrecord.format import group_index
-from seqrecord.format.index import MAX_INDEX_TEXT, NO_SPLIT, GroupIndex, Index
+from seqrecord.format.index import NO_SPLIT, GroupIndex, Index
+from seqrecord.format.index_tables import MAX_INDEX_TEXT
 from seqrecord.format.rows import GAP_ROW
 from seqrecord.reading.metadata import load
 from seqrecord.schema import FeatureSpec, Schema

@@ -24,7 +24,8 @@ from seqrecord.format.edits import (
     encode_edit,
     parse_edit,
 )
-from seqrecord.format.index import NO_SPLIT, Index, table_names
+from seqrecord.format.index import NO_SPLIT, Index
+from seqrecord.format.index_tables import table_names
 from seqrecord.format.manifest import IndexFile, Manifest
 from seqrecord.format.pages import chunk_bytes
 from seqrecord.format.rows import GAP_ROW, chunk_row, gap_rows

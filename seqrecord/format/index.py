@@ -6,10 +6,9 @@ front to back, so an episode's chunks of a group lie together.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -20,90 +19,38 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from seqrecord.errors import FormatError
-from seqrecord.format.arrow import read_batch
 from seqrecord.format.group_index import BLOCK_PAGES, GroupIndex
+from seqrecord.format.index_tables import (
+    GAPS,
+    MAX_INDEX_TEXT,
+    chunks_schema,
+    decode_table,
+    encode_table,
+    episodes_schema,
+    located,
+    table_names,
+    times_schema,
+)
 from seqrecord.format.rows import (
     GAP_ROW,
     MAX_EPISODE_FRAMES,
-    WORD,
     check_rows,
-    chunk_row,
     count_words,
     features_of,
     split_gaps,
 )
 from seqrecord.format.text import FORBIDDEN_IN_KEY, MAX_KEY_LENGTH, parse_metadata
-from seqrecord.lags import MOST_LAGS, EpisodeLags, num_lags, with_lags
+from seqrecord.lags import EpisodeLags, with_lags
 from seqrecord.schema import Schema
 
 __all__ = [
-    "MAX_INDEX_TEXT",
-    "MAX_TABLE_BYTES",
     "NO_SPLIT",
     "GroupIndex",
     "Index",
     "check_text",
-    "most_table_bytes",
-    "table_names",
 ]
 
-MAX_INDEX_TEXT = 2**31 - 1  # bytes of all keys, and of all metadata: Arrow's offsets are int32
-
-MAX_TABLE_BYTES = 1 << 36  # a hundred times what 100 million frames take
 NO_SPLIT = 2**16 - 1
-_MOST_AROUND = 4 << 20  # bytes around the rows of a table: messages, padding, Arrow's footer
-_UID_BYTES = 16
-
-
-def _table(**columns: pa.DataType) -> pa.Schema:
-    return pa.schema([pa.field(name, dtype, nullable=False) for name, dtype in columns.items()])
-
-
-def _numbers(count: int, item: pa.DataType | None = None) -> pa.DataType:
-    return pa.list_(pa.field("item", item or pa.uint32(), nullable=False), count)
-
-
-_GAPS = _table(chunk=pa.uint32(), feature=pa.uint16(), word=pa.uint16(), present=pa.uint64())
-
-
-def _episodes_schema(num_groups: int) -> pa.Schema:
-    return _table(
-        key=pa.string(),
-        uid=pa.binary(_UID_BYTES),
-        num_frames=pa.uint32(),
-        fps=pa.float64(),
-        split=pa.uint16(),
-        metadata=pa.string(),
-        num_chunks=_numbers(num_groups),
-    )
-
-
-def _chunks_schema(group: Schema) -> pa.Schema:
-    columns = {
-        "file": pa.uint32(),
-        "offset": pa.uint64(),
-        "first_frame": pa.uint32(),
-        "num_frames": pa.uint32(),
-        "page_length": _numbers(len(group)),
-        "page_crc32c": _numbers(len(group)),
-    }
-    if variable := len(group.variable):
-        columns["largest_frame"] = _numbers(variable)
-    return _table(**columns)
-
-
-def _times_schema(num_features: int, longest: int) -> pa.Schema:
-    width = num_features * max(1, num_lags(longest))
-    return _table(least=_numbers(width, pa.float64()), most=_numbers(width, pa.float64()))
-
-
-def table_names(schema: Schema) -> tuple[str, ...]:
-    """The tables of an index: `episodes`, `chunks0` and so on for each group, `gaps`.
-
-    And `times`, of a schema with timestamps.
-    """
-    chunks = (f"chunks{number}" for number in range(schema.num_groups))
-    return ("episodes", *chunks, "gaps", *(["times"] if with_lags(schema) else []))
 
 
 def check_text(key_bytes: int, metadata_bytes: int) -> None:
@@ -115,30 +62,6 @@ def check_text(key_bytes: int, metadata_bytes: int) -> None:
                 expected=f"at most {MAX_INDEX_TEXT} bytes",
                 got=f"{length} bytes",
             )
-
-
-def most_table_bytes(
-    schema: Schema, num_episodes: int, num_frames: int, record_bytes: int
-) -> dict[str, int]:
-    """The most bytes that the files of an index can take, by table.
-
-    For so many episodes and frames, in record files of so many bytes in all: each chunk has a row
-    in the footer of one of them.
-    """
-    rows = {}
-    words = most = 0
-    for number, group in enumerate(schema.groups):
-        row = chunk_row(len(group), len(group.variable)).itemsize
-        chunks = min(num_frames, record_bytes // row)
-        rows[f"chunks{number}"] = chunks * (20 + 8 * len(group) + 4 * len(group.variable))
-        words += len(group) * (chunks + num_frames // WORD)
-        most = max(most, chunks)
-    size = 2 * 4 + _UID_BYTES + 4 + 8 + 2 + 4 * schema.num_groups  # and the text
-    rows["episodes"] = size * min(num_episodes, most) + 2 * MAX_INDEX_TEXT
-    if timestamps := with_lags(schema):
-        rows["times"] = 2 * 8 * MOST_LAGS * len(timestamps) * min(num_episodes, most)
-    rows["gaps"] = min(words, record_bytes // GAP_ROW.itemsize) * GAP_ROW.itemsize
-    return {name: min(MAX_TABLE_BYTES, _MOST_AROUND + size) for name, size in rows.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,17 +161,17 @@ class Index:
         ]
         gaps = np.concatenate([group.gaps for group in self.groups])
         names = iter(table_names(self.schema))
-        tables = {next(names): _encode(_episodes_schema(len(self.groups)), episodes)}
+        tables = {next(names): encode_table(episodes_schema(len(self.groups)), episodes)}
         for group in self.groups:
             chunks = [group.file, group.offset, group.first_frame, group.num_frames]
             chunks += [group.page_length, group.page_crc32c]
             if group.schema.variable:
                 chunks.append(group.largest_frame)
-            tables[next(names)] = _encode(_chunks_schema(group.schema), chunks)
-        tables[next(names)] = _encode(_GAPS, [gaps[name] for name in GAP_ROW.names or ()])
+            tables[next(names)] = encode_table(chunks_schema(group.schema), chunks)
+        tables[next(names)] = encode_table(GAPS, [gaps[name] for name in GAP_ROW.names or ()])
         if self.lags is not None:
-            schema = _times_schema(self.lags.least.shape[1], int(self.num_frames.max()))
-            tables[next(names)] = _encode(schema, [self.lags.least, self.lags.most])
+            schema = times_schema(self.lags.least.shape[1], int(self.num_frames.max()))
+            tables[next(names)] = encode_table(schema, [self.lags.least, self.lags.most])
         return tables
 
     @classmethod
@@ -268,38 +191,38 @@ class Index:
         not stay in memory. Raises `FormatError` that names the row, and the table as its `file`.
         """
         release = release or (lambda: None)
-        episodes = _decode("episodes", tables["episodes"], _episodes_schema(schema.num_groups))
+        episodes = decode_table("episodes", tables["episodes"], episodes_schema(schema.num_groups))
         num_frames = episodes["num_frames"].astype(np.int64)
-        with _located("episodes"):
+        with located("episodes"):
             _check_episodes(episodes, num_splits)
         groups = []
         for number, (group, features) in enumerate(
             zip(schema.groups, features_of(schema), strict=True)
         ):
             name, counts = f"chunks{number}", episodes["num_chunks"][:, number].astype(np.int64)
-            columns = _decode(name, tables[name], _chunks_schema(group))
+            columns = decode_table(name, tables[name], chunks_schema(group))
             columns.setdefault("largest_frame", np.empty((len(columns["file"]), 0), np.uint32))
             table = GroupIndex(group, features, counts, **columns, gaps=np.empty(0, GAP_ROW))
-            with _located(name):
+            with located(name):
                 _check_count(table)
                 table.check_frames(num_frames, release, block_pages)
             groups.append(table)
-        columns = _decode("gaps", tables["gaps"], _GAPS)
-        with _located("gaps"):
+        columns = decode_table("gaps", tables["gaps"], GAPS)
+        with located("gaps"):
             words = sum(len(group.schema) * count_words(group.num_frames) for group in groups)
             gaps = split_gaps(_gap_rows(columns, words), schema, 0)
         groups = [replace(group, gaps=some) for group, some in zip(groups, gaps, strict=True)]
         sizes = np.asarray(file_sizes, np.uint64)
         for number, table in enumerate(groups):
-            with _located("gaps"):
+            with located("gaps"):
                 table.check_gaps()
-            with _located(f"chunks{number}"):
+            with located(f"chunks{number}"):
                 table.check_chunks(sizes, release, block_pages)
         lags = None
         if timestamps := with_lags(schema):
-            wanted = _times_schema(len(timestamps), int(num_frames.max()))
-            columns = _decode("times", tables["times"], wanted)
-            with _located("times"):
+            wanted = times_schema(len(timestamps), int(num_frames.max()))
+            columns = decode_table("times", tables["times"], wanted)
+            with located("times"):
                 lags = _lags_of(columns, len(timestamps), num_frames)
         release()
         return cls(
@@ -368,40 +291,6 @@ def _check_count(group: GroupIndex) -> None:
             expected=f"{count} rows",
             got=len(group.file),
         )
-
-
-@contextlib.contextmanager
-def _located(table: str) -> Iterator[None]:
-    try:
-        yield
-    except FormatError as error:
-        raise error.located(file=table) from error.__cause__
-
-
-def _encode(schema: pa.Schema, columns: Sequence[Any]) -> pa.Buffer:
-    arrays = [_array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, schema) as writer:
-        writer.write_batch(pa.record_batch(arrays, schema=schema))
-    return sink.getvalue()
-
-
-def _array(column: Any, dtype: pa.DataType) -> pa.Array:
-    if isinstance(column, pa.Array):
-        return column
-    if pa.types.is_fixed_size_list(dtype):
-        values = pa.array(np.ascontiguousarray(column).reshape(-1), dtype.value_type)
-        return pa.FixedSizeListArray.from_arrays(values, type=dtype)
-    if pa.types.is_fixed_size_binary(dtype):
-        data = pa.py_buffer(np.ascontiguousarray(column))
-        return pa.FixedSizeBinaryArray.from_buffers(dtype, len(column), [None, data])
-    return pa.array(np.ascontiguousarray(column), dtype)
-
-
-def _decode(table: str, data: pa.Buffer, schema: pa.Schema) -> dict[str, Any]:
-    """The columns of a table by name, as views of `data`."""
-    with _located(table):
-        return read_batch(memoryview(data), schema)
 
 
 def _gap_rows(columns: Mapping[str, npt.NDArray[Any]], num_words: int) -> npt.NDArray[Any]:

@@ -21,7 +21,7 @@ from seqrecord.errors import (
     VersionError,
 )
 from seqrecord.format.footer import MAX_ORDINAL, RECORDS
-from seqrecord.format.index import table_names
+from seqrecord.format.index_tables import table_names
 from seqrecord.format.text import parse_json
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage

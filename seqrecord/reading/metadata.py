@@ -13,7 +13,8 @@ import pyarrow as pa
 from seqrecord.errors import ChecksumError, FormatError, NotFoundError, StateError
 from seqrecord.format import Footer
 from seqrecord.format.edits import Edits
-from seqrecord.format.index import Index, most_table_bytes, table_names
+from seqrecord.format.index import Index
+from seqrecord.format.index_tables import most_table_bytes, table_names
 from seqrecord.format.manifest import Manifest, read_manifest
 from seqrecord.reading.edits import read_edits
 from seqrecord.reading.index_building import build_index

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from seqrecord.errors import FormatError, SeqRecordError
 from seqrecord.format import RECORDS, Footer
 from seqrecord.format.edits import Edits
-from seqrecord.format.index import Index, table_names
+from seqrecord.format.index import Index
+from seqrecord.format.index_tables import table_names
 from seqrecord.format.manifest import MANIFEST, Manifest, RecordFile, read_manifest
 from seqrecord.reading.edits import read_edits
 from seqrecord.reading.metadata import index_of, load, map_table
