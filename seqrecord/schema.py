@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SchemaError
+from seqrecord.feature_checks import (
+    ADDED,
+    DTYPES,
+    KIND,
+    MAX_CODECS,
+    MAX_DIMENSIONS,
+    MAX_GROUPS,
+    MAX_NAME_LENGTH,
+    UNIT,
+    CodecConfig,
+    ValueKind,
+    check_codec,
+    check_dtype,
+    check_group,
+    check_matches,
+    check_name,
+    check_shape,
+    check_value,
+    unstorable,
+)
 
 __all__ = [
     "MAX_CODECS",
@@ -29,24 +48,7 @@ __all__ = [
 ]
 
 MAX_FEATURES = 1024
-MAX_NAME_LENGTH = 128  # characters, all of them ASCII
-MAX_DIMENSIONS = 8
-MAX_CODECS = 4  # in a feature's chain
-MAX_GROUPS = 256
 MAX_FRAME_BYTES = 1 << 30  # of one feature of one frame, decoded
-
-_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
-_DROPPED = re.compile(r"~[0-9]{1,4}")  # a feature that was dropped, by its place in the schema
-_ADDED = re.compile(r"[0-9a-f]{16}")
-_KIND = re.compile(r"[a-z][a-z0-9_]{0,31}")
-_UNIT = re.compile(r"[\x20-\x7e]{1,32}")
-_DTYPES = frozenset("|b1 |i1 <i2 <i4 <i8 |u1 <u2 <u4 <u8 <f2 <f4 <f8 <c8 <c16".split())  # noqa: SIM905
-
-ValueKind = Literal["array", "text", "bytes"]
-"""What a frame's value of a feature is to its users: an array, `str` or `bytes`."""
-
-CodecConfig = Mapping[str, Any]
-"""A codec as its JSON configuration: `{"id": "zstd", "level": 1}`."""
 
 
 @dataclass(frozen=True)
@@ -89,15 +91,15 @@ class FeatureSpec:
     added: str | None = None
 
     def __post_init__(self) -> None:
-        _check_name(self.name)
-        _check_group(self.name, self.group)
-        _check_matches(self.name, "kind", self.kind, _KIND)
-        _check_matches(self.name, "unit", self.unit, _UNIT)
-        _check_matches(self.name, "writer that added it", self.added, _ADDED)
-        object.__setattr__(self, "dtype", _check_dtype(self.name, self.dtype))
-        object.__setattr__(self, "shape", _check_shape(self.name, self.shape))
-        object.__setattr__(self, "codec", _check_codec(self.name, self.codec))
-        _check_value(self)
+        check_name(self.name)
+        check_group(self.name, self.group)
+        check_matches(self.name, "kind", self.kind, KIND)
+        check_matches(self.name, "unit", self.unit, UNIT)
+        check_matches(self.name, "writer that added it", self.added, ADDED)
+        object.__setattr__(self, "dtype", check_dtype(self.name, self.dtype))
+        object.__setattr__(self, "shape", check_shape(self.name, self.shape))
+        object.__setattr__(self, "codec", check_codec(self.name, self.codec))
+        check_value(self.name, self.value, self.dtype, self.shape)
         if self.nbytes > MAX_FRAME_BYTES:
             raise SchemaError(
                 "a frame of this feature is too large",
@@ -164,8 +166,8 @@ class FeatureSpec:
         if not isinstance(name, str):
             raise SchemaError("a feature's name is not text", got=repr(name)[:200])
         dtype = value["dtype"]
-        if not isinstance(dtype, str) or dtype not in _DTYPES:  # NumPy would parse far more
-            raise _unstorable(name, repr(dtype)[:200])
+        if not isinstance(dtype, str) or dtype not in DTYPES:  # NumPy would parse far more
+            raise unstorable(name, repr(dtype)[:200])
         for key in ("shape", "codec"):
             if not isinstance(value[key], list):
                 raise SchemaError(f"{key} is not a list", feature=name, got=repr(value[key])[:200])
@@ -329,106 +331,3 @@ class Schema(Mapping[str, FeatureSpec]):
                 )
         schema.check_groups()
         return schema
-
-
-def _check_name(name: str) -> None:
-    if len(name) > MAX_NAME_LENGTH or not (_NAME.fullmatch(name) or _DROPPED.fullmatch(name)):
-        raise SchemaError(
-            "not a feature name",
-            expected=f"1 to {MAX_NAME_LENGTH} of A-Z a-z 0-9 _ and, inside, . and -",
-            got=repr(name[:200]),
-        )
-
-
-def _check_group(name: str, group: object) -> None:
-    if type(group) is not int or not 0 <= group < MAX_GROUPS:
-        raise SchemaError(
-            "not the number of a group",
-            feature=name,
-            expected=f"0 to {MAX_GROUPS - 1}",
-            got=repr(group)[:50],
-        )
-
-
-def _check_matches(name: str, what: str, text: object, pattern: re.Pattern[str]) -> None:
-    if text is not None and not (isinstance(text, str) and pattern.fullmatch(text)):
-        raise SchemaError(
-            f"not a {what}",
-            feature=name,
-            expected=f"null, or {pattern.pattern}",
-            got=repr(text)[:200],
-        )
-
-
-def _check_value(spec: FeatureSpec) -> None:
-    if spec.value not in get_args(ValueKind):
-        raise SchemaError(
-            "not a kind of value",
-            feature=spec.name,
-            expected=f"one of {', '.join(get_args(ValueKind))}",
-            got=repr(spec.value)[:50],
-        )
-    if spec.value != "array" and (spec.dtype.str != "|u1" or spec.shape != (None,)):
-        raise SchemaError(
-            "text and bytes are not of this dtype and shape",
-            feature=spec.name,
-            expected="|u1 [null]",
-            got=f"{spec.dtype.str} {list(spec.shape)}",
-        )
-
-
-def _check_dtype(name: str, dtype: object) -> np.dtype[Any]:
-    try:
-        checked: np.dtype[Any] = np.dtype(dtype)  # type: ignore[call-overload]
-    except (TypeError, ValueError, SyntaxError) as error:
-        raise SchemaError("not a dtype", feature=name, got=repr(dtype)[:200]) from error
-    little = checked.newbyteorder("<")
-    if little.str not in _DTYPES:
-        raise _unstorable(name, str(checked)[:200])
-    plain: np.dtype[Any] = np.dtype(little.str)  # without what NumPy may attach to a dtype
-    return plain
-
-
-def _unstorable(name: str, got: str) -> SchemaError:
-    return SchemaError(
-        "a dtype that cannot be stored",
-        feature=name,
-        expected="bool, or integer, float or complex of at most 64 bits a part",
-        got=got,
-    )
-
-
-def _check_shape(name: str, shape: object) -> tuple[int | None, ...]:
-    if not isinstance(shape, tuple) or len(shape) > MAX_DIMENSIONS:
-        raise SchemaError(
-            "not a shape",
-            feature=name,
-            expected=f"up to {MAX_DIMENSIONS} dimensions",
-            got=repr(shape)[:200],
-        )
-    for size in shape:
-        if size is not None and (
-            isinstance(size, bool)
-            or not isinstance(size, (int, np.integer))
-            or not 1 <= size < 2**31
-        ):
-            raise SchemaError(
-                "not a dimension",
-                feature=name,
-                expected="1 to 2**31 - 1, or null",
-                got=repr(size)[:50],
-            )
-    return tuple(None if size is None else int(size) for size in shape)
-
-
-def _check_codec(name: str, codec: object) -> tuple[CodecConfig, ...]:
-    if not isinstance(codec, tuple) or len(codec) > MAX_CODECS:
-        raise SchemaError(
-            f"not a chain of at most {MAX_CODECS} codecs", feature=name, got=repr(codec)[:200]
-        )
-    for config in codec:
-        if not isinstance(config, Mapping) or not isinstance(config.get("id"), str):
-            raise SchemaError(
-                "a codec is an object with an id", feature=name, got=repr(config)[:200]
-            )
-    return tuple(dict(config) for config in codec)
