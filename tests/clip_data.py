@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
 from multiprocessing.resource_tracker import ensure_running
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from seqrecord.writing.writer import Codecs
 __all__ = [
     "LARGE",
     "LENGTHS",
+    "STRAIGHT",
     "check",
     "digest",
     "expected_frame",
@@ -43,15 +45,23 @@ SMALL = (6, 8, 3)
 LARGE = (64, 88, 3)
 """Of which a chunk's page, stored raw, is large enough to be read straight into its place."""
 
+STRAIGHT = (420, 418, 3)
+"""Of which one frame is large enough to be loaded straight into a batch, without an arena."""
+
 Frame = dict[str, "npt.NDArray[Any]"]
+
+
+@lru_cache(128)
+def _image(episode: int, frame: int, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    return np.random.default_rng([episode, frame]).integers(0, 256, shape, np.uint8)
 
 
 def expected_frame(episode: int, frame: int, shape: tuple[int, ...] = SMALL) -> Frame:
     """What is stored. The last frame of an episode has no `flow`, nor has frame 20 of the last."""
-    rng = np.random.default_rng([episode, frame])
+    rng = np.random.default_rng([frame, episode])
     note = rng.integers(0, 256, 1 + (episode + frame) % 5, np.uint8)
     arrays: Frame = {
-        "image": rng.integers(0, 256, shape, np.uint8),
+        "image": _image(episode, frame, shape),
         "flow": np.full((4, 2), 1000 * episode + frame, np.float32),
         "note": note,
         "id": np.array([episode, frame]),

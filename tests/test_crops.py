@@ -27,7 +27,6 @@ from seqrecord.clip_transforms import Windows
 from seqrecord.engine.crops import ClipCrops, copy_window
 from seqrecord.errors import ChecksumError
 from seqrecord.reading.frames import ArraySpec
-from seqrecord.sampling import memory
 from tests.clip_data import leaves_nothing, names
 
 HEIGHT, WIDTH = 10, 13
@@ -35,6 +34,7 @@ IMAGES = ["image", "depth", "flow", "mask", "wide"]
 CAMERA = {"fx": 5.0, "fy": 6.0, "cx": 6.5, "cy": 4.0, "width": WIDTH, "height": HEIGHT}
 
 
+MIDDLE = (64, 64)  # clips of 4 frames are large enough to be loaded straight into batches
 LARGE = (128, 128)  # 24 such frames are a page that is read a few frames at a time
 
 
@@ -61,6 +61,17 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             with writer.episode(f"set/{episode}", metadata=metadata) as written:
                 for number in range(length):
                     written.append(frame_of(episode, number))
+    return folder
+
+
+@pytest.fixture(scope="module", params=["raw", "balanced"])
+def middle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("crops") / "middle"
+    with SeqRecordWriter(folder, codecs=request.param, chunk_frames=4) as writer:
+        for episode, length in enumerate((17, 9, 12)):
+            with writer.episode(f"set/{episode}") as written:
+                for number in range(length):
+                    written.append(frame_of(episode, number, MIDDLE))
     return folder
 
 
@@ -142,12 +153,6 @@ def test_batches_are_crops_of_whole_clips(path: Path, name: str) -> None:
         assert count == pipe.num_clips
 
 
-@pytest.fixture(autouse=True)
-def small_clips_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small clips are loaded straight into batches too, where clips do not overlap."""
-    monkeypatch.setattr(memory, "LEAST_STRAIGHT", 0)
-
-
 def is_loaded_straight(pipe: SeqRecordPipe) -> bool:
     """Whether no clip was copied from an arena: frames went straight to clips."""
     return not pipe.stats()["gather_seconds"]
@@ -165,25 +170,25 @@ def is_loaded_straight(pipe: SeqRecordPipe) -> bool:
     ids=["apart", "in order", "transformed", "far apart", "dilated"],
 )
 def test_clips_that_do_not_overlap_are_cropped_as_they_are_loaded(
-    path: Path, settings: dict[str, Any], is_straight: bool
+    middle: Path, settings: dict[str, Any], is_straight: bool
 ) -> None:
     """Also from the middle of an epoch on."""
     chosen = {} if "frame_transform" in settings else {"features": IMAGES}
     more: dict[str, Any] = {**settings, **chosen, "clip_transform": CHAINS["random, flip"]}
-    pipe = SeqRecordPipe(path, clip_len=4, batch_size=2, **more)
+    pipe = SeqRecordPipe(middle, clip_len=4, batch_size=2, **more)
     found = [clip for batch in pipe for clip in singles(batch)]
     assert is_loaded_straight(pipe) == is_straight
     assert len(found) == pipe.num_clips
     for clip in found:
-        check_clip(clip, 4, settings.get("dilation", 1), IMAGES)
-    again = SeqRecordPipe(path, clip_len=4, batch_size=2, **more)
+        check_clip(clip, 4, settings.get("dilation", 1), IMAGES, MIDDLE)
+    again = SeqRecordPipe(middle, clip_len=4, batch_size=2, **more)
     next(iter(again))
-    rest = SeqRecordPipe(path, clip_len=4, batch_size=2, **more)
+    rest = SeqRecordPipe(middle, clip_len=4, batch_size=2, **more)
     rest.load_state_dict(again.state_dict())
     later = [clip for batch in rest for clip in singles(batch)]
     assert [clip["crop"].tolist() for clip in later] == [c["crop"].tolist() for c in found[2:]]
     for clip in later:
-        check_clip(clip, 4, settings.get("dilation", 1), IMAGES)
+        check_clip(clip, 4, settings.get("dilation", 1), IMAGES, MIDDLE)
 
 
 def test_large_raw_pages_are_cropped_a_few_frames_at_a_time(large: Path) -> None:

@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader
 import seqrecord
 from seqrecord import SeqRecordPipe
 from seqrecord.errors import ChecksumError
-from seqrecord.sampling import memory
+from seqrecord.sampling.memory import LEAST_STRAIGHT
 from tests.clip_data import (
-    LARGE,
+    STRAIGHT,
     check,
     digest,
     leaves_nothing,
@@ -32,9 +32,9 @@ FIXED = ["image", "flow", "id"]
 
 
 KINDS: dict[str, dict[str, Any]] = {
-    "raw": {"codecs": "raw"},
-    "large": {"codecs": "raw", "shape": LARGE},  # its pages are read straight into batches
-    "balanced": {"codecs": "balanced"},
+    "small": {"codecs": "raw"},  # goes through an arena
+    "raw": {"codecs": "raw", "shape": STRAIGHT},  # its pages are read straight into batches
+    "balanced": {"codecs": "balanced", "shape": STRAIGHT},
 }
 
 
@@ -44,9 +44,9 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return write_numbered(folder / "records", **KINDS[request.param])
 
 
-@pytest.fixture(autouse=True)
-def small_clips_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "LEAST_STRAIGHT", 0)
+def is_small(path: Path) -> bool:
+    with seqrecord.open(path) as dataset:
+        return dataset.features["image"].nbytes < LEAST_STRAIGHT
 
 
 def was_gathered(pipe: SeqRecordPipe) -> bool:
@@ -76,7 +76,7 @@ def test_every_clip_is_right(
         expected = possible_clips(FIXED, clip_len, clip_len)
         assert (sorted(clips) if shuffle else clips) == expected
         assert pipe.stats()["frames_decoded"] == len(expected) * clip_len
-    assert not was_gathered(pipe)
+    assert was_gathered(pipe) == is_small(path)
 
 
 @pytest.mark.parametrize(
@@ -108,9 +108,9 @@ def test_transformed_frames(path: Path) -> None:
             expected = [[2 * int(key[4:]), 2 * (int(start) + i)] for i in range(4)]
             assert clip.tolist() == expected
             count += 1
-        assert batch["image"].shape[2] in (3, 32)
+        assert batch["image"].shape[2] in (3, 210)
     assert count == len(possible_clips(["id", "image"], 4, 4))
-    assert not was_gathered(pipe)
+    assert was_gathered(pipe) == is_small(path)
 
 
 def test_batches_that_are_kept_do_not_change(path: Path) -> None:
@@ -137,7 +137,7 @@ def test_as_through_the_arena(path: Path) -> None:
         found.append(digest(batch))
     assert found == expected
     assert was_gathered(other)
-    assert not was_gathered(straight)
+    assert was_gathered(straight) == is_small(path)
 
 
 def test_leaving_early_leaves_nothing(path: Path) -> None:
@@ -150,9 +150,9 @@ def test_leaving_early_leaves_nothing(path: Path) -> None:
 
 
 def test_a_damaged_page_ends_the_iteration_after_the_batches_before_it(
-    path: Path, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    damaged = write_numbered(tmp_path / "records", codecs="raw")
+    damaged = write_numbered(tmp_path / "records", codecs="raw", shape=STRAIGHT)
     pipe = make(damaged, 4, shuffle=False, batch_size=1)
     good = [digest(batch) for batch in pipe]
     chunk = nth_chunk(pipe.dataset, 0, 3)
@@ -187,15 +187,3 @@ def test_a_worker_opens_as_many_batches_as_a_load_fills(path: Path) -> None:
     loader = DataLoader(pipe, batch_size=None, num_workers=1, timeout=60)
     found = [name for batch in loader for name in names(batch)]
     assert sorted(found) == possible_clips(["id"], 2, stride=2)
-
-
-def test_small_clips_go_through_an_arena(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clip of a group that is large enough is loaded without; what it holds is the same."""
-    expected = [digest(batch) for batch in make(path, 4, seed=5, features=["image"])]
-    with seqrecord.open(path) as dataset:
-        nbytes = 4 * dataset.features["image"].nbytes
-    for least, is_straight in ((nbytes, True), (nbytes + 1, False)):
-        monkeypatch.setattr(memory, "LEAST_STRAIGHT", least)
-        pipe = make(path, 4, seed=5, features=["image"])
-        assert [digest(batch) for batch in pipe] == expected
-        assert was_gathered(pipe) == (not is_straight)

@@ -85,14 +85,14 @@ leave(iterator)
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of 60 chunks of 4 frames."""
+    """Of 20 chunks of 4 frames, each too large to be loaded together with others."""
     path = tmp_path_factory.mktemp("leaving") / "records"
     with (
         SeqRecordWriter(path, codecs="raw", chunk_frames=4) as writer,
         writer.episode("walk") as episode,
     ):
-        for _ in range(240):
-            episode.append({"image": np.zeros((16, 16), np.uint8)})
+        for _ in range(80):
+            episode.append({"image": np.zeros((512, 600), np.uint8)})
     return path
 
 
@@ -127,7 +127,7 @@ threading.Thread(target=train).start()
 
 def test_a_thread_that_outlives_the_main_thread_goes_on(path: Path) -> None:
     done = run_code(_USER_THREAD, path)
-    assert (done.returncode, done.stdout.split()) == (0, ["120", "120"]), done.stderr
+    assert (done.returncode, done.stdout.split()) == (0, ["40", "40"]), done.stderr
 
 
 # The pool

@@ -26,6 +26,7 @@ OF_OTHERS = {
 LEFT: dict[str, set[str]] = {
     "abandoned.py": {"_destination"},
     "test_convert.py": {"_Channel", "_Worker"},
+    "test_mix_elastic.py": {"_mix"},  # which epoch of its source a clip is of
     "test_objects_writing.py": {
         "a patch of spooled_module.LEAVE_SECONDS",
         "a patch of spooled_module.SAVE_SECONDS",

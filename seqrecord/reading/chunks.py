@@ -56,7 +56,7 @@ class ChunkReader(PageDecoder):
         self.verify = verify
         self._storage = storage
         self.is_local = storage.local_path(MANIFEST) is not None  # or else requests are slow
-        self._paths = [file.path for file in manifest.record_files]
+        self.paths = [file.path for file in manifest.record_files]
         self._lengths: dict[str, int] = {}  # of record files, where it was looked at
         numbers = group_numbers(features)
         self._groups = {n: PageColumns(index, features, n) for n in numbers}
@@ -69,7 +69,7 @@ class ChunkReader(PageDecoder):
         spec, table = self.features[feature], self._index.group_of(feature)
         if not (self.is_local and ScatteredFrames.suits(table, spec)):
             return None
-        return ScatteredFrames(self._storage, self._paths, table, spec, verify=self.verify)
+        return ScatteredFrames(self._storage, self.paths, table, spec, verify=self.verify)
 
     def chunk_at(self, group: int, row: int, episode: int | None = None) -> Chunk:
         """The chunk at a row of a group's chunk table, which is one of `episode`."""
@@ -77,7 +77,7 @@ class ChunkReader(PageDecoder):
         if episode is None:
             episode = table.episode_of(row)
         first, frames = int(table.first_frame[row]), int(table.num_frames[row])
-        path = self._paths[int(table.file[row])]
+        path = self.paths[int(table.file[row])]
         return Chunk(group, row, episode, first, frames, path, int(table.offset[row]))
 
     def pages(self, chunk: Chunk) -> list[Page]:
@@ -162,7 +162,7 @@ class ChunkReader(PageDecoder):
         Whether they match their checksums; `read` says what is wrong with one that does not.
         """
         ranges = [ByteRange(at, at + n) for at, n in zip(chunk.starts, chunk.lengths, strict=True)]
-        self._storage.read_ranges(self._paths[chunk.file], ranges, targets)
+        self._storage.read_ranges(self.paths[chunk.file], ranges, targets)
         return not self.verify or list(map(crc32c, targets)) == chunk.sums
 
     def _read_straight(self, page: Page, targets: Sequence[memoryview]) -> None:
