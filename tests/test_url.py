@@ -222,6 +222,7 @@ def _export(path: Any) -> None:
 
 
 _TAKES_A_LOCATION: dict[str, Callable[[Any], Any]] = {
+    "source": open_source,
     "open": seqrecord.open,
     "writer": _write,
     "convert": lambda path: seqrecord.convert(open_source("source"), path),
@@ -237,7 +238,6 @@ _TAKES_A_PATH: dict[str, Callable[[Any], Any]] = {
     "cache_dir": lambda path: seqrecord.open(SIGNED, cache_dir=path, cache_limit="1GiB"),
     "cache_info": seqrecord.cache_info,
     "clear_cache": seqrecord.clear_cache,
-    "source": open_source,
     "export": _export,
     "trace": lambda path: seqrecord.SeqRecordPipe("dataset", clip_len=2, trace=path),
     "timeline": seqrecord.draw_timeline,
