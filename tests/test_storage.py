@@ -8,7 +8,9 @@ import pickle
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -416,6 +418,25 @@ def test_a_client_is_made_anew_in_a_forked_child(memory: FsspecStorage) -> None:
         ok = other is not mine and get(memory, PATH, 0, 9) == DATA[:9]
         os._exit(0 if ok else 1)
     assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_clients_of_different_places_are_not_made_at_once() -> None:
+    """They import packages when they are made, and a thread may see half of an import."""
+    making, most = 0, 0
+
+    def make() -> object:
+        nonlocal making, most
+        making += 1
+        most = max(most, making)
+        time.sleep(0.02)
+        making -= 1
+        return object()
+
+    every = [Clients(make, is_reread=False) for _ in range(4)]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda clients: clients.ask("file", lambda c: c), every * 2))
+    assert most == 1
+    assert found[:4] == found[4:]
 
 
 # Wrappers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,9 @@ from seqrecord.storage.per_process import PerProcess
 from seqrecord.storage.redaction import redact_logs
 
 __all__ = ["Clients"]
+
+# Python may give one of two threads that first import a package at once, as obstore, a half of it.
+_ONE_AT_A_TIME = PerProcess(threading.RLock)
 
 
 class Clients:
@@ -54,4 +58,5 @@ class Clients:
 
     def _new(self) -> Any:
         redact_logs()
-        return self._make()
+        with _ONE_AT_A_TIME.get():
+            return self._make()
