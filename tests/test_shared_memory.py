@@ -120,6 +120,7 @@ def test_what_was_made_of_a_tensor_arrives(view: Callable[[torch.Tensor], torch.
 
 def test_small_tensors_go_by_their_value() -> None:
     def work(pipe: Any) -> None:
+        torch.set_num_threads(1)  # as in any worker: OpenMP may hang in a fork
         SharedBufferPool((1,), np.dtype("u1"), keep=1)  # from here on
         small = torch.arange(40).reshape(5, 8)[1:, ::3]
         sent = [small, torch.zeros(3, dtype=torch.bfloat16), torch.zeros(20_000)]
