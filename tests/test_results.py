@@ -285,7 +285,10 @@ def test_the_other_workloads_alone(tmp_path: Path) -> None:
     before = written(tmp_path, audio=[row(Cell("seqrecord", AUDIO_SHUFFLED), 123.0)])
     again = tmp_path / "again"
     run_of(again / "audio", [row(Cell("seqrecord", AUDIO_SHUFFLED), 456.0)])
+    text = write_others(again, tmp_path).read_text()
+    assert "RGB-D camera saves them, in clips of 16 frames resized to 192x256: not run" in text
     run_of(again / "rgbd", list(RGBD_ROWS.values()))
+    (again / "audio" / "results.json").unlink()  # what was not run again stays
     text = write_others(again, tmp_path).read_text()
     heading = "## Other recordings"
     assert text.split(heading)[0] == before.split(heading)[0]

@@ -84,21 +84,25 @@ def write(folder: Path, to: Path) -> Path:
 
 
 def write_others(folder: Path, to: Path) -> Path:
-    """RESULTS.md in `to` with the other workloads from the run in `folder`; all else stays."""
+    """RESULTS.md in `to` with the other workloads that the run in `folder` has; all else stays."""
     path = to / "RESULTS.md"
     heading = _TEMPLATE.read_text().split("$plots")[1].removesuffix("$others\n")
-    before = path.read_text().split(heading)[0]
-    others = "\n\n".join(_others(folder, to / "plots"))
+    before, old = path.read_text().split(heading)
+    parts = {part.split("\n")[0]: part.strip() for part in re.split(r"(?m)^(?=### )", old) if part}
+    for new in _others(folder, to / "plots", only_run=True):
+        parts[new.split("\n")[0]] = new.strip()
+    others = "\n\n".join(parts.values())
     path.write_text(f"{before}{heading}{others}\n")
     return path
 
 
-def _others(folder: Path, plots: Path) -> list[str]:
-    """The part of each workload beside TartanAir."""
+def _others(folder: Path, plots: Path, *, only_run: bool = False) -> list[str]:
+    """The part of each workload beside TartanAir, or of those alone that were run."""
+    files = {name: folder / name / "results.json" for name in WORKLOADS}
     return [
-        workload_part(workload, folder / name / "results.json", plots)
+        workload_part(workload, files[name], plots)
         for name, workload in WORKLOADS.items()
-        if workload is not TARTANAIR
+        if workload is not TARTANAIR and (files[name].exists() or not only_run)
     ]
 
 
