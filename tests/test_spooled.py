@@ -90,7 +90,7 @@ class Store:
         self.clock += 1
         return [
             FileInfo(path, len(data), self.clock)
-            for path, data in self.objects.items()
+            for path, data in list(self.objects.items())  # another thread may change them
             if path.startswith(f"{folder}/")
         ]
 
