@@ -68,7 +68,7 @@ class Store:
 
     @property
     def parts(self) -> list[str]:
-        return sorted(path for path in self.objects if path.startswith("parts/"))
+        return sorted(path for path in list(self.objects) if path.startswith("parts/"))
 
     def unfinished(self) -> list[Unfinished]:
         return kept_uploads("records", self.whole)
