@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 from seqrecord.checksum import crc32c
 from seqrecord.errors import ConflictError, FormatError, NotFoundError, StorageError, TransientError
@@ -35,11 +36,14 @@ from seqrecord.version import CREATED_BY
 
 __all__ = [
     "Base",
+    "Opened",
     "Version",
     "appended",
+    "opened_to_edit",
     "put_index_file",
     "put_version",
     "read_base",
+    "read_existing",
     "rebuilt",
     "reindex",
     "tidy",
@@ -66,6 +70,16 @@ class Base:
     def files(self) -> dict[str, RecordFile]:
         """The record files of the dataset, by path in order."""
         return {file.path: file for file in self.manifest.record_files} if self.manifest else {}
+
+
+class Opened(NamedTuple):
+    """A dataset that is there, with the footers and the sizes of its record files, by path."""
+
+    storage: Storage
+    base: Base
+    manifest: Manifest
+    footers: dict[str, Footer]
+    sizes: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -95,6 +109,28 @@ def read_base(storage: Storage, *, accept_damaged: bool = False) -> Base:
         if not accept_damaged:
             raise
         return Base(None, tag, tables)
+
+
+def read_existing(storage: Storage) -> Opened:
+    """The dataset there; raises `NotFoundError` where there is none."""
+    base = read_base(storage)
+    manifest = base.manifest
+    if manifest is None:
+        raise NotFoundError("no dataset", file=storage.url)
+    sizes = {file.path: file.size for file in manifest.record_files}
+    return Opened(storage, base, manifest, read_footers(storage, sizes), sizes)
+
+
+@contextlib.contextmanager
+def opened_to_edit(
+    location: str | PathLike[str], storage_options: Mapping[str, Any] | None
+) -> Iterator[Opened]:
+    """The same of a location; its storage is closed in the end."""
+    storage = open_storage(location, storage_options)
+    try:
+        yield read_existing(storage)
+    finally:
+        storage.close()
 
 
 def rebuilt(

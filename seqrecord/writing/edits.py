@@ -24,10 +24,10 @@ from seqrecord.reading.edits import read_edits
 from seqrecord.reading.filters import EpisodeFilter, find_episodes
 from seqrecord.reading.index_building import complete_episodes
 from seqrecord.reading.metadata import load_index
-from seqrecord.reading.record_footers import read_footer, read_footers, record_sizes
-from seqrecord.storage import Storage, open_storage
+from seqrecord.reading.record_footers import read_footer, record_sizes
+from seqrecord.storage import Storage
 from seqrecord.version import CREATED_BY
-from seqrecord.writing.commits import put_version, read_base, rebuilt
+from seqrecord.writing.commits import opened_to_edit, put_version, rebuilt
 from seqrecord.writing.edit_files import put_edits, removed_if_unnamed
 
 __all__ = [
@@ -235,15 +235,9 @@ def _edit(
     storage_options: Mapping[str, Any] | None,
 ) -> list[str]:
     """Commit what `make` says: the episodes that change, and edits. Returns their keys."""
-    storage = open_storage(location, storage_options)
-    try:
-        base = read_base(storage)
-        manifest = base.manifest
-        if manifest is None:
-            raise NotFoundError("no dataset", file=storage.url)
+    with opened_to_edit(location, storage_options) as opened:
+        storage, base, manifest, footers, sizes = opened
         index = load_index(storage, manifest)
-        sizes = {file.path: file.size for file in manifest.record_files}
-        footers = read_footers(storage, sizes)
         before = read_edits(storage, manifest.edits)
         every = {**footers, **_others(storage, sizes)}
         chosen, edits = make(_Dataset(storage, manifest, index, every, before))
@@ -264,8 +258,6 @@ def _edit(
             )
             put_version(storage, base, version, created_by)
         return keys
-    finally:
-        storage.close()
 
 
 def _others(storage: Storage, named: Mapping[str, int]) -> dict[str, Footer]:

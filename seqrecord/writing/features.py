@@ -22,7 +22,6 @@ from seqrecord.errors import (
     ConflictError,
     FormatError,
     FrameError,
-    NotFoundError,
     SchemaError,
     SeqRecordError,
 )
@@ -37,9 +36,9 @@ from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.reading.record_footers import read_footers, record_sizes
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.statistics import Statistics
-from seqrecord.storage import Storage, open_storage
+from seqrecord.storage import Storage
 from seqrecord.version import CREATED_BY
-from seqrecord.writing.commits import Base, Version, put_version, read_base, rebuilt, tidy
+from seqrecord.writing.commits import Base, Version, opened_to_edit, put_version, rebuilt, tidy
 from seqrecord.writing.destination import new_writer_id, writer_of
 from seqrecord.writing.edit_files import put_edits, removed_if_unnamed
 from seqrecord.writing.record_file import RecordFileWriter
@@ -193,17 +192,9 @@ class _Dataset:
 def _opened(
     location: str | PathLike[str], storage_options: Mapping[str, Any] | None
 ) -> Iterator[_Dataset]:
-    storage = open_storage(location, storage_options)
-    try:
-        base = read_base(storage)
-        manifest = base.manifest
-        if manifest is None:
-            raise NotFoundError("no dataset", file=storage.url)
+    with opened_to_edit(location, storage_options) as (storage, base, manifest, footers, _):
         reader = SeqRecordReader(storage, manifest, load_index(storage, manifest))
-        sizes = {file.path: file.size for file in manifest.record_files}
-        yield _Dataset(storage, base, manifest, reader, read_footers(storage, sizes))
-    finally:
-        storage.close()
+        yield _Dataset(storage, base, manifest, reader, footers)
 
 
 def _inferred(dataset: _Dataset, name: str, values: Values) -> FeatureSpec:

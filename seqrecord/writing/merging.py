@@ -36,7 +36,7 @@ from seqrecord.storage import (
 from seqrecord.storage.local.storage import LocalStorage
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.version import CREATED_BY
-from seqrecord.writing.commits import Version, put_version, read_base, tidy
+from seqrecord.writing.commits import Version, put_version, read_base, read_existing, tidy
 from seqrecord.writing.destination import new_writer_id, writer_of
 from seqrecord.writing.edit_files import put_edit_file, put_edits, removed_if_unnamed
 from seqrecord.writing.encoding_anew import (
@@ -147,12 +147,9 @@ def merge_datasets(
 
 
 def _open(storage: Storage) -> _Part:
-    base = read_base(storage)
-    if base.manifest is None:
-        raise NotFoundError("no dataset", file=storage.url)
-    sizes = {file.path: file.size for file in base.manifest.record_files}
-    index = load_index(storage, base.manifest)
-    return _Part(storage, base.manifest, index, read_footers(storage, sizes))
+    there = read_existing(storage)
+    index = load_index(storage, there.manifest)
+    return _Part(storage, there.manifest, index, there.footers)
 
 
 def _check(parts: Sequence[_Part], made: Storage) -> None:
