@@ -114,6 +114,15 @@ def test_one_command_gives_all_rows(tmp_path: Path, root: Path, lerobot: Path) -
     again = [sys.executable, "-m", "benchmarks.lerobot", str(tmp_path / "bench"), "--report"]
     done = subprocess.run(again, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
     assert done.stdout == f"{text}\n"
+    keep = [*command[: command.index("--rows")], "--keep", "--rows"]
+    subprocess.run([*keep, "pyav/front"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    kept = json.loads((tmp_path / "to" / "results.json").read_text())
+    [run] = kept["rows"].pop("pyav/front")
+    assert run != found.pop("pyav/front")[0]
+    assert kept["rows"] == found
+    keep[keep.index("--batch") + 1] = "2"
+    refused = subprocess.run(keep, cwd=ROOT, check=False, stderr=subprocess.PIPE, text=True)
+    assert "--keep: settings was {'batch': 3" in refused.stderr
 
 
 def setup_of(**changes: Any) -> Setup:

@@ -5,7 +5,8 @@
 Writes a LeRobot dataset into FOLDER where it has none (or reads that of `--root`), packs it, and
 runs all rows once before any of them twice. First LeRobot is tried with each of its decoders and
 numbers of workers; the best for a cell counts. Results are FOLDER/results.json and, in the folder
-of `--to`, results.json and RESULTS.md. `--report` runs nothing and writes these of the last run.
+of `--to`, results.json and RESULTS.md. `--report` runs nothing and writes these of the last run;
+`--keep` runs the rows of `--rows` again and keeps the last run's others.
 
 `make lerobot-env` makes the Python that `--lerobot` is by default. Without one, its rows say so.
 """
@@ -18,7 +19,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
@@ -67,6 +68,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--memory", default="2GiB", help="memory_limit of seqrecord")
     parser.add_argument("--rows", nargs="*", default=["*"], help="patterns of their names")
     parser.add_argument("--report", action="store_true", help="of the last run; run nothing")
+    parser.add_argument("--keep", action="store_true", help="the last run's rows not in --rows")
     parser.add_argument("--to", type=Path, help=f"of the page; {TO.name} has the published one")
     return parser.parse_args(arguments)
 
@@ -104,11 +106,12 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         },
         "copy_rate": copy_rate(16 * frame_bytes, threads=options.threads),
     }
-    results: Results = {}
-    document["rows"] = results
 
     def is_wanted(name: str) -> bool:
         return any(fnmatch(name, pattern) for pattern in options.rows)
+
+    results = {} if not options.keep else _kept(folder, document, is_wanted)
+    document["rows"] = results
 
     def take(jobs: Mapping[str, Job], repeats: int) -> None:
         chosen = {name: job for name, job in jobs.items() if is_wanted(name)}
@@ -145,6 +148,18 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         take(trials(setup), 1)
         take(rows(setup, best_settings(results)), options.repeats)
     return document
+
+
+def _kept(folder: Path, document: dict[str, Any], is_wanted: Callable[[str], bool]) -> Results:
+    """The last run's rows that are not wanted again; its settings must be those of this run."""
+    last = json.loads((folder / "results.json").read_text())
+    for name in ("machine", "versions", "dataset", "settings"):
+        if last[name] != document[name]:
+            raise SystemExit(f"--keep: {name} was {last[name]} and is {document[name]} now")
+    document["copy_rate"] = last["copy_rate"]
+    if document["commit"] not in last["commit"]:
+        document["commit"] = f"{last['commit']}, {document['commit']} "
+    return {name: runs for name, runs in last["rows"].items() if not is_wanted(name)}
 
 
 _SAID = ("clips_per_second", "frames_per_second", "rate_to_copying", "skipped", "error")
