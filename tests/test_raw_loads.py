@@ -10,8 +10,14 @@ import pytest
 
 import seqrecord
 from seqrecord import SeqRecordPipe
+from seqrecord.engine.arena import Arena, Place
+from seqrecord.engine.buffers import GroupNeeds, HostBuffers, Needs
+from seqrecord.engine.loading import ChunkLoader
+from seqrecord.engine.loads import Load
+from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ChecksumError, StorageError
-from tests.clip_data import check, possible_clips, write_numbered
+from seqrecord.reading.frames import ArraySpec
+from tests.clip_data import check, expected_frame, possible_clips, write_numbered
 from tests.datasets import nth_chunk
 
 FIXED = ["image", "flow", "id"]
@@ -76,6 +82,48 @@ def test_clips_are_right(path: Path, settings: dict[str, Any], verify: bool) -> 
     for _ in range(2):
         clips = [name for batch in pipe for name in check(batch, FIXED, 3, dilation)]
         assert sorted(clips) == sorted(possible_clips(FIXED, 3, stride, dilation))
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+@pytest.mark.parametrize("ring", [12, 40])
+def test_any_frames_of_chunks_go_to_any_rows(path: Path, step: int, ring: int) -> None:
+    """Loads of one job, of all frames of a chunk or of some, in rings that begin anew."""
+    rng = np.random.default_rng([step, ring])
+    names = ["image", "id"]
+    with seqrecord.open(path, features=names) as dataset:
+        specs = {n: ArraySpec(s.dtype, s.shape) for n, s in dataset.features.items()}
+        group = dataset.features["id"].group
+        lengths = dict.fromkeys(specs, 1)
+        buffers = HostBuffers(Needs((GroupNeeds(specs, 3 * ring),), specs, lengths, 1, 1))
+        (arena,) = buffers.arenas
+        assert isinstance(arena, Arena)
+        stats = EngineStats()
+        loader = ChunkLoader(dataset, buffers, {group: step}, group, None, 1, stats)
+        reader = dataset.chunk_reader()
+        count = len(dataset.index.groups[group].file)
+        frames = 0
+        for _ in range(30):
+            loads, places, expected = [], [], []
+            for number, row in enumerate(rng.integers(0, count, 3).tolist()):
+                chunk = reader.chunk_at(group, row)
+                skipped = int(rng.integers(chunk.num_frames))
+                most = -(-(chunk.num_frames - skipped) // step)
+                size = min(ring, int(rng.choice([1, rng.integers(most) + 1, most])))
+                first = chunk.first_frame + skipped
+                rows = number * ring + (rng.integers(ring) + np.arange(size)) % ring
+                loads.append(Load(group, number, 0, chunk.episode, row, first, size))
+                places.append(Place(arena, np.arange(size), rows))
+                expected += [
+                    (at, chunk.episode, first + i * step) for i, at in enumerate(rows.tolist())
+                ]
+            loader.load_together(loads, places)
+            frames += len(expected)
+            for at, episode, frame in expected:
+                for name, value in expected_frame(episode, frame).items():
+                    if name in names:
+                        assert np.array_equal(arena[name][at], value)
+        assert stats.report()["frames_decoded"] == frames
+        assert stats.report()["decode_seconds"] == 0, "a chunk took the long way"
 
 
 def test_small_raw_chunks_need_no_decoding(path: Path) -> None:

@@ -14,6 +14,7 @@ from seqrecord.clip_frames import ClipFrames
 from seqrecord.clips import IntArray
 from seqrecord.engine.arena import Place
 from seqrecord.engine.batches import Source
+from seqrecord.engine.joined import joined_rounds
 from seqrecord.engine.loads import Load, each_load, first_uses, ordered_uses
 from seqrecord.engine.resident import Places, Resident, Ring
 from seqrecord.engine.scheduler import WorkerPool
@@ -84,7 +85,7 @@ class RoundsAhead:
     """The rounds of a plan in their order, with the loads of those groups that have an arena.
 
     Loads of the next round begin while the clips of this one are gathered, as far as the rings have
-    room.
+    room. Where all groups have an arena, small rounds are joined: see `joined_rounds`.
     """
 
     def __init__(
@@ -114,7 +115,10 @@ class RoundsAhead:
         assert not waiting, "the plan holds more frames than it said"
         # Not a method: what refers to this object would keep its memory beside the next epoch's.
         planned_loads = partial(_plan_loads, groups, self._num_frames)
-        self._rounds = _Rounds(map(planned_loads, self._plan.rounds(first_round)))
+        rounds = self._plan.rounds(first_round)
+        if None not in groups:
+            rounds = joined_rounds(rounds, self._resident.rooms())
+        self._rounds = _Rounds(map(planned_loads, rounds))
         while (planned := self._rounds.pop()) is not None:
             current = planned.round
             loading += self._load(planned.waiting)

@@ -35,7 +35,7 @@ class Rows(Protocol):
     def __getitem__(self, feature: str) -> Any: ...
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Place:
     """Where some of a load's frames go: `frames`, counted in the load, into `rows`; int64[n]."""
 

@@ -14,9 +14,9 @@ __all__ = ["Load", "each_load", "first_uses", "frame_key", "ordered_uses"]
 _FRAMES = 1 << 40  # more than an episode has
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True, slots=True)  # to make a frozen one takes three times as long
 class Load:
-    """One row of a plan's `Loads`, those of a group of features."""
+    """One row of a plan's `Loads`, those of a group of features. It is not changed."""
 
     group: int
     cursor: int

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from seqrecord.clip_frames import ClipFrames
 from seqrecord.engine.arena import Place
 from seqrecord.engine.batches import Source
+from seqrecord.engine.joined import GroupRoom
 from seqrecord.engine.loads import Load, frame_key
 from seqrecord.sampling import Clips, Plan, Round, Window
 
@@ -49,6 +50,14 @@ class Resident:
     def nbytes(self) -> int:
         """Bytes of the frames held."""
         return sum(group.nbytes for group in self._groups.values())
+
+    def rooms(self) -> list[GroupRoom]:
+        """The rows of each group, and how many frames its rings hold now."""
+        return [
+            GroupRoom(group.num_rows, group.frame_nbytes, held)
+            for group in self._groups.values()
+            for held in [np.array([ring.resident for ring in group.rings], np.int64)]
+        ]
 
     def ring(self, load: Load) -> Ring:
         """Where a load's frames go."""
@@ -85,7 +94,7 @@ class _GroupRows:
         self._alike = clip_frames.alike(arena.specs)
         self._arena = arena
         self.frame_nbytes: int = sum(spec.nbytes for spec in arena.specs.values())
-        rows = arena.num_rows // max(1, num_cursors)
+        self.num_rows = rows = arena.num_rows // max(1, num_cursors)  # of each ring
         self.rings = [Ring(cursor * rows, rows) for cursor in range(num_cursors)]
 
     @property
@@ -169,9 +178,12 @@ class Ring:
             origin = self._loaded - first // step
             self._held.append(_Held(run, first, origin, self._loaded + count))
         self._next = (run, first + count * step)
+        begin = self._loaded % self.num_rows
         self._loaded += count
-        positions = np.arange(self._loaded - count, self._loaded)
-        rows: npt.NDArray[np.int64] = self.first_row + positions % self.num_rows
+        rows = np.arange(begin, begin + count)
+        if begin + count > self.num_rows:
+            rows %= self.num_rows
+        rows += self.first_row
         return rows
 
     def free(self, count: int) -> None:

@@ -24,7 +24,7 @@ from seqrecord.reading.page import Chunk, Page, Part
 from seqrecord.reading.page_columns import PageColumns, group_numbers
 from seqrecord.reading.page_decoder import PageDecoder
 from seqrecord.reading.parts import fill, part_pieces
-from seqrecord.reading.raw_chunks import RawChunk, RawChunks
+from seqrecord.reading.raw_chunks import RawChunks
 from seqrecord.reading.scattered import ScatteredFrames
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, forget_cached
@@ -61,8 +61,11 @@ class ChunkReader(PageDecoder):
         numbers = group_numbers(features)
         self._groups = {n: PageColumns(index, features, n) for n in numbers}
         # By group; only from a local disk, where finding a page takes as long as reading it.
-        found = {n: RawChunks.of(index, features, n) for n in numbers if self.is_local}
-        self.raw = {n: chunks for n, chunks in found.items() if chunks is not None}
+        self.raw = {
+            n: RawChunks(storage, self.paths, index, features, n, verify=verify)
+            for n in numbers
+            if self.is_local and RawChunks.suits(features, n)
+        }
 
     def scattered(self, feature: str) -> ScatteredFrames | None:
         """What reads a feature's frames from many chunks at once, where that is worth it."""
@@ -155,15 +158,6 @@ class ChunkReader(PageDecoder):
             if page.feature in into:
                 self._read_straight(page, into[page.feature])
         return [item.toreadonly() for item in data]
-
-    def read_raw(self, chunk: RawChunk, targets: Sequence[memoryview]) -> bool:
-        """Read the pages of a chunk into memory of their lengths, in one call to the storage.
-
-        Whether they match their checksums; `read` says what is wrong with one that does not.
-        """
-        ranges = [ByteRange(at, at + n) for at, n in zip(chunk.starts, chunk.lengths, strict=True)]
-        self._storage.read_ranges(self.paths[chunk.file], ranges, targets)
-        return not self.verify or list(map(crc32c, targets)) == chunk.sums
 
     def _read_straight(self, page: Page, targets: Sequence[memoryview]) -> None:
         """Read a page into `targets`, which are as long as it is, and verify it.

@@ -5,14 +5,18 @@ To read such a page takes less time than to find it, one chunk after the other.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from seqrecord.checksum import crc32c
 from seqrecord.clips import IntArray
 from seqrecord.format.index import Index
 from seqrecord.format.pages import page_offsets
 from seqrecord.schema import Schema
+from seqrecord.storage import Storage
+from seqrecord.storage.ranges import ByteRange
 
 __all__ = ["RawChunk", "RawChunks"]
 
@@ -31,24 +35,38 @@ class RawChunk(NamedTuple):
 
 
 class RawChunks:
-    """The chunks of a group of which all chosen features are raw.
+    """The chunks of a group of which all chosen features are raw. Safe to use from many threads.
 
-    `names` are those features; that any value of their frames is allowed is given.
+    Args:
+        storage: of the record files.
+        paths: of the record files.
+        index: of the dataset.
+        features: that are chosen. Any value of the frames of those in the group is allowed.
+        group: its number.
+        verify: whether pages are checked.
     """
 
-    def __init__(self, index: Index, features: Schema, group: int) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        paths: Sequence[str],
+        index: Index,
+        features: Schema,
+        group: int,
+        *,
+        verify: bool,
+    ) -> None:
+        self._storage, self._paths, self._verify = storage, paths, verify
         self._table = index.groups[group]
         self.specs = [spec for spec in features.values() if spec.group == group]
         self._columns = [self._table.schema.position(spec.name) for spec in self.specs]
         self._nbytes = np.array([spec.nbytes for spec in self.specs], np.int64)
 
-    @classmethod
-    def of(cls, index: Index, features: Schema, group: int) -> RawChunks | None:
-        """`None` for a group with a feature that is decoded, or whose bytes are looked at."""
+    @staticmethod
+    def suits(features: Schema, group: int) -> bool:
+        """Whether no chosen feature of a group is decoded, nor are its bytes looked at."""
         specs = [spec for spec in features.values() if spec.group == group]
-        if all(spec.is_raw and spec.nbytes and spec.dtype != np.bool_ for spec in specs):
-            return cls(index, features, group)
-        return None
+        return all(spec.is_raw and spec.nbytes and spec.dtype != np.bool_ for spec in specs)
 
     def find(self, rows: IntArray) -> list[RawChunk | None]:
         """The chunks at these rows of the group's chunk table, int64[n].
@@ -73,3 +91,21 @@ class RawChunks:
         )
         found = map(RawChunk, *(column.tolist() for column in columns))
         return [item if fit else None for item, fit in zip(found, fits.tolist(), strict=True)]
+
+    def read(self, chunk: RawChunk, targets: Sequence[Sequence[memoryview]]) -> bool:
+        """Read the pages of a chunk in one call to the storage, each into memory of its length,
+        part after part.
+
+        Whether they match their checksums; `ChunkReader.read` says what is wrong with one that does
+        not.
+        """
+        ranges, buffers = [], []
+        for at, parts in zip(chunk.starts, targets, strict=True):
+            start = at
+            for part in parts:
+                stop = start + len(part)
+                ranges.append(ByteRange(start, stop))
+                buffers.append(part)
+                start = stop
+        self._storage.read_ranges(self._paths[chunk.file], ranges, buffers)
+        return not self._verify or [crc32c(*parts) for parts in targets] == chunk.sums

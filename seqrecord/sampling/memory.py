@@ -36,6 +36,8 @@ LEAST_STRAIGHT = 512 << 10  # bytes that a clip has of a group: smaller ones go 
 # for a read of its own takes longer than a copy
 MOST_AHEAD = 2.0  # where memory is left: then all of the next round's loads may begin, which
 # `default_settings` leaves room for where it chooses larger blocks than the smallest
+ROUNDS_AHEAD = 16.0  # … where frames are small: an engine joins rounds, see `engine.joined`,
+FEW_BYTES = 32 << 20  # in so many bytes
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,8 @@ class Fit:
         if self.resident is not None:  # an epoch of less than a block may need a little more
             held = tuple(map(max, held, self.resident))
         nbytes = max(1, held_bytes(sizes, held))
-        most = max(nbytes, min(self.max_arena, int(nbytes * MOST_AHEAD)))
+        most = max(int(nbytes * MOST_AHEAD), min(int(nbytes * ROUNDS_AHEAD), FEW_BYTES))
+        most = max(nbytes, min(self.max_arena, most))
         rows = tuple(number * most // nbytes for number in held)
         taken = held_bytes(sizes, rows)
         ahead = max(0, min(MAX_LOADS, (self.max_arena - taken) // max(1, self.sizes.chunk)))
