@@ -12,9 +12,9 @@ other, loads begin in the order in which clips need them, and when all are done 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -96,8 +96,8 @@ def _join(rounds: Sequence[Round]) -> Round:
 
 def _joined(columns: Sequence[_Columns]) -> _Columns:
     """The rows of all, one after the other."""
-    made: Any = type(columns[0])
-    return made(*(np.concatenate(some) for some in zip(*map(_arrays, columns), strict=True)))
+    make: Callable[..., _Columns] = type(columns[0])
+    return make(*(np.concatenate(some) for some in zip(*map(_arrays, columns), strict=True)))
 
 
 def _arrays(columns: Clips | Frees | Loads) -> Sequence[IntArray]:
