@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from crc32c import crc32c as extend
 
-__all__ = ["Buffer", "crc32c", "crc32c_of_slices", "joined_crc32c"]
+__all__ = ["Buffer", "crc32c", "has_slices", "joined_crc32c"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -24,9 +24,14 @@ def crc32c(*parts: Buffer, start: int = 0) -> int:
     return value
 
 
-def crc32c_of_slices(data: memoryview, size: int) -> list[int]:
-    """CRC32C of each slice of `size` bytes, of which the last one may be shorter."""
-    return [extend(data[at : at + size]) for at in range(0, len(data), size)]
+def has_slices(data: memoryview, size: int, checksums: Sequence[int]) -> bool:
+    """Whether these are the CRC32C of each slice of `size` bytes; the last one may be shorter."""
+    at = 0
+    for expected in checksums:
+        if extend(data[at : at + size]) != expected:
+            return False
+        at += size
+    return at >= len(data)
 
 
 def joined_crc32c(checksums: Sequence[int], size: int, last_size: int) -> int:

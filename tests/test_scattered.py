@@ -97,18 +97,26 @@ def test_frames_of_many_chunks(opened: SeqRecordReader, data: st.DataObject) -> 
     wanted = np.unique(np.concatenate([np.arange(a, a + n * step, step) for a, n, step in clips]))
     wanted = wanted[wanted < sum(EPISODES)]
     chunk = np.searchsorted(ends, wanted, side="right")
-    found = reader_of(opened, name).read(chunk, wanted - (ends - held)[chunk], memory)
+    frame = wanted - (ends - held)[chunk]
+    cuts = set(data.draw(st.lists(st.integers(0, len(wanted) - 1), max_size=3)))  # or one range
+    breaks = (np.diff(chunk) > 0) | (np.diff(frame) != 1)
+    begin = np.unique([0, *(np.flatnonzero(breaks) + 1), *cuts])
+    last = np.append(begin[1:], len(wanted)) - 1
+    found = reader_of(opened, name).read(chunk[begin], frame[begin], frame[last] + 1, memory)
     assert found is not None
-    np.testing.assert_array_equal(found.frames[found.rows], EXPECTED[name][wanted], strict=True)
+    rows = np.repeat(found.rows - begin, last - begin + 1) + np.arange(len(wanted))
+    np.testing.assert_array_equal(found.frames[rows], EXPECTED[name][wanted], strict=True)
+    follow = (np.diff(chunk) == 1) & (frame[:-1] + 1 == held[chunk[:-1]]) & (frame[1:] == 0)
+    assert (np.diff(rows)[follow] == 1).all()
 
 
 def test_only_slices_of_the_frames_are_read(opened: SeqRecordReader) -> None:
     storage: Any = opened.storage
     reader = reader_of(opened, "big")
-    chunk, frame = np.array([0, 0, 0, 3]), np.array([2, 3, 30, 60])
-    assert reader.read(chunk, frame, memory) is not None
+    ranges = np.array([0, 0, 3]), np.array([2, 30, 60]), np.array([4, 31, 61])
+    assert reader.read(*ranges, memory) is not None
     storage.reset()
-    assert reader.read(chunk, frame, memory) is not None  # it knows the checksums now
+    assert reader.read(*ranges, memory) is not None  # it knows the checksums now
     [ranges] = storage.ranges.values()
     assert [item.length for item in ranges] == [10_000, 5000, 5000]
 

@@ -39,10 +39,10 @@ def join(clips: Sequence[torch.Tensor]) -> torch.Tensor | None:
         return None
     if row + len(clips) <= len(slab) and _follow_each_other(clips):
         return first.as_strided((len(clips), *first.shape), (first.numel(), *first.stride()))
-    if any(clip.shape != first.shape or clip.dtype != first.dtype for clip in clips):
+    if (pool := slab.pool()) is None:
         return None
-    found = [_find(clip) for clip in clips]
-    if (pool := slab.pool()) is not None:
+    if all(clip.shape == first.shape and clip.dtype == first.dtype for clip in clips):
+        found = [_find(clip) for clip in clips]
         pool.learn([at.first + i for at, i in found if at is not None and at.pool() is pool])
     return None
 

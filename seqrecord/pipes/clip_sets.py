@@ -11,13 +11,15 @@ import numpy.typing as npt
 from seqrecord.clips import IntArray
 from seqrecord.engine.buffers import HostBuffers
 from seqrecord.engine.host_batches import HostBatchBuilder
+from seqrecord.grids import ChunkGrid
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.reading.scattered import ScatteredFrames
 
-__all__ = ["FRAME_BITS", "Alike", "read_scattered", "sets_of"]
+__all__ = ["FRAME_BITS", "Alike", "Spans", "read_scattered", "sets_of"]
 
 FRAME_BITS = 40  # an episode has fewer frames than two to this power
+_FRAME = (1 << FRAME_BITS) - 1
 
 
 @dataclass(frozen=True)
@@ -58,17 +60,24 @@ def read_scattered(
     episode: IntArray,
     frames: IntArray,
 ) -> bool:
-    """Read small raw features, of which clips have these frames; whether that was possible."""
-    wanted = ((episode << FRAME_BITS)[:, None] + frames).reshape(-1)
-    unique, inverse = np.unique(wanted, return_inverse=True)
-    episode, frame = unique >> FRAME_BITS, unique & ((1 << FRAME_BITS) - 1)
+    """Read small raw features, of which clips have these frames; whether that was possible.
+
+    The clips' episodes are int64[n], by row, and their frames int64[n, T].
+    """
+    wanted = (episode << FRAME_BITS)[:, None] + frames
+    length = wanted.shape[1]
+    if length > 1 and (wanted[:, 1:] - wanted[:, :-1] == 1).all():
+        spans = Spans.of(wanted[:, 0], length)
+    else:
+        spans = Spans.of(wanted.reshape(-1), 1)
     index, rows, chunks = alike.dataset.index, builder.rows, buffers.chunks
     for grid in alike.dataset.episode_table.groups:
-        chunk = grid.row(episode, grid.place(episode, frame))
-        inside = frame - index.groups[grid.group].first_frame[chunk]
-        for name, scattered in alike.scattered.items():
-            if alike.dataset.features[name].group != grid.group:
-                continue
+        names = [n for n in alike.scattered if alike.dataset.features[n].group == grid.group]
+        if not names:
+            continue
+        chunk, first, stop, of_span = spans.in_chunks(grid)
+        begin = index.groups[grid.group].first_frame[chunk]
+        for name in names:
             memory: list[npt.NDArray[np.uint8]] = []
 
             def allocate(
@@ -78,13 +87,71 @@ def read_scattered(
                 return memory[0]
 
             try:
-                found = scattered.read(chunk, inside, allocate)
+                found = alike.scattered[name].read(chunk, first - begin, stop - begin, allocate)
                 if found is None:
                     return False
-                out = rows[name][: len(wanted)]
-                np.take(found.frames, found.rows[inverse.reshape(-1)], 0, out=out, mode="clip")
+                source = spans.rows(found.rows[of_span])
+                np.take(found.frames, source, 0, out=rows[name][: len(source)], mode="clip")
                 del found
             finally:
                 for each in memory:
                     chunks.release(each)
     return True
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Frames of n runs of one length, each frame once: s spans that have no frame in common.
+
+    A frame is `episode << FRAME_BITS` plus its number::
+
+        runs of 4     2 3 4 5     14 15 16 17     4 5 6 7
+        spans         2 3 4 5 6 7     14 15 16 17
+    """
+
+    first: IntArray
+    """int64[s], ascending: of each span."""
+    stop: IntArray
+    """int64[s]: past the last frame of each span."""
+    length: int
+    """Frames of a run."""
+    span: IntArray
+    """int64[n]: the span that has each run."""
+    inside: IntArray
+    """int64[n]: the first frame of each run, counted from its span's."""
+
+    @classmethod
+    def of(cls, runs: IntArray, length: int) -> Spans:
+        """Of runs by their first frames, int64[n], which all have so many frames."""
+        order = np.argsort(runs, kind="stable")
+        ascending = runs[order]
+        opens = np.append(True, ascending[1:] > ascending[:-1] + length)
+        begin = np.flatnonzero(opens)
+        first = ascending[begin]
+        span = np.empty_like(runs)
+        span[order] = np.cumsum(opens) - 1
+        stop = ascending[np.append(begin[1:], len(runs)) - 1] + length
+        return cls(first, stop, length, span, runs - first[span])
+
+    def in_chunks(self, grid: ChunkGrid) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+        """The parts of the spans that lie in one chunk each: int64[p] the row of the chunk, the
+        first frame in its episode, and past the last one; int64[s] the first part of each span."""
+        episode, first = self.first >> FRAME_BITS, self.first & _FRAME
+        stop = first + (self.stop - self.first)
+        place = grid.place(episode, first)
+        count = grid.place(episode, stop - 1) - place + 1
+        of_span = np.cumsum(count) - count
+        if len(count) < (total := int(count.sum())):
+            owner = np.repeat(np.arange(len(count)), count)
+            episode = episode[owner]
+            place = place[owner] + np.arange(total) - of_span[owner]
+            begin, end = grid.bounds(episode, place)
+            first, stop = np.maximum(first[owner], begin), np.minimum(stop[owner], end)
+        return grid.row(episode, place), first, stop, of_span
+
+    def rows(self, rows: IntArray) -> IntArray:
+        """Where the frames of all runs are, int64[n * length], run by run, from where the first
+        frame of each span is, int64[s]."""
+        first = rows[self.span] + self.inside
+        found: IntArray = (first[:, None] + np.arange(self.length)).reshape(-1)
+        return found

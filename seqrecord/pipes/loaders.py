@@ -192,6 +192,9 @@ class SeqRecordPipe(_Streaming, IterDataPipe[Clip]):
         location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
     """
 
+    # torch asks every pipe for this at every item; where it is missing that takes longer than all
+    # else that is done for a small clip.
+    _is_child_datapipe = False
     _warned = False
     _holder: str | None = None  # of items of this iteration, behind this pipe
 

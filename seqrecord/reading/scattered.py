@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.checksum import crc32c_of_slices
+from seqrecord.checksum import has_slices
 from seqrecord.errors import SeqRecordError
 from seqrecord.format.group_index import GroupIndex
 from seqrecord.format.pages import num_slices, page_offsets, slice_frames
@@ -35,7 +35,7 @@ _OVERHEAD = 200  # bytes that keeping those of a chunk takes beside them
 
 
 class FoundRows(NamedTuple):
-    """Frames that were read, [m, …], and the row of each that was asked for, int64[n]."""
+    """Frames that were read, [m, …], and the row of each range's first one, int64[n]."""
 
     frames: npt.NDArray[Any]
     rows: IntArray
@@ -88,13 +88,17 @@ class ScatteredFrames:
     def read(
         self,
         chunk: IntArray,
-        frame: IntArray,
+        first: IntArray,
+        stop: IntArray,
         allocate: Callable[[int], npt.NDArray[np.uint8]],
     ) -> FoundRows | None:
-        """Frames of chunks, int64[n] each: rows of the chunk table, and frames counted in these.
+        """The frames `[first, stop)` of chunks, int64[n] each: rows of the chunk table, and frames
+        counted in these.
 
-        They ascend, by chunk and then by frame, and each comes once. What is returned lies in
-        memory from `allocate`, called once with a number of bytes.
+        The ranges ascend, by chunk and then by frame. None is empty, and no two have a frame in
+        common. What is returned lies in memory from `allocate`, called once with a number of
+        bytes. The frames of a range are in rows that follow each other; so do those of two ranges,
+        of which one ends with a chunk and the next begins with one.
 
         `None` where they are too many, or what was read is not as it should be, or cannot be read
         at all: whoever reads whole chunks then finds out what is wrong, and where.
@@ -102,23 +106,22 @@ class ScatteredFrames:
         spec, table = self._spec, self._table
         length, nbytes = slice_frames(spec) if self._verify else 1, spec.nbytes
         size = length * nbytes
-        number = frame // length
-        breaks = (chunk[1:] != chunk[:-1]) | (number[1:] - number[:-1] > 1 + _MAX_GAP // size)
-        edges = np.concatenate(([0], np.flatnonzero(breaks) + 1, [len(chunk)]))
-        some, last = edges[:-1], edges[1:] - 1
-        of = chunk[some]
+        begin, end = first // length, -(-stop // length)  # slices
+        apart = (chunk[1:] != chunk[:-1]) | (begin[1:] - end[:-1] > _MAX_GAP // size)
+        edges = np.flatnonzero(apart) + 1
+        some = np.concatenate(([0], edges))
+        last = np.append(edges, len(chunk)) - 1
+        of, begin, end = chunk[some], begin[some], end[last]
         held = table.num_frames[of].astype(np.int64)
-        begin = number[some]
-        stop = number[last] + 1
-        first = begin * length
-        count = np.minimum(stop * length, held) - first
+        skipped = begin * length
+        count = np.minimum(end * length, held) - skipped
         ends = np.cumsum(count)
         total = int(ends[-1]) * nbytes
         lengths = table.page_length[of]
         if total > _MOST_BYTES or (lengths[:, self._column] != held * nbytes).any():
             return None
         offsets = page_offsets(lengths) + table.offset[of].astype(np.int64)[:, None]
-        start = offsets[:, self._column] + first * nbytes
+        start = offsets[:, self._column] + skipped * nbytes
         memory = allocate(total)[:total]
         views = memory.data
         at = [0, *(ends * nbytes).tolist()]
@@ -128,14 +131,14 @@ class ScatteredFrames:
             self._fill(table.file[of], reads, parts)
             if self._verify:
                 sums = self._sums(of, lengths, offsets)
-                columns = sums, begin.tolist(), stop.tolist(), parts
+                columns = sums, begin.tolist(), end.tolist(), parts
                 for known, a, b, part in zip(*columns, strict=True):
-                    if known[a:b] != crc32c_of_slices(part, size):
+                    if not has_slices(part, size, known[a:b]):
                         return None
         except (SeqRecordError, OSError):
             return None
         shape: Any = (-1, *spec.shape)
-        rows = frame + np.repeat(ends - count - first, np.diff(edges))
+        rows = first + np.repeat(ends - count - skipped, last - some + 1)
         return FoundRows(memory.view(spec.dtype).reshape(shape), rows)
 
     def _fill(

@@ -83,9 +83,13 @@ class LocalStorage:
     ) -> None:
         check_buffers(ranges, buffers)
         with self._errors(path):
-            handle, shown = self._handle(path), self._shown(path)
+            handle = self._handle(path)
+            fd, preadv = handle.fd, os.preadv
             for item, buffer in zip(ranges, buffers, strict=True):
-                handle.read(item, buffer.cast("B"), shown)
+                start, stop = item
+                # One call is mostly enough, and this is done for every few kilobytes of a batch.
+                if preadv(fd, (buffer,), start) != stop - start:
+                    handle.read(item, buffer.cast("B"), self._shown(path))
 
     def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
         with self._errors(path):
