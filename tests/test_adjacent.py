@@ -156,6 +156,37 @@ def test_clips_of_a_batch_are_joined_again() -> None:
     assert pool.acquire().ctypes.data == address
 
 
+class Placed:
+    """Clips in batches of three: each where it is told to go."""
+
+    size = 3
+
+    def __init__(self, order: list[int | None]) -> None:
+        self.order = order
+
+    def find(self, number: int) -> tuple[int, int] | None:
+        place = self.order[number]
+        return None if place is None else divmod(place, 3)
+
+
+def test_clips_are_made_where_they_will_be_joined() -> None:
+    clips = Clips()
+    join(clips.take(2))  # other batches before
+    clips.count = 0
+    clips.pool.place(Placed([4, 0, None, 5, 2, 3, 1, 6, 7]))
+    taken = clips.take(9)
+    for wanted in ([1, 6, 4], [5, 0, 3], [7, 8]):
+        batch = join([taken[i] for i in wanted])
+        assert batch is not None
+        assert batch[:, 0, 0].tolist() == wanted
+    assert join([taken[2], taken[7], taken[8]]) is None
+    assert clips.slabs == [1, 1, 3, 3, 1, 3]
+    clips.pool.place(None)
+    clips.count = 0
+    more = clips.take(3)
+    assert not {clip.data_ptr() for clip in more} & {clip.data_ptr() for clip in taken}
+
+
 @pytest.mark.parametrize(
     "change", [lambda x: x + 0, lambda x: x[:1], lambda x: x.double(), torch.t]
 )

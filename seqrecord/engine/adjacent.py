@@ -7,15 +7,15 @@ four. The clips of a batch are then made in the rows of one array, a slab::
     slabs         a a a a   b b b b   c c . .
 
 How many clips a slab has, and which is its first, is learned from what `join` is asked for: as long
-as nobody joins clips, each has memory of its own. A slab is used again when the last clip and the
-last batch on it are gone.
+as nobody joins clips, each has memory of its own. Or `Places` tell where clips will be before they
+are made, in any order. A slab is used again when the last clip and the last batch on it are gone.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ import torch
 
 from seqrecord.engine.arena import BufferPool
 
-__all__ = ["AdjacentPool", "divide", "join"]
+__all__ = ["AdjacentPool", "Places", "divide", "join"]
 
 _BATCHES = 3  # whose clips are kept when nobody uses them: a batch of them is dropped at once
 
@@ -53,6 +53,19 @@ def divide(batch: torch.Tensor) -> list[torch.Tensor]:
     return list(torch.from_numpy(slab))
 
 
+class Places(Protocol):
+    """Where the clips of an iteration will be joined, which is known before they are made."""
+
+    size: int
+    """Clips of a batch."""
+
+    def find(self, number: int) -> tuple[int, int] | None:
+        """Batch and row of a clip, by its number in the iteration; `None` if it will be in none.
+
+        For ascending numbers, each as often as there are features.
+        """
+
+
 class AdjacentPool(BufferPool):
     """Arrays of one clip each, of which as many lie side by side as are joined.
 
@@ -69,18 +82,21 @@ class AdjacentPool(BufferPool):
         self._slab: torch.Tensor | None = None  # the slab of the last clip, if it has rows left
         self._rows: range = range(0)  # the numbers of the clips of that slab
         self._asked = 0  # clips that were joined last, without success
+        self._places: Places | None = None
+        self._placed = 0  # clips of the iteration
+        self._open: dict[int, tuple[torch.Tensor, int]] = {}  # slabs by batch, and their rows left
+        self._alone: BufferPool | None = None  # for clips that will be in no batch
+
+    def place(self, places: Places | None) -> None:
+        """An iteration begins. Its clips will be joined there; `None` where nobody knows."""
+        self._places, self._placed, self._open = places, 0, {}
+        if places is not None and places.size != self._length:
+            self._slab, self._length, self._slabs = None, places.size, self._make(places.size)
 
     def acquire(self) -> npt.NDArray[Any]:
         """The row of the next clip: an array [1, …]."""
         number, self._acquired = self._acquired, self._acquired + 1
-        if self._slab is None:
-            row = (number - self._origin) % self._length
-            self._rows = range(number - row, number - row + self._length)
-            self._slab = self._begin(self._rows.start)
-        at = number - self._rows.start
-        tensor = self._slab[at : at + 1]
-        if number + 1 not in self._rows:
-            self._slab = None
+        tensor = self._next(number) if self._places is None else self._next_of(self._places)
         array = tensor.numpy().view(_Row)
         array.tensor = tensor
         return array
@@ -96,6 +112,8 @@ class AdjacentPool(BufferPool):
 
     def learn(self, numbers: Sequence[int]) -> None:
         """The clips of these numbers are a batch, and did not lie side by side."""
+        if self._places is not None:
+            return
         count = len(numbers)
         self._slabs.keep(_BATCHES * count // self._length)
         if list(numbers) != list(range(numbers[0], numbers[0] + count)):
@@ -105,6 +123,33 @@ class AdjacentPool(BufferPool):
             self._length, self._slabs = count, self._make(count)
         self._asked = count
         self._origin = numbers[0] + count
+
+    def _next(self, number: int) -> torch.Tensor:
+        """The row of a clip behind that of the one before it."""
+        if self._slab is None:
+            row = (number - self._origin) % self._length
+            self._rows = range(number - row, number - row + self._length)
+            self._slab = self._begin(self._rows.start)
+        at = number - self._rows.start
+        tensor = self._slab[at : at + 1]
+        if number + 1 not in self._rows:
+            self._slab = None
+        return tensor
+
+    def _next_of(self, places: Places) -> torch.Tensor:
+        """The row of the next clip, where it will be joined."""
+        number, self._placed = self._placed, self._placed + 1
+        if (place := places.find(number)) is None:
+            if self._alone is None:
+                self._alone = self._make(1)
+            return self._alone.lease(self._alone.acquire())
+        batch, row = place
+        slab, left = self._open.pop(batch, (None, self._length))
+        if slab is None:
+            slab = self._begin(0)
+        if left > 1:
+            self._open[batch] = slab, left - 1
+        return slab[row : row + 1]
 
     def _begin(self, first: int) -> torch.Tensor:
         """A slab as a tensor [clips, …]. Its first row is that of clip `first`."""

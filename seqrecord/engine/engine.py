@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from seqrecord.clip_frames import ClipFrames
+from seqrecord.engine.adjacent import Places
 from seqrecord.engine.batches import Batch
 from seqrecord.engine.buffers import GroupNeeds, HostBuffers, KeptBuffers, Needs
 from seqrecord.engine.device.buffers import DeviceBuffers
@@ -69,6 +70,7 @@ class Engine:
             shape of a frame, and how many frames a clip has.
         draw: what is drawn for clips. Those that functions are called with are gathered from
             arenas.
+        places: of a plan of single clips on the host, where these will be joined.
     """
 
     drop: Callable[[], object]
@@ -92,6 +94,7 @@ class Engine:
         made: Mapping[str, ArraySpec] | None = None,
         lengths: Mapping[str, int] | None = None,
         draw: DrawClips | None = None,
+        places: Places | None = None,
     ) -> None:
         self.stats = stats
         self._together = memory.together
@@ -112,6 +115,7 @@ class Engine:
             made=made,
             lengths=lengths,
             draw=draw,
+            places=places,
         )
         # The thread does not refer to the engine, so that dropping the engine ends it.
         run = partial(execution.run, batch if batch < plan.num_batches else None)
@@ -167,6 +171,7 @@ class Execution:
         made: Mapping[str, ArraySpec] | None = None,
         lengths: Mapping[str, int] | None = None,
         draw: DrawClips | None = None,
+        places: Places | None = None,
         make_executor: Callable[..., Executor] = OverlappingExecutor,
         stream: SideStream | None = None,
     ) -> None:
@@ -182,6 +187,8 @@ class Execution:
         needs = Needs(groups, made, lengths, size, batches, device, shared)
         on_device = partial(DeviceBuffers, stream=stream)
         self._buffers = buffers = kept.acquire(needs, HostBuffers if device is None else on_device)
+        if isinstance(buffers, HostBuffers):
+            buffers.place_clips(places)
         self._kept = weakref.ref(kept)
         stats.watch(dataset.storage.counters)
         loader = ChunkLoader(

@@ -14,6 +14,7 @@ from torch.utils.data.datapipes.iter import Batcher, Filter, Mapper, ShardingFil
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 __all__ = [
+    "find_chain",
     "find_filter",
     "find_holder",
     "find_iterating",
@@ -61,6 +62,16 @@ def find_filter() -> ShardingFilter | None:
     """
     found: ShardingFilter | None = _owner(ShardingFilter.__iter__, ShardingFilter.__len__)
     return found
+
+
+def find_chain() -> list[object]:
+    """The pipes down the chain that is asking, from the next one on. For when it begins.
+
+    Of torch's, and of others whose `__iter__` is a generator function: torch wraps these. Only the
+    wrappers' frames are looked at, which refer to no item yet, see `_owner`.
+    """
+    wrapper = Batcher.__iter__.__code__
+    return [f.f_locals["args"][0] for f in _frames() if f.f_code is wrapper]
 
 
 def find_holder() -> str | None:

@@ -27,6 +27,7 @@ from seqrecord.pipes.draws import ClipDraws
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.planner import Planner
 from seqrecord.pipes.selection import ClipSelection
+from seqrecord.pipes.shuffled import ShuffledBatches
 from seqrecord.pipes.state_checks import check_state
 from seqrecord.pipes.states import Stages, State
 from seqrecord.reading.reader import DatasetLike
@@ -42,6 +43,7 @@ __all__ = ["Clip", "ClipLoader", "open_trace"]
 
 _MOST_TOGETHER = 32  # single clips; each that is kept keeps the memory of all
 _MOST_BYTES_TOGETHER = 1 << 20
+_SPARE = 2  # at most such a part of `memory_limit` is for clips to come of batches that are begun
 
 _logger = logging.getLogger("seqrecord")
 
@@ -92,9 +94,18 @@ class ClipLoader(Planner):
             )
 
     def start(
-        self, plan: Plan, stages: Stages = (), *, batch: int = 0, stats: EngineStats
+        self,
+        plan: Plan,
+        stages: Stages = (),
+        *,
+        batch: int = 0,
+        stats: EngineStats,
+        shuffled: ShuffledBatches | None = None,
     ) -> Engine:
-        """An engine that runs a plan from `batch` on."""
+        """An engine that runs a plan from `batch` on.
+
+        `shuffled` is where single clips will be, if that is known.
+        """
         self.selection.times_without_frame = 0
         fixed = self._find_device() is None and self._may_load_straight
         fit = self._fit(plan.part.count, plan.epoch, stages)
@@ -105,7 +116,14 @@ class ClipLoader(Planner):
             memory = replace(memory, prefetch=min(memory.prefetch, least))
         if (most := self._most_together) > 1:
             memory = replace(memory, together=fit.together(memory, most))
-        return Engine(**self._execution(plan), batch=batch, memory=memory, stats=stats)
+        places = None
+        if shuffled is not None and self.batch_size is None and memory.together == 1:
+            spare = int(shuffled.spare * self._clip_bytes)
+            if spare <= self._memory_limit // _SPARE:
+                places = shuffled.begin(plan.num_batches - batch)
+        return Engine(
+            **self._execution(plan), batch=batch, memory=memory, stats=stats, places=places
+        )
 
     @property
     def _most_together(self) -> int:
@@ -114,8 +132,13 @@ class ClipLoader(Planner):
         alike = all(spec.is_fixed and spec.value == "array" for spec in made.values())
         if self.batch_size is not None or not alike or self._find_device() is not None:
             return 1
-        clip = sum(spec.nbytes * self.selection.lengths[name] for name, spec in made.items())
-        return max(1, min(_MOST_TOGETHER, _MOST_BYTES_TOGETHER // max(1, clip)))
+        return max(1, min(_MOST_TOGETHER, _MOST_BYTES_TOGETHER // max(1, self._clip_bytes)))
+
+    @property
+    def _clip_bytes(self) -> int:
+        """Of a clip's features."""
+        made, lengths = self.selection.made, self.selection.lengths
+        return sum(spec.nbytes * lengths[name] for name, spec in made.items())
 
     def _execution(self, plan: Plan) -> dict[str, Any]:
         """What an engine needs to run a plan, beside memory."""

@@ -19,6 +19,7 @@ from seqrecord.errors import ClipError, MemoryLimitError, StateError
 from seqrecord.pipes.clip_loader import Clip, ClipLoader
 from seqrecord.pipes.consumers import look_at_consumer
 from seqrecord.pipes.counter import EpochCounter
+from seqrecord.pipes.shuffled import ShuffledBatches
 from seqrecord.pipes.states import Sharing, Stages, State, parse_settings
 from seqrecord.sampling import Part
 from seqrecord.sampling.rest import Stage
@@ -92,8 +93,10 @@ class Epochs:
         """Whether this process has begun the epoch that the position is in, or has ended it."""
         return self._begun
 
-    def iterate(self, part: Part) -> Iterator[Clip]:
+    def iterate(self, part: Part, shuffled: ShuffledBatches | None = None) -> Iterator[Clip]:
         """The batches of one epoch, or those that are left of the one that was loaded.
+
+        `shuffled` is where its single clips will be, if that is known.
 
         The epoch counts as begun with the first `next`. Raises `StateError` when a state was
         loaded that is in the middle of an epoch of other parts, and does not tell where they all
@@ -115,7 +118,7 @@ class Epochs:
             self.loader.use_state(self._saved)
         self._sharing, self._offered = sharing, True
         self._iteration = iteration = object()
-        return self._run(iteration, part, sharing)
+        return self._run(iteration, part, sharing, shuffled)
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is of this epoch, from its start; one that runs does not change.
@@ -216,7 +219,13 @@ class Epochs:
             **self.loader.left_out(self._epoch),
         }
 
-    def _run(self, iteration: object, part: Part, sharing: Sharing) -> Iterator[Clip]:
+    def _run(
+        self,
+        iteration: object,
+        part: Part,
+        sharing: Sharing,
+        shuffled: ShuffledBatches | None,
+    ) -> Iterator[Clip]:
         if self._iteration is not iteration:
             raise ClipError("this iteration was ended: another one has begun")
         self._begun, self._loaded, self._sharing, self._saved = True, None, sharing, None
@@ -228,7 +237,10 @@ class Epochs:
         trace = self.loader.trace()
         self._stats = stats = EngineStats(trace=trace)
         self._counts = plan.counts
-        engine = self.loader.start(plan, **stages, batch=self._batch, stats=stats)
+        more = {**stages, "batch": self._batch, "stats": stats}
+        if shuffled is not None:
+            more["shuffled"] = shuffled
+        engine = self.loader.start(plan, **more)
         self._engine = engine
         clips: list[Clip] = []
         is_single = self.loader.batch_size is None

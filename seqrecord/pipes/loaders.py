@@ -17,6 +17,7 @@ from seqrecord.clips import ClipTable, IntArray
 from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.arguments import has_arguments, init_takes_arguments
 from seqrecord.pipes.callers import (
+    find_chain,
     find_filter,
     find_holder,
     find_loader,
@@ -30,6 +31,7 @@ from seqrecord.pipes.distributed import items_beside, say_once
 from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
+from seqrecord.pipes.shuffled import ShuffledBatches
 from seqrecord.reading.reader import DatasetLike, SeqRecordReader
 from seqrecord.sampling import Part
 
@@ -200,7 +202,8 @@ class SeqRecordPipe(_Streaming, IterDataPipe[Clip]):
 
     def __iter__(self) -> Iterator[Clip]:
         self._holder = find_holder()
-        return self._iterate()
+        shuffled = ShuffledBatches.of(self, find_chain())
+        return self._epochs.iterate(self._part(), shuffled)
 
     def __len__(self) -> int:
         """As `SeqRecordStream`'s, also where a `.sharding_filter()` follows."""
