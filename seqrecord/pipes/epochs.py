@@ -237,10 +237,10 @@ class Epochs:
         trace = self.loader.trace()
         self._stats = stats = EngineStats(trace=trace)
         self._counts = plan.counts
-        more = {**stages, "batch": self._batch, "stats": stats}
-        if shuffled is not None:
+        more: dict[str, Any] = {**stages}
+        if shuffled is not None:  # never of a mix, whose loader does not take it
             more["shuffled"] = shuffled
-        engine = self.loader.start(plan, **more)
+        engine = self.loader.start(plan, **more, batch=self._batch, stats=stats)
         self._engine = engine
         clips: list[Clip] = []
         is_single = self.loader.batch_size is None
