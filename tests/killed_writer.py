@@ -23,6 +23,8 @@ from seqrecord.reading.index_building import complete_episodes
 from seqrecord.reading.record_footers import read_footers
 from seqrecord.storage import Storage, open_storage
 from seqrecord.storage import spooled as spooled_module
+from seqrecord.writing.merging import merge_datasets
+from seqrecord.writing.rewriting import rewrite_files
 from tests.made_source import MadeSource
 from tests.services.process import wait_for
 
@@ -59,7 +61,24 @@ class Writers:
         the storage options `straight`. `started` gets the writer's pid before it writes.
         """
         job = {"url": url, "options": options, "straight": straight, "mode": mode}
-        self._tell(json.dumps({**job, "lengths": list(lengths)}))
+        return self._run({**job, "lengths": list(lengths)}, started)
+
+    def merge(
+        self,
+        sources: Sequence[str],
+        url: str,
+        options: dict[str, Any],
+        started: Callable[[int], None],
+    ) -> bool:
+        """Merge datasets; whether it was done."""
+        return self._run({"sources": list(sources), "url": url, "options": options}, started)[0]
+
+    def rewrite(self, url: str, options: dict[str, Any], started: Callable[[int], None]) -> bool:
+        """Write record files anew of which anything was deleted; whether it was done."""
+        return self._run({"url": url, "options": options}, started)[0]
+
+    def _run(self, job: dict[str, Any], started: Callable[[int], None]) -> tuple[bool, list[str]]:
+        self._tell(json.dumps(job))
         started(int(self._hear()))
         self._tell("go")
         told: list[str] = []
@@ -80,6 +99,15 @@ class Writers:
     def _hear(self) -> str:
         assert self._server.stdout is not None
         return self._server.stdout.readline()
+
+
+def _do(job: dict[str, Any]) -> None:
+    if "lengths" in job:
+        _write(job)
+    elif "sources" in job:
+        merge_datasets(job["sources"], job["url"], storage_options=job["options"])
+    else:
+        rewrite_files(job["url"], least_dead=0.001, storage_options=job["options"])
 
 
 def _write(job: dict[str, Any]) -> None:
@@ -124,7 +152,7 @@ def _serve() -> None:
             with contextlib.suppress(KeyboardInterrupt):
                 os.read(reading, 1)
                 try:
-                    _write(job)
+                    _do(job)
                     code = 0
                 except Exception as error:  # shown, and told by the exit status
                     sys.stderr.write(f"{type(error).__name__}: {error}\n")

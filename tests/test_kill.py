@@ -22,6 +22,7 @@ from seqrecord.storage import LocalStorage
 from seqrecord.version import CREATED_BY
 from seqrecord.writing.cleaning import clean
 from seqrecord.writing.destination import WriteMode, begin
+from tests.killed_at import killed_at
 from tests.made_source import MadeSource
 
 # Forking with threads is what some of these tests are about.
@@ -179,16 +180,11 @@ def test_killed_before_every_single_step(tmp_path: Path, mode: WriteMode, thorou
         folder = tmp_path / f"{number}"
         if mode == "append":
             convert(fewer, folder, workers=1, **SETTINGS)
-        pid = os.fork()
-        if pid == 0:
-            with contextlib.suppress(BaseException):
-                _die_at_step(number)
-                convert(few, folder, mode=mode, workers=1, **SETTINGS)
-                os._exit(0)
-            os._exit(1)
-        status = os.waitpid(pid, 0)[1]
-        assert status in (0, signal.SIGKILL)
-        killed = status != 0
+
+        def write(folder: Path = folder) -> object:
+            return convert(few, folder, mode=mode, workers=1, **SETTINGS)
+
+        killed = killed_at(number, write)
         before = old if mode == "append" else None
         now = _fingerprint(folder)
         assert now in (before, new)
@@ -203,28 +199,6 @@ def test_killed_before_every_single_step(tmp_path: Path, mode: WriteMode, thorou
         assert _leftovers(folder) == []
         number += every
     assert number > 40
-
-
-def _die_at_step(number: int) -> None:
-    """In this process: SIGKILL before the `number`-th call of one of the functions below."""
-    left = number
-
-    def counted(function: object) -> object:
-        def call(*args: object, **options: object) -> object:
-            nonlocal left
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            left -= 1
-            return function(*args, **options)  # type: ignore[operator]
-
-        return call
-
-    for owner, names in (
-        (os, ("write", "fsync", "ftruncate", "open", "link")),
-        (Path, ("replace", "unlink", "mkdir", "open")),
-    ):
-        for name in names:
-            setattr(owner, name, counted(getattr(owner, name)))
 
 
 def test_a_commit_that_was_killed_leaves_no_index_behind(tmp_path: Path) -> None:

@@ -141,14 +141,24 @@ class Index:
         )
 
     def fingerprint(self) -> str:
-        """SHA-256 of the content: schema, episodes and pages, however they are cut in files."""
+        """SHA-256 of the content: schema, episodes and pages, however they are cut in files.
+
+        Pages of features that were dropped are not part of it.
+        """
         digest = hashlib.sha256()
         for value in (self.schema.to_json(), self.keys.to_pylist(), self.metadata.to_pylist()):
             digest.update(json.dumps(value, separators=(",", ":"), sort_keys=True).encode())
         arrays: list[npt.NDArray[Any]] = [self.num_frames, self.fps]
         for group in self.groups:
-            arrays += [group.first_frame, group.num_frames, group.page_length, group.page_crc32c]
-        for array in (*arrays, *(group.gaps for group in self.groups)):
+            pages = [group.page_length, group.page_crc32c]
+            if gone := [i for i, spec in enumerate(group.schema.values()) if spec.is_dropped]:
+                pages = [np.delete(table, gone, axis=1) for table in pages]
+            arrays += [group.first_frame, group.num_frames, *pages]
+        dropped = [place for place, spec in enumerate(self.schema.values()) if spec.is_dropped]
+        gaps = [group.gaps for group in self.groups]
+        if dropped:
+            gaps = [rows[~np.isin(rows["feature"], dropped)] for rows in gaps]
+        for array in (*arrays, *gaps):
             little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
             digest.update(little.reshape(-1).view(np.uint8).data if array.size else b"")
         return digest.hexdigest()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +14,9 @@ from seqrecord.format import EpisodePart, Footer
 from seqrecord.format.edits import Edits
 from seqrecord.format.index import NO_SPLIT, GroupIndex, Index, check_text
 from seqrecord.format.rows import features_of
-from seqrecord.format.text import whole_metadata
 from seqrecord.lags import EpisodeLags, with_lags
-from seqrecord.reading.absent import absent_chunks, conformed
+from seqrecord.reading.absent import conformed
+from seqrecord.reading.episode_parts import Piece, Rows, complete_rows, shifted
 from seqrecord.schema import Schema
 
 __all__ = ["BuiltIndex", "LostEpisode", "build_index", "complete_episodes"]
@@ -39,7 +38,8 @@ class LostEpisode:
 class BuiltIndex:
     """An index, and the paths of the record files that it uses in the order of its numbers.
 
-    `splits` are the names that it numbers.
+    Behind these are those that have no chunk in it, but alone say how many frames an episode has:
+    its last chunk is of a group that was dropped. `splits` are the names that it numbers.
     """
 
     index: Index
@@ -76,7 +76,7 @@ def build_index(
     footers = dict(fitting)
     _check_ids(footers)
     paths = sorted(footers, key=lambda path: (path not in committed, footers[path].file_id))
-    complete = _complete([footers[path] for path in paths], schema)
+    complete = complete_rows([footers[path] for path in paths], schema)
     for uid in edits.deleted:
         complete.pop(uid, None)
     for uid in (edits.keys.keys() | edits.metadata.keys()) & complete.keys():
@@ -112,7 +112,7 @@ def build_index(
     )
     return BuiltIndex(
         index=index,
-        files=tuple(paths[number] for number in used),
+        files=tuple(paths[number] for number in (*used, *_telling(chosen, used))),
         next_ordinal=chosen[-1].episode.ordinal + 1,
         lost=tuple(
             LostEpisode(uid, rows.episode.key, frozenset(paths[number] for number in rows.pieces))
@@ -133,32 +133,14 @@ def complete_episodes(
     as `build_index` does, but for file ids.
     """
     schema, fitting = conformed(footers, schema)
-    return {uid: rows.episode for uid, rows in _complete([f for _, f in fitting], schema).items()}
-
-
-class _Piece(NamedTuple):
-    """An episode's chunk and gap rows of one group; gaps count from the first of the chunks.
-
-    `files` says where each chunk is.
-    """
-
-    files: npt.NDArray[np.int64]
-    chunks: npt.NDArray[Any]
-    gaps: npt.NDArray[Any]
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """The rows of one complete episode, by group. `pieces` are the files of any piece of it."""
-
-    episode: EpisodePart
-    groups: tuple[_Piece, ...]
-    pieces: tuple[int, ...]
+    return {
+        uid: rows.episode for uid, rows in complete_rows([f for _, f in fitting], schema).items()
+    }
 
 
 def _index_of(
     schema: Schema,
-    episodes: Sequence[_Rows],
+    episodes: Sequence[Rows],
     splits: Sequence[str | None],
     names: Sequence[str],
 ) -> tuple[Index, list[int]]:
@@ -196,7 +178,7 @@ def _lags_of(parts: Sequence[EpisodePart], timestamps: Sequence[str]) -> Episode
     return EpisodeLags.of(rows, len(timestamps), max(part.num_frames or 1 for part in parts))
 
 
-def _used_files(episodes: Sequence[_Rows]) -> list[int]:
+def _used_files(episodes: Sequence[Rows]) -> list[int]:
     """The numbers of the files that episodes have chunks in, in the order of their first use."""
     pieces = [group.files for rows in episodes for group in rows.groups]
     found, at = np.unique(np.concatenate(pieces), return_index=True)
@@ -204,17 +186,26 @@ def _used_files(episodes: Sequence[_Rows]) -> list[int]:
     return order
 
 
+def _telling(episodes: Sequence[Rows], used: Sequence[int]) -> list[int]:
+    """The numbers of other files without which nothing would say how long an episode is."""
+    known = dict.fromkeys(used)
+    for rows in episodes:
+        if known.keys().isdisjoint(rows.telling):
+            known[rows.telling[0]] = None
+    return list(known)[len(used) :]
+
+
 def _group_of(
     schema: Schema,
     features: npt.NDArray[np.int64],
-    episodes: Sequence[_Piece],
+    episodes: Sequence[Piece],
     number: npt.NDArray[np.uint32],
 ) -> GroupIndex:
     """The chunk table of one group; `number` are the new numbers of the files."""
     counts = np.array([len(rows.chunks) for rows in episodes], np.int64)
     first = np.cumsum(counts) - counts
     chunks = np.concatenate([rows.chunks for rows in episodes])
-    gaps = [_shifted(rows.gaps, int(at)) for rows, at in zip(episodes, first, strict=True)]
+    gaps = [shifted(rows.gaps, int(at)) for rows, at in zip(episodes, first, strict=True)]
     return GroupIndex(
         schema=schema,
         features=features,
@@ -228,158 +219,6 @@ def _group_of(
         largest_frame=chunks["largest"].astype(np.uint32),
         gaps=np.concatenate(gaps),
     )
-
-
-def _complete(footers: Sequence[Footer], schema: Schema | None) -> dict[str, _Rows]:
-    if schema is None:
-        return {}
-    parts: dict[str, list[tuple[int, int]]] = {}
-    for file, footer in enumerate(footers):
-        for number, part in enumerate(footer.episodes):
-            parts.setdefault(part.uid, []).append((file, number))
-    groups = list(zip(schema.groups, features_of(schema), strict=True))
-    joined = {uid: _join(footers, places, groups) for uid, places in parts.items()}
-    return {uid: rows for uid, rows in joined.items() if rows is not None}
-
-
-def _join(
-    footers: Sequence[Footer],
-    parts: Sequence[tuple[int, int]],
-    schemas: Sequence[tuple[Schema, npt.NDArray[np.int64]]],
-) -> _Rows | None:
-    """An episode's rows from its parts in several files, `None` if one is not there.
-
-    `schemas` are the groups of the dataset, with the places of their features. All frames lack a
-    group that was dropped, and one that was added of which there is no chunk. The episode is as
-    long as the longest of its parts that is whole. Of copies of a chunk the first is taken; they
-    must be equal.
-    """
-    described = [footers[file].episodes[number] for file, number in parts]
-    lengths = {part.num_frames for part in described if part.num_frames is not None}
-    episode = _common(described, max(lengths, default=None))
-    groups: dict[int, _Piece] = {}
-    for group, (schema, _) in enumerate(schemas):
-        if all(spec.is_dropped for spec in schema.values()):
-            continue
-        pieces = [
-            _rows_of(footers[file], file, number, group)
-            for file, number in parts
-            if group < len(footers[file].chunks)
-        ]
-        if any(len(piece.chunks) for piece in pieces):
-            groups[group] = pieces[0] if len(pieces) == 1 else _gathered(pieces, episode)
-        elif not _may_lack(footers, parts, group, schema):
-            return None
-    for length in sorted(lengths, reverse=True) if groups else ():
-        first = {group: _first_frames(rows, length, episode) for group, rows in groups.items()}
-        if None not in first.values():
-            found = {group: rows for group, rows in first.items() if rows is not None}
-            at = next(iter(found.values()))  # what has no chunks is absent in those of this group
-            whole = tuple(
-                found[group]
-                if group in found
-                else _Piece(*absent_chunks(at.files, at.chunks, schema, features))
-                for group, (schema, features) in enumerate(schemas)
-            )
-            files = tuple(file for file, _ in parts)
-            # Of what says so, what ends it is whole; a flush there says that it is truncated.
-            ends = [part for part in described if part.num_frames == length]
-            metadata = {part.metadata for part in ends}
-            chosen = episode.metadata if episode.metadata in metadata else ends[0].metadata
-            lags = tuple(sorted({item[0]: item for part in ends for item in part.lags}.values()))
-            episode = replace(episode, num_frames=length, metadata=chosen, lags=lags)
-            return _Rows(episode, whole, files)
-    return None
-
-
-def _may_lack(
-    footers: Sequence[Footer], parts: Sequence[tuple[int, int]], group: int, schema: Schema
-) -> bool:
-    """Whether an episode may be whole without a chunk of this group: one that was added later."""
-    written = [
-        footers[file]
-        for file, number in parts
-        if footers[file].file_id[:16] == footers[file].episodes[number].uid[:16]
-    ]
-    return next(iter(schema.values())).added is not None and not any(
-        group < len(footer.chunks) for footer in written
-    )
-
-
-def _common(parts: Sequence[EpisodePart], num_frames: int | None) -> EpisodePart:
-    """What parts of an episode have in common, with this number of frames.
-
-    They may differ in that, and so in lags, and in whether they say that the episode is truncated.
-    """
-    texts = {part.metadata for part in parts}
-    whole = {whole_metadata(text) for text in texts} if len(texts) > 1 else texts
-    metadata = next(iter(texts & whole or whole))
-    episode = replace(parts[0], num_frames=num_frames, metadata=metadata, lags=())
-    same = {replace(part, num_frames=num_frames, metadata=metadata, lags=()) for part in parts}
-    if len(whole) > 1 or len(same) > 1:
-        raise _contradiction(episode)
-    return episode
-
-
-def _first_frames(rows: _Piece, num_frames: int, episode: EpisodePart) -> _Piece | None:
-    """The chunks, in the order of their frames, of the first frames; `None` if one is not there.
-
-    Chunks may neither overlap nor hold frames on both sides of that end.
-    """
-    first = rows.chunks["first_frame"].astype(np.int64)
-    stop = int(np.searchsorted(first, num_frames))
-    ends = np.concatenate(([0], first + rows.chunks["num_frames"]))
-    if (first < ends[:-1]).any() or ends[stop] > num_frames:
-        raise _contradiction(episode)
-    if ends[stop] < num_frames or not np.array_equal(first[:stop], ends[:stop]):
-        return None
-    if stop == len(first):
-        return rows
-    gaps = rows.gaps[: np.searchsorted(rows.gaps["chunk"], stop)]
-    return _Piece(rows.files[:stop], rows.chunks[:stop], gaps)
-
-
-def _gathered(pieces: Sequence[_Piece], episode: EpisodePart) -> _Piece:
-    """The chunks of one group of an episode in all files, front to back; of copies the first."""
-    chunks = np.concatenate([piece.chunks for piece in pieces])
-    _, chosen, copy_of = np.unique(chunks["first_frame"], return_index=True, return_inverse=True)
-    same = [name for name in chunks.dtype.names or () if name not in ("episode", "offset")]
-    if len(chosen) < len(chunks) and (chunks[same] != chunks[chosen][copy_of][same]).any():
-        raise _contradiction(episode)
-    first = np.cumsum([0, *(len(piece.chunks) for piece in pieces)])
-    gaps = np.concatenate([_shifted(piece.gaps, first[i]) for i, piece in enumerate(pieces)])
-    place = np.full(len(chunks), -1)
-    place[chosen] = np.arange(len(chosen))
-    gaps = gaps[place[gaps["chunk"]] >= 0]
-    gaps["chunk"] = place[gaps["chunk"]]
-    files = np.concatenate([piece.files for piece in pieces])
-    order = np.argsort(gaps["chunk"], kind="stable")
-    return _Piece(files[chosen], chunks[chosen], gaps[order])
-
-
-def _contradiction(episode: EpisodePart) -> FormatError:
-    return FormatError(
-        "record files contradict each other about an episode",
-        episode=episode.key,
-        expected="parts of one uid that agree, and copies of a chunk that are equal",
-        got=f"uid {episode.uid}",
-    )
-
-
-def _rows_of(footer: Footer, file: int, number: int, group: int) -> _Piece:
-    """Chunk and gap rows of an episode in one file; gaps count from the first of the chunks."""
-    chunks, gaps = footer.chunks[group], footer.gaps[group]
-    start, stop = np.searchsorted(chunks["episode"], [number, number + 1])
-    of_gaps = slice(*np.searchsorted(gaps["chunk"], [start, stop]))
-    rows = chunks[start:stop]
-    return _Piece(np.full(len(rows), file), rows, _shifted(gaps[of_gaps], -start))
-
-
-def _shifted(gaps: npt.NDArray[Any], by: int) -> npt.NDArray[Any]:
-    """Gap rows with their chunk numbers moved."""
-    moved: npt.NDArray[Any] = gaps.copy()
-    moved["chunk"] = gaps["chunk"].astype(np.int64) + by
-    return moved
 
 
 def _check_ids(footers: Mapping[str, Footer]) -> None:

@@ -33,6 +33,7 @@ from seqrecord.statistics import Statistics
 from seqrecord.storage import Storage, open_storage
 from seqrecord.text import counted
 from seqrecord.version import CREATED_BY
+from seqrecord.writing.left_files import put_note
 
 __all__ = [
     "Base",
@@ -208,8 +209,9 @@ def put_version(
 
     `statistics` take the place of those of `version`.
 
-    Raises `ConflictError` if the manifest is no longer that of `base`. Whatever it raises, the
-    dataset is as it was.
+    Record files of `base` that it leaves out stay, with a note of when that was, for readers that
+    have them open. Raises `ConflictError` if the manifest is no longer that of `base`. Whatever it
+    raises, the dataset is as it was.
     """
     generation = secrets.token_hex(8)
     tables: dict[str, IndexFile] = {}
@@ -221,6 +223,9 @@ def put_version(
         if statistics is not None and (text := encode_statistics(statistics)) is not None:
             paths.append(f"{INDEX}/{generation}-statistics.json")
             version = replace(version, statistics=put_index_file(storage, paths[-1], text))
+        left = base.files.keys() - {file.path for file in version.record_files}
+        if left and (there := left & record_sizes(storage).keys()):
+            paths.append(put_note(storage, generation, sorted(there)))
     except StorageError as error:
         if not isinstance(error, TransientError):  # or it would wait once more for what is gone
             tidy(storage, paths)

@@ -14,7 +14,7 @@ from seqrecord.format.manifest import EDITS, IndexFile, read_manifest
 from seqrecord.storage import Storage
 from seqrecord.writing.commits import tidy
 
-__all__ = ["put_edit_file", "put_edits", "removed_if_unnamed"]
+__all__ = ["next_number", "put_edit_file", "put_edits", "removed_if_unnamed"]
 
 _NUMBERED = re.compile(rf"{EDITS}/([0-9]{{8}})-")
 
@@ -29,8 +29,7 @@ def put_edits(storage: Storage, edits: Sequence[Edit], number: int) -> list[Inde
     manifest is lost, what was committed last counts.
     """
     token, files = secrets.token_hex(8), list[IndexFile]()
-    known = (_NUMBERED.match(file.path) for file in storage.files(EDITS))
-    number = max([number, *(int(match[1]) + 1 for match in known if match)])
+    number = max(number, next_number(storage))
     try:
         pieces = (piece for edit in edits for piece in _pieces(edit))
         for i, edit in enumerate(pieces, number):
@@ -40,6 +39,12 @@ def put_edits(storage: Storage, edits: Sequence[Edit], number: int) -> list[Inde
         tidy(storage, [file.path for file in files])
         raise
     return files
+
+
+def next_number(storage: Storage) -> int:
+    """The number of a file of edits whose name comes after all that are there."""
+    known = (_NUMBERED.match(file.path) for file in storage.files(EDITS))
+    return max((int(match[1]) + 1 for match in known if match), default=0)
 
 
 def put_edit_file(storage: Storage, path: str, data: bytes) -> IndexFile:

@@ -84,18 +84,17 @@ def delete_episodes(
     episodes: EpisodeFilter,
     *,
     dry_run: bool = False,
-    created_by: str = CREATED_BY,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Delete episodes: keys, a glob, or a function of an episode. Returns their keys.
 
     They are gone for every reader that opens the dataset from then on, and do not come back by
     `reindex`. Record files of which no episode is left are not the dataset's any more: `clean`
-    removes them. Others keep their bytes. The dataset has no statistics then; `add_statistics`
-    computes those of what is left. With `dry_run` nothing is changed.
+    removes them. Others keep their bytes until `rewrite_files`. The dataset has no statistics then;
+    `add_statistics` computes those of what is left. With `dry_run` nothing is changed.
 
-    `location` is a local path or URL, `created_by` what the new manifest says of who wrote it, and
-    `storage_options` are for the filesystem that serves the URL: so for all functions here.
+    `location` is a local path or URL, and `storage_options` are for the filesystem that serves the
+    URL: so for all functions here.
 
     Raises `ClipError` where nothing is selected or nothing would be left, `NotFoundError` where
     there is no dataset, and `ConflictError` where another writer commits meanwhile.
@@ -104,7 +103,7 @@ def delete_episodes(
     def make(dataset: _Dataset) -> tuple[list[int], list[Edit]]:
         return _deleted(dataset, dataset.find(episodes))
 
-    return _edit(location, make, dry_run, created_by, storage_options)
+    return _edit(location, make, dry_run, storage_options)
 
 
 def keep_episodes(
@@ -112,7 +111,6 @@ def keep_episodes(
     episodes: EpisodeFilter,
     *,
     dry_run: bool = False,
-    created_by: str = CREATED_BY,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Delete all other episodes: see `delete_episodes`. Returns the keys of those deleted."""
@@ -122,7 +120,7 @@ def keep_episodes(
         others = [i for i in range(len(dataset.index.num_frames)) if i not in kept]
         return _deleted(dataset, others)
 
-    return _edit(location, make, dry_run, created_by, storage_options)
+    return _edit(location, make, dry_run, storage_options)
 
 
 def rename_episodes(
@@ -130,7 +128,6 @@ def rename_episodes(
     keys: Mapping[str, str],
     *,
     dry_run: bool = False,
-    created_by: str = CREATED_BY,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Give episodes other keys, `{old: new}`. Returns the old ones.
@@ -154,7 +151,7 @@ def rename_episodes(
         copies = tuple(dataset.copies(chosen))
         return chosen, [Delete(copies), Rename(dict(zip(uids, new, strict=True)))]
 
-    return _edit(location, make, dry_run, created_by, storage_options)
+    return _edit(location, make, dry_run, storage_options)
 
 
 def relabel_episodes(
@@ -163,7 +160,6 @@ def relabel_episodes(
     entries: Mapping[str, Any],
     *,
     dry_run: bool = False,
-    created_by: str = CREATED_BY,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Change entries of the metadata of episodes; `None` removes one. Returns their keys.
@@ -183,7 +179,7 @@ def relabel_episodes(
                 texts[dataset.index.uid(i)] = text
         return chosen, [Relabel(texts)]
 
-    return _edit(location, make, dry_run, created_by, storage_options)
+    return _edit(location, make, dry_run, storage_options)
 
 
 def split_episodes(
@@ -192,7 +188,6 @@ def split_episodes(
     split: str | None,
     *,
     dry_run: bool = False,
-    created_by: str = CREATED_BY,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Put episodes into the split of this name, or for `None` into none. Returns their keys.
@@ -213,7 +208,7 @@ def split_episodes(
         chosen = [i for i in dataset.find(episodes) if dataset.index.split[i] != number]
         return chosen, [Split(split, tuple(dataset.index.uid(i) for i in chosen))]
 
-    return _edit(location, make, dry_run, created_by, storage_options)
+    return _edit(location, make, dry_run, storage_options)
 
 
 def _deleted(dataset: _Dataset, chosen: list[int]) -> tuple[list[int], list[Edit]]:
@@ -231,7 +226,6 @@ def _edit(
     location: Location,
     make: Callable[[_Dataset], tuple[list[int], list[Edit]]],
     dry_run: bool,
-    created_by: str,
     storage_options: Mapping[str, Any] | None,
 ) -> list[str]:
     """Commit what `make` says: the episodes that change, and edits. Returns their keys."""
@@ -256,7 +250,7 @@ def _edit(
                 record_files=kept,
                 statistics=manifest.statistics if same else version.statistics,
             )
-            put_version(storage, base, version, created_by)
+            put_version(storage, base, version, CREATED_BY)
         return keys
 
 

@@ -1,8 +1,8 @@
 """Adds features to a dataset, and drops some, without a change of what was written before.
 
 The frames of a new feature lie in record files of their own, as a group of its own. What a dropped
-one takes in record files stays there; files of nothing else are the dataset's no more. Which
-features there are is kept in a file of edits.
+one takes in record files stays there until they are rewritten; files of nothing else are the
+dataset's no more. Which features there are is kept in a file of edits.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from seqrecord.errors import (
     SchemaError,
     SeqRecordError,
 )
-from seqrecord.format import RECORDS, EpisodePart, Footer
+from seqrecord.format import EpisodePart, Footer
 from seqrecord.format.edits import Features
-from seqrecord.format.manifest import Manifest, RecordFile, read_manifest
+from seqrecord.format.manifest import Manifest, RecordFile
 from seqrecord.format.statistics import read_statistics
 from seqrecord.reading.episode import Episode
 from seqrecord.reading.index_building import complete_episodes
 from seqrecord.reading.metadata import load_index
 from seqrecord.reading.reader import SeqRecordReader
-from seqrecord.reading.record_footers import read_footers, record_sizes
+from seqrecord.reading.record_footers import read_footers
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.statistics import Statistics
 from seqrecord.storage import Storage
 from seqrecord.version import CREATED_BY
-from seqrecord.writing.commits import Base, Version, opened_to_edit, put_version, rebuilt, tidy
-from seqrecord.writing.destination import new_writer_id, writer_of
+from seqrecord.writing.commits import Base, Version, opened_to_edit, put_version, rebuilt
+from seqrecord.writing.destination import new_writer_id
 from seqrecord.writing.edit_files import put_edits, removed_if_unnamed
 from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.stored_schema import (
@@ -49,6 +49,7 @@ from seqrecord.writing.stored_schema import (
     infer_schema,
     stored_schema,
 )
+from seqrecord.writing.undoing import own_sizes, undone
 
 __all__ = ["Values", "add_feature", "drop_features"]
 
@@ -115,14 +116,10 @@ def add_feature(
             for episode in dataset.reader.episodes.values():
                 _check_length(episode, values(episode), name)
             return new
-        with _undone(dataset.storage, writer):
+        with undone(dataset.storage, writer):
             collector = StatisticsCollector(Schema([new]))
             _write(dataset, schema, new, values, writer, size, collector)
-            own = {
-                path: size
-                for path, size in record_sizes(dataset.storage).items()
-                if writer_of(path) == writer
-            }
+            own = own_sizes(dataset.storage, writer)
             footers = read_footers(dataset.storage, own)
             old = dataset.statistics()
             if old is not None:
@@ -143,8 +140,8 @@ def drop_features(
 
     They are gone for every reader that opens the dataset from then on, and do not come back by
     `reindex`. Record files that hold nothing but frames of groups of which all features are dropped
-    are not the dataset's any more: `clean` removes them. Others keep their bytes. Another feature
-    may be added under the name. With `dry_run` nothing is changed.
+    are not the dataset's any more: `clean` removes them. Others keep their bytes until
+    `rewrite_files`. Another feature may be added under the name. With `dry_run` nothing is changed.
 
     Raises `NotFoundError` where there is no dataset, `SchemaError` for a feature that is not there
     and where none would be left, and `ConflictError` where another writer commits meanwhile.
@@ -307,34 +304,30 @@ def _commit(
 
 
 def _without_dropped(version: Version, footers: Mapping[str, Footer]) -> Version:
-    """Without record files that hold nothing but chunks of groups that were dropped."""
-    gone = [
-        all(spec.is_dropped for spec in group.values()) for group in version.index.schema.groups
-    ]
-    used = {number for group in version.index.groups for number in np.unique(group.file).tolist()}
+    """Without record files that hold nothing but chunks of groups that were dropped.
 
-    def is_kept(number: int, file: RecordFile) -> bool:
+    A file stays that alone says how many frames an episode has, for its last chunk lies there.
+    """
+    index = version.index
+    gone = [all(spec.is_dropped for spec in group.values()) for group in index.schema.groups]
+    used = {number for group in index.groups for number in np.unique(group.file).tolist()}
+    lengths = {index.uid(i): int(n) for i, n in enumerate(index.num_frames)}
+
+    def holds_frames(number: int, file: RecordFile) -> bool:
         held = [len(rows) > 0 for rows in footers[file.path].chunks]
         return number in used or any(
             has and not is_gone for has, is_gone in zip(held, gone, strict=False)
         )
 
-    kept = tuple(file for i, file in enumerate(version.record_files) if is_kept(i, file))
-    return replace(version, record_files=kept)
+    def told(file: RecordFile) -> set[str]:
+        parts = footers[file.path].episodes
+        return {part.uid for part in parts if part.num_frames == lengths.get(part.uid, -1)}
 
-
-@contextmanager
-def _undone(storage: Storage, writer: str) -> Iterator[None]:
-    """If the block raises, remove the record files of a writer unless the manifest names them."""
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(SeqRecordError):
-            named = {file.path for file in read_manifest(storage).record_files}
-            for upload in storage.unfinished(RECORDS):
-                if writer_of(upload.path) == writer:
-                    upload.remove()
-            left = [path for path in record_sizes(storage) if writer_of(path) == writer]
-            if named.isdisjoint(left):
-                tidy(storage, left)
-        raise
+    files = version.record_files
+    kept = {file.path for i, file in enumerate(files) if holds_frames(i, file)}
+    known = {uid for file in files if file.path in kept for uid in told(file)}
+    for file in files:
+        if file.path not in kept and not told(file) <= known:
+            kept.add(file.path)
+            known |= told(file)
+    return replace(version, record_files=tuple(file for file in files if file.path in kept))

@@ -5,22 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from seqrecord.checksum import crc32c
-from seqrecord.errors import ChecksumError, FormatError, NotFoundError
+from seqrecord.errors import FormatError, NotFoundError
 from seqrecord.format import HEADER_BYTES, EpisodePart, Footer, parse_footer, parse_header
-from seqrecord.format.pages import aligned, page_offsets, slice_table
-from seqrecord.format.rows import present_frames
+from seqrecord.format.pages import aligned
 from seqrecord.reading.index_building import complete_episodes
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, Unfinished
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.writing.open_file import StoredChunk
 from seqrecord.writing.record_file import RecordFileWriter
+from seqrecord.writing.stored_chunks import page_ranges, stored_chunk
 from seqrecord.writing.stored_schema import DEFAULT_RECORD_BYTES
 
 __all__ = ["recover"]
@@ -96,26 +91,13 @@ class _Piece:
         (part,) = self.footer.episodes
         return part
 
-    def chunk(self, group: int, row: npt.NDArray[Any], number: int) -> StoredChunk:
-        """A chunk of these pages. Raises `ChecksumError` for one that is not as it was written."""
-        schema = self.footer.schema
-        offsets = int(row["offset"]) + page_offsets(row["pages"]["length"])
-        data = _read(self.upload, ByteRange(int(offsets[0]), int(offsets[-1])))
-        pages: list[memoryview] = []
-        for start, page in zip((offsets - offsets[0]).tolist(), row["pages"], strict=False):
-            pages.append(data[start : start + int(page["length"])])
-            if crc32c(pages[-1]) != page["crc32c"]:
-                raise ChecksumError(
-                    "a page does not match its checksum", offset=int(offsets[0]) + start
-                )
-        gaps = self.footer.gaps[group]
-        gaps = gaps[gaps["chunk"] == number]
-        missing = {
-            feature: present_frames(gaps[gaps["feature"] == feature], int(row["num_frames"]))
-            for feature in np.unique(gaps["feature"]).tolist()
-        }
-        table = slice_table(schema.group(group), pages)
-        return StoredChunk(group, row.reshape(1), missing, (*pages, table))
+    def chunk(self, group: int, number: int) -> StoredChunk:
+        """A chunk of it. Raises `ChecksumError` for a page that is not as it was written."""
+        ranges = page_ranges(self.footer.chunks[group][number])
+        first = ranges[0].start
+        data = _read(self.upload, ByteRange(first, ranges[-1].stop))
+        pages = [data[item.start - first : item.stop - first] for item in ranges]
+        return stored_chunk(self.footer, self.footer.schema, group, number, pages)
 
 
 def _chunks(pieces: Sequence[_Piece], num_frames: int) -> Iterator[StoredChunk]:
@@ -130,15 +112,15 @@ def _chunks(pieces: Sequence[_Piece], num_frames: int) -> Iterator[StoredChunk]:
         firsts[piece.upload.path] = min(first, firsts.get(piece.upload.path, first))
     for piece in sorted(pieces, key=lambda piece: firsts[piece.upload.path]):
         rows = [
-            (int(row["offset"]), group, number, row)
+            (int(row["offset"]), group, number, int(row["first_frame"]))
             for group, chunks in enumerate(piece.footer.chunks)
             for number, row in enumerate(chunks)
         ]
-        for _, group, number, row in sorted(rows, key=lambda item: item[0]):
-            place = (group, int(row["first_frame"]))
-            if place not in taken and place[1] < num_frames:
+        for _, group, number, first_frame in sorted(rows):
+            place = (group, first_frame)
+            if place not in taken and first_frame < num_frames:
                 taken.add(place)
-                yield piece.chunk(group, row, number)
+                yield piece.chunk(group, number)
 
 
 def _length(part: EpisodePart) -> int:

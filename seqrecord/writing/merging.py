@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
-from seqrecord.errors import DestinationError, FormatError, NotFoundError
+from seqrecord.errors import DestinationError
 from seqrecord.format import RECORDS, Footer
 from seqrecord.format.edits import Edit, Split
 from seqrecord.format.index import NO_SPLIT, Index
@@ -24,32 +21,36 @@ from seqrecord.reading.edits import read_edits
 from seqrecord.reading.index_building import build_index, complete_episodes
 from seqrecord.reading.metadata import load_index
 from seqrecord.reading.reader import SeqRecordReader
-from seqrecord.reading.record_footers import read_footer, read_footers, record_sizes
+from seqrecord.reading.record_footers import read_footers, record_sizes
 from seqrecord.schema import Schema
 from seqrecord.storage import (
     Storage,
     can_copy_on_server,
-    copy_on_server,
     open_storage,
     parse_location,
 )
-from seqrecord.storage.local.storage import LocalStorage
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.version import CREATED_BY
+from seqrecord.writing.bringing import bring, link_source
 from seqrecord.writing.commits import Version, put_version, read_base, read_existing, tidy
 from seqrecord.writing.destination import new_writer_id, writer_of
-from seqrecord.writing.edit_files import put_edit_file, put_edits, removed_if_unnamed
+from seqrecord.writing.edit_files import (
+    next_number,
+    put_edit_file,
+    put_edits,
+    removed_if_unnamed,
+)
 from seqrecord.writing.encoding_anew import (
     check_mergeable,
     difference,
     encode_episode,
     encoder_of,
 )
+from seqrecord.writing.merge_leftovers import merges, put_merge_note, taken_over
 from seqrecord.writing.statistics import merged
+from seqrecord.writing.undoing import own_sizes
 
 __all__ = ["MergeReport", "merge_datasets"]
-
-_COPY_BYTES = 8 << 20
 
 _logger = logging.getLogger("seqrecord")
 
@@ -84,7 +85,6 @@ def merge_datasets(
     *,
     link: bool = True,
     dry_run: bool = False,
-    created_by: str = CREATED_BY,
     storage_options: Mapping[str, Any] | None = None,
 ) -> MergeReport:
     """Make a dataset of all episodes of several ones, which stay as they are.
@@ -99,13 +99,13 @@ def merge_datasets(
     nothing written.
 
     `sources` and `destination` are local paths or URLs, and `storage_options` are for the
-    filesystems that serve them; local paths take none beside URLs. `created_by` is what the
-    manifest says of who wrote it.
+    filesystems that serve them; local paths take none beside URLs.
 
     Raises `NotFoundError` where a source is no dataset, `SchemaError` where features differ in more
     than how they are stored (dtype, shape, kind, unit, or that one has it), or would lose data when
     they are encoded anew, `DestinationError` where two of them have an episode of one key, or
-    the same record file, and where the destination is not empty.
+    the same record file, and where the destination is not empty. What a merge of the same that was
+    killed has left there is used, or passed over; `clean` removes it later.
     """
     with ExitStack() as stack:
         every = (*sources, destination)
@@ -119,13 +119,14 @@ def merge_datasets(
         *opened, made = storages
         parts = [_open(storage) for storage in opened]
         _check(parts, made)
+        there = _there(parts, made)
         first = parts[0].manifest.schema
         same = [part for part in parts if part.manifest.schema == first]
         others = [part for part in parts if part.manifest.schema != first]
         encoded = tuple(difference(p.storage.url, p.manifest.schema, first) for p in others)
         files = [(part, file) for part in same for file in part.manifest.record_files]
         linked = [
-            link and _local(part.storage, made, file.path) is not None for part, file in files
+            link and link_source(part.storage, made, file.path) is not None for part, file in files
         ]
         sent = [
             not is_linked and can_copy_on_server(part.storage, made)
@@ -133,7 +134,7 @@ def merge_datasets(
         ]
         for text in encoded:
             _logger.warning("%s", text)
-        num_files = len(files) if dry_run else _merge(same, others, made, link, created_by)
+        num_files = len(files) if dry_run else _merge(same, others, made, there, link)
         return MergeReport(
             sum(part.manifest.num_episodes for part in parts),
             sum(part.manifest.num_frames for part in parts),
@@ -155,7 +156,7 @@ def _open(storage: Storage) -> _Part:
 def _check(parts: Sequence[_Part], made: Storage) -> None:
     if not parts:
         raise DestinationError("nothing to merge", file=made.url, expected="at least one dataset")
-    if read_base(made).manifest is not None or made.files(RECORDS) or made.unfinished(RECORDS):
+    if read_base(made).manifest is not None:
         raise DestinationError("not empty", file=made.url, expected="a place without a dataset")
     first, keys, ids = parts[0], dict[str, str](), dict[str, str]()
     for part in parts:
@@ -178,28 +179,46 @@ def _check(parts: Sequence[_Part], made: Storage) -> None:
                 )
 
 
+def _there(parts: Sequence[_Part], made: Storage) -> dict[str, str]:
+    """Paths of record files that a merge which was killed has brought already, by file id."""
+    first = parts[0].manifest.schema
+    same = [part.manifest for part in parts if part.manifest.schema == first]
+    wanted = {file.file_id: file for manifest in same for file in manifest.record_files}
+    return taken_over(made, wanted)
+
+
 def _merge(
     same: Sequence[_Part],
     others: Sequence[_Part],
     made: Storage,
+    there: Mapping[str, str],
     link: bool,
-    created_by: str,
 ) -> int:
-    """Write the dataset; returns how many record files it has. `others` are encoded anew."""
+    """Write the dataset; returns how many record files it has. `others` are encoded anew.
+
+    `there` are the paths of record files that need not be brought, by file id.
+    """
     base = read_base(made)
     parts = [*same, *others]
-    with _undone(made) as written:
+    writer = new_writer_id()
+    with _undone(made, writer) as written:
+        note = put_merge_note(made, writer)
+        written.append(note)
+        # Before the record files: whatever is made of a merge that was killed, nothing deleted
+        # comes back.
+        edits = _bring_edits(same, made, written)
         record_files, footers = [], {}
         for part in same:
             for file in part.manifest.record_files:
-                _bring(part.storage, made, file, link, written)
-                record_files.append(file)
-                footers[file.path] = part.footers[file.path]
-        new, split = _encode(same[0].manifest.schema, others, made, written)
+                brought = replace(file, path=there.get(file.file_id, ""))
+                if not brought.path:
+                    brought = bring(part.storage, made, file, link, writer, written)
+                record_files.append(brought)
+                footers[brought.path] = part.footers[file.path]
+        new, split = _encode(same[0].manifest.schema, others, made, writer, written)
         for path, footer in new.items():
             record_files.append(RecordFile(path, made.size(path), footer.file_id))
             footers[path] = footer
-        edits = _bring_edits(same, made, written)
         edits = (*edits, *put_edits(made, split, len(edits)))
         written += [file.path for file in edits]
         names = tuple(dict.fromkeys(name for part in parts for name in part.manifest.splits))
@@ -225,19 +244,33 @@ def _merge(
             ]
         )
         with removed_if_unnamed(made, edits):
-            put_version(made, base, version, created_by, statistics)
-        return len(record_files)
+            _check_there(made, record_files)
+            put_version(made, base, version, CREATED_BY, statistics)
+    tidy(made, [note])
+    return len(record_files)
+
+
+def _check_there(made: Storage, files: Sequence[RecordFile]) -> None:
+    """`DestinationError` unless all files are there: one that was taken over may be gone."""
+    sizes = record_sizes(made)
+    for file in files:
+        if sizes.get(file.path) != file.size:
+            raise DestinationError(
+                "a record file is gone since the merge began; nothing is committed",
+                file=f"{made.url}/{file.path}",
+                expected=file.size,
+                got=sizes.get(file.path),
+            )
 
 
 def _encode(
-    schema: Schema, parts: Sequence[_Part], made: Storage, written: list[str]
+    schema: Schema, parts: Sequence[_Part], made: Storage, writer: str, written: list[str]
 ) -> tuple[dict[str, Footer], list[Edit]]:
     """Write the episodes of datasets under another schema; the footers, and what split they are in.
 
     They have new uids, and the keys and metadata that edits have given them.
     """
     splits: dict[str, list[str]] = {}
-    writer = new_writer_id()
     try:
         for part in parts:
             reader = SeqRecordReader(part.storage, part.manifest, part.index)
@@ -254,90 +287,37 @@ def _encode(
                     if (split := int(part.index.split[number])) != NO_SPLIT:
                         splits.setdefault(part.manifest.splits[split], []).append(said.uid)
     finally:
-        sizes = {path: n for path, n in record_sizes(made).items() if writer_of(path) == writer}
+        sizes = own_sizes(made, writer)
         written += sizes
         written += [u.path for u in made.unfinished(RECORDS) if writer_of(u.path) == writer]
     return read_footers(made, sizes), [Split(name, tuple(uids)) for name, uids in splits.items()]
 
 
 @contextmanager
-def _undone(storage: Storage) -> Iterator[list[str]]:
-    """If the block raises, remove the files that it names, unless a manifest is there then."""
+def _undone(storage: Storage, writer: str) -> Iterator[list[str]]:
+    """If the block raises, remove the files that it names.
+
+    Unless a manifest is there then, which may name them, or another merge, which may use them.
+    """
     written: list[str] = []
     try:
         yield written
     except BaseException:
-        if read_base(storage, accept_damaged=True).tag is None:
+        if read_base(storage, accept_damaged=True).tag is None and merges(storage) <= {writer}:
             tidy(storage, written)
         raise
-
-
-def _local(source: Storage, made: Storage, path: str) -> str | None:
-    """Where a record file can be linked from to the destination, if it can."""
-    if not isinstance(made, LocalStorage) or (found := source.local_path(path)) is None:
-        return None
-    there = made.root
-    while not there.exists():
-        there = there.parent
-    return found if Path(found).stat().st_dev == there.stat().st_dev else None
-
-
-def _bring(
-    source: Storage, made: Storage, file: RecordFile, link: bool, written: list[str]
-) -> None:
-    """Link or copy a record file."""
-    path, file_id = file.path, file.file_id
-    written.append(path)
-    found = _local(source, made, path) if link else None
-    if found is not None and _link(made, found, path):
-        return
-    if copy_on_server(source, made, path):
-        # A service may say that it has begun to copy.
-        with contextlib.suppress(FormatError, NotFoundError):
-            if read_footer(made, path).file_id == file_id:
-                return
-        made.remove(path)
-    size = source.size(path)
-    upload = made.create(path)
-    try:
-        for start in range(0, size, _COPY_BYTES):
-            item = ByteRange(start, min(start + _COPY_BYTES, size))
-            buffer = bytearray(item.length)
-            source.read_ranges(path, [item], [memoryview(buffer)])
-            upload.write(buffer)
-        upload.commit()
-    except BaseException:
-        upload.abort()
-        raise
-
-
-def _link(made: Storage, found: str, path: str) -> bool:
-    """Whether the file could be linked."""
-    assert isinstance(made, LocalStorage)
-    target = made.root / path
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(os.path.realpath(found), target)
-    except OSError:
-        return False
-    for folder in (target.parent, made.root, made.root.parent):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-    return True
 
 
 def _bring_edits(
     parts: Sequence[_Part], made: Storage, written: list[str]
 ) -> tuple[IndexFile, ...]:
-    """Copies of the files of edits, in names that ascend."""
+    """Copies of the files of edits, in names that ascend, and come after those that are there."""
     files: list[IndexFile] = []
+    first = next_number(made)
     for part in parts:
         for file in part.manifest.edits:
             name = file.path.rpartition("-")[2]
-            path = f"{EDITS}/{len(files):08d}-{name}"
+            path = f"{EDITS}/{first + len(files):08d}-{name}"
             written.append(path)
             data = bytearray(part.storage.size(file.path))
             item = ByteRange(0, len(data))

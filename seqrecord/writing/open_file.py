@@ -133,8 +133,11 @@ class OpenFile:
             return
         self.upload.checkpoint(encode_footer(self._footer([episode], self._before)))
 
-    def leave_open(self, episode: EpisodePart) -> None:
-        """A later file says how many frames the episode has: alone, this one holds none of it."""
+    def say(self, episode: EpisodePart) -> None:
+        """Say this of the episode, if there are chunks of it here.
+
+        Without a number of frames: a later file has that, and this one alone holds none of it.
+        """
         if self.holds(episode):
             self._episodes[-1] = episode
 

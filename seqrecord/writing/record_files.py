@@ -197,7 +197,7 @@ class RecordFiles:
         if only_if_free and not (is_safe and self._is_free):
             return
         if is_told and episode is not None:
-            held.leave_open(episode)
+            held.say(episode)
         self._finish(held)
         self._held = None
 

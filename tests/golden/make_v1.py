@@ -38,7 +38,9 @@ from seqrecord.format.rows import chunk_row, gap_rows
 from seqrecord.schema import CodecConfig, EncodedImage, FeatureSpec, Schema
 from seqrecord.writing.cleaning import clean
 from seqrecord.writing.commits import reindex
+from seqrecord.writing.edits import delete_episodes
 from seqrecord.writing.features import add_feature, drop_features
+from seqrecord.writing.rewriting import rewrite_files
 from seqrecord.writing.writer import SeqRecordWriter
 
 __all__ = ["GOLDEN", "describe_frame", "expected"]
@@ -281,6 +283,46 @@ def _groups() -> None:
     root.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
 
 
+def _rewritten() -> None:
+    """Record files without an episode that was deleted, and without pages of dropped features.
+
+    Of these one was alone in its group, and the other one beside another.
+    """
+    root = GOLDEN / "rewritten"
+    if root.exists():
+        return
+    names = ("gone", "stays", "small")
+
+    def frames(key: str, count: int) -> list[dict[str, Any]]:
+        made = (
+            {n: np.arange(3, dtype="<f4") + i + len(key + n) for n in names} for i in range(count)
+        )
+        return [
+            {n: v for n, v in frame.items() if i or n != "gone"} for i, frame in enumerate(made)
+        ]
+
+    groups = {name: {"group": int(name == "small")} for name in names}
+    lengths = {"a": 5, "deleted": 3, "bb": 2}
+    with SeqRecordWriter(
+        root, codecs="raw", features=groups, chunk_frames=2, record_bytes=700
+    ) as writer:
+        for key, count in lengths.items():
+            with writer.episode(key, metadata={"key": key}) as episode:
+                for frame in frames(key, count):
+                    episode.append(frame)
+    delete_episodes(root, "deleted")
+    drop_features(root, ["gone", "small"])
+    rewrite_files(root, least_dead=0.001, record_bytes=1000)
+    clean(root, older_than=0)
+    written = {
+        key: ({"key": key}, [{"stays": frame["stays"]} for frame in frames(key, lengths[key])])
+        for key in ("a", "bb")
+    }
+    with seqrecord.open(root) as dataset:
+        text = json.dumps(expected(dataset.features, written), indent=1)
+    root.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
+
+
 def _changed() -> None:
     """Features that were added and dropped: alone in their group, beside others, and of one name.
 
@@ -446,6 +488,7 @@ def main() -> None:
     _images()
     _groups()
     _changed()
+    _rewritten()
     _video()
     _timed()
     poses = [

@@ -10,9 +10,10 @@ import click
 from seqrecord.storage import cache_info, clear_cache, parse_location
 from seqrecord.text import counted
 from seqrecord.tools.cli.arguments import Duration, common
-from seqrecord.tools.cli.terminal import Group
+from seqrecord.tools.cli.terminal import Group, ProgressBar
 from seqrecord.units import format_size
 from seqrecord.writing.cleaning import clean as remove_old
+from seqrecord.writing.rewriting import LEAST_DEAD, RewriteProgress, rewrite_files
 from seqrecord.writing.splits import split_dataset
 
 __all__ = ["cache", "clean", "split"]
@@ -53,19 +54,63 @@ def clear(folder: str, location: str | None) -> None:
     show_default=True,
     help="Keep files whose writer wrote anything since: 30m, 12h, 7d.",
 )
-@click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
+@click.option(
+    "--min-dead",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=LEAST_DEAD,
+    show_default=True,
+    metavar="SHARE",
+    help="Rewrite record files of which at least this share of the bytes was deleted.",
+)
+@click.option("--no-rewrite", is_flag=True, help="Rewrite none: only remove files.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be removed and rewritten.")
+@click.option("--quiet", is_flag=True, help="Show no progress.")
 @common
 def clean(
-    path: str, older_than: float, dry_run: bool, storage_options: dict[str, Any] | None
+    path: str,
+    older_than: float,
+    min_dead: float,
+    no_rewrite: bool,
+    dry_run: bool,
+    quiet: bool,
+    storage_options: dict[str, Any] | None,
 ) -> None:
-    """Remove the files that interrupted writes left behind. No --resume can add them then."""
+    """Free what a dataset does not need: leftovers, and bytes of what was deleted.
+
+    Removes files that interrupted writes left behind (no --resume can add them then), and record
+    files that the dataset had until so long ago. Copies what lives in record files of which much
+    was deleted or dropped into new ones; the old ones are removed when they are old enough.
+    """
+    shown, would = parse_location(path).shown, "would be " if dry_run else ""
     removed = remove_old(
         path, older_than=older_than, dry_run=dry_run, storage_options=storage_options
     )
+    with ProgressBar("bytes", scale=True, quiet=quiet) as bar:
+
+        def show(progress: RewriteProgress) -> None:
+            speed = progress.copied_bytes / max(bar.seconds, 1e-3) / 1e6
+            bar.show(progress.copied_bytes, progress.total_bytes, f"{speed:.0f} MB/s")
+
+        report = None
+        if not no_rewrite:
+            report = rewrite_files(
+                path,
+                least_dead=min_dead,
+                dry_run=dry_run,
+                progress=show,
+                storage_options=storage_options,
+            )
+    if report is not None and report.rewritten and not dry_run:
+        removed += remove_old(path, older_than=older_than, storage_options=storage_options)
     for name in removed:
         click.echo(name)
-    done = "would be removed" if dry_run else "removed"
-    click.echo(f"{parse_location(path).shown}: {counted(len(removed), 'file')} {done}")
+    if report is not None and report.rewritten:
+        count = counted(len(report.rewritten), "record file")
+        click.echo(
+            f"{shown}: {count} {would}rewritten: {format_size(report.copied_bytes)} copied, "
+            f"{format_size(report.freed_bytes)} freed when the old ones are removed"
+        )
+    click.echo(f"{shown}: {counted(len(removed), 'file')} {would}removed")
 
 
 @click.command()

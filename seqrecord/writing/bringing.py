@@ -1,0 +1,86 @@
+"""Brings a record file as it is to another dataset: a hard link, or a copy."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from seqrecord.errors import FormatError, NotFoundError
+from seqrecord.format import RECORDS
+from seqrecord.format.manifest import RecordFile
+from seqrecord.reading.record_footers import read_footer
+from seqrecord.storage import Storage, copy_on_server
+from seqrecord.storage.local.storage import LocalStorage
+from seqrecord.storage.ranges import ByteRange
+
+__all__ = ["bring", "link_source"]
+
+_COPY_BYTES = 8 << 20
+
+
+def link_source(source: Storage, made: Storage, path: str) -> str | None:
+    """Where a record file can be linked from to the destination, if it can."""
+    if not isinstance(made, LocalStorage) or (found := source.local_path(path)) is None:
+        return None
+    there = made.root
+    while not there.exists():
+        there = there.parent
+    return found if Path(found).stat().st_dev == there.stat().st_dev else None
+
+
+def bring(
+    source: Storage, made: Storage, file: RecordFile, link: bool, writer: str, written: list[str]
+) -> RecordFile:
+    """Link or copy a record file; the file as it is there, which may have another name."""
+    path = file.path
+    written.append(path)
+    found = link_source(source, made, path) if link else None
+    if found is not None and _link(made, found, path):
+        return file
+    if copy_on_server(source, made, path):
+        # A service may say that it has begun to copy.
+        with contextlib.suppress(FormatError, NotFoundError):
+            if read_footer(made, path).file_id == file.file_id:
+                return file
+        made.remove(path)
+    if path in {upload.path for upload in made.unfinished(RECORDS)}:
+        written.pop()  # of a merge that was killed, or is at work
+        path = f"{RECORDS}/{file.file_id}.{writer}.seqrec"
+        written.append(path)
+    _copy(source, file, made, path)
+    return replace(file, path=path)
+
+
+def _copy(source: Storage, file: RecordFile, made: Storage, path: str) -> None:
+    """Copy a record file through this machine."""
+    upload = made.create(path)
+    try:
+        for start in range(0, file.size, _COPY_BYTES):
+            item = ByteRange(start, min(start + _COPY_BYTES, file.size))
+            buffer = bytearray(item.length)
+            source.read_ranges(file.path, [item], [memoryview(buffer)])
+            upload.write(buffer)
+        upload.commit()
+    except BaseException:
+        upload.abort()
+        raise
+
+
+def _link(made: Storage, found: str, path: str) -> bool:
+    """Whether the file could be linked."""
+    assert isinstance(made, LocalStorage)
+    target = made.root / path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(os.path.realpath(found), target)
+    except OSError:
+        return False
+    for folder in (target.parent, made.root, made.root.parent):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    return True

@@ -1,0 +1,62 @@
+"""Notes of record files that have left a dataset: a reader that had opened it may still read them.
+
+A note says which files left in one commit, and its own age is how long ago that was. It is no part
+of the format; `clean` alone looks at it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from seqrecord.errors import NotFoundError
+from seqrecord.format import RECORDS
+from seqrecord.format.manifest import FILE_PATH
+from seqrecord.storage import Storage
+from seqrecord.storage.ranges import ByteRange
+
+__all__ = ["LeftFiles", "left_files", "put_note"]
+
+_NOTE = re.compile(rf"{RECORDS}/[0-9a-f]{{16}}\.left")
+
+
+@dataclass(frozen=True)
+class LeftFiles:
+    """A note: its path, when it was written (seconds since 1970), and the files that it names."""
+
+    path: str
+    modified: float
+    files: frozenset[str]
+
+
+def put_note(storage: Storage, name: str, files: Sequence[str]) -> str:
+    """Write a note of these record files, just before the commit that leaves them out; its path.
+
+    `name` are 16 hexadecimal digits that nobody else uses.
+    """
+    path = f"{RECORDS}/{name}.left"
+    upload = storage.create(path)
+    try:
+        upload.write("".join(f"{file}\n" for file in files).encode())
+        upload.commit()
+    except BaseException:
+        upload.abort()
+        raise
+    return path
+
+
+def left_files(storage: Storage) -> list[LeftFiles]:
+    """All notes that are there. What is no path of a file of a dataset is not in them."""
+    found = []
+    for file in storage.files(RECORDS):
+        if _NOTE.fullmatch(file.path):
+            data = bytearray(file.size)
+            try:
+                storage.read_ranges(file.path, [ByteRange(0, file.size)], [memoryview(data)])
+            except NotFoundError:  # another clean has removed it
+                continue
+            lines = data.decode(errors="replace").splitlines()
+            named = frozenset(line for line in lines if FILE_PATH.fullmatch(line))
+            found.append(LeftFiles(file.path, file.modified, named))
+    return found

@@ -1,0 +1,186 @@
+"""Merges, and the rewriting of record files, killed at any request that changes something."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import seqrecord
+from seqrecord import NotFoundError
+from seqrecord.format.manifest import read_manifest
+from seqrecord.storage import open_storage
+from seqrecord.writing.cleaning import clean
+from seqrecord.writing.edits import delete_episodes, rename_episodes
+from seqrecord.writing.merging import merge_datasets
+from seqrecord.writing.rewriting import rewrite_files
+from tests.fault_proxy import FaultProxy, Request
+from tests.killed_writer import Writers
+from tests.places import Place
+from tests.test_edits import write
+
+pytestmark = [pytest.mark.service, pytest.mark.slow, pytest.mark.timeout(600)]
+
+# A kill after a request leaves nearly what a kill before the next one does: one of them each.
+PLACES = pytest.mark.parametrize(
+    ("place", "after"), [("azurite", False), ("s3", True)], indirect=["place"]
+)
+Content = dict[str, tuple[dict[str, Any], list[float]]]
+
+
+@pytest.fixture(scope="module")
+def writers() -> Iterator[Writers]:
+    writers = Writers()
+    yield writers
+    writers.close()
+
+
+@dataclass
+class Killer:
+    """Kills a process at its `number`-th change, from 0, before the service acts or `after`."""
+
+    number: int
+    after: bool
+    pid: int = 0
+    seen: int = 0
+    last: int = -1
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __call__(self, request: Request) -> str | None:
+        if request.method in ("GET", "HEAD"):
+            return None
+        with self._lock:
+            seen, self.seen = self.seen, self.seen + 1
+        if seen < self.number:
+            return None
+        if self.after and seen == self.number:
+            self.last = request.number
+            return None
+        self._kill()
+        return "reset"
+
+    def acted(self, number: int) -> None:
+        if number == self.last:
+            self._kill()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def starting(proxy: FaultProxy, killer: Killer) -> Callable[[int], None]:
+    def started(pid: int) -> None:
+        killer.pid = pid
+        proxy.reset()
+        proxy.fault, proxy.acted = killer, killer.acted
+
+    return started
+
+
+def content(url: str, options: dict[str, Any]) -> Content | None:
+    """Metadata and values of each episode, `None` where there is no dataset."""
+    try:
+        dataset = seqrecord.open(url, storage_options=options)
+    except NotFoundError:
+        return None
+    with dataset:
+        return {
+            key: (dict(episode.metadata), episode[:]["x"][:, 0].tolist())
+            for key, episode in dataset.episodes.items()
+        }
+
+
+def state(url: str, options: dict[str, Any]) -> list[Any]:
+    """All that is there, and when it was changed."""
+    storage = open_storage(url, options)
+    try:
+        folders = ("records", "index", "edits")
+        files = [file for folder in folders for file in storage.files(folder)]
+        return [*files, read_manifest(storage)]
+    finally:
+        storage.close()
+
+
+@PLACES
+@pytest.mark.parametrize("how", ["copy", "encode"])
+def test_merges_killed_at_every_change(
+    place: Place, writers: Writers, how: str, after: bool, tmp_path: Path
+) -> None:
+    root, straight = place.at(place.host)
+    a, b = write(tmp_path / "a", range(4)), tmp_path / "b"
+    settings: dict[str, Any] = {"features": {"x": {"unit": "m"}}} if how == "encode" else {}
+    write(b, range(4, 7), **settings)
+    delete_episodes(a, "e1")
+    rename_episodes(a, {"e2": "two"})
+    sources = [f"{root}/a", f"{root}/b"]
+    for part, url in zip((a, b), sources, strict=True):
+        merge_datasets([part], url, storage_options=straight)
+    before = [state(url, straight) for url in sources]
+    expected = {
+        key: item for url in sources for key, item in (content(url, straight) or {}).items()
+    }
+    number, done = 0, False
+    with FaultProxy(place.host) as proxy:
+        options = place.at(proxy.host)[1]
+        while not done:
+            url = f"{root}/made{number}"
+            done = writers.merge(sources, url, options, starting(proxy, Killer(number, after)))
+            found = content(url, straight)
+            assert found in (None, expected)
+            assert found == expected or not done
+            if found is None:
+                merge_datasets(sources, url, storage_options=straight)
+            assert content(url, straight) == expected
+            clean(url, older_than=0, storage_options=straight)
+            seqrecord.reindex(url, storage_options=straight)
+            assert content(url, straight) == expected
+            assert seqrecord.verify(url, deep=True, storage_options=straight).ok
+            number += 1
+    assert number > 8
+    assert [state(url, straight) for url in sources] == before
+
+
+@PLACES
+def test_rewriting_killed_at_every_change(
+    place: Place, writers: Writers, after: bool, tmp_path: Path
+) -> None:
+    root, straight = place.at(place.host)
+    base = write(tmp_path / "base", range(6))
+    delete_episodes(base, ["e0", "e3"])
+    number, done = 0, False
+    with FaultProxy(place.host) as proxy:
+        options = place.at(proxy.host)[1]
+        while not done:
+            url = f"{root}/{number}"
+            merge_datasets([base], url, storage_options=straight)
+            expected, before = content(url, straight), state(url, straight)
+            with seqrecord.open(url, storage_options=straight) as old:
+                done = writers.rewrite(url, options, starting(proxy, Killer(number, after)))
+                assert old.episodes["e5"][2]["x"][0] == 52
+            assert content(url, straight) == expected
+            now = state(url, straight)
+            assert {file.path for file in before[:-1] if "records/" in file.path} <= {
+                file.path for file in now[:-1]
+            }
+            seqrecord.reindex(url, storage_options=straight)
+            assert content(url, straight) == expected
+            report = rewrite_files(url, least_dead=0.01, storage_options=straight)
+            assert len(report.rewritten) in ((0,) if done else (0, 2))
+            clean(url, older_than=0, storage_options=straight)
+            assert content(url, straight) == expected
+            with seqrecord.open(url, storage_options=straight) as dataset:
+                names = {file.path for file in read_manifest(dataset.storage).record_files}
+            storage = open_storage(url, straight)
+            assert {file.path for file in storage.files("records")} == names
+            assert len(names) == 2
+            storage.close()
+            assert seqrecord.verify(url, deep=True, storage_options=straight).ok
+            number += 1
+    assert number > 5

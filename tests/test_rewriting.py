@@ -1,0 +1,427 @@
+"""Record files of which much was deleted are written anew: what stays, what is freed, who reads."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import seqrecord
+from seqrecord import NotFoundError, SeqRecordWriter
+from seqrecord.errors import ChecksumError, ConflictError
+from seqrecord.format.manifest import read_manifest
+from seqrecord.storage import LocalStorage
+from seqrecord.writing.cleaning import clean
+from seqrecord.writing.edits import delete_episodes, rename_episodes
+from seqrecord.writing.features import add_feature, drop_features
+from seqrecord.writing.merging import merge_datasets
+from seqrecord.writing.rewriting import RewriteProgress, rewrite_files
+from tests.command_line import main
+from tests.killed_at import killed_at
+from tests.test_features_added import Model, check, content, some, with_feature, without, write
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+
+NAMES = ["x", "y", "s"]  # `x`, 4400 bytes a frame, is a group of its own
+LENGTHS = {"e0": 3, "e1": 9, "e2": 1, "e3": 4, "e4": 2}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Model]:
+    """Chunks of two frames in record files of about five: episodes begin in one and go on."""
+    path = tmp_path_factory.mktemp("made") / "records"
+    return path, write(path, LENGTHS, NAMES, chunk_frames=2)
+
+
+@pytest.fixture
+def dataset(made: tuple[Path, Model], tmp_path: Path) -> tuple[Path, Model]:
+    return shutil.copytree(made[0], tmp_path / "records"), made[1]
+
+
+def kept(model: Model, *keys: str) -> Model:
+    return {key: frames for key, frames in model.items() if key not in keys}
+
+
+def size_of(path: Path) -> int:
+    return sum(file.stat().st_size for file in (path / "records").iterdir())
+
+
+def named(path: Path) -> set[str]:
+    return {file.path for file in read_manifest(LocalStorage(path)).record_files}
+
+
+def paths_in(path: Path) -> set[str]:
+    return {f"records/{file.name}" for file in (path / "records").iterdir()}
+
+
+def test_deleted_episodes_are_freed(dataset: tuple[Path, Model]) -> None:
+    path, model = dataset
+    seqrecord.add_statistics(path)
+    delete_episodes(path, ["e1", "e3"])
+    seqrecord.add_statistics(path)
+    model, before, old = kept(model, "e1", "e3"), size_of(path), named(path)
+    with seqrecord.open(path) as reader:
+        fingerprint, statistics = reader.fingerprint, reader.statistics
+        planned = rewrite_files(path, dry_run=True)
+        assert (planned.written, named(path), size_of(path)) == ((), old, before)
+        report = rewrite_files(path)
+        # What had been opened reads on, in the old files.
+        found = reader.episodes["e4"][:]["x"]
+        assert np.array_equal(found[:, 0], [frame["x"][0] for frame in model["e4"]])
+    assert (report.rewritten, report.freed_bytes, report.copied_bytes) == (
+        planned.rewritten,
+        planned.freed_bytes,
+        planned.copied_bytes,
+    )
+    assert set(report.rewritten) <= old
+    assert named(path) == old - set(report.rewritten) | set(report.written)
+    with seqrecord.open(path) as reader:
+        assert reader.fingerprint == fingerprint
+        assert statistics is not None
+        assert reader.statistics is not None
+        assert reader.statistics["x"].count.tolist() == statistics["x"].count.tolist()
+    seqrecord.reindex(path)  # with the old files beside the new ones
+    assert content(path) == model
+    assert named(path) == old - set(report.rewritten) | set(report.written)
+    assert set(clean(path, older_than=0)) >= set(report.rewritten)
+    frames = sum(len(frames) for frames in model.values())
+    assert size_of(path) < frames * 4400 + 3000 * len(named(path))
+    assert before - size_of(path) > 0.9 * report.freed_bytes
+    assert paths_in(path) == named(path)
+    check(path, model)
+    assert rewrite_files(path).rewritten == ()
+    write(path, {"e1": 3}, NAMES, mode="append")  # the key is free
+    assert content(path).keys() == {*model, "e1"}
+
+
+def test_a_feature_of_a_group_is_freed(dataset: tuple[Path, Model]) -> None:
+    """`y` shares its chunks with `s`; `x` is a group, and shares record files with them."""
+    path, model = dataset
+    for name in ("y", "x"):
+        drop_features(path, name)
+        with seqrecord.open(path) as reader:
+            fingerprint = reader.fingerprint
+        before = size_of(path)
+        report = rewrite_files(path, least_dead=0.001)
+        assert set(report.rewritten) | set(report.written) <= paths_in(path)
+        model = without(model, name)
+        assert content(path) == model
+        seqrecord.reindex(path)  # the old files have copies of the chunks, with other pages
+        assert content(path) == model
+        with SeqRecordWriter(path, codecs="raw", mode="resume"):
+            pass
+        assert content(path) == model
+        assert not named(path) & set(report.rewritten)
+        clean(path, older_than=0)
+        assert size_of(path) < before
+        with seqrecord.open(path) as reader:
+            assert reader.fingerprint == fingerprint
+        assert not seqrecord.verify(path, deep=True).problems
+        # Another one of the name, and episodes that have it.
+        add_feature(path, name, some(name, 2.0))
+        model = with_feature(model, name, 2.0)
+        assert content(path) == model
+        drop_features(path, name)
+        model = without(model, name)
+    check(path, model)
+    assert size_of(path) < 19 * 1000  # of 19 frames of 4400 bytes
+
+
+def test_of_what_is_damaged_nothing_is_copied(dataset: tuple[Path, Model]) -> None:
+    path, _ = dataset
+    delete_episodes(path, "e0")
+    [record, *_] = rewrite_files(path, dry_run=True, least_dead=0.001).rewritten
+    with seqrecord.open(path) as reader:
+        group = reader.index.groups[0]
+        [number] = [
+            i
+            for i, f in enumerate(read_manifest(LocalStorage(path)).record_files)
+            if f.path == record
+        ]
+        row = int(np.flatnonzero(group.file == number)[0])
+        offset, key = int(group.offset[row]), str(reader.index.keys[group.episode_of(row)])
+    data = bytearray((path / record).read_bytes())
+    data[offset + 5] ^= 1
+    (path / record).write_bytes(data)
+    before = paths_in(path)
+    with pytest.raises(
+        ChecksumError,
+        match=rf"{record}; offset: {offset}; episode: {key}; feature: x; expected: CRC",
+    ):
+        rewrite_files(path, least_dead=0.001)
+    assert paths_in(path) == before
+
+
+def test_what_is_hardly_dead_stays(dataset: tuple[Path, Model]) -> None:
+    path, model = dataset
+    delete_episodes(path, "e1")  # one file has a few of its chunks, another one nothing else
+    shares = {}
+    for record in named(path):
+        found = [
+            share / 20
+            for share in range(1, 21)
+            if record in rewrite_files(path, dry_run=True, least_dead=share / 20).rewritten
+        ]
+        assert found == [share / 20 for share in range(1, len(found) + 1)]
+        shares[record] = max(found, default=0)
+    assert len(set(shares.values())) > 1
+    assert min(shares.values()) < 0.25 < max(shares.values())
+    expected = {record for record, share in shares.items() if share >= 0.25}
+    assert set(rewrite_files(path).rewritten) == expected
+    for share in (0, -1, 1.01, float("nan")):
+        with pytest.raises(ValueError, match="least_dead"):
+            rewrite_files(path, least_dead=share)
+    with pytest.raises(NotFoundError, match="no dataset"):
+        rewrite_files(path.parent / "nowhere")
+    check(path, kept(model, "e1"))
+
+
+def test_a_reader_keeps_old_files_until_they_are_old_enough(dataset: tuple[Path, Model]) -> None:
+    path, model = dataset
+    ancient = time.time() - 100 * 86_400
+    for file in (path / "records").iterdir():
+        os.utime(file, (ancient, ancient))
+    old = named(path)
+    delete_episodes(path, ["e0", "e1", "e3"])
+    by_edit = old - named(path)
+    assert by_edit
+    rewritten = set(rewrite_files(path, least_dead=0.001).rewritten)
+    assert rewritten
+    assert clean(path, older_than=86_400) == []
+    for note in (path / "records").glob("*.left"):
+        moment = time.time() - 2 * 86_400
+        os.utime(note, (moment, moment))
+    assert clean(path, older_than=3 * 86_400) == []
+    removed = set(clean(path, older_than=86_400))
+    assert {name for name in removed if name.endswith(".seqrec")} == by_edit | rewritten
+    assert paths_in(path) == named(path)
+    check(path, kept(model, "e0", "e1", "e3"))
+
+
+def test_several_commits_and_another_writer(dataset: tuple[Path, Model]) -> None:
+    path, model = dataset
+    drop_features(path, "y")
+    model = without(model, "y")
+    total = set(rewrite_files(path, least_dead=0.001, dry_run=True).rewritten)
+    assert len(total) > 3
+    seen: list[RewriteProgress] = []
+
+    def show(progress: RewriteProgress) -> None:
+        seen.append(progress)
+        if len(seen) == 3:
+            model.update(write(path, {"late": 2}, ["x", "s"], mode="append"))
+
+    with pytest.raises(ConflictError, match="another writer committed meanwhile"):
+        rewrite_files(path, least_dead=0.001, commit_bytes=1, progress=show)
+    left = named(path) & total
+    assert len(left) == len(total) - 2
+    assert named(path) | total == {p for p in paths_in(path) if p.endswith(".seqrec")}
+    check(path, model)
+    report = rewrite_files(path, least_dead=0.001, commit_bytes=1, progress=seen.append)
+    assert not total & named(path)
+    assert (seen[-1].copied_bytes, seen[-1].total_bytes) == (report.copied_bytes,) * 2
+    check(path, model)
+
+
+def test_leaving_out_a_file_that_alone_tells_an_episodes_length(tmp_path: Path) -> None:
+    """The last chunk of `e1` is of the small group, alone in its file."""
+    path = tmp_path / "records"
+    model = write(path, {"e0": 3, "e1": 5}, NAMES)
+    assert len(named(path)) == 2
+    drop_features(path, ["y", "s"])
+    model = without(without(model, "y"), "s")
+    clean(path, older_than=0)
+    check(path, model)
+    rename_episodes(path, {"e0": "first"})
+    model = {"first": model["e0"], "e1": model["e1"]}
+    assert content(path) == model
+    rewrite_files(path, least_dead=0.001)
+    clean(path, older_than=0)
+    check(path, model)
+
+
+def test_texts_variable_shapes_and_timestamps(tmp_path: Path) -> None:
+    path = tmp_path / "records"
+    described = {"t": {"kind": "timestamp"}, "u": {"kind": "timestamp"}}
+    with SeqRecordWriter(path, features=described, chunk_frames=3, record_bytes=3000) as writer:
+        for number in range(6):
+            with writer.episode(f"e{number}", fps=10) as episode:
+                for i in range(number + 3):
+                    frame: dict[str, Any] = {
+                        "t": i * 1.0,
+                        "u": i * 2.0,
+                        "gone": np.zeros((i + 1, 2)),
+                    }
+                    frame["text"] = f"{number} {i} " * 40
+                    if i % 3:
+                        frame["cloud"] = np.full((i, 3), number, "<f4")
+                    episode.append(frame)
+
+    def frames() -> dict[str, list[dict[str, Any]]]:
+        with seqrecord.open(path) as reader:
+            assert reader.index.lags is not None
+            return {
+                key: [
+                    {name: np.asarray(item).tolist() for name, item in episode[i].items()}
+                    for i in range(len(episode))
+                ]
+                for key, episode in reader.episodes.items()
+            } | {"lags": [{"least": reader.index.lags.least[:, :, 1].tolist()}]}
+
+    delete_episodes(path, ["e1", "e4"])
+    drop_features(path, ["u", "gone"])
+    expected = frames()
+    assert len(rewrite_files(path, least_dead=0.01).rewritten) > 2
+    assert frames() == expected
+    clean(path, older_than=0)
+    assert not seqrecord.verify(path, deep=True).problems
+    (path / "manifest.json").unlink()
+    seqrecord.reindex(path)
+    assert frames() == expected
+
+
+STEPS = ("append", "delete", "rename", "drop", "add", "rewrite", "clean", "reindex", "lose", "late")
+
+
+@settings(max_examples=3)
+@given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 2**16)), min_size=3, max_size=7))
+def test_any_history(
+    made: tuple[Path, Model], tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
+) -> None:
+    path = shutil.copytree(made[0], tmp_path_factory.mktemp("any") / "records")
+    model, names = made[1], list(NAMES)
+    # At least once something is freed.
+    for number, (step, choice) in enumerate([*steps, ("delete", 1), ("rewrite", 3)]):
+        keys = list(model)
+        key = keys[choice % len(keys)]
+        if step == "append":
+            lengths = {f"n{number}": 1 + choice % 7, f"m{number}": 1 + choice % 3}
+            model = model | write(path, lengths, names, mode="append", chunk_frames=2)
+        elif step == "delete" and len(keys) > 1:
+            delete_episodes(path, [key])
+            model = kept(model, key)
+        elif step == "rename":
+            rename_episodes(path, {key: f"{key}r"})
+            model = {f"{key}r" if k == key else k: frames for k, frames in model.items()}
+        elif step == "drop" and len(names) > 1:
+            dropped = names.pop(choice % len(names))
+            drop_features(path, dropped)
+            model = without(model, dropped)
+        elif step == "add" and (name := f"z{choice % 2}") not in names:
+            add_feature(path, name, some(name, number), record_bytes=100 + choice)
+            model, names = with_feature(model, name, number), [*names, name]
+        elif step == "rewrite":
+            size = 1 + choice % 60_000
+            rewrite_files(path, least_dead=(0.001, 0.25, 0.6)[choice % 3], record_bytes=size)
+        elif step == "clean":
+            clean(path, older_than=0)
+        elif step == "reindex":
+            seqrecord.reindex(path)
+        elif step == "lose":
+            (path / "manifest.json").unlink()
+            seqrecord.reindex(path)
+        elif step == "late":  # of a writer that began before files were rewritten
+            writer = SeqRecordWriter(path, codecs="raw", mode="append", chunk_frames=2)
+            delete_episodes(path, [key], dry_run=True)
+            with writer.episode(f"l{number}") as episode:
+                for i in range(3):
+                    episode.append(
+                        {
+                            n: np.full(1100 if n == "x" else 4 if n != "s" else 1, i, "<f4")
+                            for n in names
+                        }
+                    )
+            if rewrite_files(path, least_dead=0.001).rewritten:
+                with pytest.raises(ConflictError):
+                    writer.close()
+                with SeqRecordWriter(path, codecs="raw", mode="resume"):
+                    pass
+            else:
+                writer.close()
+            late = [{name: [float(i)] for name in names} for i in range(3)]
+            model = {**model, f"l{number}": late}
+        assert content(path) == model
+    assert not seqrecord.verify(path).problems
+    clean(path, older_than=0)
+    check(path, model)
+    shutil.rmtree(path.parent)
+
+
+def test_killed_at_any_step(dataset: tuple[Path, Model], tmp_path: Path, thorough: bool) -> None:
+    path, model = dataset
+    delete_episodes(path, ["e1", "e3"])
+    drop_features(path, "y")
+    model = without(kept(model, "e1", "e3"), "y")
+    before = named(path)
+    step, killed, was_done = 0, True, False
+    while killed:
+        copy = shutil.copytree(path, tmp_path / "copy")
+        killed = killed_at(step, partial(rewrite_files, copy, least_dead=0.001))
+        is_done = named(copy) != before
+        assert is_done or not was_done, "once it is done it stays so"
+        assert is_done or killed
+        was_done = is_done
+        assert content(copy) == model
+        if step % 2:
+            seqrecord.reindex(copy)
+            with SeqRecordWriter(copy, codecs="raw", mode="resume"):
+                pass
+            assert content(copy) == model
+        assert bool(rewrite_files(copy, least_dead=0.001).rewritten) == (not is_done)
+        assert content(copy) == model
+        clean(copy, older_than=0)
+        assert paths_in(copy) == named(copy)
+        check(copy, model)
+        shutil.rmtree(copy)
+        step += 1 if thorough else 23
+    assert step > 40
+
+
+def test_rewritten_files_are_merged(dataset: tuple[Path, Model], tmp_path: Path) -> None:
+    path, model = dataset
+    delete_episodes(path, "e1")
+    other = write(tmp_path / "other", {"o": 3}, NAMES)
+    rewrite_files(path, least_dead=0.001)
+    merge_datasets([path, tmp_path / "other"], tmp_path / "merged")
+    check(tmp_path / "merged", {**kept(model, "e1"), **other})
+
+
+def test_the_command(dataset: tuple[Path, Model]) -> None:
+    path, model = dataset
+
+    def run(*words: object) -> str:
+        result = CliRunner().invoke(main, ["clean", str(path), *map(str, words)])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    assert run("--older-than", "0s") == f"{path}: 0 files removed\n"
+    delete_episodes(path, "e3")
+    planned = rewrite_files(path, dry_run=True)
+    before = paths_in(path)
+    text = run("--dry-run")
+    count = (
+        "1 record file" if len(planned.rewritten) == 1 else f"{len(planned.rewritten)} record files"
+    )
+    assert text.startswith(f"{path}: {count} would be rewritten: ")
+    assert text.endswith(
+        f" freed when the old ones are removed\n{path}: 0 files would be removed\n"
+    )
+    assert "rewritten" not in run("--no-rewrite")
+    assert "rewritten" not in run("--min-dead", "1")
+    assert paths_in(path) == before
+    text = run("--quiet")
+    assert f"{path}: {count} rewritten: " in text
+    assert text.endswith("0 files removed\n")
+    assert set(planned.rewritten) <= set(run("--older-than", "0s").splitlines())
+    check(path, kept(model, "e3"))
+    for words in (["--min-dead", "0"], ["--min-dead", "1.1"]):
+        assert CliRunner().invoke(main, ["clean", str(path), *words]).exit_code == 2
