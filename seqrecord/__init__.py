@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from seqrecord import errors
-from seqrecord.clip_transforms import CenterCrop, HorizontalFlip, RandomCrop
-from seqrecord.clips import ClipSpec
 from seqrecord.errors import (
     ClipError,
     FormatError,
@@ -16,23 +13,12 @@ from seqrecord.errors import (
     StateError,
     StorageError,
 )
-from seqrecord.reading.reader import Episode, SeqRecordReader
-from seqrecord.reading.reader import open_dataset as open  # noqa: A004 - `seqrecord.open`, as `gzip.open`
-from seqrecord.reading.summary import summarize
-from seqrecord.reading.verification import verify
-from seqrecord.schema import EncodedImage, FeatureSpec, Schema
-from seqrecord.seconds import Seconds
-from seqrecord.sources import EpisodeInfo, Folders, Source, TartanAir, open_source
-from seqrecord.storage import cache_info, clear_cache
+from seqrecord.lazy import lazy
 from seqrecord.version import __version__
-from seqrecord.writing.commits import reindex
-from seqrecord.writing.convert import convert
-from seqrecord.writing.export import export
-from seqrecord.writing.recorder import SeqRecordRecorder
-from seqrecord.writing.statistics import add_statistics
-from seqrecord.writing.writer import SeqRecordWriter
 
 if TYPE_CHECKING:
+    from seqrecord.clip_transforms import CenterCrop, HorizontalFlip, RandomCrop
+    from seqrecord.clips import ClipSpec
     from seqrecord.engine.device import prefetch_to_device
     from seqrecord.pipes.collating import collate
     from seqrecord.pipes.elastic import elastic_state
@@ -44,8 +30,22 @@ if TYPE_CHECKING:
     )
     from seqrecord.pipes.mix import SeqRecordMix
     from seqrecord.pipes.options import LoaderOptions
+    from seqrecord.reading.reader import Episode, SeqRecordReader
+    from seqrecord.reading.reader import open_dataset as open  # noqa: A004 - as `gzip.open`
+    from seqrecord.reading.summary import summarize
+    from seqrecord.reading.verification import verify
+    from seqrecord.schema import EncodedImage, FeatureSpec, Schema
+    from seqrecord.seconds import Seconds
+    from seqrecord.sources import EpisodeInfo, Folders, Source, TartanAir, open_source
+    from seqrecord.storage import cache_info, clear_cache
     from seqrecord.tools.bench import bench
     from seqrecord.tools.drawing import draw_timeline, view
+    from seqrecord.writing.commits import reindex
+    from seqrecord.writing.convert import convert
+    from seqrecord.writing.export import export
+    from seqrecord.writing.recorder import SeqRecordRecorder
+    from seqrecord.writing.statistics import add_statistics
+    from seqrecord.writing.writer import SeqRecordWriter
 
 __all__ = [
     "CenterCrop",
@@ -97,29 +97,50 @@ __all__ = [
 ]
 
 _IMPORTED_LATER = {
+    "CenterCrop": "clip_transforms",
+    "ClipSpec": "clips",
+    "EncodedImage": "schema",
+    "Episode": "reading.reader",
+    "EpisodeInfo": "sources.base",
+    "FeatureSpec": "schema",
+    "Folders": "sources.folders",
+    "HorizontalFlip": "clip_transforms",
     "LoaderOptions": "pipes.options",
+    "RandomCrop": "clip_transforms",
+    "Schema": "schema",
+    "Seconds": "seconds",
     "SeqRecordDataset": "pipes.loaders",
     "SeqRecordMix": "pipes.mix",
     "SeqRecordNode": "pipes.loaders",
     "SeqRecordPipe": "pipes.loaders",
+    "SeqRecordReader": "reading.reader",
+    "SeqRecordRecorder": "writing.recorder",
     "SeqRecordStream": "pipes.loaders",
+    "SeqRecordWriter": "writing.writer",
+    "Source": "sources.base",
+    "TartanAir": "sources.tartanair",
+    "add_statistics": "writing.statistics",
     "bench": "tools.bench",
+    "cache_info": "storage",
+    "clear_cache": "storage",
     "collate": "pipes.collating",
+    "convert": "writing.convert",
     "draw_timeline": "tools.drawing",
     "elastic_state": "pipes.elastic",
+    "export": "writing.export",
+    "open": "reading.reader:open_dataset",
+    "open_source": "sources.registry",
     "prefetch_to_device": "engine.device",
+    "reindex": "writing.commits",
+    "summarize": "reading.summary",
+    "verify": "reading.verification",
     "view": "tools.drawing",
 }
 
 
 if not TYPE_CHECKING:  # or a type checker would take any name for one that is there
-
-    def __getattr__(name: str) -> Any:
-        # Writing, inspecting and random access do without torch, which takes seconds to import, and
-        # without the tools.
-        if name in _IMPORTED_LATER:
-            return getattr(importlib.import_module(f"seqrecord.{_IMPORTED_LATER[name]}"), name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Each part of this package costs time to import, torch seconds: nothing is, before it is used.
+    __getattr__ = lazy(__name__, _IMPORTED_LATER)
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,10 @@ from tests.command_line import main
 from tests.trees import make_frames, write_v1
 
 Install = Callable[..., None]
+
+OWN: list[SourceFormat] = [
+    importlib.import_module(f"seqrecord.sources.{module}").FORMAT for module in BUILT_IN.values()
+]
 
 
 @dataclass(frozen=True)
@@ -78,12 +83,12 @@ def numbers(tmp_path: Path) -> Path:
     return folder
 
 
-def test_names_of_formats_are_plain_and_differ() -> None:
-    names = [each.name for each in BUILT_IN]
-    assert len(set(names)) == len(names)
+def test_names_of_formats_are_plain_and_those_of_their_modules() -> None:
+    names = [*BUILT_IN]
+    assert [each.name for each in OWN] == names
     assert all(name == name.lower() and name.replace("_", "a").isalnum() for name in names)
     assert format_names()[: len(names)] == names
-    assert [each.name for each in BUILT_IN if each.is_fallback] == ["videos", "folders"]
+    assert [each.name for each in OWN if each.is_fallback] == ["videos", "folders"]
 
 
 def test_docs_list_every_format() -> None:
@@ -91,7 +96,7 @@ def test_docs_list_every_format() -> None:
     table = page.read_text().partition("| format |")[2].partition("\n\n")[0]
     rows = [line for line in table.splitlines() if line.startswith("| `")]
     listed = [row.split("`")[1] for row in rows]
-    assert sorted(listed) == sorted(each.name for each in BUILT_IN)
+    assert sorted(listed) == sorted(BUILT_IN)
 
 
 def test_a_named_format_is_the_only_one_tried(tmp_path: Path) -> None:
@@ -115,7 +120,7 @@ def test_an_unknown_folder_lists_what_was_tried(tmp_path: Path, install: Install
     with pytest.raises(SourceError, match="nothing here that can be packed") as caught:
         open_source(folder)
     expected = str(caught.value.expected)
-    for each in [*BUILT_IN, NUMBERS]:
+    for each in [*OWN, NUMBERS]:
         assert f"{each.name} ({each.layout})" in expected
     assert "broken (the format broken of another package cannot be loaded" in expected
     assert caught.value.got == "a.bin, b.bin, c.bin, d.bin, e.bin, f.bin and 2 more"
@@ -161,7 +166,7 @@ def test_a_folder_that_fits_two_formats_is_ambiguous(numbers: Path, install: Ins
         open_source(numbers)
     assert caught.value.expected == "numbers (numbers.txt); same (numbers.txt, too)"
     tried = str(caught.value.got).partition(" of ")[2].split(", ")
-    assert tried == [*(each.name for each in BUILT_IN), "numbers", "same"]
+    assert tried == [*BUILT_IN, "numbers", "same"]
     assert isinstance(open_source(numbers, format="same"), Numbers)
 
 

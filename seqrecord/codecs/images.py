@@ -10,11 +10,14 @@ import io
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 __all__ = ["FORMATS", "ImageHeader", "decode_image_into", "encode_image", "probe"]
 
@@ -26,23 +29,6 @@ _CHANNELS = {"L": (), "RGB": (3,), "RGBA": (4,), "I;16": (), "I": ()}
 # It would quietly halve the depth of 16-bit colour.
 _PNG_MODES = {(8, 0): {"L"}, (8, 2): {"RGB"}, (8, 6): {"RGBA"}, (16, 0): {"I;16", "I"}}
 _JPEG_MODES = {"L", "RGB"}
-_PILLOW_ERRORS = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    TypeError,
-    KeyError,
-    IndexError,
-    AttributeError,
-    EOFError,
-    OverflowError,
-    MemoryError,
-    RuntimeError,
-    struct.error,
-    zlib.error,
-    Image.DecompressionBombError,
-    Image.DecompressionBombWarning,
-)
 
 
 @dataclass(frozen=True)
@@ -86,7 +72,7 @@ def decode_image_into(data: bytes | memoryview, name: str, out: npt.NDArray[Any]
         try:
             image.load()
             pixels = np.asarray(image)
-        except _PILLOW_ERRORS as error:
+        except _errors() as error:
             raise ValueError(f"the {name} image does not decode: {error}") from error
     if pixels.shape != out.shape:
         raise ValueError(f"the image decodes to {list(pixels.shape)}, expected {list(out.shape)}")
@@ -109,8 +95,8 @@ def encode_image(
     options: dict[str, Any] = {"quality": quality} if name == "jpeg" else {"compress_level": level}
     file = io.BytesIO()
     try:
-        Image.fromarray(frame).save(file, format=name, **options)
-    except _PILLOW_ERRORS as error:
+        _pillow().fromarray(frame).save(file, format=name, **options)
+    except _errors() as error:
         raise ValueError(f"Pillow does not encode this frame as {name}: {error}") from error
     return file.getvalue()
 
@@ -126,10 +112,28 @@ def check_storable(dtype: np.dtype[Any], shape: tuple[int | None, ...], name: st
     raise ValueError(f"a {name} image does not hold {dtype.name} {list(shape)}")
 
 
+@cache
+def _pillow() -> Any:
+    """`PIL.Image`, imported when an image is first read or written."""
+    from PIL import Image
+
+    return Image
+
+
+@cache
+def _errors() -> tuple[type[Exception], ...]:
+    """What Pillow raises on images that are none, or are damaged."""
+    bombs = _pillow().DecompressionBombError, _pillow().DecompressionBombWarning
+    lookups = TypeError, KeyError, IndexError, AttributeError
+    numbers = ValueError, OverflowError, struct.error, zlib.error
+    return (OSError, SyntaxError, EOFError, MemoryError, RuntimeError, *lookups, *numbers, *bombs)
+
+
 def _open(data: bytes | memoryview, name: str) -> Image.Image:
     try:
-        return Image.open(io.BytesIO(data), formats=(name,))
-    except _PILLOW_ERRORS as error:
+        image: Image.Image = _pillow().open(io.BytesIO(data), formats=(name,))
+        return image
+    except _errors() as error:
         raise ValueError(f"not a {name} image: {error}") from error
 
 

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from seqrecord.errors import FormatError
 from seqrecord.format.group_index import BLOCK_PAGES, GroupIndex
@@ -119,6 +118,8 @@ class Index:
 
         Raises `FormatError` where both together hold too much text.
         """
+        import pyarrow.compute as pc  # here, since it takes long to import
+
         check_text(
             *(
                 sum(pc.sum(pc.binary_length(text)).as_py() for text in texts)
@@ -276,6 +277,8 @@ def _extended(first: GroupIndex, second: GroupIndex, first_file: int) -> GroupIn
 
 
 def _check_episodes(columns: Mapping[str, Any], num_splits: int) -> None:
+    import pyarrow.compute as pc  # here, since a writer does without, and it takes long to import
+
     keys, frames, fps = columns["key"], columns["num_frames"], columns["fps"]
     bad_key = pc.or_(
         pc.match_substring_regex(keys, FORBIDDEN_IN_KEY),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from seqrecord.lazy import lazy
 from seqrecord.sources.base import EpisodeInfo, FoundSource, Source, SourceFormat
-from seqrecord.sources.folders import Folders
-from seqrecord.sources.registry import format_names, open_source
-from seqrecord.sources.tartanair import CAMERAS, TartanAir
+
+if TYPE_CHECKING:
+    from seqrecord.sources.folders import Folders
+    from seqrecord.sources.registry import format_names, open_source
+    from seqrecord.sources.tartanair import TartanAir
 
 __all__ = [
-    "CAMERAS",
     "EpisodeInfo",
     "Folders",
     "FoundSource",
@@ -18,3 +22,14 @@ __all__ = [
     "format_names",
     "open_source",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = lazy(
+        __name__,
+        {
+            "Folders": "folders",
+            "TartanAir": "tartanair",
+            "format_names": "registry",
+            "open_source": "registry",
+        },
+    )

@@ -12,16 +12,18 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageFile
 
 from seqrecord.codecs.images import ImageHeader
 from seqrecord.errors import SourceError
 from seqrecord.schema import MAX_FRAME_BYTES
 from seqrecord.sources.files import open_file, read_bytes, unreadable
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 __all__ = [
     "IMAGE_FORMATS",
@@ -141,6 +143,8 @@ def _header(
     stream: BinaryIO, path: Path, named: str | None = None
 ) -> tuple[ImageHeader, Image.Image]:
     """The checked header, and Pillow's image, whose pixels still lie in `stream`."""
+    from PIL import Image  # here, since not all sources have images
+
     format_ = named or IMAGE_FORMATS.get(path.suffix.lower(), "png")
     head = stream.read(26)
     stream.seek(0)
@@ -214,6 +218,8 @@ def _no_truncated_images() -> Iterator[None]:
     The switch is the whole process's: the first thread that decodes turns it off, and the last
     one turns it on again.
     """
+    from PIL import ImageFile
+
     global _strict_users, _lifted
     with _lenient_lock:
         _strict_users += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
@@ -11,38 +12,28 @@ from typing import Any
 
 from seqrecord.errors import SeqRecordError, SourceError
 from seqrecord.sources.base import FoundSource, Source, SourceFormat
-from seqrecord.sources.euroc import FORMAT as EUROC
 from seqrecord.sources.files import find_original, is_file, list_folder
-from seqrecord.sources.folders import FORMAT as FOLDERS
-from seqrecord.sources.hdf5 import FORMAT as HDF5
-from seqrecord.sources.kitti import FORMAT as KITTI
-from seqrecord.sources.lerobot import FORMAT as LEROBOT
-from seqrecord.sources.mcap import FORMAT as MCAP
 from seqrecord.sources.remote import is_url, open_remote
 from seqrecord.sources.remote_files import remote_files
-from seqrecord.sources.rlds import FORMAT as RLDS
-from seqrecord.sources.tartanair import FORMAT as TARTANAIR
-from seqrecord.sources.tum import FORMAT as TUM
-from seqrecord.sources.videos import FORMAT as VIDEOS
-from seqrecord.sources.zarr_buffers import FORMAT as ZARR
 from seqrecord.storage import StorageLike
 
 __all__ = ["BUILT_IN", "ENTRY_POINTS", "format_names", "open_source"]
 
-BUILT_IN: tuple[SourceFormat, ...] = (
-    TARTANAIR,
-    LEROBOT,
-    MCAP,
-    RLDS,
-    HDF5,
-    ZARR,
-    TUM,
-    EUROC,
-    KITTI,
-    VIDEOS,
-    FOLDERS,  # the last one: errors list formats in this order
-)
-"""The formats of this package."""
+BUILT_IN: Mapping[str, str] = {
+    "tartanair": "tartanair",
+    "lerobot": "lerobot",
+    "mcap": "mcap",
+    "rlds": "rlds",
+    "hdf5": "hdf5",
+    "zarr": "zarr_buffers",
+    "tum": "tum",
+    "euroc": "euroc",
+    "kitti": "kitti",
+    "videos": "videos",
+    "folders": "folders",  # the last one: errors list formats in this order
+}
+"""The formats of this package by name: the modules beside this one that have them, imported when
+they are used."""
 
 ENTRY_POINTS = "seqrecord.sources"
 """The group of entry points by which other packages add formats."""
@@ -90,7 +81,7 @@ def open_source(
 
 def format_names() -> list[str]:
     """The names of all formats, those of this package first."""
-    return [*(each.name for each in BUILT_IN), *sorted(point.name for point in _points())]
+    return [*BUILT_IN, *sorted(point.name for point in _points())]
 
 
 class _Opening:
@@ -121,7 +112,7 @@ class _Opening:
         return source
 
     def find(self) -> Source:
-        formats = [*BUILT_IN, *self._added()]
+        formats = [*map(_built_in, BUILT_IN), *self._added()]
         for is_fallback in (False, True):
             candidates = [each for each in formats if each.is_fallback == is_fallback]
             found = [(each, source) for each in candidates if (source := self._try(each))]
@@ -176,9 +167,8 @@ class _Opening:
 
 
 def _format(name: str) -> SourceFormat:
-    for each in BUILT_IN:
-        if each.name == name:
-            return each
+    if name in BUILT_IN:
+        return _built_in(name)
     points = [point for point in _points() if point.name == name]
     if len(points) > 1:
         raise SourceError(
@@ -191,8 +181,13 @@ def _format(name: str) -> SourceFormat:
 
 def _points() -> Iterable[EntryPoint]:
     """Those of other packages: a name of this package's own formats cannot be taken."""
-    own = {each.name for each in BUILT_IN}
-    return [point for point in entry_points(group=ENTRY_POINTS) if point.name not in own]
+    return [point for point in entry_points(group=ENTRY_POINTS) if point.name not in BUILT_IN]
+
+
+def _built_in(name: str) -> SourceFormat:
+    module = importlib.import_module(f"seqrecord.sources.{BUILT_IN[name]}")
+    found: SourceFormat = module.FORMAT
+    return found
 
 
 def _loaded(point: EntryPoint) -> SourceFormat:

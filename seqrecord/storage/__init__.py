@@ -1,5 +1,8 @@
 """Storages: local disk, mounts, object stores, any fsspec filesystem; retries and the cache."""
 
+from typing import TYPE_CHECKING
+
+from seqrecord.lazy import lazy
 from seqrecord.storage.base import FileInfo, Storage, Unfinished, Upload
 from seqrecord.storage.browsing import Entry, entries_of
 from seqrecord.storage.cache import CachedStorage, CacheInfo, cache_info, clear_cache, forget_cached
@@ -7,11 +10,13 @@ from seqrecord.storage.local import LocalStorage
 from seqrecord.storage.opening import StorageLike, open_storage
 from seqrecord.storage.parallel import RequestThreads, map_files, request_threads
 from seqrecord.storage.ranges import ByteRange
-from seqrecord.storage.remote import FsspecStorage
-from seqrecord.storage.server_copies import can_copy_on_server, copy_on_server
 from seqrecord.storage.stopping import unwanted_if
 from seqrecord.storage.url import Location, local_path, parse_location
 from seqrecord.storage.wrappers import StorageWrapper
+
+if TYPE_CHECKING:
+    from seqrecord.storage.remote import FsspecStorage
+    from seqrecord.storage.server_copies import can_copy_on_server, copy_on_server
 
 __all__ = [
     "ByteRange",
@@ -41,3 +46,14 @@ __all__ = [
     "request_threads",
     "unwanted_if",
 ]
+
+
+if not TYPE_CHECKING:  # what a local disk does not need, and takes long to import
+    __getattr__ = lazy(
+        __name__,
+        {
+            "FsspecStorage": "remote",
+            "can_copy_on_server": "server_copies",
+            "copy_on_server": "server_copies",
+        },
+    )

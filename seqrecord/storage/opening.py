@@ -12,11 +12,9 @@ from seqrecord.errors import LocationError
 from seqrecord.storage.base import Storage
 from seqrecord.storage.cache import with_cache
 from seqrecord.storage.local import LocalStorage
-from seqrecord.storage.mounts import MountStorage, find_remote_mount
-from seqrecord.storage.objects import OBJECTS, open_objects
+from seqrecord.storage.mounts import find_remote_mount
 from seqrecord.storage.options import StorageSettings, split_options
 from seqrecord.storage.parallel import ParallelStorage
-from seqrecord.storage.remote import FsspecStorage
 from seqrecord.storage.retrying import Retrier, RetryingStorage
 from seqrecord.storage.url import Location, parse_location
 
@@ -79,6 +77,8 @@ def _local(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) 
         )
     if not is_mount:
         return LocalStorage(where.root)
+    from seqrecord.storage.mounts import MountStorage
+
     # Not in parallel pieces, because a mount's handles must be read front to back. The mount itself
     # decides how many requests it makes.
     return RetryingStorage(
@@ -89,6 +89,9 @@ def _local(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) 
 def _remote(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) -> Storage:
     if settings.mount:
         raise LocationError("storage option mount is of local paths alone", file=where.shown)
+    # Here, since what reads URLs takes longer to import than all that a local disk needs.
+    from seqrecord.storage.objects import OBJECTS, open_objects
+
     is_object = settings.backend in _OBJECT_BACKENDS and where.protocol in OBJECTS
     if is_object or (where.protocol, settings.backend) == ("az", "blobfile"):
         return _layered(open_objects(where, settings, rest), settings)
@@ -97,6 +100,9 @@ def _remote(where: Location, settings: StorageSettings, rest: Mapping[str, Any])
 
 
 def _fsspec(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) -> Storage:
+    from seqrecord.storage.objects import OBJECTS
+    from seqrecord.storage.remote import FsspecStorage
+
     package = _PACKAGES.get(where.protocol, "fsspec")
     if settings.backend not in (None, "fsspec", package):
         objects = ("obstore", "urllib3", "blobfile")[: 3 if where.protocol == "az" else 2]

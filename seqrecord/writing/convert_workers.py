@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from seqrecord.errors import DestinationError
-from seqrecord.writing.clusters import open_cluster
 from seqrecord.writing.convert_jobs import Job, Written, write_copy, write_job
-from seqrecord.writing.worker_processes import worker_processes
 
 __all__ = ["Meter", "Progress", "Workers", "given_workers", "run_jobs"]
 
@@ -98,6 +96,8 @@ class _Given:
 def given_workers(executor: Executor | str | None) -> Iterator[Workers | None]:
     """Those of an executor, or of a cluster at this address, as long as the block runs."""
     if isinstance(executor, str):
+        from seqrecord.writing.clusters import open_cluster  # only where one is used
+
         with open_cluster(executor) as cluster:
             yield cluster
     else:
@@ -117,6 +117,8 @@ def run_jobs(
     elif processes <= 1:
         written = [write_job(job, meter.add) for job in jobs]
     else:
+        from seqrecord.writing.worker_processes import worker_processes
+
         with worker_processes(processes) as pool:
             written = _run_on(pool, jobs, meter)
     meter.tell()

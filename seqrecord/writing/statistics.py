@@ -8,17 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from seqrecord.errors import DestinationError, FormatError, NotFoundError
 from seqrecord.format.manifest import INDEX, Manifest, put_manifest
 from seqrecord.format.statistics import encode_statistics, read_statistics
-from seqrecord.reading.metadata import load_index
-from seqrecord.reading.reader import SeqRecordReader
-from seqrecord.reading.statistics import StatisticsProgress, compute_statistics
 from seqrecord.statistics import Statistics
 from seqrecord.storage import Storage, open_storage
 from seqrecord.writing.commits import Version, put_index_file, read_base, tidy
+
+if TYPE_CHECKING:
+    from seqrecord.reading.statistics import StatisticsProgress
 
 __all__ = ["add_statistics", "merged", "statistics_of"]
 
@@ -72,6 +72,11 @@ def add_statistics(
     Arguments are those of `compute_statistics`. Raises what that and `seqrecord.open` raise, and
     `ConflictError` where a writer commits meanwhile; then nothing was changed.
     """
+    # Here, since a writer does without all that reads frames.
+    from seqrecord.reading.metadata import load_index
+    from seqrecord.reading.reader import SeqRecordReader
+    from seqrecord.reading.statistics import compute_statistics
+
     storage = open_storage(location, storage_options)
     try:
         base = read_base(storage)

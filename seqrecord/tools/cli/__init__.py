@@ -1,6 +1,6 @@
 """The command line: each command calls one public function and prints what it says."""
 
-from seqrecord.tools.cli.commands import (
+from seqrecord.tools.cli.group import (
     main,
 )
 

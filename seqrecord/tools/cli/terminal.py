@@ -5,15 +5,18 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import BrokenExecutor
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
-from tqdm import tqdm
 
 from seqrecord.errors import SeqRecordError
+from seqrecord.lazy import lazy
 from seqrecord.text import one_line
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 __all__ = [
     "PROGRAM",
@@ -51,7 +54,26 @@ class Commands(Group):
     2 for a wrong use of the command line, 130 for Ctrl-C, 1 for anything else that went wrong.
     Errors that are neither this package's nor the system's are defects and keep their traceback,
     and with `--debug` all do.
+
+    Args:
+        modules: by the names of commands the modules beside this one that have them, each imported
+            when its command is looked at.
     """
+
+    def __init__(
+        self, *args: Any, modules: Mapping[str, str] | None = None, **options: Any
+    ) -> None:
+        super().__init__(*args, **options)
+        self._modules = modules or {}
+        self._imported = lazy(__name__.rpartition(".")[0], self._modules)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return sorted({*self.commands, *self._modules})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in self._modules and cmd_name not in self.commands:
+            self.add_command(self._imported(cmd_name), cmd_name)
+        return super().get_command(ctx, cmd_name)
 
     def main(
         self,
@@ -124,6 +146,8 @@ class ProgressBar:
         self._bar.update(done - self._bar.n)
 
     def _make(self, total: int) -> tqdm[NoReturn]:
+        from tqdm import tqdm
+
         count = (
             "{n_fmt}iB/{total_fmt}iB" if self._scale else f"{{n_fmt}}/{{total_fmt}} {self._unit}"
         )

@@ -1,0 +1,30 @@
+"""Names of a package whose modules are imported when a name is first used: imports take time."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["lazy"]
+
+
+def lazy(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """The `__getattr__` of a package, https://peps.python.org/pep-0562. Its modules are there, too.
+
+    Args:
+        package: its name.
+        modules: by the names it offers where they are, below it: `"reading.reader"`, or
+            `"reading.reader:open_dataset"` for a name that is another one there.
+    """
+
+    def found(name: str) -> Any:
+        if name in modules:
+            module, _, other = modules[name].partition(":")
+            return getattr(importlib.import_module(f"{package}.{module}"), other or name)
+        if not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}") is not None:
+            return importlib.import_module(f"{package}.{name}")
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return found
