@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -118,23 +117,6 @@ def test_videos_that_are_left_out(tmp_path: Path) -> None:
     alone = open_source(root, features=[VIDEO])
     assert len(frames_of(alone, 2)) == ROWS[2]
     assert list(alone.frames(alone.episodes()[1])) == [{}] * ROWS[1]
-
-
-def test_depth_is_refused(tmp_path: Path) -> None:
-    root = unpack_rows(tmp_path)
-    with_video(root, ROWS)
-    info = json.loads((root / "meta/info.json").read_text())
-    features = info["features"]
-    for known in (
-        {"video.is_depth_map": True},
-        {"video.pix_fmt": "gray12le"},
-        {"video.depth_min": 0.01},
-    ):
-        changed = {**features, VIDEO: {**features[VIDEO], "info": known}}
-        edit_info(root, features=changed)
-        with pytest.raises(SourceError, match=f"video of depth, .*feature: {VIDEO}"):
-            open_source(root).schema()
-        open_source(root, without_video=True).schema()
 
 
 def refused(root: Path, number: int, **options: Any) -> SourceError:

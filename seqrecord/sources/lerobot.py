@@ -1,4 +1,4 @@
-"""LeRobot datasets: rows and images of parquet files, and videos, which are kept."""
+"""LeRobot datasets: rows and images of parquet files, videos, which are kept, and depth."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import embedded_spec
 from seqrecord.sources.files import find_root, is_file
+from seqrecord.sources.lerobot_depth import LeRobotDepth, first_depth
 from seqrecord.sources.lerobot_layout import (
     INFO,
     LeRobotEpisode,
@@ -29,7 +30,7 @@ from seqrecord.sources.lerobot_layout import (
 from seqrecord.sources.lerobot_rows import TASK, EpisodeRows, image_bytes
 from seqrecord.sources.lerobot_videos import LeRobotVideos, first_video
 from seqrecord.sources.specs import text_spec
-from seqrecord.sources.video_streams import TOLERANCE
+from seqrecord.sources.video_rows import TOLERANCE
 
 __all__ = ["FORMAT", "LeRobot"]
 
@@ -59,8 +60,9 @@ class LeRobot:
 
     Packets of H.264, HEVC, AV1 and VP9 are kept as they are, see `seqrecord.sources.video_streams`.
     The frame of a row is the one nearest to its timestamp, less than `tolerance` seconds away, as
-    lerobot has it. `without_video` leaves video features out; those of depth, which hold codes and
-    no colours, must be left out. With `keep_encoded` RGB images stay PNG or JPEG.
+    lerobot has it. Videos of depth (lerobot 0.6) hold codes, which are decoded to metres, float32
+    [H, W], see `seqrecord.sources.lerobot_depth`. `without_video` leaves both out. With
+    `keep_encoded` RGB images stay PNG or JPEG.
     """
 
     root: str | os.PathLike[str]
@@ -87,8 +89,15 @@ class LeRobot:
         return [self._info_of(episode) for episode in self._episodes.values()]
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
+        episode = self._episode(info)
         try:
-            yield from self._rows.frames(self._episode(info))
+            if not self._depths:
+                yield from self._rows.frames(episode)
+                return
+            times = self._rows.times(episode)
+            depths = {name: each.frames(episode, times) for name, each in self._depths.items()}
+            for frame in self._rows.frames(episode):
+                yield {**frame, **{name: next(each) for name, each in depths.items()}}
         except SourceError as error:
             error.located(episode=info.key)
             raise
@@ -96,7 +105,7 @@ class LeRobot:
     def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop]]:
         """The GOPs of one episode's video features; its frames lack these features."""
         episode = self._episode(info)
-        names = [name for name in self.schema() if name in episode.videos]
+        names = [name for name in self.schema() if name in self._videos]
         if not names:
             return {}
         try:
@@ -121,7 +130,7 @@ class LeRobot:
         return [each for each in self._episodes.values() if each.error is None]
 
     def __getstate__(self) -> dict[str, Any]:
-        opened = ("_episodes", "_rows", "_videos")
+        opened = ("_episodes", "_rows", "_videos", "_depths")
         return {k: v for k, v in self.__dict__.items() if k not in opened}
 
     @cached_property
@@ -145,10 +154,17 @@ class LeRobot:
 
     @cached_property
     def _videos(self) -> dict[str, LeRobotVideos]:
+        """Of the features whose packets are kept."""
+        specs = {n: s for n, s in self.schema().items() if n in self._video_names and s.is_video}
+        return {n: LeRobotVideos(Path(self.root), s, self.tolerance) for n, s in specs.items()}
+
+    @cached_property
+    def _depths(self) -> dict[str, LeRobotDepth]:
+        """Of the features whose codes are decoded."""
+        known, schema = self._info.features, self.schema()
+        names = [n for n in schema if n in self._video_names and not schema[n].is_video]
         return {
-            name: LeRobotVideos(Path(self.root), self.schema()[name], self.tolerance)
-            for name in self._video_names
-            if name in self.schema()
+            n: LeRobotDepth(Path(self.root), known[n], schema[n], self.tolerance) for n in names
         }
 
     @cached_property
@@ -175,14 +191,6 @@ class LeRobot:
                     expected=f"some of {', '.join(offered)}",
                     got=name,
                 )
-            feature = offered[name]
-            if feature and feature.dtype == "video" and feature.is_depth:
-                raise SourceError(
-                    "a video of depth, whose codes cannot be read; to pack the others name them "
-                    "(--features), or set without_video (--source-option without_video=true)",
-                    file=str(Path(self.root) / INFO),
-                    feature=name,
-                )
         if not names:
             raise SourceError("no features", file=str(Path(self.root) / INFO))
         return [offered[name] for name in names]
@@ -193,6 +201,8 @@ class LeRobot:
             if feature.dtype == "image":
                 return self._image_spec(feature)
             if feature.dtype == "video":
+                if feature.depth is not None:
+                    return first_depth(Path(self.root), feature, self._listed)
                 return first_video(Path(self.root), feature, self._listed)
             if feature.dtype == "string":
                 return text_spec(feature.name, path)

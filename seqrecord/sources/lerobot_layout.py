@@ -48,14 +48,14 @@ _FIELD = re.compile(r"\{(\w+)(?::0([1-9])d)?\}")
 class LeRobotFeature:
     """A feature as `info.json` declares it; `dtype` may be `image`, `video` or `string`.
 
-    `is_depth` says that a video holds depth in codes, which are no colours.
+    `depth` is what is said of a video that holds depth in codes, which are no colours.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     names: Any
-    is_depth: bool = False
+    depth: Mapping[str, Any] | None = None
 
     def check_size(self, found: FeatureSpec, path: Path) -> None:
         """Raise `SourceError` for pictures in a file that are larger or smaller than declared.
@@ -288,21 +288,22 @@ def _features(value: object, path: Path) -> dict[str, LeRobotFeature]:
         ):
             raise _wrong(path, f"features.{name}"[:100], "an object of dtype and shape", each)
         features[name] = LeRobotFeature(
-            name, each["dtype"], tuple(shape), each.get("names"), _is_depth(each)
+            name, each["dtype"], tuple(shape), each.get("names"), _depth(each)
         )
     return features
 
 
-def _is_depth(feature: Mapping[str, Any]) -> bool:
-    """Whether a video holds depth: 12-bit codes, of a scale that stands beside them."""
+def _depth(feature: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What `info` says of a video of depth: 12-bit codes, and their scale; `None` of any other."""
     for known in (feature.get("info"), feature.get("video_info")):
         if isinstance(known, dict) and (
-            known.get("video.is_depth_map")
+            known.get("is_depth_map")
+            or known.get("video.is_depth_map")
             or str(known.get("video.pix_fmt")).startswith("gray1")
             or any(str(key).startswith("video.depth") for key in known)
         ):
-            return True
-    return False
+            return known
+    return None
 
 
 def _splits(value: object) -> dict[str, range]:

@@ -10,7 +10,6 @@ groups of pictures are open (their frames refer to those before the keyframe), a
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
 from collections.abc import Iterator
 
 import numpy as np
@@ -25,11 +24,9 @@ from seqrecord.sources.specs import feature_spec
 from seqrecord.sources.video_anew import EncodedAnew, stored_codec
 from seqrecord.sources.video_files import VideoFile, VideoPacket
 from seqrecord.sources.video_packets import KEPT
+from seqrecord.sources.video_rows import TOLERANCE, Rows
 
-__all__ = ["TOLERANCE", "check_file", "read_gops", "video_spec"]
-
-TOLERANCE = 1e-4
-"""Seconds by which a frame's time may differ from a row's: `tolerance_s` of lerobot."""
+__all__ = ["check_file", "read_gops", "video_spec"]
 
 _logger = logging.getLogger("seqrecord")
 
@@ -56,7 +53,7 @@ def read_gops(
     Raises `SourceError` for rows that have no frame or share one, for times that go back, and for
     a file that is truncated, damaged, or does not begin with a keyframe.
     """
-    rows = _Rows(file, times, tolerance)
+    rows = Rows(file, times, tolerance)
     group: list[VideoPacket] = []
     wants: list[bool] = []  # of the packets of the group
     anew: EncodedAnew | None = None
@@ -133,7 +130,7 @@ def check_file(file: VideoFile, spec: FeatureSpec) -> None:
 
 
 def _kept(
-    file: VideoFile, group: list[VideoPacket], wants: list[bool], rows: _Rows
+    file: VideoFile, group: list[VideoPacket], wants: list[bool], rows: Rows
 ) -> Iterator[Gop]:
     """The packets of a GOP as they are, if any of its frames is wanted."""
     shown = sorted((group[i].tick, i) for i, is_wanted in enumerate(wants) if is_wanted)
@@ -170,90 +167,3 @@ def _why_not(file: VideoFile, group: list[VideoPacket], wants: list[bool]) -> st
 def _warn(file: VideoFile, reason: str, count: int) -> None:
     if count and reason:
         _logger.warning("%s: %d frames were encoded anew: %s", file.path, count, reason)
-
-
-class _Rows:
-    """Which frames are wanted, and whether they come in order, each once."""
-
-    def __init__(
-        self, file: VideoFile, times: npt.NDArray[np.float64] | None, tolerance: float
-    ) -> None:
-        self.taken = 0
-        self._file, self._tolerance = file, tolerance
-        self._times: list[float] | None = None if times is None else times.tolist()
-        self._found = 0
-        self._last: int | None = None
-        if times is not None and len(times):
-            back = np.flatnonzero(~(np.diff(times) > 0))
-            if len(back) or not np.isfinite(times).all():
-                raise SourceError(
-                    "timestamps that go back",
-                    file=str(file.path),
-                    frame=int(back[0]) + 1 if len(back) else None,
-                )
-
-    @property
-    def first_tick(self) -> int | None:
-        """Where reading begins: the tick of the first row, rounded up to be on the safe side."""
-        if self._times is None:
-            return None
-        return round((self._times[0] + self._tolerance) / self._file.tick)
-
-    @property
-    def are_complete(self) -> bool:
-        """Whether packets of all rows have come."""
-        return self._times is not None and self._found >= len(self._times)
-
-    def want(self, packet: VideoPacket) -> bool:
-        """Whether the frame of a packet that has just come is shown and wanted."""
-        is_wanted = packet.is_shown and (self._times is None or self._row(packet.tick) is not None)
-        self._found += is_wanted
-        return is_wanted
-
-    def take(self, ticks: list[int]) -> None:
-        """The next frames, in the order in which they are shown."""
-        for tick in ticks:
-            if self._last is not None and tick <= self._last:
-                raise SourceError(
-                    "frames whose times go back",
-                    file=str(self._file.path),
-                    frame=self.taken,
-                    expected=f"more than {self._last * self._file.tick:.6f} s",
-                    got=f"{tick * self._file.tick:.6f} s",
-                )
-            if self._times is not None and self._row(tick) != self.taken:
-                raise self._lacking()
-            self._last = tick
-            self.taken += 1
-
-    def check_all(self) -> None:
-        """Raises `SourceError` if a wanted frame did not come."""
-        if self._times is not None and self.taken < len(self._times):
-            raise self._lacking()
-        if self._times is None and self.taken != self._found:
-            raise SourceError(
-                "a video of which frames cannot be decoded",
-                file=str(self._file.path),
-                expected=f"{self._found} frames",
-                got=self.taken,
-            )
-
-    def _row(self, tick: int) -> int | None:
-        """The row of the frame at a tick."""
-        assert self._times is not None
-        time = tick * self._file.tick
-        row = bisect_left(self._times, time)
-        if row and (
-            row == len(self._times) or time - self._times[row - 1] < self._times[row] - time
-        ):
-            row -= 1
-        return row if abs(self._times[row] - time) < self._tolerance else None
-
-    def _lacking(self) -> SourceError:
-        assert self._times is not None
-        return SourceError(
-            "a row without a frame of its own in the video",
-            file=str(self._file.path),
-            frame=self.taken,
-            expected=f"one within {self._tolerance} s of {self._times[self.taken]:.6f} s",
-        )

@@ -1,0 +1,134 @@
+"""LeRobot datasets with depth as video: as lerobot wrote one, and made here in the same layout.
+
+tests/golden/sources/lerobot_depth.zip is what lerobot 0.6.1 wrote and read: two datasets, of a
+logarithmic scale and of a linear one, and `frames.npz`, the depth in metres that it gave for every
+row. To make it again, in an environment with lerobot: `python -m tests.lerobot_depth_data FOLDER`,
+then zip the folder without `stats.json` and `images/`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["DEPTH", "INFO", "LENGTHS", "codes_of", "with_depth"]
+
+DEPTH = ("observation.images.log", "observation.images.linear")
+LENGTHS = (4, 6)
+FPS = 10
+_HEIGHT, _WIDTH = 32, 48
+INFO: Mapping[str, Any] = {
+    "is_depth_map": True,
+    "video.pix_fmt": "gray12le",
+    "video.depth_min": 0.01,
+    "video.depth_max": 10.0,
+    "video.shift": 3.5,
+    "video.use_log": True,
+}
+"""What lerobot says of a feature by its defaults."""
+
+
+def codes_of(count: int, seed: int = 0) -> npt.NDArray[np.uint16]:
+    """uint16 [count, 48, 64]: codes of 12 bits, all of them, no two frames alike."""
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, 4096, (count, 48, 64), np.uint16)
+    codes[0].reshape(-1)[:] = np.arange(48 * 64) * 4095 // (48 * 64 - 1)
+    return codes
+
+
+def with_depth(
+    root: Path,
+    codes: npt.NDArray[np.uint16],
+    lengths: Sequence[int],
+    name: str = DEPTH[0],
+    *,
+    info: Mapping[str, Any] = INFO,
+    codec: str = "libx265",
+    options: Mapping[str, str] | None = None,
+    pixels: str = "gray12le",
+) -> None:
+    """Add a video of codes, uint16 [T, H, W], to a v3.0 dataset of tests/lerobot_data.py."""
+    import av
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    said = json.loads((root / "meta/info.json").read_text())
+    said["features"][name] = {
+        "dtype": "video",
+        "shape": [*codes.shape[1:], 1],
+        "names": ["height", "width", "channels"],
+        "info": dict(info),
+    }
+    said["video_path"] = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+    (root / "meta/info.json").write_text(json.dumps(said))
+    path = root / f"videos/{name}/chunk-000/file-000.mp4"
+    path.parent.mkdir(parents=True)
+    quiet = {"x265-params": "log-level=none:pools=none:frame-threads=1:lossless=1"}
+    with av.open(str(path), "w") as file:
+        stream: Any = file.add_stream(codec, rate=said["fps"], options=dict(options or quiet))
+        stream.height, stream.width = codes.shape[1:]
+        stream.pix_fmt = pixels
+        stream.codec_context.thread_count = 1
+        for i, each in enumerate(codes):
+            frame = av.VideoFrame.from_ndarray(each, format="gray12le")
+            frame.pts, frame.time_base = i, Fraction(1, said["fps"])
+            file.mux(stream.encode(frame.reformat(format=pixels)))
+        file.mux(stream.encode())
+    table_path = root / "meta/episodes/chunk-000/file-000.parquet"
+    table = pq.read_table(table_path)
+    starts = np.cumsum([0, *lengths])[:-1] / said["fps"]
+    columns: dict[str, Any] = {
+        "chunk_index": [0] * len(lengths),
+        "file_index": [0] * len(lengths),
+        "from_timestamp": starts.tolist(),
+    }
+    for column, values in columns.items():
+        table = table.append_column(f"videos/{name}/{column}", pa.array(values))
+    pq.write_table(table, table_path)
+
+
+def main(root: Path) -> None:
+    from lerobot.configs.video import DepthEncoderConfig
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    shape = (_HEIGHT, _WIDTH, 1)
+    names = ["height", "width", "channels"]
+    y, x = np.mgrid[:_HEIGHT, :_WIDTH]
+    frames: dict[str, Any] = {}
+    for name, use_log in zip(DEPTH, (True, False), strict=True):
+        info = {"is_depth_map": True}
+        feature = {"dtype": "video", "shape": shape, "names": names, "info": info}
+        place = root / name.rpartition(".")[2]
+        dataset = LeRobotDataset.create(
+            "a/test",
+            fps=FPS,
+            root=place,
+            features={name: feature},
+            # Where there are B-frames, lerobot 0.6.1 misses the first frame of a second episode.
+            depth_encoder=DepthEncoderConfig(
+                use_log=use_log,
+                depth_max=8.0,
+                extra_options={"x265-params": "lossless=1:bframes=0"},
+            ),
+        )
+        for number, length in enumerate(LENGTHS):
+            for i in range(length):
+                # From 0, which stands for nothing seen, to more than the scale has.
+                depth = (x * y / 150 + 0.1 * i + 0.4 * number * (x > 9)).astype(np.float32)
+                dataset.add_frame({name: depth[..., None], "task": "look"})
+            dataset.save_episode()
+        dataset.finalize()
+        read = LeRobotDataset("a/test", root=place, depth_output_unit="m")
+        frames[name] = np.concatenate([read[i][name].numpy() for i in range(len(read))])
+    np.savez_compressed(root / "frames.npz", **frames)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
