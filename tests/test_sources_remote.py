@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import pickle
+import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,11 +22,14 @@ from seqrecord.sources.base import EpisodeInfo, Source
 from seqrecord.sources.remote_files import BLOCK_BYTES, MAX_BLOCKS, RemoteFile, RemoteFiles
 from seqrecord.storage import open_storage
 from seqrecord.writing.convert import convert
+from tests.bags import write_bag
 from tests.command_line import main
+from tests.golden.make_replay_buffer import FILE
 from tests.lerobot_video_data import unpack
 from tests.services.azurite import Azurite
 from tests.storage_doubles import CountingStorage, FaultyStorage
 from tests.test_sources_hdf5 import write_aloha, write_droid, write_robomimic
+from tests.test_sources_mcap import recording
 from tests.trees import make_frames, write_v1
 from tests.web_server import WebFolder
 
@@ -60,6 +66,19 @@ def droid(folder: Path) -> None:
     write_droid(folder / "lab" / "success" / "Fri")
 
 
+def zarr_buffer(folder: Path) -> None:
+    pytest.importorskip("zarr")  # it needs Python 3.11
+    from tests.test_sources_zarr import write_buffer
+
+    write_buffer(folder / "pusht.zarr", zarr_format=2)
+    write_buffer(folder / "task.zarr", (2, 3), zarr_format=3)
+
+
+def sqlite_bags(folder: Path) -> None:
+    for number in range(3):
+        write_bag(folder / f"run_{number}", recording(3 + number), sqlite=True)
+
+
 def everything(source: Source, infos: Sequence[EpisodeInfo] | None = None) -> list[Any]:
     """Schema, episodes, frames and packets, as bytes that can be compared."""
     found: list[Any] = [str(source.schema())]
@@ -81,7 +100,9 @@ def memory_url(request: pytest.FixtureRequest) -> Any:
         memory.rm(url, recursive=True)
 
 
-@pytest.mark.parametrize("write", [lerobot, tartanair, robomimic, aloha, droid])
+@pytest.mark.parametrize(
+    "write", [lerobot, tartanair, robomimic, aloha, droid, zarr_buffer, sqlite_bags]
+)
 def test_a_url_gives_what_a_folder_gives(
     tmp_path: Path, memory_url: str, write: Callable[[Path], None]
 ) -> None:
@@ -115,6 +136,90 @@ def test_a_file_of_a_web_server(tmp_path: Path) -> None:
     assert found == everything(open_source(tmp_path / "demo.hdf5"))
 
 
+def test_a_zip_and_a_bag_of_a_web_server(tmp_path: Path) -> None:
+    pytest.importorskip("zarr")
+    shutil.copy(FILE, tmp_path)
+    bag = write_bag(tmp_path / "run", recording(), sqlite=True)
+    with WebFolder(tmp_path) as server:
+        for path in (tmp_path / FILE.name, bag):
+            url = f"{server.endpoint}/{path.relative_to(tmp_path).as_posix()}"
+            assert everything(open_source(url)) == everything(open_source(path))
+
+
+def test_parts_of_zarr_values_and_values_that_are_not_there(
+    tmp_path: Path, memory_url: str
+) -> None:
+    zarr = pytest.importorskip("zarr")
+    array = np.arange(64, dtype="<i4")
+    group = zarr.create_group(tmp_path / "a.zarr", zarr_format=3)
+    # Of a sharded array a part of each file is read; of chunks 32 to 63 there is none.
+    sharded = group.create_array("x", shape=(128,), dtype="i4", chunks=(8,), shards=(32,))
+    sharded[:32], sharded[96:] = array[:32], array[32:]
+    files = RemoteFiles(open_storage(upload(tmp_path, memory_url)))
+    from seqrecord.sources.zarr_stores import RemoteStore
+
+    store = RemoteStore(files, files.root / "a.zarr")
+    found = zarr.open_group(store, mode="r")
+    assert list(found.array_keys()) == ["x"]
+    wanted = np.concatenate([array[:32], np.zeros(64, "<i4"), array[32:]])
+    np.testing.assert_array_equal(found["x"][:], wanted)
+    np.testing.assert_array_equal(found["x"][13:17], wanted[13:17])
+    local = zarr.storage.LocalStore(tmp_path / "a.zarr", read_only=True)
+    assert _keys(store) == _keys(local)
+    with pytest.raises(ValueError, match="read-only"):
+        found["x"][:] = 0
+
+
+def _keys(store: Any) -> list[str]:
+    from zarr.core.sync import sync
+
+    async def listed() -> list[str]:
+        return [key async for key in store.list()]
+
+    return sorted(sync(listed()))
+
+
+def test_bags_are_copied_one_at_a_time(
+    tmp_path: Path, memory_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sqlite_bags(tmp_path / "set")
+    upload(tmp_path / "set", memory_url)
+    copies = tmp_path / "tmp"
+    copies.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(copies))
+    source = open_source(memory_url)
+    for info in source.episodes():
+        for frame in source.frames(info):
+            assert frame
+            assert len([*copies.iterdir()]) == 1
+    del source
+    gc.collect()
+    assert [*copies.iterdir()] == []
+    usage = shutil.disk_usage(copies)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100))
+    with pytest.raises(StorageError, match=r"TMPDIR.* got: 100 bytes free") as caught:
+        convert(open_source(memory_url), tmp_path / "records", skip_bad_episodes=True, workers=1)
+    assert caught.value.file == str(copies)
+    assert [*copies.iterdir()] == []
+
+
+def test_a_chunk_that_cannot_be_had_is_no_bad_episode(tmp_path: Path, memory_url: str) -> None:
+    zarr_buffer(tmp_path / "set")
+    upload(tmp_path / "set", memory_url)
+    fails = False
+
+    def fault(operation: str, path: str, _: int) -> Exception | None:
+        return StorageError("the network", file=path) if fails and "/img/" in path else None
+
+    source = open_source(FaultyStorage(open_storage(memory_url), fault))
+    assert len(source.episodes()) == 5
+    fails = True
+    with pytest.raises(StorageError, match="the network"):
+        convert(source, tmp_path / "records", skip_bad_episodes=True, workers=1)
+    fails = False
+    assert len(convert(source, tmp_path / "records", mode="resume", workers=1).written) == 5
+
+
 def test_nothing_there_and_what_does_not_take_urls(memory_url: str) -> None:
     memory = fsspec.filesystem("memory")
     memory.pipe_file(f"{memory_url}/other/notes.txt", b"nothing")
@@ -125,8 +230,9 @@ def test_nothing_there_and_what_does_not_take_urls(memory_url: str) -> None:
         open_source(f"{memory_url}/other")
     assert caught.value.file == f"{memory_url}/other"
     memory.pipe_file(f"{memory_url}/bag/run.db3", b"SQLite format 3\0")
-    with pytest.raises(SourceError, match="copy it"):
+    with pytest.raises(SourceError, match="damaged") as caught:
         open_source(f"{memory_url}/bag").schema()
+    assert caught.value.file == f"{memory_url}/bag/run.db3"
     with pytest.raises(SourceError, match="of a URL alone"):
         open_source("/", storage_options={"deadline": 3})
 
@@ -194,7 +300,7 @@ def test_two_accounts_with_one_url_do_not_meet() -> None:
     assert one.root != two.root
 
 
-@pytest.mark.parametrize("write", [lerobot, tartanair, robomimic])
+@pytest.mark.parametrize("write", [lerobot, tartanair, robomimic, zarr_buffer, sqlite_bags])
 def test_packed_from_azure_on_the_command_line(
     tmp_path: Path,
     azurite: Azurite,

@@ -231,7 +231,10 @@ class _McapReader:
 
 
 class _Sqlite:
-    """rosbag2's storage `sqlite3`: a table of topics, and one of messages."""
+    """rosbag2's storage `sqlite3`: a table of topics, and one of messages.
+
+    A file on a URL is copied to the folder for temporary files while it is read.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -278,13 +281,11 @@ class _Sqlite:
         with _reading(self.path):
             if not is_file(self.path):
                 raise FileNotFoundError(self.path)
-            if remote_files(self.path) is not None:
-                raise SourceError(
-                    "a bag of SQLite is read from a disk alone: copy it",
-                    file=str(self.path),
-                    expected="a .mcap file, or a .db3 file of this machine",
-                )
-            url = f"file:{quote(str(self.path))}?mode=ro&immutable=1"
+            files = remote_files(self.path)
+            # SQLite reads files of a disk alone. The copy stays until this block ends.
+            copy = None if files is None else files.local_copy(self.path)
+            path = self.path if copy is None else copy.path
+            url = f"file:{quote(str(path))}?mode=ro&immutable=1"
             with closing(sqlite3.connect(url, uri=True)) as database:
                 yield database
 

@@ -1,4 +1,6 @@
-"""Originals on a URL: listings, and files that are read in blocks. Nothing is put on a disk.
+"""Originals on a URL: listings, and files that are read in blocks.
+
+Nothing is put on a disk, but for what a library reads there alone: see `RemoteFiles.local_copy`.
 
 Sources name originals by paths. That of `az://container/set/…` is `az:HASH/container/set/…`, which
 no disk has, with a hash of account and endpoint. A process knows to whom such a path belongs while
@@ -19,6 +21,7 @@ from typing import Any
 
 from seqrecord.checksum import Buffer
 from seqrecord.errors import LocationError, NotFoundError, StorageError
+from seqrecord.sources.local_copies import LocalCopy
 from seqrecord.storage import ByteRange, Entry, Storage, entries_of
 
 __all__ = ["BLOCK_BYTES", "MAX_BLOCKS", "RemoteFile", "RemoteFiles", "remote_files"]
@@ -47,6 +50,7 @@ class RemoteFiles:
         self.root = Path(f"{scheme}:{place}", rest.strip("/"))
         self.failure: StorageError | None = None  # of a request: not of what lies there
         self._listings: OrderedDict[str, dict[str, Entry]] = OrderedDict()
+        self._copy: LocalCopy | None = None
         with _lock:
             for root in [*_known]:
                 _known[root] = [each for each in _known[root] if each() is not None]
@@ -59,7 +63,7 @@ class RemoteFiles:
 
     def entry(self, path: Path) -> Entry | None:
         """What lies at a path; `None` if nothing does."""
-        name = self._relative(path)
+        name = self.name_of(path)
         if not name:
             return Entry("", is_folder=True) if self.listing(path) else None
         try:
@@ -72,7 +76,7 @@ class RemoteFiles:
 
     def listing(self, folder: Path) -> dict[str, Entry]:
         """Names in a folder; empty if there is none."""
-        name = self._relative(folder)
+        name = self.name_of(folder)
         if name not in self._listings:
             found = self.asked(lambda: entries_of(self.storage, name))
             self._listings[name] = {entry.name: entry for entry in found}
@@ -86,7 +90,19 @@ class RemoteFiles:
         entry = self.entry(path)
         if entry is None or entry.is_folder:
             raise FileNotFoundError(2, "no such file", str(path))
-        return RemoteFile(self, self._relative(path), entry.size)
+        return RemoteFile(self, self.name_of(path), entry.size)
+
+    def local_copy(self, path: Path) -> LocalCopy:
+        """A file as a temporary one on this machine's disk; the last one is kept until another is
+        wanted, so that there is one at a time.
+
+        Raises `FileNotFoundError` where no file is, `StorageError` where the disk has no room.
+        """
+        if self._copy is None or self._copy.original != path:
+            self._copy = None  # first, so that its room is free
+            with self.open(path) as file:
+                self._copy = LocalCopy(path, file, file.seek(0, io.SEEK_END))
+        return self._copy
 
     def read(self, name: str, ranges: list[ByteRange], views: list[memoryview]) -> None:
         """As `Storage.read_ranges`."""
@@ -105,7 +121,8 @@ class RemoteFiles:
             self.failure = error
             raise
 
-    def _relative(self, path: Path) -> str:
+    def name_of(self, path: Path) -> str:
+        """The path below the URL, as `storage` takes it; empty for the URL itself."""
         name = path.relative_to(self.root).as_posix()
         return "" if name == "." else name
 

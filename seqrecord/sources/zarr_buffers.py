@@ -23,11 +23,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import MissingPackageError, SeqRecordError, SourceError
+from seqrecord.errors import MissingPackageError, SeqRecordError, SourceError, StorageError
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.files import find_original, is_directory, is_file, list_folder
 from seqrecord.sources.finding import natural_order
+from seqrecord.sources.remote_files import remote_files
 from seqrecord.sources.rows import first_line, read_rows
 from seqrecord.sources.specs import check_spec, chosen_schema, feature_spec, kind_of, text_spec
 
@@ -50,6 +51,8 @@ class ZarrBuffers:
     Arrays [N] of strings are text. Any other kind of array refuses its buffer, unless `features`,
     the names to read in that order, leave it out. `keep_encoded` changes nothing:
     images are arrays here. Arrays whose codec would unpickle objects are refused.
+
+    On a URL each chunk is a request of its own, several at a time.
 
     A source is a snapshot: its schema is worked out once and travels with it when it is pickled.
     """
@@ -178,6 +181,7 @@ FORMAT = SourceFormat(
     "NAME.zarr/data/… and NAME.zarr/meta/episode_ends, or NAME.zarr.zip",
     ZarrBuffers,
     takes_files=True,
+    takes_urls=True,
 )
 
 
@@ -203,9 +207,16 @@ def _open(path: Path) -> Iterator[Any]:
     _register_image_codecs()
     store: Any = None
     try:
-        is_zip = is_file(path)
-        store = ZipStore(path, mode="r") if is_zip else LocalStore(path, read_only=True)
+        files, is_zip = remote_files(path), is_file(path)
+        if files is not None:
+            from seqrecord.sources.zarr_stores import RemoteStore, RemoteZip  # which need zarr
+
+            store = RemoteZip(path) if is_zip else RemoteStore(files, path)
+        else:
+            store = ZipStore(path, mode="r") if is_zip else LocalStore(path, read_only=True)
         group = zarr.open_group(store, mode="r")
+    except StorageError:
+        raise
     except Exception as error:  # zarr, zipfile and json raise about any kind
         with suppress(Exception):  # a zip that could not be opened cannot be closed
             store.close()
