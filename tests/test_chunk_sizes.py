@@ -9,7 +9,7 @@ import pytest
 
 import seqrecord
 from seqrecord.format.pages import aligned
-from seqrecord.pipes.chunk_sizes import bytes_beside, chunk_bytes
+from seqrecord.pipes.chunk_sizes import bytes_beside, bytes_of_run, chunk_bytes
 from tests.clip_data import LENGTHS, write_numbered
 
 GROUPS = {"image": 0, "flow": 1, "note": 1, "id": 2}
@@ -42,4 +42,18 @@ def test_bytes_beside_each_chunk(tmp_path: Path, flush_at: list[int]) -> None:
                 for chunk in leading
             ]
             assert beside.tolist() == expected
+    for count in (1, 2, 5, 100):
+        for group, some, nbytes in zip(groups, chunks, sizes, strict=True):
+            touched = [
+                sum(
+                    size
+                    for chunk, size in zip(some, nbytes.tolist(), strict=True)
+                    if chunk.episode == episode
+                    and chunk.first_frame < first + count
+                    and first < chunk.first_frame + chunk.num_frames
+                )
+                for episode, length in enumerate(LENGTHS)
+                for first in range(length)
+            ]
+            assert bytes_of_run(group, nbytes, count) == max(touched)
     assert sum(LENGTHS) == int(np.sum(groups[0].num_frames))

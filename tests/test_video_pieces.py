@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ from hypothesis import strategies as st
 import seqrecord
 from seqrecord.clips import EpisodeTable
 from seqrecord.codecs.video.decoding import decode_gop
+from seqrecord.errors import MemoryLimitError
 from seqrecord.grids import ChunkGrid
-from seqrecord.pipes.video_pieces import bytes_kept_open, in_pieces
+from seqrecord.pipes.chunk_sizes import bytes_beside
+from seqrecord.pipes.video_pieces import bytes_kept_beside, bytes_kept_open, in_pieces
+from tests.test_memory import BESIDE, check_taken
 from tests.test_video_datasets import kept_schema, state
 from tests.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
 
@@ -56,10 +60,20 @@ def test_pieces_are_those_of_the_chunks(episodes: list[list[int]], most: int) ->
 
 @pytest.fixture(scope="module")
 def long(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Pixels]]:
-    """GOPs of 100 frames with B-frames, and of 50, 120 and 37, kept."""
-    path = tmp_path_factory.mktemp("long") / "records"
+    """GOPs of 100 frames with B-frames, and of 50, 120 and 37, kept; `state` in a chunk an
+    episode."""
+    return write_long(tmp_path_factory.mktemp("long") / "records")
+
+
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Pixels]]:
+    """The same, with `state` in chunks of 7."""
+    return write_long(tmp_path_factory.mktemp("beside") / "records", chunk_frames=7)
+
+
+def write_long(path: Path, **options: Any) -> tuple[Path, dict[str, Pixels]]:
     decoded: dict[str, Pixels] = {}
-    with seqrecord.SeqRecordWriter(path, schema=kept_schema()) as writer:
+    with seqrecord.SeqRecordWriter(path, schema=kept_schema(), **options) as writer:
         for key, cuts in {"a": (100, 100, 60), "b": (50, 120, 37), "c": (20,)}.items():
             frames = moving(sum(cuts), seed=len(key))
             edges = np.cumsum((0, *cuts)).tolist()
@@ -74,6 +88,15 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Pixe
     return path, decoded
 
 
+def same(frame: dict[str, Any]) -> dict[str, Any]:
+    """A transform that changes nothing."""
+    return frame
+
+
+def upside_down(frame: dict[str, Any]) -> dict[str, Any]:
+    return {"small": frame["image"][::-2, ::2], "number": frame["state"][:1] / 3}
+
+
 def check(path: Path, decoded: dict[str, Pixels], **options: Any) -> dict[str, Any]:
     """Every clip of an epoch is right; the statistics."""
     pipe = seqrecord.SeqRecordPipe(path, batch_size=4, **options)
@@ -82,19 +105,93 @@ def check(path: Path, decoded: dict[str, Pixels], **options: Any) -> dict[str, A
     for batch in pipe:
         for i, (key, start) in enumerate(zip(batch["episode"], batch["start"], strict=True)):
             frames = int(start) + step * np.arange(length)
-            assert np.array_equal(batch["image"][i].numpy(), decoded[key][frames]), (key, start)
+            if options.get("frame_transform") is upside_down:
+                expected = decoded[key][frames][:, ::-2, ::2]
+                assert np.array_equal(batch["small"][i].numpy(), expected), (key, start)
+                assert batch["number"][i, :, 0].tolist() == frames.tolist(), (key, start)
+            else:
+                expected = decoded[key][frames]
+                assert np.array_equal(batch["image"][i].numpy(), expected), (key, start)
             seen += 1
     assert seen == len(pipe) * 4 - (-pipe.stats()["clips"] % 4)
     return pipe.stats()
 
 
+def least_limit(path: Path, **options: Any) -> int:
+    """The least memory limit that would do, in bytes."""
+    with pytest.raises(MemoryLimitError) as caught:
+        seqrecord.SeqRecordPipe(path, batch_size=4, memory_limit=1, **options)
+    return int(re.findall(r"at least (\d+) bytes", str(caught.value))[0])
+
+
 def test_chunks_are_read_and_decoded_once(long: tuple[Path, dict[str, Pixels]]) -> None:
     path, decoded = long
-    stats = check(path, decoded, clip_len=4, shuffle=False, num_cursors=1)
+    options: dict[str, Any] = {"clip_len": 4, "shuffle": False, "num_cursors": 1}
+    limit = least_limit(path, **options)
+    stats = check(path, decoded, **options, memory_limit=limit)
     assert stats["video_frames_decoded"] == sum(map(len, decoded.values()))
     pages = sum(int(group.page_length.sum()) for group in seqrecord.open(path).index.groups)
     assert stats["bytes_read"] == pages
     assert stats["resident_bytes"] < 100 * HEIGHT * WIDTH * 3  # a chunk has 120
+
+
+@pytest.mark.parametrize("dataset", ["long", "beside"])
+def test_a_transform_gets_frames_piece_by_piece(
+    dataset: str, request: pytest.FixtureRequest
+) -> None:
+    """Pages are read once for a chunk of video, and none of their frames is decoded twice."""
+    path, decoded = request.getfixturevalue(dataset)
+    options: dict[str, Any] = {"clip_len": 4, "shuffle": False, "num_cursors": 1}
+    options |= {"frame_transform": same}
+    stats = check(path, decoded, **options, memory_limit=least_limit(path, **options))
+    assert (
+        stats["video_frames_decoded"] == stats["frames_decoded"] == sum(map(len, decoded.values()))
+    )
+    assert stats["resident_bytes"] < 100 * HEIGHT * WIDTH * 3  # a chunk has 120
+    video, states = seqrecord.open(path).index.groups
+    beside = bytes_beside(video, states, states.page_length[:, 0].astype(np.int64))
+    assert stats["bytes_read"] == int(video.page_length.sum()) + int(beside.sum())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clip_len": 16, "num_cursors": 3},
+        {"clip_len": 5, "dilation": 9, "num_cursors": 2},
+        {"clip_len": 2, "stride": 7, "dilation": 3},
+        {"clip_len": 8, "num_cursors": 4, "num_threads": 4},
+        {"clip_len": 8, "num_cursors": 2, "device": "cpu"},
+    ],
+    ids=str,
+)
+def test_transformed_clips(beside: tuple[Path, dict[str, Pixels]], options: dict[str, Any]) -> None:
+    check(*beside, seed=1, frame_transform=upside_down, **options)
+
+
+def test_a_transform_takes_no_more_memory(beside: tuple[Path, dict[str, Pixels]]) -> None:
+    path, decoded = beside
+    options: dict[str, Any] = {"clip_len": 4, "num_cursors": 2, "num_threads": 1}
+    least = [least_limit(path, **options, frame_transform=made) for made in (None, same)]
+    # Each load under way has a frame beside, and what is made of it; a chunk has 120.
+    assert least[1] <= 1.05 * least[0]
+    options |= {"frame_transform": same, "memory_limit": least[1]}
+    check_taken(lambda: check(path, decoded, **options), least[1] + BESIDE)
+
+
+def test_a_transform_that_raises_leaves_no_chunk_open(
+    beside: tuple[Path, dict[str, Pixels]],
+) -> None:
+    """Its error names the frame, which is not of the first piece."""
+
+    def fails(frame: dict[str, Any]) -> dict[str, Any]:
+        if frame["state"][0] == 3 * 61:
+            raise ZeroDivisionError
+        return frame
+
+    options: dict[str, Any] = {"clip_len": 4, "shuffle": False, "num_cursors": 1}
+    with pytest.raises(ZeroDivisionError) as caught:
+        check(*beside, **options, frame_transform=fails)
+    assert "frame 61" in str(getattr(caught.value, "__notes__", caught.value))
 
 
 @pytest.mark.parametrize(
@@ -152,3 +249,7 @@ def test_memory_is_counted_for_what_stays_open(long: tuple[Path, dict[str, Pixel
     kept = 30 * bytes_kept_open(pieces.groups[0], group, dataset.features)
     assert kept >= int(group.page_length.max()) + 16 * HEIGHT * WIDTH * 3
     assert bytes_kept_open(table.groups[0], group, dataset.features) == 0
+    groups = dataset.index.groups
+    states = int(groups[1].page_length.max())
+    beside = 30 * bytes_kept_beside(pieces.groups[0], groups, dataset.features)
+    assert kept + states <= beside <= kept + states + 64 + 30

@@ -96,7 +96,9 @@ class ChunkLoader:
         """
         with self._buffers.storing(places) as targets:
             still_open = self._take(load)
-            fetched = fetched or still_open or self.fetch(load, targets)
+            if fetched is None and still_open is not None:
+                fetched = self._go_on(load, still_open)
+            fetched = fetched or self.fetch(load, targets)
             try:
                 self._storer.store(load, targets, fetched)
             except BaseException:
@@ -135,13 +137,19 @@ class ChunkLoader:
         return None
 
     def _keep(self, load: Load, fetched: Fetched) -> None:
-        """Leave a chunk open for the cursor's next load, where it has more frames."""
-        chunk = fetched.chunk
+        """Leave a chunk open for the cursor's next load, where it has more frames; and beside it
+        those of other groups that have more."""
         stop = load.first + load.count * self._frames.steps[load.group]
-        if load.group in self.in_pieces and stop < chunk.first_frame + chunk.num_frames:
-            self._open[load.group, load.cursor] = (load.run, fetched)
-        else:
+        if load.group not in self.in_pieces or stop >= fetched.chunk.stop_frame:
             self._pages.release(fetched)
+            return
+        kept = []
+        for other in fetched.others:
+            if other.chunk.stop_frame > stop:
+                kept.append(other)
+            else:
+                self._pages.release(other)
+        self._open[load.group, load.cursor] = (load.run, replace(fetched, others=kept))
 
     def fetch(self, load: Load, places: Sequence[Place] = ()) -> Fetched:
         """Read the load's chunk; with `places`, large raw pages, or parts of these, straight into
@@ -153,24 +161,48 @@ class ChunkLoader:
         if self._transform is None:
             direct = self._pages.direct(load, chunk, pages, places)
         fetched = self._pages.read(chunk, pages, direct)
+        nbytes = fetched.nbytes
         if self._transform is not None:
-            others: list[Fetched] = []
-            try:
-                others.extend(
-                    self._pages.read(other, self._reader.pages(other), Direct({}, ()))
-                    for other in self._chunks_of_others(load)
-                )
-            except BaseException:
-                self._pages.release(replace(fetched, others=others))
-                raise
-            fetched = replace(fetched, others=others)
+            fetched, more = self._with_others(load, fetched)
+            nbytes += more
+        self._note_fetch(load, begin, nbytes)
+        return fetched
+
+    def _go_on(self, load: Load, still_open: Fetched) -> Fetched:
+        """An open chunk, for a load of the frames that follow: what is beside it of these is
+        read."""
+        if self._transform is None:
+            return still_open
+        begin = perf_counter()
+        fetched, nbytes = self._with_others(load, still_open)
+        if nbytes:
+            self._note_fetch(load, begin, nbytes)
+        return fetched
+
+    def _with_others(self, load: Load, fetched: Fetched) -> tuple[Fetched, int]:
+        """A chunk beside those of other groups that have the load's frames, of which it has some;
+        and how many bytes were read of the rest."""
+        had = {(other.chunk.group, other.chunk.row): other for other in fetched.others}
+        others: list[Fetched] = []
+        nbytes = 0
+        try:
+            for chunk in self._chunks_of_others(load):
+                other = had.pop((chunk.group, chunk.row), None)
+                if other is None:
+                    other = self._pages.read(chunk, self._reader.pages(chunk), Direct({}, ()))
+                    nbytes += other.nbytes
+                others.append(other)
+        except BaseException:
+            self._pages.release(replace(fetched, others=[*others, *had.values()]))
+            raise
+        for other in had.values():
+            self._pages.release(other)
+        return replace(fetched, others=others), nbytes
+
+    def _note_fetch(self, load: Load, begin: float, nbytes: int) -> None:
         end = perf_counter()
         self._stats.trace.add("fetch", begin, end, chunk=load.chunk)
-        self._stats.add(
-            bytes_read=sum(part.nbytes for part in (fetched, *fetched.others)),
-            fetch_seconds=end - begin,
-        )
-        return fetched
+        self._stats.add(bytes_read=nbytes, fetch_seconds=end - begin)
 
     def _chunks_of_others(self, load: Load) -> Iterator[Chunk]:
         """The chunks of other groups that have the load's frames."""

@@ -10,7 +10,7 @@ from seqrecord.clips import IntArray
 from seqrecord.format.index import GroupIndex
 from seqrecord.format.pages import ALIGNMENT
 
-__all__ = ["bytes_beside", "chunk_bytes"]
+__all__ = ["bytes_beside", "bytes_of_run", "chunk_bytes"]
 
 _FRAME_BITS = 32  # an episode has fewer frames than two to this power
 
@@ -35,6 +35,20 @@ def bytes_beside(lead: GroupIndex, other: GroupIndex, nbytes: IntArray) -> IntAr
     stop = np.searchsorted(keys, first + lead.num_frames, side="left")
     beside: IntArray = total[stop] - total[start]
     return beside
+
+
+def bytes_of_run(group: GroupIndex, nbytes: IntArray, num_frames: int) -> int:
+    """The most bytes of those chunks of a group that have some of `num_frames` frames of an
+    episode, which follow each other.
+
+    `nbytes` are bytes of the group's chunks. Most chunks are touched by frames that begin with the
+    last one of a chunk.
+    """
+    total = np.append(0, np.cumsum(nbytes))
+    keys = _keys(group)
+    last = keys + group.num_frames - 1
+    stop = np.searchsorted(keys, last + num_frames, side="left")
+    return int((total[stop] - total[:-1]).max(initial=0))
 
 
 def _keys(group: GroupIndex) -> IntArray:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from seqrecord.clips import EpisodeTable
-from seqrecord.pipes.chunk_sizes import bytes_beside, chunk_bytes
+from seqrecord.pipes.chunk_sizes import bytes_beside, bytes_of_run, chunk_bytes
 from seqrecord.pipes.identity import groups_of
-from seqrecord.pipes.video_pieces import bytes_kept_open
+from seqrecord.pipes.video_pieces import bytes_kept_beside, bytes_kept_open
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.sampling.memory import FrameSizes
@@ -34,7 +34,8 @@ def frame_sizes(
     A variable shape counts as its largest frame of the selected episodes, decoded.
 
     With `frame_transform` the plan has one group, whose arena has what is made of frames, and each
-    load reads chunks of all groups.
+    load reads chunks of all groups. Where that group is in pieces, a cursor keeps those open of
+    which it has yet to need more.
 
     Args:
         dataset: with the requested features.
@@ -49,11 +50,19 @@ def frame_sizes(
     features, tables = dataset.features, dataset.index.groups
     if is_transformed:
         frame = sum(spec.nbytes for spec in held.values())
-        frames, lead = [frame], tables[episodes.lead.group]
-        each = [
-            bytes_beside(lead, group, chunk_bytes(group, features)).max()
-            for group in groups_of(dataset)
-        ]
+        grid, lead = episodes.lead, tables[episodes.lead.group]
+        if grid.whole is None:
+            frames = [frame]
+            each = [
+                bytes_beside(lead, group, chunk_bytes(group, features)).max()
+                for group in groups_of(dataset)
+            ]
+        else:
+            frames, most = [frame + bytes_kept_beside(grid, tables, features)], grid.largest.max()
+            each = [
+                bytes_of_run(group, chunk_bytes(group, features), int(most))
+                for group in groups_of(dataset)
+            ]
         chunk = int(sum(each)) + sum(spec.nbytes for spec in stored.values()) + frame
     else:  # codecs may need room for a frame that is in no row yet
         frames = bytes_by_group(held, features)

@@ -336,11 +336,10 @@ class ClipSelection:
         What transforms frames needs whole ones: then loads are those of that group only.
         """
         nbytes = bytes_by_group(self.stored_arrays(), self.dataset.features)
+        pieces = in_pieces(table, self.dataset.features)
+        found = pieces.led_by(nbytes.index(max(nbytes)), self.selected)
         if self.frame_transform is None:
-            return in_pieces(table, self.dataset.features).led_by(
-                nbytes.index(max(nbytes)), self.selected
-            )
-        found = table.led_by(nbytes.index(max(nbytes)), self.selected)
+            return found
         return EpisodeTable(found.num_frames, (found.lead,))
 
     def stored_arrays(self) -> dict[str, ArraySpec]:

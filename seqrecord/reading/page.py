@@ -27,6 +27,11 @@ class Chunk:
     path: str
     offset: int
 
+    @property
+    def stop_frame(self) -> int:
+        """The frame behind its last one."""
+        return self.first_frame + self.num_frames
+
 
 @dataclass(frozen=True, eq=False)
 class Page:
