@@ -26,6 +26,7 @@ from seqrecord.engine.batches import BatchBuilder
 from seqrecord.engine.host_batches import HostBatchBuilder
 from seqrecord.engine.stats import EngineStats
 from seqrecord.reading.frames import ArraySpec
+from seqrecord.schema import FeatureSpec
 
 __all__ = ["Buffers", "ChunkBuffers", "GroupNeeds", "HostBuffers", "KeptBuffers", "Needs"]
 
@@ -51,6 +52,7 @@ class Needs:
     num_batches: int  # that are ever in use at a time
     device: torch.device | None = None  # with its number; `None` for the host, without staging
     shared: bool = False  # batches are sent to another process
+    decoded_there: tuple[FeatureSpec, ...] = ()  # videos that the device decodes, if it can
 
 
 class ChunkBuffers:

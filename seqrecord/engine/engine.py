@@ -30,6 +30,7 @@ from seqrecord.reading.frames import ArraySpec, FrameTransform
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.sampling import Plan
 from seqrecord.sampling.memory import CONSUMER, Memory
+from seqrecord.schema import FeatureSpec
 
 __all__ = ["Engine", "Execution"]
 
@@ -71,6 +72,7 @@ class Engine:
         draw: what is drawn for clips. Those that functions are called with are gathered from
             arenas.
         places: of a plan of single clips on the host, where these will be joined.
+        decode_there: whether the device decodes video, where it can; see `DeviceVideo`.
     """
 
     drop: Callable[[], object]
@@ -95,6 +97,7 @@ class Engine:
         lengths: Mapping[str, int] | None = None,
         draw: DrawClips | None = None,
         places: Places | None = None,
+        decode_there: bool = False,
     ) -> None:
         self.stats = stats
         self._together = memory.together
@@ -116,6 +119,7 @@ class Engine:
             lengths=lengths,
             draw=draw,
             places=places,
+            decode_there=decode_there,
         )
         # The thread does not refer to the engine, so that dropping the engine ends it.
         run = partial(execution.run, batch if batch < plan.num_batches else None)
@@ -172,6 +176,7 @@ class Execution:
         lengths: Mapping[str, int] | None = None,
         draw: DrawClips | None = None,
         places: Places | None = None,
+        decode_there: bool = False,
         make_executor: Callable[..., Executor] = OverlappingExecutor,
         stream: SideStream | None = None,
     ) -> None:
@@ -184,14 +189,17 @@ class Execution:
         )
         made = specs if made is None else made
         lengths = clip_frames.lengths if lengths is None else lengths
-        needs = Needs(groups, made, lengths, size, batches, device, shared)
+        video: tuple[FeatureSpec, ...] = ()
+        if decode_there and device is not None and frame_transform is None:
+            video = tuple(spec for spec in dataset.features.values() if spec.is_video)
+        needs = Needs(groups, made, lengths, size, batches, device, shared, video)
         on_device = partial(DeviceBuffers, stream=stream)
         self._buffers = buffers = kept.acquire(needs, HostBuffers if device is None else on_device)
         if isinstance(buffers, HostBuffers):
             buffers.place_clips(places)
         self._kept = weakref.ref(kept)
         stats.watch(dataset.storage.counters)
-        loader = ChunkLoader(
+        self._loader = loader = ChunkLoader(
             dataset,
             buffers,
             {group.group: group.window.frame_step for group in plan.groups},
@@ -222,6 +230,7 @@ class Execution:
                 if batch is not None:
                     self._executor.run(batch)
         finally:
+            self._loader.close()
             self._buffers.end()
 
     def release(self) -> None:

@@ -151,6 +151,12 @@ class ChunkLoader:
                 self._pages.release(other)
         self._open[load.group, load.cursor] = (load.run, replace(fetched, others=kept))
 
+    def close(self) -> None:
+        """Let go of the chunks that are open, when nothing is loaded any more."""
+        for _, fetched in self._open.values():
+            self._pages.release(fetched)
+        self._open.clear()
+
     def fetch(self, load: Load, places: Sequence[Place] = ()) -> Fetched:
         """Read the load's chunk; with `places`, large raw pages, or parts of these, straight into
         them."""

@@ -75,6 +75,8 @@ def clear_rows(spec: FeatureSpec, target: Rows, first: int, count: int) -> None:
     elif spec.value != "array":
         for row in range(first, first + count):
             rows.put(row, "" if spec.value == "text" else b"")
+    elif spec.is_fixed:  # a device's
+        rows.clear(first, count)
     else:
         rows.make(first, [tuple(size or 0 for size in spec.shape)] * count)
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from seqrecord.engine.crop_rows import WindowRows
 from seqrecord.engine.crops import frames_in
+from seqrecord.engine.device.video import DeviceFrames
 from seqrecord.engine.direct import Slice
 from seqrecord.engine.ragged import Padded, clear_rows
 from seqrecord.errors import ClipError
@@ -34,6 +35,8 @@ def store(
         if isinstance(target, WindowRows):
             _store_windows(reader, page, data, frames, target, item.row)
             continue
+        if isinstance(target, DeviceFrames):
+            page.memo.setdefault("open_video", target.open)
         if spec.is_fixed:
             out = target[item.row : item.row + item.length]
             reader.decode(page, data, _as_range(frames), out)

@@ -11,7 +11,7 @@ a group of pictures begins.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -25,7 +25,13 @@ from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, MAX_GOP_PACKETS, Gop
 from seqrecord.errors import CodecError, FormatError, FrameError, SchemaError
 from seqrecord.schema import FeatureSpec
 
-__all__ = ["VideoPageCodec", "VideoReader", "least_video_bytes", "parse_video_page"]
+__all__ = [
+    "VideoPageCodec",
+    "VideoReader",
+    "VideoTable",
+    "least_video_bytes",
+    "parse_video_page",
+]
 
 _BEGINS = 1 << 31  # a group of pictures
 _NOT_SHOWN = _BEGINS - 1
@@ -84,9 +90,15 @@ class VideoPageCodec:
         table = offsets.astype("<u4").tobytes() + np.array(numbers, "<u4").tobytes()
         return b"".join((head, table, *packets))
 
-    def reader(self, page: memoryview, count: int) -> VideoReader:
-        """Reads the frames of a page of `count` frames, of which the table is checked first."""
-        return VideoReader(self, page, parse_video_page(page, count, self.spec.name))
+    def reader(
+        self,
+        page: memoryview,
+        count: int,
+        make: Callable[[VideoPageCodec, memoryview, VideoTable], Any] | None = None,
+    ) -> Any:
+        """Reads the frames of a page of `count` frames, of which the table is checked first: a
+        `VideoReader`, or what `make` gives that has its methods."""
+        return (make or VideoReader)(self, page, parse_video_page(page, count, self.spec.name))
 
 
 class VideoReader:

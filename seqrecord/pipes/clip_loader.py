@@ -151,6 +151,7 @@ class ClipLoader(Planner):
             "num_threads": self.options.num_threads or worker_threads(),
             "frame_transform": self.selection.frame_transform,
             "device": self._find_device(),
+            "decode_there": self.options.video_decoder == "torchcodec",
             "shared": get_worker_info() is not None,
             "kept": self._buffers,
             "made": None if draws is None else draws.made,

@@ -297,6 +297,10 @@ class LoaderOptions(ClipOptions):
             waits for that stream, so you need not synchronize. Not in a DataLoader's worker
             processes. By default tensors stay on the host; "cpu" gives the same tensors by the
             steps that a device takes.
+        video_decoder: "pyav" decodes video on the host. "torchcodec" decodes it on the `device`,
+            straight into its memory: on a GPU by NVDEC. What it cannot decode there, PyAV decodes,
+            as without torchcodec and with `frame_transform`; the log says so once. Pixels may
+            differ by a few units of 255, for YUV becomes RGB by other code.
         num_threads: threads for reading, decoding and copying; by default this process's share of
             the cores. These are the cores of its affinity and of the container's CPU quota, divided
             by the ranks on this machine (torchrun's `LOCAL_WORLD_SIZE`, or what MPI or Slurm say)
@@ -319,6 +323,7 @@ class LoaderOptions(ClipOptions):
     rank: int | None = None
     world_size: int | None = None
     device: str | torch.device | None = None
+    video_decoder: str = "pyav"
     num_threads: int | None = None
     trace: str | PathLike[str] | None = None
 
@@ -334,6 +339,13 @@ class LoaderOptions(ClipOptions):
         check_size("memory_limit", self.memory_limit)
         if not self.rank is self.world_size is None:
             check_rank(self.rank, self.world_size)
+        decoders = ("pyav", "torchcodec")
+        check(
+            "video_decoder",
+            self.video_decoder,
+            self.video_decoder in decoders,
+            "'pyav' or 'torchcodec'",
+        )
         if self.device is not None:
             from seqrecord.engine.device.streams import check_device  # torch takes seconds
 

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
+from seqrecord.codecs.video.container import CONTAINED
 from seqrecord.errors import SchemaError
 from seqrecord.schema import FeatureSpec, Schema
-from seqrecord.writing.mp4 import CONTAINED
 
 __all__ = [
     "RECORDED",

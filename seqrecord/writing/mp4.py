@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import logging
-import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 from seqrecord.codecs.video.config import VideoConfig
+from seqrecord.codecs.video.container import TimedPacket, mux_mp4
 from seqrecord.codecs.video.decoding import decode_gop
 from seqrecord.codecs.video.encoding import encode_gop
 from seqrecord.codecs.video.gops import Gop
-from seqrecord.codecs.video.packages import pyav, video_errors
-from seqrecord.errors import CodecError
 from seqrecord.schema import FeatureSpec
 
-__all__ = ["CONTAINED", "shown_only", "write_mp4"]
+__all__ = ["shown_only", "write_mp4"]
 
 _logger = logging.getLogger("seqrecord")
 
-CONTAINED = ("h264", "hevc", "av1", "vp9")
-"""The codecs that an MP4 file can hold."""
-
-_RAW = {"h264": "h264", "hevc": "hevc"}  # FFmpeg's names of streams without a container
-_IVF = {"av1": b"AV01", "vp9": b"VP90"}  # https://wiki.multimedia.cx/index.php/Duck_IVF
 _TICKS = 512  # a frame: times are as exact as other writers have them
 
 
@@ -47,42 +38,27 @@ def write_mp4(
     """
     if any(-1 in gop.order for gop in gops):
         raise ValueError("frames that are not shown cannot be put into a file")
-    av = pyav()
-    try:
-        with (
-            av.open(_bare(codec, size, gops[0]), format=_RAW.get(codec, "ivf")) as bare,
-            av.open(str(path), "w", format="mp4", options={"movflags": "faststart"}) as file,
-        ):
-            stream = file.add_stream_from_template(bare.streams.video[0], opaque=True)
-            stream.time_base = Fraction(1, 1) / fps / _TICKS
-            # Frames are decoded before they are shown: by so many packets at most.
-            delay = max(place - shown for gop in gops for place, shown in enumerate(gop.order))
-            first = 0
-            for gop in gops:
-                for place, (data, shown) in enumerate(zip(gop.packets, gop.order, strict=True)):
-                    packet = av.Packet(data)
-                    packet.stream = stream
-                    packet.time_base = Fraction(1, 1) / fps / _TICKS
-                    packet.pts = (first + shown) * _TICKS
-                    packet.dts = (first + place - delay) * _TICKS
-                    packet.duration = _TICKS
-                    packet.is_keyframe = place == 0
-                    file.mux(packet)
-                first += gop.num_frames
-    except video_errors() as error:
-        raise CodecError(
-            "packets that cannot be put into an MP4 file", got=str(error)[:300]
-        ) from error
+    # Frames are decoded before they are shown: by so many packets at most.
+    delay = max(place - shown for gop in gops for place, shown in enumerate(gop.order))
+    mux_mp4(
+        str(path),
+        codec,
+        size,
+        gops[0].packets,
+        _timed(gops, delay),
+        tick=Fraction(1, 1) / fps / _TICKS,
+        duration=_TICKS,
+        options={"movflags": "faststart"},
+    )
 
 
-def _bare(codec: str, size: tuple[int, int], gop: Gop) -> Any:
-    """A stream of which FFmpeg finds out what a container says of it."""
-    if codec in _RAW:
-        return io.BytesIO(b"".join(gop.packets))
-    height, width = size
-    head = struct.pack("<4sHH4sHHIIII", b"DKIF", 0, 32, _IVF[codec], width, height, 30, 1, 1, 0)
-    frames = (struct.pack("<IQ", len(data), place) + data for place, data in enumerate(gop.packets))
-    return io.BytesIO(head + b"".join(frames))
+def _timed(gops: Sequence[Gop], delay: int) -> Iterator[TimedPacket]:
+    first = 0
+    for gop in gops:
+        for place, (data, shown) in enumerate(zip(gop.packets, gop.order, strict=True)):
+            pts, dts = (first + shown) * _TICKS, (first + place - delay) * _TICKS
+            yield TimedPacket(data, pts, dts, place == 0)
+        first += gop.num_frames
 
 
 def shown_only(gops: Sequence[Gop], spec: FeatureSpec, where: str) -> list[Gop]:

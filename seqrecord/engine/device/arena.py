@@ -31,6 +31,7 @@ from seqrecord.engine.arena import FreshRows, ObjectRows
 from seqrecord.engine.crops import runs
 from seqrecord.engine.device.staging import Staging, StagingBuffer
 from seqrecord.engine.device.streams import Mark
+from seqrecord.engine.device.video import DeviceFrames, DeviceVideo
 from seqrecord.reading.frames import ArraySpec
 
 __all__ = ["CopySpan", "DeviceArena", "StagedRows", "as_words", "torch_dtype"]
@@ -52,8 +53,15 @@ class DeviceArena:
     of texts a list of these.
     """
 
-    def __init__(self, specs: Mapping[str, ArraySpec], num_rows: int, staging: Staging) -> None:
+    def __init__(
+        self,
+        specs: Mapping[str, ArraySpec],
+        num_rows: int,
+        staging: Staging,
+        video: Mapping[str, DeviceVideo] | None = None,
+    ) -> None:
         self.specs = dict(specs)
+        self._video = {n: decodes for n, decodes in (video or {}).items() if n in specs}
         self.num_rows = num_rows
         self.stream = stream = staging.stream
         self._staging = staging  # which arenas of one stream share
@@ -79,10 +87,23 @@ class DeviceArena:
 
     @contextmanager
     def stage(self, rows: npt.NDArray[np.int64]) -> Iterator[StagedRows]:
-        """Memory of the host for the frames of these rows, to be written to and then stored."""
-        fixed = [spec.nbytes * len(rows) for spec in self.specs.values() if spec.is_fixed]
+        """Memory of the host for the frames of these rows, to be written to and then stored; and
+        the rows themselves, of video that the device decodes."""
+        there = {
+            name: DeviceFrames(video, self._frames(name), rows)
+            for name, video in self._video.items()
+            if video.works
+        }
+        staged = {name: spec for name, spec in self.specs.items() if name not in there}
+        fixed = [spec.nbytes * len(rows) for spec in staged.values() if spec.is_fixed]
         with self._staging.acquire(fixed) as buffer:
-            yield StagedRows(self, rows, buffer)
+            yield StagedRows(self, rows, buffer, staged, there)
+
+    def _frames(self, feature: str) -> torch.Tensor:
+        """The rows of a feature of a fixed shape of bytes, [rows, …]."""
+        whole = self._rows[feature].view(torch.uint8)
+        frames: torch.Tensor = whole.view(self.num_rows, *self.specs[feature].shape)
+        return frames
 
     def store(
         self, rows: npt.NDArray[np.int64], staged: Mapping[str, torch.Tensor | list[Any]]
@@ -193,17 +214,23 @@ class DeviceArena:
 
 
 class StagedRows:
-    """Memory of the host for the frames of some rows of an arena, one after the other."""
+    """Memory of the host for the frames of some rows of an arena, one after the other; `there` are
+    the features whose rows are written to at once."""
 
     def __init__(
-        self, arena: DeviceArena, rows: npt.NDArray[np.int64], buffer: StagingBuffer
+        self,
+        arena: DeviceArena,
+        rows: npt.NDArray[np.int64],
+        buffer: StagingBuffer,
+        staged: Mapping[str, ArraySpec],
+        there: Mapping[str, DeviceFrames],
     ) -> None:
         self._arena = arena
         self._rows = rows
         self._staged: dict[str, torch.Tensor | list[Any]] = {}
-        self._arrays: dict[str, Any] = {}
+        self._arrays: dict[str, Any] = dict(there)
         count = len(rows)
-        for name, spec in arena.specs.items():
+        for name, spec in staged.items():
             if spec.is_fixed:
                 shape: Any = (count, *spec.shape)
                 memory, self._arrays[name] = buffer.array(shape, spec.dtype)

@@ -19,6 +19,7 @@ from seqrecord.engine.crops import Crop
 from seqrecord.engine.device.arena import DeviceArena, as_words, torch_dtype
 from seqrecord.engine.device.staging import Staging
 from seqrecord.engine.device.streams import RunAhead, SideStream, side_stream
+from seqrecord.engine.device.video import DeviceVideo
 from seqrecord.engine.ragged import Frames
 from seqrecord.engine.stats import EngineStats
 from seqrecord.reading.frames import ArraySpec
@@ -30,7 +31,8 @@ class DeviceBuffers:
     """Buffers on a device, see `seqrecord.engine.buffers.Buffers`.
 
     Frames are decoded into staging, and copied from there by a stream beside the consumer's, which
-    gathers clips too; see `DeviceArena`.
+    gathers clips too; see `DeviceArena`. Those of `needs.decoded_there` are decoded into their rows
+    by the device itself, where it can; see `DeviceVideo`.
 
     The memory of batches is the allocator's of torch, which knows when a tensor's last view is
     gone, in Python or in the graph of a backward pass. It is allocated for the side stream, so what
@@ -45,8 +47,9 @@ class DeviceBuffers:
         self.chunks = ChunkBuffers()
         self._stream = stream or side_stream(needs.device)
         staging = Staging(self._stream)
+        self._video = {spec.name: DeviceVideo(spec, self._stream) for spec in needs.decoded_there}
         self.arenas: Sequence[DeviceArena] = [
-            DeviceArena(group.specs, group.num_rows, staging) for group in needs.groups
+            DeviceArena(group.specs, group.num_rows, staging, self._video) for group in needs.groups
         ]
         self._taken = RunAhead()
         self._stats = EngineStats()
@@ -78,6 +81,8 @@ class DeviceBuffers:
     def end(self) -> None:
         """See `Buffers`; waits for the copies, for their times."""
         self._note_copies(wait=True)
+        for video in self._video.values():
+            video.end_decoders()
 
     def _note_copies(self, *, wait: bool = False) -> None:
         """Count and trace the copies that are done; with `wait`, all of them."""

@@ -1,0 +1,388 @@
+"""Video that a device decodes by torchcodec: what it gives is what PyAV gives, or PyAV is asked."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import seqrecord
+from seqrecord.codecs.video.decoding import decode_gop
+from seqrecord.codecs.video.gops import Gop
+from seqrecord.engine.device import video as device_video
+from seqrecord.engine.device.streams import DirectStream, streams_of
+from seqrecord.engine.device.video import DeviceVideo, Numbered
+from seqrecord.errors import CodecError
+from seqrecord.format.video_pages import VideoPageCodec, VideoReader, parse_video_page
+from seqrecord.schema import FeatureSpec
+from tests.side_streams import NO_GPU, LateStream
+from tests.test_video_datasets import kept_schema, state
+from tests.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
+
+Pixels = npt.NDArray[np.uint8]
+
+try:
+    from torchcodec.decoders import VideoDecoder
+except (ImportError, RuntimeError, OSError):
+    VideoDecoder = None
+
+NEEDS_TORCHCODEC = pytest.mark.skipif(VideoDecoder is None, reason="torchcodec cannot be imported")
+
+CPU = DirectStream(torch.device("cpu"))
+
+MOST = 2
+"""By how much a number may differ that another FFmpeg has converted from YUV."""
+
+
+@pytest.fixture(autouse=True)
+def _say_it_again() -> None:
+    device_video._say.cache_clear()
+
+
+def codec_of(name: str) -> VideoPageCodec:
+    shape = (HEIGHT, WIDTH, 3)
+    chain = (config_of(name).to_json(),)
+    return VideoPageCodec(FeatureSpec("image", np.dtype("u1"), shape, codec=chain))
+
+
+def readers(name: str, gops: list[Gop]) -> tuple[DeviceVideo, Any, VideoReader]:
+    """A page's reader that has torchcodec, and the one that has PyAV."""
+    codec = codec_of(name)
+    page = memoryview(codec.join(gops))
+    count = sum(gop.num_frames for gop in gops)
+    video = DeviceVideo(codec.spec, CPU)
+    return video, codec.reader(page, count, video.open), codec.reader(page, count)
+
+
+def decoded(reader: Any, positions: list[int]) -> Pixels:
+    out = np.empty((len(positions), HEIGHT, WIDTH, 3), np.uint8)
+    reader.decode_into(positions, out)
+    return out
+
+
+def far(some: Pixels, others: Pixels) -> int:
+    return int(np.abs(some.astype(int) - others).max(initial=0))
+
+
+def some_gop(shown: list[int], hidden: list[int]) -> Gop:
+    order = list(shown)
+    for place in sorted(hidden, reverse=True):
+        order.insert(place, -1)
+    return Gop((b"packet",) * len(order), tuple(order))
+
+
+ORDER = st.integers(1, 5).flatmap(lambda count: st.permutations(list(range(count))))
+GOPS = st.lists(st.builds(some_gop, ORDER, st.lists(st.integers(0, 5), max_size=3)), min_size=1)
+"""Groups with frames in any order, and with packets that show nothing."""
+
+
+@given(GOPS)
+def test_numbers_of_packets(groups: list[Gop]) -> None:
+    page = memoryview(codec_of("h264").join(groups))
+    count = sum(gop.num_frames for gop in groups)
+    numbered = Numbered(page, parse_video_page(page, count, "image"))
+    packets = list(numbered._packets())
+    assert all(packet.pts >= packet.dts >= 0 for packet in packets)
+    assert (np.diff([packet.dts for packet in packets]) > 0).all()
+    times = sorted(packet.pts for packet in packets)
+    assert len(set(times)) == len(packets) == len(numbered)
+    first_packet = first_frame = 0
+    for gop in groups:
+        own = packets[first_packet : first_packet + len(gop.packets)]
+        rest = packets[first_packet + len(gop.packets) :]
+        assert [packet.is_key for packet in own] == [True] + [False] * (len(own) - 1)
+        # Whoever looks for a keyframe at or before a frame of the group finds that of the group.
+        assert all(packet.dts < other.dts for packet in own for other in rest[:1])
+        assert all(max(p.pts for p in own) < other.pts for other in rest)
+        assert all(own[0].pts < other.dts for other in rest)
+        for packet, shown in zip(own, gop.order, strict=True):
+            if shown >= 0:
+                frame = first_frame + shown
+                assert times[numbered.index[frame]] == packet.pts
+                assert numbered.ticks[frame] == packet.pts - times[0]
+        first_packet, first_frame = first_packet + len(own), first_frame + gop.num_frames
+
+
+ORDERS = [
+    list(range(40)),
+    [*range(3, 12), *range(12, 33), 39],
+    list(range(1, 40, 7)),
+    [39, 0, 20, 20, 5],
+]
+
+
+@NEEDS_TORCHCODEC
+@pytest.mark.parametrize("name", ["h264", "hevc", "av1", "vp9"])
+@pytest.mark.parametrize("length", [40, 16, 2])
+def test_frames_are_those_of_pyav(name: str, length: int) -> None:
+    pages = gops_of(name, moving(40), length)
+    for positions in ORDERS:
+        video, some, others = readers(name, pages)
+        for piece in (positions[:10], positions[10:]):
+            assert far(decoded(some, piece), decoded(others, piece)) <= MOST
+        assert video.works
+        assert some.num_decoded == others.num_decoded
+
+
+@NEEDS_TORCHCODEC
+@pytest.mark.parametrize("name", ["h264", "hevc", "av1", "vp9"])
+def test_frames_that_are_not_shown(name: str) -> None:
+    """Those before an episode's first frame, and between the rows of a slower table."""
+    (whole,) = gops_of(name, moving(24), 24)
+    frames = decode_gop(config_of(name), HEIGHT, WIDTH, whole)
+    wanted = [number for number in range(5, 24) if number % 3]
+    order = [wanted.index(n) if n in wanted else -1 for n in whole.order]
+    video, some, others = readers(name, [Gop(whole.packets, tuple(order)), whole])
+    positions = list(range(len(wanted) + 24))
+    found = decoded(some, positions)
+    assert video.works
+    assert far(found, np.concatenate([frames[wanted], frames])) <= MOST
+    assert np.array_equal(decoded(others, positions), np.concatenate([frames[wanted], frames]))
+
+
+def write(path: Path, name: str, lengths: dict[str, int], gop: int) -> dict[str, Pixels]:
+    """A dataset of kept video, and the frames that PyAV makes of it."""
+    frames: dict[str, Pixels] = {}
+    with seqrecord.SeqRecordWriter(path, schema=kept_schema(name)) as writer:
+        for key, count in lengths.items():
+            pages = gops_of(name, moving(count, seed=count), gop)
+            frames[key] = np.concatenate(
+                [decode_gop(config_of(name), HEIGHT, WIDTH, one) for one in pages]
+            )
+            with writer.episode(key) as episode:
+                episode.append_video("image", pages)
+                for row in state(count):
+                    episode.append({"state": row})
+    return frames
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Pixels]]:
+    path = tmp_path_factory.mktemp("device") / "records"
+    return path, write(path, "h264", {"a": 120, "b": 45}, 60)
+
+
+def run(
+    path: Path, frames: dict[str, Pixels], device: str, most: int, **options: Any
+) -> dict[str, Any]:
+    """Every clip of an epoch is right; the statistics."""
+    settings: dict[str, Any] = {"clip_len": 4, "batch_size": 8, "num_cursors": 3} | options
+    pipe = seqrecord.SeqRecordPipe(path, device=device, video_decoder="torchcodec", **settings)
+    held = list(pipe)  # all of them: none may change, and none may lack what is yet to be done
+    for batch in held:
+        for i, (key, start) in enumerate(zip(batch["episode"], batch["start"], strict=True)):
+            clip = int(start) + settings.get("dilation", 1) * np.arange(4)
+            assert far(batch["image"][i].cpu().numpy(), frames[key][clip]) <= most, (key, start)
+            assert np.array_equal(batch["state"][i].cpu().numpy(), state(200)[clip])
+    assert len(held) == len(pipe)
+    return pipe.stats()
+
+
+def fallbacks(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if "is decoded on the host" in r.getMessage()]
+
+
+@NEEDS_TORCHCODEC
+@pytest.mark.parametrize("stream", ["cpu", "late"])
+@pytest.mark.parametrize("options", [{}, {"stride": 5, "dilation": 3}, {"num_threads": 4}], ids=str)
+def test_a_device_decodes_into_its_rows(
+    kept: tuple[Path, dict[str, Pixels]],
+    stream: str,
+    options: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    make = DirectStream if stream == "cpu" else lambda _: LateStream()
+    with streams_of("cpu", make):
+        stats = run(*kept, "cpu", MOST, **options)
+    assert not fallbacks(caplog)
+    assert 165 <= stats["video_frames_decoded"] <= 165 + 3 * 60  # where runs are cut
+    assert stats["device_bytes"] < 165 * HEIGHT * WIDTH * 3 / 10, "no frame is copied there"
+
+
+@NO_GPU
+@NEEDS_TORCHCODEC
+@pytest.mark.parametrize("name", ["h264", "hevc", "av1", "vp9"])
+def test_a_gpu_decodes_into_its_rows(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By NVDEC, whose colours differ a little; or on the host, which is said, and then not."""
+    frames = write(tmp_path / "r", name, {"a": 120, "b": 45}, 60)
+    run(tmp_path / "r", frames, "cuda", 255)
+    most = 0 if fallbacks(caplog) else 40  # chroma is spread over pixels in another way
+    stats = run(tmp_path / "r", frames, "cuda", most)
+    assert len(fallbacks(caplog)) <= 1
+    assert (stats["device_bytes"] < 165 * HEIGHT * WIDTH * 3 / 10) == (not fallbacks(caplog))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NO_GPU)])
+def test_without_torchcodec_pyav_decodes(
+    kept: tuple[Path, dict[str, Pixels]],
+    device: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
+    for _ in range(2):
+        run(*kept, device, 0)
+    (said,) = fallbacks(caplog)
+    assert f"video of 'image' is decoded on the host, not on {device}" in said
+    assert "torchcodec cannot be imported" in said
+
+
+class _Wrong:
+    """A decoder that gives what is asked for, but for the frames from `first` on: `spoil` does
+    something to these."""
+
+    def __init__(self, first: int, spoil: Any) -> None:
+        self.first, self.spoil = first, spoil
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        inner, wrong = VideoDecoder(*args, **kwargs), self
+
+        class Decoder:
+            metadata = inner.metadata
+
+            def __len__(self) -> int:
+                return len(inner)
+
+            def get_frames_at(self, indices: list[int]) -> Any:
+                found = inner.get_frames_at(indices)
+                return wrong.spoil(found) if indices[-1] >= wrong.first else found
+
+        return Decoder()
+
+
+def other_colours(found: Any) -> Any:
+    found.data = found.data.flip(-1)
+    return found
+
+
+def later(found: Any) -> Any:
+    found.pts_seconds = found.pts_seconds + 1 / 25
+    return found
+
+
+def fails(found: Any) -> Any:
+    raise RuntimeError("out of surfaces\nat line 5")
+
+
+@NEEDS_TORCHCODEC
+@pytest.mark.parametrize(
+    ("first", "spoil", "reason"),
+    [
+        (0, other_colours, "differ from PyAV's by"),
+        (0, later, "other frames than were asked for"),
+        (40, later, "other frames than were asked for"),
+        (0, fails, "out of surfaces"),
+        (40, fails, "out of surfaces"),
+    ],
+)
+def test_what_torchcodec_gives_is_not_trusted(
+    kept: tuple[Path, dict[str, Pixels]],
+    first: int,
+    spoil: Any,
+    reason: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(device_video, "_video_decoder", lambda: _Wrong(first, spoil))
+    with streams_of("cpu", lambda _: LateStream()):
+        run(*kept, "cpu", MOST if first else 0)
+    (said,) = fallbacks(caplog)
+    assert reason in said
+    assert "\n" not in said
+
+
+@NEEDS_TORCHCODEC
+@pytest.mark.parametrize(
+    ("codec", "reason"),
+    [
+        ({"codec": "ffv1", "pixel_format": "bgr0"}, "no container"),
+        ({"codec": "h264", "pixel_format": "yuv420p", "matrix": 1}, "colours"),
+        ({"codec": "h264", "pixel_format": "yuv420p", "range": "full"}, "colours"),
+    ],
+)
+def test_what_is_not_given_to_torchcodec(
+    codec: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    chain = ({"id": "video", **codec},)
+    spec = FeatureSpec("image", np.dtype("u1"), (HEIGHT, WIDTH, 3), codec=chain)
+    assert not DeviceVideo(spec, CPU).works
+    assert reason in fallbacks(caplog)[0]
+
+
+@NEEDS_TORCHCODEC
+@pytest.mark.parametrize("place", [3, 20])
+def test_broken_packets_are_named_as_by_pyav(place: int) -> None:
+    gop = gops_of("h264", moving(24), 24)[0]
+    packets = list(gop.packets)
+    packets[place] = bytes(len(packets[place]))
+    _, some, others = readers("h264", [Gop(tuple(packets), gop.order)])
+    positions = list(range(24))
+    with pytest.raises(CodecError) as expected:
+        decoded(others, positions)
+    with pytest.raises(CodecError) as found:
+        decoded(some, positions)
+    assert (found.value.message, found.value.offset) == (
+        expected.value.message,
+        expected.value.offset,
+    )
+
+
+@NEEDS_TORCHCODEC
+def test_decoders_end_where_the_device_is_the_current_one() -> None:
+    """Not in the thread that drops a page, whichever it is."""
+    video, reader, _ = readers("h264", gops_of("h264", moving(8), 8))
+    decoded(reader, [0, 1])
+    assert not video._ended
+    del reader
+    assert len(video._ended) == 1
+    video.end_decoders()
+    assert not video._ended
+
+
+@NEEDS_TORCHCODEC
+@pytest.mark.parametrize("batches", [3, None])
+def test_threads_of_the_engine_end_decoders(
+    kept: tuple[Path, dict[str, Pixels]], batches: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    ended: list[str] = []
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        begun.append(threading.current_thread().name)
+        made = VideoDecoder(*args, **kwargs)
+        made.__class__ = type("Told", (VideoDecoder,), {"__del__": tell})
+        return made
+
+    def tell(decoder: Any) -> None:
+        del decoder
+        ended.append(threading.current_thread().name)
+
+    monkeypatch.setattr(device_video, "_video_decoder", lambda: make)
+    options: dict[str, Any] = {"device": "cpu", "video_decoder": "torchcodec", "num_cursors": 3}
+    pipe = seqrecord.SeqRecordPipe(kept[0], clip_len=4, batch_size=8, **options)
+    iterator = iter(pipe)
+    for _ in islice(iterator, batches):
+        pass
+    del iterator
+    patience = time.monotonic() + 30
+    while len(ended) < len(begun) and time.monotonic() < patience:
+        time.sleep(0.01)
+    assert len(ended) == len(begun) > 0
+    assert all(name.startswith("seqrecord") for name in ended)
+
+
+def test_only_known_decoders(kept: tuple[Path, dict[str, Pixels]]) -> None:
+    with pytest.raises(seqrecord.ClipError, match="video_decoder"):
+        seqrecord.SeqRecordPipe(kept[0], clip_len=4, video_decoder="nvdec")
