@@ -125,3 +125,23 @@ def test_in_a_loader(large: Path, workers: int) -> None:
     loader: Any = DataLoader(chain, batch_size=None, num_workers=workers)
     found = [name for batch in loader for name in check(batch, CLIPS["features"], 3)]
     assert sorted(found) == possible_clips(CLIPS["features"], 3)
+
+
+def test_torch_need_not_make_an_error_for_every_clip(large: Path) -> None:
+    class Own(IterDataPipe[Any]):
+        def __init__(self, source: Any) -> None:
+            self.source = source
+
+        def __iter__(self) -> Iterator[Any]:
+            yield from self.source
+
+    pipe: Any = SeqRecordPipe(large, **CLIPS)
+    shuffled = pipe.shuffle(buffer_size=3)
+    own: Any = Own(shuffled)
+    one, other = own.fork(2)
+    asked = [vars(each).get("_is_child_datapipe") for each in (shuffled, own, one)]
+    assert asked == [None, None, None]
+    assert len(list(one.zip(other))) == len(pipe)
+    asked = [vars(each).get("_is_child_datapipe") for each in (shuffled, own, one)]
+    assert asked == [False, None, None]
+    assert one._is_child_datapipe

@@ -23,6 +23,7 @@ from seqrecord.pipes.callers import (
     find_loader,
     is_indexed_by_default,
     is_running,
+    spare_lookups,
 )
 from seqrecord.pipes.clip_loader import Clip, ClipLoader
 from seqrecord.pipes.clip_reader import ClipReader
@@ -194,16 +195,15 @@ class SeqRecordPipe(_Streaming, IterDataPipe[Clip]):
         location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
     """
 
-    # torch asks every pipe for this at every item; where it is missing that takes longer than all
-    # else that is done for a small clip.
-    _is_child_datapipe = False
+    _is_child_datapipe = False  # see `spare_lookups`
     _warned = False
     _holder: str | None = None  # of items of this iteration, behind this pipe
 
     def __iter__(self) -> Iterator[Clip]:
         self._holder = find_holder()
-        shuffled = ShuffledBatches.of(self, find_chain())
-        return self._epochs.iterate(self._part(), shuffled)
+        chain = find_chain()
+        spare_lookups(chain)
+        return self._epochs.iterate(self._part(), ShuffledBatches.of(self, chain))
 
     def __len__(self) -> int:
         """As `SeqRecordStream`'s, also where a `.sharding_filter()` follows."""
