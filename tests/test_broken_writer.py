@@ -17,7 +17,7 @@ from seqrecord import SeqRecordWriter, convert
 from seqrecord.errors import DestinationError, NotFoundError, SeqRecordError, StorageError
 from seqrecord.storage import LocalStorage, open_storage
 from seqrecord.writing.cleaning import clean
-from tests.abandoned import abandon
+from tests.abandoned import abandon, abandonable
 from tests.made_source import MadeSource
 from tests.storage_doubles import FailAt, FaultyStorage
 
@@ -36,7 +36,7 @@ def memory() -> Iterable[str]:
 def skipping(storage: Any, **options: Any) -> tuple[SeqRecordWriter, list[str]]:
     """A script that skips episodes that fail; the writer, not closed, and the keys that ended."""
     options = {"codecs": "raw", "chunk_frames": 2, "record_bytes": 500, **options}
-    writer = SeqRecordWriter(storage, **options)
+    writer = abandonable(storage, **options)
     ended = []
     for key in KEYS:
         try:

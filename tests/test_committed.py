@@ -18,7 +18,7 @@ from seqrecord.storage import LocalStorage, Storage, StorageWrapper
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.version import CREATED_BY
 from seqrecord.writing.destination import begin
-from tests.abandoned import abandon
+from tests.abandoned import abandon, abandonable
 from tests.made_source import MadeSource
 
 EPISODES = {"a": 9, "b": 2, "c": 30, "d": 5}
@@ -122,7 +122,7 @@ def test_an_index_file_that_is_not_the_manifests(
 
 def test_a_resume_checks_before_it_touches_what_was_cut(tmp_path: Path) -> None:
     write(tmp_path, EPISODES)
-    writer = SeqRecordWriter(tmp_path, mode="append", chunk_frames=2)
+    writer = abandonable(tmp_path, mode="append", chunk_frames=2)
     with writer.episode("e") as episode:
         for _ in range(3):
             episode.append({"x": np.zeros(50, np.uint8)})

@@ -18,7 +18,7 @@ import seqrecord
 from seqrecord import SeqRecordWriter
 from seqrecord.errors import NotFoundError
 from seqrecord.writing.cleaning import clean
-from tests.abandoned import abandon
+from tests.abandoned import abandon, abandonable
 from tests.power_loss import Call, Choice, Disk, Record, State, write_state
 
 EPISODES = {"a": 5, "b": 1, "c": 7, "d": 4, "e": 3, "f": 6}
@@ -31,7 +31,7 @@ def frame(key: str, number: int) -> dict[str, Any]:
 
 
 def writer(folder: Path, mode: Any) -> SeqRecordWriter:
-    return SeqRecordWriter(folder, mode=mode, codecs="raw", chunk_frames=2, record_bytes=700)
+    return abandonable(folder, mode=mode, codecs="raw", chunk_frames=2, record_bytes=700)
 
 
 def add(writer: SeqRecordWriter, keys: Iterable[str]) -> None:

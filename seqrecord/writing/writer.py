@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
-from seqrecord.codecs.video.gops import Gop
-from seqrecord.collecting import StatisticsCollector
-from seqrecord.errors import DestinationError, FrameError, SchemaError, SeqRecordError
+from seqrecord.errors import DestinationError, SeqRecordError
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.text import check_key, encode_metadata
-from seqrecord.schema import Frame, Schema
+from seqrecord.schema import Schema
 from seqrecord.storage import StorageLike, open_storage
-from seqrecord.version import CREATED_BY
 from seqrecord.writing.destination import WriteMode, begin, check_mode
-from seqrecord.writing.pending_frames import PendingFrames
-from seqrecord.writing.record_file import RecordFileWriter
+from seqrecord.writing.episode_writer import EpisodeWriter
+from seqrecord.writing.packing import Packing
 from seqrecord.writing.stored_schema import (
     DEFAULT_CODEC,
     DEFAULT_RECORD_BYTES,
@@ -24,8 +20,6 @@ from seqrecord.writing.stored_schema import (
     Described,
     check_fps,
     check_sizes,
-    infer_schema,
-    stored_schema,
 )
 
 __all__ = [
@@ -100,25 +94,21 @@ class SeqRecordWriter:
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         check_mode(mode)
-        self._codecs, self._described = codecs, features
         self._fps = check_fps(fps)
-        self._chunk_frames = chunk_frames
-        self._record_bytes = check_sizes(chunk_frames, record_bytes)
-        self._keeps_statistics = statistics
-        self._statistics: StatisticsCollector | None = None
-        self._schema: Schema | None = None
-        self._files: RecordFileWriter | None = None
-        self._episode: EpisodeWriter | None = None
+        nbytes = check_sizes(chunk_frames, record_bytes)
         self._closed = False
+        self._episode: EpisodeWriter | None = None  # that was begun last
         self._destination = begin(open_storage(destination, storage_options), mode)
         try:
-            self._keys = set(self._destination.finished)
-            self._ordinal = self._destination.next_ordinal
-            stored = self._destination.schema
-            if schema is not None:
-                self._use(schema)
-            elif stored is not None:
-                self._use(stored.kept)
+            self._packing = Packing(
+                self._destination,
+                schema=schema,
+                features=features,
+                codecs=codecs,
+                chunk_frames=chunk_frames,
+                record_bytes=nbytes,
+                statistics=statistics,
+            )
         except BaseException:
             self._destination.release()
             raise
@@ -126,7 +116,8 @@ class SeqRecordWriter:
     @property
     def schema(self) -> Schema | None:
         """The features with their codecs, `None` until they are known."""
-        return None if self._schema is None else self._schema.kept
+        schema = self._packing.schema
+        return None if schema is None else schema.kept
 
     @property
     def finished_keys(self) -> frozenset[str]:
@@ -135,7 +126,8 @@ class SeqRecordWriter:
         After a failure to write, those whose record files are finished; of the others
         `mode="resume"` finds those that are whole.
         """
-        return frozenset(self._keys - self._files.doubtful if self._files else self._keys)
+        keys, files = self._packing.keys, self._packing.files
+        return frozenset(keys if files is None else keys - files.doubtful)
 
     def episode(
         self, key: str, *, metadata: Mapping[str, Any] | None = None, fps: float | None = None
@@ -148,17 +140,19 @@ class SeqRecordWriter:
         """
         if self._closed:
             raise DestinationError("the writer is closed", episode=key)
-        if self._files is not None:
-            self._files.check()
-        if self._episode is not None:
+        if self._packing.files is not None:
+            self._packing.files.check()
+        if self._episode is not None and self._episode.is_open:
             raise DestinationError(f"episode {self._episode.key} has not ended", episode=key)
         check_key(key)
-        if key in self._keys:
+        if key in self._packing.keys:
             raise DestinationError(
                 "the episode is there already", file=self._destination.storage.url, episode=key
             )
         fps = self._fps if fps is None else check_fps(fps)
-        self._episode = EpisodeWriter(self, key, encode_metadata(dict(metadata or {})), fps)
+        self._episode = EpisodeWriter(
+            self._packing, key, encode_metadata(dict(metadata or {})), fps
+        )
         return self._episode
 
     def close(self) -> Manifest:
@@ -171,7 +165,7 @@ class SeqRecordWriter:
         url = self._destination.storage.url
         if self._closed:
             raise DestinationError("the writer is closed", file=url)
-        if (episode := self._episode) is not None:
+        if (episode := self._episode) is not None and episode.is_open:
             self.abort()
             raise DestinationError(
                 "the writer was closed in the middle of an episode; nothing is committed",
@@ -179,12 +173,11 @@ class SeqRecordWriter:
                 episode=episode.key,
             )
         try:
-            if self._files is not None:
-                self._files.close()
-            if not self._keys:
+            if self._packing.files is not None:
+                self._packing.files.close()
+            if not self._packing.keys:
                 raise DestinationError("no episode was written", file=url)
-            collected = None if self._statistics is None else self._statistics.statistics()
-            return self._destination.commit(CREATED_BY, self._keys, collected)
+            return self._packing.commit()
         finally:
             self._release()
 
@@ -195,8 +188,8 @@ class SeqRecordWriter:
         try:
             if self._episode is not None:
                 self._episode.abort()
-            if self._files is not None:
-                self._files.leave()
+            if self._packing.files is not None:
+                self._packing.files.leave()
         finally:
             self._release()
 
@@ -212,200 +205,6 @@ class SeqRecordWriter:
         elif not self._closed:
             self.close()
 
-    def _begin(
-        self, key: str, metadata: str, fps: float | None, first_frames: Sequence[Frame]
-    ) -> RecordFileWriter:
-        if self._schema is None:
-            try:
-                self._use(infer_schema(first_frames))
-            except SchemaError as error:
-                raise error.located(episode=key) from error.__cause__
-        assert self._files is not None
-        assert self._schema is not None
-        self._files.begin(
-            key,
-            ordinal=self._ordinal,
-            chunk_frames=self._chunk_frames,
-            metadata=metadata,
-            fps=fps,
-        )
-        self._ordinal += 1
-        return self._files
-
-    def _ended(self, key: str) -> None:
-        self._keys.add(key)
-
     def _release(self) -> None:
         self._closed = True
-        self._episode = None
         self._destination.release()
-
-    def _use(self, schema: Schema) -> None:
-        self._schema = stored_schema(
-            schema, self._codecs, self._destination.schema, self._described
-        )
-        if self._keeps_statistics:
-            self._statistics = StatisticsCollector(self._schema)
-        self._files = RecordFileWriter(
-            self._destination.storage,
-            self._schema,
-            writer=self._destination.writer,
-            record_bytes=self._record_bytes,
-            statistics=self._statistics,
-        )
-
-
-class EpisodeWriter:
-    """One episode being written.
-
-    Leaving its `with` block by an error forgets the episode, but for what was flushed.
-    """
-
-    def __init__(self, writer: SeqRecordWriter, key: str, metadata: str, fps: float | None) -> None:
-        self.key = key
-        self.num_frames = 0
-        self._writer = writer
-        self._metadata = metadata
-        self._fps = fps
-        self._pending = PendingFrames()
-        self._files: RecordFileWriter | None = None
-        self._failed = False
-        self._has_video = False
-
-    @property
-    def storing_seconds(self) -> float:
-        """How long the writer has waited for its storage so far."""
-        return 0.0 if self._files is None else self._files.storing_seconds
-
-    def append(self, frame: Frame, *, quick: bool = False) -> None:
-        """Add one frame: feature name to array, `str` or `bytes`, or `EncodedImage` for an image
-        that stays encoded.
-
-        A feature that the frame lacks is left out. Arrays are stored as they are: raises
-        `FrameError` for a wrong dtype or shape, or for a feature that the dataset does not have.
-        Any error ends the episode as `abort` does: a dataset holds no recording with a gap in it.
-        While the features are not known yet, frames are only collected, and their errors come
-        later. With `quick` the frame is encoded in less time into more bytes, as far as its codecs
-        can, and is the same when it is read.
-        """
-        self._check_open()
-        with self._forget_on_error():
-            if self._files is None and self._writer.schema is not None:
-                self._begin()
-            if self._files is not None:
-                self._files.append(frame, quick=quick)
-            else:
-                self._pending.append(frame)
-                if self._pending.are_enough:
-                    self._begin()
-        self.num_frames += 1
-
-    def append_video(self, name: str, gops: Iterable[Gop]) -> None:
-        """Keep video as it is encoded: the next frames of a feature, which `append` does not get.
-
-        The feature's codec says what the packets are: pass a `schema` with it to the writer. All
-        frames of the episode come so, at once or piece by piece, before or after the others are
-        appended; when the episode is flushed or ends, there must be as many of them as of the
-        others. The packets are not looked at; `seqrecord verify --deep` decodes them. Raises
-        `FrameError` for a feature that is no video.
-        """
-        self._check_open()
-        with self._forget_on_error():
-            if self._files is None and self._writer.schema is None:
-                raise FrameError(
-                    "video is kept under a schema: give one to the writer",
-                    episode=self.key,
-                    feature=name,
-                )
-            if self._files is None:
-                self._begin()
-            assert self._files is not None
-            for gop in gops:
-                self._files.append_video(name, gop)
-                self._has_video = True
-
-    def settle(self) -> None:
-        """Take the features to be those of the frames so far: from here on frames are encoded as
-        they come."""
-        self._check_open()
-        if self._files is None and self.num_frames:
-            with self._forget_on_error():
-                self._begin()
-
-    def flush(self) -> None:
-        """Write all frames so far: from here on neither an error nor a kill loses them.
-
-        An episode that is not closed ends at its last flush. Each flush ends the chunks that are
-        open, so flush every few seconds rather than after each frame.
-        """
-        self.settle()
-        if self._files is not None:
-            with self._forget_on_error():
-                self._files.flush()
-
-    def close(self) -> None:
-        """Finish the episode: from here on neither an error nor a kill loses it."""
-        self._check_open()
-        with self._forget_on_error():
-            if self.num_frames == 0 and not self._has_video:
-                raise FrameError("an episode without frames", episode=self.key)
-            if self._files is None:
-                self._begin()
-            assert self._files is not None
-            self._files.end()
-        self._writer._episode = None
-        self._writer._ended(self.key)
-
-    def abort(self) -> None:
-        """Forget the episode, or what of it came after its last flush."""
-        if self._is_open:
-            self._writer._episode = None
-            if self._files is not None and self._files.drop():
-                self._writer._ended(self.key)
-
-    def discard(self) -> None:
-        """Forget the episode and all that was flushed of it, as if it had never begun.
-
-        A kill meanwhile leaves either nothing of it, or what was flushed; once this has returned,
-        nothing. (A storage that keeps flushes some seconds later forgets them as late.) Its key is
-        free again, and so are its bytes, but for those in a finished record file that holds other
-        episodes too. Does nothing once the episode has ended.
-        """
-        if self._is_open:
-            with self._forget_on_error():
-                if self._files is not None:
-                    self._files.discard()
-            self._writer._episode = None
-
-    def __enter__(self) -> EpisodeWriter:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            self.abort()
-        elif self._is_open or self._failed:
-            self.close()
-
-    @property
-    def _is_open(self) -> bool:
-        return self._writer._episode is self
-
-    def _check_open(self) -> None:
-        if not self._is_open:
-            why = "was given up after an error" if self._failed else "has ended"
-            raise DestinationError(f"the episode {why}", episode=self.key)
-
-    @contextmanager
-    def _forget_on_error(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self._failed = True
-            self.abort()
-            raise
-
-    def _begin(self) -> None:
-        pending = self._pending.take()
-        self._files = self._writer._begin(self.key, self._metadata, self._fps, pending)
-        for frame in pending:
-            self._files.append(frame)
