@@ -6,15 +6,15 @@ import json
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from seqrecord import SeqRecordMix, SeqRecordStream, StateError, elastic_state
-from seqrecord.pipes.distributed import Ranks
 from tests.mix_data import write_source
 
 pytestmark = [
@@ -27,7 +27,11 @@ CLIPS = {name: sum(n - 2 for n in lengths) for name, lengths in LENGTHS.items()}
 WEIGHTS = {"a": 3, "b": 2, "c": 1}
 SHARES = {name: Fraction(weight, 6) for name, weight in WEIGHTS.items()}
 
-Given = list[tuple[str, int, int, int]]  # source, epoch of the source, episode, start
+Given: TypeAlias = list[tuple[str, int, int, int]]
+"""Clips: source, epoch of the source, episode, start."""
+
+Drawn: TypeAlias = dict[tuple[str, int, int, int], int]
+"""The epoch of the source, by source, episode, start, and what is drawn for the clip."""
 
 
 @pytest.fixture(scope="module")
@@ -38,24 +42,36 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def tell(clip: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
+    """Where a clip is, and what is drawn for it: another number in each epoch of its source."""
+    return {"where": clip["where"][:1], "drawn": generator.integers(0, 1 << 62, 1)}
+
+
 def mixed(root: Path, **options: Any) -> SeqRecordMix:
-    sources = {name: SeqRecordStream(root / name, clip_len=3) for name in LENGTHS}
+    sources = {
+        name: SeqRecordStream(root / name, clip_len=3, clip_transform=tell) for name in LENGTHS
+    }
     return SeqRecordMix(sources, **{"weights": WEIGHTS, "batch_size": 4, "seed": 5, **options})
 
 
-def listened(mix: SeqRecordMix) -> Given:
-    """What the mix gives from now on."""
-    found, loader = Given(), mix._mix
-    make = loader.clip
+def told(batch: dict[str, Any]) -> list[tuple[str, int, int, int]]:
+    rows = zip(batch["where"][:, 0].tolist(), batch["drawn"][:, 0].tolist(), strict=True)
+    return [(list(LENGTHS)[source], *place, drawn) for (source, *place), drawn in rows]
 
-    def clip(batch: Any, plan: Any, number: int) -> Any:
-        columns = (batch.source, batch.epoch, batch.episode, batch.start)
-        rows = zip(*(column.tolist() for column in columns), strict=True)
-        found.extend((loader.names[source], *rest) for source, *rest in rows)
-        return make(batch, plan, number)
 
-    loader.clip = clip  # type: ignore[method-assign]
-    return found
+@pytest.fixture(scope="module")
+def drawn(root: Path) -> Drawn:
+    """A rank alone gives each clip once in every epoch of its source."""
+    epochs, count = Drawn(), Counter[tuple[str, int, int]]()
+    for batch in mixed(root, stop=300, rank=0, world_size=1):
+        for clip in told(batch):
+            epochs[clip] = count[clip[:3]]
+            count[clip[:3]] += 1
+    return epochs
+
+
+def given_in(batch: dict[str, Any], drawn: Drawn) -> Given:
+    return [(clip[0], drawn[clip], *clip[1:3]) for clip in told(batch)]
 
 
 def check_shares(names: list[str]) -> None:
@@ -85,19 +101,21 @@ def check_given(given: list[Given], last: list[Given], changes: list[int]) -> No
     stop=st.sampled_from(["first", "longest", 5]),
     changes=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 9)), min_size=2, max_size=4),
 )
-def test_any_changes(root: Path, stop: Any, changes: list[tuple[int, int]]) -> None:
-    check_changes(root, stop, changes)
+def test_any_changes(root: Path, drawn: Drawn, stop: Any, changes: list[tuple[int, int]]) -> None:
+    check_changes(root, drawn, stop, changes)
 
 
 @pytest.mark.parametrize(
     ("stop", "changes"),
     [("longest", [(4, 3), (2, 2), (3, 0), (1, 5)]), (5, [(2, 5), (3, 7)]), ("first", [(2, 1)])],
 )
-def test_every_clip_once(root: Path, stop: Any, changes: list[tuple[int, int]]) -> None:
-    check_changes(root, stop, changes)
+def test_every_clip_once(
+    root: Path, drawn: Drawn, stop: Any, changes: list[tuple[int, int]]
+) -> None:
+    check_changes(root, drawn, stop, changes)
 
 
-def check_changes(root: Path, stop: Any, changes: list[tuple[int, int]]) -> None:
+def check_changes(root: Path, drawn: Drawn, stop: Any, changes: list[tuple[int, int]]) -> None:
     """Ranks, and how many batches each gives before the next change."""
     given, last, state = list[Given](), list[Given](), None
     stages = [*changes, (2, 30)]
@@ -111,11 +129,12 @@ def check_changes(root: Path, stop: Any, changes: list[tuple[int, int]]) -> None
             if state is not None:
                 mix.load_state_dict(json.loads(json.dumps(state)))
                 assert mix.state_dict() == state
-            last.append(listened(mix))
+            last.append(Given())
             iterator = iter(mix)
             for _ in range(batches):
-                while next(iterator, None) is None:
+                while (batch := next(iterator, None)) is None:
                     iterator = iter(mix)
+                last[-1] += given_in(batch, drawn)
             states.append(mix.state_dict())
             del iterator
         assert all(one == states[0] for one in states), number
@@ -142,39 +161,37 @@ def test_it_resumes_after_a_change(root: Path, stop: Any) -> None:
 
     whole = go_on()
     whole.load_state_dict(state)
-    listening = listened(whole)
-    states, marks = [], []
+    states, batches = [], []
     for _ in range(2):
-        for _ in whole:
+        for batch in whole:
             states.append(whole.state_dict())
-            marks.append(len(listening))
+            batches.append(told(batch))
     for number in (0, 1, len(states) // 2, len(states) - 2):
         again = go_on("1MiB")
         again.load_state_dict(states[number])
-        found = listened(again)
-        for _ in range(3):  # the first may have nothing left
-            list(again)
-        assert found[: len(listening) - marks[number]] == listening[marks[number] :]
+        # The first iteration may have nothing left.
+        found = [told(batch) for _ in range(3) for batch in again]
+        assert found[: len(states) - number - 1] == batches[number + 1 :]
 
 
 def test_what_is_left_of_an_epoch(root: Path) -> None:
     """With "longest" every source has given all of its clips when the epoch ends."""
-    given = list[Given]()
-    mix = mixed(root, stop="longest", rank=0, world_size=2)
-    iterators, mixes = [], []
+    clips = set[tuple[str, int, int]]()
+    state: dict[str, Any] = {}
     for rank in range(2):
-        mixes.append(mixed(root, stop="longest", rank=rank, world_size=2))
-        given.append(listened(mixes[-1]))
-        iterators.append(iter(mixes[-1]))
+        mix = mixed(root, stop="longest", rank=rank, world_size=2)
+        iterator = iter(mix)
         for _ in range(3):
-            next(iterators[-1])
+            clips.update(clip[:3] for clip in told(next(iterator)))
+        state = mix.state_dict()
+        del iterator
     for rank in range(3):
         mix = mixed(root, stop="longest", rank=rank, world_size=3)
-        mix.load_state_dict(mixes[0].state_dict())
-        given.append(listened(mix))
-        assert list(mix)
+        mix.load_state_dict(state)
+        left = [clip[:3] for batch in mix for clip in told(batch)]
+        assert left
+        clips.update(left)
         assert mix.state_dict()["epoch"] == 1
-    clips = {(name, episode, start) for one in given for name, _, episode, start in one}
     assert len(clips) == sum(CLIPS.values())
 
 
@@ -260,7 +277,6 @@ def test_states_that_make_no_sense(root: Path) -> None:
     ):
         with pytest.raises(StateError, match=message):
             mix.load_state_dict(changed(change))
-    assert Ranks(None, None).current().count == 1
     fine = mixed(root, rank=0, world_size=2)
     fine.load_state_dict(json.loads(json.dumps(good, sort_keys=True)))
     assert fine.state_dict()["rest"] == good["rest"]

@@ -30,9 +30,7 @@ LENGTHS = {key: 1 + number % 7 for number, key in enumerate("abcdefghijkl")}
 
 
 def writer(where: Any, mode: Any = "create", record_bytes: int = 700) -> SeqRecordWriter:
-    return abandonable(
-        where, mode=mode, codecs="raw", chunk_frames=2, record_bytes=record_bytes
-    )
+    return abandonable(where, mode=mode, codecs="raw", chunk_frames=2, record_bytes=record_bytes)
 
 
 def frame(key: str, number: int) -> dict[str, Any]:

@@ -10,11 +10,10 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import get_worker_info
 
 from seqrecord.clips import IntArray
-from seqrecord.engine.batches import Batch, BatchBuilder
+from seqrecord.engine.batches import BatchBuilder
 from seqrecord.engine.buffers import HostBuffers, Needs
 from seqrecord.engine.device.buffers import DeviceBuffers
 from seqrecord.engine.device.streams import SideStream, find_device, side_stream
@@ -26,6 +25,7 @@ from seqrecord.engine.trace import Trace
 from seqrecord.errors import ClipError, MemoryLimitError
 from seqrecord.pipes.clip_loader import Clip, ClipLoader, open_trace
 from seqrecord.pipes.distributed import Ranks
+from seqrecord.pipes.mix_columns import columns_of
 from seqrecord.pipes.mix_features import DATASET, MISSING, Features, Join, made_of
 from seqrecord.pipes.mix_plan import MixPlan, MixRest, Stop, batches_left, count_batches
 from seqrecord.pipes.mix_sources import (
@@ -155,8 +155,6 @@ class MixLoader:
             worker=worker,
             workers=workers,
         )
-        if (epoch + 1) * num_batches * self.batch_size >= _MOST_SLOTS:
-            raise ClipError("an epoch that no mix comes to", got=epoch)
         first = epoch * num_batches
         if rest is not None:
             left = num_batches
@@ -173,6 +171,8 @@ class MixLoader:
                 )
             first = 0 if epoch == rest.epoch else left + (epoch - rest.epoch - 1) * num_batches
             num_batches = left if epoch == rest.epoch else num_batches
+        if (first + num_batches) * self.batch_size >= _MOST_SLOTS:
+            raise ClipError("an epoch that no mix comes to", got=epoch)
         shares = self._shares(worker, 0 if rest is None else rest.number)
         return MixPlan(
             epoch, part, num_batches, self.batch_size, shares, self.alternate, first, rest
@@ -219,45 +219,10 @@ class MixLoader:
 
     def clip(self, batch: MixedBatch, plan: MixPlan, number: int) -> Clip:  # noqa: ARG002
         """A batch as users get it."""
-        columns: dict[str, Any] = {
-            DATASET: [self.names[source] for source in batch.source.tolist()]
-        }
-        if not self.alternate:
-            for name, lacking in self.features.missing.items():
-                is_missing = np.isin(batch.source, lacking)
-                columns[name + MISSING] = torch.from_numpy(is_missing)
-        # Plain Python: NumPy's calls for so few numbers would each wait for the GIL.
-        found: dict[tuple[int, int], list[int]] = {}
-        kinds = zip(batch.source.tolist(), batch.epoch.tolist(), strict=True)
-        for slot, kind in enumerate(kinds):
-            found.setdefault(kind, []).append(slot)
-        for (source, source_epoch), some in found.items():
-            slots = np.array(some)
-            loader = self.loaders[self.names[source]]
-            clips = Batch({}, batch.episode[slots], batch.start[slots])
-            for name, column in loader.columns(clips, source_epoch).items():
-                if name in batch.features or not _put(columns, name, column, slots, len(batch)):
-                    raise ClipError(
-                        "what one source tells of its clips has the name of something else in "
-                        "another",
-                        feature=name,
-                        expected="another name",
-                        got=f"a column of source {self.names[source]!r}",
-                    )
-        self._say_dilations(columns, batch.source)
+        missing = {} if self.alternate else self.features.missing
+        columns = columns_of(batch, self.loaders, missing)
         first = self.loaders[self.names[int(batch.source[0])]]
         return {**for_users(batch.features, first.selection.nested), **columns}
-
-    def _say_dilations(self, columns: dict[str, Any], sources: IntArray) -> None:
-        """Say the dilation of clips of sources that draw none, where others draw theirs."""
-        steps = {name: loader.selection.steps for name, loader in self.loaders.items()}
-        draws = {name: own is not None and "dilation" in own.names for name, own in steps.items()}
-        if not any(draws[self.names[source]] for source in set(sources.tolist())):
-            return
-        for number, name in enumerate(self.names):
-            if not draws[name]:
-                dilation = self.loaders[name].options.dilations[0]
-                columns["dilation"].numpy()[sources == number] = dilation
 
     @property
     def _source_batches(self) -> list[int]:
@@ -377,28 +342,3 @@ def _memory(
 def _batch_bytes(specs: Mapping[str, Any], lengths: Mapping[str, int], size: int) -> int:
     clip: int = sum(spec.nbytes * lengths[name] for name, spec in specs.items())
     return size * max(1, clip)
-
-
-def _put(columns: dict[str, Any], name: str, column: Any, slots: IntArray, size: int) -> bool:
-    """Put what one source says of its clips, at `slots`, into a column of the batch.
-
-    Returns whether that is of the same kind as what is there of others.
-    """
-    if not isinstance(column, torch.Tensor):
-        texts = columns.setdefault(name, [None] * size)
-        if not isinstance(texts, list):
-            return False
-        for slot, item in zip(slots.tolist(), column, strict=True):
-            texts[slot] = item
-        return True
-    if name not in columns:
-        columns[name] = column.new_zeros((size, *column.shape[1:]))
-    whole = columns[name]
-    if not (
-        isinstance(whole, torch.Tensor)
-        and whole.dtype == column.dtype
-        and whole.shape[1:] == column.shape[1:]
-    ):
-        return False
-    whole.numpy()[slots] = column.numpy()
-    return True

@@ -74,9 +74,7 @@ class Packing:
         return self.destination.commit(CREATED_BY, self.keys, collected)
 
     def _use(self, schema: Schema) -> None:
-        self.schema = stored_schema(
-            schema, self._codecs, self.destination.schema, self._described
-        )
+        self.schema = stored_schema(schema, self._codecs, self.destination.schema, self._described)
         if self._keeps_statistics:
             self._statistics = StatisticsCollector(self.schema)
         self.files = RecordFileWriter(
