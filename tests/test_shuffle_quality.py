@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
 from benchmarks.tartanair import shuffle_quality
-from benchmarks.tartanair.shuffle_quality import Quality, batch_quality, buffered
+from benchmarks.tartanair.shuffle_quality import Quality, batch_quality, buffered, episode_table
+from seqrecord import ClipSpec
+from seqrecord.clips import enumerate_clips
+from seqrecord.sampling import ClipFacts, EpochPlan, PlanSettings
+from seqrecord.sampling.defaults import default_settings
 
 
 def test_counts_overlaps_and_episodes_by_hand() -> None:
@@ -33,6 +39,41 @@ def test_a_buffer_emits_every_clip_once_and_none_too_early() -> None:
     order = buffered(500, 100, seed=0)
     assert sorted(order.tolist()) == list(range(500))
     assert (order - np.arange(500)).max() <= 100
+
+
+@pytest.mark.parametrize("lengths", [(50, 50, 50), (120,), (30, 70, 45, 60)])
+def test_small_epochs_come_in_ever_other_orders(lengths: tuple[int, ...]) -> None:
+    """One episode of 105 clips came in 17 orders, and its batches were the same in each epoch."""
+    batch, span = 8, 16
+    episodes = episode_table(lengths, 32)
+    table = enumerate_clips(ClipSpec(span), episodes, np.arange(len(lengths)))
+    settings = default_settings(
+        ClipFacts.of(table, episodes),
+        PlanSettings(batch_size=batch),
+        shuffle_buffer=None,
+        max_held=10_000,
+    )
+    orders, pairs, neighbours = set(), Counter[tuple[int, int]](), []
+    first = np.concatenate(([0], np.cumsum(lengths)))
+    for epoch in range(40):
+        plan = EpochPlan(table, episodes, settings, epoch=epoch)
+        (work,) = plan.rounds()
+        clips = first[work.clips.episode] + work.clips.start
+        orders.add(tuple(clips.tolist()))
+        assert len(set(clips.tolist())) == table.num_clips
+        for i in range(0, len(clips), batch):
+            some = np.sort(clips[i : i + batch]).tolist()
+            pairs.update((a, b) for n, a in enumerate(some) for b in some[:n])
+        sizes = np.bincount(np.arange(len(clips)) // batch)
+        found = batch_quality(work.clips.episode, work.clips.start, sizes, span)
+        rng = np.random.default_rng(epoch)
+        order = rng.permutation(len(clips))
+        random = batch_quality(work.clips.episode[order], work.clips.start[order], sizes, span)
+        neighbours.append(found.neighbours / random.neighbours)
+    assert len(orders) == 40
+    assert len(pairs) > 0.6 * table.num_clips * (table.num_clips - 1) / 2
+    assert max(pairs.values()) < 20
+    assert np.mean(neighbours) < 0.5
 
 
 @pytest.mark.slow

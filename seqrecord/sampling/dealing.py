@@ -16,6 +16,10 @@ either::
 
     block of 12, 3 sections     0 1 2 3 | 4 5 6 7 | 8 9 10 11
     in the order                2 6 10    1 5 9     0 4 8       3 7 11
+
+These are few orders. That is enough where blocks begin at other clips in each epoch, which those of
+a single cursor do not. So its small blocks are shuffled as a whole, and each next clip is the first
+one that overlaps none of those that may be in a batch with it.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ __all__ = ["deal", "in_order"]
 _TIME_BITS = 20  # fraction of a cursor's share that tells apart whose clip comes first
 _MOST_SECTIONS = 8
 _NARROW = 4  # clips' spans
+_FEW = 512  # clips of a single cursor's block that are put in order one by one
 
 
 def in_order(
@@ -58,15 +63,15 @@ def deal(
     stride: int,
     span: int,
     num_cursors: int,
-    spread: bool,
+    batch_size: int,
     key: int | None,
 ) -> tuple[IntArray, IntArray]:
     """The clips of whole rounds as they are emitted: rows of `blocks`, and starts; int64[n] each.
 
     `blocks` are sorted by round, by `position` of the cursor in it, and by place in the block.
     `position` and `ordinal`, which numbers the row's episode, are int64[rows]. Clips start every
-    `stride` frames and span `span`. With `spread` a cursor's clips in a row are far apart. Without
-    a `key` clips come in the order of the rows.
+    `stride` frames and span `span`. Where batches have more clips than there are cursors, those of
+    a cursor in a row are far apart. Without a `key` clips come in the order of the rows.
     """
     row, inside = numbered(blocks.count)
     start = blocks.first[row] + inside * stride
@@ -79,10 +84,13 @@ def deal(
     block, place = numbered(sizes)
     size = sizes[block]
     name = hash64(key, ordinal[first]).view(np.int64) + blocks.first[first]
-    apart = -(-span // stride) if spread else len(row) + 1
+    apart = -(-span // stride) if num_cursors < batch_size else len(row) + 1
     order = np.lexsort((*_order(name, block, size, place, apart), block))
     number = np.empty(len(order), np.int64)  # of each clip among those of its block
     number[order] = place
+    if num_cursors == 1 and 1 < apart < len(row):
+        few = np.flatnonzero(size <= _FEW)
+        number[few] = _one_by_one(name[block[few]], block[few], place[few], apart, batch_size)
     time = (number * num_cursors + position[row] << _TIME_BITS) // size
     order = np.lexsort((time, blocks.round[row]))
     return row[order], start[order]
@@ -106,3 +114,32 @@ def _order(
     outer = np.where(narrow, ((begin - inside) % width).astype(np.uint64), hash64(0, number))
     inner = np.where(narrow, section.astype(np.uint64), hash64(1, number + section))
     return inner, outer
+
+
+def _one_by_one(
+    name: IntArray, block: IntArray, place: IntArray, apart: int, batch_size: int
+) -> IntArray:
+    """The number of each clip among those of its block, int64[n]; `block` never falls.
+
+    Of a block's clips in random order, each next one is the first that is `apart` places from the
+    `batch_size - 1` before it; where there is none, of those that are near to the earliest one.
+    """
+    drawn = hash64(0, name + place)
+    _, block, sizes = np.unique(block, return_inverse=True, return_counts=True)
+    most, near = int(sizes.max(initial=0)), apart - 1
+    order = np.lexsort((drawn, block))
+    taken = most * (batch_size + 2)
+    rank = np.full((len(sizes), most), taken)
+    rank[block[order], place[order]] = place
+    number = np.zeros_like(rank)
+    until = np.zeros((len(sizes), most + 2 * near), np.int64)  # with a margin on both sides
+    reach = np.arange(2 * near + 1)
+    for i in range(most):
+        some = np.flatnonzero(sizes > i)
+        late = np.maximum(until[some, near : near + most] - i, 0)
+        picked = np.argmin(rank[some] + most * late, axis=1)
+        number[some, picked] = i
+        rank[some, picked] = taken
+        until[some[:, None], picked[:, None] + reach] = i + batch_size
+    found: IntArray = number[block, place]
+    return found

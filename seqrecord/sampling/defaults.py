@@ -77,8 +77,8 @@ def default_settings(
     `AHEAD` times `max_held`). A frame of each group takes `frame_bytes` (`None`: 1 each). The
     first round has `FIRST_ROUND` clips at most.
 
-    A part of so few clips is one round of a single cursor if it fits, which is a full shuffle and
-    reads nothing twice. With `rotate_phase` all that holds for the clips of any phase.
+    A part of so few clips is one round of a single cursor if it fits, which is shuffled as a whole
+    and reads nothing twice. With `rotate_phase` all that holds for the clips of any phase.
 
     Raises `MemoryLimitError` when `max_held` is below `least_held`, `ClipError` for a
     `shuffle_buffer` below 1.

@@ -127,7 +127,7 @@ class EpochPlan(Plan):
             stride=self._spec.stride,
             span=self._windows[self.leading].span,
             num_cursors=self.num_cursors,
-            spread=self.num_cursors < self._batch_size,
+            batch_size=self._batch_size,
             key=key_of(self._key, CLIPS) if self.settings.shuffle else None,
         )
         clip = np.arange(first, min(first + len(row), self.num_clips))

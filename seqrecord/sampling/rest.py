@@ -266,7 +266,7 @@ class _Remainder:
             stride=spec.stride,
             span=self._windows[self._episodes.leading].span,
             num_cursors=number,
-            spread=number < self._batch_size,
+            batch_size=self._batch_size,
             key=key_of(self._key, CLIPS) if self._settings.shuffle else None,
         )
         part = blocks.round[row]

@@ -78,6 +78,12 @@ CASES = [
         {"seed": 2**64 + 5, "drop_last": True, "open_episodes": 4},
     ),
     _case([20, 5, 12], [8, 8, 8], {}, {"shuffle": False}),
+    _case(
+        [30, 9, 23],
+        [8, 8, 8],
+        {},
+        {"open_episodes": 1, "block_frames": 80, "first_block_frames": 80, "run_frames": None},
+    ),
 ]
 
 
