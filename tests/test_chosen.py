@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
@@ -17,7 +18,7 @@ from seqrecord.clip_uses import ClipUse
 from seqrecord.clips import ClipTable, EpisodeTable, MissingFrames
 from seqrecord.grids import ChunkGrid
 from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings, Window, resident_bounds
-from seqrecord.sampling.weights import times_in_epoch
+from seqrecord.sampling.weights import clips_before, times_in_epoch
 from tests.test_plan_groups import Case, Engine, cases, plan_of
 
 
@@ -147,6 +148,40 @@ def test_times_are_the_weight_rounded_down_or_up() -> None:
     assert (times == times_in_epoch(chosen, seed=4, epoch=0)).all(axis=1).mean() < 0.6
     assert chosen.differs_by_epoch
     assert not chosen.taken(np.array([True, False, True, False, True, False])).differs_by_epoch
+
+
+@given(
+    weights=st.lists(
+        st.one_of(st.floats(0, 3), st.sampled_from([0.0, 0.5, 1 / 3, 2.0, 1e-30, 1e6])), min_size=1
+    ),
+    seed=st.integers(0, 1 << 64),
+    num_parts=st.integers(1, 5),
+    first=st.one_of(st.just(0), st.integers(0, 1 << 62)),
+)
+def test_clips_of_epochs_are_known_without_counting(
+    weights: list[float], seed: int, num_parts: int, first: int
+) -> None:
+    count = len(weights)
+    chosen = ChosenClips.of(np.zeros(count, np.int64), np.arange(count), np.array(weights))
+    before = clips_before(chosen, first, num_parts, seed=seed)
+    assert first or before == 0
+    for epoch in range(first, first + 6):
+        times = times_in_epoch(chosen, seed=seed, epoch=epoch)
+        assert (times >= chosen.least).all()
+        assert (times <= chosen.most).all()
+        assert abs(int(times.sum()) - sum(map(Fraction, weights))) < 1
+        before += -(-int(times.sum()) // num_parts)
+        assert clips_before(chosen, epoch + 1, num_parts, seed=seed) == before
+
+
+def test_clips_of_one_weight_come_in_all_combinations() -> None:
+    chosen = ChosenClips.of(np.zeros(5, np.int64), np.arange(5), np.full(5, 0.4))
+    found = Counter(
+        tuple(times_in_epoch(chosen, seed=0, epoch=epoch).tolist()) for epoch in range(2000)
+    )
+    assert len(found) == 10  # of two of five
+    assert min(found.values()) > 130
+    assert max(found.values()) < 270
 
 
 def test_a_sparse_list_of_a_long_episode_reads_little() -> None:

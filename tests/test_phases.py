@@ -68,6 +68,22 @@ def test_so_many_epochs_have_every_clip_once(
         assert order == sorted(order)
 
 
+@given(cases(), st.booleans(), st.integers(1, 4), st.one_of(st.just(0), st.integers(0, 2**60)))
+def test_clips_of_epochs_are_known_without_counting(
+    case: Case, shuffle: bool, num_parts: int, first: int
+) -> None:
+    phases = phases_of(case)
+    if not len(phases):
+        return
+    before = phases.clips_before(first, num_parts, seed=7, shuffle=shuffle)
+    assert first or before == 0
+    for epoch in range(first, first + 2 * len(phases)):
+        phase = phases.of_epoch(epoch, seed=7, shuffle=shuffle)
+        before += -(-len(at_phase(case, phase).clips()) // num_parts)
+        found = phases.clips_before(epoch + 1, num_parts, seed=7, shuffle=shuffle)
+        assert found == before
+
+
 def test_the_order_of_phases_is_drawn_anew() -> None:
     phases = Phases(np.array([0]), np.array([8]), np.array([3]))
     orders = {

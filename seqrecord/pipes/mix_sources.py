@@ -36,7 +36,7 @@ _OF_THE_MIX = (
     "num_threads",
     "trace",
 )
-_MOST_EMPTY = 10_000  # epochs without a clip, one after the other
+_EPOCHS = range(1 << 62)  # those that a state may name
 
 
 def check_source(name: str, options: LoaderOptions) -> None:
@@ -108,11 +108,7 @@ class SourceLoader(ClipLoader):
                 rotates = own.rotate_phase and own.spec.stride != 1
                 selection = ClipSelection(selection.dataset, opened, rotate_phase=rotates)
         super().__init__(selection.dataset, replace(own, **options), selection)
-        self._cumulated: dict[int, list[int]] = {}  # clips before each epoch, by number of parts
         self._left: dict[tuple[int, Stages], int] = {}  # clips of epochs that have stages
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_cumulated": {}}
 
     def limit_memory(self, nbytes: int) -> None:
         """May hold so many bytes, of frames and of chunks being read."""
@@ -122,7 +118,7 @@ class SourceLoader(ClipLoader):
 
     def epoch_length(self, epoch: int, num_parts: int) -> int:
         """How many clips each of so many parts has of an epoch."""
-        return -(-self.num_clips(epoch) // num_parts)
+        return self._clips_before(epoch + 1, num_parts) - self._clips_before(epoch, num_parts)
 
     def length_left(self, epoch: int, stages: Stages, num_parts: int) -> int:
         """How many clips each of so many parts has of what some stages have left of an epoch."""
@@ -134,38 +130,30 @@ class SourceLoader(ClipLoader):
     def locate(self, clip: int, num_parts: int, rest: SourceRest | None = None) -> tuple[int, int]:
         """The epoch that has a part's clip, and the first one there; both counted over all epochs,
         or over those that `rest` has.
-
-        Where all epochs have equally many clips that is a division.
         """
+        first, skipped = 0, 0
         if rest is not None:
-            first = 0
             for epoch, stages in rest.pending:
                 length = self.length_left(epoch, stages, num_parts)
                 if clip < first + length:
                     return epoch, first
                 first += length
-            count = rest.following
-            if self.selection.differs_by_epoch:
-                skipped = sum(self.epoch_length(i, num_parts) for i in range(count))
-            else:
-                skipped = count * self.epoch_length(0, num_parts)
-            epoch, begin = self.locate(clip - first + skipped, num_parts)
-            return epoch, begin - skipped + first
-        if not self.selection.differs_by_epoch:
-            length = self.epoch_length(0, num_parts)
-            return clip // length, clip // length * length
-        before = self._cumulated.setdefault(num_parts, [0])
-        while before[-1] <= clip:
-            before.append(before[-1] + self.epoch_length(len(before) - 1, num_parts))
-            if len(before) > _MOST_EMPTY and before[-1] == before[-_MOST_EMPTY]:
-                raise ClipError(
-                    "a source of a mix has no clips",
-                    file=self.selection.dataset.url,
-                    expected=f"a clip in one of {_MOST_EMPTY} epochs",
-                    got="weights of clips that are too small",
-                )
-        epoch = bisect_right(before, clip) - 1
-        return epoch, before[epoch]
+            skipped = self._clips_before(rest.following, num_parts)
+        number = clip - first + skipped  # over all whole epochs
+        epoch = bisect_right(_EPOCHS, number, key=lambda i: self._clips_before(i, num_parts)) - 1
+        if epoch == _EPOCHS[-1]:
+            raise ClipError(
+                "a source of a mix has no clips",
+                file=self.selection.dataset.url,
+                expected="a clip in one of its epochs",
+                got="weights of clips that are too small",
+            )
+        return epoch, self._clips_before(epoch, num_parts) - skipped + first
+
+    def _clips_before(self, epoch: int, num_parts: int) -> int:
+        """How many clips each of so many parts has of all epochs before one."""
+        seed, shuffle = self._settings.seed, self._settings.shuffle
+        return self.selection.clips_before(epoch, num_parts, seed=seed, shuffle=shuffle)
 
     def execute(
         self,

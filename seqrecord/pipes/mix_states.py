@@ -13,7 +13,7 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from seqrecord.engine.stats import STAGES, EngineStats, bottleneck
-from seqrecord.errors import StateError
+from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.mix_loader import MixLoader
 from seqrecord.pipes.mix_plan import MixPlan, MixRest
@@ -91,7 +91,10 @@ class MixEpochs(Epochs):
                 stack.enter_context(loader.unless_it_raises())
             if saved.sharing.num_parts == part.count:
                 _use_settings(mix, saved)
-            self._check_place(saved)
+            try:
+                self._check_place(saved)
+            except ClipError as error:
+                raise StateError(f"the saved state is of no epoch: {error}") from error
         self._go_to(saved.epoch)
         self._take(saved)
         self._at_base, self._loaded = True, os.getpid()

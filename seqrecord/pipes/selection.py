@@ -41,7 +41,7 @@ from seqrecord.reading.reader import DatasetLike, SeqRecordReader, reader_of
 from seqrecord.sampling import Phases
 from seqrecord.sampling.memory import FrameSizes
 from seqrecord.sampling.phases import typical_table
-from seqrecord.sampling.weights import times_in_epoch
+from seqrecord.sampling.weights import clips_before, times_in_epoch
 
 __all__ = ["ClipSelection"]
 
@@ -239,6 +239,14 @@ class ClipSelection:
         if self._last is None or self._last[0] != key:
             self._last = key, self._made(key, seed)
         return self._last[1]
+
+    def clips_before(self, epoch: int, num_parts: int, *, seed: int, shuffle: bool) -> int:
+        """How many clips each of so many equal parts has of all epochs before one."""
+        if self.phases is not None:
+            return self.phases.clips_before(epoch, num_parts, seed=seed, shuffle=shuffle)
+        if self.chosen is not None:
+            return clips_before(self.chosen, epoch, num_parts, seed=seed)
+        return epoch * -(-self.clips.num_clips // num_parts)
 
     def locate(self, numbers: IntArray) -> tuple[IntArray, IntArray]:
         """Rows of the episodes, and first frames, int64[n] each, of clips by their numbers.

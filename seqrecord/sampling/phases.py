@@ -76,6 +76,15 @@ class Phases:
         i = int(np.searchsorted(before, place, side="right")) - 1
         return int(self.first[i]) + place - int(before[i])
 
+    def clips_before(self, epoch: int, num_parts: int, *, seed: int, shuffle: bool) -> int:
+        """How many clips each of so many equal parts has of all epochs before one."""
+        group, place = divmod(epoch, len(self))
+        clips = np.repeat(-(-self.num_clips // num_parts), self.stop - self.first)
+        whole = group * int(clips.sum())
+        if shuffle:
+            clips = clips[permutation(key_of(seed, _PHASES, group), len(self))]
+        return whole + int(clips[:place].sum())
+
 
 def typical_table(every: ClipTable, stride: int) -> ClipTable:
     """What settings that hold for every phase are chosen from, given a table of stride 1.

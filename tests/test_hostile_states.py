@@ -1,0 +1,149 @@
+"""Any number of a saved state may be another one: it is refused at once, or it works."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seqrecord import (
+    MemoryLimitError,
+    SeqRecordError,
+    SeqRecordMix,
+    SeqRecordStream,
+    StateError,
+)
+from tests.clip_data import digest
+from tests.mix_data import write_source
+
+LENGTHS = {"a": (13, 9, 20), "b": (12, 5), "c": (30,)}
+HUGE = (1 << 31) - 1, 1 << 45, (1 << 62) - 1
+ODD = -1, 0, 2, 1 << 63, 10**5000, True, 1.5, "1", None, []
+
+Loader = SeqRecordMix | SeqRecordStream
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hostile_states")
+    for number, (name, lengths) in enumerate(LENGTHS.items()):
+        write_source(folder / name, number, lengths)
+    return folder
+
+
+def mixed(root: Path, world_size: int = 1) -> SeqRecordMix:
+    """Epochs of `b` and `c` differ in their length."""
+    chosen = {"episode": ["e/0", "e/1", "e/0"], "start": [4, 0, 7], "weight": [1.5, 3.2, 0.3]}
+    sources = {
+        "a": SeqRecordStream(root / "a", clip_len=3),
+        "b": SeqRecordStream(root / "b", clip_len=3, clips=chosen),
+        "c": SeqRecordStream(root / "c", clip_len=3, stride=4, rotate_phase=True),
+    }
+    weights = {"a": 3, "b": 2, "c": 1}
+    return SeqRecordMix(
+        sources, weights=weights, batch_size=4, stop=5, rank=0, world_size=world_size
+    )
+
+
+def stream(root: Path, world_size: int = 1) -> SeqRecordStream:
+    return SeqRecordStream(root / "a", clip_len=3, batch_size=4, rank=0, world_size=world_size)
+
+
+def sequences(root: Path, world_size: int = 1) -> SeqRecordStream:
+    return SeqRecordStream(
+        root / "a", clip_len=3, batch_size=2, order="sequences", rank=0, world_size=world_size
+    )
+
+
+KINDS: list[Callable[[Path, int], Loader]] = [mixed, stream, sequences]
+
+
+def state_of(kind: Callable[[Path, int], Loader], root: Path, *sizes: int) -> dict[str, Any]:
+    """Of two batches, with each of so many ranks after another."""
+    state = None
+    for world_size in sizes:
+        loader = kind(root, world_size)
+        if state is not None:
+            loader.load_state_dict(state)
+        iterator = iter(loader)
+        next(iterator)
+        next(iterator, None)
+        state = json.loads(json.dumps(loader.state_dict()))
+    assert state is not None
+    return state
+
+
+def places(state: Any, *names: Any) -> Iterator[tuple[Any, ...]]:
+    """Where numbers are, but for what was asked for and for digests."""
+    items = state.items() if isinstance(state, dict) else enumerate(state)
+    for name, value in items:
+        if isinstance(value, (dict, list)):
+            if name not in ("request", "episodes", "mix"):
+                yield from places(value, *names, name)
+        elif value is None or isinstance(value, (int, float)):
+            yield (*names, name)
+
+
+def changed(state: dict[str, Any], place: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    copy: dict[str, Any] = json.loads(json.dumps(state))
+    inner: Any = copy
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = value
+    return copy
+
+
+def check(loader: Loader, before: dict[str, Any], state: dict[str, Any]) -> None:
+    """A state that is refused changes nothing; one that is not gives a batch, or says why not."""
+    try:
+        loader.load_state_dict(state)
+    except (StateError, MemoryLimitError):
+        assert loader.state_dict() == before
+        return
+    try:
+        next(iter(loader), None)
+    except SeqRecordError:
+        return
+    loader.state_dict()
+
+
+@pytest.mark.parametrize("sizes", [(2,), (3, 2)], ids=["a stage", "two stages"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_huge_numbers(root: Path, kind: Any, sizes: tuple[int, ...]) -> None:
+    state, loader = state_of(kind, root, *sizes), kind(root, 2)
+    before = loader.state_dict()
+    for place in places(state):
+        for value in HUGE:
+            check(loader, before, changed(state, place, value))
+            loader = kind(root, 2) if loader.state_dict() != before else loader
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(2,), (3, 2), (1, 3, 2)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_odd_numbers(root: Path, kind: Any, sizes: tuple[int, ...]) -> None:
+    state, loader = state_of(kind, root, *sizes), kind(root, 2)
+    before = loader.state_dict()
+    for place in places(state):
+        for value in ODD:
+            check(loader, before, changed(state, place, value))
+            loader = kind(root, 2) if loader.state_dict() != before else loader
+
+
+def test_an_epoch_far_away(root: Path) -> None:
+    """Where sources are was counted from their first epoch on, which took for ever."""
+    mix = mixed(root)
+    mix.set_epoch(1 << 40)
+    iterator = iter(mix)
+    next(iterator)
+    state = mix.state_dict()
+    assert all(source["epoch"] > 1 << 37 for source in state["sources"].values())
+    expected = [digest(batch) for batch in iterator]
+    again = mixed(root)
+    again.load_state_dict(state)
+    assert [digest(batch) for batch in again] == expected
+    with pytest.raises(StateError, match="of no epoch"):
+        mix.load_state_dict({**state, "epoch": 1 << 61})
