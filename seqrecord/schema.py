@@ -15,9 +15,6 @@ from seqrecord.feature_checks import (
     ADDED,
     DTYPES,
     KIND,
-    MAX_CODECS,
-    MAX_DIMENSIONS,
-    MAX_GROUPS,
     MAX_NAME_LENGTH,
     UNIT,
     CodecConfig,
@@ -33,11 +30,8 @@ from seqrecord.feature_checks import (
 )
 
 __all__ = [
-    "MAX_CODECS",
-    "MAX_DIMENSIONS",
     "MAX_FEATURES",
     "MAX_FRAME_BYTES",
-    "MAX_GROUPS",
     "MAX_NAME_LENGTH",
     "CodecConfig",
     "EncodedImage",

@@ -21,7 +21,7 @@ import torch
 
 from seqrecord import SeqRecordWriter
 from seqrecord.pipes.epochs import share_all
-from seqrecord.writing.writer import Codecs
+from seqrecord.writing.stored_schema import Codecs
 
 __all__ = [
     "LARGE",

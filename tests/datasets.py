@@ -15,7 +15,7 @@ from seqrecord import EncodedImage, FeatureSpec, Schema, SeqRecordWriter
 from seqrecord.reading.chunks import Chunk
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.writing.destination import WriteMode
-from seqrecord.writing.writer import Codecs
+from seqrecord.writing.stored_schema import Codecs
 
 __all__ = [
     "EPISODES",

@@ -127,8 +127,9 @@ def test_a_mix_finds_the_places_of_clips(
 def test_where_an_epoch_ends(lengths: list[int], batch_size: int, data: st.DataObject) -> None:
     counts = st.lists(st.integers(1, 9), min_size=len(lengths), max_size=len(lengths))
     shares = Shares(data.draw(counts), 1)
+    fractions = [Fraction(count, sum(shares.counts)) for count in shares.counts]
     first, longest = (
-        count_batches(stop, lengths, shares.fractions, batch_size, worker=0, workers=1)
+        count_batches(stop, lengths, fractions, batch_size, worker=0, workers=1)
         for stop in ("first", "longest")
     )
     assert first == 1 or (shares.given(first * batch_size) <= lengths).all()

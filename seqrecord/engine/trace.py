@@ -30,7 +30,7 @@ from typing import Any
 
 from seqrecord.errors import NotFoundError, StorageError
 
-__all__ = ["NO_TRACE", "Trace", "trace_path"]
+__all__ = ["Trace", "trace_path"]
 
 _FLUSH = 2048  # spans in memory before some thread writes them
 _MOST_IN_MEMORY = 4  # times as many, before all threads wait for that
@@ -136,10 +136,6 @@ def trace_path(
     target = Path(path)
     parts = [f"rank{rank[0]}"] * (rank[1] > 1) + [f"worker{worker}"] * (worker is not None)
     return target.with_name(".".join([target.stem, *parts]) + target.suffix)
-
-
-NO_TRACE = Trace()
-"""A trace that is off, for whom nobody gave one."""
 
 
 class _Span:

@@ -69,16 +69,16 @@ def _read_batch(data: memoryview, schema: pa.Schema) -> dict[str, Column]:
 
 
 class _Table:
-    """A table in a flatbuffer. Its fields are numbered; one that is left out has its default."""
+    """A table in a flatbuffer. Its fields are numbered; one that is left out is 0."""
 
     def __init__(self, data: memoryview, at: int) -> None:
         self._data, self._at = data, at
         self._vtable = at - _number(data, "<i", at)
         self._size = _number(data, "<H", self._vtable)
 
-    def number(self, slot: int, layout: str, default: int = 0) -> int:
+    def number(self, slot: int, layout: str) -> int:
         at = self._find(slot)
-        return default if at is None else _number(self._data, layout, at)
+        return 0 if at is None else _number(self._data, layout, at)
 
     def table(self, slot: int) -> _Table | None:
         at = self._find(slot)

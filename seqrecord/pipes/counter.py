@@ -50,12 +50,12 @@ class EpochCounter:
         os.ftruncate(file, _SIZE)
         self._memory = mmap.mmap(file, _SIZE)
 
-    def set_next(self, epoch: int, note: bytes = b"") -> None:
+    def set_next(self, epoch: int) -> None:
         """The next iteration is of this epoch, whatever the ones before were."""
         with self._lock():
             self._set(_NEXT, epoch)
             self._set(_BEGUN, 0)
-            self._write(note)
+            self._write(b"")
 
     def begin(self, worker: int, seed: int, epoch: int | None = None, note: bytes = b"") -> int:
         """The epoch of the iteration that a worker begins: the same for all of its workers.

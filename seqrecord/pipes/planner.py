@@ -169,13 +169,6 @@ class Planner:
             epochs_differ=differs,
         )
 
-    @contextmanager
-    def with_settings(self, settings: PlanSettings, num_parts: int) -> Iterator[None]:
-        """`use_settings`; the former ones again if the block raises."""
-        with self.unless_it_raises():
-            self.use_settings(settings, num_parts)
-            yield
-
     def use_state(self, state: State) -> None:
         """`use_settings`, those of a state; none where one of them does not fit."""
         count = state.sharing.num_parts

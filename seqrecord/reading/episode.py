@@ -17,7 +17,7 @@ from seqrecord.reading.chunks import ChunkReader, Page, Part
 from seqrecord.reading.html_card import html_card
 from seqrecord.schema import Schema
 
-__all__ = ["Episode", "FrameArray"]
+__all__ = ["Episode"]
 
 _SHOWN_METADATA = 20  # in a notebook
 

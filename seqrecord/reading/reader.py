@@ -25,7 +25,7 @@ from seqrecord.format.manifest import Manifest
 from seqrecord.format.statistics import read_statistics
 from seqrecord.grids import ChunkGrid
 from seqrecord.reading.chunks import ChunkReader
-from seqrecord.reading.episode import Episode, FrameArray
+from seqrecord.reading.episode import Episode
 from seqrecord.reading.filters import EpisodeFilter, find_episodes
 from seqrecord.reading.html_card import html_card
 from seqrecord.reading.metadata import load, load_version
@@ -38,7 +38,6 @@ __all__ = [
     "DatasetLike",
     "Episode",
     "Episodes",
-    "FrameArray",
     "SeqRecordReader",
     "open_dataset",
     "opened",

@@ -54,11 +54,6 @@ class Shares:
         kept = {name: value for name, value in vars(self).items() if name != "_base"}
         return {**kept, "_kept": {}}
 
-    @property
-    def fractions(self) -> tuple[Fraction, ...]:
-        """The share of each source; they sum to 1."""
-        return tuple(Fraction(count, sum(self.counts)) for count in self.counts)
-
     def sources(self, start: int, stop: int) -> IntArray:
         """The source of each of the slots `[start, stop)`; int64[stop - start]."""
         first, last = start // self._length, -(-stop // self._length)

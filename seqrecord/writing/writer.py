@@ -14,7 +14,6 @@ from seqrecord.writing.destination import WriteMode, begin, check_mode
 from seqrecord.writing.episode_writer import EpisodeWriter
 from seqrecord.writing.packing import Packing
 from seqrecord.writing.stored_schema import (
-    DEFAULT_CODEC,
     DEFAULT_RECORD_BYTES,
     Codecs,
     Described,
@@ -22,13 +21,7 @@ from seqrecord.writing.stored_schema import (
     check_sizes,
 )
 
-__all__ = [
-    "DEFAULT_CODEC",
-    "DEFAULT_RECORD_BYTES",
-    "Codecs",
-    "EpisodeWriter",
-    "SeqRecordWriter",
-]
+__all__ = ["SeqRecordWriter"]
 
 
 class SeqRecordWriter:

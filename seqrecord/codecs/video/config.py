@@ -122,11 +122,6 @@ class VideoConfig:
         """Of decoded frames of this size."""
         return (height, width) if self.pixel_format == GREY16 else (height, width, 3)
 
-    @property
-    def is_lossless(self) -> bool:
-        """Whether frames that are encoded with it decode to the same numbers."""
-        return self.codec == "ffv1"
-
     def encoding(self, height: int, width: int) -> VideoConfig:
         """The same with a quality and a GOP length, where it has none, for frames of this size.
 
