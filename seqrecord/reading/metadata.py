@@ -30,19 +30,19 @@ _AT_ONCE = 8  # tables that are read
 _logger = logging.getLogger("seqrecord")
 
 
-def load(storage: Storage, *, verify: bool = True) -> tuple[Manifest, Index]:
+def load(storage: Storage) -> tuple[Manifest, Index]:
     """The manifest and the index of a dataset; no record file is touched.
 
-    A large index is memory-mapped: see `map_file`. `verify` checks its checksums. Raises
-    `NotFoundError` where there is no dataset and `FormatError` for one that is not as it should.
+    A large index is memory-mapped: see `map_file`. Raises `NotFoundError` where there is no dataset
+    and `FormatError` for one that is not as it should be.
     """
     manifest = read_manifest(storage)
     try:
-        return manifest, load_index(storage, manifest, verify=verify)
+        return manifest, load_index(storage, manifest)
     except NotFoundError:
         # A writer may have committed, and dropped the old index, since the manifest was read.
         manifest = read_manifest(storage)
-        return manifest, load_index(storage, manifest, verify=verify)
+        return manifest, load_index(storage, manifest)
 
 
 def load_version(storage: Storage, manifest: Manifest) -> tuple[Manifest, Index]:
