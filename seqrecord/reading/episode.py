@@ -28,9 +28,10 @@ class Episode:
     """One episode's frames.
 
     `episode[10]` is a frame: feature name to array, or to `str` or `bytes` for a feature of these,
-    without the features that the frame lacks. `episode[10:26]` is 16 frames: feature name to array
-    [16, …], or to a list for a feature with a variable dimension; raises `ClipError` if one of the
-    frames lacks a feature.
+    without the features that the frame lacks. `episode[10:26]` is the 16 frames [10, 26): feature
+    name to array [16, …], or to a list for a feature with a variable dimension; raises `ClipError`
+    if one of the frames lacks a feature. Frames count from 0, negative ones from behind the last;
+    raises `IndexError` for one that is not there.
     """
 
     def __init__(self, reader: ChunkReader, index: Index, number: int) -> None:

@@ -186,6 +186,7 @@ class SeqRecordReader:
 
     @property
     def manifest(self) -> Manifest:
+        """The manifest as it was when the dataset was opened."""
         return self._manifest
 
     @cached_property
@@ -203,10 +204,12 @@ class SeqRecordReader:
 
     @property
     def index(self) -> Index:
+        """The tables of all episodes and chunks."""
         return self._index
 
     @property
     def storage(self) -> Storage:
+        """Where the dataset lies."""
         return self._storage
 
     @property
@@ -261,6 +264,7 @@ class SeqRecordReader:
         return missing_from_bitmaps(self.episode_table, found)
 
     def close(self) -> None:
+        """Close the dataset's files."""
         self._storage.close()
 
     def __enter__(self) -> SeqRecordReader:
