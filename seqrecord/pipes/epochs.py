@@ -18,9 +18,9 @@ from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError, MemoryLimitError, StateError
 from seqrecord.pipes.clip_loader import Clip, ClipLoader
 from seqrecord.pipes.consumers import look_at_consumer
-from seqrecord.pipes.counter import EpochCounter
 from seqrecord.pipes.shuffled import ShuffledBatches
 from seqrecord.pipes.states import Sharing, Stages, State, parse_settings
+from seqrecord.pipes.worker_epochs import WorkerEpochs
 from seqrecord.sampling import Part
 from seqrecord.sampling.rest import Stage
 
@@ -59,20 +59,22 @@ class Epochs:
         self._waiting: list[Clip] = []  # single ones, that the engine has given
         self._stats = EngineStats()
         self._counts = {"clips_dropped": 0, "clips_repeated": 0}  # of the part, see `Plan.counts`
-        self._counter: EpochCounter | None = None
-        self._note = b""  # the settings of the state that was loaded, for workers to come
+        self._workers = WorkerEpochs()
         _alive.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
         self._follow_workers()
         # A copy for a process that is being started shares the counter; other copies do not.
-        counter = self._share() if get_spawning_popen() is not None else None
+        counter = None
+        if get_spawning_popen() is not None:
+            self.share()
+            counter = self._workers.counter
         return {
             **self.__dict__,
             "_engine": None,
             "_waiting": [],
             "_iteration": None,
-            "_counter": counter,
+            "_workers": WorkerEpochs(counter, self._workers.note),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -109,8 +111,9 @@ class Epochs:
         sharing = _sharing_of(part)
         look_at_consumer(self, self.loader)
         self._follow_workers()
-        if (worker := get_worker_info()) is not None and self._counter is not None:
-            self._begin_with_others(self._counter, worker.id, worker.seed - worker.id)
+        loaded = self._epoch if self._loaded == os.getpid() else None
+        if (epoch := self._workers.begin(loaded)) is not None:
+            self._begin_with_others(epoch, loaded)
         elif self._begun or self._is_over(sharing, part):
             self._go_to(self._epoch + 1)
         self._stages, self._batch = self._position(sharing)
@@ -198,7 +201,7 @@ class Epochs:
                     if num_parts == part.count:
                         raise  # else this memory need not do for parts of that number
         self._go_to(saved.epoch)
-        self._saved, self._note = saved, note
+        self._saved, self._workers.note = saved, note
         self._loaded = os.getpid()
         self._publish()
 
@@ -344,58 +347,44 @@ class Epochs:
 
     # ---- with worker processes
 
-    def _share(self) -> EpochCounter | None:
-        """The counter that goes to processes which this one starts."""
+    def share(self) -> None:
+        """Have a counter that goes to processes which this one starts."""
         look_at_consumer(self, self.loader)
         self._follow_workers()
-        if get_worker_info() is None and not self._owns_counter():
-            self._counter = EpochCounter(self._epoch + self._begun)
-        return self._counter
-
-    def _owns_counter(self) -> bool:
-        """Whether this process is the one whose workers count there.
-
-        A process that was itself started with the counter, as ranks are by a launcher, but is no
-        worker, gets one of its own.
-        """
-        return self._counter is not None and self._counter.owner == os.getpid()
+        self._workers.share(self._epoch + self._begun)
 
     def _publish(self) -> None:
         """Tell workers of later iterations which epoch is next."""
-        if self._counter is not None and self._owns_counter():
-            self._counter.set_next(self._epoch + self._begun)
+        self._workers.publish(self._epoch + self._begun)
 
     def _follow_workers(self) -> None:
         """Go to the epoch that workers have begun since this process published last."""
-        if self._counter is None or not self._owns_counter():
-            return
-        if (epoch := self._counter.begun()) is not None:
+        if (epoch := self._workers.begun()) is not None:
             self._join(epoch)
             self._begun = self._in_workers = True
-            self._use_note(self._counter.note())
+            self._take_note()
 
-    def _begin_with_others(self, counter: EpochCounter, worker: int, seed: int) -> None:
-        """Begin an epoch in a worker process: the one that was loaded here, else the next one."""
-        loaded = self._loaded == os.getpid()
-        if loaded:
-            epoch = counter.begin(worker, seed, self._epoch, self._note)
-        else:
-            epoch = counter.begin(worker, seed)
-            self._use_note(counter.note())
+    def _begin_with_others(self, epoch: int, loaded: int | None) -> None:
+        """In a worker process: to the epoch that all workers begin, `loaded` where it was here."""
+        if loaded is None:
+            self._take_note()
         if self._begun or epoch != self._epoch:
             self._join(epoch)
         self._loaded = None
 
-    def _use_note(self, note: bytes) -> None:
+    def _take_note(self) -> None:
         """Keep the settings of a state that workers have loaded, and that they have left a note of.
 
         A StatefulDataLoader gives a state to one epoch's workers; those of the next epoch start as
         copies of an object that has not got it.
         """
-        if note and note != self._note:
-            said = json.loads(note)
-            self.loader.use_settings(parse_settings(said["settings"]), said["num_parts"])
-            self._note = note
+        if (note := self._workers.new_note()) is not None:
+            self._use_note(note)
+            self._workers.note = note
+
+    def _use_note(self, note: bytes) -> None:
+        said = json.loads(note)
+        self.loader.use_settings(parse_settings(said["settings"]), said["num_parts"])
 
 
 def _sharing_of(part: Part) -> Sharing:
@@ -414,7 +403,7 @@ _alive: weakref.WeakSet[Epochs] = weakref.WeakSet()
 def share_all() -> None:
     """Give all loaders of this process a counter, which its forks then share."""
     for epochs in list(_alive):
-        epochs._share()
+        epochs.share()
 
 
 os.register_at_fork(before=share_all)

@@ -99,7 +99,7 @@ class MixEpochs(Epochs):
         self._take(saved)
         self._at_base, self._loaded = True, os.getpid()
         text = json.dumps(saved.to_json(), separators=(",", ":"))
-        self._note = zlib.compress(text.encode(), 9)
+        self._workers.note = zlib.compress(text.encode(), 9)
         self._publish()
 
     def _take(self, saved: MixState) -> None:
@@ -184,11 +184,9 @@ class MixEpochs(Epochs):
 
     def _use_note(self, note: bytes) -> None:
         """Count from the state that workers have loaded, with its settings; see `Epochs`."""
-        if note and note != self._note:
-            saved = MixState.parse(json.loads(zlib.decompress(note)))
-            _use_settings(self.loader, saved)
-            self._take(saved)
-            self._note = note
+        saved = MixState.parse(json.loads(zlib.decompress(note)))
+        _use_settings(self.loader, saved)
+        self._take(saved)
 
 
 def _request(mix: MixLoader) -> dict[str, Any]:
