@@ -24,7 +24,7 @@ from seqrecord.pipes.worker_epochs import WorkerEpochs
 from seqrecord.sampling import Part
 from seqrecord.sampling.rest import Stage
 
-__all__ = ["Epochs", "share_all"]
+__all__ = ["Epochs", "share_all", "sharing_of"]
 
 _MAX_EPOCH = (1 << 63) - 1
 
@@ -108,7 +108,7 @@ class Epochs:
             self._engine.close()  # its memory must be free before the next one's is taken
             self._engine = None
             self._stats.trace.close()
-        sharing = _sharing_of(part)
+        sharing = sharing_of(part)
         look_at_consumer(self, self.loader)
         self._follow_workers()
         loaded = self._epoch if self._loaded == os.getpid() else None
@@ -151,18 +151,10 @@ class Epochs:
 
         Raises `StateError` where worker processes have the position.
         """
-        self._follow_workers()
-        if self._in_workers:
-            raise StateError(
-                "the position is in a DataLoader's worker processes, which this process cannot see",
-                expected="torchdata's StatefulDataLoader(SeqRecordStream(…), batch_size=None, …), "
-                "whose state_dict() has it; or num_workers=0, for this loader has threads of its "
-                "own",
-                got=f"a state_dict() asked for while workers run, or have run, epoch {self._epoch}",
-            )
+        self._check_position("SeqRecordStream")
         if self._saved is not None and self._sharing is None:
             return self._saved.to_json()
-        sharing = self._sharing or _sharing_of(part)
+        sharing = self._sharing or sharing_of(part)
         over = self._ended and not at_end and get_worker_info() is None
         epoch, stages = (self._epoch + 1, ()) if over else (self._epoch, self._stages)
         return State(
@@ -336,6 +328,17 @@ class Epochs:
         stages = {"stages": self._stages} if self._stages else {}
         return self._batch >= self.loader.plan(self._epoch, part, **stages).num_batches
 
+    def _check_position(self, kind: str) -> None:
+        """Raise `StateError` where worker processes have the position; `kind` can be resumed so."""
+        self._follow_workers()
+        if self._in_workers:
+            raise StateError(
+                "the position is in a DataLoader's worker processes, which this process cannot see",
+                expected=f"torchdata's StatefulDataLoader({kind}(…), batch_size=None, …), whose "
+                "state_dict() has it; or num_workers=0, for this loader has threads of its own",
+                got=f"a state_dict() asked for while workers run, or have run, epoch {self._epoch}",
+            )
+
     def _check_batches(self, state: State) -> None:
         num_batches = self.loader.most_batches(state)
         if max(state.batches) > num_batches:
@@ -387,7 +390,8 @@ class Epochs:
         self.loader.use_settings(parse_settings(said["settings"]), said["num_parts"])
 
 
-def _sharing_of(part: Part) -> Sharing:
+def sharing_of(part: Part) -> Sharing:
+    """Who has a part: this process, or this worker of a DataLoader."""
     worker = get_worker_info()
     return Sharing.of(part, worker.id, worker.num_workers) if worker else Sharing.of(part, 0, 1)
 

@@ -14,7 +14,7 @@ from torch.utils.data import get_worker_info
 
 from seqrecord.engine.stats import STAGES, EngineStats, bottleneck
 from seqrecord.errors import ClipError, StateError
-from seqrecord.pipes.epochs import Epochs
+from seqrecord.pipes.epochs import Epochs, sharing_of
 from seqrecord.pipes.mix_loader import MixLoader
 from seqrecord.pipes.mix_plan import MixPlan, MixRest
 from seqrecord.pipes.mix_rest import rest_after
@@ -44,20 +44,11 @@ class MixEpochs(Epochs):
 
     def state(self, part: Part, *, at_end: bool = False) -> dict[str, Any]:
         """See `Epochs.state`."""
-        self._follow_workers()
-        if self._in_workers:
-            raise StateError(
-                "the position is in a DataLoader's worker processes, which this process cannot see",
-                expected="torchdata's StatefulDataLoader(SeqRecordMix(…), batch_size=None, …), "
-                "whose state_dict() has it; or num_workers=0",
-                got=f"a state_dict() asked for while workers run, or have run, epoch {self._epoch}",
-            )
+        self._check_position("SeqRecordMix")
         if self._at_base and self._sharing is None and self._base is not None:
             return self._base.to_json()
-        worker = get_worker_info()
-        here = Sharing.of(part, worker.id, worker.num_workers) if worker else Sharing.of(part, 0, 1)
-        sharing = self._sharing or here
-        over = self._ended and not at_end and worker is None
+        sharing = self._sharing or sharing_of(part)
+        over = self._ended and not at_end and get_worker_info() is None
         epoch, batch = self._epoch + over, 0 if over else self._batch
         mix: MixLoader = self.loader
         rest = self._rest(sharing)
