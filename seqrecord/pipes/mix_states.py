@@ -75,8 +75,12 @@ class MixEpochs(Epochs):
         """See `Epochs.load`."""
         mix: MixLoader = self.loader
         saved = _checked(MixState.parse(state), _request(mix))
-        for name, source in saved.sources.items():
+        for i, (name, source) in enumerate(saved.sources.items()):
             mix.loaders[name].check_state(source)
+            for epoch, stages in () if saved.rest is None else saved.rest.sources[i].pending:
+                left = saved.settings_left[name][epoch]
+                left_of = replace(source, settings=left, later=source.settings, stages=stages)
+                mix.loaders[name].check_state(left_of)
         with ExitStack() as stack:
             for loader in mix.loaders.values():
                 stack.enter_context(loader.unless_it_raises())

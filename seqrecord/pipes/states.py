@@ -43,7 +43,8 @@ _STAGE = ("ranks", "batches", "settings")
 _EPISODES = ("count", "frames", "digest", "dataset")
 _MAX_INTEGER = 1 << 63  # exclusive
 _MAX_PARTS = 1 << 31  # exclusive
-_MAX_SETTING = 1 << 31  # exclusive; a seed may be larger
+_MAX_SETTING = 1 << 31  # exclusive
+_MAX_SEED = 1 << 1024  # exclusive
 
 
 @dataclass(frozen=True)
@@ -227,9 +228,8 @@ def parse_settings(saved: object) -> PlanSettings:
     _check_keys("a state's settings", saved, names)
     for name, hint in get_type_hints(PlanSettings).items():
         value, kinds = saved[name], get_args(hint) or (hint,)
-        if type(value) not in kinds or (
-            isinstance(value, int) and name != "seed" and abs(value) >= _MAX_SETTING
-        ):
+        most = _MAX_SEED if name == "seed" else _MAX_SETTING
+        if type(value) not in kinds or (isinstance(value, int) and abs(value) >= most):
             raise StateError(f"a state's {name} makes no sense", got=shown(value))
     try:
         return PlanSettings(**saved)

@@ -173,7 +173,7 @@ def _places(
     grid = gcd(stride, chunk if single else block)
     step = gcd(grid, line)
     low = np.arange(grid) if phase is None else np.arange(phase % step, grid, step)
-    edges = np.arange(0, chunk if single else max(block, chunk), grid if single else line)
+    edges = np.arange(0, chunk, grid if single else line)  # `line` divides a chunk
     high = low if single else low + (block - 1 - low) // grid * grid
     first, last = (np.add.outer(edges, ends).ravel() for ends in (low, high))
     return first, last, np.tile(low if phase is None else np.full_like(low, phase), len(edges))
