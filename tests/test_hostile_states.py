@@ -64,7 +64,7 @@ def state_of(kind: Callable[[Path, int], Loader], root: Path, *sizes: int) -> di
         if state is not None:
             loader.load_state_dict(state)
         iterator = iter(loader)
-        next(iterator)
+        next(iterator, None)
         next(iterator, None)
         state = json.loads(json.dumps(loader.state_dict()))
     assert state is not None
