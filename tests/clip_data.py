@@ -26,6 +26,7 @@ from seqrecord.writing.stored_schema import Codecs
 __all__ = [
     "LARGE",
     "LENGTHS",
+    "SMALL",
     "STRAIGHT",
     "check",
     "digest",

@@ -7,14 +7,16 @@ lies before and behind them::
     read into     x r r r r r r x x
 
 A page of which every second or third frame is wanted goes through memory, and is copied from there.
+Of pages of which few frames are wanted only their slices are read, those of several loads together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,14 +24,24 @@ import numpy.typing as npt
 from seqrecord.engine.arena import Place
 from seqrecord.engine.buffers import Buffers
 from seqrecord.engine.chunk_errors import ChunkErrors
-from seqrecord.engine.direct import spares
 from seqrecord.engine.loads import Load
 from seqrecord.engine.stats import EngineStats
-from seqrecord.format.pages import aligned
+from seqrecord.format.pages import aligned, slice_frames
 from seqrecord.reading.chunks import ChunkReader
 from seqrecord.reading.raw_chunks import RawChunk, RawChunks
 
 __all__ = ["RawLoads"]
+
+_PART_BYTES = 48 << 10  # of a page are read in the time that one more part of it takes
+
+
+class _Sparse(NamedTuple):
+    """A load of few frames of a chunk, and its number."""
+
+    number: int
+    chunk: RawChunk
+    load: Load
+    place: Place
 
 
 class RawLoads:
@@ -53,21 +65,30 @@ class RawLoads:
         self._reader, self._buffers, self._raw = reader, buffers, raw
         self._errors, self._stats = errors, stats
         self._step, self._is_leading = step, is_leading
+        self._frame = sum(spec.nbytes for spec in raw.specs)
+        self._slice = sum(slice_frames(spec) * spec.nbytes for spec in raw.specs)
 
     def load(self, loads: Sequence[Load], places: Sequence[Place]) -> list[int]:
         """Do loads, each into one place.
 
         Returns the numbers of those that are not done: of chunks that are large, that lack frames
-        or do not match their checksums, or of which parts should be read. What is in their rows
-        means nothing.
+        or do not match their checksums. What is in their rows means nothing.
         """
         begin = last = perf_counter()
         trace = self._stats.trace
         left: list[int] = []
+        sparse: list[_Sparse] = []
         nbytes = frames = 0
         found = self._raw.find(np.array([load.chunk for load in loads]))
         for number, (load, place, chunk) in enumerate(zip(loads, places, found, strict=True)):
-            if chunk is None or not self._do(chunk, load, place):
+            assert len(place.frames) == load.count, "a place for some frames of a load"
+            if chunk is None:
+                left.append(number)
+                continue
+            if load.count < chunk.num_frames and self._is_sparse(chunk, load.count):
+                sparse.append(_Sparse(number, chunk, load, place))
+                continue
+            if not self._do(chunk, load, place):
                 left.append(number)
                 continue
             nbytes += sum(chunk.lengths)
@@ -76,6 +97,14 @@ class RawLoads:
                 now = perf_counter()
                 trace.add("fetch", last, now, chunk=load.chunk)
                 last = now
+        for some in self._together(sparse):
+            read = self._read_sparse(some)
+            nbytes += read
+            if not read:
+                left += [item.number for item in some]
+                continue
+            frames += sum(item.load.count for item in some)
+            trace.add("fetch", last, last := perf_counter(), chunks=len(some))
         self._stats.add(
             bytes_read=nbytes,
             fetch_seconds=perf_counter() - begin,
@@ -85,11 +114,8 @@ class RawLoads:
         return left
 
     def _do(self, chunk: RawChunk, load: Load, place: Place) -> bool:
-        """Read a chunk's pages and have the load's frames in the rows of a place, if that is the
-        way to read them; whether it was done."""
-        assert len(place.frames) == load.count, "a place for some frames of a load"
-        if load.count < chunk.num_frames and self._is_sparse(chunk, load.count):
-            return False
+        """Read a chunk's pages and have the load's frames in the rows of a place; whether the pages
+        are as written."""
         try:
             with self._buffers.storing([place]) as (target,):
                 if self._step == 1 or load.count == 1:
@@ -101,12 +127,69 @@ class RawLoads:
             raise
 
     def _is_sparse(self, chunk: RawChunk, count: int) -> bool:
-        """Whether to read parts of a chunk's pages, with `count` wanted frames, takes less time."""
-        parts = count if self._step > 1 else 1
-        return any(
-            spares(length, count * spec.nbytes, parts, is_local=True)
-            for spec, length in zip(self._raw.specs, chunk.lengths, strict=True)
-        )
+        """Whether to read slices of a chunk's pages, for `count` frames, takes less time."""
+        if not self._raw.scattered:
+            return False
+        parts, wanted = 1, count * self._frame + 2 * self._slice
+        if self._step > 1:
+            parts, wanted = count, count * self._slice
+        return sum(chunk.lengths) - wanted >= (parts + 1) * _PART_BYTES * len(chunk.lengths)
+
+    def _together(self, sparse: Sequence[_Sparse]) -> Iterator[list[_Sparse]]:
+        """Sparse loads in the order of their frames in the files, as many together as take no more
+        memory than a chunk."""
+        some: list[_Sparse] = []
+        left = 0
+        for item in sorted(sparse, key=lambda item: (item.load.chunk, item.load.first)):
+            wanted = item.load.count * self._slice
+            if some and wanted > left:
+                yield some
+                some = []
+            if not some:
+                left = sum(item.chunk.lengths)
+            some.append(item)
+            left -= wanted
+        if some:
+            yield some
+
+    def _read_sparse(self, some: Sequence[_Sparse]) -> int:
+        """Read the slices that hold the frames of loads, and copy these to their rows.
+
+        How many bytes were read; 0 where two loads have frames in common, or something is wrong.
+        """
+        step = self._step
+        counts = np.array([item.load.count if step > 1 else 1 for item in some])
+        at = np.cumsum(counts) - counts  # the first range of each load
+        first = np.repeat([item.load.first - item.chunk.first_frame for item in some], counts)
+        first += (np.arange(len(first)) - np.repeat(at, counts)) * step
+        length = 1 if step > 1 else np.array([item.load.count for item in some])
+        stop = first + length
+        chunk = np.repeat([item.load.chunk for item in some], counts)
+        if ((chunk[1:] == chunk[:-1]) & (first[1:] < stop[:-1])).any():
+            return 0
+        nbytes = 0
+        memory: list[npt.NDArray[np.uint8]] = []
+        try:
+            found = []
+            for scattered in self._raw.scattered:
+                if (one := scattered.read(chunk, first, stop, partial(self._lend, memory))) is None:
+                    return 0
+                found.append(one)
+                nbytes += one.frames.nbytes
+            for number, item in enumerate(some):
+                rows = slice(int(at[number]), int(at[number] + counts[number]))
+                with self._buffers.storing([item.place]) as (target,):
+                    for spec, one in zip(self._raw.specs, found, strict=True):
+                        where = one.rows[rows] if step > 1 else _following(one.rows[rows], item)
+                        target.target[spec.name][target.rows] = one.frames[where]
+        finally:
+            for buffer in memory:
+                self._buffers.chunks.release(buffer)
+        return nbytes
+
+    def _lend(self, lent: list[npt.NDArray[np.uint8]], nbytes: int) -> npt.NDArray[np.uint8]:
+        lent.append(self._buffers.chunks.acquire(nbytes))
+        return lent[-1]
 
     def _read_straight(self, chunk: RawChunk, load: Load, place: Place) -> bool:
         """Read frames that follow each other into their rows; whether the pages are as written."""
@@ -164,6 +247,11 @@ def _bounds(place: Place) -> list[tuple[int, int]]:
     before = int(rows.argmin())  # the ring's first row
     begin = int(rows[before])
     return [(first, first + before), (begin, begin + count - before)]
+
+
+def _following(row: npt.NDArray[np.int64], item: _Sparse) -> npt.NDArray[np.int64]:
+    """The rows of all frames of a load, of which the first is in `row`, int64[1]."""
+    return row + np.arange(item.load.count)
 
 
 def _bytes(rows: npt.NDArray[Any]) -> memoryview:

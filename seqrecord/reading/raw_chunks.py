@@ -14,6 +14,7 @@ from seqrecord.checksum import crc32c
 from seqrecord.clips import IntArray
 from seqrecord.format.index import Index
 from seqrecord.format.pages import page_offsets
+from seqrecord.reading.scattered import ScatteredFrames
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage
 from seqrecord.storage.ranges import ByteRange
@@ -61,6 +62,13 @@ class RawChunks:
         self.specs = [spec for spec in features.values() if spec.group == group]
         self._columns = [self._table.schema.position(spec.name) for spec in self.specs]
         self._nbytes = np.array([spec.nbytes for spec in self.specs], np.int64)
+        self.scattered: list[ScatteredFrames] = []
+        """What reads a few frames of many chunks, for each of `specs`; none where that can't be."""
+        if all(ScatteredFrames.suits(self._table, spec) for spec in self.specs):
+            self.scattered = [
+                ScatteredFrames(storage, paths, self._table, spec, verify=verify)
+                for spec in self.specs
+            ]
 
     @staticmethod
     def suits(features: Schema, group: int) -> bool:
