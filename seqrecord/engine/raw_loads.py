@@ -24,6 +24,7 @@ import numpy.typing as npt
 from seqrecord.engine.arena import Place
 from seqrecord.engine.buffers import Buffers
 from seqrecord.engine.chunk_errors import ChunkErrors
+from seqrecord.engine.direct import spares
 from seqrecord.engine.loads import Load
 from seqrecord.engine.stats import EngineStats
 from seqrecord.format.pages import aligned, slice_frames
@@ -32,7 +33,7 @@ from seqrecord.reading.raw_chunks import RawChunk, RawChunks
 
 __all__ = ["RawLoads"]
 
-_PART_BYTES = 48 << 10  # of a page are read in the time that one more part of it takes
+_PART_BYTES = 16 << 10  # of a page are read in the time that one more part of it takes
 
 
 class _Sparse(NamedTuple):
@@ -72,7 +73,8 @@ class RawLoads:
         """Do loads, each into one place.
 
         Returns the numbers of those that are not done: of chunks that are large, that lack frames
-        or do not match their checksums. What is in their rows means nothing.
+        or do not match their checksums, or of which parts are better read one by one. What is in
+        their rows means nothing.
         """
         begin = last = perf_counter()
         trace = self._stats.trace
@@ -86,7 +88,10 @@ class RawLoads:
                 left.append(number)
                 continue
             if load.count < chunk.num_frames and self._is_sparse(chunk, load.count):
-                sparse.append(_Sparse(number, chunk, load, place))
+                if self._raw.scattered:
+                    sparse.append(_Sparse(number, chunk, load, place))
+                else:
+                    left.append(number)
                 continue
             if not self._do(chunk, load, place):
                 left.append(number)
@@ -129,7 +134,11 @@ class RawLoads:
     def _is_sparse(self, chunk: RawChunk, count: int) -> bool:
         """Whether to read slices of a chunk's pages, for `count` frames, takes less time."""
         if not self._raw.scattered:
-            return False
+            parts = count if self._step > 1 else 1
+            return any(
+                spares(length, count * spec.nbytes, parts, is_local=True)
+                for spec, length in zip(self._raw.specs, chunk.lengths, strict=True)
+            )
         parts, wanted = 1, count * self._frame + 2 * self._slice
         if self._step > 1:
             parts, wanted = count, count * self._slice
