@@ -26,7 +26,6 @@ from seqrecord.writing.stored_schema import Codecs
 __all__ = [
     "LARGE",
     "LENGTHS",
-    "SMALL",
     "STRAIGHT",
     "check",
     "digest",
