@@ -19,12 +19,12 @@ import pytest
 from PIL import Image
 
 import seqrecord
-from seqrecord import EncodedImage
+from seqrecord import EncodedImage, FeatureSpec
 from seqrecord.errors import SourceError
 from seqrecord.sources import Source, open_source
 from seqrecord.sources.lerobot import LeRobot
 from seqrecord.sources.lerobot_layout import read_episodes, read_info
-from seqrecord.sources.lerobot_rows import EpisodeRows
+from seqrecord.sources.lerobot_rows import EpisodeRows, array_of
 from tests.lerobot_data import FEATURES, episodes
 
 DATA = Path(__file__).parent / "golden" / "sources"
@@ -372,3 +372,26 @@ def test_broken_lines_of_episodes(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"task: not as it must be"):
         frames_of(open_source(root), "episode_000000")
     assert len(frames_of(open_source(root, features=["action"]), "episode_000000")) == 5
+
+
+@pytest.mark.parametrize("kind", ["list", "large_list", "fixed"])
+def test_lists_that_are_parts_of_others(kind: str) -> None:
+    def of(inner: Any, size: int) -> Any:
+        if kind == "fixed":
+            return pa.list_(inner, size)
+        return pa.list_(inner) if kind == "list" else pa.large_list(inner)
+
+    spec = FeatureSpec("a", np.dtype("<f4"), (2, 3))
+    wanted = np.arange(42, dtype="<f4").reshape(7, 2, 3)
+    whole = pa.array(wanted.tolist(), of(of(pa.float32(), 3), 2))
+    for start in range(8):
+        for count in range(1, 8 - start):
+            part = whole.slice(start, count)
+            got = array_of(part, spec, Path("a"))
+            np.testing.assert_array_equal(got, wanted[start : start + count], strict=True)
+    broken: list[Any] = [[[[0, 1, 2]] * 2, None], [[[0, 1, 2], None]], [[[0, 1, None]] * 2]]
+    if kind != "fixed":
+        broken += [[[[0, 1, 2]] * 2, [[0, 1, 2]]], [[[0, 1, 2], [0, 1]]], [[[0, 1, 2]] * 3]]
+    for values in broken:
+        with pytest.raises(SourceError, match=r"not as info\.json declares"):
+            array_of(pa.array(values, whole.type), spec, Path("a"))

@@ -15,12 +15,13 @@ from seqrecord.schema import FeatureSpec, Frame
 from seqrecord.sources.embedded import embedded_value
 from seqrecord.sources.lerobot_layout import LeRobotEpisode, open_parquet
 
-__all__ = ["TASK", "EpisodeRows", "image_bytes"]
+__all__ = ["TASK", "EpisodeRows", "array_of", "image_bytes"]
 
 TASK = "task"
 """The feature of the task in words, as LeRobot gives it too: columns have only its number."""
 
 _TASK_INDEX = "task_index"
+_ROWS, _ROWS_OF_IMAGES = 512, 32  # in memory at a time, by default
 _ORDER = ("episode_index", "frame_index", "timestamp")
 
 
@@ -37,10 +38,11 @@ class EpisodeRows:
         schema: Mapping[str, FeatureSpec],
         tasks: Mapping[int, str] | None = None,
         *,
-        batch_rows: int = 32,
+        batch_rows: int | None = None,
     ) -> None:
         self._root, self._schema, self._tasks = root, schema, tasks
-        self._batch_rows = batch_rows
+        has_images = any(spec.kind == "image" for spec in schema.values())
+        self._batch_rows = batch_rows or (_ROWS_OF_IMAGES if has_images else _ROWS)
         self._path: Path | None = None
         self._batches: Iterator[pa.RecordBatch] = iter(())
         self._rest: pa.RecordBatch | None = None  # rows that were read, of a later episode
@@ -104,7 +106,7 @@ class EpisodeRows:
             elif spec.kind == "image":
                 columns[name] = batch.column(name)
             else:
-                columns[name] = _array(batch.column(name), spec, path)
+                columns[name] = array_of(batch.column(name), spec, path)
         for row in range(batch.num_rows):
             frame: dict[str, Any] = {}
             for name, column in columns.items():
@@ -268,18 +270,26 @@ def _column(batch: pa.RecordBatch, name: str, path: Path) -> npt.NDArray[Any]:
     return values
 
 
-def _array(column: pa.Array, spec: FeatureSpec, path: Path) -> npt.NDArray[Any]:
+def array_of(column: pa.Array, spec: FeatureSpec, path: Path) -> npt.NDArray[Any]:
     """[rows, *shape] of the feature's dtype, from numbers or from lists nested to its shape."""
     values, rows = column, len(column)
     if isinstance(values, pa.ExtensionArray):
         values = values.storage
     sizes: list[int] = []
     while _is_list(values.type):
-        size, rest = divmod(len(values.flatten()), len(values))
-        if values.null_count or rest or not _all_of(values, size):
+        # Not by `flatten`, which imports pyarrow.compute: that takes 0.1 s.
+        if values.null_count:
             raise _misshapen(spec, path, "lists of several lengths, or missing ones")
+        if pa.types.is_fixed_size_list(values.type):
+            size = values.type.list_size
+            begin = values.offset * size
+        else:
+            offsets = values.offsets.to_numpy()
+            begin, size = (int(offsets[0]), int(offsets[1] - offsets[0])) if len(values) else (0, 0)
+            if (np.diff(offsets) != size).any():
+                raise _misshapen(spec, path, "lists of several lengths, or missing ones")
         sizes.append(size)
-        values = values.flatten()
+        values = values.values.slice(begin, len(values) * size)
     if tuple(sizes) != spec.shape and (spec.shape or sizes != [1]):
         raise _misshapen(spec, path, f"{values.type} {sizes}")
     if values.null_count or not (
@@ -292,14 +302,6 @@ def _array(column: pa.Array, spec: FeatureSpec, path: Path) -> npt.NDArray[Any]:
     if array.dtype != spec.dtype:
         raise _misshapen(spec, path, array.dtype.name)
     return np.ascontiguousarray(array).reshape(rows, *(n or 1 for n in spec.shape))
-
-
-def _all_of(lists: pa.Array, size: int) -> bool:
-    """Whether all lists have this many elements."""
-    if pa.types.is_fixed_size_list(lists.type):
-        return True
-    lengths = np.diff(lists.offsets.to_numpy())
-    return bool(np.all(lengths == size))
 
 
 def _task_texts(batch: pa.RecordBatch, tasks: Mapping[int, str], path: Path) -> list[str]:

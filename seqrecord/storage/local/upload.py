@@ -25,6 +25,9 @@ __all__ = ["NOTES", "PARTIAL", "LocalUnfinished", "LocalUpload", "local_errors",
 PARTIAL = ".partial"
 NOTES = ".notes"
 _MAX_LINE = (1 << 26) + 1000  # characters: the largest footer, 2^25 bytes, in hexadecimal
+# Of more at once, the page cache gets larger pieces of memory, which Linux first has to make:
+# 323 MB took 0.1 s of a core in pieces of 128 KiB, and 0.1 to 0.9 s in pieces of 256 KiB to 8 MiB.
+_PIECE_BYTES = 128 << 10
 _REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 
 
@@ -47,7 +50,7 @@ class LocalUpload:
         fd = self._open_fd()
         with local_errors(str(self._target)):
             while view:
-                written = os.write(fd, view)
+                written = os.write(fd, view[:_PIECE_BYTES])
                 self._size += written
                 view = view[written:]
 
