@@ -185,6 +185,23 @@ def test_several_groups_and_windows(case: groups.Case, batches: int) -> None:
     assert plan.num_clips + plan.num_dropped == rest.num_clips
 
 
+@pytest.mark.parametrize("given", [1, 2])
+def test_small_parts_of_one_cursor(given: int) -> None:
+    """A part's clips come in one order, whichever parts are looked at with it."""
+    lengths = (31, 40, 28, 17)
+    episodes = episode_table(lengths, [8] * 4)
+    table = enumerate_clips(ClipSpec(9), episodes, np.arange(4))
+    settings = PlanSettings(
+        num_cursors=1, block_frames=500, first_block_frames=500, run_frames=None, batch_size=3
+    )
+    stage = Stage(16, (given,), settings)
+    plans = plans_of(table, episodes, stage, epoch=0, number=0)
+    before = given_in(plans, stage, episodes, table.spec)
+    left = clips_of(rest_of(table, episodes, [stage], epoch=0))
+    assert set(left.values()) == {1}
+    assert left + Counter(set(before)) == clips_of(table)
+
+
 def test_many_parts_are_looked_at_in_groups() -> None:
     episodes = episode_table([97, 300, 41, 222] * 5, [8, 16, 8, 4] * 5)
     table = enumerate_clips(ClipSpec(5), episodes, np.arange(20))

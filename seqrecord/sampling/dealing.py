@@ -84,11 +84,13 @@ def deal(
     block, place = numbered(sizes)
     size = sizes[block]
     name = hash64(key, ordinal[first]).view(np.int64) + blocks.first[first]
-    apart = -(-span // stride) if num_cursors < batch_size else len(row) + 1
+    spread = num_cursors < batch_size
+    apart = -(-span // stride) if spread else len(row) + 1
     order = np.lexsort((*_order(name, block, size, place, apart), block))
     number = np.empty(len(order), np.int64)  # of each clip among those of its block
     number[order] = place
-    if num_cursors == 1 and 1 < apart < len(row):
+    # Whatever other blocks there are: of several parts at once they must come in the same order.
+    if num_cursors == 1 and spread and apart > 1:
         few = np.flatnonzero(size <= _FEW)
         number[few] = _one_by_one(name[block[few]], block[few], place[few], apart, batch_size)
     time = (number * num_cursors + position[row] << _TIME_BITS) // size
