@@ -79,8 +79,10 @@ class Resident:
         """Make room: forget the frames that no clip after this round needs."""
         for number, group in self._groups.items():
             frees = done.groups[self._places[number]].frees
-            for cursor, count in zip(frees.cursor.tolist(), frees.count.tolist(), strict=True):
-                group.rings[cursor].free(count)
+            counts = np.bincount(frees.cursor, frees.count, len(group.rings)).astype(np.int64)
+            for ring, count in zip(group.rings, counts.tolist(), strict=True):
+                if count:
+                    ring.free(count)
 
 
 class _GroupRows:
