@@ -66,7 +66,7 @@ def read_scattered(
     """
     wanted = (episode << FRAME_BITS)[:, None] + frames
     length = wanted.shape[1]
-    if length > 1 and (wanted[:, 1:] - wanted[:, :-1] == 1).all():
+    if length > 1 and not np.count_nonzero(wanted[:, 1:] - wanted[:, :-1] != 1):
         spans = Spans.of(wanted[:, 0], length)
     else:
         spans = Spans.of(wanted.reshape(-1), 1)
@@ -125,13 +125,16 @@ class Spans:
         """Of runs by their first frames, int64[n], which all have so many frames."""
         order = np.argsort(runs, kind="stable")
         ascending = runs[order]
-        opens = np.append(True, ascending[1:] > ascending[:-1] + length)
-        begin = np.flatnonzero(opens)
+        closes = np.ones(len(runs), bool)
+        np.less(ascending[:-1] + length, ascending[1:], out=closes[:-1])
+        number = np.cumsum(closes) - closes
+        last = closes.nonzero()[0]
+        begin = np.zeros_like(last)
+        begin[1:] = last[:-1] + 1
         first = ascending[begin]
         span = np.empty_like(runs)
-        span[order] = np.cumsum(opens) - 1
-        stop = ascending[np.append(begin[1:], len(runs)) - 1] + length
-        return cls(first, stop, length, span, runs - first[span])
+        span[order] = number
+        return cls(first, ascending[last] + length, length, span, runs - first[span])
 
     def in_chunks(self, grid: ChunkGrid) -> tuple[IntArray, IntArray, IntArray, IntArray]:
         """The parts of the spans that lie in one chunk each: int64[p] the row of the chunk, the
@@ -141,7 +144,7 @@ class Spans:
         place = grid.place(episode, first)
         count = grid.place(episode, stop - 1) - place + 1
         of_span = np.cumsum(count) - count
-        if len(count) < (total := int(count.sum())):
+        if len(count) < (total := int(of_span[-1] + count[-1])):
             owner = np.repeat(np.arange(len(count)), count)
             episode = episode[owner]
             place = place[owner] + np.arange(total) - of_span[owner]

@@ -108,9 +108,8 @@ class ScatteredFrames:
         size = length * nbytes
         begin, end = first // length, -(-stop // length)  # slices
         apart = (chunk[1:] != chunk[:-1]) | (begin[1:] - end[:-1] > _MAX_GAP // size)
-        edges = np.flatnonzero(apart) + 1
-        some = np.concatenate(([0], edges))
-        last = np.append(edges, len(chunk)) - 1
+        edges = np.concatenate(([0], apart.nonzero()[0] + 1, [len(chunk)]))
+        some, last = edges[:-1], edges[1:] - 1
         of, begin, end = chunk[some], begin[some], end[last]
         held = table.num_frames[of].astype(np.int64)
         skipped = begin * length
@@ -118,7 +117,7 @@ class ScatteredFrames:
         ends = np.cumsum(count)
         total = int(ends[-1]) * nbytes
         lengths = table.page_length[of]
-        if total > _MOST_BYTES or (lengths[:, self._column] != held * nbytes).any():
+        if total > _MOST_BYTES or np.count_nonzero(lengths[:, self._column] != held * nbytes):
             return None
         offsets = page_offsets(lengths) + table.offset[of].astype(np.int64)[:, None]
         start = offsets[:, self._column] + skipped * nbytes
