@@ -15,7 +15,7 @@ from seqrecord.reading.record_footers import record_sizes
 from seqrecord.storage import Storage, open_storage
 from seqrecord.writing.commits import Base, read_base
 from seqrecord.writing.destination import writer_of
-from seqrecord.writing.left_files import LeftFiles, left_files
+from seqrecord.writing.left_files import LeftFiles, is_note, left_files
 from seqrecord.writing.merge_leftovers import merge_of
 
 __all__ = ["clean"]
@@ -99,7 +99,7 @@ def _unnamed(storage: Storage, base: Base) -> Iterator[_Item]:
     named = {*base.files, *(file.path for file in base.manifest.small_files)}
     for folder in (RECORDS, INDEX, EDITS):
         for upload in storage.unfinished(folder):  # of a file that is finished, too
-            if _is_ours(upload.path):
+            if _is_ours(upload.path) or is_note(upload.path):
                 yield _Item(upload.path, upload.modified, upload.remove)
         for file in storage.files(folder):
             if file.path not in named and _is_ours(file.path):

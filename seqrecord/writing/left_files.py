@@ -16,7 +16,7 @@ from seqrecord.format.manifest import FILE_PATH
 from seqrecord.storage import Storage
 from seqrecord.storage.ranges import ByteRange
 
-__all__ = ["LeftFiles", "left_files", "put_note"]
+__all__ = ["LeftFiles", "is_note", "left_files", "put_note"]
 
 _NOTE = re.compile(rf"{RECORDS}/[0-9a-f]{{16}}\.left")
 
@@ -28,6 +28,11 @@ class LeftFiles:
     path: str
     modified: float
     files: frozenset[str]
+
+
+def is_note(path: str) -> bool:
+    """Whether it is the path of such a note."""
+    return _NOTE.fullmatch(path) is not None
 
 
 def put_note(storage: Storage, name: str, files: Sequence[str]) -> str:
@@ -50,7 +55,7 @@ def left_files(storage: Storage) -> list[LeftFiles]:
     """All notes that are there. What is no path of a file of a dataset is not in them."""
     found = []
     for file in storage.files(RECORDS):
-        if _NOTE.fullmatch(file.path):
+        if is_note(file.path):
             data = bytearray(file.size)
             try:
                 storage.read_ranges(file.path, [ByteRange(0, file.size)], [memoryview(data)])

@@ -206,7 +206,7 @@ def _merge(
         written.append(note)
         # Before the record files: whatever is made of a merge that was killed, nothing deleted
         # comes back.
-        edits = _bring_edits(same, made, written)
+        edits = _bring_edits(same, made, writer, written)
         record_files, footers = [], {}
         for part in same:
             for file in part.manifest.record_files:
@@ -309,15 +309,14 @@ def _undone(storage: Storage, writer: str) -> Iterator[list[str]]:
 
 
 def _bring_edits(
-    parts: Sequence[_Part], made: Storage, written: list[str]
+    parts: Sequence[_Part], made: Storage, writer: str, written: list[str]
 ) -> tuple[IndexFile, ...]:
     """Copies of the files of edits, in names that ascend, and come after those that are there."""
     files: list[IndexFile] = []
     first = next_number(made)
     for part in parts:
         for file in part.manifest.edits:
-            name = file.path.rpartition("-")[2]
-            path = f"{EDITS}/{first + len(files):08d}-{name}"
+            path = f"{EDITS}/{first + len(files):08d}-{writer}.json"
             written.append(path)
             data = bytearray(part.storage.size(file.path))
             item = ByteRange(0, len(data))
