@@ -59,6 +59,7 @@ def readable(path: Path) -> Content | None:
         return None
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("how", ["link", "copy", "encode"])
 def test_killed_at_any_step(
     sources: tuple[Path, Path, Path], tmp_path: Path, how: str, thorough: bool

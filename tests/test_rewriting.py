@@ -356,6 +356,7 @@ def test_any_history(
     shutil.rmtree(path.parent)
 
 
+@pytest.mark.timeout(600)
 def test_killed_at_any_step(dataset: tuple[Path, Model], tmp_path: Path, thorough: bool) -> None:
     path, model = dataset
     delete_episodes(path, ["e1", "e3"])
