@@ -352,6 +352,30 @@ def test_decoders_end_where_the_device_is_the_current_one() -> None:
 
 
 @NEEDS_TORCHCODEC
+def test_rows_of_which_nothing_is_known_are_zeros(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    codecs = {"image": "h264:gop=8"}
+    with (
+        seqrecord.SeqRecordWriter(tmp_path / "r", codecs=codecs) as writer,
+        writer.episode("late") as episode,
+    ):
+        for number, image in enumerate(moving(30)):
+            episode.append({"number": number, **({"image": image} if number > 9 else {})})
+    options: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "shuffle": False, "device": "cpu"}
+    options |= {"last_known": ["image"], "unknown": "zeros"}
+    found = [
+        [batch["image"].numpy() for batch in seqrecord.SeqRecordPipe(tmp_path / "r", **settings)]
+        for settings in (options, options | {"video_decoder": "torchcodec"})
+    ]
+    expected, given = map(np.concatenate, found)
+    assert far(given, expected) <= MOST
+    assert not given[0].any()
+    assert given[10].any()
+    assert not fallbacks(caplog)
+
+
+@NEEDS_TORCHCODEC
 @pytest.mark.parametrize("batches", [3, None])
 def test_threads_of_the_engine_end_decoders(
     kept: tuple[Path, dict[str, Pixels]], batches: int | None, monkeypatch: pytest.MonkeyPatch
