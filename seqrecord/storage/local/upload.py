@@ -9,6 +9,7 @@ import contextlib
 import errno
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,10 @@ NOTES = ".notes"
 _MAX_LINE = (1 << 26) + 1000  # characters: the largest footer, 2^25 bytes, in hexadecimal
 # Of more at once, the page cache gets larger pieces of memory, which Linux first has to make:
 # 323 MB took 0.1 s of a core in pieces of 128 KiB, and 0.1 to 0.9 s in pieces of 256 KiB to 8 MiB.
-_PIECE_BYTES = 128 << 10
+# But after each the thread may wait for the GIL, 5 ms where another does not let go of it: a piece
+# that has waited is followed by larger ones.
+_PIECE_BYTES, _MOST_PIECE_BYTES = 128 << 10, 8 << 20
+_WAIT_SECONDS = 3e-3
 _REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 
 
@@ -39,6 +43,7 @@ class LocalUpload:
         self._target = target
         self._partial, self._notes = with_suffix(target, PARTIAL), with_suffix(target, NOTES)
         self._size, self._noted, self._fd, self._committed = 0, 0, -1, False
+        self._piece = _PIECE_BYTES
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             self._fd = os.open(self._partial, flags, 0o666)
@@ -49,10 +54,17 @@ class LocalUpload:
         view = memoryview(data).cast("B")
         fd = self._open_fd()
         with local_errors(str(self._target)):
+            has_waited = False
             while view:
-                written = os.write(fd, view[:_PIECE_BYTES])
+                began = time.monotonic() - time.thread_time()
+                written = os.write(fd, view[: self._piece])
+                if time.monotonic() - time.thread_time() - began > _WAIT_SECONDS:
+                    self._piece = min(2 * self._piece, _MOST_PIECE_BYTES)
+                    has_waited = True
                 self._size += written
                 view = view[written:]
+            if not has_waited:
+                self._piece = max(self._piece // 2, _PIECE_BYTES)
 
     def tell(self) -> int:
         return self._size
