@@ -70,7 +70,6 @@ def add_feature(
     unit: str | None = None,
     record_bytes: int | str = DEFAULT_RECORD_BYTES,
     dry_run: bool = False,
-    created_by: str = CREATED_BY,
     storage_options: Mapping[str, Any] | None = None,
 ) -> FeatureSpec:
     """Add a feature to all episodes of a dataset; returns it as it is stored.
@@ -124,7 +123,7 @@ def add_feature(
             old = dataset.statistics()
             if old is not None:
                 old = Statistics(old.num_frames, {**old, **collector.statistics()})
-            _commit(dataset, schema, footers, own, old, created_by)
+            _commit(dataset, schema, footers, own, old)
         return new
 
 
@@ -133,7 +132,6 @@ def drop_features(
     names: str | Sequence[str],
     *,
     dry_run: bool = False,
-    created_by: str = CREATED_BY,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Drop a feature, or several; returns their names.
@@ -166,7 +164,7 @@ def drop_features(
             if old is not None:
                 kept = {name: old[name] for name in old if name not in dropped}
                 old = Statistics(old.num_frames, kept)
-            _commit(dataset, schema, {}, {}, old, created_by)
+            _commit(dataset, schema, {}, {}, old)
         return list(dropped)
 
 
@@ -272,7 +270,6 @@ def _commit(
     footers: Mapping[str, Footer],
     sizes: Mapping[str, int],
     statistics: Statistics | None,
-    created_by: str,
 ) -> None:
     """Make `schema` that of the dataset, with these new record files."""
     storage, base, manifest = dataset.storage, dataset.base, dataset.manifest
@@ -295,7 +292,7 @@ def _commit(
             )
         version = _without_dropped(version, every)
         try:
-            put_version(storage, base, version, created_by, statistics)
+            put_version(storage, base, version, CREATED_BY, statistics)
         except ConflictError as error:
             raise ConflictError(
                 "another writer committed meanwhile; nothing was changed: try again",

@@ -37,7 +37,6 @@ def split_dataset(
     by: str = "episode",
     seed: int = 0,
     anew: bool = False,
-    created_by: str = CREATED_BY,
     storage_options: Mapping[str, Any] | None = None,
 ) -> dict[str, int]:
     """Give episodes to named splits; returns how many episodes each split has now.
@@ -58,7 +57,7 @@ def split_dataset(
     _check(shares)
     storage = open_storage(location, storage_options)
     try:
-        return _split(storage, shares, by, seed, anew, created_by)
+        return _split(storage, shares, by, seed, anew)
     finally:
         storage.close()
 
@@ -69,7 +68,6 @@ def _split(
     by: str,
     seed: int,
     anew: bool,
-    created_by: str,
 ) -> dict[str, int]:
     base = read_base(storage)
     manifest = base.manifest
@@ -105,7 +103,7 @@ def _split(
             (*manifest.edits, *files),
         )
         with removed_if_unnamed(storage, files):
-            put_version(storage, base, version, created_by)
+            put_version(storage, base, version, CREATED_BY)
     return {name: int((new == names.index(name)).sum()) for name in names}
 
 
