@@ -249,6 +249,24 @@ def test_leaving_out_a_file_that_alone_tells_an_episodes_length(tmp_path: Path) 
     check(path, model)
 
 
+def test_chunks_of_an_episode_that_do_not_follow_each_other_stay_apart(tmp_path: Path) -> None:
+    """Its first and its last file are rewritten, and those between them are not."""
+    path = tmp_path / "records"
+    model = write(path, {"e0": 3, "e1": 15, "e2": 2}, NAMES, chunk_frames=2)
+    assert len(named(path)) > 3
+    delete_episodes(path, ["e0", "e2"])
+    model = kept(model, "e0", "e2")
+    report = rewrite_files(path, least_dead=0.001)
+    assert (len(report.rewritten), len(report.written)) == (2, 2)
+    clean(path, older_than=0)
+    check(path, model)
+    drop_features(path, "y")  # of all of them
+    report = rewrite_files(path, least_dead=0.001)
+    assert len(report.rewritten) == 4 > len(report.written)
+    clean(path, older_than=0)
+    check(path, without(model, "y"))
+
+
 def test_texts_variable_shapes_and_timestamps(tmp_path: Path) -> None:
     path = tmp_path / "records"
     described = {"t": {"kind": "timestamp"}, "u": {"kind": "timestamp"}}
