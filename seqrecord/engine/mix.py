@@ -129,10 +129,7 @@ class _MixExecutor(OverlappingExecutor):
         """As `Executor.run`, from one of the plan's clips on."""
         first_round, skip = self._plan.locate_clip(clip)
         self._next = clip - skip
-        for loaded in self._rounds.run(first_round):
-            self._workers.stats.hold(self._rounds.resident_bytes)
-            self._emit(loaded, skip)
-            skip = 0
+        self._execute(first_round, skip)
 
     def _emit(self, loaded: LoadedRound, skip: int) -> None:
         current = loaded.round
@@ -154,6 +151,7 @@ class _MixExecutor(OverlappingExecutor):
         loaded.round = replace(current, clips=rows)
         super()._emit(loaded, skip)
         if self._offset + stop >= self._last:
+            self._wait()
             raise _EnoughError
 
     def _segments(self, start: int, stop: int) -> tuple[IntArray, IntArray]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from seqrecord.clips import IntArray
 from seqrecord.engine.batches import Batch, BatchBuilder, ClipNames
-from seqrecord.engine.scheduler import Channel
+from seqrecord.engine.scheduler import Channel, ClosedError
 from seqrecord.engine.stats import EngineStats
 
 __all__ = ["MixChannel", "MixOrder", "MixedBatch", "OpenBatch", "SourceEnd"]
@@ -128,8 +128,12 @@ class MixChannel(Channel[MixedBatch]):
         begin = perf_counter()
         with self._changed:
             while True:
-                self._changed.wait_for(lambda: number < self._next or self._slots or self._closed)
+                self._changed.wait_for(
+                    lambda: number < self._next or self._slots or self._closed or self._interrupted
+                )
                 self.check_open()
+                if self._interrupted:
+                    raise ClosedError
                 if number < self._next:
                     break
                 sources = self._order.sources(self._next)
@@ -180,6 +184,9 @@ class SourceEnd:
 
     def put(self, item: object) -> None:
         """A segment, which has delivered itself."""
+
+    def interrupt(self) -> None:
+        self._channel.interrupt()
 
     def end(self, error: BaseException | None = None) -> None:
         self._channel.end_source(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from time import perf_counter
 from typing import Any
@@ -14,6 +15,7 @@ from seqrecord.engine.ahead import LoadedRound, RoundsAhead
 from seqrecord.engine.batches import Batch, BatchBuilder
 from seqrecord.engine.buffers import Buffers
 from seqrecord.engine.draws import DrawClips, Drawn
+from seqrecord.engine.gathers import Gathering
 from seqrecord.engine.scheduler import Channel, WorkerPool
 from seqrecord.sampling import Plan
 
@@ -50,15 +52,32 @@ class OverlappingExecutor:
         self._channel = channel
         self._rounds = RoundsAhead(plan, clip_frames, buffers.arenas, workers)
         self._builder: BatchBuilder[Any] | None = None
+        self._gathers = workers.gathers(channel.interrupt)
+        self._gathering: Gathering | None = None  # of the builder
 
     def run(self, batch: int) -> None:
         """See `Executor`."""
         self._first = batch
-        first_round, skip = self._plan.locate(batch)
-        for loaded in self._rounds.run(first_round):
-            self._workers.stats.hold(self._rounds.resident_bytes)
-            self._emit(loaded, skip)
-            skip = 0
+        self._execute(*self._plan.locate(batch))
+
+    def _execute(self, first_round: int, skip: int) -> None:
+        """Deliver what follows so many clips of a round."""
+        try:
+            for loaded in self._rounds.run(first_round):
+                self._workers.stats.hold(self._rounds.resident_bytes)
+                self._emit(loaded, skip)
+                self._wait()
+                skip = 0
+        except BaseException:
+            if not self._channel.is_closed:
+                self._gathers.wait()  # what is begun is delivered, or what a copy raised is why
+            raise
+
+    def _wait(self) -> None:
+        """Until all copies are made: rows may be loaded into again."""
+        with self._workers.stats.trace.span("wait for copies"):
+            self._gathers.wait()
+        self._workers.stats.add(gather_seconds=self._gathers.lap())
 
     def _emit(self, loaded: LoadedRound, skip: int) -> None:
         """Gather a round's clips into batches as their loads arrive, and deliver full ones."""
@@ -71,8 +90,9 @@ class OverlappingExecutor:
             if start == stop:
                 continue
             self._workers.fetch(self._rounds.later())
-            if self._builder is None:
-                self._builder = self._begin(int(batch[start]))
+            if self._builder is None or self._gathering is None:
+                self._builder = self._begin_next(int(batch[start]))
+                self._gathering = self._gathers.begin()
             sources = loaded.sources(start, stop)
             drawn = Drawn()
             if self._draw is not None:
@@ -80,12 +100,22 @@ class OverlappingExecutor:
                 sources = [replace(source, crop=drawn.crop) for source in sources]
             begin = perf_counter()
             slot = int(slots[start])
-            nbytes = self._builder.gather(slot, sources, self._workers, drawn.calls)
+            nbytes = self._builder.gather(slot, sources, self._gathering, drawn.calls)
             self._builder.append(clips.episode[start:stop], clips.start[start:stop])
             self._workers.note_gather(begin, stop - start, nbytes)
             if self._builder.is_full:
-                self._channel.put(self._builder.finish())
-                self._builder = None
+                self._gathering.finish(partial(_deliver, self._channel, self._builder))
+                self._builder = self._gathering = None
+
+    def _begin_next(self, batch: int) -> BatchBuilder[Any]:
+        """As `_begin`. To wait while copies are made is not to wait for the consumer."""
+        stats = self._workers.stats
+        stats.add(gather_seconds=self._gathers.lap())
+        before = stats.waiting_for_consumer_seconds
+        builder = self._begin(batch)
+        gathered, waited = self._gathers.lap(), stats.waiting_for_consumer_seconds - before
+        stats.add(gather_seconds=gathered, waiting_for_consumer_seconds=-min(gathered, waited))
+        return builder
 
     def _begin(self, batch: int) -> BatchBuilder[Any]:
         """A batch to build, once the consumer has taken enough of those before."""
@@ -95,3 +125,7 @@ class OverlappingExecutor:
             return self._buffers.begin_batch(min(self._together, rest))
         size = self._plan.first_clip(batch + 1) - self._plan.first_clip(batch)
         return self._buffers.begin_batch(size)
+
+
+def _deliver(channel: Channel[Batch], builder: BatchBuilder[Any]) -> None:
+    channel.put(builder.finish())

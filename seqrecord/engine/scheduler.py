@@ -25,6 +25,8 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from seqrecord.engine.arena import Place
 from seqrecord.engine.batches import Copy
+from seqrecord.engine.copying import CopyThreads
+from seqrecord.engine.gathers import Gathers
 from seqrecord.engine.loading import ChunkLoader, Fetched
 from seqrecord.engine.loads import Load
 from seqrecord.engine.stats import EngineStats
@@ -41,7 +43,7 @@ _Result = TypeVar("_Result")
 
 _THREAD_NAME = "seqrecord-engine"  # how the names of all these threads begin
 _ENDED = "this iteration was ended: another one has begun"
-_COPY_BYTES = 4 << 20  # one more thread for each; one thread copies what is less
+_MORE_COPIERS = 2  # threads that copy beside `num_threads`, for some wait for the GIL
 
 
 class Executor(Protocol):
@@ -80,13 +82,16 @@ class Channel(Generic[_Item]):
         self._error: BaseException | None = None
         self._ended = False
         self._closed = False
+        self._interrupted = False
 
     def reserve(self, number: int) -> None:
         """Wait for a slot to make item `number` in: until the consumer has taken enough."""
         begin = perf_counter()
         with self._changed:
-            self._changed.wait_for(lambda: self._slots or self._closed)
+            self._changed.wait_for(lambda: self._slots or self._closed or self._interrupted)
             self.check_open()
+            if self._interrupted:
+                raise ClosedError
             self._slots -= 1
         end = perf_counter()
         self._stats.add(waiting_for_consumer_seconds=end - begin)
@@ -168,6 +173,12 @@ class Channel(Generic[_Item]):
         with self._changed:
             self._closed, self._error = True, None
             self._ready.clear()
+            self._changed.notify_all()
+
+    def interrupt(self) -> None:
+        """No more items are made: `reserve` raises `ClosedError`."""
+        with self._changed:
+            self._interrupted = True
             self._changed.notify_all()
 
     @property
@@ -282,7 +293,8 @@ class WorkerPool:
         self._ahead = threading.BoundedSemaphore(self.num_ahead) if self.num_ahead else None
         self._loaders = ThreadPool(num_loaders, f"{_THREAD_NAME}-load")
         self._turns = Turns(self._loaders)
-        self._copiers = ThreadPool(num_threads, f"{_THREAD_NAME}-copy")
+        copiers = num_threads + _MORE_COPIERS
+        self._copiers = CopyThreads(copiers, f"{_THREAD_NAME}-copy", stats.trace)
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -347,16 +359,16 @@ class WorkerPool:
         self.stats.add(gather_seconds=end - begin, device_bytes=device_bytes)
         self.stats.trace.add("gather", begin, end, clips=num_clips)
 
+    def gathers(self, failed: Callable[[], object]) -> Gathers:
+        """Batches that are gathered by these threads; see there."""
+        return Gathers(self._copiers, self.num_threads, failed)
+
     def copy(self, copies: Iterable[Copy]) -> None:
-        """Make copies, in this thread and in others; the thread that is free takes the next."""
-        todo = deque(copies)
-        total = sum(copy.nbytes for copy in todo)
-        threads = min(self.num_threads, 1 + total // _COPY_BYTES)
-        others = [self._copiers.submit(self._copy_all, todo) for _ in range(threads - 1)]
-        self._copy_all(todo)
+        """Make copies; all are made when it returns."""
+        gathers = self.gathers(lambda: None)
+        gathers.begin().copy(copies)
         with self.stats.trace.span("wait for copies"):
-            for other in others:
-                other.result()
+            gathers.wait()
 
     def _load(
         self,
@@ -377,12 +389,3 @@ class WorkerPool:
         self._channel.check_open()
         with unwanted_if(lambda: self._left or self._channel.is_closed):
             return do(*arguments)
-
-    def _copy_all(self, todo: deque[Copy]) -> None:
-        with self.stats.trace.span("gather copies"):
-            while True:
-                try:
-                    copy = todo.popleft()
-                except IndexError:
-                    return
-                copy.do()

@@ -29,6 +29,9 @@ from seqrecord.units import format_size
 __all__ = ["Fit", "FrameSizes", "Memory", "fit", "fit_given", "least_limit"]
 
 PREFETCH = 2  # batches that are filled or wait, where memory allows
+MOST_PREFETCH = 6  # … of small ones: beside a thread that computes in Python, each takes some
+# milliseconds that pass without work, however small it is
+MORE_SHARE = 8  # one part in eight of the arenas' bytes for what are more than `PREFETCH`
 CONSUMER = 2  # batches that the consumer has: the one in its hands and the one it drops for it
 MAX_LOADS = 16  # chunks read and decoded at a time, where they take no more than
 LOADS_SHARE = 8  # one part in eight of the limit
@@ -84,6 +87,7 @@ class Fit:
         if not all(memory.num_rows):
             return 1
         taken = held_bytes(self.sizes.frames, memory.num_rows)
+        taken += (memory.prefetch - self.prefetch) * self.sizes.batch
         left = self.max_arena - taken - memory.max_ahead * self.sizes.chunk
         more = left // max(1, (memory.prefetch + CONSUMER) * self.sizes.batch)
         return max(1, min(most, 1 + more))
@@ -95,11 +99,12 @@ class Fit:
         if self.resident is not None:  # an epoch of less than a block may need a little more
             held = tuple(map(max, held, self.resident))
         nbytes = max(1, held_bytes(sizes, held))
-        most = max(int(nbytes * MOST_AHEAD), min(int(nbytes * ROUNDS_AHEAD), FEW_BYTES))
-        most = max(nbytes, min(self.max_arena, most))
-        rows = tuple(number * most // nbytes for number in held)
+        more = self._more_batches(nbytes) if fixed else 0
+        least = min(self._divide(held, nbytes, 0)[1], MAX_LOADS // 2)
+        while more and self._divide(held, nbytes, more)[1] < least:
+            more -= 1
+        rows, ahead = self._divide(held, nbytes, more)
         taken = held_bytes(sizes, rows)
-        ahead = max(0, min(MAX_LOADS, (self.max_arena - taken) // max(1, self.sizes.chunk)))
         # Where clips do not overlap, an arena's memory is better spent on batches; not where epochs
         # have several phases, for then they would not share their memory.
         if fixed and self.resident is None and plan.disjoint_groups[plan.leading]:
@@ -111,10 +116,28 @@ class Fit:
             ]
             kept = tuple(0 if s else n for n, s in zip(rows, straight, strict=True))
             freed = taken - held_bytes(sizes, kept)
-            prefetch = self.prefetch + freed // max(1, self.sizes.batch)
+            prefetch = self.prefetch + more + freed // max(1, self.sizes.batch)
             if prefetch >= plan.most_batches:
                 return Memory(kept, prefetch, self.max_loads, ahead)
-        return Memory(rows, self.prefetch, self.max_loads, ahead)
+        return Memory(rows, self.prefetch + more, self.max_loads, ahead)
+
+    def _divide(self, held: Sequence[int], nbytes: int, more: int) -> tuple[tuple[int, ...], int]:
+        """Rows of arenas that hold so many frames, which take `nbytes`, and chunks that are read
+        ahead, beside `more` batches."""
+        max_arena = self.max_arena - more * self.sizes.batch
+        most = max(int(nbytes * MOST_AHEAD), min(int(nbytes * ROUNDS_AHEAD), FEW_BYTES))
+        most = max(nbytes, min(max_arena, most))
+        rows = tuple(number * most // nbytes for number in held)
+        left = max_arena - held_bytes(self.sizes.frames, rows)
+        return rows, max(0, min(MAX_LOADS, left // max(1, self.sizes.chunk)))
+
+    def _more_batches(self, held: int) -> int:
+        """How many batches may be filled or wait beside `prefetch`, where so many bytes of frames
+        are held and others are loaded ahead."""
+        if self.prefetch < PREFETCH:
+            return 0
+        room = min(self.max_arena // MORE_SHARE, self.max_arena - int(held * AHEAD))
+        return max(0, min(MOST_PREFETCH - self.prefetch, room // max(1, self.sizes.batch)))
 
 
 def fit(

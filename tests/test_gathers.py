@@ -1,0 +1,147 @@
+"""Batches that are gathered several at a time: delivered in order, up to the first that fails."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seqrecord.engine.batches import Copy
+from seqrecord.engine.copying import CopyThreads, Done
+from seqrecord.engine.gathers import Gathers
+from seqrecord.engine.trace import NO_TRACE
+
+PATIENCE = 60  # seconds
+
+
+class Asked:
+    """Threads that make a copy when they are told to."""
+
+    def __init__(self) -> None:
+        self.copies: list[Done] = []
+
+    def begin(self, copies: Iterable[Copy], done: Done) -> None:
+        self.copies += [done for _ in copies]
+
+
+@given(data=st.data())
+def test_batches_come_in_order_up_to_the_first_that_fails(data: st.DataObject) -> None:
+    counts = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=6))  # of copies
+    broken = data.draw(st.sets(st.integers(0, max(0, sum(counts) - 1)), max_size=2))
+    undeliverable = data.draw(st.none() | st.integers(0, len(counts) - 1))
+    threads, failed, delivered = Asked(), [], []
+    make: Any = threads
+    gathers = Gathers(make, 2, lambda: failed.append(True))
+
+    def deliver(batch: int) -> None:
+        if batch == undeliverable:
+            raise MemoryError(batch)
+        delivered.append(batch)
+
+    owner: list[int] = []  # of each copy
+    left: list[int] = []  # copies to be made
+    missing, finished, bad = list(counts), [False] * len(counts), set[int]()
+    begun = 0
+    while begun < len(counts) or left:
+        if begun < len(counts) and (not left or data.draw(st.booleans())):
+            gathering = gathers.begin()
+            gathering.copy(Copy(1, lambda: None) for _ in range(counts[begun]))
+            left += range(len(owner), len(owner) + counts[begun])
+            owner += [begun] * counts[begun]
+            gathering.finish(lambda batch=begun: deliver(batch))  # type: ignore[misc]
+            finished[begun] = True
+            begun += 1
+        else:
+            number = left.pop(data.draw(st.integers(0, len(left) - 1)))
+            error = ValueError(owner[number]) if number in broken else None
+            threads.copies[number](error)
+            missing[owner[number]] -= 1
+            if error is not None:
+                bad.add(owner[number])
+                assert failed
+        expected = []
+        for batch in range(begun):
+            if not finished[batch] or missing[batch] or batch in bad or batch == undeliverable:
+                break
+            expected.append(batch)
+        assert delivered == expected
+    stops = sorted(bad if undeliverable is None else bad | {undeliverable})
+    if not stops:
+        gathers.wait()
+        assert not failed
+        return
+    assert failed
+    assert delivered == list(range(stops[0]))
+    with pytest.raises(ValueError if stops[0] in bad else MemoryError) as caught:
+        gathers.wait()
+    assert caught.value.args == (stops[0],)
+    gathers.wait()  # it is raised once
+
+
+def test_a_batch_may_be_copied_in_several_steps() -> None:
+    threads, delivered = Asked(), list[str]()
+    make: Any = threads
+    gathers = Gathers(make, 2, lambda: None)
+    first, second = gathers.begin(), gathers.begin()
+    first.copy([Copy(1, lambda: None)])
+    threads.copies[0](None)
+    second.finish(lambda: delivered.append("second"))
+    assert not delivered  # the first batch may get more copies
+    first.copy([Copy(1, lambda: None)])
+    first.finish(lambda: delivered.append("first"))
+    assert not delivered
+    threads.copies[1](None)
+    assert delivered == ["first", "second"]
+
+
+def test_the_time_of_copies_that_overlap_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("seqrecord.engine.gathers.perf_counter", lambda: now)
+    threads: Any = Asked()
+    gathers = Gathers(threads, 2, lambda: None)
+    gathering = gathers.begin()
+    now = 5.0
+    gathering.copy([Copy(1, lambda: None)] * 2)
+    now = 7.0
+    threads.copies[0](None)
+    assert gathers.lap() == 2
+    now = 8.0
+    threads.copies[1](None)
+    now = 20.0
+    assert gathers.lap() == 1
+    assert gathers.lap() == 0
+
+
+def test_threads_copy_at_the_same_time_and_say_what_was_raised() -> None:
+    threads = CopyThreads(2, "copy-test", NO_TRACE)
+    meeting, said = threading.Barrier(3, timeout=PATIENCE), list[Any]()
+
+    def fail() -> None:
+        meeting.wait()
+        raise ValueError("no such row")
+
+    threads.begin([Copy(1, meeting.wait), Copy(1, fail)], said.append)  # type: ignore[arg-type]
+    meeting.wait()  # both are under way
+    threads.shutdown()
+    assert sorted(map(repr, said)) == ["None", "ValueError('no such row')"]
+    assert not [t for t in threading.enumerate() if t.name.startswith("copy-test")]
+
+
+def test_what_has_not_begun_is_dropped() -> None:
+    threads = CopyThreads(1, "copy-test", NO_TRACE)
+    begun, go_on, made = threading.Event(), threading.Event(), list[int]()
+
+    def first() -> None:
+        begun.set()
+        assert go_on.wait(PATIENCE)
+
+    copies = [Copy(1, first), Copy(1, lambda: made.append(1))]
+    threads.begin(copies, lambda error: made.append(0 if error is None else -1))
+    assert begun.wait(PATIENCE)
+    threading.Timer(0.05, go_on.set).start()
+    threads.shutdown()
+    assert made == [0]
