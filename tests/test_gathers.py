@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from seqrecord.engine.batches import Copy
 from seqrecord.engine.copying import CopyThreads, Done
 from seqrecord.engine.gathers import Gathers
-from seqrecord.engine.trace import NO_TRACE
+from seqrecord.engine.trace import Trace
 
 PATIENCE = 60  # seconds
 
@@ -117,7 +117,7 @@ def test_the_time_of_copies_that_overlap_counts_once(monkeypatch: pytest.MonkeyP
 
 
 def test_threads_copy_at_the_same_time_and_say_what_was_raised() -> None:
-    threads = CopyThreads(2, "copy-test", NO_TRACE)
+    threads = CopyThreads(2, "copy-test", Trace())
     meeting, said = threading.Barrier(3, timeout=PATIENCE), list[Any]()
 
     def fail() -> None:
@@ -132,7 +132,7 @@ def test_threads_copy_at_the_same_time_and_say_what_was_raised() -> None:
 
 
 def test_what_has_not_begun_is_dropped() -> None:
-    threads = CopyThreads(1, "copy-test", NO_TRACE)
+    threads = CopyThreads(1, "copy-test", Trace())
     begun, go_on, made = threading.Event(), threading.Event(), list[int]()
 
     def first() -> None:
