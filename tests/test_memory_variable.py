@@ -88,7 +88,7 @@ def test_what_is_taken_stays_within_the_limit(root: Path, options: dict[str, Any
     assert ran.returncode == 0, ran.stderr
     taken, resident, count = json.loads(ran.stdout)
     assert count > 10
-    assert taken <= limit + 4 * _MIB, f"{taken / _MIB:.1f} MiB taken of 16 MiB"
+    assert taken <= limit + 6 * _MIB, f"{taken / _MIB:.1f} MiB taken of 16 MiB"
     assert 10 * _LARGEST <= resident <= limit
 
 

@@ -31,7 +31,8 @@ __all__ = ["Fit", "FrameSizes", "Memory", "fit", "fit_given", "least_limit"]
 PREFETCH = 2  # batches that are filled or wait, where memory allows
 MOST_PREFETCH = 6  # … of small ones: beside a thread that computes in Python, each takes some
 # milliseconds that pass without work, however small it is
-MORE_SHARE = 8  # one part in eight of the arenas' bytes for what are more than `PREFETCH`
+MORE_SHARE = 8  # one part in eight of the arenas' bytes for what are more than `PREFETCH`,
+MORE_BYTES = 256 << 20  # and no more than so many: an epoch's first batches are fresh memory
 CONSUMER = 2  # batches that the consumer has: the one in its hands and the one it drops for it
 MAX_LOADS = 16  # chunks read and decoded at a time, where they take no more than
 LOADS_SHARE = 8  # one part in eight of the limit
@@ -136,7 +137,7 @@ class Fit:
         are held and others are loaded ahead."""
         if self.prefetch < PREFETCH:
             return 0
-        room = min(self.max_arena // MORE_SHARE, self.max_arena - int(held * AHEAD))
+        room = min(self.max_arena // MORE_SHARE, MORE_BYTES, self.max_arena - int(held * AHEAD))
         return max(0, min(MOST_PREFETCH - self.prefetch, room // max(1, self.sizes.batch)))
 
 
