@@ -46,7 +46,7 @@ MOST = 2
 
 @pytest.fixture(autouse=True)
 def _say_it_again() -> None:
-    device_video._say.cache_clear()
+    device_video.say_once.cache_clear()
 
 
 def codec_of(name: str) -> VideoPageCodec:
@@ -91,7 +91,7 @@ def test_numbers_of_packets(groups: list[Gop]) -> None:
     page = memoryview(codec_of("h264").join(groups))
     count = sum(gop.num_frames for gop in groups)
     numbered = Numbered(page, parse_video_page(page, count, "image"))
-    packets = list(numbered._packets())
+    packets = list(numbered.packets())
     assert all(packet.pts >= packet.dts >= 0 for packet in packets)
     assert (np.diff([packet.dts for packet in packets]) > 0).all()
     times = sorted(packet.pts for packet in packets)
@@ -295,7 +295,7 @@ def test_what_torchcodec_gives_is_not_trusted(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(device_video, "_video_decoder", lambda: _Wrong(first, spoil))
+    monkeypatch.setattr("torchcodec.decoders.VideoDecoder", _Wrong(first, spoil))
     with streams_of("cpu", lambda _: LateStream()):
         run(*kept, "cpu", MOST if first else 0)
     (said,) = fallbacks(caplog)
@@ -344,11 +344,11 @@ def test_decoders_end_where_the_device_is_the_current_one() -> None:
     """Not in the thread that drops a page, whichever it is."""
     video, reader, _ = readers("h264", gops_of("h264", moving(8), 8))
     decoded(reader, [0, 1])
-    assert not video._ended
+    assert not video.ended
     del reader
-    assert len(video._ended) == 1
+    assert len(video.ended) == 1
     video.end_decoders()
-    assert not video._ended
+    assert not video.ended
 
 
 @NEEDS_TORCHCODEC
@@ -393,7 +393,7 @@ def test_threads_of_the_engine_end_decoders(
         del decoder
         ended.append(threading.current_thread().name)
 
-    monkeypatch.setattr(device_video, "_video_decoder", lambda: make)
+    monkeypatch.setattr("torchcodec.decoders.VideoDecoder", make)
     options: dict[str, Any] = {"device": "cpu", "video_decoder": "torchcodec", "num_cursors": 3}
     pipe = seqrecord.SeqRecordPipe(kept[0], clip_len=4, batch_size=8, **options)
     iterator = iter(pipe)

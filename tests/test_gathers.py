@@ -98,11 +98,10 @@ def test_a_batch_may_be_copied_in_several_steps() -> None:
     assert delivered == ["first", "second"]
 
 
-def test_the_time_of_copies_that_overlap_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_copies_that_overlap_counts_once() -> None:
     now = 0.0
-    monkeypatch.setattr("seqrecord.engine.gathers.perf_counter", lambda: now)
     threads: Any = Asked()
-    gathers = Gathers(threads, 2, lambda: None)
+    gathers = Gathers(threads, 2, lambda: None, lambda: now)
     gathering = gathers.begin()
     now = 5.0
     gathering.copy([Copy(1, lambda: None)] * 2)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqrecord.engine import joined
 from seqrecord.engine.joined import GroupRoom, joined_rounds
 from seqrecord.sampling import Clips, Frees, GroupRound, Loads, Round
 
@@ -57,10 +55,7 @@ def rows(columns: Clips | Frees | Loads) -> list[tuple[int, ...]]:
 @given(plan=plans(), clips=st.integers(1, 12), nbytes=st.integers(1, 400))
 def test_joined_rounds(plan: tuple[list[Round], list[GroupRoom]], clips: int, nbytes: int) -> None:
     rounds, rooms = plan
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(joined, "_MOST_CLIPS", clips)
-        patch.setattr(joined, "_MOST_BYTES", nbytes)
-        found = list(joined_rounds(iter(rounds), rooms))
+    found = list(joined_rounds(iter(rounds), rooms, most_clips=clips, most_bytes=nbytes))
     half = sum(room.num_rows * len(room.held) * room.frame_nbytes for room in rooms) // 2
     held = [room.held.copy() for room in rooms]
     firsts = [item.index for item in found]

@@ -29,12 +29,17 @@ class Gathers:
         threads: make the copies.
         num_threads: for how many of them the work should do.
         failed: called when a copy has raised, or a delivery: no batch from there on is delivered.
+        clock: seconds.
     """
 
     def __init__(
-        self, threads: CopyThreads, num_threads: int, failed: Callable[[], object]
+        self,
+        threads: CopyThreads,
+        num_threads: int,
+        failed: Callable[[], object],
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
-        self._threads, self._failed = threads, failed
+        self._threads, self._failed, self._clock = threads, failed, clock
         self.num_threads = num_threads
         self._changed = threading.Condition()
         self._open: deque[Gathering] = deque()  # not delivered yet
@@ -104,7 +109,7 @@ class Gathers:
 
     def _count(self) -> None:
         """Count the time if copies are being made."""
-        now = perf_counter()
+        now = self._clock()
         if self._copying:
             self._seconds += now - self._since
         self._since = now

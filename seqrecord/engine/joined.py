@@ -23,8 +23,8 @@ from seqrecord.sampling import Clips, Frees, GroupRound, Loads, Round
 
 __all__ = ["GroupRoom", "joined_rounds"]
 
-_MOST_CLIPS = 1 << 10
-_MOST_BYTES = 16 << 20  # of the frames that are loaded; rounds of more are worth their trouble
+MOST_CLIPS = 1 << 10
+MOST_BYTES = 16 << 20  # of the frames that are loaded; rounds of more are worth their trouble
 
 _Columns = TypeVar("_Columns", Clips, Frees, Loads)
 
@@ -38,14 +38,20 @@ class GroupRoom:
     held: IntArray  # frames in each ring when the first round begins; int64[cursors]
 
 
-def joined_rounds(rounds: Iterable[Round], groups: Sequence[GroupRoom]) -> Iterator[Round]:
+def joined_rounds(
+    rounds: Iterable[Round],
+    groups: Sequence[GroupRoom],
+    *,
+    most_clips: int = MOST_CLIPS,
+    most_bytes: int = MOST_BYTES,
+) -> Iterator[Round]:
     """The rounds, those joined that follow each other, are small, and have room in all groups.
 
     What joined rounds load takes half of all rows at most, so that the next ones can be loaded
     while their clips are gathered.
     """
     total = sum(group.num_rows * len(group.held) * group.frame_nbytes for group in groups)
-    most = min(_MOST_BYTES, total // 2)
+    most = min(most_bytes, total // 2)
     held = [group.held for group in groups]  # before the rounds that are being joined
     full = held  # and with all that they load
     some: list[Round] = []
@@ -60,7 +66,7 @@ def joined_rounds(rounds: Iterable[Round], groups: Sequence[GroupRoom]) -> Itera
         clips, nbytes = clips + len(current.clips), nbytes + more
         after = [a + b for a, b in zip(full, brought, strict=True)]
         if some and (
-            clips > _MOST_CLIPS
+            clips > most_clips
             or nbytes > most
             or any((a > g.num_rows).any() for a, g in zip(after, groups, strict=True))
         ):

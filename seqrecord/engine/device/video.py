@@ -33,7 +33,7 @@ from seqrecord.engine.device.streams import SideStream
 from seqrecord.format.video_pages import VideoPageCodec, VideoReader, VideoTable
 from seqrecord.schema import FeatureSpec
 
-__all__ = ["DeviceFrames", "DeviceVideo", "Numbered"]
+__all__ = ["DeviceFrames", "DeviceVideo", "Numbered", "say_once"]
 
 _logger = logging.getLogger("seqrecord")
 
@@ -58,7 +58,7 @@ class DeviceVideo:
         self._lock = threading.Lock()
         # Decoders of pages that are done. What a decoder of a GPU does when it ends must be done
         # with that GPU as the current one, and a finalizer may run in any thread.
-        self._ended: deque[Any] = deque()
+        self.ended: deque[Any] = deque()
         self.make: Callable[..., Any] | None = None
         try:
             self.make = _video_decoder()
@@ -73,7 +73,7 @@ class DeviceVideo:
         with self._lock:
             worked, self.works = self.works, False
         if worked:
-            _say(self._name, str(self.stream.device), reason)
+            say_once(self._name, str(self.stream.device), reason)
 
     def open(self, codec: VideoPageCodec, page: memoryview, table: VideoTable) -> _PageReader:
         """Reads the frames of a page; see `VideoReader`."""
@@ -85,14 +85,14 @@ class DeviceVideo:
         assert self.make is not None, "asked for while it works"
         device = self.stream.device
         made = self.make(contained, dimension_order="NHWC", device=device)
-        weakref.finalize(owner, self._ended.append, made).atexit = False
+        weakref.finalize(owner, self.ended.append, made).atexit = False
         if device.type != "cpu" and getattr(made, "cpu_fallback", False):
             raise ValueError(str(made.cpu_fallback))
         return made
 
     def end_decoders(self) -> None:
         """End the decoders of pages that are done."""
-        self._ended.clear()
+        self.ended.clear()
 
 
 class DeviceFrames:
@@ -152,7 +152,7 @@ class Numbered:
     def contained(self, codec: str, size: tuple[int, int]) -> bytes:
         """The file."""
         file = io.BytesIO()
-        packets = list(self._packets())
+        packets = list(self.packets())
         mux_mp4(
             file,
             codec,
@@ -164,7 +164,7 @@ class Numbered:
         )
         return file.getvalue()
 
-    def _packets(self) -> Iterator[TimedPacket]:
+    def packets(self) -> Iterator[TimedPacket]:
         times = zip(self._pts.tolist(), self._dts.tolist(), self._is_key.tolist(), strict=True)
         edges = pairwise(self._table.offsets.tolist())
         for (start, stop), (pts, dts, is_key) in zip(edges, times, strict=True):
@@ -310,6 +310,6 @@ def _video_decoder() -> Callable[..., Any]:
 
 
 @cache
-def _say(feature: str, device: str, reason: str) -> None:
+def say_once(feature: str, device: str, reason: str) -> None:
     """Say it once in this process."""
     _logger.warning("video of %r is decoded on the host, not on %s: %s", feature, device, reason)
