@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any, NamedTuple
 
-from seqrecord.checksum import crc32c
 from seqrecord.errors import ConflictError, FormatError, NotFoundError, StorageError, TransientError
 from seqrecord.format import RECORDS, Footer
 from seqrecord.format.edits import Edits
@@ -34,6 +33,7 @@ from seqrecord.storage import Storage, open_storage
 from seqrecord.text import counted
 from seqrecord.version import CREATED_BY
 from seqrecord.writing.left_files import put_note
+from seqrecord.writing.small_files import put_file
 
 __all__ = [
     "Base",
@@ -41,7 +41,6 @@ __all__ = [
     "Version",
     "appended",
     "opened_to_edit",
-    "put_index_file",
     "put_version",
     "read_base",
     "read_existing",
@@ -219,10 +218,10 @@ def put_version(
     try:
         for name, data in version.index.encode().items():
             paths.append(f"{INDEX}/{generation}-{name}.arrow")
-            tables[name] = put_index_file(storage, paths[-1], memoryview(data))
+            tables[name] = put_file(storage, paths[-1], memoryview(data))
         if statistics is not None and (text := encode_statistics(statistics)) is not None:
             paths.append(f"{INDEX}/{generation}-statistics.json")
-            version = replace(version, statistics=put_index_file(storage, paths[-1], text))
+            version = replace(version, statistics=put_file(storage, paths[-1], text))
         left = base.files.keys() - {file.path for file in version.record_files}
         if left and (there := left & record_sizes(storage).keys()):
             paths.append(put_note(storage, generation, sorted(there)))
@@ -260,18 +259,6 @@ def put_version(
     named = {file.path for file in (version.statistics, *_small_files(base.manifest)) if file}
     tidy(storage, [path for path in base.tables if path not in named])
     return manifest
-
-
-def put_index_file(storage: Storage, path: str, data: bytes | memoryview) -> IndexFile:
-    """Write a file of the index's folder, which nothing names yet."""
-    upload = storage.create(path)
-    try:
-        upload.write(data)
-        upload.commit()
-    except BaseException:
-        upload.abort()
-        raise
-    return IndexFile(path, len(memoryview(data).cast("B")), f"{crc32c(data):08x}")
 
 
 def _small_files(manifest: Manifest | None) -> tuple[IndexFile | None, ...]:

@@ -7,14 +7,14 @@ import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 
-from seqrecord.checksum import crc32c
 from seqrecord.errors import SeqRecordError
 from seqrecord.format.edits import Delete, Edit, Features, Relabel, Rename, Split, encode_edit
 from seqrecord.format.manifest import EDITS, IndexFile, read_manifest
 from seqrecord.storage import Storage
 from seqrecord.writing.commits import tidy
+from seqrecord.writing.small_files import put_file
 
-__all__ = ["next_number", "put_edit_file", "put_edits", "removed_if_unnamed"]
+__all__ = ["next_number", "put_edits", "removed_if_unnamed"]
 
 _NUMBERED = re.compile(rf"{EDITS}/([0-9]{{8}})-")
 
@@ -34,7 +34,7 @@ def put_edits(storage: Storage, edits: Sequence[Edit], number: int) -> list[Inde
         pieces = (piece for edit in edits for piece in _pieces(edit))
         for i, edit in enumerate(pieces, number):
             path = f"{EDITS}/{i:08d}-{token}.json"
-            files.append(put_edit_file(storage, path, encode_edit([edit])))
+            files.append(put_file(storage, path, encode_edit([edit])))
     except BaseException:
         tidy(storage, [file.path for file in files])
         raise
@@ -45,18 +45,6 @@ def next_number(storage: Storage) -> int:
     """The number of a file of edits whose name comes after all that are there."""
     known = (_NUMBERED.match(file.path) for file in storage.files(EDITS))
     return max((int(match[1]) + 1 for match in known if match), default=0)
-
-
-def put_edit_file(storage: Storage, path: str, data: bytes) -> IndexFile:
-    """Write one file of edits, which nothing names yet."""
-    upload = storage.create(path)
-    try:
-        upload.write(memoryview(data))
-        upload.commit()
-    except BaseException:
-        upload.abort()
-        raise
-    return IndexFile(path, len(data), f"{crc32c(data):08x}")
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from seqrecord.format import RECORDS
 from seqrecord.format.manifest import FILE_PATH
 from seqrecord.storage import Storage
 from seqrecord.storage.ranges import ByteRange
+from seqrecord.writing.small_files import put_file
 
 __all__ = ["LeftFiles", "is_note", "left_files", "put_note"]
 
@@ -41,13 +42,7 @@ def put_note(storage: Storage, name: str, files: Sequence[str]) -> str:
     `name` are 16 hexadecimal digits that nobody else uses.
     """
     path = f"{RECORDS}/{name}.left"
-    upload = storage.create(path)
-    try:
-        upload.write("".join(f"{file}\n" for file in files).encode())
-        upload.commit()
-    except BaseException:
-        upload.abort()
-        raise
+    put_file(storage, path, "".join(f"{file}\n" for file in files).encode())
     return path
 
 

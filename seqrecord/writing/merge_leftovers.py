@@ -15,6 +15,7 @@ from seqrecord.format.manifest import RecordFile
 from seqrecord.reading.record_footers import read_footer
 from seqrecord.storage import Storage
 from seqrecord.writing.destination import writer_of
+from seqrecord.writing.small_files import put_file
 
 __all__ = ["merge_of", "merges", "put_merge_note", "taken_over"]
 
@@ -38,13 +39,7 @@ def merges(storage: Storage) -> set[str]:
 def put_merge_note(storage: Storage, writer: str) -> str:
     """Write the note of a merge that begins; its path."""
     path = f"{RECORDS}/{writer}.merge"
-    upload = storage.create(path)
-    try:
-        upload.write(b"a merge writes here, or was interrupted\n")
-        upload.commit()
-    except BaseException:
-        upload.abort()
-        raise
+    put_file(storage, path, b"a merge writes here, or was interrupted\n")
     return path
 
 

@@ -36,7 +36,6 @@ from seqrecord.writing.commits import Version, put_version, read_base, read_exis
 from seqrecord.writing.destination import new_writer_id, writer_of
 from seqrecord.writing.edit_files import (
     next_number,
-    put_edit_file,
     put_edits,
     removed_if_unnamed,
 )
@@ -47,6 +46,7 @@ from seqrecord.writing.encoding_anew import (
     encoder_of,
 )
 from seqrecord.writing.merge_leftovers import merges, put_merge_note, taken_over
+from seqrecord.writing.small_files import put_file
 from seqrecord.writing.statistics import merged
 from seqrecord.writing.undoing import own_sizes
 
@@ -321,5 +321,5 @@ def _bring_edits(
             data = bytearray(part.storage.size(file.path))
             item = ByteRange(0, len(data))
             part.storage.read_ranges(file.path, [item], [memoryview(data)])
-            files.append(put_edit_file(made, path, bytes(data)))
+            files.append(put_file(made, path, bytes(data)))
     return tuple(files)

@@ -15,7 +15,8 @@ from seqrecord.format.manifest import INDEX, Manifest, put_manifest
 from seqrecord.format.statistics import encode_statistics, read_statistics
 from seqrecord.statistics import Statistics
 from seqrecord.storage import Storage, open_storage
-from seqrecord.writing.commits import Version, put_index_file, read_base, tidy
+from seqrecord.writing.commits import Version, read_base, tidy
+from seqrecord.writing.small_files import put_file
 
 if TYPE_CHECKING:
     from seqrecord.reading.statistics import StatisticsProgress
@@ -90,7 +91,7 @@ def add_statistics(
         if data is None:
             raise DestinationError("the statistics are too large to be stored", file=storage.url)
         path = f"{INDEX}/{secrets.token_hex(8)}-statistics.json"
-        file = put_index_file(storage, path, data)
+        file = put_file(storage, path, data)
         try:
             put_manifest(storage, replace(base.manifest, statistics=file), expected=base.tag)
         except DestinationError:
