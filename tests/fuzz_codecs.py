@@ -21,6 +21,7 @@ from seqrecord.codecs import FrameCodec, resolve
 from seqrecord.errors import CodecError
 from seqrecord.schema import CodecConfig
 
+_TOGETHER = 4  # frames that are decoded in few calls
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -94,12 +95,13 @@ def main(seed: int, count: int) -> None:
     for frame in frames(np.random.default_rng(seed)):
         memory = guarded(frame.nbytes)
         out = memory.view(frame.dtype).reshape(frame.shape)
+        several = guarded(_TOGETHER * frame.nbytes).view(frame.dtype)
         for chain in chains(frame):
             codec = FrameCodec(chain, frame.dtype, frame.shape)
-            cases.append((codec, codec.encode(frame), out))
+            cases.append((codec, codec.encode(frame), out, several.reshape(-1, *frame.shape)))
     decoded = refused = 0
     for _ in range(count):
-        codec, blob, out = rng.choice(cases)
+        codec, blob, out, several = rng.choice(cases)
         data = damage(blob, rng)
         source = guarded(len(data))
         source[:] = np.frombuffer(data, np.uint8)
@@ -108,6 +110,9 @@ def main(seed: int, count: int) -> None:
             decoded += 1
         except CodecError:
             refused += 1
+        blobs = [memoryview(blob)] * _TOGETHER
+        blobs[rng.randrange(_TOGETHER)] = source.data
+        codec.decode_frames(blobs, several)
     print(f"{decoded} decoded, {refused} refused")  # noqa: T201
 
 

@@ -199,6 +199,68 @@ def test_the_temporary_takes_no_part_in_the_next_frame() -> None:
         round_trip(codec_for("balanced", frame), frame)
 
 
+def encoded(codec: FrameCodec, frames: Array) -> list[memoryview]:
+    return [memoryview(codec.encode(frame)) for frame in frames]
+
+
+@pytest.mark.parametrize("name", [*PRESETS[1:], *COMPRESSORS])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((1600,), "i2"), ((84, 84, 3), "u1"), ((24, 32, 2), "f4"), ((32, 40), "f4"), ((301,), "c8")],
+)
+def test_small_frames_together(name: str, shape: tuple[int, ...], dtype: str) -> None:
+    """Frames that compress well, hardly, and not at all, in every order; bit for bit."""
+    rng = np.random.default_rng(0)
+    frames = smooth(60, *shape, dtype=dtype)
+    kinds = rng.integers(0, 4, 60)
+    frames[kinds == 1] = 0
+    frames.view("u1")[kinds == 2] = rng.integers(0, 256, frames.view("u1")[kinds == 2].shape)
+    chain = name if name in PRESETS else [{"id": "seqrecord.delta", "axis": 0}, {"id": name}]
+    codec = codec_for(chain, frames[0])
+    for some in (frames, frames[kinds == 3], frames[:1], frames[:2], frames[::-1]):
+        out = np.empty_like(some, order="C")
+        assert codec.decode_frames(encoded(codec, some), out)
+        assert out.tobytes() == some.tobytes()
+
+
+def test_blosc_takes_few_calls_for_small_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    decode = numcodecs.blosc.Blosc.decode
+    monkeypatch.setattr(
+        numcodecs.blosc.Blosc, "decode", lambda *a, **k: calls.append(0) or decode(*a, **k)
+    )
+    frames = smooth(100, 1600, dtype="i2")
+    for preset in ("fast", "balanced", "small"):
+        codec = codec_for(preset, frames[0])
+        out = np.empty_like(frames)
+        calls.clear()
+        assert codec.decode_frames(encoded(codec, frames), out)
+        assert np.array_equal(out, frames)
+        assert len(calls) == 2, "320 KB, up to 256 KiB at a time"
+
+
+@pytest.mark.parametrize("name", [*PRESETS[1:], *COMPRESSORS])
+def test_one_of_several_blobs_is_damaged(name: str) -> None:
+    frames = smooth(9, 2000, dtype="i2")
+    codec = codec_for(name if name in PRESETS else [{"id": name}], frames[0])
+    blobs = encoded(codec, frames)
+    out = np.empty_like(frames)
+    other = codec.encode(frames[0][::-1].copy())
+    for bad in (b"", other[:-1], other + b"\0", b"\xff" * len(other), other[:17]):
+        assert not codec.decode_frames([*blobs[:4], memoryview(bad), *blobs[5:]], out)
+    assert codec.decode_frames(blobs, out)
+
+
+def test_frames_that_are_not_decoded_together() -> None:
+    large, kept = smooth(2, 200, 300, 3), smooth(3, 20, 30, 3)
+    for frames, codec in ((large, "balanced"), (kept, [PNG])):
+        found = codec_for(codec, frames[0])
+        assert not found.decode_frames(encoded(found, frames), np.empty_like(frames))
+    found = codec_for("fast", kept[0])
+    with pytest.raises(CodecError, match="contiguous"):
+        found.decode_frames(encoded(found, kept), np.empty((3, 20, 30, 6), "u1")[..., ::2])
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_blob_of_another_size_is_refused(preset: str) -> None:
     frame = smooth(40, 60, 3)

@@ -206,6 +206,23 @@ def test_blob_of_another_length(blob: bytes, offset: int) -> None:
     assert caught.value.offset == offset
 
 
+@pytest.mark.parametrize("at", [0, 3, 19])
+def test_of_many_small_frames_the_damaged_one_is_named(at: int) -> None:
+    chain = ({"id": "blosc", "cname": "zstd", "clevel": 2, "shuffle": 1, "blocksize": 1 << 20},)
+    codec = _codec("<i2", (500,), chain)
+    frames = list(np.cumsum(np.random.default_rng(0).integers(-9, 9, (20, 500), "<i2"), axis=1))
+    page = bytearray(_page(codec, [frame.astype("<i2") for frame in frames]))
+    offsets = codec.offsets(memoryview(page), 20)
+    page[offsets[at] + 25] ^= 0xFF  # of a block's size
+    out = np.empty((20, 500), "<i2")
+    with pytest.raises(CodecError) as caught:
+        codec.decode_into(memoryview(page), 20, out)
+    assert caught.value.offset == offsets[at]
+    page[offsets[at] + 25] ^= 0xFF
+    codec.decode_into(memoryview(page), 20, out)
+    assert np.array_equal(out, frames)
+
+
 def test_raw_page_of_another_length() -> None:
     with pytest.raises(FormatError, match="wrong length"):
         _codec("|u1", (2,)).decode_into(memoryview(b"abc"), 1, np.empty((1, 2), "u1"))

@@ -11,18 +11,26 @@ at the speed of memory, and need not be encoded. Blosc itself stores a plane onl
 
 A plane is stored if its size is its share of the block. This is c-blosc's README_CHUNK_FORMAT; any
 Blosc 1 decodes it.
+
+Small frames are decoded several in one call: buffers of one block each, with headers that say the
+same, are what the blocks of a single buffer would be::
+
+    buffers    │ header │ start │ block │  │ header │ start │ block │  …
+    as one     │ header' │ starts │ header │ start │ block │ header │ start │ block │ …
+                               └──────────────────────▲
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.codecs.base import Compressor, Parameters, numcodecs
+from seqrecord.codecs.base import Bytes, Compressor, Parameters, numcodecs
 
 __all__ = ["Blosc", "encode_planes"]
 
@@ -30,9 +38,13 @@ Encode = Callable[[npt.NDArray[Any]], bytes]
 
 _HEADER = struct.Struct("<BBBBIII")  # versions, flags, typesize, nbytes, blocksize, cbytes
 _SIZE = struct.Struct("<i")
+_HEAD = np.dtype(  # the header, and the start of the first block
+    [("kind", "u1", 4), *((name, "<u4") for name in ("nbytes", "blocksize", "cbytes", "start"))]
+)
 _FORMAT = 2
 _BYTE_PLANES, _COPIED, _UNSPLIT = 0x01, 0x02, 0x10
 _MAX_PLANES, _MIN_PLANE_BYTES = 16, 128  # what Blosc keeps apart
+_SEVERAL = 3  # blobs: for fewer, to look at them together takes longer
 _WORTH = 2 / 3  # of its size: a plane that a quick LZ4 leaves larger is stored
 
 # Blosc's own threads use one context for the whole process. With many threads calling it they only
@@ -68,6 +80,27 @@ class Blosc(Compressor):
             return encode_planes(self._codec.encode, self._probe.encode, numbers)
         return super().encode(numbers)
 
+    def decode_frames(self, blobs: Sequence[memoryview], out: Bytes) -> None:
+        """See `Compressor`."""
+        sizes = np.array([len(blob) for blob in blobs] if len(blobs) >= _SEVERAL else [0], np.int64)
+        if sizes.min() < _HEAD.itemsize:
+            super().decode_frames(blobs, out)
+            return
+        heads = np.frombuffer(b"".join([blob[: _HEAD.itemsize] for blob in blobs]), _HEAD)
+        kinds = heads["kind"]  # versions, flags, typesize
+        fits = (heads["nbytes"] == out.shape[1]) & (heads["blocksize"] == out.shape[1])
+        fits &= (heads["cbytes"] == sizes) & (kinds[:, 0] == _FORMAT) & (kinds[:, 3] != 0)
+        fits &= (heads["start"] >= _HEAD.itemsize) & (heads["start"] < sizes)
+        fits &= kinds[:, 2] & _COPIED == 0
+        apart = (kinds[1:] != kinds[:-1]).any(axis=1) | ~fits[1:] | ~fits[:-1]
+        for begin, stop in pairwise([0, *(np.flatnonzero(apart) + 1).tolist(), len(blobs)]):
+            if stop - begin == 1:
+                self.decode_into(blobs[begin], out[begin])
+                continue
+            some = slice(begin, stop)
+            joined = _joined(blobs[some], heads[some], sizes[some])
+            self._codec.decode(joined, out[some].reshape(-1))
+
     def _declared_size(self, blob: memoryview) -> int:
         """The size that a Blosc blob declares.
 
@@ -84,6 +117,17 @@ class Blosc(Compressor):
         if not 0 < blocksize <= nbytes:
             raise ValueError(f"Blosc blocks of {blocksize} bytes in a frame of {nbytes}")
         return int(nbytes)
+
+
+def _joined(
+    blobs: Sequence[memoryview], heads: npt.NDArray[Any], sizes: npt.NDArray[np.int64]
+) -> bytes:
+    """One Blosc buffer of buffers of one block each, whose headers differ in their size alone."""
+    begin = _HEADER.size + _SIZE.size * len(blobs)
+    starts = begin + np.cumsum(sizes) - sizes + heads["start"]
+    total, block = begin + int(sizes.sum()), int(heads["blocksize"][0])
+    header = bytes(blobs[0][:4]) + struct.pack("<III", block * len(blobs), block, total)
+    return b"".join([header, starts.astype("<i4").tobytes(), *blobs])
 
 
 def encode_planes(encode: Encode, probe: Encode, numbers: npt.NDArray[Any]) -> bytes:

@@ -22,6 +22,7 @@ from seqrecord.codecs.base import (
     Filter,
     Parameters,
     UIntArray,
+    check_size,
     thread_buffer,
 )
 from seqrecord.codecs.bias import Bias
@@ -61,6 +62,8 @@ _PARAMETERS: dict[str, Parameters] = {
 }
 _REQUIRED = {Delta.codec_id: {"axis"}, _IMAGE: {"format"}}
 _MAX_CHAIN = 4
+_SMALL = 64 << 10  # bytes of a frame: of larger ones, what is around a call hardly counts
+_TOGETHER = 256 << 10  # of small frames, which a processor's cache holds
 
 
 def resolve(
@@ -168,34 +171,59 @@ class FrameCodec:
             if self._image is not None:
                 decode_image_into(view, self._image["format"], out)
                 return
-            self._decode(view, out)
+            self._decode([view], _as_unsigned(out)[np.newaxis])
         except ERRORS as error:
             raise CodecError("a frame does not decode", got=str(error)) from error
 
-    def _decode(self, view: memoryview, out: npt.NDArray[Any]) -> None:
-        """Decompress and undo the filters; one of `ERRORS` for a blob of another size.
+    def decode_frames(self, blobs: Sequence[memoryview], out: npt.NDArray[Any]) -> bool:
+        """As `decode_into` of each blob into a frame of `out`, [n, …], C-contiguous: small frames,
+        several at a time.
+
+        Whether that was done; if not, `decode_into` does it, or says which blob is wrong.
+        """
+        count = len(blobs)
+        if not count or not out.size or self._image is not None:
+            return False
+        if out.nbytes > count * _SMALL or out.dtype != self.dtype:
+            return False
+        self._check(out[0, ...])
+        if len(out) != count or not out.flags.c_contiguous or not out.flags.writeable:
+            raise CodecError("frames are decoded into C-contiguous arrays of their own dtype")
+        numbers, step = _as_unsigned(out), max(1, _TOGETHER * count // out.nbytes)
+        try:
+            for first in range(0, count, step):
+                self._decode(blobs[first : first + step], numbers[first : first + step])
+        except ERRORS:
+            return False
+        return True
+
+    def _decode(self, views: Sequence[memoryview], numbers: UIntArray) -> None:
+        """Decompress frames and undo the filters, into [n, …]; one of `ERRORS` for a blob of
+        another size.
 
         Memory that is not in the cache, as a frame's place seldom is, is slow to write to. A filter
         that waits for the adder hides that. If there is one, it is the one that writes there, and
         what comes before it stays in a temporary.
         """
-        numbers = source = _as_unsigned(out)
-        steps = self._filters[::-1] if out.size else []
-        waits = [
-            isinstance(s, Delta) and s.is_serial(numbers.shape, numbers.itemsize) for s in steps
-        ]
-        if any(waits) and out.nbytes <= MAX_BUFFER_BYTES:
+        source, shape = numbers, numbers.shape[1:]
+        steps = self._filters[::-1] if numbers.size else []
+        waits = [isinstance(s, Delta) and s.is_serial(shape, numbers.itemsize) for s in steps]
+        if any(waits) and numbers.nbytes <= MAX_BUFFER_BYTES:
             source = thread_buffer("frame", numbers.size, numbers.dtype).reshape(numbers.shape)
-        target = source.reshape(-1).view(np.uint8)
-        if self._compressor is not None and out.size:
-            self._compressor.decode_into(view, target)
-        elif len(view) == target.size:
-            target[:] = np.frombuffer(view, np.uint8)
+        targets = source.reshape(-1).view(np.uint8).reshape(len(views), -1)
+        if self._compressor is not None and numbers.size:
+            self._compressor.decode_frames(views, targets)
         else:
-            raise ValueError(f"{len(view)} bytes, not {target.size}")
+            for view, target in zip(views, targets, strict=True):
+                check_size(len(view), target.size)
+                target[:] = np.frombuffer(view, np.uint8)
         for step, moves in zip(steps, waits, strict=True):
-            step.decode(source, numbers if moves else source)
-            source = numbers if moves else source
+            target = numbers if moves else source
+            if isinstance(step, Delta):
+                step.decode_frames(source, target)
+            else:
+                step.decode(source, target)
+            source = target
 
     def _check(self, frame: npt.NDArray[Any]) -> None:
         fits = len(frame.shape) == len(self.shape) and all(

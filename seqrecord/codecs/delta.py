@@ -85,13 +85,23 @@ class Delta(Codec):  # type: ignore[misc]  # numcodecs has no types
         _sum_along(source, target, self.restart)
         return out
 
-    def _slabs(self, array: UIntArray) -> UIntArray:
-        """`array` [..., N, ...] as [outer, N, inner] of integers of `width` bytes, a view."""
-        self.check(array.shape, array.dtype.itemsize)
-        shape = self._slab_shape(array.shape, array.dtype.itemsize)
+    def decode_frames(self, buf: UIntArray, out: UIntArray) -> None:
+        """As `decode` of each of several arrays, [n, …], C-contiguous."""
+        target = self._slabs(out, out.shape[1:])
+        source = target if out is buf else self._slabs(buf, buf.shape[1:])
+        _sum_along(source, target, self.restart)
+
+    def _slabs(self, array: UIntArray, each: tuple[int, ...] | None = None) -> UIntArray:
+        """`array` [..., N, ...] as [outer, N, inner] of integers of `width` bytes, a view.
+
+        It is one array, or several of shape `each`.
+        """
+        each = array.shape if each is None else each
+        self.check(each, array.dtype.itemsize)
+        _, length, inner = self._slab_shape(each, array.dtype.itemsize)
         if self.width is not None:
             array = array.view(f"<u{self.width}")
-        return array.reshape(shape)
+        return array.reshape(-1 if array.size else 0, length, inner)
 
     def _slab_shape(self, shape: tuple[int, ...], itemsize: int) -> tuple[int, int, int]:
         if self.width is not None:
