@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import seqrecord
 from seqrecord import SeqRecordPipe, SeqRecordWriter
@@ -19,6 +22,7 @@ from seqrecord.engine.loads import Load
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ChecksumError, StorageError
 from seqrecord.reading.frames import ArraySpec
+from seqrecord.storage.local import LocalStorage
 from tests.clip_data import check, expected_frame, possible_clips, write_numbered
 from tests.datasets import nth_chunk
 
@@ -128,6 +132,21 @@ def test_any_frames_of_chunks_go_to_any_rows(path: Path, step: int, ring: int) -
         assert stats.report()["decode_seconds"] == 0, "a chunk took the long way"
 
 
+@given(
+    runs=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5)), min_size=1, max_size=5),
+)
+def test_places_are_rows_or_bounds(runs: list[tuple[int, int]]) -> None:
+    rows = [row for begin, count in runs for row in range(begin, begin + count)]
+    place = Place({}, np.arange(len(rows)), np.array(rows))
+    assert [row for begin, stop in place.bounds for row in range(begin, stop)] == rows
+    ends = [b - 1 for _, b in place.bounds]
+    follows = [b + 1 == a for b, (a, _) in zip(ends, place.bounds[1:], strict=False)]
+    assert not any(follows), "bounds as long as can be"
+    again = Place.in_turn({}, place.bounds)
+    assert again.bounds is place.bounds
+    assert (again.rows.tolist(), again.frames.tolist()) == (rows, list(range(len(rows))))
+
+
 def sound(episode: int) -> npt.NDArray[np.int16]:
     return np.random.default_rng(episode).integers(-9, 9, (100, 1600), np.int16)
 
@@ -194,6 +213,25 @@ def test_of_few_frames_only_slices_are_read(sounds: Path, step: int, verify: boo
         assert stats["decode_seconds"] == 0, "a chunk took the long way"
 
 
+@pytest.mark.parametrize(("step", "count", "calls"), [(1, 100, 2), (1, 96, 2), (2, 50, 4)])
+def test_whole_chunks_take_few_calls_to_the_storage(
+    sounds: Path, monkeypatch: pytest.MonkeyPatch, step: int, count: int, calls: int
+) -> None:
+    """Up to 1 MiB at a time, but with no more memory beside the rows than a chunk has bytes."""
+    asked = []
+    read = LocalStorage.read_ranges
+    monkeypatch.setattr(
+        LocalStorage, "read_ranges", lambda *a: asked.append(sum(map(len, a[3]))) or read(*a)
+    )
+    with seqrecord.open(sounds) as dataset:
+        job = Job(dataset, step, 400)
+        asked.clear()
+        rows = [some[:count] for some in _hundreds(4)]
+        job.check([(e, 0, count) for e in (4, 0, 3, 1)], rows)
+    assert len(asked) == calls
+    assert sum(asked) == job.stats.report()["bytes_read"] == 4 * 100 * (3200 + 16)
+
+
 def test_two_loads_want_the_same_frame(sounds: Path) -> None:
     with seqrecord.open(sounds) as dataset:
         job = Job(dataset, 1, 20)
@@ -219,6 +257,12 @@ def test_slices_are_checked(sounds: Path, tmp_path: Path, frame: int, is_wanted:
             return
         with pytest.raises(ChecksumError, match=r"3 \(frames 0 to 99\).*sound"):
             job.check([(3, 0, 5)], [np.arange(5)])
+        with pytest.raises(ChecksumError, match=r"3 \(frames 0 to 99\).*sound"):
+            Job(dataset, 1, 300).check([(e, 0, 100) for e in (1, 3, 0)], list(_hundreds(3)))
+
+
+def _hundreds(count: int) -> Iterator[npt.NDArray[np.int64]]:
+    return (np.arange(i * 100, i * 100 + 100) for i in range(count))
 
 
 def test_small_raw_chunks_need_no_decoding(path: Path) -> None:

@@ -87,8 +87,10 @@ def test_a_ring_finds_what_it_holds(
         while not ring.has_room(count):
             ring.free(1)
             held.pop(0)
-        rows = ring.load(run, frame, count, step).tolist()
-        held += [(run, frame + i * step, row) for i, row in enumerate(rows)]
+        bounds = ring.load(run, frame, count, step)
+        assert 1 <= len(bounds) <= 2
+        at = [row for begin, stop in bounds for row in range(begin, stop)]
+        held += [(run, frame + i * step, row) for i, row in enumerate(at)]
         frame += count * step
         runs, frames, rows = (np.array(column) for column in zip(*held, strict=True))
         origin, first, number = find_rows([ring], runs, frames)

@@ -25,6 +25,7 @@ __all__ = ["LoadedRound", "RoundsAhead"]
 _FOUND_AT_ONCE = 1 << 9  # clips whose rows are computed together
 _MOST_TOGETHER = 1 << 20  # bytes of frames that loads of one job bring
 _QUICK_TOGETHER = 512 << 10  # … whatever other threads do, where loads are quick
+_MOST_QUICK = 4 << 20  # … and the most of these
 
 
 class _Waiting(NamedTuple):
@@ -181,7 +182,12 @@ class RoundsAhead:
         """
         workers = self._workers
         sizes = [self._resident.nbytes_of(load) for _, load, _ in placed]
-        share = min(sum(sizes) // workers.num_loaders, _MOST_TOGETHER)
+        share = sum(sizes) // workers.num_loaders
+        most = {
+            "quick": max(_QUICK_TOGETHER, min(share, _MOST_QUICK)),
+            "small": min(share, _MOST_TOGETHER) // 2,
+            "alone": 0,
+        }
         jobs: list[list[tuple[int, Load, Place]]] = []
         left, group = 0, -1
         for item, size in zip(placed, sizes, strict=True):
@@ -191,7 +197,6 @@ class RoundsAhead:
                 continue
             jobs.append([item])
             group = item[1].group
-            most = {"quick": max(share, _QUICK_TOGETHER), "small": share // 2, "alone": 0}
             left = most[workers.kind_of(item[1])] - size
         return jobs
 

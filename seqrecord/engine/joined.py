@@ -52,30 +52,26 @@ def joined_rounds(
     """
     total = sum(group.num_rows * len(group.held) * group.frame_nbytes for group in groups)
     most = min(most_bytes, total // 2)
-    held = [group.held for group in groups]  # before the rounds that are being joined
-    full = held  # and with all that they load
+    full = [group.held for group in groups]  # with all that is loaded in the rounds being joined
     some: list[Round] = []
     clips = nbytes = 0
     for current in rounds:
-        todo = zip(current.groups, held, strict=True)
-        brought = [_counts(of_group.loads, len(before)) for of_group, before in todo]
-        more = sum(
-            int(count.sum()) * group.frame_nbytes
-            for count, group in zip(brought, groups, strict=True)
-        )
+        more = 0
+        brought: list[IntArray | None] = []
+        for todo, group in zip(current.groups, groups, strict=True):
+            brought.append(_counts(todo.loads, len(group.held)) if len(todo.loads) else None)
+            if len(todo.loads):
+                more += int(todo.loads.count.sum()) * group.frame_nbytes
+        after = [a if b is None else a + b for a, b in zip(full, brought, strict=True)]
         clips, nbytes = clips + len(current.clips), nbytes + more
-        after = [a + b for a, b in zip(full, brought, strict=True)]
         if some and (
             clips > most_clips
             or nbytes > most
-            or any((a > g.num_rows).any() for a, g in zip(after, groups, strict=True))
+            or any((a > group.num_rows).any() for a, group in zip(after, groups, strict=True))
         ):
-            yield _join(some)
-            held = [
-                a - sum(_counts(done.groups[i].frees, len(a)) for done in some)
-                for i, a in enumerate(full)
-            ]
-            after = [a + b for a, b in zip(held, brought, strict=True)]
+            yield (joined := _join(some))
+            freed = [_counts(done.frees, len(a)) for done, a in zip(joined.groups, full, strict=True)]
+            after = [a - b for a, b in zip(after, freed, strict=True)]
             some, clips, nbytes = [], len(current.clips), more
         some.append(current)
         full = after
@@ -102,6 +98,9 @@ def _join(rounds: Sequence[Round]) -> Round:
 
 def _joined(columns: Sequence[_Columns]) -> _Columns:
     """The rows of all, one after the other."""
+    columns = [some for some in columns if len(some)] or columns[:1]
+    if len(columns) == 1:
+        return columns[0]
     make: Callable[..., _Columns] = type(columns[0])
     return make(*(np.concatenate(some) for some in zip(*map(_arrays, columns), strict=True)))
 

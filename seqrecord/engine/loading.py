@@ -78,10 +78,8 @@ class ChunkLoader:
         if transform is None:
             self._raw = {
                 group: RawLoads(
-                    reader,
                     buffers,
                     raw,
-                    errors,
                     stats,
                     step=frame_steps.get(group, 1),
                     is_leading=group == leading,

@@ -7,6 +7,7 @@ lies before and behind them::
     read into     x r r r r r r x x
 
 A page of which every second or third frame is wanted goes through memory, and is copied from there.
+Pages of several chunks are read, and then checked, while the processor's cache holds them.
 Of pages of which few frames are wanted only their slices are read, those of several loads together.
 """
 
@@ -14,30 +15,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import accumulate
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.engine.arena import Place
+from seqrecord.engine.arena import Arena, Place
 from seqrecord.engine.buffers import Buffers
-from seqrecord.engine.chunk_errors import ChunkErrors
 from seqrecord.engine.direct import spares
 from seqrecord.engine.loads import Load
 from seqrecord.engine.stats import EngineStats
+from seqrecord.errors import SeqRecordError
 from seqrecord.format.pages import aligned, slice_frames
-from seqrecord.reading.chunks import ChunkReader
 from seqrecord.reading.raw_chunks import RawChunk, RawChunks
+from seqrecord.schema import FeatureSpec
 
 __all__ = ["RawLoads"]
 
 _PART_BYTES = 16 << 10  # of a page are read in the time that one more part of it takes
+_AT_ONCE = 1 << 20  # bytes that are read before they are checked
 
 
-class _Sparse(NamedTuple):
-    """A load of few frames of a chunk, and its number."""
+class _Task(NamedTuple):
+    """A load of a job, by its number, and its chunk."""
 
     number: int
     chunk: RawChunk
@@ -54,17 +55,14 @@ class RawLoads:
 
     def __init__(
         self,
-        reader: ChunkReader,
         buffers: Buffers[Any],
         raw: RawChunks,
-        errors: ChunkErrors,
         stats: EngineStats,
         *,
         step: int,
         is_leading: bool,
     ) -> None:
-        self._reader, self._buffers, self._raw = reader, buffers, raw
-        self._errors, self._stats = errors, stats
+        self._buffers, self._raw, self._stats = buffers, raw, stats
         self._step, self._is_leading = step, is_leading
         self._frame = sum(spec.nbytes for spec in raw.specs)
         self._slice = sum(slice_frames(spec) * spec.nbytes for spec in raw.specs)
@@ -72,43 +70,40 @@ class RawLoads:
     def load(self, loads: Sequence[Load], places: Sequence[Place]) -> list[int]:
         """Do loads, each into one place.
 
-        Returns the numbers of those that are not done: of chunks that are large, that lack frames
-        or do not match their checksums, or of which parts are better read one by one. What is in
-        their rows means nothing.
+        Returns the numbers of those that are not done: of chunks that are large, that lack frames,
+        cannot be read or do not match their checksums, or of which parts are better read one by
+        one. What is in their rows means nothing.
         """
         begin = last = perf_counter()
         trace = self._stats.trace
         left: list[int] = []
-        sparse: list[_Sparse] = []
-        nbytes = frames = 0
+        whole: list[_Task] = []
+        sparse: list[_Task] = []
         found = self._raw.find(np.array([load.chunk for load in loads]))
         for number, (load, place, chunk) in enumerate(zip(loads, places, found, strict=True)):
-            assert len(place.frames) == load.count, "a place for some frames of a load"
             if chunk is None:
                 left.append(number)
-                continue
-            if load.count < chunk.num_frames and self._is_sparse(chunk, load.count):
-                if self._raw.scattered:
-                    sparse.append(_Sparse(number, chunk, load, place))
-                else:
-                    left.append(number)
-                continue
-            if not self._do(chunk, load, place):
+            elif load.count == chunk.num_frames or not self._is_sparse(chunk, load.count):
+                whole.append(_Task(number, chunk, load, place))
+            elif self._raw.scattered:
+                sparse.append(_Task(number, chunk, load, place))
+            else:
                 left.append(number)
-                continue
-            nbytes += sum(chunk.lengths)
-            frames += load.count
-            if trace.is_on:
-                now = perf_counter()
-                trace.add("fetch", last, now, chunk=load.chunk)
-                last = now
+        nbytes = frames = 0
+        for some in self._at_once(whole):
+            if failed := self._read_whole(some):
+                left += failed
+                some = [task for task in some if task.number not in failed]
+            nbytes += sum(sum(task.chunk.lengths) for task in some)
+            frames += sum(task.load.count for task in some)
+            trace.add("fetch", last, last := perf_counter(), chunks=len(some))
         for some in self._together(sparse):
             read = self._read_sparse(some)
             nbytes += read
             if not read:
-                left += [item.number for item in some]
+                left += [task.number for task in some]
                 continue
-            frames += sum(item.load.count for item in some)
+            frames += sum(task.load.count for task in some)
             trace.add("fetch", last, last := perf_counter(), chunks=len(some))
         self._stats.add(
             bytes_read=nbytes,
@@ -118,18 +113,62 @@ class RawLoads:
         )
         return left
 
-    def _do(self, chunk: RawChunk, load: Load, place: Place) -> bool:
-        """Read a chunk's pages and have the load's frames in the rows of a place; whether the pages
-        are as written."""
+    def _at_once(self, whole: Sequence[_Task]) -> Iterator[list[_Task]]:
+        """Those of one record file that follow each other, as many together as are read before
+        they are checked, and take no more memory beside their rows than a chunk.
+
+        On a device that is one: it has memory for the frames of one load a thread.
+        """
+        some: list[_Task] = []
+        left = room = 0
+        for task in whole:
+            size, beside = sum(task.chunk.lengths), self._beside(task)
+            left, room = left - size, room - beside
+            if some and (left < 0 or room < 0 or task.chunk.file != some[0].chunk.file):
+                yield some
+                some = []
+            if not some:
+                left = _AT_ONCE - size if isinstance(task.place.target, Arena) else 0
+                room = size - beside
+            some.append(task)
+        if some:
+            yield some
+
+    def _read_whole(self, some: Sequence[_Task]) -> list[int]:
+        """Read all pages of chunks of one record file, and have the loads' frames in their rows.
+
+        The numbers of loads that are not done, for something is wrong with what was read.
+        """
+        places = [task.place for task in some]
+        memory = self._buffers.chunks.acquire(sum(map(self._beside, some)))
         try:
-            with self._buffers.storing([place]) as (target,):
-                if self._step == 1 or load.count == 1:
-                    return self._read_straight(chunk, load, target)
-                return self._read_spread(chunk, load, target)
-        except Exception as error:
-            where = self._reader.chunk_at(load.group, load.chunk, load.episode)
-            self._errors.name(error, where)
-            raise
+            with self._buffers.storing(places) as targets:
+                parts: list[list[list[memoryview]]] = []
+                used = 0
+                for task, target in zip(some, targets, strict=True):
+                    through = memory[used : used + self._beside(task)]
+                    parts.append(self._parts(task, target, through.data))
+                    used += len(through)
+                chunks = [task.chunk for task in some]
+                are_right = self._raw.read(chunks, parts)
+                for task, target, pages in zip(some, targets, parts, strict=True):
+                    if self._is_spread(task):
+                        self._spread(task, target, pages)
+        except (SeqRecordError, OSError):
+            return [task.number for task in some]
+        finally:
+            self._buffers.chunks.release(memory)
+        return [task.number for task, right in zip(some, are_right, strict=True) if not right]
+
+    def _beside(self, task: _Task) -> int:
+        """Bytes of a chunk's pages that are not read straight into rows."""
+        if self._is_spread(task):
+            return sum(map(aligned, task.chunk.lengths))
+        return sum(task.chunk.lengths) - task.load.count * self._frame
+
+    def _is_spread(self, task: _Task) -> bool:
+        """Whether a load's frames are apart in their pages."""
+        return self._step > 1 and task.load.count > 1
 
     def _is_sparse(self, chunk: RawChunk, count: int) -> bool:
         """Whether to read slices of a chunk's pages, for `count` frames, takes less time."""
@@ -144,10 +183,10 @@ class RawLoads:
             parts, wanted = count, count * self._slice
         return sum(chunk.lengths) - wanted >= (parts + 1) * _PART_BYTES * len(chunk.lengths)
 
-    def _together(self, sparse: Sequence[_Sparse]) -> Iterator[list[_Sparse]]:
+    def _together(self, sparse: Sequence[_Task]) -> Iterator[list[_Task]]:
         """Sparse loads in the order of their frames in the files, as many together as take no more
         memory than a chunk."""
-        some: list[_Sparse] = []
+        some: list[_Task] = []
         left = 0
         for item in sorted(sparse, key=lambda item: (item.load.chunk, item.load.first)):
             wanted = item.load.count * self._slice
@@ -161,7 +200,7 @@ class RawLoads:
         if some:
             yield some
 
-    def _read_sparse(self, some: Sequence[_Sparse]) -> int:
+    def _read_sparse(self, some: Sequence[_Task]) -> int:
         """Read the slices that hold the frames of loads, and copy these to their rows.
 
         How many bytes were read; 0 where two loads have frames in common, or something is wrong.
@@ -200,69 +239,53 @@ class RawLoads:
         lent.append(self._buffers.chunks.acquire(nbytes))
         return lent[-1]
 
-    def _read_straight(self, chunk: RawChunk, load: Load, place: Place) -> bool:
-        """Read frames that follow each other into their rows; whether the pages are as written."""
-        count, skipped = load.count, load.first - chunk.first_frame
+    def _parts(
+        self, task: _Task, place: Place, through: memoryview
+    ) -> list[list[memoryview]]:
+        """Where each page of a chunk is read to, part after part: rows, and memory beside them."""
+        chunk, count = task.chunk, task.load.count
+        found, used = [], 0
+        if self._is_spread(task):
+            for length in chunk.lengths:
+                found.append([through[used : used + length]])
+                used += aligned(length)
+            return found
+        skipped = task.load.first - chunk.first_frame
         behind = chunk.num_frames - skipped - count
-        bounds, specs = _bounds(place), self._raw.specs
-        targets = []
-        if skipped == behind == 0:
-            for spec in specs:
-                rows = place.target[spec.name]
-                targets.append([_bytes(rows[a:b]) for a, b in bounds])
-            return self._raw.read(chunk, targets)
-        memory = self._buffers.chunks.acquire(sum(chunk.lengths))
-        try:
-            used = 0
-            for spec in specs:
-                rows, nbytes = place.target[spec.name], spec.nbytes
-                wanted = [_bytes(rows[a:b]) for a, b in bounds]
-                middle, end = used + skipped * nbytes, used + (skipped + behind) * nbytes
-                parts = [memory[used:middle].data, *wanted, memory[middle:end].data]
-                targets.append([part for part in parts if len(part)])
+        for spec in self._raw.specs:
+            parts = _rows(place, spec)
+            if skipped or behind:
+                middle, end = used + skipped * spec.nbytes, used + (skipped + behind) * spec.nbytes
+                parts = [through[used:middle], *parts, through[middle:end]]
+                parts = [part for part in parts if len(part)]
                 used = end
-            return self._raw.read(chunk, targets)
-        finally:
-            self._buffers.chunks.release(memory)
+            found.append(parts)
+        return found
 
-    def _read_spread(self, chunk: RawChunk, load: Load, place: Place) -> bool:
-        """Read pages into memory and copy frames to their rows; whether they are as written."""
-        count, step, first = load.count, self._step, load.first - chunk.first_frame
-        *starts, end = accumulate(map(aligned, chunk.lengths), initial=0)
-        memory = self._buffers.chunks.acquire(end)
-        try:
-            pages = [memory[at : at + n] for at, n in zip(starts, chunk.lengths, strict=True)]
-            if not self._raw.read(chunk, [[page.data] for page in pages]):
-                return False
-            for spec, page in zip(self._raw.specs, pages, strict=True):
-                rows: Any = place.target[spec.name]
-                frames = page.view(spec.dtype).reshape(chunk.num_frames, *rows.shape[1:])
-                chosen, done = frames[first : first + (count - 1) * step + 1 : step], 0
-                for a, b in _bounds(place):
-                    rows[a:b] = chosen[done : done + b - a]
-                    done += b - a
-        finally:
-            self._buffers.chunks.release(memory)
-        return True
+    def _spread(self, task: _Task, place: Place, pages: Sequence[Sequence[memoryview]]) -> None:
+        """Copy a load's frames from pages to their rows."""
+        chunk, load, step = task.chunk, task.load, self._step
+        first = load.first - chunk.first_frame
+        for spec, (page,) in zip(self._raw.specs, pages, strict=True):
+            rows: Any = place.target[spec.name]
+            frames = np.frombuffer(page, spec.dtype).reshape(chunk.num_frames, *rows.shape[1:])
+            chosen, done = frames[first : first + (load.count - 1) * step + 1 : step], 0
+            for a, b in place.bounds:
+                rows[a:b] = chosen[done : done + b - a]
+                done += b - a
 
 
-def _bounds(place: Place) -> list[tuple[int, int]]:
-    """The rows of a place, as bounds of those that follow each other: two where a ring begins
-    anew."""
-    rows = place.rows
-    count, first, last = len(rows), int(rows[0]), int(rows[-1])
-    if last - first == count - 1:
-        return [(first, last + 1)]
-    before = int(rows.argmin())  # the ring's first row
-    begin = int(rows[before])
-    return [(first, first + before), (begin, begin + count - before)]
+def _rows(place: Place, spec: FeatureSpec) -> list[memoryview]:
+    """The memory of a place's rows of a feature, part after part."""
+    size, target = spec.nbytes, place.target
+    if isinstance(target, Arena):
+        memory = target.memory(spec.name)
+        return [memory[a * size : b * size] for a, b in place.bounds]
+    rows = target[spec.name]
+    return [memoryview(rows[a:b].reshape(-1).view(np.uint8)) for a, b in place.bounds]
 
 
-def _following(row: npt.NDArray[np.int64], item: _Sparse) -> npt.NDArray[np.int64]:
+def _following(row: npt.NDArray[np.int64], item: _Task) -> npt.NDArray[np.int64]:
     """The rows of all frames of a load, of which the first is in `row`, int64[1]."""
     return row + np.arange(item.load.count)
 
-
-def _bytes(rows: npt.NDArray[Any]) -> memoryview:
-    """The memory of rows that follow each other."""
-    return rows.reshape(-1).view(np.uint8).data

@@ -106,8 +106,8 @@ class _GroupRows:
 
     def place(self, load: Load) -> Place:
         ring = self.rings[load.cursor]
-        rows = ring.load(load.run, load.first, load.count, self._window.frame_step)
-        return Place(self._arena, np.arange(load.count), rows)
+        bounds = ring.load(load.run, load.first, load.count, self._window.frame_step)
+        return Place.in_turn(self._arena, bounds)
 
     def find(self, clips: Clips) -> list[Places]:
         """Where the frames of clips are."""
@@ -171,8 +171,11 @@ class Ring:
         """Consecutive frames of one run each, in the order of their loads."""
         return self._held
 
-    def load(self, run: int, first: int, count: int, step: int) -> npt.NDArray[np.int64]:
-        """Rows for frames `first`, `first + step`, … of a run, which follow those loaded last."""
+    def load(self, run: int, first: int, count: int, step: int) -> list[tuple[int, int]]:
+        """Rows for frames `first`, `first + step`, … of a run, which follow those loaded last.
+
+        They are bounds of rows that follow each other: two where the ring begins anew.
+        """
         assert self.has_room(count), "the plan holds more frames than it said"
         if (run, first) == self._next:
             self._held[-1] = self._held[-1]._replace(stop=self._loaded + count)
@@ -180,13 +183,12 @@ class Ring:
             origin = self._loaded - first // step
             self._held.append(_Held(run, first, origin, self._loaded + count))
         self._next = (run, first + count * step)
-        begin = self._loaded % self.num_rows
+        begin = self.first_row + self._loaded % self.num_rows
         self._loaded += count
-        rows = np.arange(begin, begin + count)
-        if begin + count > self.num_rows:
-            rows %= self.num_rows
-        rows += self.first_row
-        return rows
+        behind = begin + count - (self.first_row + self.num_rows)
+        if behind <= 0:
+            return [(begin, begin + count)]
+        return [(begin, begin + count - behind), (self.first_row, self.first_row + behind)]
 
     def free(self, count: int) -> None:
         """Forget the `count` frames that were loaded first."""

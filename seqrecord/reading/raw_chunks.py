@@ -100,20 +100,24 @@ class RawChunks:
         found = map(RawChunk, *(column.tolist() for column in columns))
         return [item if fit else None for item, fit in zip(found, fits.tolist(), strict=True)]
 
-    def read(self, chunk: RawChunk, targets: Sequence[Sequence[memoryview]]) -> bool:
-        """Read the pages of a chunk in one call to the storage, each into memory of its length,
-        part after part.
+    def read(
+        self, chunks: Sequence[RawChunk], targets: Sequence[Sequence[Sequence[memoryview]]]
+    ) -> list[bool]:
+        """Read the pages of chunks of one record file in one call to the storage.
 
-        Whether they match their checksums; `ChunkReader.read` says what is wrong with one that does
-        not.
+        `targets` are those of each chunk: for each page memory of its length, part after part.
+        Whether the pages of each chunk match their checksums; `ChunkReader.read` says what is wrong
+        with one that does not.
         """
         ranges, buffers = [], []
-        for at, parts in zip(chunk.starts, targets, strict=True):
-            start = at
-            for part in parts:
-                stop = start + len(part)
-                ranges.append(ByteRange(start, stop))
-                buffers.append(part)
-                start = stop
-        self._storage.read_ranges(self._paths[chunk.file], ranges, buffers)
-        return not self._verify or [crc32c(*parts) for parts in targets] == chunk.sums
+        for chunk, pages in zip(chunks, targets, strict=True):
+            for start, parts in zip(chunk.starts, pages, strict=True):
+                at = start
+                for part in parts:
+                    ranges.append(ByteRange(at, at := at + len(part)))
+                    buffers.append(part)
+        self._storage.read_ranges(self._paths[chunks[0].file], ranges, buffers)
+        return [
+            not self._verify or [crc32c(*parts) for parts in pages] == chunk.sums
+            for chunk, pages in zip(chunks, targets, strict=True)
+        ]

@@ -22,6 +22,7 @@ from seqrecord.sampling.windows import Window
 __all__ = ["GroupPlan", "Plan"]
 
 _CLIPS_AT_ONCE = 1 << 15  # rounds are computed in groups of about so many clips
+_CLIPS_AT_FIRST = 1 << 11  # … an epoch's first ones in smaller groups: batches wait for these
 
 
 @dataclass(frozen=True)
@@ -158,9 +159,11 @@ class Plan(ABC):
 
     def rounds(self, first_round: int = 0) -> Iterator[Round]:
         """The rounds from `first_round` on, computed as they are taken."""
-        group = max(1, _CLIPS_AT_ONCE * self.num_rounds // max(1, self.num_clips))
-        for start in range(first_round, self.num_rounds, group):
+        start, clips = first_round, _CLIPS_AT_FIRST
+        while start < self.num_rounds:
+            group = max(1, clips * self.num_rounds // max(1, self.num_clips))
             yield from self._rounds(start, min(start + group, self.num_rounds))
+            start, clips = start + group, min(4 * clips, _CLIPS_AT_ONCE)
 
     def _is_disjoint(self, group: int) -> bool:
         window = self._windows[group]
