@@ -199,7 +199,7 @@ def test_the_temporary_takes_no_part_in_the_next_frame() -> None:
         round_trip(codec_for("balanced", frame), frame)
 
 
-def encoded(codec: FrameCodec, frames: Array) -> list[memoryview]:
+def blobs_of(codec: FrameCodec, frames: Array) -> list[memoryview]:
     return [memoryview(codec.encode(frame)) for frame in frames]
 
 
@@ -219,7 +219,7 @@ def test_small_frames_together(name: str, shape: tuple[int, ...], dtype: str) ->
     codec = codec_for(chain, frames[0])
     for some in (frames, frames[kinds == 3], frames[:1], frames[:2], frames[::-1]):
         out = np.empty_like(some, order="C")
-        assert codec.decode_frames(encoded(codec, some), out)
+        assert codec.decode_frames(blobs_of(codec, some), out)
         assert out.tobytes() == some.tobytes()
 
 
@@ -234,7 +234,7 @@ def test_blosc_takes_few_calls_for_small_frames(monkeypatch: pytest.MonkeyPatch)
         codec = codec_for(preset, frames[0])
         out = np.empty_like(frames)
         calls.clear()
-        assert codec.decode_frames(encoded(codec, frames), out)
+        assert codec.decode_frames(blobs_of(codec, frames), out)
         assert np.array_equal(out, frames)
         assert len(calls) == 2, "320 KB, up to 256 KiB at a time"
 
@@ -243,7 +243,7 @@ def test_blosc_takes_few_calls_for_small_frames(monkeypatch: pytest.MonkeyPatch)
 def test_one_of_several_blobs_is_damaged(name: str) -> None:
     frames = smooth(9, 2000, dtype="i2")
     codec = codec_for(name if name in PRESETS else [{"id": name}], frames[0])
-    blobs = encoded(codec, frames)
+    blobs = blobs_of(codec, frames)
     out = np.empty_like(frames)
     other = codec.encode(frames[0][::-1].copy())
     for bad in (b"", other[:-1], other + b"\0", b"\xff" * len(other), other[:17]):
@@ -255,10 +255,10 @@ def test_frames_that_are_not_decoded_together() -> None:
     large, kept = smooth(2, 200, 300, 3), smooth(3, 20, 30, 3)
     for frames, codec in ((large, "balanced"), (kept, [PNG])):
         found = codec_for(codec, frames[0])
-        assert not found.decode_frames(encoded(found, frames), np.empty_like(frames))
+        assert not found.decode_frames(blobs_of(found, frames), np.empty_like(frames))
     found = codec_for("fast", kept[0])
     with pytest.raises(CodecError, match="contiguous"):
-        found.decode_frames(encoded(found, kept), np.empty((3, 20, 30, 6), "u1")[..., ::2])
+        found.decode_frames(blobs_of(found, kept), np.empty((3, 20, 30, 6), "u1")[..., ::2])
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -70,7 +70,9 @@ def joined_rounds(
             or any((a > group.num_rows).any() for a, group in zip(after, groups, strict=True))
         ):
             yield (joined := _join(some))
-            freed = [_counts(done.frees, len(a)) for done, a in zip(joined.groups, full, strict=True)]
+            freed = [
+                _counts(done.frees, len(a)) for done, a in zip(joined.groups, full, strict=True)
+            ]
             after = [a - b for a, b in zip(after, freed, strict=True)]
             some, clips, nbytes = [], len(current.clips), more
         some.append(current)

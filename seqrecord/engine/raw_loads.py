@@ -239,9 +239,7 @@ class RawLoads:
         lent.append(self._buffers.chunks.acquire(nbytes))
         return lent[-1]
 
-    def _parts(
-        self, task: _Task, place: Place, through: memoryview
-    ) -> list[list[memoryview]]:
+    def _parts(self, task: _Task, place: Place, through: memoryview) -> list[list[memoryview]]:
         """Where each page of a chunk is read to, part after part: rows, and memory beside them."""
         chunk, count = task.chunk, task.load.count
         found, used = [], 0
@@ -288,4 +286,3 @@ def _rows(place: Place, spec: FeatureSpec) -> list[memoryview]:
 def _following(row: npt.NDArray[np.int64], item: _Task) -> npt.NDArray[np.int64]:
     """The rows of all frames of a load, of which the first is in `row`, int64[1]."""
     return row + np.arange(item.load.count)
-
