@@ -70,9 +70,9 @@ class RawLoads:
     def load(self, loads: Sequence[Load], places: Sequence[Place]) -> list[int]:
         """Do loads, each into one place.
 
-        Returns the numbers of those that are not done: of chunks that are large, that lack frames,
-        cannot be read or do not match their checksums, or of which parts are better read one by
-        one. What is in their rows means nothing.
+        Returns the numbers, ascending, of those that are not done: of chunks that are large, that
+        lack frames, cannot be read or do not match their checksums, or of which parts are better
+        read one by one. What is in their rows means nothing.
         """
         begin = last = perf_counter()
         trace = self._stats.trace
@@ -111,7 +111,7 @@ class RawLoads:
             loads=len(loads) - len(left),
             frames_decoded=frames if self._is_leading else 0,
         )
-        return left
+        return sorted(left)
 
     def _at_once(self, whole: Sequence[_Task]) -> Iterator[list[_Task]]:
         """Those of one record file that follow each other, as many together as are read before
