@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ChecksumError, StorageError
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.storage.local import LocalStorage
+from seqrecord.storage.ranges import ByteRange
 from tests.clip_data import check, expected_frame, possible_clips, write_numbered
 from tests.datasets import nth_chunk
 
@@ -215,15 +216,19 @@ def test_of_few_frames_only_slices_are_read(sounds: Path, step: int, verify: boo
 
 @pytest.mark.parametrize(("step", "count", "calls"), [(1, 100, 2), (1, 96, 2), (2, 50, 4)])
 def test_whole_chunks_take_few_calls_to_the_storage(
-    sounds: Path, monkeypatch: pytest.MonkeyPatch, step: int, count: int, calls: int
+    sounds: Path, step: int, count: int, calls: int
 ) -> None:
     """Up to 1 MiB at a time, but with no more memory beside the rows than a chunk has bytes."""
-    asked = []
-    read = LocalStorage.read_ranges
-    monkeypatch.setattr(
-        LocalStorage, "read_ranges", lambda *a: asked.append(sum(map(len, a[3]))) or read(*a)
-    )
-    with seqrecord.open(sounds) as dataset:
+    asked: list[int] = []
+
+    class Watched(LocalStorage):
+        def read_ranges(
+            self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
+        ) -> None:
+            asked.append(sum(map(len, buffers)))
+            super().read_ranges(path, ranges, buffers)
+
+    with seqrecord.open(Watched(sounds)) as dataset:
         job = Job(dataset, step, 400)
         asked.clear()
         rows = [some[:count] for some in _hundreds(4)]
