@@ -141,7 +141,7 @@ class Arena:
             name: _rows_of(spec, num_rows) for name, spec in specs.items()
         }
         self._memory = {
-            name: memoryview(array.reshape(-1).view(np.uint8))
+            name: array.reshape(-1).view(np.uint8).data
             for name, array in self._arrays.items()
             if isinstance(array, np.ndarray)
         }
