@@ -16,7 +16,7 @@ def values() -> npt.NDArray[np.float32]:
 
 
 def main() -> None:
-    import cv2  # type: ignore[import-not-found]
+    import cv2  # type: ignore[import-not-found, unused-ignore]
 
     FOLDER.mkdir(exist_ok=True)
     pixels = values()
