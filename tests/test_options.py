@@ -26,14 +26,14 @@ from seqrecord import (
     SeqRecordStream,
     bench,
 )
-from seqrecord.pipes.options import ClipOptions
+from seqrecord.pipes.options import ClipOptions, DatasetOptions
 from seqrecord.tools.bench import BenchOptions
 from tests.datasets import write_small
 
 STREAMING = [SeqRecordPipe, SeqRecordStream, SeqRecordNode]
 TAKERS: list[tuple[Any, type[ClipOptions]]] = [
     *((loader, LoaderOptions) for loader in STREAMING),
-    (SeqRecordDataset, ClipOptions),
+    (SeqRecordDataset, DatasetOptions),
     (bench, BenchOptions),
 ]
 
@@ -68,7 +68,7 @@ def test_help_has_every_argument_and_its_text(taker: Any, options: type[ClipOpti
     assert "frames of a clip, N." in shown
 
 
-@pytest.mark.parametrize("options", [ClipOptions, LoaderOptions, BenchOptions])
+@pytest.mark.parametrize("options", [ClipOptions, DatasetOptions, LoaderOptions, BenchOptions])
 def test_every_option_has_its_text_once(options: type[ClipOptions]) -> None:
     texts = "\n".join(cls.__doc__ or "" for cls in options.__mro__ if issubclass(cls, ClipOptions))
     for field in fields(options):
@@ -150,7 +150,7 @@ def test_a_loader_of_the_options_of_another(records: Path, loader: Any) -> None:
     assert again.options == first.options
     assert len(again) == len(first)
     map_style = SeqRecordDataset(records, clip_len=4)
-    assert map_style.options == ClipOptions(clip_len=4)
+    assert map_style.options == DatasetOptions(clip_len=4)
 
 
 @pytest.mark.parametrize(

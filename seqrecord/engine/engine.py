@@ -137,10 +137,6 @@ class Engine:
         self.stats.add(batches=len(batch) if self._together > 1 else 1, clips=len(batch))
         return batch
 
-    def check_open(self) -> None:
-        """Raise `ClipError` where `next` would: in a forked process, and once it was closed."""
-        self._channel.check_taken(self._scheduler.process)
-
     def close(self) -> None:
         """End all threads; nothing is left when it returns."""
         self._scheduler.close()

@@ -54,9 +54,9 @@ def has_arguments(options: type[ClipOptions]) -> Callable[[type[_Self]], type[_S
 
 def _with_arguments(function: Callable[..., Any], options: Any) -> Callable[..., Any]:
     of_epochs: set[str] = set()
-    if options is ClipOptions:
+    if not issubclass(options, LoaderOptions):
         of_epochs = {item.name for item in fields(LoaderOptions)}
-        of_epochs -= {item.name for item in fields(ClipOptions)}
+        of_epochs -= {item.name for item in fields(options)}
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if wrong := of_epochs & kwargs.keys():

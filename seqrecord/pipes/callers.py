@@ -9,12 +9,13 @@ from types import CodeType, FrameType
 from typing import Any
 
 from torch.utils.data import DataLoader, default_collate
-from torch.utils.data._utils.fetch import _MapDatasetFetcher
+from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
 from torch.utils.data.datapipes.iter import Batcher, Filter, Mapper, ShardingFilter
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 __all__ = [
     "find_chain",
+    "find_fetching",
     "find_filter",
     "find_holder",
     "find_iterating",
@@ -101,6 +102,18 @@ def find_holder() -> str | None:
         name = str(frame.f_globals.get("__name__"))
         if name.startswith(f"{_ITER_PIPES}.") and frame.f_code not in passing:
             return type(frame.f_locals.get("self")).__name__  # it has just begun and holds nothing
+    return None
+
+
+def find_fetching() -> tuple[_IterableDatasetFetcher, int | None] | None:
+    """What fetches items for a DataLoader in this process, and how many for its first batch, if
+    that is known. For when it begins: later the frame looked at would keep them, see `_owner`."""
+    codes = _codes(_IterableDatasetFetcher.__init__, _IterableDatasetFetcher.fetch)
+    for frame in _frames():
+        if frame.f_code in codes:
+            found = frame.f_locals
+            asked = found.get("possibly_batched_index")
+            return found["self"], len(asked) if isinstance(asked, list) else None
     return None
 
 

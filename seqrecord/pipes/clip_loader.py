@@ -22,8 +22,10 @@ from seqrecord.engine.ragged import for_users
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.trace import Trace, trace_path
 from seqrecord.errors import ClipError
+from seqrecord.pipes.collated import Collated
 from seqrecord.pipes.distributed import Ranks, worker_threads
 from seqrecord.pipes.draws import ClipDraws
+from seqrecord.pipes.made_clips import MadeClips, Row, rows_of
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.planner import Planner
 from seqrecord.pipes.selection import ClipSelection
@@ -35,6 +37,7 @@ from seqrecord.sampling import (
     Plan,
     frames_left_out,
 )
+from seqrecord.sampling.memory import Fit, Memory
 from seqrecord.sampling.sequences import COLUMNS
 from seqrecord.storage import local_path
 from seqrecord.text import counted
@@ -43,6 +46,7 @@ __all__ = ["Clip", "ClipLoader", "open_trace"]
 
 _MOST_TOGETHER = 32  # single clips; each that is kept keeps the memory of all
 _MOST_BYTES_TOGETHER = 1 << 20
+_MOST_BATCH_BYTES = 8 << 20  # of a batch that they will be, where that is known
 _SPARE = 2  # at most such a part of `memory_limit` is for clips to come of batches that are begun
 
 _logger = logging.getLogger("seqrecord")
@@ -101,10 +105,11 @@ class ClipLoader(Planner):
         batch: int = 0,
         stats: EngineStats,
         shuffled: ShuffledBatches | None = None,
+        collated: Collated | None = None,
     ) -> Engine:
         """An engine that runs a plan from `batch` on.
 
-        `shuffled` is where single clips will be, if that is known.
+        `shuffled` is where single clips will be, if that is known, and `collated` who takes them.
         """
         self.selection.times_without_frame = 0
         fixed = self._find_device() is None and self._may_load_straight
@@ -115,7 +120,8 @@ class ClipLoader(Planner):
             least = 1 if all(memory.num_rows) else plan.most_batches
             memory = replace(memory, prefetch=min(memory.prefetch, least))
         if (most := self._most_together) > 1:
-            memory = replace(memory, together=fit.together(memory, most))
+            size = None if collated is None else collated.size
+            memory = replace(memory, together=self._together(fit, memory, most, size))
         places = None
         if shuffled is not None and self.batch_size is None and memory.together == 1:
             spare = int(shuffled.spare * self._clip_bytes)
@@ -124,6 +130,14 @@ class ClipLoader(Planner):
         return Engine(
             **self._execution(plan), batch=batch, memory=memory, stats=stats, places=places
         )
+
+    def _together(self, fit: Fit, memory: Memory, most: int, size: int | None) -> int:
+        """How many single clips are made at once: up to `most`, and whole batches of `size` clips
+        where those are known, so that none is cut."""
+        if size is not None and size * self._clip_bytes <= _MOST_BATCH_BYTES:
+            most = size * max(1, most // size)
+        together = fit.together(memory, most)
+        return together if size is None or together < size else together - together % size
 
     @property
     def _most_together(self) -> int:
@@ -204,6 +218,15 @@ class ClipLoader(Planner):
             if isinstance(feature, torch.Tensor)  # all are: see `_most_together`
         }
         return self.selection.columns.singles(views, self.columns(batch, plan.epoch))
+
+    def rows(self, batch: Batch, plan: Plan) -> list[Row]:
+        """As `singles`, for `collate` alone."""
+        features = {
+            name: feature
+            for name, feature in batch.features.items()
+            if isinstance(feature, torch.Tensor)  # all are: see `_most_together`
+        }
+        return rows_of(MadeClips(features, self.columns(batch, plan.epoch)))
 
     def columns(self, batch: Batch, epoch: int) -> dict[str, Any]:
         """What is said of a batch's clips beside their features, each a list or tensor of clips."""

@@ -36,6 +36,7 @@ from seqrecord.pipes.draws import ClipDraws
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.threads import ThreadPool
+from seqrecord.units import parse_size
 
 __all__ = ["ClipReader"]
 
@@ -51,22 +52,24 @@ class ClipReader:
 
     The clips of a call lie side by side, so that `collate` makes a batch of them without copying. A
     frame is read and decoded once in a call, however many of its clips have it. Frames of variable
-    shapes have fresh memory.
+    shapes have fresh memory. Small raw features whose frames all fit into `memory_limit` bytes stay
+    in memory once they were read.
     """
 
-    def __init__(self, selection: ClipSelection) -> None:
+    def __init__(self, selection: ClipSelection, memory_limit: int | str) -> None:
         self._selection = selection
+        self._memory_limit = memory_limit
         arrays = selection.arrays
         self._fixed = {name: spec for name, spec in arrays.items() if spec.is_fixed}
         self._variable = {name: spec for name, spec in arrays.items() if not spec.is_fixed}
-        self._alike = sets_of(selection)
+        self._alike = sets_of(selection, parse_size(memory_limit))
         self._begin()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"selection": self._selection}
+        return {"selection": self._selection, "memory_limit": self._memory_limit}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["selection"])  # type: ignore[misc]
+        self.__init__(**state)  # type: ignore[misc]
 
     def _begin(self) -> None:
         """Without memory, in this process."""

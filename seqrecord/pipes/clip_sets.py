@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ from seqrecord.engine.buffers import HostBuffers
 from seqrecord.engine.host_batches import HostBatchBuilder
 from seqrecord.grids import ChunkGrid
 from seqrecord.pipes.selection import ClipSelection
+from seqrecord.reading.kept import KeptFrames
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.reading.scattered import ScatteredFrames
 
@@ -26,31 +27,52 @@ _FRAME = (1 << FRAME_BITS) - 1
 class Alike:
     """Features of which clips have the same frames, and a dataset that has them.
 
-    `scattered` reads all of them, or none.
+    `scattered` reads all of them, or none; `kept` are those of them that stay in memory.
     """
 
     names: tuple[str, ...]
     dataset: SeqRecordReader
     scattered: Mapping[str, ScatteredFrames]
+    kept: Mapping[str, KeptFrames] = field(default_factory=dict)
 
 
-def sets_of(selection: ClipSelection) -> list[Alike]:
-    """The features of clips in sets that are read together."""
+def sets_of(selection: ClipSelection, memory_limit: int) -> list[Alike]:
+    """The features of clips in sets that are read together.
+
+    Frames that are kept take at most `memory_limit` bytes.
+    """
     arrays, dataset = selection.arrays, selection.dataset
     sets = selection.clip_frames.alike(arrays)
     if selection.frame_transform is not None:  # it needs whole frames
         return [Alike(names, dataset, {}) for names in sets]
     reader = dataset.chunk_reader()
-    small = {name: reader.scattered(name) for name in dataset.features}
+    small = {name: one for name in dataset.features if (one := reader.scattered(name)) is not None}
+    kept = _kept(dataset, small, memory_limit)
     found: list[Alike] = []
     for names in sets:
-        scattered = {name: one for name in names if (one := small.get(name)) is not None}
+        scattered = {name: small[name] for name in names if name in small}
         others = tuple(name for name in names if name not in scattered)
         for part, read in ((tuple(scattered), scattered), (others, {})):
             if part:
                 stored = [name for name in part if arrays[name].mask_of is None]
-                found.append(Alike(part, dataset.select(stored), read))
+                stay = {name: kept[name] for name in read if name in kept}
+                found.append(Alike(part, dataset.select(stored), read, stay))
     return found
+
+
+def _kept(
+    dataset: SeqRecordReader, small: Mapping[str, ScatteredFrames], memory_limit: int
+) -> dict[str, KeptFrames]:
+    """Those features whose frames all fit into so many bytes: the smallest of them."""
+    kept: dict[str, KeptFrames] = {}
+    parts = {name: (dataset.index.group_of(name), dataset.features[name]) for name in small}
+    sizes = {name: KeptFrames.bytes_of(*part) for name, part in parts.items()}
+    for name in sorted(small, key=sizes.__getitem__):
+        memory_limit -= sizes[name]
+        if memory_limit < 0:
+            break
+        kept[name] = KeptFrames(small[name], *parts[name])
+    return kept
 
 
 def read_scattered(
@@ -64,15 +86,23 @@ def read_scattered(
 
     The clips' episodes are int64[n], by row, and their frames int64[n, T].
     """
+    rows = builder.rows
+    for name, kept in alike.kept.items():
+        of_clips = (kept.first[episode][:, None] + frames).reshape(-1)
+        if not kept.take(of_clips, rows[name][: len(of_clips)]):
+            return False
+    if len(alike.kept) == len(alike.scattered):
+        return True
     wanted = (episode << FRAME_BITS)[:, None] + frames
     length = wanted.shape[1]
     if length > 1 and not np.count_nonzero(wanted[:, 1:] - wanted[:, :-1] != 1):
         spans = Spans.of(wanted[:, 0], length)
     else:
         spans = Spans.of(wanted.reshape(-1), 1)
-    index, rows, chunks = alike.dataset.index, builder.rows, buffers.chunks
+    index, chunks = alike.dataset.index, buffers.chunks
+    others = {name: one for name, one in alike.scattered.items() if name not in alike.kept}
     for grid in alike.dataset.episode_table.groups:
-        names = [n for n in alike.scattered if alike.dataset.features[n].group == grid.group]
+        names = [n for n in others if alike.dataset.features[n].group == grid.group]
         if not names:
             continue
         chunk, first, stop, of_span = spans.in_chunks(grid)
@@ -87,7 +117,7 @@ def read_scattered(
                 return memory[0]
 
             try:
-                found = alike.scattered[name].read(chunk, first - begin, stop - begin, allocate)
+                found = others[name].read(chunk, first - begin, stop - begin, allocate)
                 if found is None:
                     return False
                 source = spans.rows(found.rows[of_span])

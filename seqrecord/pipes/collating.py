@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,6 +21,7 @@ from seqrecord.engine.shared_memory import SharedBufferPool, can_share
 from seqrecord.errors import ClipError
 from seqrecord.pipes.clip_sequence import ClipSequence
 from seqrecord.pipes.columns import SingleClip
+from seqrecord.pipes.made_clips import MadeClips, Row
 
 __all__ = ["collate", "keep_memory_for"]
 
@@ -56,6 +58,8 @@ def collate(clips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     if isinstance(clips, ClipSequence) and (whole := clips.whole()) is not None:
         return whole
+    if isinstance(clips, list) and clips and _is_row(clips[0]):
+        return _joined(clips)
     if not clips or not all(isinstance(clip, Mapping) for clip in clips):
         raise ClipError(
             "nothing to collate",
@@ -74,6 +78,32 @@ def collate(clips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         name: values if name in lists else _collate(str(name), values)
         for name, values in ((name, [clip[name] for clip in clips]) for name in clips[0])
     }
+
+
+def _is_row(clip: Any) -> bool:
+    """Whether a clip is one of `made_clips`: then all are, for nobody else can have them."""
+    return type(clip) is tuple and len(clip) == 2 and isinstance(clip[0], MadeClips)
+
+
+def _joined(clips: Sequence[Row]) -> dict[str, Any]:
+    """A batch of clips that are rows of other batches."""
+    made: tuple[MadeClips, ...]
+    made, rows = zip(*clips, strict=True)
+    first, count = made[0], len(rows)
+    if made.count(first) == count and rows == tuple(range(rows[0], rows[0] + count)):
+        return first.part(rows[0], rows[0] + count)
+    batch: dict[str, Any] = {}
+    for name in first.features:
+        batch[name] = _copied([one.clips(name)[row] for one, row in clips])
+    several = list(dict.fromkeys(made))
+    begins = dict(zip(several, accumulate(map(len, several), initial=0), strict=False))
+    index = torch.tensor([begins[one] + row for one, row in clips])
+    for name, column in first.columns.items():
+        if isinstance(column, torch.Tensor):
+            batch[name] = torch.cat([one.columns[name] for one in several])[index]
+        else:
+            batch[name] = [one.columns[name][row] for one, row in clips]
+    return batch
 
 
 def _collate(name: str, values: list[Any]) -> Any:
@@ -112,13 +142,19 @@ def _stacked(name: str, tensors: list[torch.Tensor]) -> torch.Tensor:
         and type(tensor) is torch.Tensor
         for tensor in tensors
     )
-    if not plain or not first.numel():
+    return _copied(tensors) if plain else torch.stack(tensors)
+
+
+def _copied(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Tensors of one shape and dtype, one after the other in memory that is used again."""
+    first = tensors[0]
+    if not first.numel():
         return torch.stack(tensors)
     pool = _pools.find(tensors)
     array = pool.acquire()
     if first.ndim and first.numel() < _ONE_THREAD and all(map(_is_contiguous, tensors)):
         batch = pool.lease(array, len(tensors))
-        torch.cat(tensors, out=batch.view(-1, *shape[1:]))
+        torch.cat(tensors, out=batch.view(-1, *first.shape[1:]))
         return batch
     # Not by torch: its threads wait for each other, and on a busy machine that takes ten times as
     # long as the copy.

@@ -8,6 +8,7 @@ import os
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
+from itertools import repeat
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
@@ -17,6 +18,7 @@ from seqrecord.engine.engine import Engine
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError, MemoryLimitError, StateError
 from seqrecord.pipes.clip_loader import Clip, ClipLoader
+from seqrecord.pipes.collated import Collated
 from seqrecord.pipes.consumers import look_at_consumer
 from seqrecord.pipes.shuffled import ShuffledBatches
 from seqrecord.pipes.states import Sharing, Stages, State, parse_settings
@@ -27,6 +29,7 @@ from seqrecord.sampling.rest import Stage
 __all__ = ["Epochs", "share_all", "sharing_of"]
 
 _MAX_EPOCH = (1 << 63) - 1
+_POP = list.pop
 
 
 class Epochs:
@@ -46,7 +49,7 @@ class Epochs:
         self.loader = loader
         self._epoch = 0
         self._stages: Stages = ()  # of the epoch, that are over
-        self._batch = 0  # delivered in this stage
+        self._batch = 0  # delivered in this stage, with those in `_counted`
         self._sharing: Sharing | None = None  # of the batches counted
         self._saved: State | None = None  # the position that was loaded, until it is begun
         self._begun = False  # batches of this epoch were asked for
@@ -56,7 +59,8 @@ class Epochs:
         self._in_workers = False  # it is they who have begun this epoch
         self._iteration: object = None  # the one that moves the position
         self._engine: Engine | None = None
-        self._waiting: list[Clip] = []  # single ones, that the engine has given
+        self._waiting: list[Any] = []  # clips that the engine has given, and nobody has
+        self._counted: list[Any] = []  # those of them that are in `_batch`
         self._stats = EngineStats()
         self._counts = {"clips_dropped": 0, "clips_repeated": 0}  # of the part, see `Plan.counts`
         self._workers = WorkerEpochs()
@@ -71,8 +75,10 @@ class Epochs:
             counter = self._workers.counter
         return {
             **self.__dict__,
+            "_batch": self._delivered,
             "_engine": None,
             "_waiting": [],
+            "_counted": [],
             "_iteration": None,
             "_workers": WorkerEpochs(counter, self._workers.note),
         }
@@ -95,10 +101,16 @@ class Epochs:
         """Whether this process has begun the epoch that the position is in, or has ended it."""
         return self._begun
 
-    def iterate(self, part: Part, shuffled: ShuffledBatches | None = None) -> Iterator[Clip]:
+    def iterate(
+        self,
+        part: Part,
+        shuffled: ShuffledBatches | None = None,
+        collated: Collated | None = None,
+    ) -> Iterator[Clip]:
         """The batches of one epoch, or those that are left of the one that was loaded.
 
-        `shuffled` is where its single clips will be, if that is known.
+        `shuffled` is where its single clips will be, if that is known; `collated` is there if
+        nobody but `collate` takes them: small ones are then rows of batches, see `made_clips`.
 
         The epoch counts as begun with the first `next`. Raises `StateError` when a state was
         loaded that is in the middle of an epoch of other parts, and does not tell where they all
@@ -107,6 +119,7 @@ class Epochs:
         if self._engine is not None:
             self._engine.close()  # its memory must be free before the next one's is taken
             self._engine = None
+            self._drop_waiting()
             self._stats.trace.close()
         sharing = sharing_of(part)
         look_at_consumer(self, self.loader)
@@ -121,7 +134,7 @@ class Epochs:
             self.loader.use_state(self._saved)
         self._sharing, self._offered = sharing, True
         self._iteration = iteration = object()
-        return self._run(iteration, part, sharing, shuffled)
+        return self._run(iteration, part, sharing, shuffled, collated)
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is of this epoch, from its start; one that runs does not change.
@@ -159,7 +172,7 @@ class Epochs:
         epoch, stages = (self._epoch + 1, ()) if over else (self._epoch, self._stages)
         return State(
             epoch=epoch,
-            batch=0 if over else self._batch,
+            batch=0 if over else self._delivered,
             sharing=sharing,
             stages=stages,
             settings=self.loader.settings(sharing.num_parts, epoch, stages),
@@ -220,7 +233,8 @@ class Epochs:
         part: Part,
         sharing: Sharing,
         shuffled: ShuffledBatches | None,
-    ) -> Iterator[Clip]:
+        collated: Collated | None,
+    ) -> Iterator[Any]:
         if self._iteration is not iteration:
             raise ClipError("this iteration was ended: another one has begun")
         self._begun, self._loaded, self._sharing, self._saved = True, None, sharing, None
@@ -235,46 +249,69 @@ class Epochs:
         more: dict[str, Any] = {**stages}
         if shuffled is not None:  # never of a mix, whose loader does not take it
             more["shuffled"] = shuffled
+        if collated is not None:
+            more["collated"] = collated
         engine = self.loader.start(plan, **more, batch=self._batch, stats=stats)
         self._engine = engine
-        clips: list[Clip] = []
+        clips: list[Any] = []
         is_single = self.loader.batch_size is None
         try:
             number = self._batch
             for batch in engine:
-                if is_single and len(batch) > 1:
-                    clips = self._waiting = self.loader.singles(batch, plan)
+                if not (is_single and len(batch) > 1):
+                    clips = [self.loader.clip(batch, plan, number)]
+                elif collated is None:
+                    clips = self.loader.singles(batch, plan)
                 else:
-                    clips = self._waiting = [self.loader.clip(batch, plan, number)]
+                    clips = self.loader.rows(batch, plan)
                 del batch  # so that its memory is the consumer's alone to keep, and the clips' too
                 number += len(clips)
                 clips.reverse()
-                while clips:
-                    if is_single:
-                        engine.check_open()
-                    if self._iteration is iteration:
-                        self._batch += 1
+                self._waiting = clips
+                if self._iteration is iteration:
+                    self._batch, self._counted = number, clips
+                try:
                     if not trace.is_on:
-                        yield clips.pop()
-                        continue
-                    with trace.span("consumer"):
-                        yield clips.pop()
+                        # No work for each clip: of small ones there are 100,000 a second.
+                        yield from map(_POP, repeat(clips, len(clips)))
+                    while clips:
+                        with trace.span("consumer"):
+                            yield clips.pop()
+                except IndexError:  # nothing is left where this iteration was ended
+                    if clips:
+                        raise
             engine.close()
             if self._iteration is iteration:
                 self._ended = True
         finally:
             engine.drop()
             trace.close()
-            if is_single:
-                stats.add(clips=-len(clips), batches=-len(clips))
-                clips.clear()
             if self._engine is engine:
                 self._engine = None
+            if self._waiting is clips:
+                self._drop_waiting()
+
+    @property
+    def _delivered(self) -> int:
+        """Batches of this stage that somebody has got."""
+        return self._batch - len(self._counted)
+
+    def _drop_waiting(self) -> None:
+        """Forget clips that nobody will get, and that nobody has got them."""
+        count = len(self._waiting)
+        if self._counted is self._waiting:
+            self._batch -= count
+        if self.loader.batch_size is None:
+            # Without the lock, which a fork may never get: only the consumer counts these.
+            self._stats.clips -= count
+            self._stats.batches -= count
+        self._waiting.clear()
 
     def _go_to(self, epoch: int) -> None:
         """To the start of an epoch."""
         _check_epoch(epoch)
         self._epoch, self._stages, self._batch, self._sharing = epoch, (), 0, None
+        self._counted = []
         self._begun = self._ended = self._offered = self._in_workers = False
         self._iteration = self._loaded = self._saved = None
 
@@ -326,7 +363,7 @@ class Epochs:
         if not (self._offered and (self._batch or self._stages) and self._sharing == sharing):
             return False
         stages = {"stages": self._stages} if self._stages else {}
-        return self._batch >= self.loader.plan(self._epoch, part, **stages).num_batches
+        return self._delivered >= self.loader.plan(self._epoch, part, **stages).num_batches
 
     def _check_position(self, kind: str) -> None:
         """Raise `StateError` where worker processes have the position; `kind` can be resumed so."""
@@ -410,4 +447,10 @@ def share_all() -> None:
         epochs.share()
 
 
-os.register_at_fork(before=share_all)
+def _end_in_fork() -> None:
+    """An iteration does not continue in a forked process, nor with what it has at hand."""
+    for epochs in list(_alive):
+        epochs._drop_waiting()
+
+
+os.register_at_fork(before=share_all, after_in_child=_end_in_fork)

@@ -27,10 +27,11 @@ from seqrecord.pipes.callers import (
 )
 from seqrecord.pipes.clip_loader import Clip, ClipLoader
 from seqrecord.pipes.clip_reader import ClipReader
+from seqrecord.pipes.collated import find_collated
 from seqrecord.pipes.consumers import SLOW
 from seqrecord.pipes.distributed import items_beside, say_once
 from seqrecord.pipes.epochs import Epochs
-from seqrecord.pipes.options import ClipOptions, LoaderOptions
+from seqrecord.pipes.options import DatasetOptions, LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.pipes.shuffled import ShuffledBatches
 from seqrecord.reading.reader import DatasetLike, SeqRecordReader
@@ -163,7 +164,7 @@ class _Streaming:
         return self._epochs.loader.ranks.parts_of_workers(num_workers)
 
     def _iterate(self) -> Iterator[Clip]:
-        return self._epochs.iterate(self._part())
+        return self._epochs.iterate(self._part(), collated=find_collated(self, ()))
 
 
 @has_arguments(LoaderOptions)
@@ -203,7 +204,8 @@ class SeqRecordPipe(_Streaming, IterDataPipe[Clip]):
         self._holder = find_holder()
         chain = find_chain()
         spare_lookups(chain)
-        return self._epochs.iterate(self._part(), ShuffledBatches.of(self, chain))
+        shuffled, collated = ShuffledBatches.of(self, chain), find_collated(self, chain)
+        return self._epochs.iterate(self._part(), shuffled, collated)
 
     def __len__(self) -> int:
         """As `SeqRecordStream`'s, also where a `.sharding_filter()` follows."""
@@ -321,7 +323,7 @@ class SeqRecordNode(_Streaming, BaseNode[Clip]):  # type: ignore[misc]
         return self._epochs.state(self._part(), at_end=True)
 
 
-@has_arguments(ClipOptions)
+@has_arguments(DatasetOptions)
 class SeqRecordDataset(TorchDataset[dict[str, Any]]):
     """Clips by their number, for map-style training: `dataset[i]` is a clip as `SeqRecordPipe`'s.
 
@@ -331,14 +333,14 @@ class SeqRecordDataset(TorchDataset[dict[str, Any]]):
     A `DataLoader` with `collate_fn=seqrecord.collate` asks for the clips of a batch at once: a
     frame that several of them have is read and decoded once, and they lie in the memory of one
     batch, which is used again when nothing refers to it any more. A clip that is kept stays as it
-    is, and keeps the memory of those that came with it.
+    is, and keeps the memory of those that came with it. See `memory_limit` for what is read once.
 
     Args:
         location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
     """
 
-    @init_takes_arguments(ClipOptions)
-    def __init__(self, location: DatasetLike, options: ClipOptions) -> None:
+    @init_takes_arguments(DatasetOptions)
+    def __init__(self, location: DatasetLike, options: DatasetOptions) -> None:
         self._options = options
         self._selection = ClipSelection(location, options)
         chosen = self._selection.chosen
@@ -348,13 +350,13 @@ class SeqRecordDataset(TorchDataset[dict[str, Any]]):
                 file=self.dataset.url,
                 expected="clips without weights; a sampler can weigh them",
             )
-        self._reader = ClipReader(self._selection)
+        self._reader = ClipReader(self._selection, options.memory_limit)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_options": self._selection.portable(self._options)}
 
     @property
-    def options(self) -> ClipOptions:
+    def options(self) -> DatasetOptions:
         """What this dataset was given."""
         return self._options
 

@@ -31,7 +31,7 @@ from seqrecord.storage import local_path
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ClipOptions", "LoaderOptions"]
+__all__ = ["ClipOptions", "DatasetOptions", "LoaderOptions"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,6 +241,24 @@ class ClipOptions:
     def _set(self, name: str, value: object) -> None:
         """Keep an integer as Python's, whatever gave it."""
         object.__setattr__(self, name, value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetOptions(ClipOptions):
+    """What `SeqRecordDataset` is told beside the dataset.
+
+    Args:
+        memory_limit: bytes, or text such as "512MiB", for each process: for frames of small raw
+            features, which stay in memory once they were read and checked, as long as the object
+            lives. A feature of which not all frames of the dataset fit is read anew for every call,
+            and so is everything else. The memory of batches comes on top. 0 keeps nothing.
+    """
+
+    memory_limit: int | str = "512MiB"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_size("memory_limit", self.memory_limit)
 
 
 @dataclass(frozen=True, kw_only=True)

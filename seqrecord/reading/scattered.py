@@ -25,7 +25,7 @@ from seqrecord.schema import FeatureSpec
 from seqrecord.storage import Storage
 from seqrecord.storage.ranges import ByteRange
 
-__all__ = ["FoundRows", "ScatteredFrames"]
+__all__ = ["FoundRows", "Pieces", "ScatteredFrames"]
 
 _MOST_FRAME_BYTES = 64 << 10  # of larger frames, copying costs more than what this spares
 _MOST_BYTES = 64 << 20  # of one call
@@ -39,6 +39,19 @@ class FoundRows(NamedTuple):
 
     frames: npt.NDArray[Any]
     rows: IntArray
+
+
+class Pieces(NamedTuple):
+    """Frames of n chunks that are read in one go each, int64[n]: whole slices."""
+
+    chunk: IntArray
+    """Rows of the chunk table."""
+    first: IntArray
+    """The first frame of each, counted in its chunk."""
+    num_frames: IntArray
+    """Of each."""
+    ranges: IntArray
+    """How many of the ranges that were asked for are in each."""
 
 
 class ScatteredFrames:
@@ -68,6 +81,7 @@ class ScatteredFrames:
         self._table = table
         self._spec = spec
         self._verify = verify
+        self._slice = slice_frames(spec) if verify else 1  # frames
         self._column = table.schema.position(spec.name)
         before = list(table.schema.values())[: self._column]
         self._raw_before = [(i, one) for i, one in enumerate(before) if one.is_raw]
@@ -103,44 +117,62 @@ class ScatteredFrames:
         `None` where they are too many, or what was read is not as it should be, or cannot be read
         at all: whoever reads whole chunks then finds out what is wrong, and where.
         """
-        spec, table = self._spec, self._table
-        length, nbytes = slice_frames(spec) if self._verify else 1, spec.nbytes
-        size = length * nbytes
+        pieces = self.pieces(chunk, first, stop, max_gap=_MAX_GAP)
+        nbytes = self._spec.nbytes
+        ends = np.cumsum(pieces.num_frames)
+        if (total := int(ends[-1]) * nbytes) > _MOST_BYTES:
+            return None
+        memory = allocate(total)[:total]
+        at, views = [0, *(ends * nbytes).tolist()], memory.data
+        if not self.fill(pieces, [views[a:b] for a, b in pairwise(at)]):
+            return None
+        shape: Any = (-1, *self._spec.shape)
+        rows = first + np.repeat(ends - pieces.num_frames - pieces.first, pieces.ranges)
+        return FoundRows(memory.view(self._spec.dtype).reshape(shape), rows)
+
+    def pieces(self, chunk: IntArray, first: IntArray, stop: IntArray, *, max_gap: int) -> Pieces:
+        """What to read for ranges of frames, which are as of `read`.
+
+        Up to `max_gap` unwanted bytes between two of them are read along.
+        """
+        held, length = self._table.num_frames[chunk].astype(np.int64), self._slice
         begin, end = first // length, -(-stop // length)  # slices
-        apart = (chunk[1:] != chunk[:-1]) | (begin[1:] - end[:-1] > _MAX_GAP // size)
+        gap = max_gap // (length * self._spec.nbytes)
+        apart = (chunk[1:] != chunk[:-1]) | (begin[1:] - end[:-1] > gap)
         edges = np.concatenate(([0], apart.nonzero()[0] + 1, [len(chunk)]))
         some, last = edges[:-1], edges[1:] - 1
-        of, begin, end = chunk[some], begin[some], end[last]
-        held = table.num_frames[of].astype(np.int64)
-        skipped = begin * length
-        count = np.minimum(end * length, held) - skipped
-        ends = np.cumsum(count)
-        total = int(ends[-1]) * nbytes
-        lengths = table.page_length[of]
-        if total > _MOST_BYTES or np.count_nonzero(lengths[:, self._column] != held * nbytes):
-            return None
-        offsets = page_offsets(lengths) + table.offset[of].astype(np.int64)[:, None]
-        start = offsets[:, self._column] + skipped * nbytes
-        memory = allocate(total)[:total]
-        views = memory.data
-        at = [0, *(ends * nbytes).tolist()]
-        reads = list(map(ByteRange, start.tolist(), (start + count * nbytes).tolist()))
-        parts = [views[a:b] for a, b in pairwise(at)]
-        try:
-            self._fill(table.file[of], reads, parts)
-            if self._verify:
-                sums = self._sums(of, lengths, offsets)
-                columns = sums, begin.tolist(), end.tolist(), parts
-                for known, a, b, part in zip(*columns, strict=True):
-                    if not has_slices(part, size, known[a:b]):
-                        return None
-        except (SeqRecordError, OSError):
-            return None
-        shape: Any = (-1, *spec.shape)
-        rows = first + np.repeat(ends - count - skipped, last - some + 1)
-        return FoundRows(memory.view(spec.dtype).reshape(shape), rows)
+        skipped = begin[some] * length
+        count = np.minimum(end[last] * length, held[some]) - skipped
+        return Pieces(chunk[some], skipped, count, last - some + 1)
 
-    def _fill(
+    def fill(self, pieces: Pieces, memory: Sequence[memoryview]) -> bool:
+        """Read pieces into memory, bytes that are as long; whether all is as it should be.
+
+        If not, the memory may hold anything.
+        """
+        spec, table, chunk = self._spec, self._table, pieces.chunk
+        nbytes, lengths = spec.nbytes, table.page_length[chunk]
+        held = table.num_frames[chunk].astype(np.int64)
+        if np.count_nonzero(lengths[:, self._column] != held * nbytes):
+            return False
+        offsets = page_offsets(lengths) + table.offset[chunk].astype(np.int64)[:, None]
+        start = offsets[:, self._column] + pieces.first * nbytes
+        reads = list(map(ByteRange, start.tolist(), (start + pieces.num_frames * nbytes).tolist()))
+        try:
+            self._read_files(table.file[chunk], reads, memory)
+            if self._verify:
+                begin = pieces.first // self._slice
+                end = begin - (-pieces.num_frames // self._slice)
+                sums = self._sums(chunk, lengths, offsets)
+                columns = sums, begin.tolist(), end.tolist(), memory
+                for known, a, b, part in zip(*columns, strict=True):
+                    if not has_slices(part, self._slice * nbytes, known[a:b]):
+                        return False
+        except (SeqRecordError, OSError):
+            return False
+        return True
+
+    def _read_files(
         self,
         file: npt.NDArray[np.integer[Any]],
         reads: Sequence[ByteRange],

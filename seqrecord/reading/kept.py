@@ -1,0 +1,92 @@
+"""Frames of a small raw feature that stay in memory once they were read.
+
+One array has a row for each frame of the dataset, in the order of the chunk table. Rows that nobody
+has asked for take no memory::
+
+    chunks    | 0 1 2 3 4 5 6 7 | 0 1 2 3 4 5 | 0 1 2 3 4 5 6 7 |
+    rows        . x x x . . . .   . . . . x x   x x . . . . . .      x: read, and checked
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.format.group_index import GroupIndex
+from seqrecord.grids import IntArray
+from seqrecord.reading.scattered import ScatteredFrames
+from seqrecord.schema import FeatureSpec
+
+__all__ = ["KeptFrames"]
+
+
+class KeptFrames:
+    """All frames of one feature, each read with the first clip that has it. Safe to use from many
+    threads.
+
+    Args:
+        scattered: reads them.
+        table: the chunks of the feature's group.
+        spec: of the feature.
+    """
+
+    def __init__(self, scattered: ScatteredFrames, table: GroupIndex, spec: FeatureSpec) -> None:
+        held = table.num_frames.astype(np.int64)
+        ends = np.cumsum(held)
+        total = int(ends[-1]) if len(ends) else 0
+        self._ends, self._begins = ends, ends - held  # rows of chunks
+        self.first = np.append(self._begins, total)[table.first_chunk]
+        """int64[episodes]: the row of each episode's first frame."""
+        shape: Any = (total, *spec.shape)
+        self._frames = np.empty(shape, spec.dtype)  # memory that nobody touches takes none
+        self._is_read = np.zeros(total, np.bool_)  # by row; slices have it alike
+        self._scattered = scattered
+        self._frame_bytes = spec.nbytes
+        self._lock = threading.Lock()  # of who reads
+        self._process = os.getpid()
+
+    @staticmethod
+    def bytes_of(table: GroupIndex, spec: FeatureSpec) -> int:
+        """How much memory the frames take once all were read."""
+        return int(table.num_frames.sum(dtype=np.int64)) * (spec.nbytes + 1)
+
+    def take(self, rows: IntArray, out: npt.NDArray[Any]) -> bool:
+        """Copy frames by their rows, int64[n], to `out`, [n, …]; whether that was possible.
+
+        It is not where what was read is not as it should be, or cannot be read at all: whoever
+        reads whole chunks then finds out what is wrong, and where.
+        """
+        if not self._is_read[rows].all() and not self._read(rows):
+            return False
+        np.take(self._frames, rows, 0, out=out, mode="clip")
+        return True
+
+    def _read(self, rows: IntArray) -> bool:
+        """Read the slices of what was not read yet; whether that was possible."""
+        if self._process != os.getpid():  # nobody holds a fork's lock
+            self._lock, self._process = threading.Lock(), os.getpid()
+        with self._lock:
+            missing = np.unique(rows[~self._is_read[rows]])
+            if not len(missing):
+                return True
+            chunk = np.searchsorted(self._ends, missing, side="right")
+            closes = (np.diff(missing) != 1) | (np.diff(chunk) != 0)
+            begin = np.concatenate(([0], closes.nonzero()[0] + 1))
+            last = np.append(begin[1:], len(missing)) - 1
+            chunk = chunk[begin]
+            frame = missing - self._begins[chunk].repeat(last - begin + 1)
+            # Nothing between them is read along: others may be copying it.
+            pieces = self._scattered.pieces(chunk, frame[begin], frame[last] + 1, max_gap=0)
+            first = self._begins[pieces.chunk] + pieces.first
+            stop = first + pieces.num_frames
+            memory, nbytes = self._frames.reshape(-1).view(np.uint8).data, self._frame_bytes
+            bounds = zip((first * nbytes).tolist(), (stop * nbytes).tolist(), strict=True)
+            if not self._scattered.fill(pieces, [memory[a:b] for a, b in bounds]):
+                return False
+            for a, b in zip(first.tolist(), stop.tolist(), strict=True):
+                self._is_read[a:b] = True
+        return True
