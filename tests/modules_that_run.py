@@ -2,9 +2,8 @@
 
     python -m tests.modules_that_run FOLDER
 
-By phase: `frames` in the middle of writing and `write` in all of it, `batches` in the middle of an
-epoch and `read` from making the pipe to the epoch's end. Modules that only are imported don't
-count.
+By phase: `write`, and `read` from making a pipe to an epoch's end. Modules that only are imported
+don't count.
 """
 
 from __future__ import annotations
@@ -25,52 +24,45 @@ EPISODES, FRAMES = 3, 150
 
 
 class Watch:
-    """Notes the modules whose functions are called; `phases` says under which names."""
+    """Notes the modules whose functions are called, by phase."""
 
     def __init__(self) -> None:
         self.found: dict[str, set[str]] = {}
-        self.phases: tuple[str, ...] = ()
+
+    def begin(self, phase: str) -> None:
+        self._names = self.found.setdefault(phase, set())
 
     def __call__(self, frame: FrameType, event: str, arg: object) -> None:
         code = frame.f_code
         if event == "call" and code.co_name != "<module>":
             path = Path(code.co_filename)
             if path.is_relative_to(ROOT):
-                name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-                for phase in self.phases:
-                    self.found.setdefault(phase, set()).add(name)
+                self._names.add(".".join(path.relative_to(ROOT).with_suffix("").parts))
 
 
-def write(folder: str, watch: Watch) -> None:
+def write(folder: str) -> None:
     rng = np.random.default_rng(0)
-    watch.phases = ("write",)
     with seqrecord.SeqRecordWriter(folder) as writer:
         for number in range(EPISODES):
             with writer.episode(f"a/{number}") as episode:
-                for i in range(FRAMES):
+                for _ in range(FRAMES):
                     image = rng.integers(0, 255, (48, 64, 3), np.uint8)
                     episode.append({"image": image, "depth": rng.random((48, 64), np.float32)})
-                    if (number, i) == (1, 10):
-                        watch.phases = ("write", "frames")
-                watch.phases = ("write",)
 
 
-def read(folder: str, watch: Watch) -> None:
-    watch.phases = ("read",)
-    pipe = SeqRecordPipe(folder, clip_len=8, batch_size=4, seed=0, memory_limit="8MiB")
-    for number, _ in enumerate(pipe):
-        if number == 10:
-            watch.phases = ("read", "batches")
-        elif number == 80:
-            watch.phases = ("read",)
+def read(folder: str) -> None:
+    for _ in SeqRecordPipe(folder, clip_len=8, batch_size=4, seed=0, memory_limit="8MiB"):
+        pass
 
 
 def main(folder: str) -> None:
     watch = Watch()
+    watch.begin("write")
     threading.setprofile(watch)
     sys.setprofile(watch)
-    write(folder, watch)
-    read(folder, watch)
+    write(folder)
+    watch.begin("read")
+    read(folder)
     sys.setprofile(None)
     sys.stdout.write(json.dumps({phase: sorted(names) for phase, names in watch.found.items()}))
 
