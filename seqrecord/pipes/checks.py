@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,17 @@ import numpy as np
 from seqrecord.errors import ClipError
 from seqrecord.units import parse_size
 
-__all__ = ["are_names", "check", "check_flag", "check_integer", "check_rank", "check_size"]
+__all__ = [
+    "are_names",
+    "check",
+    "check_dilation",
+    "check_flag",
+    "check_integer",
+    "check_names",
+    "check_rank",
+    "check_reverse",
+    "check_size",
+]
 
 
 def check_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
@@ -71,6 +81,39 @@ def check_size(name: str, value: Any) -> None:
         ) from None
 
 
+def check_names(name: str, value: object, expected: str = "a list of names") -> None:
+    """Raise `ClipError` for an argument that is neither `None` nor a collection of `str`."""
+    if isinstance(value, str):
+        raise ClipError(f"{name} is a list of names", expected=[value], got=value)
+    check(name, value, value is None or are_names(value), expected)
+
+
 def are_names(value: object) -> bool:
     """Whether an argument is a collection of `str`."""
     return isinstance(value, Collection) and all(isinstance(name, str) for name in value)
+
+
+def check_dilation(value: Any) -> int | tuple[int, ...]:
+    """A dilation, or several in ascending order. Raises `ClipError` for what is none."""
+    if not isinstance(value, Iterable) or isinstance(value, (str, bytes)):
+        return _dilation(value)
+    several = tuple(sorted(_dilation(one) for one in value))
+    if not several or len(set(several)) < len(several):
+        raise ClipError(
+            "dilation has the same number twice, or none at all",
+            expected="a number of frames, or several such as (1, 2, 4)",
+            got=repr(value)[:100],
+        )
+    return several if len(several) > 1 else several[0]
+
+
+def _dilation(value: Any) -> int:
+    return check_integer("dilation", value, least=1, expected="an integer, or several")
+
+
+def check_reverse(value: Any) -> float:
+    """A probability. Raises `ClipError` for what is none."""
+    is_number = isinstance(value, (int, float, np.floating)) and not isinstance(value, bool)
+    if not (is_number and 0 <= value <= 1):
+        raise ClipError("reverse is not a probability", expected="0 to 1", got=repr(value)[:100])
+    return float(value)

@@ -11,6 +11,7 @@ from seqrecord.clip_uses import MissingFrames
 from seqrecord.clips import MAX_SETTING, IntArray
 from seqrecord.errors import ClipError
 from seqrecord.last_known import LastKnown
+from seqrecord.pipes.checks import check, check_names
 from seqrecord.reading.reader import SeqRecordReader
 
 __all__ = ["check_known", "find_known"]
@@ -18,22 +19,11 @@ __all__ = ["check_known", "find_known"]
 
 def check_known(last_known: Any, unknown: Any) -> None:
     """Raise `ClipError` for arguments that make no sense."""
-    if isinstance(last_known, str):
-        raise ClipError("last_known is a list of names", expected=[last_known], got=last_known)
+    expected = "names of features, or a dict of how many frames old values may be"
+    check_names("last_known", last_known, expected)
     most = last_known.values() if isinstance(last_known, Mapping) else ()
-    is_names = isinstance(last_known, Collection) and all(isinstance(n, str) for n in last_known)
-    if not ((last_known is None or is_names) and all(map(_is_age, most))):
-        raise ClipError(
-            "last_known is not what it should be",
-            expected="names of features, or a dict of how many frames old values may be",
-            got=repr(last_known)[:100],
-        )
-    if not (unknown is None or unknown == "zeros"):
-        raise ClipError(
-            "unknown is not what it should be",
-            expected='None or "zeros"',
-            got=repr(unknown)[:100],
-        )
+    check("last_known", last_known, all(map(_is_age, most)), expected)
+    check("unknown", unknown, unknown is None or unknown == "zeros", 'None or "zeros"')
     if unknown is not None and last_known is None:
         raise ClipError("unknown says nothing", expected="last_known", got=repr(unknown))
 

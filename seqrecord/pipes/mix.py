@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from seqrecord.errors import ClipError
 from seqrecord.pipes.callers import find_loader
-from seqrecord.pipes.checks import check_integer
+from seqrecord.pipes.checks import check, check_integer
 from seqrecord.pipes.clip_loader import Clip, ClipLoader
 from seqrecord.pipes.loaders import SeqRecordNode, SeqRecordPipe, SeqRecordStream
 from seqrecord.pipes.mix_features import Join
@@ -125,9 +125,9 @@ class SeqRecordMix(IterableDataset[Clip]):
             num_threads=num_threads,
             trace=trace,
         )
-        _check_choice("features", features, ("union", "intersection"))
-        if not isinstance(alternate, bool | None):
-            raise ClipError("alternate is no choice", expected="True, False or None", got=alternate)
+        joins = ("union", "intersection")
+        check("features", features, features in joins, "'union' or 'intersection'")
+        check("alternate", alternate, isinstance(alternate, bool | None), "True, False or None")
         loaders = _checked_sources(sources)
         if weights is None:
             weights = {name: loader.num_clips(0) for name, loader in loaders.items()}
@@ -245,16 +245,7 @@ def _checked_weights(weights: Any, loaders: Mapping[str, ClipLoader]) -> dict[st
 
 def _checked_stop(stop: Any) -> Stop:
     if isinstance(stop, str):
-        _check_choice("stop", stop, ("first", "longest"))
+        check("stop", stop, stop in ("first", "longest"), "'first' or 'longest'")
         found: Stop = "first" if stop == "first" else "longest"
         return found
     return check_integer("stop", stop, least=1)
-
-
-def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ClipError(
-            f"{name} is not what it should be",
-            expected=" or ".join(map(repr, choices)),
-            got=repr(value)[:100],
-        )

@@ -13,15 +13,17 @@ from seqrecord.errors import ClipError
 from seqrecord.pipes.checks import (
     are_names,
     check,
+    check_dilation,
     check_flag,
     check_integer,
+    check_names,
     check_rank,
+    check_reverse,
     check_size,
 )
 from seqrecord.pipes.clip_lists import ClipList, check_clip_list
 from seqrecord.pipes.last_known import check_known
 from seqrecord.pipes.ragged import Ragged, check_ragged
-from seqrecord.pipes.steps import check_dilation, check_reverse
 from seqrecord.pipes.windows import Windows, check_windows
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.frames import FrameTransform
@@ -165,7 +167,16 @@ class ClipOptions:
         for dilation in self.dilations:
             ClipSpec(self.clip_len or 1, self.spec.stride, dilation)  # has limits of its own
         check("pad", self.pad, self.pad is None or self.pad == "edge", "None or 'edge'")
-        self._check_names()
+        check_names("features", self.features)
+        check_names("metadata", self.metadata)
+        episodes = self.episodes
+        check(
+            "episodes",
+            episodes,
+            isinstance(episodes, str | None) or callable(episodes) or are_names(episodes),
+            "a list of keys, a glob, or a function of an episode's metadata",
+        )
+        check("split", self.split, isinstance(self.split, str | None), "the name of a split")
         if self.clips is not None:
             check_clip_list(self.clips)
             if self.stride not in (None, 1):
@@ -217,26 +228,6 @@ class ClipOptions:
     @property
     def _usual_stride(self) -> int:
         return 1
-
-    def _check_names(self) -> None:
-        features, episodes = self.features, self.episodes
-        if isinstance(features, str):
-            raise ClipError("features is a list of names", expected=[features], got=features)
-        check("features", features, features is None or are_names(features), "a list of names")
-        check(
-            "episodes",
-            episodes,
-            episodes is None
-            or isinstance(episodes, str)
-            or callable(episodes)
-            or are_names(episodes),
-            "a list of keys, a glob, or a function of an episode's metadata",
-        )
-        metadata = self.metadata
-        if isinstance(metadata, str):
-            raise ClipError("metadata is a list of names", expected=[metadata], got=metadata)
-        check("metadata", metadata, metadata is None or are_names(metadata), "a list of names")
-        check("split", self.split, isinstance(self.split, str | None), "the name of a split")
 
     def _set(self, name: str, value: object) -> None:
         """Keep an integer as Python's, whatever gave it."""
@@ -357,13 +348,9 @@ class LoaderOptions(ClipOptions):
         check_size("memory_limit", self.memory_limit)
         if not self.rank is self.world_size is None:
             check_rank(self.rank, self.world_size)
-        decoders = ("pyav", "torchcodec")
-        check(
-            "video_decoder",
-            self.video_decoder,
-            self.video_decoder in decoders,
-            "'pyav' or 'torchcodec'",
-        )
+        decoder = self.video_decoder
+        known = decoder in ("pyav", "torchcodec")
+        check("video_decoder", decoder, known, "'pyav' or 'torchcodec'")
         if self.device is not None:
             from seqrecord.engine.device.streams import check_device  # torch takes seconds
 

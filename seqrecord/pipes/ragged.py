@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from seqrecord.errors import ClipError
+from seqrecord.pipes.checks import are_names, check
 from seqrecord.reading.frames import ArraySpec, mask_name
 
 __all__ = ["Ragged", "check_ragged", "ragged_arrays"]
@@ -29,12 +30,9 @@ def check_ragged(value: Any) -> None:
     else:
         names, forms = [], [value]
     known = (f in _FORMS if isinstance(f, str) else names and _are_sizes(f) for f in forms)
-    if not (all(known) and all(isinstance(name, str) for name in names)):
-        raise ClipError(
-            "ragged is not what it should be",
-            expected='"list", "pad" or "nested", or a dict of these and of sizes by feature',
-            got=repr(value)[:100],
-        )
+    is_right = all(known) and are_names(names)
+    expected = '"list", "pad" or "nested", or a dict of these and of sizes by feature'
+    check("ragged", value, is_right, expected)
 
 
 def ragged_arrays(

@@ -10,6 +10,7 @@ import numpy as np
 
 from seqrecord.clips import MAX_SETTING, IntArray
 from seqrecord.errors import ClipError
+from seqrecord.pipes.checks import check
 from seqrecord.seconds import Seconds
 
 __all__ = ["CheckedWindows", "Windows", "check_windows", "said_of"]
@@ -28,12 +29,8 @@ def check_windows(windows: Any) -> CheckedWindows:
 
     Raises `ClipError` for what is no dict, an empty window, and offsets that are not integers.
     """
-    if not isinstance(windows, Mapping) or not windows:
-        raise ClipError(
-            "windows is not what it should be",
-            expected='a dict such as {"image": [-1, 0], "action": range(16)}',
-            got=repr(windows)[:100],
-        )
+    is_right = isinstance(windows, Mapping) and bool(windows)
+    check("windows", windows, is_right, 'a dict such as {"image": [-1, 0], "action": range(16)}')
     return {_name(name): _checked(name, window) for name, window in windows.items()}
 
 
