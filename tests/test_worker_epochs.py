@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from seqrecord import SeqRecordPipe, SeqRecordStream, StateError
-from seqrecord.pipes.counter import EpochCounter
+from seqrecord.pipes.worker_epochs import EpochCounter
 from tests.clip_data import digest, leaves_nothing, names
 from tests.resume_contract import check_resume
 
