@@ -12,8 +12,9 @@ from seqrecord.clips import IntArray
 from seqrecord.errors import ClipError
 from seqrecord.reading.frames import ArraySpec, FrameTransform, add_place, apply_transform
 from seqrecord.reading.reader import SeqRecordReader
+from seqrecord.schema import Schema
 
-__all__ = ["check_tensors", "stored_arrays", "transformed_arrays"]
+__all__ = ["bytes_by_group", "check_tensors", "stored_arrays", "transformed_arrays"]
 
 
 def stored_arrays(dataset: SeqRecordReader, episodes: IntArray) -> dict[str, ArraySpec]:
@@ -53,6 +54,14 @@ def transformed_arrays(
     except Exception as error:
         add_place(error, "frame_transform", file=dataset.url, episode=key, frame=frame)
         raise
+
+
+def bytes_by_group(arrays: Mapping[str, ArraySpec], features: Schema) -> list[int]:
+    """Bytes of a frame's features of each group, by the groups' numbers."""
+    sizes = dict.fromkeys(sorted({spec.group for spec in features.values()}), 0)
+    for name, spec in arrays.items():
+        sizes[features[spec.mask_of or name].group] += spec.nbytes
+    return list(sizes.values())
 
 
 def check_tensors(arrays: Mapping[str, ArraySpec], *, url: str) -> None:

@@ -275,7 +275,7 @@ class ClipLoader(Planner):
     def _array_texts(self) -> dict[str, str]:
         selection = self.selection  # how features are padded may change, and with the dataset does
         is_made = selection.frame_transform is not None
-        arrays = selection.arrays if is_made else selection.stored_arrays()
+        arrays = selection.arrays if is_made else selection.stored
         return {name: str(spec) for name, spec in sorted(arrays.items())}
 
     def check_state(self, state: State) -> None:

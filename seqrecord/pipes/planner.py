@@ -11,6 +11,7 @@ from typing import Any
 
 from seqrecord.clips import ClipTable
 from seqrecord.errors import ClipError, StateError
+from seqrecord.pipes.frame_sizes import frame_sizes
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.pipes.states import Stages, State
@@ -208,7 +209,7 @@ class Planner:
 
     @cached_property
     def _sizes(self) -> FrameSizes:
-        return self.selection.frame_sizes(self.batch_size)
+        return frame_sizes(self.selection, self.batch_size)
 
     def _planned(self, epoch: int, part: Part, stages: Stages, settings: PlanSettings) -> Plan:
         table, episodes = self.clips_left(epoch, stages), self.selection.episodes

@@ -21,14 +21,18 @@ from seqrecord.clips import (
     enumerate_clips,
 )
 from seqrecord.errors import ClipError
-from seqrecord.pipes.arrays import check_tensors, stored_arrays, transformed_arrays
+from seqrecord.pipes.arrays import (
+    bytes_by_group,
+    check_tensors,
+    stored_arrays,
+    transformed_arrays,
+)
 from seqrecord.pipes.clip_lists import ClipList, read_clip_list
 from seqrecord.pipes.clip_numbers import ClipNumbers
 from seqrecord.pipes.collating import keep_memory_for
 from seqrecord.pipes.columns import RESERVED, Columns
 from seqrecord.pipes.distributed import say_once
 from seqrecord.pipes.draws import SAID, ClipDraws
-from seqrecord.pipes.frame_sizes import bytes_by_group, frame_sizes
 from seqrecord.pipes.identity import digest_of, identity_of
 from seqrecord.pipes.left_out import said_of_left_out
 from seqrecord.pipes.options import ClipOptions
@@ -39,7 +43,6 @@ from seqrecord.pipes.video_pieces import in_pieces
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.reading.reader import DatasetLike, SeqRecordReader, reader_of
 from seqrecord.sampling import Phases
-from seqrecord.sampling.memory import FrameSizes
 from seqrecord.sampling.phases import typical_table
 from seqrecord.sampling.weights import clips_before, times_in_epoch
 
@@ -147,19 +150,6 @@ class ClipSelection:
         if self.phases is None:
             return self.clips
         return typical_table(self.clips, self.spec.stride)
-
-    def frame_sizes(self, batch_size: int | None) -> FrameSizes:
-        """See `pipes.frame_sizes`."""
-        return frame_sizes(
-            self.dataset,
-            self.episodes,
-            stored=self.stored_arrays(),
-            held=self.arrays,
-            made=self.made,
-            lengths=self.lengths,
-            is_transformed=self.frame_transform is not None,
-            batch_size=batch_size,
-        )
 
     @property
     def made(self) -> Mapping[str, ArraySpec]:
@@ -343,22 +333,22 @@ class ClipSelection:
 
         What transforms frames needs whole ones: then loads are those of that group only.
         """
-        nbytes = bytes_by_group(self.stored_arrays(), self.dataset.features)
+        nbytes = bytes_by_group(self.stored, self.dataset.features)
         pieces = in_pieces(table, self.dataset.features)
         found = pieces.led_by(nbytes.index(max(nbytes)), self.selected)
         if self.frame_transform is None:
             return found
         return EpisodeTable(found.num_frames, (found.lead,))
 
-    def stored_arrays(self) -> dict[str, ArraySpec]:
+    @cached_property
+    def stored(self) -> dict[str, ArraySpec]:
         """Each feature of a frame as it is decoded."""
         return stored_arrays(self.dataset, np.unique(self.clips.episode))
 
     def _look(self, ragged: Ragged) -> tuple[dict[str, ArraySpec], frozenset[str]]:
         """What frames of clips have, and which features come as nested tensors."""
-        stored = self.stored_arrays()
         if self.frame_transform is None:
-            return ragged_arrays(ragged, stored, url=self.dataset.url)
+            return ragged_arrays(ragged, self.stored, url=self.dataset.url)
         if ragged != "list":
             raise ClipError(
                 "ragged does not go with frame_transform, which gives frames of one shape",
@@ -367,7 +357,7 @@ class ClipSelection:
             )
         episode, start = self.windows.first_frame(*self.clips.locate(np.zeros(1, np.int64)))
         made = transformed_arrays(
-            self.frame_transform, self.dataset, self.key(episode), start, stored
+            self.frame_transform, self.dataset, self.key(episode), start, self.stored
         )
         return made, frozenset()
 
