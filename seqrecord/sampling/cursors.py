@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from seqrecord.clips import EpisodeTable, IntArray
+from seqrecord.grids import ChunkGrid
 from seqrecord.sampling.blocks import BlockSizes
-from seqrecord.sampling.lines import Lines
 from seqrecord.sampling.needs import Blocks
 from seqrecord.sampling.runs import Runs
 from seqrecord.sampling.walks import Walk
@@ -37,7 +37,7 @@ class Cursors(Walk):
         super().__init__(runs, cursor, episodes, windows)
         self._sizes = sizes
         self._lead = self.needs[episodes.leading]
-        self._lines = Lines(episodes.lead.take(runs.episode), sizes)
+        self._lines = _Lines(episodes.lead.take(runs.episode), sizes)
         begin = np.searchsorted(cursor, np.arange(self.count))
         # How many frames are counted before each row, from the first cursor on. Where a run goes
         # on after a few frames these count, else a gap does, and for a cursor's first row how far
@@ -111,3 +111,38 @@ class Cursors(Walk):
         step = np.maximum(-(-beyond // counted), 0)
         clips: IntArray = runs.first_clip[row] + np.minimum(step, runs.count[row])
         return clips
+
+
+class _Lines:
+    """The grid lines of the leading group, `grid`, of each row: see `BlockSizes`.
+
+    The methods take rows and frames, arrays of one shape.
+    """
+
+    def __init__(self, grid: ChunkGrid, sizes: BlockSizes) -> None:
+        self._grid = grid
+        self._apart = sizes.apart(grid.chunk_frames)
+        self._all_regular = grid.edges is None
+
+    def before(self, row: IntArray, frame: IntArray) -> IntArray:
+        """The last line at or before each frame."""
+        apart = self._apart[row]
+        if self._all_regular:
+            return frame // apart * apart
+        begin = self._begin(row, frame)
+        return begin + (frame - begin) // apart * apart
+
+    def after(self, row: IntArray, frame: IntArray) -> IntArray:
+        """The first line at or after each frame."""
+        apart = self._apart[row]
+        if self._all_regular:
+            return frame + -frame % apart
+        begin = self._begin(row, frame)
+        past = begin + -(-(frame - begin) // apart) * apart
+        odd = self._grid.chunk_frames[row] == 0
+        return np.where(odd, np.minimum(past, self._grid.stop(row, frame)), past)
+
+    def _begin(self, row: IntArray, frame: IntArray) -> IntArray:
+        """Where lines are counted from: in irregular episodes the chunk's first frame."""
+        odd = self._grid.chunk_frames[row] == 0
+        return np.where(odd, self._grid.start(row, frame), 0)
