@@ -16,6 +16,7 @@ from seqrecord.clips import (
     IntArray,
     enumerate_clips,
 )
+from seqrecord.grids import frame_keys
 
 __all__ = ["ChosenClips"]
 
@@ -99,7 +100,7 @@ class ChosenClips:
         Clips that start at frames in a row make one row of the table.
         """
         episode, start = np.repeat(self.episode, times), np.repeat(self.start, times)
-        place = _place(episode, start)
+        place = frame_keys(episode, start)
         begins = np.flatnonzero(np.diff(place, prepend=place[:1] - 2) != 1)
         return ClipTable(
             spec,
@@ -109,8 +110,3 @@ class ChosenClips:
             np.diff(begins, append=len(place)),
             num_incomplete=num_incomplete,
         )
-
-
-def _place(episode: IntArray, start: IntArray) -> IntArray:
-    """A number that ascends with episodes, and with the starts in each."""
-    return (episode << 33) + start  # no start in one episode follows one in another

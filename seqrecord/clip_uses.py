@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from seqrecord.grids import IntArray
+from seqrecord.grids import IntArray, frame_keys, split_keys
 
 __all__ = ["ClipUse", "MissingFrames", "Starts", "excluded", "reach_of", "united"]
 
-_FRAME_BITS = 32  # an episode has fewer frames than two to this power
 _FAR = 1 << 40  # frames; more than an episode has and a clip spans
 
 
@@ -35,13 +34,8 @@ class MissingFrames:
     @classmethod
     def of(cls, episode: IntArray, start: IntArray, stop: IntArray) -> MissingFrames:
         """From runs in any order, which may touch and overlap; int64[n] each."""
-        if not len(episode):
-            return cls.none()
-        order = np.argsort((episode << _FRAME_BITS) + start, kind="stable")
-        episode, base = episode[order], episode[order] << _FRAME_BITS
-        first, last = united(base + start[order], base + stop[order])
-        episode = first >> _FRAME_BITS
-        return cls(episode, first - (episode << _FRAME_BITS), last - (episode << _FRAME_BITS))
+        first, last = united(frame_keys(episode, start), frame_keys(episode, stop))
+        return cls(*split_keys(first), split_keys(last)[1])
 
     def __len__(self) -> int:
         return len(self.episode)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from seqrecord.clip_uses import ClipUse, MissingFrames, Starts, excluded, reach_of, united
 from seqrecord.errors import ClipError
-from seqrecord.grids import ChunkGrid, IntArray
+from seqrecord.grids import ChunkGrid, IntArray, frame_keys, split_keys
 
 __all__ = [
     "ClipSpec",
@@ -35,7 +35,6 @@ __all__ = [
 
 MAX_SETTING = 1 << 31  # exclusive, of each of a clip's numbers: their products stay in int64
 _BITMAP_ROWS = 1 << 16  # expanded to one byte per frame at a time
-_FRAME_BITS = 32  # an episode has fewer frames than two to this power
 _WORD_BITS = 16  # a chunk has fewer words of bits than two to this power
 
 
@@ -181,20 +180,19 @@ class ClipTable:
             return tables[0]
         spec = tables[0].spec
         numbers = [  # clips that follow each other have numbers that do
-            (table.episode << _FRAME_BITS) + (table.first_start - spec.phase) // spec.stride
+            frame_keys(table.episode, (table.first_start - spec.phase) // spec.stride)
             for table in tables
         ]
         counts = [table.count for table in tables]
         first, stop = np.concatenate(numbers), np.concatenate(numbers) + np.concatenate(counts)
         first, stop = united(first, stop)
-        episode = first >> _FRAME_BITS
-        start = spec.phase + (first - (episode << _FRAME_BITS)) * spec.stride
+        episode, number = split_keys(first)
         possible = max(table.num_clips + table.num_incomplete for table in tables)
         return cls(
             spec,
             tables[0].selected,
             episode,
-            start,
+            spec.phase + number * spec.stride,
             stop - first,
             num_short_episodes=min(table.num_short_episodes for table in tables),
             num_incomplete=possible - int((stop - first).sum()),
@@ -230,8 +228,7 @@ class ClipTable:
         """
         if not len(self.count):
             return np.zeros(len(start), np.bool_)
-        run = np.searchsorted(self._run_keys, (episode << _FRAME_BITS) + start, side="right") - 1
-        run = np.maximum(run, 0)
+        run = np.maximum(self._run_of(episode, start), 0)
         number, rest = np.divmod(start - self.first_start[run], self.spec.stride)
         found: npt.NDArray[np.bool_] = (
             (self.episode[run] == episode)
@@ -254,13 +251,16 @@ class ClipTable:
 
     def first_starts(self, episode: IntArray, start: IntArray) -> IntArray:
         """Where the run begins that has each of these clips of the table; int64[n] each."""
-        row = np.searchsorted(self._run_keys, (episode << _FRAME_BITS) + start, side="right") - 1
-        found: IntArray = self.first_start[row]
+        found: IntArray = self.first_start[self._run_of(episode, start)]
         return found
+
+    def _run_of(self, episode: IntArray, start: IntArray) -> IntArray:
+        """The last run that begins at or before each of these clips."""
+        return np.searchsorted(self._run_keys, frame_keys(episode, start), side="right") - 1
 
     @cached_property
     def _run_keys(self) -> IntArray:
-        return (self.episode << _FRAME_BITS) + self.first_start
+        return frame_keys(self.episode, self.first_start)
 
 
 def enumerate_clips(

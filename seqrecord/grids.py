@@ -15,11 +15,11 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ChunkGrid", "IntArray"]
+__all__ = ["ChunkGrid", "IntArray", "frame_keys", "numbered", "split_keys"]
 
 IntArray = npt.NDArray[np.int64]
 
-_FRAME_BITS = 32  # an episode has fewer frames than two to this power
+_FRAME_BITS = 33  # more than an episode has frames
 _CHUNKS_AT_ONCE = 1 << 18
 
 
@@ -77,8 +77,7 @@ class ChunkGrid:
         parts = np.cumsum(count[several]) // _CHUNKS_AT_ONCE
         for rows in np.split(several, np.flatnonzero(np.diff(parts)) + 1):
             odd = num_frames[rows] > count[rows] * size[rows]  # their last chunk is too long
-            owner = np.repeat(np.arange(len(rows)), count[rows])
-            place = np.arange(len(owner)) - (np.cumsum(count[rows]) - count[rows])[owner]
+            owner, place = numbered(count[rows])
             wrong = first_frame[first_chunk[rows][owner] + place] != place * size[rows][owner]
             odd[owner[wrong]] = True
             size[rows[odd]] = 0
@@ -100,15 +99,15 @@ class ChunkGrid:
         if not len(odd):
             return cls(chunk_frames, first_chunk, group)
         count = np.diff(first_chunk, append=len(first_frame))[odd]
-        owner = np.repeat(np.arange(len(odd)), count)
+        owner, place = numbered(count)
         first_edge = np.cumsum(count) - count
-        row = first_chunk[odd][owner] + np.arange(len(owner)) - first_edge[owner]
+        row = first_chunk[odd][owner] + place
         start = first_frame[row].astype(np.int64)
         stop = np.append(start[1:], 0)
         stop[np.append(first_edge[1:], len(row)) - 1] = num_frames[odd]
         number, edge = np.zeros((2, len(chunk_frames)), np.int64)
         number[odd], edge[odd] = np.arange(len(odd)), first_edge
-        edges = _Edges((owner << _FRAME_BITS) + start, start, stop)
+        edges = _Edges(frame_keys(owner, start), start, stop)
         return cls(chunk_frames, first_chunk, group, edges, number, edge)
 
     def in_pieces(self, num_frames: IntArray, most: int) -> ChunkGrid:
@@ -123,11 +122,11 @@ class ChunkGrid:
         odd = np.flatnonzero((size == 0) & (num_frames > 0))
         if not len(odd) and np.array_equal(size, self.chunk_frames):
             return self
-        owner, place = _numbered(self.place(odd, num_frames[odd] - 1) + 1)
+        owner, place = numbered(self.place(odd, num_frames[odd] - 1) + 1)
         start, stop = self.bounds(odd[owner], place)
         length = np.minimum(stop, num_frames[odd][owner]) - start
         pieces = -(-length // most)
-        chunk, inside = _numbered(pieces)
+        chunk, inside = numbered(pieces)
         first_frame = start[chunk] + inside * length[chunk] // pieces[chunk]
         count = np.zeros_like(num_frames)
         np.add.at(count, odd[owner], pieces)
@@ -172,7 +171,7 @@ class ChunkGrid:
         odd = np.flatnonzero(found == 0)
         edges, number = self.edges, self._number
         assert number is not None
-        owner = edges.key >> _FRAME_BITS
+        owner, _ = split_keys(edges.key)
         most = np.zeros(int(owner[-1]) + 1, np.int64)
         np.maximum.at(most, owner, edges.stop - edges.start)
         found[odd] = most[number[odd]]
@@ -188,7 +187,7 @@ class ChunkGrid:
         assert self._first_edge is not None
         found = np.asarray(frame // np.where(odd, 1, size), np.int64)
         some = episode[odd]
-        sought = (self._number[some] << _FRAME_BITS) + frame[odd]
+        sought = frame_keys(self._number[some], frame[odd])
         edge = np.searchsorted(self.edges.key, sought, side="right") - 1
         found[odd] = edge - self._first_edge[some]
         return found
@@ -228,7 +227,20 @@ def _even_piece(length: int, most: int) -> int:
     return best if 2 * best > most else 0
 
 
-def _numbered(counts: IntArray) -> tuple[IntArray, IntArray]:
-    """For each of so many items of each owner: the owner, and the item's number among its own."""
+def numbered(counts: IntArray) -> tuple[IntArray, IntArray]:
+    """Owner, and number from 0 on, of `counts[i]` items of each owner `i`, one after the other."""
     owner = np.repeat(np.arange(len(counts)), counts)
     return owner, np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
+
+
+def frame_keys(episode: IntArray, frame: IntArray) -> IntArray:
+    """A number for each frame of each episode, which ascends with both.
+
+    Those of frames in a row follow each other; those of two episodes never do.
+    """
+    return (episode << _FRAME_BITS) + frame
+
+
+def split_keys(keys: IntArray) -> tuple[IntArray, IntArray]:
+    """Inverse of `frame_keys`."""
+    return keys >> _FRAME_BITS, keys & ((1 << _FRAME_BITS) - 1)

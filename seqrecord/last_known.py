@@ -17,11 +17,9 @@ from typing import NamedTuple
 import numpy as np
 
 from seqrecord.clip_uses import MissingFrames
-from seqrecord.grids import IntArray
+from seqrecord.grids import IntArray, frame_keys
 
 __all__ = ["KnownFrames", "LastKnown"]
-
-_FRAME_BITS = 32  # an episode has fewer frames than two to this power
 
 UNKNOWN = -1
 """The age of what is not known."""
@@ -73,7 +71,7 @@ class LastKnown:
         if not len(missing):
             return KnownFrames(frames, np.zeros_like(frames))
         owner = np.broadcast_to(episode[:, None], frames.shape)
-        run = np.searchsorted(self._keys, (owner << _FRAME_BITS) + frames, side="right") - 1
+        run = np.searchsorted(self._keys, frame_keys(owner, frames), side="right") - 1
         first, stop = missing.start[run], missing.stop[run]
         lacks = (run >= 0) & (missing.episode[run] == owner) & (frames < stop)
         age = np.where(lacks, frames - first + 1, 0)
@@ -85,5 +83,4 @@ class LastKnown:
 
     @cached_property
     def _keys(self) -> IntArray:
-        keys: IntArray = (self.missing.episode << _FRAME_BITS) + self.missing.start
-        return keys
+        return frame_keys(self.missing.episode, self.missing.start)

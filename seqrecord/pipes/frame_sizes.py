@@ -9,7 +9,7 @@ import numpy as np
 from seqrecord.clips import IntArray
 from seqrecord.format.index import GroupIndex
 from seqrecord.format.pages import ALIGNMENT
-from seqrecord.grids import ChunkGrid
+from seqrecord.grids import ChunkGrid, frame_keys
 from seqrecord.pipes.arrays import bytes_by_group
 from seqrecord.pipes.identity import groups_of
 from seqrecord.pipes.selection import ClipSelection
@@ -29,7 +29,6 @@ __all__ = [
 
 _TENSOR_BYTES = 1 << 10  # of a tensor beside what it holds: one for each frame of a variable shape
 _DECODER_FRAMES = 16  # that a decoder holds: those that others refer to, and those that wait
-_FRAME_BITS = 32  # an episode has fewer frames than two to this power
 
 
 def frame_sizes(selection: ClipSelection, batch_size: int | None) -> FrameSizes:
@@ -125,8 +124,7 @@ def _beside(spec: ArraySpec) -> int:
 def _keys(group: GroupIndex) -> IntArray:
     """A number for each chunk; it ascends with episodes, and with first frames in them."""
     episode = np.repeat(np.arange(len(group.num_chunks)), group.num_chunks)
-    keys: IntArray = (episode << _FRAME_BITS) + group.first_frame
-    return keys
+    return frame_keys(episode, group.first_frame.astype(np.int64))
 
 
 def _kept_of(number: int, group: GroupIndex, features: Schema) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 from seqrecord.chosen import ChosenClips
 from seqrecord.clips import IntArray
 from seqrecord.format.index import GroupIndex
+from seqrecord.grids import numbered
 from seqrecord.reading.reader import SeqRecordReader
 
 __all__ = ["digest_of", "groups_of", "identity_of"]
@@ -83,5 +84,6 @@ def _chunks(group: GroupIndex, rows: IntArray) -> slice | IntArray:
     first, count = group.first_chunk[rows], group.num_chunks[rows]
     if rows[-1] - rows[0] == len(rows) - 1:
         return slice(int(first[0]), int(first[-1] + count[-1]))  # a view, of the mapped file
-    chunks: IntArray = np.repeat(first - (np.cumsum(count) - count), count)
-    return chunks + np.arange(len(chunks))
+    owner, place = numbered(count)
+    chunks: IntArray = first[owner] + place
+    return chunks

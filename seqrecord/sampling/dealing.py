@@ -28,9 +28,9 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.clips import IntArray
+from seqrecord.grids import numbered
 from seqrecord.sampling.needs import Blocks
 from seqrecord.sampling.random_order import hash64
-from seqrecord.sampling.runs import numbered
 
 __all__ = ["deal", "in_order"]
 

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from seqrecord.clips import ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import StateError
+from seqrecord.grids import frame_keys, numbered, split_keys
 from seqrecord.sampling.blocks import BlockSizes
 from seqrecord.sampling.cursors import Cursors
 from seqrecord.sampling.cuts import Cuts
@@ -39,7 +40,6 @@ __all__ = ["Stage", "rest_of"]
 
 _AT_ONCE = 1 << 18
 _MAX_CURSORS = 1 << 24  # of all parts of a stage
-_EPISODE_BITS = 33  # no start in one episode follows one in another
 
 
 @dataclass(frozen=True)
@@ -280,30 +280,25 @@ class _Remainder:
         for i in range(0, len(start), self._at_once):
             some = slice(i, i + self._at_once)
             rows = self._sequence.slices(start[some], stop[some])[0]
-            found.append(((rows.episode << _EPISODE_BITS) + rows.first_start, rows.count))
+            found.append((frame_keys(rows.episode, rows.first_start), rows.count))
         empty = np.zeros(0, np.int64)
         columns = zip(*found, strict=True) if found else [[empty]] * 2
         place, count = (np.concatenate(list(column)) for column in columns)
         stride = self._table.spec.stride
         if self._table.repeats:  # then rows may overlap: clip by clip
-            place = np.repeat(place, count) + stride * _inside(count)
-            count = np.ones(len(place), np.int64)
+            owner, number = numbered(count)
+            place, count = place[owner] + stride * number, np.ones(len(owner), np.int64)
         order = np.argsort(place, kind="stable")
         place, count = place[order], count[order]
         behind = place + count * stride
         opens = np.flatnonzero(np.append(True, place[1:] != behind[:-1])[: len(place)])
-        place = place[opens]
+        episode, first_start = split_keys(place[opens])
         return replace(
             self._table,
-            episode=place >> _EPISODE_BITS,
-            first_start=place & ((1 << _EPISODE_BITS) - 1),
+            episode=episode,
+            first_start=first_start,
             count=np.add.reduceat(count, opens) if len(opens) else count,
         )
-
-
-def _inside(counts: IntArray) -> IntArray:
-    """0 to `counts[i]` - 1 for each `i`, one after the other."""
-    return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def _intervals(clips: IntArray) -> tuple[IntArray, IntArray]:

@@ -8,9 +8,8 @@ from typing import TypeVar
 import numpy as np
 
 from seqrecord.clips import IntArray
-from seqrecord.grids import ChunkGrid
+from seqrecord.grids import ChunkGrid, numbered
 from seqrecord.sampling.needs import Blocks
-from seqrecord.sampling.runs import numbered
 
 __all__ = ["Clips", "Frees", "GroupRound", "Loads", "Round", "frees_of", "loads_of"]
 

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from seqrecord.clips import ClipTable, IntArray
+from seqrecord.grids import numbered
 from seqrecord.sampling.cuts import Cuts
 from seqrecord.sampling.random_order import hash64, key_of, permutation
 
-__all__ = ["Runs", "merged", "numbered", "shuffle_runs"]
+__all__ = ["Runs", "merged", "shuffle_runs"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,12 +106,6 @@ class Runs:
         row = np.argsort(number[self.run], kind="stable")
         run = np.cumsum(np.diff(self.run[row], prepend=self.run[row[:1]]) != 0)
         return Runs(self.stride, self.episode[row], self.first_start[row], self.count[row], run)
-
-
-def numbered(counts: IntArray) -> tuple[IntArray, IntArray]:
-    """Owner, and number from 0 on, of `counts[i]` items of each owner `i`, one after the other."""
-    owner = np.repeat(np.arange(len(counts)), counts)
-    return owner, np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
 
 
 def merged(one: IntArray, other: IntArray) -> IntArray:

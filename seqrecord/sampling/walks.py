@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from seqrecord.clips import EpisodeTable, IntArray
+from seqrecord.grids import numbered
 from seqrecord.sampling.needs import Blocks, Needs, RowsOfClips
-from seqrecord.sampling.runs import Runs, merged, numbered
+from seqrecord.sampling.runs import Runs, merged
 from seqrecord.sampling.windows import Window
 
 __all__ = ["Walk"]
