@@ -8,7 +8,7 @@ from typing import Any
 
 from seqrecord.errors import StateError
 from seqrecord.pipes.mix_saved import MIX_VERSION, MixState
-from seqrecord.pipes.states import Sharing, State, shown
+from seqrecord.pipes.states import Sharing, State, check_number, shown
 
 __all__ = ["elastic_state"]
 
@@ -137,14 +137,7 @@ def _turns(first: int, ended: list[bool], steps: int) -> list[int]:
 
 
 def _number(saved: Mapping[Any, Any], name: str, limit: int, *, least: int = 0) -> int:
-    value = saved.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < limit:
-        raise StateError(
-            f"a StatefulDataLoader's {name} is out of range",
-            expected=f"an integer of {least} to {limit - 1}",
-            got=shown(value),
-        )
-    return value
+    return check_number(f"a StatefulDataLoader's {name}", saved.get(name), limit, least=least)
 
 
 def _place(state: State | MixState) -> str:

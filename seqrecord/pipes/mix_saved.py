@@ -11,6 +11,8 @@ from seqrecord.pipes.mix_plan import MixRest, SourceRest
 from seqrecord.pipes.states import (
     Sharing,
     State,
+    check_keys,
+    check_number,
     parse_settings,
     parse_stages,
     shown,
@@ -135,7 +137,7 @@ class MixState:
             raise StateError(
                 "a state of another version", expected=_VERSION, got=shown(state[MIX_VERSION])
             )
-        _check_keys(state, _KEYS)
+        check_keys("a state", state, _KEYS)
         epoch, is_of_all = _number("epoch", state["epoch"]), isinstance(state["batch"], list)
         batches = state["batch"] if is_of_all else [state["batch"]]
         found, sources = state["mix"], state["sources"]
@@ -176,8 +178,7 @@ def _parse_rest(
 ) -> tuple[MixRest | None, dict[str, dict[int, PlanSettings]]]:
     if saved is None:
         return None, {}
-    _check_keys(saved, _REST)
-    assert isinstance(saved, Mapping)
+    saved = check_keys("a state's rest", saved, _REST)
     epoch, number = _number("epoch", saved["epoch"]), _number("number", saved["number"])
     left = None if saved["left"] is None else _number("left", saved["left"])
     if not isinstance(saved["sources"], Mapping) or set(saved["sources"]) != set(names):
@@ -187,12 +188,12 @@ def _parse_rest(
     sources, settings = [], {}
     for name in names:
         own = saved["sources"][name]
-        _check_keys(own, ("following", "pending"))
+        check_keys("a state's source", own, ("following", "pending"))
         items = own["pending"]
         if not isinstance(items, list) or len(items) > _MOST_PENDING:
             raise StateError("a state's pending epochs are no list", got=shown(items))
         for item in items:
-            _check_keys(item, ("epoch", "stages", "settings"))
+            check_keys("a state's epoch", item, ("epoch", "stages", "settings"))
         following = _number("following", own["following"])
         epochs = [_number("epoch", item["epoch"]) for item in items]
         if epochs != list(range(following - len(items), following)):
@@ -212,16 +213,5 @@ def _parse_rest(
     return MixRest(epoch, left, max(1, number), tuple(sources)), settings
 
 
-def _check_keys(found: object, names: tuple[str, ...]) -> None:
-    if not isinstance(found, Mapping) or set(found) != set(names):
-        raise StateError(
-            "a state of other entries than it should have",
-            expected=", ".join(names),
-            got=shown(list(found) if isinstance(found, Mapping) else found),
-        )
-
-
 def _number(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MOST:
-        raise StateError(f"a state's {name} is out of range", got=shown(value))
-    return value
+    return check_number(f"a state's {name}", value, _MOST)

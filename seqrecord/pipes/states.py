@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias, get_args, get_type_hints
 
@@ -15,6 +15,8 @@ __all__ = [
     "Sharing",
     "Stages",
     "State",
+    "check_keys",
+    "check_number",
     "parse_settings",
     "parse_stages",
     "shown",
@@ -148,7 +150,7 @@ class State:
             raise StateError(
                 "a state of another version", expected=_VERSION, got=shown(state["version"])
             )
-        _check_keys("a state", state, _KEYS)
+        check_keys("a state", state, _KEYS)
         epoch, ranks, workers = (_integer(name, state[name]) for name in _NUMBERS)
         worker = batch = of_workers = None
         if state["worker"] is None:
@@ -164,10 +166,9 @@ class State:
                 f"{_MAX_PARTS} in all ranks",
                 got=f"{shown(sharing)}, batch {shown(state['batch'])}",
             )
-        for name in ("request", "episodes"):
-            if not isinstance(state[name], Mapping):
-                raise StateError(f"a state's {name} is no dict", got=shown(state[name]))
-        _check_keys("a state's episodes", state["episodes"], _EPISODES)
+        if not isinstance(state["request"], Mapping):
+            raise StateError("a state's request is no dict", got=shown(state["request"]))
+        check_keys("a state's episodes", state["episodes"], _EPISODES)
         stages, later = parse_stages(state["stages"]), state["later"]
         if bool(stages) != (later is not None):
             raise StateError(
@@ -206,9 +207,7 @@ def parse_stages(saved: object) -> Stages:
         raise StateError("a state's stages are no list", got=shown(saved))
     stages = []
     for item in saved:
-        if not isinstance(item, Mapping):
-            raise StateError("a state's stage is no dict", got=shown(item))
-        _check_keys("a state's stage", item, _STAGE)
+        check_keys("a state's stage", item, _STAGE)
         ranks, batches = _integer("ranks", item["ranks"]), _integers("batches", item["batches"])
         if not 0 < ranks * len(batches) < _MAX_PARTS:
             raise StateError(
@@ -223,9 +222,7 @@ def parse_stages(saved: object) -> Stages:
 def parse_settings(saved: object) -> PlanSettings:
     """Settings of a plan from JSON; `StateError` for what are none."""
     names = [field.name for field in fields(PlanSettings)]
-    if not isinstance(saved, Mapping):
-        raise StateError("a state's settings are no dict", got=shown(saved))
-    _check_keys("a state's settings", saved, names)
+    saved = check_keys("a state's settings", saved, names)
     for name, hint in get_type_hints(PlanSettings).items():
         value, kinds = saved[name], get_args(hint) or (hint,)
         most = _MAX_SEED if name == "seed" else _MAX_SETTING
@@ -237,23 +234,30 @@ def parse_settings(saved: object) -> PlanSettings:
         raise StateError(f"a state's settings make no sense: {error}") from error
 
 
-def _check_keys(what: str, found: Mapping[Any, Any], names: Any) -> None:
-    if set(found) != set(names):
+def check_keys(what: str, found: object, names: Iterable[str]) -> Mapping[str, Any]:
+    """A dict of these entries; `StateError` for anything else."""
+    if not isinstance(found, Mapping) or set(found) != set(names):
         raise StateError(
             f"{what} of other entries than it should have",
             expected=", ".join(names),
-            got=shown(list(found)),
+            got=shown(list(found) if isinstance(found, Mapping) else found),
         )
+    return found
 
 
-def _integer(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MAX_INTEGER:
+def check_number(what: str, value: object, limit: int, *, least: int = 0) -> int:
+    """An integer of `least` to `limit` - 1; `StateError` for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < limit:
         raise StateError(
-            f"a state's {name} is out of range",
-            expected=f"an integer of 0 to {_MAX_INTEGER - 1}",
+            f"{what} is out of range",
+            expected=f"an integer of {least} to {limit - 1}",
             got=shown(value),
         )
     return value
+
+
+def _integer(name: str, value: object) -> int:
+    return check_number(f"a state's {name}", value, _MAX_INTEGER)
 
 
 def _integers(name: str, value: object) -> tuple[int, ...]:

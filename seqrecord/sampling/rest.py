@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from seqrecord.clips import ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import StateError
-from seqrecord.grids import frame_keys, numbered, split_keys
+from seqrecord.grids import frame_keys, numbered
 from seqrecord.sampling.blocks import BlockSizes
 from seqrecord.sampling.cursors import Cursors
 from seqrecord.sampling.cuts import Cuts
@@ -32,6 +32,7 @@ from seqrecord.sampling.epoch import CLIPS, CURSORS, key_of_stage, sequence_of
 from seqrecord.sampling.facts import ClipFacts
 from seqrecord.sampling.parts import Shares, shares_of
 from seqrecord.sampling.random_order import hash64, key_of
+from seqrecord.sampling.runs import joined_pieces
 from seqrecord.sampling.sequences import sequences_left
 from seqrecord.sampling.settings import PlanSettings
 from seqrecord.sampling.windows import Window
@@ -284,21 +285,11 @@ class _Remainder:
         empty = np.zeros(0, np.int64)
         columns = zip(*found, strict=True) if found else [[empty]] * 2
         place, count = (np.concatenate(list(column)) for column in columns)
-        stride = self._table.spec.stride
         if self._table.repeats:  # then rows may overlap: clip by clip
             owner, number = numbered(count)
-            place, count = place[owner] + stride * number, np.ones(len(owner), np.int64)
-        order = np.argsort(place, kind="stable")
-        place, count = place[order], count[order]
-        behind = place + count * stride
-        opens = np.flatnonzero(np.append(True, place[1:] != behind[:-1])[: len(place)])
-        episode, first_start = split_keys(place[opens])
-        return replace(
-            self._table,
-            episode=episode,
-            first_start=first_start,
-            count=np.add.reduceat(count, opens) if len(opens) else count,
-        )
+            place = place[owner] + self._table.spec.stride * number
+            count = np.ones(len(place), np.int64)
+        return joined_pieces(self._table, place, count)
 
 
 def _intervals(clips: IntArray) -> tuple[IntArray, IntArray]:

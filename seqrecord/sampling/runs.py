@@ -10,16 +10,16 @@ each, and put in another order::
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from seqrecord.clips import ClipTable, IntArray
-from seqrecord.grids import numbered
+from seqrecord.grids import numbered, split_keys
 from seqrecord.sampling.cuts import Cuts
 from seqrecord.sampling.random_order import hash64, key_of, permutation
 
-__all__ = ["Runs", "merged", "shuffle_runs"]
+__all__ = ["Runs", "joined_pieces", "merged", "shuffle_runs"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +106,20 @@ class Runs:
         row = np.argsort(number[self.run], kind="stable")
         run = np.cumsum(np.diff(self.run[row], prepend=self.run[row[:1]]) != 0)
         return Runs(self.stride, self.episode[row], self.first_start[row], self.count[row], run)
+
+
+def joined_pieces(table: ClipTable, first: IntArray, count: IntArray) -> ClipTable:
+    """The clips of some pieces of a table: `count[i]` of them from that of the key `first[i]` on.
+
+    int64[n] each, in any order; keys are `frame_keys` of clips' starts. Pieces that touch are one.
+    """
+    order = np.argsort(first, kind="stable")
+    first, count = first[order], count[order]
+    behind = first + count * table.spec.stride
+    opens = np.flatnonzero(np.append(True, first[1:] != behind[:-1])[: len(first)])
+    episode, start = split_keys(first[opens])
+    count = np.add.reduceat(count, opens) if len(opens) else count
+    return replace(table, episode=episode, first_start=start, count=count)
 
 
 def merged(one: IntArray, other: IntArray) -> IntArray:

@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from seqrecord.clips import ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import ClipError, StateError
+from seqrecord.grids import frame_keys
 from seqrecord.sampling.bounds import cursor_bounds
 from seqrecord.sampling.epoch import check_drop_last, key_of_stage
 from seqrecord.sampling.facts import ClipFacts
@@ -33,7 +34,7 @@ from seqrecord.sampling.parts import Part
 from seqrecord.sampling.plan import Plan
 from seqrecord.sampling.random_order import key_of, permutation
 from seqrecord.sampling.rounds import Clips
-from seqrecord.sampling.runs import Runs
+from seqrecord.sampling.runs import Runs, joined_pieces
 from seqrecord.sampling.sequence_rows import (
     Rows,
     equal_bounds,
@@ -244,14 +245,7 @@ def sequences_left(
     if (batches >= most).all():  # a part may have ended before others
         begin = stop.ravel()
     left = runs.slices(begin, stop.ravel())[0]
-    order = np.lexsort((left.first_start, left.episode))
-    episode, first, clips = (c[order] for c in (left.episode, left.first_start, left.count))
-    # Pieces that touch are one again.
-    behind = first + clips * table.spec.stride
-    opens = np.append(True, (episode[1:] != episode[:-1]) | (first[1:] != behind[:-1]))
-    place = np.flatnonzero(opens[: len(first)])
-    clips = np.add.reduceat(clips, place) if len(place) else clips
-    return replace(table, episode=episode[place], first_start=first[place], count=clips)
+    return joined_pieces(table, frame_keys(left.episode, left.first_start), left.count)
 
 
 def _in_order(table: ClipTable, settings: PlanSettings, epoch: int, stage: int) -> Runs:
