@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord.errors import MemoryLimitError
-from seqrecord.sampling import EpochPlan, Part, PlanSettings
+from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings
 from seqrecord.sampling.defaults import held_bytes
 from seqrecord.sampling.memory import Fit, FrameSizes, fit, fit_given
 from tests.clip_cases import Case, cases
@@ -57,11 +57,11 @@ def test_takes_no_more_than_the_limit_or_says_the_least_that_does(
         return
     wanted = PlanSettings(shuffle=shuffle, batch_size=batch_size)
     sizes = FrameSizes((frame,), chunk, frame * (batch_size or 1) * case.spec.length)
+    facts = ClipFacts.of(case.table, case.episodes)
 
     def fitted(limit: int) -> Fit:
         return fit(
-            case.table,
-            case.episodes,
+            facts,
             wanted,
             sizes,
             memory_limit=limit,
@@ -83,8 +83,6 @@ def test_takes_no_more_than_the_limit_or_says_the_least_that_does(
         plan = EpochPlan(case.table, case.episodes, made.settings, part=Part(1, 2))
         assert taken(made, plan, fixed=fixed) <= limit
         # A state with these settings needs no more.
-        same = fit_given(
-            case.table, case.episodes, made.settings, sizes, memory_limit=limit, url="a dataset"
-        )
+        same = fit_given(facts, made.settings, sizes, memory_limit=limit, url="a dataset")
         assert (same.settings, same.max_arena) == (made.settings, made.max_arena)
         assert taken(same, plan, fixed=fixed) <= limit

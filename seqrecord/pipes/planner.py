@@ -17,6 +17,7 @@ from seqrecord.pipes.selection import ClipSelection
 from seqrecord.pipes.states import Stages, State
 from seqrecord.reading.reader import DatasetLike
 from seqrecord.sampling import (
+    ClipFacts,
     EpochPlan,
     Part,
     Plan,
@@ -158,16 +159,12 @@ class Planner:
         Or for what some stages have left of an epoch. Raises `MemoryLimitError`, which says the
         least that would do, where they do not fit.
         """
-        table, differs = self._typical(epoch, stages)
         self._fits[_key(num_parts, epoch, stages)] = fit_given(
-            table,
-            self.selection.episodes,
+            self._facts(epoch, stages),
             settings,
             self._sizes,
             memory_limit=self._memory_limit,
             url=self.selection.dataset.url,
-            windows=self._windows,
-            epochs_differ=differs,
         )
 
     def use_state(self, state: State) -> None:
@@ -180,15 +177,7 @@ class Planner:
 
     def least_limit(self) -> int:
         """The least memory limit that would do, in bytes."""
-        return least_limit(
-            self.selection.typical_clips,
-            self.selection.episodes,
-            self._settings,
-            self._sizes,
-            num_cursors=self.options.num_cursors,
-            windows=self._windows,
-            epochs_differ=self.selection.differs_by_epoch,
-        )
+        return least_limit(self._facts(), self._settings, self._sizes, self.options.num_cursors)
 
     def _check_selection(self) -> None:
         """Raise `ClipError` for what cannot be."""
@@ -226,10 +215,8 @@ class Planner:
 
     def _fit(self, num_parts: int, epoch: int = 0, stages: Stages = ()) -> Fit:
         if (key := _key(num_parts, epoch, stages)) not in self._fits:
-            table, differs = self._typical(epoch, stages)
             self._fits[key] = fit(
-                table,
-                self.selection.episodes,
+                self._facts(epoch, stages),
                 self._settings,
                 self._sizes,
                 memory_limit=self._memory_limit,
@@ -237,16 +224,15 @@ class Planner:
                 num_cursors=self.options.num_cursors,
                 num_parts=num_parts,
                 url=self.selection.dataset.url,
-                windows=self._windows,
-                epochs_differ=differs,
             )
         return self._fits[key]
 
-    def _typical(self, epoch: int, stages: Stages) -> tuple[ClipTable, bool]:
-        """The clips for which settings are chosen, and whether they stand for several epochs."""
-        if stages:
-            return self.clips_left(epoch, stages), False
-        return self.selection.typical_clips, self.selection.differs_by_epoch
+    def _facts(self, epoch: int = 0, stages: Stages = ()) -> ClipFacts:
+        """What settings are chosen for: all epochs, or what some stages have left of one."""
+        selection = self.selection
+        table = self.clips_left(epoch, stages) if stages else selection.typical_clips
+        differ = selection.differs_by_epoch and not stages
+        return ClipFacts.of(table, selection.episodes, self._windows, any_clips=differ)
 
     @contextmanager
     def unless_it_raises(self) -> Iterator[None]:

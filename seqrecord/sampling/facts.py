@@ -47,6 +47,7 @@ class ClipFacts:
     is_even: bool  # whether they have equally many clips, in one row each
     keyframes: int = 0  # frames of chunks that are decoded in pieces, on the average; 0 for none
     most_keyframes: int = 0  # frames of the largest of them
+    any_clips: bool = False  # whether an epoch may leave out some of the clips
 
     @classmethod
     def of(
@@ -59,7 +60,8 @@ class ClipFacts:
     ) -> ClipFacts:
         """`windows`, one for each group of `episodes`; by default whole clips of all.
 
-        With `any_clips`, of what has any of the table's clips: an epoch may leave out others.
+        With `any_clips` they hold for all epochs, of which each may leave out some clips: then
+        `table` is that of `phases.typical_table`, or has each clip as often as it can come.
         """
         windows = windows or [Window.of(table.spec)] * len(episodes.groups)
         used = table.episode[np.diff(table.episode, prepend=-1) != 0]
@@ -90,6 +92,7 @@ class ClipFacts:
             parted=any_clips or len(used) < len(table.count),
             num_frames=int(lengths.sum()),
             is_even=len(used) == len(table.count) and bool((table.count == table.count[:1]).all()),
+            any_clips=any_clips,
             **_in_pieces(episodes, used),
         )
 

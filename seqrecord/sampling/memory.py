@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from seqrecord.clips import ClipTable, EpisodeTable
 from seqrecord.errors import MemoryLimitError
 from seqrecord.sampling.bounds import resident_bounds
 from seqrecord.sampling.defaults import (
@@ -23,7 +22,6 @@ from seqrecord.sampling.facts import ClipFacts
 from seqrecord.sampling.plan import Plan
 from seqrecord.sampling.sequences import sequence_settings
 from seqrecord.sampling.settings import PlanSettings
-from seqrecord.sampling.windows import Window
 from seqrecord.units import format_size
 
 __all__ = ["Fit", "FrameSizes", "Memory", "fit", "fit_given", "least_limit"]
@@ -142,8 +140,7 @@ class Fit:
 
 
 def fit(
-    table: ClipTable,
-    episodes: EpisodeTable,
+    facts: ClipFacts,
     settings: PlanSettings,
     sizes: FrameSizes,
     *,
@@ -152,29 +149,15 @@ def fit(
     num_cursors: int | None,
     num_parts: int,
     url: str,
-    windows: Sequence[Window] | None = None,
-    epochs_differ: bool = False,
 ) -> Fit:
     """The best settings whose arenas, batches and chunks in flight take at most `memory_limit`.
-
-    They hold for every epoch. Where `epochs_differ`, `table` is that of `phases.typical_table`, or
-    has each clip as often as it can come. `windows` are those of `EpochPlan`.
 
     Raises `MemoryLimitError`, which names `url` and the least that would do, where nothing fits.
     """
     if settings.order == "sequences":  # these follow from the batches alone
-        return fit_given(
-            table,
-            episodes,
-            sequence_settings(settings, table.spec.stride),
-            sizes,
-            memory_limit=memory_limit,
-            url=url,
-            windows=windows,
-            epochs_differ=epochs_differ,
-            what="these sequences",
-        )
-    facts = ClipFacts.of(table, episodes, windows, any_clips=epochs_differ)
+        given = sequence_settings(settings, facts.spec.stride)
+        what = "these sequences"
+        return fit_given(facts, given, sizes, memory_limit=memory_limit, url=url, what=what)
     cursors = num_cursors if settings.shuffle else None
     least = least_held(facts, settings, sizes.frames, cursors)
     for prefetch, loads, arena, max_held in _ways_to_spend(sizes, memory_limit):
@@ -190,7 +173,7 @@ def fit(
             num_cursors=num_cursors,
             num_parts=num_parts,
         )
-        resident = tuple(resident_bounds(facts, fitted)) if epochs_differ else None
+        resident = tuple(resident_bounds(facts, fitted)) if facts.any_clips else None
         limited = None
         if num_cursors is None:
             limited = mixing_limit(
@@ -201,44 +184,32 @@ def fit(
 
 
 def least_limit(
-    table: ClipTable,
-    episodes: EpisodeTable,
-    settings: PlanSettings,
-    sizes: FrameSizes,
-    *,
-    num_cursors: int | None,
-    windows: Sequence[Window] | None = None,
-    epochs_differ: bool = False,
+    facts: ClipFacts, settings: PlanSettings, sizes: FrameSizes, num_cursors: int | None
 ) -> int:
-    """The least memory limit with which `fit` finds settings, in bytes. Arguments as of `fit`."""
-    facts = ClipFacts.of(table, episodes, windows, any_clips=epochs_differ)
+    """The least memory limit with which `fit` finds settings, in bytes."""
     cursors = num_cursors if settings.shuffle else None
     least = least_held(facts, settings, sizes.frames, cursors)
     return least + sizes.beside_arena(1, 1)
 
 
 def fit_given(
-    table: ClipTable,
-    episodes: EpisodeTable,
+    facts: ClipFacts,
     settings: PlanSettings,
     sizes: FrameSizes,
     *,
     memory_limit: int,
     url: str,
-    windows: Sequence[Window] | None = None,
-    epochs_differ: bool = False,
     what: str = "the order of the saved state",
 ) -> Fit:
     """Memory for settings that are given, those of a saved state: they are the order's.
 
     Raises `MemoryLimitError`, which says the least that would do, where they do not fit.
     """
-    facts = ClipFacts.of(table, episodes, windows, any_clips=epochs_differ)
     resident = tuple(resident_bounds(facts, settings))
     least = held_bytes(sizes.frames, resident)
     for prefetch, loads, arena, max_held in _ways_to_spend(sizes, memory_limit):
         if max_held >= least:
-            most = resident if epochs_differ else None
+            most = resident if facts.any_clips else None
             return Fit(settings, sizes, arena, prefetch, loads, most)
     raise _too_small(what, url, sizes, least, memory_limit)
 
