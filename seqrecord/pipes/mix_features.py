@@ -1,16 +1,24 @@
-"""Which features the batches of a mix have, and whether its sources agree in their shapes."""
+"""What the batches of a mix have: features, where its sources agree in their shapes, and columns
+that tell of clips, joined of what sources tell."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+import numpy as np
+import torch
+
+from seqrecord.clips import IntArray
+from seqrecord.engine.batches import Batch
+from seqrecord.engine.mix_channel import MixedBatch
 from seqrecord.errors import ClipError
+from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.reading.frames import ArraySpec
 
-__all__ = ["DATASET", "MISSING", "Features", "Join", "is_text", "made_of"]
+__all__ = ["DATASET", "MISSING", "Features", "Join", "columns_of", "made_of"]
 
 Join: TypeAlias = Literal["union", "intersection"]
 
@@ -23,7 +31,8 @@ MISSING = "_is_missing"
 
 def made_of(selection: ClipSelection) -> dict[str, tuple[ArraySpec, int]]:
     """What a selection's clips have of each feature: dtype and shape of a frame, and frames."""
-    return {name: (spec, selection.lengths[name]) for name, spec in selection.made.items()}
+    lengths = selection.lengths
+    return {name: (spec, lengths[name]) for name, spec in selection.made.items()}
 
 
 @dataclass(frozen=True)
@@ -69,29 +78,98 @@ class Features:
             lacking = tuple(i for i, made in enumerate(sources.values()) if name not in made)
             if lacking:
                 missing[name] = lacking
-        if disagreement is not None:
-            return cls(specs, lengths, {}, disagreement)
-        return cls(specs, lengths, missing, None)
+        return cls(specs, lengths, {} if disagreement else missing, disagreement)
 
     @property
-    def arrays(self) -> dict[str, ArraySpec]:
-        """Those that are arrays, not texts or bytes."""
-        return {name: spec for name, spec in self.specs.items() if not is_text(spec)}
+    def missing_arrays(self) -> dict[str, tuple[int, ...]]:
+        """Those of `missing` that are arrays, not texts or bytes."""
+        return {name: lack for name, lack in self.missing.items() if not _is_text(self.specs[name])}
 
 
-def is_text(spec: ArraySpec) -> bool:
+def columns_of(
+    batch: MixedBatch, loaders: Mapping[str, ClipLoader], missing: Mapping[str, Sequence[int]]
+) -> dict[str, Any]:
+    """Each column a list or a tensor of clips, in the order of the batch.
+
+    `loaders` are the sources, in the order of their numbers; `missing` has, by feature, the numbers
+    of those that lack it. Raises `ClipError` where what one source tells has the name of a feature
+    of another, or of something of another kind.
+    """
+    names = list(loaders)
+    columns: dict[str, Any] = {DATASET: [names[source] for source in batch.source.tolist()]}
+    for name, lacking in missing.items():
+        columns[name + MISSING] = torch.from_numpy(np.isin(batch.source, lacking))
+    # Plain Python: NumPy's calls for so few numbers would each wait for the GIL.
+    found: dict[tuple[int, int], list[int]] = {}
+    kinds = zip(batch.source.tolist(), batch.epoch.tolist(), strict=True)
+    for slot, kind in enumerate(kinds):
+        found.setdefault(kind, []).append(slot)
+    for (source, epoch), some in found.items():
+        slots = np.array(some)
+        clips = Batch({}, batch.episode[slots], batch.start[slots])
+        for name, column in loaders[names[source]].columns(clips, epoch).items():
+            if name in batch.features or not _put(columns, name, column, slots, len(batch)):
+                raise ClipError(
+                    "what one source tells of its clips has the name of something else in another",
+                    feature=name,
+                    expected="another name",
+                    got=f"a column of source {names[source]!r}",
+                )
+    _say_dilations(columns, batch.source, loaders)
+    return columns
+
+
+def _say_dilations(
+    columns: dict[str, Any], sources: IntArray, loaders: Mapping[str, ClipLoader]
+) -> None:
+    """Say the dilation of clips of sources that draw none, where others draw theirs."""
+    steps = [loader.selection.steps for loader in loaders.values()]
+    draws = [own is not None and "dilation" in own.names for own in steps]
+    if not any(draws[source] for source in set(sources.tolist())):
+        return
+    for source, loader in enumerate(loaders.values()):
+        if not draws[source]:
+            columns["dilation"].numpy()[sources == source] = loader.options.dilations[0]
+
+
+def _put(columns: dict[str, Any], name: str, column: Any, slots: IntArray, size: int) -> bool:
+    """Put what one source says of its clips, at `slots`, into a column of the batch.
+
+    Returns whether that is of the same kind as what is there of others.
+    """
+    if not isinstance(column, torch.Tensor):
+        texts = columns.setdefault(name, [None] * size)
+        if not isinstance(texts, list):
+            return False
+        for slot, item in zip(slots.tolist(), column, strict=True):
+            texts[slot] = item
+        return True
+    if name not in columns:
+        columns[name] = column.new_zeros((size, *column.shape[1:]))
+    whole = columns[name]
+    if not (
+        isinstance(whole, torch.Tensor)
+        and whole.dtype == column.dtype
+        and whole.shape[1:] == column.shape[1:]
+    ):
+        return False
+    whole.numpy()[slots] = column.numpy()
+    return True
+
+
+def _is_text(spec: ArraySpec) -> bool:
     """Whether frames are `str` or `bytes`, which come in lists."""
     return spec.value != "array"
 
 
 def _kind(spec: ArraySpec, length: int) -> object:
     """What must be equal in one batch; `None` for arrays that make no tensor of one shape."""
-    if is_text(spec):
+    if _is_text(spec):
         return spec.value, length
     return (spec.dtype, spec.shape, length) if spec.is_fixed else None
 
 
 def _shown(spec: ArraySpec, length: int) -> str:
-    if is_text(spec):
+    if _is_text(spec):
         return f"{spec} [{length}]"
     return str(replace(spec, shape=(length, *spec.shape)))

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,7 @@ from seqrecord.engine.trace import Trace
 from seqrecord.errors import ClipError, MemoryLimitError
 from seqrecord.pipes.clip_loader import Clip, ClipLoader, open_trace
 from seqrecord.pipes.distributed import Ranks
-from seqrecord.pipes.mix_columns import columns_of
-from seqrecord.pipes.mix_features import DATASET, MISSING, Features, Join, made_of
+from seqrecord.pipes.mix_features import DATASET, MISSING, Features, Join, columns_of, made_of
 from seqrecord.pipes.mix_plan import MixPlan, MixRest, Stop, batches_left, count_batches
 from seqrecord.pipes.mix_sources import (
     SourceLoader,
@@ -111,6 +110,7 @@ class MixLoader:
         if options.trace is not None:
             self._trace = local_path(options.trace, "trace").absolute()
         self._kept: _Kept | None = None  # memory of batches, for the next iteration
+        self._places: dict[tuple[int, int], Shares] = {}  # see `_shares`
         self.prefetch = self._divide_memory()
         self.runners: dict[str, SourceRunner] = {}  # of the last iteration
 
@@ -199,6 +199,7 @@ class MixLoader:
         """An engine that runs a plan from `batch` on; `stages` are the plan's."""
         kept = self._memory_of_batches()
         stream, prefetch = kept.stream, kept.needs[0].num_batches - CONSUMER
+        missing = {} if self.alternate else self.features.missing_arrays
         rests = [None] * len(self.loaders) if plan.rest is None else plan.rest.sources
         self.runners = {
             name: SourceRunner(loader, plan.part, EngineStats(trace=stats.trace), stream, rest)
@@ -208,7 +209,7 @@ class MixLoader:
             plan,
             batch,
             list(self.runners.values()),
-            partial(_begin, kept.buffers, self.batch_size, self._lacking),
+            partial(_begin, kept.buffers, self.batch_size, missing),
             prefetch=prefetch,
             stats=stats,
         )
@@ -256,26 +257,13 @@ class MixLoader:
             kept = self._kept = _Kept(os.getpid(), needs, buffers, stream)
         return kept
 
-    @cached_property
-    def _lacking(self) -> list[list[str]]:
-        """The features that each source lacks, of those of a batch."""
-        if self.alternate:
-            return [[] for _ in self.names]
-        arrays = self.features.arrays
-        missing = {n: found for n, found in self.features.missing.items() if n in arrays}
-        return [[name for name in missing if i in missing[name]] for i in range(len(self.names))]
-
-    @cached_property
-    def _by_worker(self) -> dict[tuple[int, int], Shares]:
-        return {}
-
     def _shares(self, worker: int, change: int) -> Shares:
         """The places of sources, of all ranks' workers of one number, after so many changes of
         ranks or workers."""
-        if (worker, change) not in self._by_worker:
+        if (worker, change) not in self._places:
             key = key_of(self.options.seed, _SALT, worker, *([change] if change else []))
-            self._by_worker[worker, change] = Shares(self.counts, key)
-        return self._by_worker[worker, change]
+            self._places[worker, change] = Shares(self.counts, key)
+        return self._places[worker, change]
 
     def _divide_memory(self) -> int:
         """Limit each source's memory; how many batches may be filled or wait."""
@@ -315,14 +303,13 @@ class _Kept:
 def _begin(
     kept: list[HostBuffers | DeviceBuffers],
     size: int,
-    lacking: list[list[str]],
+    missing: Mapping[str, tuple[int, ...]],
     sources: IntArray,
 ) -> BatchBuilder[Any]:
-    """The memory of a batch with slots for these sources."""
+    """The memory of a batch with slots for these sources, 0 where they lack a feature."""
     first = int(sources[0])
     builder: Any = kept[first if len(kept) > 1 else 0].begin_batch(size)
-    for name in {name for names in lacking for name in names}:
-        without = [source for source, names in enumerate(lacking) if name in names]
+    for name, without in missing.items():
         slots = np.flatnonzero(np.isin(sources, without))
         if len(slots):
             builder.clear(name, slots)
