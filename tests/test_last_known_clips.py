@@ -25,7 +25,7 @@ from seqrecord import (
     SeqRecordStream,
     SeqRecordWriter,
 )
-from seqrecord.pipes.clip_loader import ClipLoader
+from seqrecord.pipes.selection import ClipSelection
 
 LENGTHS = (29, 4, 17, 11)
 SPARSE = ("gps", "say", "imu")
@@ -362,8 +362,8 @@ def test_memory_holds_what_one_looks_back_to(path: Path) -> None:
     options: dict[str, Any] = {"clip_len": 2, "features": ["image", "say"], "episodes": "e/0"}
     windows = []
     for known in ({"say": 5}, ["say"]):
-        loader = ClipLoader(path, LoaderOptions(**options, last_known=known))
-        windows.append(loader.selection.windows.of_groups(1))
+        selection = ClipSelection(path, LoaderOptions(**options, last_known=known))
+        windows.append(selection.windows.of_groups(1))
     assert [(w.offset, w.span) for w in windows[0]] == [(0, 2), (-5, 7)]
     assert [(w.offset, w.span) for w in windows[1]] == [(0, 2), (-28, 30)]
 

@@ -32,7 +32,6 @@ from seqrecord.pipes.selection import ClipSelection
 from seqrecord.pipes.shuffled import ShuffledBatches
 from seqrecord.pipes.state_checks import check_state
 from seqrecord.pipes.states import Stages, State
-from seqrecord.reading.reader import DatasetLike
 from seqrecord.sampling import (
     Plan,
     frames_left_out,
@@ -62,40 +61,19 @@ A batch of clips is the same with one axis more: tensors [clips, frames, …] or
 class ClipLoader(Planner):
     """Plans epochs over a selection of clips and runs them. Picklable.
 
-    Raises `ClipError` where there is no clip at all, and `MemoryLimitError` for a memory limit that
+    Raises `ClipError` for clips that cannot come so, and `MemoryLimitError` for a memory limit that
     is too small, with the least that would do.
     """
 
-    def __init__(
-        self,
-        location: DatasetLike,
-        options: LoaderOptions,
-        selection: ClipSelection | None = None,
-    ) -> None:
+    def __init__(self, selection: ClipSelection, options: LoaderOptions) -> None:
+        _check(selection, options)
         self.ranks = Ranks(options.rank, options.world_size)
         self.device = None if options.device is None else check_device(options.device)
         self._trace = None
         if options.trace is not None:
             self._trace = local_path(options.trace, "trace").absolute()
         self._buffers = KeptBuffers()
-        super().__init__(location, options, selection)
-
-    def _check_selection(self) -> None:
-        draws = self.selection.draws
-        if self.device is not None and draws is not None and draws.functions is not None:
-            raise ClipError(
-                "the functions of clip_transform are called on the host",
-                expected="no device, and seqrecord.prefetch_to_device around the loader; or crops "
-                "and flips alone",
-                got=f"device={self.device}",
-            )
-        if self._follows and (taken := [name for name in COLUMNS if name in self.selection.made]):
-            raise ClipError(
-                "a feature has the name of what batches of sequences tell of themselves",
-                file=self.selection.dataset.url,
-                expected="other features, or a frame_transform that gives it another name",
-                got=", ".join(taken),
-            )
+        super().__init__(selection, options)
 
     def start(
         self,
@@ -310,6 +288,26 @@ class ClipLoader(Planner):
                 got=self.device,
             )
         return find_device(self.device)
+
+
+def _check(selection: ClipSelection, options: LoaderOptions) -> None:
+    """Raise `ClipError` for what does not go together."""
+    draws = selection.draws
+    if options.device is not None and draws is not None and draws.functions is not None:
+        raise ClipError(
+            "the functions of clip_transform are called on the host",
+            expected="no device, and seqrecord.prefetch_to_device around the loader; or crops "
+            "and flips alone",
+            got=f"device={options.device}",
+        )
+    taken = [name for name in COLUMNS if name in selection.made]
+    if taken and options.order == "sequences":
+        raise ClipError(
+            "a feature has the name of what batches of sequences tell of themselves",
+            file=selection.dataset.url,
+            expected="other features, or a frame_transform that gives it another name",
+            got=", ".join(taken),
+        )
 
 
 def open_trace(path: Path | None, ranks: Ranks) -> Trace:

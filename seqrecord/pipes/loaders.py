@@ -51,7 +51,7 @@ class _Streaming:
     @init_takes_arguments(LoaderOptions)
     def __init__(self, location: DatasetLike, options: LoaderOptions) -> None:
         super().__init__()
-        self._epochs = Epochs(ClipLoader(location, options))
+        self._epochs = Epochs(ClipLoader(ClipSelection(location, options), options))
 
     @classmethod
     def from_options(cls, location: DatasetLike, options: LoaderOptions) -> Self:

@@ -105,9 +105,8 @@ class SourceLoader(ClipLoader):
                 opened = replace(
                     own, verify=None, storage_options=None, cache_dir=None, cache_limit=None
                 )
-                rotates = own.rotate_phase and own.spec.stride != 1
-                selection = ClipSelection(selection.dataset, opened, rotate_phase=rotates)
-        super().__init__(selection.dataset, replace(own, **options), selection)
+                selection = ClipSelection(selection.dataset, opened)
+        super().__init__(selection, replace(own, **options))
         self._left: dict[tuple[int, Stages], int] = {}  # clips of epochs that have stages
 
     def limit_memory(self, nbytes: int) -> None:

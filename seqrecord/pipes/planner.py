@@ -15,7 +15,6 @@ from seqrecord.pipes.frame_sizes import frame_sizes
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.pipes.states import Stages, State
-from seqrecord.reading.reader import DatasetLike
 from seqrecord.sampling import (
     ClipFacts,
     EpochPlan,
@@ -41,17 +40,11 @@ class Planner:
 
     An epoch that goes on with other ranks or workers has stages: see `sampling.rest`.
 
-    Raises `ClipError` where there is no clip at all, and `MemoryLimitError` for a memory limit that
-    is too small, with the least that would do.
+    Raises `MemoryLimitError` for a memory limit that is too small, with the least that would do.
     """
 
-    def __init__(
-        self,
-        location: DatasetLike,
-        options: LoaderOptions,
-        selection: ClipSelection | None = None,
-    ) -> None:
-        self.options = options
+    def __init__(self, selection: ClipSelection, options: LoaderOptions) -> None:
+        self.selection, self.options = selection, options
         self.batch_size = options.batch_size
         asked: dict[str, Any] = {
             "shuffle": options.shuffle,
@@ -65,9 +58,6 @@ class Planner:
         self._asked = tuple(asked)  # the other settings are chosen
         self._settings = PlanSettings(**asked)
         self._memory_limit = parse_size(options.memory_limit)
-        rotates = self._settings.rotate_phase
-        self.selection = selection or ClipSelection(location, options, rotate_phase=rotates)
-        self._check_selection()
         self._fits: dict[tuple[int, int, Stages], Fit] = {}
         self._rest: tuple[int, Stages, ClipTable] | None = None  # that was asked for last
         self._told: set[int] = set()  # numbers of parts whose limit was logged
@@ -178,9 +168,6 @@ class Planner:
     def least_limit(self) -> int:
         """The least memory limit that would do, in bytes."""
         return least_limit(self._facts(), self._settings, self._sizes, self.options.num_cursors)
-
-    def _check_selection(self) -> None:
-        """Raise `ClipError` for what cannot be."""
 
     def _check_limit(self) -> None:
         """A limit that is too small is an error here and now."""

@@ -35,7 +35,7 @@ from seqrecord.pipes.distributed import say_once
 from seqrecord.pipes.draws import SAID, ClipDraws
 from seqrecord.pipes.identity import digest_of, identity_of
 from seqrecord.pipes.left_out import said_of_left_out
-from seqrecord.pipes.options import ClipOptions
+from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.pipes.ragged import Ragged, ragged_arrays
 from seqrecord.pipes.selected_steps import SelectedSteps
 from seqrecord.pipes.selected_windows import SelectedWindows
@@ -60,8 +60,7 @@ class ClipSelection:
     With `rotate_phase`, `clips` are those of all phases, and with weights each as often as it can
     come; `clips_in` gives those of one epoch.
 
-    What is left out is said in a warning, logged to
-    `seqrecord` once, and counted in `clips`.
+    What is left out is said in a warning, logged to `seqrecord` once, and counted in `clips`.
 
     Raises `ClipError` where there is no clip at all, and for a feature that no tensor can hold.
     """
@@ -82,9 +81,7 @@ class ClipSelection:
     windows: SelectedWindows  # which frames clips have of `arrays`
     steps: SelectedSteps | None = None  # how far apart these are, where that is drawn
 
-    def __init__(
-        self, location: DatasetLike, options: ClipOptions, *, rotate_phase: bool = False
-    ) -> None:
+    def __init__(self, location: DatasetLike, options: ClipOptions) -> None:
         self.spec = options.spec
         self.dataset = reader_of(
             location,
@@ -98,7 +95,8 @@ class ClipSelection:
         table = self.dataset.episode_table
         self.selected = self.dataset.find_episodes(options.episodes, options.split)
         self._last: tuple[int, ClipTable] | None = None  # phase or epoch, and its clips
-        every = replace(self.spec, stride=1) if rotate_phase else self.spec
+        rotates = isinstance(options, LoaderOptions) and options.rotate_phase
+        every = replace(self.spec, stride=1) if rotates else self.spec
         self.windows = SelectedWindows(options, self.dataset, self.selected)
         uses = self.windows.uses()
         if options.clips is not None:
