@@ -9,10 +9,9 @@ from numbers import Real
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset
 
 from seqrecord.errors import ClipError
-from seqrecord.pipes.callers import find_loader
 from seqrecord.pipes.checks import check, check_integer
 from seqrecord.pipes.clip_loader import Clip, ClipLoader
 from seqrecord.pipes.loaders import SeqRecordNode, SeqRecordPipe, SeqRecordStream
@@ -22,6 +21,7 @@ from seqrecord.pipes.mix_plan import Stop
 from seqrecord.pipes.mix_sources import check_source
 from seqrecord.pipes.mix_states import MixEpochs
 from seqrecord.pipes.options import LoaderOptions
+from seqrecord.pipes.streaming import Streaming, WithEpochs, loader_of
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["SeqRecordMix"]
 
 
-class SeqRecordMix(IterableDataset[Clip]):
+class SeqRecordMix(WithEpochs, IterableDataset[Clip]):
     """Streams batches of clips from several datasets, each with its share of the clips.
 
     ::
@@ -155,34 +155,21 @@ class SeqRecordMix(IterableDataset[Clip]):
         return self._mix.alternate
 
     def __iter__(self) -> Iterator[Clip]:
-        return self._epochs.iterate(self._mix.ranks.part())
-
-    def __len__(self) -> int:
-        """Batches of an epoch that this rank delivers; in a DataLoader's worker, the worker's."""
-        loader = find_loader()
-        if get_worker_info() is None and loader is not None and loader.num_workers > 1:
-            parts = self._mix.ranks.parts_of_workers(loader.num_workers)
-        else:
-            parts = [self._mix.ranks.part()]
-        return sum(self._mix.plan(0, part).num_batches for part in parts)
-
-    def set_epoch(self, epoch: int) -> None:
-        """As of `SeqRecordStream`."""
-        self._epochs.set_epoch(epoch)
+        return self._iterate()
 
     def state_dict(self) -> dict[str, Any]:
         """As of `SeqRecordStream`: the epoch, its batches delivered, and where each source is.
 
         That is the source's epoch and its clips given there, two integers.
         """
-        return self._epochs.state(self._mix.ranks.part())
+        return super().state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """As of `SeqRecordStream`, also with other ranks or workers.
 
         Raises `StateError` also for a state of another mix: names, shares, stop, ….
         """
-        self._epochs.load(state_dict, self._mix.ranks.part())
+        super().load_state_dict(state_dict)
 
     def stats(self) -> dict[str, Any]:
         """As of `SeqRecordStream`, summed; `sources` has those of each.
@@ -190,7 +177,7 @@ class SeqRecordMix(IterableDataset[Clip]):
         There, `waiting_for_consumer_seconds` are those in which a source was ahead, and waited for
         others or for the consumer: the source with the fewest is what limits the mix.
         """
-        return self._epochs.stats()
+        return super().stats()
 
     def __repr__(self) -> str:
         mix = self._mix
@@ -211,14 +198,14 @@ def _checked_sources(sources: Any) -> dict[str, ClipLoader]:
     for name, source in sources.items():
         if not isinstance(name, str) or not name:
             raise ClipError("a source's name is no text", expected="a name", got=repr(name)[:100])
-        if not isinstance(source, SeqRecordStream | SeqRecordPipe | SeqRecordNode):
+        if not isinstance(source, Streaming):
             raise ClipError(
                 f"source {name!r} of a mix is no loader",
                 expected="a SeqRecordStream",
                 got=type(source).__name__,
             )
         check_source(name, source.options)
-        found[name] = source._epochs.loader
+        found[name] = loader_of(source)
     return found
 
 
