@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from seqrecord.errors import StateError
 from seqrecord.pipes.mix_saved import MIX_VERSION, MixState
-from seqrecord.pipes.states import Sharing, State, check_number, shown
+from seqrecord.pipes.states import State, check_number, shown
 
 __all__ = ["elastic_state"]
 
@@ -89,40 +88,24 @@ def _of_workers(saved: Mapping[Any, Any]) -> State | MixState:
         _check_worker(found[-1], found[0], number, len(workers))
     if saved.get(_FINISHED) is True:  # the next iteration is of the next epoch
         batches = [0] * len(found)
-        found[0] = _next_epoch(found[0])
+        found[0] = found[0].next_epoch()
     else:
         last = _number(snapshot, _LAST, len(found), least=-1)
         more = _turns(last + 1, ended, _number(saved, _STEPS, _MAX_STEPS))
         batches = [state.batch + given for state, given in zip(found, more, strict=True)]
-    first = found[0]
-    if isinstance(first, MixState):
-        return first.of_workers(tuple(batches))
-    sharing = replace(first.sharing, worker=None)
-    return replace(first, sharing=sharing, batch=0, of_workers=tuple(batches))
-
-
-def _next_epoch(state: State | MixState) -> State | MixState:
-    if isinstance(state, MixState):
-        return replace(state, epoch=state.epoch + 1)
-    return replace(state, epoch=state.epoch + 1, stages=(), settings=state.usual, later=None)
+    return found[0].of_all(tuple(batches))
 
 
 def _check_worker(
     state: State | MixState, first: State | MixState, number: int, count: int
 ) -> None:
-    sharing, expected, got = Sharing(first.sharing.ranks, count, number), first, state
-    if isinstance(first, MixState):
-        expected = first.at_worker(number, count)
-        is_one = isinstance(state, MixState) and state.sharing == sharing
-        got = state.at_worker(number, count) if is_one and isinstance(state, MixState) else state
-    elif isinstance(state, State):
-        expected = replace(first, sharing=sharing, batch=state.batch)
-    if state.sharing.worker is None or got != expected:
+    expected = first.at_worker(number, count)
+    if state.sharing != expected.sharing or state.at_worker(number, count) != expected:
         raise StateError(
             f"the state of worker {number} is not of the same epoch, ranks and settings as the "
             "others'",
-            expected=_place(expected),
-            got=_place(state),
+            expected=_stage(expected),
+            got=_stage(state),
         )
 
 
@@ -141,9 +124,12 @@ def _number(saved: Mapping[Any, Any], name: str, limit: int, *, least: int = 0) 
 
 
 def _place(state: State | MixState) -> str:
-    batches = ", ".join(map(str, state.batches[:8]))
+    return f"batch {', '.join(map(str, state.batches[:8]))} of {_stage(state)}"
+
+
+def _stage(state: State | MixState) -> str:
     stage = 0 if isinstance(state, MixState) else len(state.stages)
-    return f"batch {batches} of epoch {state.epoch}, stage {stage}, {state.sharing}"
+    return f"epoch {state.epoch}, stage {stage}, {state.sharing}"
 
 
 def _no_state(saved: object) -> StateError:

@@ -64,33 +64,31 @@ class MixState:
         """Delivered by the one worker of `sharing`."""
         return self.batches[0]
 
-    def at_worker(self, worker: int, workers: int) -> MixState:
-        """The same at the start of the epoch, of a worker of so many; sources say no place."""
-        sources = {
-            name: replace(
-                state,
-                epoch=0,
-                batch=0,
-                sharing=replace(state.sharing, workers=workers, worker=worker),
-            )
-            for name, state in self.sources.items()
-        }
-        return replace(self, batches=(0,), sources=sources)
-
-    def of_workers(self, batches: tuple[int, ...]) -> MixState:
-        """That of all workers of a rank, by what each has delivered; this is one of them."""
-        sources = {
-            name: _nowhere(replace(state, sharing=replace(state.sharing, worker=None)))
-            for name, state in self.sources.items()
-        }
-        return replace(self, batches=batches, sources=sources)
-
     def of_rank(self) -> MixState:
         """The same, of all workers of a rank; `StateError` for one worker of several."""
         if self.sharing.worker is None:
             return self
-        sources = {name: state.of_rank() for name, state in self.sources.items()}
-        return replace(self, sources={n: _nowhere(s) for n, s in sources.items()})
+        return self._at(next(iter(self.sources.values())).of_rank().sharing, self.batches)
+
+    def of_all(self, batches: tuple[int, ...]) -> MixState:
+        """See `State`; sources then say no place, which the mix's batches tell."""
+        return self._at(replace(self.sharing, worker=None), batches)
+
+    def at_worker(self, worker: int, workers: int) -> MixState:
+        """See `State`; sources then say no place."""
+        return self._at(Sharing(self.sharing.ranks, workers, worker), (0,))
+
+    def next_epoch(self) -> MixState:
+        """See `State`."""
+        return replace(self, epoch=self.epoch + 1)
+
+    def _at(self, sharing: Sharing, batches: tuple[int, ...]) -> MixState:
+        of_workers = (0,) * sharing.workers if sharing.worker is None else None
+        sources = {
+            name: replace(state, epoch=0, batch=0, sharing=sharing, of_workers=of_workers)
+            for name, state in self.sources.items()
+        }
+        return replace(self, batches=batches, sources=sources)
 
     def to_json(self) -> dict[str, Any]:
         is_one = self.sharing.worker is not None
@@ -166,11 +164,6 @@ class MixState:
         rest, settings = _parse_rest(state["rest"], list(states))
         numbers = tuple(_number("batch", batch) for batch in batches)
         return cls(epoch, numbers, found, states, rest, settings)
-
-
-def _nowhere(state: State) -> State:
-    """Of all workers, whose places the mix's batches tell."""
-    return replace(state, epoch=0, batch=0, of_workers=(0,) * state.sharing.workers)
 
 
 def _parse_rest(

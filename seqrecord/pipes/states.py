@@ -119,8 +119,21 @@ class State:
                 "workers, as seqrecord.elastic_state(loader.state_dict())",
                 got=self.sharing,
             )
+        return self.of_all((self.batch,))
+
+    def of_all(self, batches: tuple[int, ...]) -> State:
+        """That of all workers of a rank, by what each has delivered; this is one of them."""
         sharing = replace(self.sharing, worker=None)
-        return replace(self, sharing=sharing, batch=0, of_workers=(self.batch,))
+        return replace(self, sharing=sharing, batch=0, of_workers=batches)
+
+    def at_worker(self, worker: int, workers: int) -> State:
+        """The same with no batch delivered, of a worker of so many."""
+        return replace(self, sharing=Sharing(self.sharing.ranks, workers, worker), batch=0)
+
+    def next_epoch(self) -> State:
+        """The same epoch's end is the start of this one."""
+        settings = self.usual
+        return replace(self, epoch=self.epoch + 1, stages=(), settings=settings, later=None)
 
     def to_json(self) -> dict[str, Any]:
         return {
