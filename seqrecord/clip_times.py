@@ -18,7 +18,7 @@ import numpy.typing as npt
 from seqrecord.errors import ClipError
 from seqrecord.grids import IntArray
 
-__all__ = ["Clock", "TimedFrames", "TimedWindow"]
+__all__ = ["Clock", "TimedWindow"]
 
 
 class Clock(Protocol):

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError
+from seqrecord.grids import IntArray
 
 __all__ = [
     "CenterCrop",
@@ -32,7 +33,6 @@ __all__ = [
     "chain_of",
 ]
 
-IntArray: TypeAlias = npt.NDArray[np.int64]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 

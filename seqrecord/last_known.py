@@ -19,7 +19,7 @@ import numpy as np
 from seqrecord.clip_uses import MissingFrames
 from seqrecord.grids import IntArray, frame_keys
 
-__all__ = ["KnownFrames", "LastKnown"]
+__all__ = ["LastKnown"]
 
 UNKNOWN = -1
 """The age of what is not known."""

@@ -97,7 +97,7 @@ class ClipFunctions:
 
     def add_place(self, error: Exception, episode: int, start: int) -> None:
         """Add to an error that is being raised of which clip it is."""
-        key = str(self.dataset.index.keys[episode].as_py())
+        key = self.dataset.index.key(episode)
         add_place(error, _WHAT, file=self.dataset.url, episode=key, frame=start)
 
     def _call(self, clip: Any, seed: int) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class ChunkErrors:
     def name(self, error: Exception, chunk: Chunk, transformed: int | None = None) -> None:
         """Have an error name the chunk, or the frame of its episode that is being transformed."""
         file = f"{self._dataset.url}/{chunk.path}"
-        key = str(self._dataset.index.keys[chunk.episode].as_py())
+        key = self._dataset.index.key(chunk.episode)
         first, last = chunk.first_frame, chunk.first_frame + chunk.num_frames - 1
         if transformed is None:
             episode = f"{key} (frames {first} to {last})"

@@ -102,6 +102,10 @@ class Index:
         by_episode = np.maximum.reduceat(group.largest_frame[:, column], group.first_chunk)
         return int(by_episode[episodes].max(initial=0))
 
+    def key(self, episode: int) -> str:
+        """An episode's key."""
+        return str(self.keys[episode].as_py())
+
     def uid(self, episode: int) -> str:
         """An episode's uid, in hexadecimal."""
         return bytes(self.uids[episode]).hex()
@@ -111,7 +115,7 @@ class Index:
         try:
             return parse_metadata(self.metadata[episode].as_py())
         except FormatError as error:
-            raise error.located(episode=self.keys[episode].as_py()) from error.__cause__
+            raise error.located(episode=self.key(episode)) from error.__cause__
 
     def extended(self, more: Index, first_file: int) -> Index:
         """The episodes of this index, then those of `more`, whose files count from `first_file`.

@@ -29,7 +29,7 @@ class ClipNumbers:
 
     def _number(self, row: int) -> int:
         if row not in self._known:
-            key = str(self._dataset.index.keys[row].as_py())
-            digest = hashlib.blake2b(key.encode(), digest_size=7).digest()
+            key = self._dataset.index.key(row).encode()
+            digest = hashlib.blake2b(key, digest_size=7).digest()
             self._known[row] = int.from_bytes(digest, "little")
         return self._known[row]

@@ -123,7 +123,7 @@ class Columns:
     def _facts(self, row: int) -> tuple[str, list[Any]]:
         index, known = self._dataset.index, self._known
         entries = index.episode_metadata(row) if self._metadata else {}
-        facts = str(index.keys[row].as_py()), [entries.get(name) for name in self._metadata]
+        facts = index.key(row), [entries.get(name) for name in self._metadata]
         if len(known) > _MOST_EPISODES:  # another thread may clear what is looked for here
             known.clear()
         known[row] = facts

@@ -147,7 +147,7 @@ def _read_clip(
     transform: FrameTransform | None,
 ) -> dict[str, Any]:
     """The frames of a clip of an episode as clips have them: arrays [frames, …], or lists."""
-    found = dataset.episodes[str(dataset.index.keys[episode].as_py())]
+    found = dataset.episodes[dataset.index.key(episode)]
     clip: dict[str, Any] = {}
     if transform is None:
         for name, some in frames.items():

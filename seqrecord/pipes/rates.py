@@ -50,12 +50,12 @@ class Rates:
             raise ClipError(
                 "Seconds need episodes that say how many frames a second they have",
                 file=url,
-                episode=str(index.keys[row].as_py()),
+                episode=index.key(row),
                 expected="an fps, as of SeqRecordWriter.episode; or Seconds by a timestamp",
                 got="none",
             )
         values, first, of_values = np.unique(said, return_index=True, return_inverse=True)
-        keys = [str(index.keys[int(selected[at])].as_py()) for at in first]
+        keys = [index.key(row) for row in selected[first].tolist()]
         by_value = {
             name: _stacked(window, values.tolist(), keys, name, url)
             for name, window in windows.items()

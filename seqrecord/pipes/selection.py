@@ -245,10 +245,6 @@ class ClipSelection:
             numbers = np.argsort(self.chosen.row, kind="stable")[numbers]
         return self.clips.locate(numbers)
 
-    def key(self, episode: int) -> str:
-        """The key of an episode, by its row."""
-        return str(self.dataset.index.keys[episode].as_py())
-
     @cached_property
     def identity(self) -> dict[str, Any]:
         """What tells the selected episodes from others, as JSON, whatever else the dataset holds.
@@ -354,9 +350,8 @@ class ClipSelection:
                 got=repr(ragged)[:100],
             )
         episode, start = self.windows.first_frame(*self.clips.locate(np.zeros(1, np.int64)))
-        made = transformed_arrays(
-            self.frame_transform, self.dataset, self.key(episode), start, self.stored
-        )
+        key = self.dataset.index.key(episode)
+        made = transformed_arrays(self.frame_transform, self.dataset, key, start, self.stored)
         return made, frozenset()
 
     def _draws(self, transform: Any) -> ClipDraws:

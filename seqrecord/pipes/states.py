@@ -131,7 +131,7 @@ class State:
         return replace(self, sharing=Sharing(self.sharing.ranks, workers, worker), batch=0)
 
     def next_epoch(self) -> State:
-        """The same epoch's end is the start of this one."""
+        """The same in the epoch after this one, whose settings are the usual ones."""
         settings = self.usual
         return replace(self, epoch=self.epoch + 1, stages=(), settings=settings, later=None)
 

@@ -104,8 +104,7 @@ class Timeline:
 
     def name(self, episode: int) -> dict[str, str]:
         """See `Clock`."""
-        index = self._dataset.index
-        key = str(index.keys[episode].as_py())
+        key = self._dataset.index.key(episode)
         return {"file": self._dataset.url, "episode": key, "feature": self._feature}
 
     def _bounds(self, time: float) -> tuple[int, int]:
