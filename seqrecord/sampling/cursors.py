@@ -38,7 +38,7 @@ class Cursors(Walk):
         self._sizes = sizes
         self._lead = self.needs[episodes.leading]
         self._lines = _Lines(episodes.lead.take(runs.episode), sizes)
-        begin = np.searchsorted(cursor, np.arange(self.count))
+        begin = self._first_row
         # How many frames are counted before each row, from the first cursor on. Where a run goes
         # on after a few frames these count, else a gap does, and for a cursor's first row how far
         # it begins past a grid line.
@@ -63,12 +63,6 @@ class Cursors(Walk):
         self._stop = self._first_clips(np.array([index]))[0]
         self._end_runs(np.minimum(self._run_last_clip, self._stop[self._cursor] - 1))
 
-    @property
-    def begin(self) -> IntArray:
-        """The first clip of each cursor; int64[cursors]."""
-        begin: IntArray = self._clips[:-1]
-        return begin
-
     def first_clips(self, index: IntArray) -> IntArray:
         """The first clip of each cursor's block in round `index` of the cursor; int64[cursors]."""
         found: IntArray = self._first_clips(index[None])[0]
@@ -89,9 +83,9 @@ class Cursors(Walk):
         late = (rounds >= self._sizes.unaligned) & (not self._lead.are_apart)
         if late.any():
             clips = np.where(late, self._find(rounds, snap=True), clips)
-        clips = np.where(rounds == 0, self._clips[:-1], clips)
-        clips = np.where(rounds >= self.num_rounds, self._clips[1:], clips)
-        return np.clip(clips, self._clips[:-1], self._clips[1:])
+        clips = np.where(rounds == 0, self.begin, clips)
+        clips = np.where(rounds >= self.num_rounds, self._end, clips)
+        return np.clip(clips, self.begin, self._end)
 
     def _find(self, rounds: IntArray, *, snap: bool) -> IntArray:
         """The first clip at or past the place where each block begins; [rounds, cursors].

@@ -130,7 +130,7 @@ class Plan(ABC):
         """
         if not 0 <= batch <= self.num_batches:
             raise IndexError(f"a batch's number is not in [0, {self.num_batches}]: {batch}")
-        return min(batch * self._batch_size, self.num_clips)
+        return self._first_clip(batch)
 
     def locate(self, batch: int) -> tuple[int, int]:
         """Where a batch begins: its round, and how many of that round's clips come before it.
@@ -164,6 +164,9 @@ class Plan(ABC):
             group = max(1, clips * self.num_rounds // max(1, self.num_clips))
             yield from self._rounds(start, min(start + group, self.num_rounds))
             start, clips = start + group, min(4 * clips, _CLIPS_AT_ONCE)
+
+    def _first_clip(self, batch: int) -> int:
+        return min(batch * self._batch_size, self.num_clips)
 
     def _is_disjoint(self, group: int) -> bool:
         window = self._windows[group]

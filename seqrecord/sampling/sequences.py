@@ -107,10 +107,9 @@ class SequencePlan(Plan):
         mine, cursor = rows.runs.slices(start, stop)
         self._sequences = mine
         self.num_sequences = len(mine)
-        self._rows = _Rows(mine, cursor, episodes, self._windows)
-        self._cursors = self._rows
+        self._cursors = _Rows(mine, cursor, episodes, self._windows)
         self.num_cursors = self._cursors.count
-        self.num_rounds = self.num_batches = self._rows.num_rounds
+        self.num_rounds = self.num_batches = self._cursors.num_rounds
         lengths = stop - start
         # Of the rows, which have fewer clips from one to the next, so many have a clip left.
         batches = np.arange(self.num_batches)
@@ -135,28 +134,22 @@ class SequencePlan(Plan):
         """A round is a batch."""
         return 1
 
-    def first_clip(self, batch: int) -> int:
-        """How many clips the batches before this one hold; `num_clips` for `num_batches`.
-
-        Raises `IndexError` outside `[0, num_batches]`.
-        """
-        if not 0 <= batch <= self.num_batches:
-            raise IndexError(f"a batch's number is not in [0, {self.num_batches}]: {batch}")
-        return int(self._before[batch])
-
     def columns(self, batch: int) -> Mapping[str, npt.NDArray[np.bool_]]:
         """`is_first` and `is_last`, bool[rows]: whether a row's clip begins, and ends, a sequence.
 
         That is as the row gives it: the first and the last clips of a row are such in any case.
         """
         count = self.first_clip(batch + 1) - self.first_clip(batch)
-        clip = self._rows.begin[:count] + batch
+        clip = self._cursors.begin[:count] + batch
         row, _ = self._sequences.find(clip)
         first = self._sequences.first_clip[row]
         return {
             "is_first": clip == first,
             "is_last": clip + 1 == first + self._sequences.count[row],
         }
+
+    def _first_clip(self, batch: int) -> int:
+        return int(self._before[batch])
 
     def _in_order(self, blocks: Blocks) -> tuple[Blocks, IntArray]:
         order = np.lexsort((blocks.cursor, blocks.round))
@@ -179,7 +172,6 @@ class _Rows(Walk):
         windows: Sequence[Window],
     ) -> None:
         super().__init__(runs, cursor, episodes, windows)
-        self.begin = self._clips[:-1]
         self.num_rounds = int((self._stop - self.begin).max(initial=0))
 
     def _first_clips(self, rounds: IntArray) -> IntArray:

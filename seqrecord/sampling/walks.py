@@ -45,19 +45,21 @@ class Walk(ABC):
         self._end_runs(runs.first_clip[last] + runs.count[last] - 1)
         self._run_first_clip = runs.first_clip[np.searchsorted(runs.run, runs.run)]
         self.count = int(cursor[-1]) + 1 if len(cursor) else 0
-        begin = np.searchsorted(cursor, np.arange(self.count))
-        self._clips = np.append(runs.first_clip[begin], runs.num_clips)  # where cursors begin
-        self._stop = self._clips[1:]  # and where they end, unless a subclass says
+        self._first_row = np.searchsorted(cursor, np.arange(self.count))  # of each cursor
+        bounds = np.append(runs.first_clip[self._first_row], runs.num_clips)
+        self.begin: IntArray = bounds[:-1]  # where cursors begin, in clips
+        self._end: IntArray = bounds[1:]
+        self._stop = self._end  # the same, unless a subclass ends before
 
     def clips_before_rounds(self) -> IntArray:
         """How many clips come before each round, and before the end; int64[num_rounds + 1]."""
-        before = [(clips - self._clips[:-1]).sum(axis=1) for clips in self._all_first_clips()]
+        before = [(clips - self.begin).sum(axis=1) for clips in self._all_first_clips()]
         return np.concatenate(before)
 
     def share_chunks(self, group: int) -> bool:
         """Whether any round needs a chunk that a later one needs too, for the same run."""
         for clips in self._all_first_clips():
-            inner = clips[(clips > self._clips[:-1]) & (clips < self._clips[1:])]
+            inner = clips[(clips > self.begin) & (clips < self._end)]
             shared = self.needs[group].share_chunk(inner)
             if np.any(shared > self._run_first_clip[self._runs.find(shared)[0]]):
                 return True
