@@ -155,7 +155,7 @@ class SeqRecordMix(WithEpochs, IterableDataset[Clip]):
         return self._mix.alternate
 
     def __iter__(self) -> Iterator[Clip]:
-        return self._iterate()
+        return self._epochs.iterate(self._part())
 
     def state_dict(self) -> dict[str, Any]:
         """As of `SeqRecordStream`: the epoch, its batches delivered, and where each source is.

@@ -99,9 +99,6 @@ class WithEpochs:
         """
         return self._epochs.stats()
 
-    def _iterate(self) -> Iterator[Clip]:
-        return self._epochs.iterate(self._part(), collated=find_collated(self, ()))
-
     def _part(self) -> Part:
         return self._epochs.loader.ranks.part()
 
@@ -146,6 +143,9 @@ class Streaming(WithEpochs):
     def num_clips(self) -> int:
         """Clips of an epoch over all ranks and workers, each counted once."""
         return self._epochs.loader.num_clips(self._epochs.current)
+
+    def _iterate(self) -> Iterator[Clip]:
+        return self._epochs.iterate(self._part(), collated=find_collated(self, ()))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._epochs.loader.describe()})"
