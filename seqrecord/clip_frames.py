@@ -22,7 +22,7 @@ from seqrecord.clips import ClipSpec
 from seqrecord.grids import IntArray
 from seqrecord.last_known import LastKnown
 
-__all__ = ["ClipFrames", "ClipSteps", "DrawSteps", "FoundFrames", "RatedOffsets"]
+__all__ = ["ClipFrames", "ClipSteps", "FoundFrames", "RatedOffsets"]
 
 
 class FoundFrames(NamedTuple):

@@ -17,8 +17,8 @@ from seqrecord.engine.crops import Crop
 from seqrecord.engine.draws import Drawn
 from seqrecord.engine.ragged import pad
 from seqrecord.errors import ClipError
-from seqrecord.pipes.clip_numbers import ClipNumbers
 from seqrecord.pipes.crops import SelectedCrops
+from seqrecord.pipes.identity import ClipNumbers
 from seqrecord.reading.frames import (
     ArraySpec,
     FrameTransform,

@@ -1,4 +1,4 @@
-"""What tells the episodes and clips of a selection from others: digests, which states keep."""
+"""What tells episodes and clips from others: digests, which states keep, and numbers to draw by."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from seqrecord.format.index import GroupIndex
 from seqrecord.grids import numbered
 from seqrecord.reading.reader import SeqRecordReader
 
-__all__ = ["digest_of", "groups_of", "identity_of"]
+__all__ = ["ClipNumbers", "digest_of", "groups_of", "identity_of"]
 
 _CHUNKS_AT_ONCE = 1 << 16
 
@@ -56,6 +56,31 @@ def digest_of(chosen: ChosenClips, selected: IntArray) -> str:
         digest.update(np.ascontiguousarray(numbers, "<i8").data)
     digest.update(np.ascontiguousarray(chosen.weight, "<f8").data)
     return digest.hexdigest()
+
+
+class ClipNumbers:
+    """Numbers of the clips of a dataset, by the keys of their episodes. Picklable.
+
+    What is drawn for clips depends on these, and so not on what else the dataset holds.
+    """
+
+    def __init__(self, dataset: SeqRecordReader) -> None:
+        self._dataset = dataset
+        self._known: dict[int, int] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_known": {}}
+
+    def of(self, episode: IntArray, start: IntArray) -> IntArray:
+        """Of clips by the rows of their episodes and their starts; int64[n] each."""
+        return np.array([self._number(row) for row in episode.tolist()], np.int64) + start
+
+    def _number(self, row: int) -> int:
+        if row not in self._known:
+            key = self._dataset.index.key(row).encode()
+            digest = hashlib.blake2b(key, digest_size=7).digest()
+            self._known[row] = int.from_bytes(digest, "little")
+        return self._known[row]
 
 
 def groups_of(dataset: SeqRecordReader) -> list[GroupIndex]:

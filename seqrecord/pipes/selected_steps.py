@@ -9,7 +9,7 @@ import torch
 
 from seqrecord.clip_frames import ClipSteps
 from seqrecord.clips import ClipTable, IntArray
-from seqrecord.pipes.clip_numbers import ClipNumbers
+from seqrecord.pipes.identity import ClipNumbers
 from seqrecord.sampling.random_order import hash64, key_of
 
 __all__ = ["SelectedSteps"]

@@ -28,12 +28,11 @@ from seqrecord.pipes.arrays import (
     transformed_arrays,
 )
 from seqrecord.pipes.clip_lists import ClipList, read_clip_list
-from seqrecord.pipes.clip_numbers import ClipNumbers
 from seqrecord.pipes.collating import keep_memory_for
 from seqrecord.pipes.columns import RESERVED, Columns
 from seqrecord.pipes.distributed import say_once
 from seqrecord.pipes.draws import SAID, ClipDraws
-from seqrecord.pipes.identity import digest_of, identity_of
+from seqrecord.pipes.identity import ClipNumbers, digest_of, identity_of
 from seqrecord.pipes.left_out import said_of_left_out
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.pipes.ragged import Ragged, ragged_arrays
