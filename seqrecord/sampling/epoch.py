@@ -31,7 +31,7 @@ from seqrecord.sampling.cuts import Cuts
 from seqrecord.sampling.dealing import deal, in_order
 from seqrecord.sampling.facts import ClipFacts
 from seqrecord.sampling.needs import Blocks
-from seqrecord.sampling.parts import Part, share_out
+from seqrecord.sampling.parts import share_out
 from seqrecord.sampling.plan import Plan
 from seqrecord.sampling.random_order import hash64, key_of
 from seqrecord.sampling.rounds import Clips
@@ -42,14 +42,13 @@ from seqrecord.sampling.windows import Window
 __all__ = ["CLIPS", "CURSORS", "EpochPlan", "check_drop_last", "key_of_stage", "sequence_of"]
 
 _RUNS, CURSORS, CLIPS = range(3)  # what a random number is for: no two uses share a stream
-_WHOLE = Part()
 
 
 class EpochPlan(Plan):
     """The plan of one part of one epoch.
 
-    `windows` are what clips use of each group of `episodes`; by default whole clips of all. Which
-    clips come when depends on the leading group, and on that whose chunks are cut at (see `cuts`).
+    Which clips come when depends on the leading group, and on that whose chunks are cut at (see
+    `cuts`).
 
     Parts cover the epoch, and all have equally many clips in equally many batches, full ones but
     for the last: where they do not come out even, a part gives one clip that another gives too,
@@ -59,26 +58,13 @@ class EpochPlan(Plan):
     With `settings.equal` off every clip is in exactly one part; counts may differ by one clip,
     and a part may be empty.
 
-    In an epoch whose parts have changed `stage` times, `table` has what was left of it (see
-    `rest`).
-
     Raises `ClipError` when `drop_last` leaves no batch in any part of a whole epoch. An epoch
     without any clip has no batches.
     """
 
-    def __init__(
-        self,
-        table: ClipTable,
-        episodes: EpisodeTable,
-        settings: PlanSettings,
-        *,
-        epoch: int = 0,
-        part: Part = _WHOLE,
-        stage: int = 0,
-        windows: Sequence[Window] | None = None,
-    ) -> None:
-        super().__init__(table, episodes, settings, epoch=epoch, part=part, windows=windows)
-        self._key = key_of_stage(settings, epoch, stage)
+    def _lay_out(self, table: ClipTable, stage: int) -> None:
+        settings, part, episodes = self.settings, self.part, self._episodes
+        self._key = key_of_stage(settings, self.epoch, stage)
         self._repeats = table.repeats
         # Episodes count by their place in the selection: rows may differ between datasets.
         self._selected = table.selected

@@ -21,6 +21,7 @@ from seqrecord.sampling.windows import Window
 
 __all__ = ["GroupPlan", "Plan"]
 
+_WHOLE = Part()
 _CLIPS_AT_ONCE = 1 << 15  # rounds are computed in groups of about so many clips
 _CLIPS_AT_FIRST = 1 << 11  # … an epoch's first ones in smaller groups: batches wait for these
 
@@ -42,7 +43,9 @@ class GroupPlan:
 class Plan(ABC):
     """The plan of one part of one epoch: rounds of cursors, whose clips are one stream of batches.
 
-    A subclass says in its `__init__` what follows, and in which order a round's clips come.
+    `windows` are what clips use of each group of `episodes`; by default whole clips of all. In an
+    epoch whose parts have changed `stage` times, `table` has what was left of it (see `rest`). A
+    subclass lays out the clips, and says in which order a round's clips come.
     """
 
     settings: PlanSettings
@@ -71,15 +74,21 @@ class Plan(ABC):
         episodes: EpisodeTable,
         settings: PlanSettings,
         *,
-        epoch: int,
-        part: Part,
-        windows: Sequence[Window] | None,
+        epoch: int = 0,
+        part: Part = _WHOLE,
+        stage: int = 0,
+        windows: Sequence[Window] | None = None,
     ) -> None:
         self.settings, self.epoch, self.part = settings, epoch, part
         self._spec, self._episodes = table.spec, episodes
         self._windows = tuple(windows or [Window.of(table.spec)] * len(episodes.groups))
         self.leading = episodes.leading
         self._batch_size = settings.batch_size or 1
+        self._lay_out(table, stage)
+
+    @abstractmethod
+    def _lay_out(self, table: ClipTable, stage: int) -> None:
+        """Set what follows from the clips: all attributes above that are not arguments."""
 
     def __repr__(self) -> str:
         return (

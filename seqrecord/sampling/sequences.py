@@ -58,14 +58,13 @@ COLUMNS = ("is_first", "is_last")
 """What batches tell of their clips."""
 
 _EPISODES = 4  # what a random number is for: no use of the other modules has this number
-_WHOLE = Part()
 
 
 class SequencePlan(Plan):
     """The plan of one part of one epoch, of which each row of a batch follows an episode.
 
-    The arguments are those of `EpochPlan`; `settings` are those of `sequence_settings`. With
-    `shuffle` episodes come in an order drawn from seed and epoch, else in that of `table`.
+    `settings` are those of `sequence_settings`. With `shuffle` episodes come in an order drawn from
+    seed and epoch, else in that of `table`.
 
     All parts have equally many batches, full ones but for the last, and equally many clips: a part
     that has one less than others gives one that another gives too. Sequences are cut for that,
@@ -82,21 +81,11 @@ class SequencePlan(Plan):
     num_cut: int  # of this part's rows, that begin inside a sequence
     num_sequences: int  # of this part; one that is cut counts in each of its rows
 
-    def __init__(
-        self,
-        table: ClipTable,
-        episodes: EpisodeTable,
-        settings: PlanSettings,
-        *,
-        epoch: int = 0,
-        part: Part = _WHOLE,
-        stage: int = 0,
-        windows: Sequence[Window] | None = None,
-    ) -> None:
-        super().__init__(table, episodes, settings, epoch=epoch, part=part, windows=windows)
+    def _lay_out(self, table: ClipTable, stage: int) -> None:
+        settings, episodes = self.settings, self._episodes
         self._repeats = False  # in one part
 
-        rows, full = _rows_of(table, settings, epoch, part, stage)
+        rows, full = _rows_of(table, settings, self.epoch, self.part, stage)
         self.num_repeated, self.num_cut = rows.num_repeated, rows.num_cut
         start, stop = rows.start, rows.stop
         total = int((stop - start).sum())
