@@ -118,14 +118,10 @@ def batches_left(
     """
     left = rest.left or 0
     if isinstance(stop, int):
-        of_rank = -(-left // (num_parts // workers))
-        return (of_rank + workers - 1 - worker) // workers
-    if rest.epoch:
+        stop = -(-left // (num_parts // workers))
+    elif rest.epoch:
         return left // num_parts if stop == "first" else -(-left // num_parts)
-    slots = [length / share for length, share in zip(lengths, shares, strict=True)]
-    if stop == "first":
-        return int(min(slots) // batch_size)
-    return int(-(-max(slots) // batch_size))
+    return count_batches(stop, lengths, shares, batch_size, worker=worker, workers=workers, least=0)
 
 
 def count_batches(
@@ -136,18 +132,18 @@ def count_batches(
     *,
     worker: int,
     workers: int,
+    least: int = 1,
 ) -> int:
     """The batches of an epoch of one part, from counts that are the same on all ranks.
 
     `lengths` are the clips of an epoch of each source, in this part. A source of `n` clips with a
     share `p` gives its last one within `n / p` slots: "first" ends before the batch in which the
     first source would begin again, "longest" with the batch in which the last one has given all.
-    An integer is shared among a rank's workers.
+    An integer is shared among a rank's workers. "first" gives `least` batches at least.
     """
+    if isinstance(stop, int):
+        return (stop + workers - 1 - worker) // workers
+    slots = [length / share for length, share in zip(lengths, shares, strict=True)]
     if stop == "first":
-        slots = min(length / share for length, share in zip(lengths, shares, strict=True))
-        return max(1, int(slots // batch_size))
-    if stop == "longest":
-        slots = max(length / share for length, share in zip(lengths, shares, strict=True))
-        return int(-(-slots // batch_size))
-    return (stop + workers - 1 - worker) // workers
+        return max(least, int(min(slots) // batch_size))
+    return int(-(-max(slots) // batch_size))
