@@ -146,7 +146,7 @@ class MixLoader:
             ranks = self.ranks.current().count
             workers = part.count // ranks if part.count % ranks == 0 else 1
         worker = part.index % workers
-        lengths = [loader.epoch_length(0, part.count) for loader in self.loaders.values()]
+        lengths = [loader.length(0, part.count) for loader in self.loaders.values()]
         num_batches = count_batches(
             self.stop,
             [max(1, length) for length in lengths],
@@ -182,10 +182,9 @@ class MixLoader:
         """The clips that each source has left of its first epoch, in a part."""
         found = []
         for loader, source in zip(self.loaders.values(), rest.sources, strict=True):
-            if stages := source.stages(0):
-                found.append(loader.length_left(0, stages, num_parts))
-            else:
-                found.append(0 if source.following else loader.epoch_length(0, num_parts))
+            stages = source.stages(0)
+            is_over = source.following and not stages
+            found.append(0 if is_over else loader.length(0, num_parts, stages))
         return found
 
     def start(

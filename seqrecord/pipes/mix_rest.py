@@ -68,9 +68,9 @@ def _rest_of(
     first, last = min(places)[0], max(places)[0]
     pending: list[tuple[int, Stages]] = []
     following = first
-    for epoch in range(first, max(last, *old, first) + 1 if old else last + 1):
+    for epoch in range(first, max([last, *old]) + 1):
         stages = old.get(epoch, ())
-        length = _length(loader, epoch, stages, count)
+        length = loader.length(epoch, count, stages)
         clips = tuple(
             length if place > epoch else total - begin if place == epoch else 0
             for total, (place, begin) in zip(given, places, strict=True)
@@ -82,9 +82,3 @@ def _rest_of(
             pending.append((epoch, stages))
             following = epoch + 1
     return SourceRest(tuple(pending), following)
-
-
-def _length(loader: SourceLoader, epoch: int, stages: Stages, num_parts: int) -> int:
-    if stages:
-        return loader.length_left(epoch, stages, num_parts)
-    return loader.epoch_length(epoch, num_parts)

@@ -115,14 +115,11 @@ class SourceLoader(ClipLoader):
         self._fits.clear()
         self._fit(1)
 
-    def epoch_length(self, epoch: int, num_parts: int) -> int:
-        """How many clips each of so many parts has of an epoch."""
-        return self._clips_before(epoch + 1, num_parts) - self._clips_before(epoch, num_parts)
-
-    def length_left(self, epoch: int, stages: Stages, num_parts: int) -> int:
-        """How many clips each of so many parts has of what some stages have left of an epoch."""
-        key = epoch, stages
-        if key not in self._left:
+    def length(self, epoch: int, num_parts: int, stages: Stages = ()) -> int:
+        """How many clips each of so many parts has of an epoch, or of what stages have left."""
+        if not stages:
+            return self._clips_before(epoch + 1, num_parts) - self._clips_before(epoch, num_parts)
+        if (key := (epoch, stages)) not in self._left:
             self._left[key] = self.clips_left(epoch, stages).num_clips
         return -(-self._left[key] // num_parts)
 
@@ -133,7 +130,7 @@ class SourceLoader(ClipLoader):
         first, skipped = 0, 0
         if rest is not None:
             for epoch, stages in rest.pending:
-                length = self.length_left(epoch, stages, num_parts)
+                length = self.length(epoch, num_parts, stages)
                 if clip < first + length:
                     return epoch, first
                 first += length
