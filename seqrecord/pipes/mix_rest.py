@@ -28,13 +28,10 @@ def rest_after(mix: MixLoader, state: MixState) -> MixRest:
     ]
     given = [plan.given(batch) for plan, batch in zip(plans, state.batches, strict=True)]
     before = plans[0].rest
+    went_on = before is not None and before.epoch == state.epoch and before.left is not None
     left = None
-    if any(state.batches) or (before is not None and before.epoch == state.epoch):
-        left = ranks * sum(
-            plan.num_batches - batch for plan, batch in zip(plans, state.batches, strict=True)
-        )
-        if before is not None and before.epoch == state.epoch and before.left is None:
-            left = left if any(state.batches) else None
+    if any(state.batches) or went_on:
+        left = ranks * (sum(plan.num_batches for plan in plans) - sum(state.batches))
     sources = []
     for number, (name, loader) in enumerate(mix.loaders.items()):
         own = None if before is None else before.sources[number]
