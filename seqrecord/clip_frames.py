@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.clip_times import TimedWindow
-from seqrecord.clips import ClipSpec
 from seqrecord.grids import IntArray
 from seqrecord.last_known import LastKnown
 
@@ -85,12 +84,6 @@ class ClipFrames:
     timed: Mapping[str, TimedWindow] = field(default_factory=dict)
     known: Mapping[str, LastKnown] = field(default_factory=dict)
     rated: Mapping[str, RatedOffsets] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, spec: ClipSpec, features: Iterable[str], num_frames: IntArray) -> ClipFrames:
-        """Whole clips of all features."""
-        offsets = np.arange(spec.length) * spec.dilation
-        return cls(dict.fromkeys(features, offsets), num_frames)
 
     @property
     def lengths(self) -> dict[str, int]:

@@ -209,7 +209,7 @@ def test_single_frames_are_disjoint_unless_one_comes_again(again: bool) -> None:
     plan = EpochPlan(table, episodes, settings)
     assert plan.num_rounds == 1
     assert table.repeats == again
-    assert plan.is_disjoint == (not again)
+    assert all(plan.disjoint_groups) == (not again)
 
 
 def test_frames_between_far_clips_of_one_long_chunk_count() -> None:

@@ -25,7 +25,7 @@ def taken(fitted: Fit, plan: EpochPlan, *, fixed: bool) -> int:
             assert rows >= group.max_resident_frames
     else:
         assert fixed
-        assert plan.is_disjoint
+        assert all(plan.disjoint_groups)
         assert memory.prefetch >= plan.most_batches
     together = fitted.together(memory, 32)
     batches, chunks = memory.prefetch + CONSUMER, memory.max_loads + memory.max_ahead

@@ -199,11 +199,11 @@ def test_clips_of_whole_chunks_hold_nothing_but_themselves() -> None:
     chosen = sequence_settings(PlanSettings(batch_size=4, order="sequences"), 16)
     plan = SequencePlan(table, episodes, chosen)
     assert plan.groups[0].max_resident_frames == 4 * 16
-    assert plan.is_disjoint
+    assert all(plan.disjoint_groups)
     table = enumerate_clips(ClipSpec(12, 12), episodes, np.arange(9))
     plan = SequencePlan(table, episodes, chosen)
     assert plan.groups[0].max_resident_frames == 4 * 16
-    assert not plan.is_disjoint
+    assert not all(plan.disjoint_groups)
 
 
 @given(requests())

@@ -49,7 +49,7 @@ def check_source(name: str, options: LoaderOptions) -> None:
             expected=f"a loader without {', '.join(given)}; give SeqRecordMix what it has of these",
             got=", ".join(f"{n}={getattr(options, n)!r}" for n in given),
         )
-    if getattr(options, "order", "clips") == "sequences":
+    if options.order == "sequences":
         raise ClipError(
             f"source {name!r} of a mix gives sequences, whose clips continue from batch to batch",
             expected="a source without order",

@@ -119,11 +119,6 @@ class Plan(ABC):
         round emits."""
         return tuple(map(self._is_disjoint, range(len(self._windows))))
 
-    @property
-    def is_disjoint(self) -> bool:
-        """Whether all groups are."""
-        return all(self.disjoint_groups)
-
     @cached_property
     def most_batches(self) -> int:
         """The most batches that the clips of one round are part of."""
