@@ -14,12 +14,12 @@ __all__ = ["SLOW", "look_at_consumer"]
 SLOW = "collates single clips into memory that is fresh each time, which is slow"
 
 
-def look_at_consumer(epochs: object, loader: Any) -> None:
-    """Tell of who collates batches, or clips in a slow way.
+def look_at_consumer(epochs: Any) -> None:
+    """Tell of who collates batches of these `Epochs`, or their clips in a slow way.
 
-    `epochs` are those of `loader`, a `ClipLoader`. A DataLoader is told of from where it is, not
-    from its workers.
+    A DataLoader is told of from where it is, not from its workers.
     """
+    loader = epochs.loader
     if loader.batch_size is None and is_in_default_chain():
         say_once(
             f".collate() {SLOW}, here clips of {loader.selection.longest_window} frames: "

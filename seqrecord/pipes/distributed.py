@@ -19,7 +19,7 @@ from seqrecord.pipes.callers import is_distributed_by_accelerate
 from seqrecord.pipes.checks import check_rank
 from seqrecord.sampling import Part
 
-__all__ = ["Rank", "Ranks", "items_beside", "say_once", "worker_threads"]
+__all__ = ["Ranks", "items_beside", "say_once", "this_worker", "worker_threads"]
 
 _logger = logging.getLogger("seqrecord")
 _lock = threading.Lock()
@@ -77,7 +77,7 @@ class Ranks:
 
     def part(self) -> Part:
         """The part of this rank and worker: parts are numbered rank by rank, worker by worker."""
-        rank, (worker, workers) = self.current(), _worker()
+        rank, (worker, workers) = self.current(), this_worker()
         return Part(rank.number * workers + worker, rank.count * workers)
 
     def parts_of_workers(self, num_workers: int) -> list[Part]:
@@ -94,7 +94,7 @@ class Ranks:
 
         Raises `ClipError` where the filter distributes to other ranks than the given ones.
         """
-        rank, (_, workers) = self.current(), _worker()
+        rank, (_, workers) = self.current(), this_worker()
         if num_instances == 1:
             return self.part()
         if num_instances == workers:
@@ -135,7 +135,7 @@ def items_beside(num_items: int, num_workers: int) -> int | None:
 
 def worker_threads() -> int:
     """This process's share of the cores."""
-    return max(1, usable_cores() // _worker()[1])
+    return max(1, usable_cores() // this_worker()[1])
 
 
 def say_once(notice: str) -> None:
@@ -156,7 +156,8 @@ def say_once(notice: str) -> None:
     _logger.warning("%s", notice)
 
 
-def _worker() -> tuple[int, int]:
+def this_worker() -> tuple[int, int]:
+    """This DataLoader's worker, and how many there are; the only one outside of workers."""
     info = get_worker_info()
     return (info.id, info.num_workers) if info is not None else (0, 1)
 

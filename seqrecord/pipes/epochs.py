@@ -8,28 +8,26 @@ import os
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
-from itertools import repeat
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from seqrecord.engine.engine import Engine
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError, MemoryLimitError, StateError
 from seqrecord.pipes.clip_loader import Clip, ClipLoader
 from seqrecord.pipes.collated import Collated
 from seqrecord.pipes.consumers import look_at_consumer
+from seqrecord.pipes.iteration import Iteration
 from seqrecord.pipes.shuffled import ShuffledBatches
 from seqrecord.pipes.states import Sharing, Stages, State, parse_settings
 from seqrecord.pipes.worker_epochs import WorkerEpochs
 from seqrecord.sampling import Part
 from seqrecord.sampling.rest import Stage
 
-__all__ = ["Epochs", "share_all", "sharing_of"]
+__all__ = ["Epochs", "share_all"]
 
 _MAX_EPOCH = (1 << 63) - 1
-_POP = list.pop
 
 
 class Epochs:
@@ -49,7 +47,7 @@ class Epochs:
         self.loader = loader
         self._epoch = 0
         self._stages: Stages = ()  # of the epoch, that are over
-        self._batch = 0  # delivered in this stage, with those in `_counted`
+        self._batch = 0  # delivered in this stage before `_moving`
         self._sharing: Sharing | None = None  # of the batches counted
         self._saved: State | None = None  # the position that was loaded, until it is begun
         self._begun = False  # batches of this epoch were asked for
@@ -57,11 +55,9 @@ class Epochs:
         self._offered = False  # an iteration of this epoch was made, and maybe not begun
         self._loaded: int | None = None  # the process that loaded this position, until it is begun
         self._in_workers = False  # it is they who have begun this epoch
-        self._iteration: object = None  # the one that moves the position
-        self._engine: Engine | None = None
-        self._waiting: list[Any] = []  # clips that the engine has given, and nobody has
-        self._counted: list[Any] = []  # those of them that are in `_batch`
-        self._stats = EngineStats()
+        self._offer: object = None  # stands for the iteration that was made last
+        self._moving: Iteration | None = None  # it, once it is begun: it moves the position
+        self._last: Iteration | None = None  # the one that was begun last
         self._counts = {"clips_dropped": 0, "clips_repeated": 0}  # of the part, see `Plan.counts`
         self._workers = WorkerEpochs()
         _alive.add(self)
@@ -76,10 +72,9 @@ class Epochs:
         return {
             **self.__dict__,
             "_batch": self._delivered,
-            "_engine": None,
-            "_waiting": [],
-            "_counted": [],
-            "_iteration": None,
+            "_offer": None,
+            "_moving": None,
+            "_last": None,
             "_workers": WorkerEpochs(counter, self._workers.note),
         }
 
@@ -94,7 +89,8 @@ class Epochs:
         For them it is the one after that which they have begun last.
         """
         self._follow_workers()
-        return self._epoch + (self._begun and self._engine is None)
+        is_open = self._last is not None and self._last.is_open
+        return self._epoch + (self._begun and not is_open)
 
     @property
     def is_begun(self) -> bool:
@@ -116,13 +112,10 @@ class Epochs:
         loaded that is in the middle of an epoch of other parts, and does not tell where they all
         are.
         """
-        if self._engine is not None:
-            self._engine.close()  # its memory must be free before the next one's is taken
-            self._engine = None
-            self._drop_waiting()
-            self._stats.trace.close()
-        sharing = sharing_of(part)
-        look_at_consumer(self, self.loader)
+        if self._last is not None:
+            self._last.end()  # its memory must be free before the next one's is taken
+        sharing = Sharing.of(part)
+        look_at_consumer(self)
         self._follow_workers()
         loaded = self._epoch if self._loaded == os.getpid() else None
         if (epoch := self._workers.begin(loaded)) is not None:
@@ -133,8 +126,8 @@ class Epochs:
         if self._saved is not None and self._continues(self._saved, sharing):
             self.loader.use_state(self._saved)
         self._sharing, self._offered = sharing, True
-        self._iteration = iteration = object()
-        return self._run(iteration, part, sharing, shuffled, collated)
+        self._offer = offer = object()
+        return self._run(offer, part, sharing, shuffled, collated)
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is of this epoch, from its start; one that runs does not change.
@@ -149,9 +142,9 @@ class Epochs:
         _check_epoch(epoch)
         self._follow_workers()
         if epoch != self._epoch or self._begun:
-            iteration = None if self._begun else self._iteration
+            offer = None if self._begun else self._offer
             self._go_to(epoch)
-            self._iteration = iteration
+            self._offer = offer
         if get_worker_info() is not None:
             self._loaded = os.getpid()  # it holds for this worker's next iteration
         self._publish()
@@ -167,7 +160,7 @@ class Epochs:
         self._check_position("SeqRecordStream")
         if self._saved is not None and self._sharing is None:
             return self._saved.to_json()
-        sharing = self._sharing or sharing_of(part)
+        sharing = self._sharing or Sharing.of(part)
         over = self._ended and not at_end and get_worker_info() is None
         epoch, stages = (self._epoch + 1, ()) if over else (self._epoch, self._stages)
         return State(
@@ -196,7 +189,7 @@ class Epochs:
         self.loader.check_state(saved)
         num_parts, begun, note = saved.sharing.num_parts, any(saved.batches), b""
         if begun or saved.stages or num_parts == part.count:
-            self._check_batches(saved)
+            self.loader.check_batches(saved)
             if saved.settings.batch_size == self.loader.batch_size:
                 try:
                     self.loader.use_state(saved)
@@ -213,12 +206,8 @@ class Epochs:
     def stats(self) -> dict[str, Any]:
         """What the last iteration has done so far, and what limits it, in words."""
         clips = self.loader.clips(self._epoch)
-        report = self._stats.report()
-        if self.loader.batch_size is None:
-            report["clips"] -= len(self._waiting)
-            report["batches"] -= len(self._waiting)
         return {
-            **report,
+            **self._report(),
             "clips_incomplete": clips.num_incomplete,
             **self._counts,
             "clips_outside": clips.num_outside,
@@ -229,91 +218,47 @@ class Epochs:
 
     def _run(
         self,
-        iteration: object,
+        offer: object,
         part: Part,
         sharing: Sharing,
         shuffled: ShuffledBatches | None,
         collated: Collated | None,
-    ) -> Iterator[Any]:
-        if self._iteration is not iteration:
+    ) -> Iterator[Clip]:
+        if self._offer is not offer:
             raise ClipError("this iteration was ended: another one has begun")
         self._begun, self._loaded, self._sharing, self._saved = True, None, sharing, None
         self._publish()
-        stages = {"stages": self._stages} if self._stages else {}
-        plan = self.loader.plan(self._epoch, part, **stages)
+        plan = self.loader.plan(self._epoch, part, self._stages)
         # Without `equal`, another rank may have had a batch more than this one has.
         self._batch = min(self._batch, plan.num_batches)
-        trace = self.loader.trace()
-        self._stats = stats = EngineStats(trace=trace)
         self._counts = plan.counts
-        more: dict[str, Any] = {**stages}
-        if shuffled is not None:  # never of a mix, whose loader does not take it
-            more["shuffled"] = shuffled
-        if collated is not None:
-            more["collated"] = collated
-        engine = self.loader.start(plan, **more, batch=self._batch, stats=stats)
-        self._engine = engine
-        clips: list[Any] = []
-        is_single = self.loader.batch_size is None
-        try:
-            number = self._batch
-            for batch in engine:
-                if not (is_single and len(batch) > 1):
-                    clips = [self.loader.clip(batch, plan, number)]
-                elif collated is None:
-                    clips = self.loader.singles(batch, plan)
-                else:
-                    clips = self.loader.rows(batch, plan)
-                del batch  # so that its memory is the consumer's alone to keep, and the clips' too
-                number += len(clips)
-                clips.reverse()
-                self._waiting = clips
-                if self._iteration is iteration:
-                    self._batch, self._counted = number, clips
-                try:
-                    if not trace.is_on:
-                        # No work for each clip: of small ones there are 100,000 a second.
-                        yield from map(_POP, repeat(clips, len(clips)))
-                    while clips:
-                        with trace.span("consumer"):
-                            yield clips.pop()
-                except IndexError:  # nothing is left where this iteration was ended
-                    if clips:
-                        raise
-            engine.close()
-            if self._iteration is iteration:
-                self._ended = True
-        finally:
-            engine.drop()
-            trace.close()
-            if self._engine is engine:
-                self._engine = None
-            if self._waiting is clips:
-                self._drop_waiting()
+        self._last = self._moving = iteration = Iteration(
+            self.loader,
+            plan,
+            self._stages,
+            batch=self._batch,
+            shuffled=shuffled,
+            collated=collated,
+        )
+        yield from iteration.clips()
+        if self._moving is iteration:
+            self._ended = True
 
     @property
     def _delivered(self) -> int:
         """Batches of this stage that somebody has got."""
-        return self._batch - len(self._counted)
+        return self._batch if self._moving is None else self._moving.delivered
 
-    def _drop_waiting(self) -> None:
-        """Forget clips that nobody will get, and that nobody has got them."""
-        count = len(self._waiting)
-        if self._counted is self._waiting:
-            self._batch -= count
-        if self.loader.batch_size is None:
-            # Without the lock, which a fork may never get: only the consumer counts these.
-            self._stats.clips -= count
-            self._stats.batches -= count
-        self._waiting.clear()
+    def _report(self) -> dict[str, Any]:
+        """What the last iteration has done."""
+        return EngineStats().report() if self._last is None else self._last.report()
 
     def _go_to(self, epoch: int) -> None:
         """To the start of an epoch."""
         _check_epoch(epoch)
         self._epoch, self._stages, self._batch, self._sharing = epoch, (), 0, None
-        self._counted = []
         self._begun = self._ended = self._offered = self._in_workers = False
-        self._iteration = self._loaded = self._saved = None
+        self._offer = self._moving = self._loaded = self._saved = None
 
     def _join(self, epoch: int) -> None:
         """To an epoch that other processes begin, at the place in it that was loaded.
@@ -362,8 +307,7 @@ class Epochs:
         """
         if not (self._offered and (self._batch or self._stages) and self._sharing == sharing):
             return False
-        stages = {"stages": self._stages} if self._stages else {}
-        return self._delivered >= self.loader.plan(self._epoch, part, **stages).num_batches
+        return self._batch >= self.loader.plan(self._epoch, part, self._stages).num_batches
 
     def _check_position(self, kind: str) -> None:
         """Raise `StateError` where worker processes have the position; `kind` can be resumed so."""
@@ -376,20 +320,11 @@ class Epochs:
                 got=f"a state_dict() asked for while workers run, or have run, epoch {self._epoch}",
             )
 
-    def _check_batches(self, state: State) -> None:
-        num_batches = self.loader.most_batches(state)
-        if max(state.batches) > num_batches:
-            raise StateError(
-                "the saved state is beyond the end of its epoch",
-                expected=f"at most {num_batches} batches",
-                got=max(state.batches),
-            )
-
     # ---- with worker processes
 
     def share(self) -> None:
         """Have a counter that goes to processes which this one starts."""
-        look_at_consumer(self, self.loader)
+        look_at_consumer(self)
         self._follow_workers()
         self._workers.share(self._epoch + self._begun)
 
@@ -427,12 +362,6 @@ class Epochs:
         self.loader.use_settings(parse_settings(said["settings"]), said["num_parts"])
 
 
-def sharing_of(part: Part) -> Sharing:
-    """Who has a part: this process, or this worker of a DataLoader."""
-    worker = get_worker_info()
-    return Sharing.of(part, worker.id, worker.num_workers) if worker else Sharing.of(part, 0, 1)
-
-
 def _check_epoch(epoch: int) -> None:
     if not 0 <= epoch <= _MAX_EPOCH:
         raise ClipError("not an epoch", expected=f"an integer of 0 to {_MAX_EPOCH}")
@@ -450,7 +379,8 @@ def share_all() -> None:
 def _end_in_fork() -> None:
     """An iteration does not continue in a forked process, nor with what it has at hand."""
     for epochs in list(_alive):
-        epochs._drop_waiting()
+        if epochs._last is not None:
+            epochs._last.forget()
 
 
 os.register_at_fork(before=share_all, after_in_child=_end_in_fork)

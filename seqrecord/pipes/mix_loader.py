@@ -132,7 +132,7 @@ class MixLoader:
         self,
         epoch: int,
         part: Part,
-        stages: MixRest | None = None,
+        stages: MixRest | tuple[()] | None = None,
         *,
         workers: int | None = None,
     ) -> MixPlan:
@@ -141,7 +141,7 @@ class MixLoader:
         A rank has so many `workers`; by default as many as there are parts to this rank. `stages`
         says where the mix went on with other ranks or workers; epochs before that do not know it.
         """
-        rest = stages if stages is not None and epoch >= stages.epoch else None
+        rest = stages if stages and epoch >= stages.epoch else None
         if workers is None:
             ranks = self.ranks.current().count
             workers = part.count // ranks if part.count % ranks == 0 else 1
@@ -190,7 +190,7 @@ class MixLoader:
     def start(
         self,
         plan: MixPlan,
-        stages: MixRest | None = None,  # noqa: ARG002
+        stages: object = None,  # noqa: ARG002
         *,
         batch: int = 0,
         stats: EngineStats,

@@ -14,7 +14,7 @@ from torch.utils.data import get_worker_info
 
 from seqrecord.engine.stats import STAGES, EngineStats, bottleneck
 from seqrecord.errors import ClipError, StateError
-from seqrecord.pipes.epochs import Epochs, sharing_of
+from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.mix_loader import MixLoader
 from seqrecord.pipes.mix_plan import MixPlan, MixRest
 from seqrecord.pipes.mix_rest import rest_after
@@ -47,9 +47,9 @@ class MixEpochs(Epochs):
         self._check_position("SeqRecordMix")
         if self._at_base and self._sharing is None and self._base is not None:
             return self._base.to_json()
-        sharing = self._sharing or sharing_of(part)
+        sharing = self._sharing or Sharing.of(part)
         over = self._ended and not at_end and get_worker_info() is None
-        epoch, batch = self._epoch + over, 0 if over else self._batch
+        epoch, batch = self._epoch + over, 0 if over else self._delivered
         mix: MixLoader = self.loader
         rest = self._rest(sharing)
         rest = None if rest is not None and epoch < rest.epoch else rest
@@ -136,7 +136,7 @@ class MixEpochs(Epochs):
     def stats(self) -> dict[str, Any]:
         """What the last iteration has done so far: of the mix, and of each source."""
         mix: MixLoader = self.loader
-        own, sources = self._stats.report(), {}
+        own, sources = self._report(), {}
         for name, loader in mix.loaders.items():
             runner = mix.runners.get(name)
             clips = loader.clips(0)

@@ -114,11 +114,8 @@ class Planner:
             _logger.info("%s: %s", self.selection.dataset.url, limited)
         return self._planned(epoch, part, stages, self.settings(part.count, epoch, stages))
 
-    def most_batches(self, state: State) -> int:
-        """How many batches the stage of the epoch has that a state is of, where it has the most.
-
-        Raises `StateError` for a state that is of no epoch.
-        """
+    def check_batches(self, state: State) -> None:
+        """Raise `StateError` for a state that is of no epoch, or beyond the end of its stage."""
         count = state.sharing.num_parts
         last = Part(count - 1, count)
         if state.settings.num_cursors > _MAX_CURSORS:
@@ -132,7 +129,12 @@ class Planner:
             plan = self._planned(state.epoch, last, state.stages, state.settings)
         except ClipError as error:
             raise StateError(f"the saved state is of no epoch: {error}") from error
-        return plan.num_batches
+        if max(state.batches) > plan.num_batches:
+            raise StateError(
+                "the saved state is beyond the end of its epoch",
+                expected=f"at most {plan.num_batches} batches",
+                got=max(state.batches),
+            )
 
     def settings(self, num_parts: int, epoch: int = 0, stages: Stages = ()) -> PlanSettings:
         """The settings of an epoch in so many parts, all of them chosen.

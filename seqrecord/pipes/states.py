@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias, get_args, get_type_hints
 
 from seqrecord.errors import ClipError, StateError
+from seqrecord.pipes.distributed import this_worker
 from seqrecord.sampling import Part, PlanSettings
 from seqrecord.sampling.rest import Stage
 from seqrecord.text import counted
@@ -61,8 +62,9 @@ class Sharing:
     worker: int | None
 
     @classmethod
-    def of(cls, part: Part, worker: int, workers: int) -> Sharing:
-        """That of a part which a rank's worker has, or which all of its workers have."""
+    def of(cls, part: Part) -> Sharing:
+        """That of a part which this process has: a DataLoader's worker, or all of its workers."""
+        worker, workers = this_worker()
         if part.count % workers or part.index % workers != worker:
             worker, workers = 0, 1
         return cls(part.count // workers, workers, worker)
