@@ -35,7 +35,7 @@ class Episode:
     """
 
     def __init__(self, reader: ChunkReader, index: Index, number: int) -> None:
-        self.key: str = index.keys[number].as_py()
+        self.key = index.key(number)
         self._reader = reader
         self._index = index
         self._number = number

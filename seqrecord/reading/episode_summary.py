@@ -243,7 +243,7 @@ def _rows(
     index = dataset.index
     for place, number in enumerate(numbers.tolist()):
         yield EpisodeRow(
-            key=index.keys[number].as_py(),
+            key=index.key(number),
             num_frames=int(index.num_frames[number]),
             num_clips=None if clips is None else int(clips[place]),
             metadata=index.episode_metadata(number),

@@ -101,7 +101,7 @@ def _facts(index: Index, splits: Sequence[str], episode: int) -> EpisodeFacts:
     split, fps = int(index.split[episode]), float(index.fps[episode])
     return EpisodeFacts(
         index.episode_metadata(episode),
-        key=index.keys[episode].as_py(),
+        key=index.key(episode),
         num_frames=int(index.num_frames[episode]),
         fps=fps or None,
         split=None if split == NO_SPLIT else splits[split],

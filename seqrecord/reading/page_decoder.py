@@ -142,7 +142,7 @@ class PageDecoder:
     def _located(self, page: Page, error: CodecError | FormatError) -> CodecError | FormatError:
         """The error with what is known of its place; offsets count from the file's start."""
         error.offset = page.start + (error.offset or 0)
-        key = self._index.keys[page.chunk.episode].as_py()
+        key = self._index.key(page.chunk.episode)
         first, last = page.chunk.first_frame, page.chunk.first_frame + page.chunk.num_frames - 1
         error.located(
             file=self.path_of(page.chunk),

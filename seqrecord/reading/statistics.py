@@ -97,7 +97,7 @@ class _Task:
         collector = StatisticsCollector(Schema([spec]))
         length, span = _span_frames(spec), self.first_span - 1
         for number in self.episodes:
-            episode = self.dataset.episodes[self.dataset.index.keys[number].as_py()]
+            episode = self.dataset.episodes[self.dataset.index.key(number)]
             present = episode.present(self.feature)
             collector.begin(episode.key)
             for first in range(0, len(episode), length):

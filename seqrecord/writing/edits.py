@@ -60,7 +60,7 @@ class _Dataset:
         return found
 
     def key(self, episode: int) -> str:
-        return str(self.index.keys[episode].as_py())
+        return self.index.key(episode)
 
     def copies(self, episodes: Sequence[int]) -> list[str]:
         """The uids of complete episodes of the same keys, which are not in the dataset.
@@ -235,7 +235,7 @@ def _edit(
         before = read_edits(storage, manifest.edits)
         every = {**footers, **_others(storage, sizes)}
         chosen, edits = make(_Dataset(storage, manifest, index, every, before))
-        keys = [str(index.keys[i].as_py()) for i in chosen]
+        keys = [index.key(i) for i in chosen]
         if dry_run or not chosen:
             return keys
         files = put_edits(storage, edits, len(manifest.edits))

@@ -152,7 +152,7 @@ def _units(index: Index, by: str, url: str) -> list[str]:
             raise ClipError(
                 "an episode's metadata lacks the entry that episodes are split by",
                 file=url,
-                episode=index.keys[episode].as_py(),
+                episode=index.key(episode),
                 expected=repr(by),
                 got=", ".join(metadata)[:200] or "no metadata",
             )

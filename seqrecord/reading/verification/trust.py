@@ -100,7 +100,7 @@ def _check_content(storage: Storage, manifest: Manifest, index: Index) -> list[S
         try:
             index.episode_metadata(number)
         except FormatError as error:
-            problems.append(error.located(episode=index.keys[number].as_py()))
+            problems.append(error.located(episode=index.key(number)))
     if (actual := index.fingerprint()) != manifest.fingerprint:
         other = FormatError(
             "the manifest's fingerprint is not that of the index",

@@ -312,7 +312,7 @@ class _State:
         except ChecksumError:
             pass  # one page is broken: read them one by one, for there may be more
         except SeqRecordError as error:
-            result.problems.append(error.located(episode=index.keys[episode].as_py()))
+            result.problems.append(error.located(episode=index.key(episode)))
             return result, []
         sound = []
         for page in pages:
