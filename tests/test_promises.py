@@ -1,4 +1,4 @@
-"""The table of promises in docs/storage.md names tests that are there."""
+"""The table of promises in docs/storage_details.md names tests that are there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TESTS = Path(__file__).parent
 
 
 def test_the_tests_that_the_table_names_are_there() -> None:
-    text = (TESTS.parent / "docs/storage.md").read_text("utf-8")
+    text = (TESTS.parent / "docs/storage_details.md").read_text("utf-8")
     table, _, rest = text.partition("## What each storage guarantees")[2].partition(
         "The tests that show it:"
     )

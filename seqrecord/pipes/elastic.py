@@ -29,7 +29,7 @@ def elastic_state(loader_state: Mapping[str, Any], *others: Mapping[str, Any]) -
         loader = StatefulDataLoader(stream, batch_size=None, num_workers=3)
 
     Where ranks, workers and `batch_size` are those of the state, each goes on where it was. Else
-    what all of them have not given in this epoch is planned anew (see docs/order.md).
+    what all of them have not given in this epoch is planned anew (see docs/ranks.md).
 
     Args:
         loader_state: the `state_dict()` of a torchdata `StatefulDataLoader` around a

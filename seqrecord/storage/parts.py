@@ -1,7 +1,8 @@
 """Parts: small files that hold the bytes of an upload until the upload is one file.
 
-docs/storage.md, "Parts", has their bytes. The parts of `records/a` are `parts/records/a/00000` and
-so on. A part that begins before the end of those before it replaces what they have from there on.
+docs/storage_details.md, "Parts", has their bytes. The parts of `records/a` are
+`parts/records/a/00000` and so on. A part that begins before the end of those before it replaces
+what they have from there on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a writer begins with: what is there, what it recovers of it, and which ordinals are its own.
 
 Any number of writers may write to one destination at the same time. Each has files that no other
-writer touches, and commits with one conditional write; see docs/storage.md.
+writer touches, and commits with one conditional write; see docs/storage_details.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Training with Accelerate, in the ways that docs/order.md has for it."""
+"""Training with Accelerate, in the ways that docs/ranks.md has for it."""
 
 from __future__ import annotations
 
