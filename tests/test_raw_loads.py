@@ -234,7 +234,8 @@ def test_whole_chunks_take_few_calls_to_the_storage(
         rows = [some[:count] for some in _hundreds(4)]
         job.check([(e, 0, count) for e in (4, 0, 3, 1)], rows)
     assert len(asked) == calls
-    assert sum(asked) == job.stats.report()["bytes_read"] == 4 * 100 * (3200 + 16)
+    assert job.stats.report()["bytes_read"] == 4 * 100 * (3200 + 16)
+    assert 0 <= sum(asked) - 4 * 100 * (3200 + 16) < 4096, "a few bytes between pages"
 
 
 def test_two_loads_want_the_same_frame(sounds: Path) -> None:

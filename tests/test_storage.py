@@ -5,12 +5,14 @@ import errno
 import gc
 import os
 import pickle
+import random
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +113,28 @@ def test_more_files_than_handles(tmp_path: Path) -> None:
     assert _open_fds() <= before + 3
     storage.close()
     assert _open_fds() <= before
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ranges_that_follow_each_other(tmp_path: Path, seed: int) -> None:
+    """Read in one call or in several, of any lengths, empty ones too, and more than a call takes."""
+    rng = random.Random(seed)
+    data = rng.randbytes(4000)
+    (tmp_path / "file").write_bytes(data)
+    storage = LocalStorage(tmp_path)
+    cuts = sorted(rng.choices(range(4001), k=2500))
+    ranges = [ByteRange(*pair) for pair in pairwise(cuts)]
+    for at in sorted(rng.sample(range(len(ranges)), 3 * seed), reverse=True):
+        del ranges[at]
+    if seed == 3:
+        rng.shuffle(ranges)
+    buffers = [memoryview(bytearray(item.length)) for item in ranges]
+    storage.read_ranges("file", ranges, buffers)
+    assert [bytes(b) for b in buffers] == [data[item.start : item.stop] for item in ranges]
+    beyond = [ByteRange(3000, 3500), ByteRange(3500, 3990), ByteRange(3990, 4001)]
+    with pytest.raises(StorageError, match="ended early") as caught:
+        storage.read_ranges("file", beyond, [memoryview(bytearray(i.length)) for i in beyond])
+    assert caught.value.offset == 3990
 
 
 def test_a_handle_dropped_while_it_is_read_stays_open(tmp_path: Path) -> None:

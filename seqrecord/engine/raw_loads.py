@@ -29,7 +29,6 @@ from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import SeqRecordError
 from seqrecord.format.pages import aligned, slice_frames
 from seqrecord.reading.raw_chunks import RawChunk, RawChunks
-from seqrecord.schema import FeatureSpec
 
 __all__ = ["RawLoads"]
 
@@ -38,12 +37,17 @@ _AT_ONCE = 1 << 20  # bytes that are read before they are checked
 
 
 class _Task(NamedTuple):
-    """A load of a job, by its number, and its chunk."""
+    """A load of a job, by its number, and its chunk.
+
+    The chunk's pages have `size` bytes, of which `beside` are not read straight into rows.
+    """
 
     number: int
     chunk: RawChunk
     load: Load
     place: Place
+    size: int
+    beside: int
 
 
 class RawLoads:
@@ -64,7 +68,8 @@ class RawLoads:
     ) -> None:
         self._buffers, self._raw, self._stats = buffers, raw, stats
         self._step, self._is_leading = step, is_leading
-        self._frame = sum(spec.nbytes for spec in raw.specs)
+        self._sizes = [(spec.name, spec.nbytes) for spec in raw.specs]
+        self._frame = sum(size for _, size in self._sizes)
         self._slice = sum(slice_frames(spec) * spec.nbytes for spec in raw.specs)
 
     def load(self, loads: Sequence[Load], places: Sequence[Place]) -> list[int]:
@@ -83,10 +88,16 @@ class RawLoads:
         for number, (load, place, chunk) in enumerate(zip(loads, places, found, strict=True)):
             if chunk is None:
                 left.append(number)
-            elif load.count == chunk.num_frames or not self._is_sparse(chunk, load.count):
-                whole.append(_Task(number, chunk, load, place))
+                continue
+            size = sum(chunk.lengths)
+            beside = size - load.count * self._frame
+            if self._is_spread(load):
+                beside = sum(map(aligned, chunk.lengths))
+            task = _Task(number, chunk, load, place, size, beside)
+            if load.count == chunk.num_frames or not self._is_sparse(chunk, load.count):
+                whole.append(task)
             elif self._raw.scattered:
-                sparse.append(_Task(number, chunk, load, place))
+                sparse.append(task)
             else:
                 left.append(number)
         nbytes = frames = 0
@@ -94,7 +105,7 @@ class RawLoads:
             if failed := self._read_whole(some):
                 left += failed
                 some = [task for task in some if task.number not in failed]
-            nbytes += sum(sum(task.chunk.lengths) for task in some)
+            nbytes += sum(task.size for task in some)
             frames += sum(task.load.count for task in some)
             trace.add("fetch", last, last := perf_counter(), chunks=len(some))
         for some in self._together(sparse):
@@ -122,14 +133,13 @@ class RawLoads:
         some: list[_Task] = []
         left = room = 0
         for task in whole:
-            size, beside = sum(task.chunk.lengths), self._beside(task)
-            left, room = left - size, room - beside
+            left, room = left - task.size, room - task.beside
             if some and (left < 0 or room < 0 or task.chunk.file != some[0].chunk.file):
                 yield some
                 some = []
             if not some:
-                left = _AT_ONCE - size if isinstance(task.place.target, Arena) else 0
-                room = size - beside
+                left = _AT_ONCE - task.size if isinstance(task.place.target, Arena) else 0
+                room = task.size - task.beside
             some.append(task)
         if some:
             yield some
@@ -140,19 +150,19 @@ class RawLoads:
         The numbers of loads that are not done, for something is wrong with what was read.
         """
         places = [task.place for task in some]
-        memory = self._buffers.chunks.acquire(sum(map(self._beside, some)))
+        memory = self._buffers.chunks.acquire(sum(task.beside for task in some))
         try:
             with self._buffers.storing(places) as targets:
                 parts: list[list[list[memoryview]]] = []
                 used = 0
                 for task, target in zip(some, targets, strict=True):
-                    through = memory[used : used + self._beside(task)]
-                    parts.append(self._parts(task, target, through.data))
-                    used += len(through)
+                    through = memory.data[used : used + task.beside]
+                    parts.append(self._parts(task, target, through))
+                    used += task.beside
                 chunks = [task.chunk for task in some]
                 are_right = self._raw.read(chunks, parts)
                 for task, target, pages in zip(some, targets, parts, strict=True):
-                    if self._is_spread(task):
+                    if self._is_spread(task.load):
                         self._spread(task, target, pages)
         except (SeqRecordError, OSError):
             return [task.number for task in some]
@@ -160,15 +170,9 @@ class RawLoads:
             self._buffers.chunks.release(memory)
         return [task.number for task, right in zip(some, are_right, strict=True) if not right]
 
-    def _beside(self, task: _Task) -> int:
-        """Bytes of a chunk's pages that are not read straight into rows."""
-        if self._is_spread(task):
-            return sum(map(aligned, task.chunk.lengths))
-        return sum(task.chunk.lengths) - task.load.count * self._frame
-
-    def _is_spread(self, task: _Task) -> bool:
+    def _is_spread(self, load: Load) -> bool:
         """Whether a load's frames are apart in their pages."""
-        return self._step > 1 and task.load.count > 1
+        return self._step > 1 and load.count > 1
 
     def _is_sparse(self, chunk: RawChunk, count: int) -> bool:
         """Whether to read slices of a chunk's pages, for `count` frames, takes less time."""
@@ -194,7 +198,7 @@ class RawLoads:
                 yield some
                 some = []
             if not some:
-                left = sum(item.chunk.lengths)
+                left = item.size
             some.append(item)
             left -= wanted
         if some:
@@ -243,17 +247,17 @@ class RawLoads:
         """Where each page of a chunk is read to, part after part: rows, and memory beside them."""
         chunk, count = task.chunk, task.load.count
         found, used = [], 0
-        if self._is_spread(task):
+        if self._is_spread(task.load):
             for length in chunk.lengths:
                 found.append([through[used : used + length]])
                 used += aligned(length)
             return found
         skipped = task.load.first - chunk.first_frame
         behind = chunk.num_frames - skipped - count
-        for spec in self._raw.specs:
-            parts = _rows(place, spec)
+        for name, size in self._sizes:
+            parts = _rows(place, name, size)
             if skipped or behind:
-                middle, end = used + skipped * spec.nbytes, used + (skipped + behind) * spec.nbytes
+                middle, end = used + skipped * size, used + (skipped + behind) * size
                 parts = [through[used:middle], *parts, through[middle:end]]
                 parts = [part for part in parts if len(part)]
                 used = end
@@ -273,13 +277,13 @@ class RawLoads:
                 done += b - a
 
 
-def _rows(place: Place, spec: FeatureSpec) -> list[memoryview]:
-    """The memory of a place's rows of a feature, part after part."""
-    size, target = spec.nbytes, place.target
+def _rows(place: Place, feature: str, size: int) -> list[memoryview]:
+    """The memory of a place's rows of a feature, part after part; a row has so many bytes."""
+    target = place.target
     if isinstance(target, Arena):
-        memory = target.memory(spec.name)
+        memory = target.memory(feature)
         return [memory[a * size : b * size] for a, b in place.bounds]
-    rows = target[spec.name]
+    rows = target[feature]
     return [memoryview(rows[a:b].reshape(-1).view(np.uint8)) for a, b in place.bounds]
 
 

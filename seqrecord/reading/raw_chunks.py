@@ -22,6 +22,7 @@ from seqrecord.storage.ranges import ByteRange
 __all__ = ["RawChunk", "RawChunks"]
 
 _MOST_BYTES = 1 << 20  # of a chunk's chosen pages: of larger ones a part may be enough
+_MAX_GAP = 4 << 10  # bytes between pages that are read along: one read in place of two
 
 
 class RawChunk(NamedTuple):
@@ -110,8 +111,13 @@ class RawChunks:
         with one that does not.
         """
         ranges, buffers = [], []
+        at = 0
+        between = np.empty(_MAX_GAP, np.uint8).data  # whoever reads next may overwrite it
         for chunk, pages in zip(chunks, targets, strict=True):
             for start, parts in zip(chunk.starts, pages, strict=True):
+                if ranges and 0 < start - at <= _MAX_GAP:
+                    ranges.append(ByteRange(at, start))
+                    buffers.append(between[: start - at])
                 at = start
                 for part in parts:
                     ranges.append(ByteRange(at, at := at + len(part)))

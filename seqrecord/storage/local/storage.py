@@ -29,6 +29,7 @@ from seqrecord.storage.ranges import ByteRange
 __all__ = ["LocalStorage"]
 
 _MAX_HANDLES = 128
+_MAX_PARTS = 512  # of a read: Linux takes 1,024
 
 
 class LocalStorage:
@@ -84,12 +85,19 @@ class LocalStorage:
         check_buffers(ranges, buffers)
         with self._errors(path):
             handle = self._handle(path)
-            fd, preadv = handle.fd, os.preadv
-            for item, buffer in zip(ranges, buffers, strict=True):
-                start, stop = item
-                # One call is mostly enough, and this is done for every few kilobytes of a batch.
-                if preadv(fd, (buffer,), start) != stop - start:
-                    handle.read(item, buffer.cast("B"), self._shown(path))
+            fd, preadv, begin = handle.fd, os.preadv, 0
+            while begin < len(ranges):
+                # What follows each other is read in one call. That is mostly enough, and this is
+                # done for every few kilobytes of a batch.
+                start, stop = ranges[begin]
+                end = begin + 1
+                while end < len(ranges) and ranges[end][0] == stop and end - begin < _MAX_PARTS:
+                    stop = ranges[end][1]
+                    end += 1
+                if preadv(fd, buffers[begin:end], start) != stop - start:
+                    for item, buffer in zip(ranges[begin:end], buffers[begin:end], strict=True):
+                        handle.read(item, buffer.cast("B"), self._shown(path))
+                begin = end
 
     def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
         with self._errors(path):
