@@ -117,7 +117,7 @@ def test_more_files_than_handles(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_ranges_that_follow_each_other(tmp_path: Path, seed: int) -> None:
-    """Read in one call or in several, of any lengths, empty ones too, and more than a call takes."""
+    """Of any lengths, empty ones too, and more than one call of the system takes."""
     rng = random.Random(seed)
     data = rng.randbytes(4000)
     (tmp_path / "file").write_bytes(data)
