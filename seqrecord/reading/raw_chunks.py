@@ -110,7 +110,8 @@ class RawChunks:
         Whether the pages of each chunk match their checksums; `ChunkReader.read` says what is wrong
         with one that does not.
         """
-        ranges, buffers = [], []
+        ranges: list[ByteRange] = []
+        buffers: list[memoryview] = []
         at = 0
         between = np.empty(_MAX_GAP, np.uint8).data  # whoever reads next may overwrite it
         for chunk, pages in zip(chunks, targets, strict=True):
