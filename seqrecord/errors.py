@@ -31,7 +31,8 @@ The ones that a caller would otherwise expect as a builtin are that builtin too:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
     "StorageError",
     "TransientError",
     "VersionError",
+    "located",
 ]
 
 
@@ -113,6 +115,18 @@ class SeqRecordError(Exception):
 
 def _rebuild(cls: type[SeqRecordError], message: str, facts: dict[str, Any]) -> SeqRecordError:
     return cls(message, **facts)
+
+
+@contextmanager
+def located(
+    kind: type[SeqRecordError] | tuple[type[SeqRecordError], ...], **facts: Any
+) -> Iterator[None]:
+    """Errors of these kinds that the block raises get the facts that they do not know yet."""
+    try:
+        yield
+    except kind as error:
+        error.located(**facts)
+        raise
 
 
 class FormatError(SeqRecordError):

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from seqrecord.errors import SourceError
+from seqrecord.errors import SourceError, located
 from seqrecord.schema import Frame, Schema
 from seqrecord.sources.arrays import npy_header
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
@@ -65,11 +65,8 @@ class Folders:
         return [self._info(episode) for episode in self._episodes]
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
-        try:
+        with located(SourceError, episode=info.key):
             yield from read_frames(self._folder(info.key), self.schema())
-        except SourceError as error:
-            error.located(episode=info.key)
-            raise
 
     def exists(self) -> bool:
         """Whether there is an episode below `root`."""

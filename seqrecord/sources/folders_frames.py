@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from seqrecord.errors import SourceError
+from seqrecord.errors import SourceError, located
 from seqrecord.schema import MAX_FRAME_BYTES, EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.arrays import NpyFile, npy_header, read_npy
 from seqrecord.sources.exported import (
@@ -48,11 +48,8 @@ def read_frames(path: Path, schema: Schema) -> Iterator[Frame]:
             if name in found.arrays:
                 frame[name] = np.array(found.arrays[name][index], spec.dtype, order="C")
             elif stem in found.names.get(name, {}):
-                try:
+                with located(SourceError, feature=name, frame=index):
                     frame[name] = _read_frame(found.folders[name] / found.names[name][stem], spec)
-                except SourceError as error:
-                    error.located(feature=name, frame=index)
-                    raise
         yield frame
 
 

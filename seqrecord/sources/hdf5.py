@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.codecs.video.gops import Gop
-from seqrecord.errors import SourceError
+from seqrecord.errors import SourceError, located
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import embedded_format, embedded_spec, embedded_value
@@ -92,12 +92,9 @@ class Hdf5:
         path = self._folder / str(info.metadata.get("file", ""))
         if ".." in path.parts or not is_hdf5_name(path):
             raise SourceError("no such episode", file=str(self.root), episode=info.key)
-        try:
+        with located(SourceError, episode=info.key):
             with open_hdf5(path) as file:
                 yield from self._read(file, path, str(info.metadata.get("group", "/")))
-        except SourceError as error:
-            error.located(episode=info.key)
-            raise
 
     def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop]]:
         """The GOPs of one episode's cameras, of DROID; its frames lack these features."""
@@ -105,12 +102,9 @@ class Hdf5:
         if not any(spec.is_video for spec in schema.values()):
             return {}
         path = self._folder / str(info.metadata.get("file", ""))
-        try:
+        with located(SourceError, episode=info.key):
             with open_hdf5(path) as file:
                 one = recording(file, path, str(info.metadata.get("group", "/")), self.map)
-        except SourceError as error:
-            error.located(episode=info.key)
-            raise
         return {
             name: _gops(info, schema[name], video)
             for name, video in one.videos.items()
@@ -285,7 +279,7 @@ FORMAT = SourceFormat(
 
 
 def _gops(info: EpisodeInfo, spec: FeatureSpec, path: Path) -> Iterator[Gop]:
-    try:
+    with located(SourceError, episode=info.key, feature=spec.name):
         with VideoFile(path) as video:
             check_file(video, spec)
             count = 0
@@ -299,9 +293,6 @@ def _gops(info: EpisodeInfo, spec: FeatureSpec, path: Path) -> Iterator[Gop]:
                 expected=info.num_frames,
                 got=count,
             )
-    except SourceError as error:
-        error.located(episode=info.key, feature=spec.name)
-        raise
 
 
 def _num_frames(one: Recording, path: Path) -> int:

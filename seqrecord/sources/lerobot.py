@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from seqrecord.codecs.video.gops import Gop
-from seqrecord.errors import SchemaError, SourceError
+from seqrecord.errors import SchemaError, SourceError, located
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import embedded_spec
@@ -90,7 +90,7 @@ class LeRobot:
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         episode = self._episode(info)
-        try:
+        with located(SourceError, episode=info.key):
             if not self._depths:
                 yield from self._rows.frames(episode)
                 return
@@ -98,9 +98,6 @@ class LeRobot:
             depths = {name: each.frames(episode, times) for name, each in self._depths.items()}
             for frame in self._rows.frames(episode):
                 yield {**frame, **{name: next(each) for name, each in depths.items()}}
-        except SourceError as error:
-            error.located(episode=info.key)
-            raise
 
     def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop]]:
         """The GOPs of one episode's video features; its frames lack these features."""
@@ -108,11 +105,8 @@ class LeRobot:
         names = [name for name in self.schema() if name in self._videos]
         if not names:
             return {}
-        try:
+        with located(SourceError, episode=info.key):
             times = self._rows.times(episode)
-        except SourceError as error:
-            error.located(episode=info.key)
-            raise
         return {name: self._videos[name].gops(episode, times) for name in names}
 
     def _episode(self, info: EpisodeInfo) -> LeRobotEpisode:

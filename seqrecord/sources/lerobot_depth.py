@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import SourceError
+from seqrecord.errors import SourceError, located
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.lerobot_layout import INFO, LeRobotEpisode, LeRobotFeature
 from seqrecord.sources.lerobot_videos import LastVideo, probed
@@ -112,13 +112,10 @@ class LeRobotDepth:
         timestamps.
         """
         place = episode.videos[self._spec.name]
-        try:
+        with located(SourceError, episode=episode.key, feature=self._spec.name):
             file = self._last.opened(self._root / place.file)
             for frame in read_frames(file, times + place.begin, tolerance=self._tolerance):
                 yield self._metres[_codes(frame, file)]
-        except SourceError as error:
-            error.located(episode=episode.key, feature=self._spec.name)
-            raise
 
     def _check(self, file: VideoFile) -> None:
         _check_pixels(file)

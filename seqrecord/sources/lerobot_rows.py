@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from seqrecord.errors import SourceError
+from seqrecord.errors import SourceError, located
 from seqrecord.schema import FeatureSpec, Frame
 from seqrecord.sources.embedded import embedded_value
 from seqrecord.sources.lerobot_layout import LeRobotEpisode, open_parquet
@@ -113,12 +113,9 @@ class EpisodeRows:
                 if isinstance(column, (np.ndarray, list)):
                     frame[name] = column[row]
                     continue
-                try:
+                with located(SourceError, feature=name, frame=first + row):
                     data = _image(column[row], path)
                     frame[name] = embedded_value(data, self._schema[name], path)
-                except SourceError as error:
-                    error.located(feature=name, frame=first + row)
-                    raise
             yield frame
 
     def _rows_of(self, path: Path, episode: int) -> Iterator[pa.RecordBatch]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.codecs.video.gops import Gop
-from seqrecord.errors import SourceError
+from seqrecord.errors import SourceError, located
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.lerobot_layout import LeRobotEpisode, LeRobotFeature
 from seqrecord.sources.video_files import VideoFile
@@ -55,12 +55,9 @@ class LeRobotVideos:
     def gops(self, episode: LeRobotEpisode, times: npt.NDArray[np.float64]) -> Iterator[Gop]:
         """The frames of an episode's rows, of which `times` are the timestamps."""
         place = episode.videos[self._spec.name]
-        try:
+        with located(SourceError, episode=episode.key, feature=self._spec.name):
             file = self._last.opened(self._root / place.file)
             yield from read_gops(file, times + place.begin, tolerance=self._tolerance)
-        except SourceError as error:
-            error.located(episode=episode.key, feature=self._spec.name)
-            raise
 
 
 def first_video(

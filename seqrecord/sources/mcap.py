@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from seqrecord.errors import SourceError
+from seqrecord.errors import SourceError, located
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.aligning import ALIGNMENTS
 from seqrecord.sources.bag_files import Topic
@@ -105,7 +105,7 @@ class Mcap:
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         path = Path(self.root)
         row = -1
-        try:
+        with located(SourceError, episode=info.key):
             if info.key not in self._recordings:
                 raise SourceError("no such episode", file=str(path))
             recording = self._recordings[info.key]
@@ -116,9 +116,6 @@ class Mcap:
                 for each in values.values():
                     frame |= each
                 yield {name: frame[name] for name in self.schema() if name in frame}
-        except SourceError as error:
-            error.located(episode=info.key)
-            raise
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k not in ("_recordings", "_episodes")}

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from seqrecord.errors import SchemaError, SourceError
+from seqrecord.errors import SchemaError, SourceError, located
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import embedded_spec, embedded_value
@@ -83,7 +83,7 @@ class Rlds:
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         path = self._folder
-        try:
+        with located(SourceError, episode=info.key):
             path, offset = self._place(info.metadata)
             with TfRecordFile(path) as file:
                 data = file.read(file.record_at(offset))
@@ -93,9 +93,6 @@ class Rlds:
             except ValueError as error:
                 raise _not_an_example(path, offset, error) from error
             yield from self._frames(columns, path)
-        except SourceError as error:
-            error.located(episode=info.key)
-            raise
 
     @cached_property
     def _folder(self) -> Path:
@@ -255,13 +252,10 @@ class Rlds:
             for name, column in columns.items():
                 frame[name] = column[number]
                 if name in images:
-                    try:
+                    with located(SourceError, feature=name, frame=number):
                         frame[name] = embedded_value(
                             bytes(column[number]), self.schema()[name], path
                         )
-                    except SourceError as error:
-                        error.located(feature=name, frame=number)
-                        raise
             yield frame
 
 

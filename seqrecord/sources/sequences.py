@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import SourceError
+from seqrecord.errors import SourceError, located
 from seqrecord.schema import CodecConfig, EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo
 from seqrecord.sources.embedded import embedded_value
@@ -153,7 +153,7 @@ class SequenceSource(ABC):
         return self._probed[1]
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
-        try:
+        with located(SourceError, episode=info.key):
             folder = self._folder(info.key)
             sequence = self.open(folder)
             columns = {
@@ -166,17 +166,11 @@ class SequenceSource(ABC):
             for number in range(sequence.num_frames):
                 frame: dict[str, npt.NDArray[Any] | EncodedImage] = {}
                 for name, (column, spec) in columns.items():
-                    try:
+                    with located(SourceError, feature=name, frame=number):
                         value = column.read(number, spec)
-                    except SourceError as error:
-                        error.located(feature=name, frame=number)
-                        raise
                     if value is not None:
                         frame[name] = value
                 yield frame
-        except SourceError as error:
-            error.located(episode=info.key)
-            raise
 
     def relative_key(self, folder: Path) -> str:
         """The path below `root`, or the folder's name if it is `root`."""

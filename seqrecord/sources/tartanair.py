@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from seqrecord.errors import SourceError
+from seqrecord.errors import SourceError, located
 from seqrecord.schema import CodecConfig, FeatureSpec, Frame, Schema
 from seqrecord.sources.arrays import npy_header
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
@@ -90,16 +90,13 @@ class TartanAir:
         return [self._info(trajectory) for trajectory in self._trajectories]
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
-        try:
+        with located(SourceError, episode=info.key):
             trajectory = trajectory_of(Path(self.root), info.key)
             schema, sizes = self._probed
             size = sizes.get(trajectory.layout.version) if trajectory.layout else None
             yield from read_frames(
                 trajectory, schema, size or (0, 0), keep_encoded=self.keep_encoded
             )
-        except SourceError as error:
-            error.located(episode=info.key)
-            raise
 
     def exists(self) -> bool:
         """Whether `root` is a TartanAir tree: named like one, with files that are named so too.

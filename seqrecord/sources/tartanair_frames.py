@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import SourceError
+from seqrecord.errors import SourceError, located
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.arrays import read_npy
 from seqrecord.sources.files import is_file, list_folder
@@ -50,11 +50,8 @@ def read_frames(
         for files, names in pixels.items():
             if frame_id in names:
                 path = trajectory.path / files.folder / names[frame_id]
-                try:
+                with located(SourceError, feature=files.features[0].name, frame=index):
                     frame.update(_read_pixels(files, path, size, keep_encoded))
-                except SourceError as error:
-                    error.located(feature=files.features[0].name, frame=index)
-                    raise
         for name, values in rows.items():
             if index < len(values):
                 frame[name] = values[index]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from seqrecord.codecs.video.gops import Gop
-from seqrecord.errors import SourceError
+from seqrecord.errors import SourceError, located
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.files import find_original
@@ -64,12 +64,9 @@ class Videos:
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         files = self._named(info.key)
-        try:
+        with located(SourceError, episode=info.key):
             with VideoFile(next(iter(files.values()))) as file:
                 ticks, tick = file.ticks(), file.tick
-        except SourceError as error:
-            error.located(episode=info.key)
-            raise
         for each in ticks:
             yield {_TIME: np.float64((each - ticks[0]) * tick)} if _TIME in self.schema() else {}
 
@@ -83,16 +80,13 @@ class Videos:
         }
 
     def _gops(self, key: str, spec: FeatureSpec, files: dict[str, Path]) -> Iterator[Gop]:
-        try:
+        with located(SourceError, episode=key, feature=spec.name):
             if spec.name not in files:
                 folder = next(iter(files.values())).parent
                 raise SourceError("a folder that lacks a camera", file=str(folder))
             with VideoFile(files[spec.name]) as file:
                 check_file(file, spec)
                 yield from read_gops(file)
-        except SourceError as error:
-            error.located(episode=key, feature=spec.name)
-            raise
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k != "_files"}

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import MissingPackageError, SeqRecordError, SourceError, StorageError
+from seqrecord.errors import MissingPackageError, SeqRecordError, SourceError, StorageError, located
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.files import find_original, is_directory, is_file, list_folder
@@ -77,11 +77,8 @@ class ZarrBuffers:
         return self._probed[1]
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
-        try:
+        with located(SourceError, episode=info.key):
             yield from self._read(info)
-        except SourceError as error:
-            error.located(episode=info.key)
-            raise
 
     def __getstate__(self) -> dict[str, Any]:
         state = {k: v for k, v in self.__dict__.items() if k != "_buffers"}
@@ -164,11 +161,8 @@ class ZarrBuffers:
             for _ in range(start, stop):
                 frame: dict[str, npt.NDArray[Any] | str] = {}
                 for feature, rows in readers.items():
-                    try:
+                    with located(SourceError, feature=feature):
                         row = next(rows)
-                    except SourceError as error:
-                        error.located(feature=feature)
-                        raise
                     is_array = schema[feature].value == "array"
                     frame[feature] = (
                         np.asarray(row, schema[feature].dtype) if is_array else str(row)

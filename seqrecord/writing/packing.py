@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from seqrecord.collecting import StatisticsCollector
-from seqrecord.errors import SchemaError
+from seqrecord.errors import SchemaError, located
 from seqrecord.format.manifest import Manifest
 from seqrecord.schema import Frame, Schema
 from seqrecord.version import CREATED_BY
@@ -53,10 +53,8 @@ class Packing:
     ) -> RecordFileWriter:
         """Begin an episode of the record files; `first_frames` tell the features, if need be."""
         if self.files is None:
-            try:
+            with located(SchemaError, episode=key):
                 self._use(infer_schema(first_frames))
-            except SchemaError as error:
-                raise error.located(episode=key) from error.__cause__
         assert self.files is not None
         self.files.begin(
             key,

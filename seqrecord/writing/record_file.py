@@ -10,7 +10,7 @@ import numpy as np
 
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.collecting import StatisticsCollector
-from seqrecord.errors import CodecError, FormatError, FrameError
+from seqrecord.errors import CodecError, FormatError, FrameError, located
 from seqrecord.format import MAX_EPISODE_FRAMES, RECORDS, EpisodePart
 from seqrecord.format.pages import PageCodec
 from seqrecord.format.text import truncated_metadata
@@ -176,7 +176,7 @@ class RecordFileWriter:
         episode = self._episode
         assert episode is not None, "no episode has begun"
         group = self._video.get(name)
-        try:
+        with located(FrameError, episode=episode.key):
             if group is None:
                 raise FrameError(
                     "video for a feature that is none",
@@ -184,8 +184,6 @@ class RecordFileWriter:
                     expected=f"one of {', '.join(self._video) or 'none: the schema has no video'}",
                 )
             group.add_gop(gop)
-        except FrameError as error:
-            raise error.located(episode=episode.key) from error.__cause__
         if self._statistics is not None:
             self._statistics.leave_out(name)
         self._write_full_chunks(group)
@@ -316,11 +314,9 @@ class RecordFileWriter:
     def _write_rest(self, group: Group) -> None:
         assert self._episode is not None
         self._write_full_chunks(group)
-        try:
+        with located(CodecError, episode=self._episode.key):
             while (chunk := group.take_rest()) is not None:
                 self._write_chunk(group, chunk)
-        except CodecError as error:
-            raise error.located(episode=self._episode.key) from error.__cause__
 
     def _write_chunk(self, group: Group, chunk: ReadyChunk) -> None:
         if self._statistics is not None:

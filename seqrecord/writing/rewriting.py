@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from seqrecord.errors import ChecksumError, ConflictError, FormatError, NotFoundError
+from seqrecord.errors import ChecksumError, ConflictError, FormatError, NotFoundError, located
 from seqrecord.format import EpisodePart, Footer
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest, RecordFile
@@ -217,6 +217,7 @@ class _Rewriter:
     def _copy(self, path: str, files: CopiedFiles, show: Callable[[int], None]) -> None:
         """Copy all that lives in a record file, some chunks at once."""
         footer, schema = self._footers[path], self._manifest.schema
+        shown = f"{self._storage.url}/{path}"
         for some in _reads(_living(footer, self._deleted), footer, schema):
             wanted = [page for chunk in some for page in chunk.pages if page.length]
             buffers = [memoryview(bytearray(page.length)) for page in wanted]
@@ -224,11 +225,8 @@ class _Rewriter:
             found = dict(zip(wanted, buffers, strict=True))
             for chunk in some:
                 pages = [found.get(page, b"") for page in chunk.pages]
-                try:
+                with located(ChecksumError, file=shown, episode=chunk.part.key):
                     stored = stored_chunk(footer, schema, chunk.group, chunk.number, pages)
-                except ChecksumError as error:
-                    shown = f"{self._storage.url}/{path}"
-                    raise error.located(file=shown, episode=chunk.part.key) from error.__cause__
                 files.add(chunk.part, stored)
                 self._copied += chunk.length
             show(self._copied)
