@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -28,7 +27,7 @@ import numpy.typing as npt
 from numpy.lib.format import open_memmap
 from PIL import Image
 
-from seqrecord.errors import ClipError, DestinationError, SeqRecordError
+from seqrecord.errors import ClipError, DestinationError
 from seqrecord.format.pages import PageCodec
 from seqrecord.format.text import check_key
 from seqrecord.reading.chunks import ChunkReader, Page
@@ -46,6 +45,7 @@ from seqrecord.sources.files import JUNK, is_junk
 from seqrecord.sources.finding import MAX_DEPTH
 from seqrecord.sources.folders_tree import MAX_METADATA_BYTES, METADATA
 from seqrecord.storage import local_path
+from seqrecord.writing.export_folders import disk_errors, make_empty
 
 __all__ = ["export"]
 
@@ -104,7 +104,7 @@ def _export(
         )
     described = _describe(dataset, key, chosen)
     root = local_path(destination, "destination")
-    with _disk_errors(root, key):
+    with disk_errors("the episode's files", root, key):
         folder = _make_folder(root, key)
         # First of all: files that are missing after an error are noticed.
         (folder / DESCRIPTION).write_text(encode_description(described), encoding="utf-8")
@@ -234,21 +234,6 @@ def _write_metadata(folder: Path, metadata: dict[str, Any]) -> Path:
     return path
 
 
-@contextmanager
-def _disk_errors(root: Path, key: str) -> Iterator[None]:
-    """The system's errors as `DestinationError`."""
-    try:
-        yield
-    except SeqRecordError:
-        raise
-    except OSError as error:
-        raise DestinationError(
-            f"the episode's files cannot be written: {error.strerror or error}",
-            file=str(error.filename or root),
-            episode=key,
-        ) from error
-
-
 def _make_folder(destination: Path, key: str) -> Path:
     """The episode's folder, empty; a key, or a link in its place, can't lead out of the root."""
     root = destination.resolve()
@@ -270,11 +255,5 @@ def _make_folder(destination: Path, key: str) -> Path:
             expected=f"inside {root}",
             got=str(folder.resolve()),
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):
-        raise DestinationError(
-            "the episode's folder is not empty; choose another place, or remove what is in it",
-            file=str(folder),
-            episode=key,
-        )
+    make_empty(folder, "the episode's folder", key)
     return folder

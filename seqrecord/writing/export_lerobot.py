@@ -21,12 +21,13 @@ from typing import Any
 import numpy as np
 
 from seqrecord.codecs.video.gops import Gop
-from seqrecord.errors import ClipError, DestinationError
+from seqrecord.errors import ClipError
 from seqrecord.format.video_pages import parse_video_page
 from seqrecord.reading.episode import Episode
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.reader import DatasetLike, SeqRecordReader, opened
 from seqrecord.storage import local_path
+from seqrecord.writing.export_folders import disk_errors, make_empty
 from seqrecord.writing.lerobot_features import TASK, TIMESTAMP, LeRobotColumns, plan_columns
 from seqrecord.writing.lerobot_meta import EpisodeRow, LeRobotMeta
 from seqrecord.writing.mp4 import shown_only, write_mp4
@@ -76,25 +77,11 @@ def export_lerobot(
         chosen = reader.select(features)
         keys = list(chosen.episodes)
         writer = _Writer(chosen, [chosen.episodes[keys[n]] for n in numbers], fps)
-        root = _empty_folder(destination)
-        writer.write(root)
+        root = local_path(destination, "destination")
+        with disk_errors("the dataset", root):
+            make_empty(root, "the folder")
+            writer.write(root)
         return root
-
-
-def _empty_folder(destination: str | PathLike[str]) -> Path:
-    root = local_path(destination, "destination")
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        if any(root.iterdir()):
-            raise DestinationError(
-                "the folder is not empty; choose another place, or remove what is in it",
-                file=str(root),
-            )
-    except OSError as error:
-        raise DestinationError(
-            f"the folder cannot be written: {error.strerror or error}", file=str(root)
-        ) from error
-    return root
 
 
 class _Writer:
@@ -117,25 +104,19 @@ class _Writer:
                     )
 
     def write(self, root: Path) -> None:
-        try:
-            rows = self._meta.open_rows(root)
-            for number, episode in enumerate(self._episodes):
-                first, file = rows.position, rows.begin_episode(_FILE_BYTES)
-                tasks = self._write_rows(rows, episode, number)
-                videos = {
-                    name: self._write_video(root, name, episode, number)
-                    for name in self._columns.videos
-                }
-                self._meta.add(
-                    EpisodeRow(number, episode.key, len(episode), tasks, file, first, videos)
-                )
-            rows.close()
-            self._meta.write(root, self._reader.statistics, self._episodes)
-        except OSError as error:
-            raise DestinationError(
-                f"the dataset cannot be written: {error.strerror or error}",
-                file=str(error.filename or root),
-            ) from error
+        rows = self._meta.open_rows(root)
+        for number, episode in enumerate(self._episodes):
+            first, file = rows.position, rows.begin_episode(_FILE_BYTES)
+            tasks = self._write_rows(rows, episode, number)
+            videos = {
+                name: self._write_video(root, name, episode, number)
+                for name in self._columns.videos
+            }
+            self._meta.add(
+                EpisodeRow(number, episode.key, len(episode), tasks, file, first, videos)
+            )
+        rows.close()
+        self._meta.write(root, self._reader.statistics, self._episodes)
 
     def _write_rows(self, rows: Any, episode: Episode, number: int) -> list[str]:
         """The rows of an episode; returns its tasks in their order."""

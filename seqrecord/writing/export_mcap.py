@@ -29,6 +29,7 @@ from seqrecord.reading.reader import DatasetLike, opened
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.names import feature_name
 from seqrecord.storage import local_path
+from seqrecord.writing.export_folders import disk_errors
 
 __all__ = ["export_mcap"]
 
@@ -91,15 +92,9 @@ def export_mcap(
                 raise DestinationError("there is something already", file=str(folder), episode=key)
             episode = reader.episodes[key]
             times = _times(episode, fps)
-            try:
+            with disk_errors("the recording", folder, key):
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 _write(rosbag2, store, folder, episode, topics, times)
-            except OSError as error:
-                raise DestinationError(
-                    f"the recording cannot be written: {error.strerror or error}",
-                    file=str(error.filename or folder),
-                    episode=key,
-                ) from error
             folders.append(folder)
         return folders
 
