@@ -28,9 +28,9 @@ from seqrecord.errors import (
 )
 from seqrecord.sources import EpisodeInfo
 from seqrecord.storage import LocalStorage
-from seqrecord.writing import worker_processes
 from seqrecord.writing.cleaning import clean
 from seqrecord.writing.convert import Progress
+from seqrecord.writing.worker_processes import Processes, WorkerEnd
 from tests.made_source import EndlessSource, MadeSource, made_frame
 from tests.storage_doubles import FailAt, FaultyStorage
 
@@ -119,14 +119,14 @@ def test_nobody_waits_for_a_pipe_that_is_not_read() -> None:
     stop = context.RawValue("b", False)
     with receiver, sender:
         os.set_blocking(sender.fileno(), False)
-        worker = worker_processes._Worker(sender, stop)
+        worker = WorkerEnd(sender, stop)
         for _ in range(50_000):
             worker.advance(1)
-        channel = worker_processes._Channel(receiver, stop)
-        first = channel.take()
+        processes = Processes(1, ProcessPoolExecutor(1), receiver, stop)
+        first = processes.take()
         worker.advance(1)
         assert first < 50_000
-        assert first + channel.take() == 50_001
+        assert first + processes.take() == 50_001
 
 
 # Bad episodes

@@ -18,7 +18,7 @@ def values_in_order(episode: Episode, feature: str, numbers: Sequence[int]) -> I
 
     Holds 32 frames, or 1 MiB of smaller ones of a fixed shape. Raises what `Episode.read` raises.
     """
-    spec, present = episode.features[feature], episode.present(feature)
+    present, spec = episode.present(feature), episode.features[feature]
     at_once = _FRAMES_AT_ONCE
     if spec.is_fixed:
         at_once = max(at_once, _SMALL_BYTES // max(1, spec.nbytes))

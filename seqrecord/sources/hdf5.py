@@ -92,9 +92,8 @@ class Hdf5:
         path = self._folder / str(info.metadata.get("file", ""))
         if ".." in path.parts or not is_hdf5_name(path):
             raise SourceError("no such episode", file=str(self.root), episode=info.key)
-        with located(SourceError, episode=info.key):
-            with open_hdf5(path) as file:
-                yield from self._read(file, path, str(info.metadata.get("group", "/")))
+        with located(SourceError, episode=info.key), open_hdf5(path) as file:
+            yield from self._read(file, path, str(info.metadata.get("group", "/")))
 
     def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop]]:
         """The GOPs of one episode's cameras, of DROID; its frames lack these features."""
@@ -102,9 +101,8 @@ class Hdf5:
         if not any(spec.is_video for spec in schema.values()):
             return {}
         path = self._folder / str(info.metadata.get("file", ""))
-        with located(SourceError, episode=info.key):
-            with open_hdf5(path) as file:
-                one = recording(file, path, str(info.metadata.get("group", "/")), self.map)
+        with located(SourceError, episode=info.key), open_hdf5(path) as file:
+            one = recording(file, path, str(info.metadata.get("group", "/")), self.map)
         return {
             name: _gops(info, schema[name], video)
             for name, video in one.videos.items()

@@ -64,9 +64,9 @@ class Videos:
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         files = self._named(info.key)
-        with located(SourceError, episode=info.key):
-            with VideoFile(next(iter(files.values()))) as file:
-                ticks, tick = file.ticks(), file.tick
+        first = next(iter(files.values()))
+        with located(SourceError, episode=info.key), VideoFile(first) as file:
+            ticks, tick = file.ticks(), file.tick
         for each in ticks:
             yield {_TIME: np.float64((each - ticks[0]) * tick)} if _TIME in self.schema() else {}
 

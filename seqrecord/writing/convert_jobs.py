@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,8 +28,7 @@ __all__ = [
     "write_job",
 ]
 
-KEPT_COST = 64
-"""Decoded bytes of video that is kept take as long as one byte that is encoded."""
+_KEPT_COST = 64  # decoded bytes of video that is kept take as long as one byte that is encoded
 
 
 class StoppedError(SeqRecordError):
@@ -81,7 +81,7 @@ def frame_work(schema: Schema) -> int:
     to work.
     """
     return sum(
-        -(-spec.nbytes // KEPT_COST) if spec.is_video else spec.nbytes for spec in schema.values()
+        -(-spec.nbytes // _KEPT_COST) if spec.is_video else spec.nbytes for spec in schema.values()
     )
 
 
@@ -112,14 +112,13 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> Written
             advance(written)
 
     collector = StatisticsCollector(job.schema) if job.statistics else None
-    files = RecordFileWriter(
+    with RecordFileWriter(
         job.storage,
         job.schema,
         writer=job.writer,
         record_bytes=job.record_bytes,
         statistics=collector,
-    )
-    try:
+    ) as files:
         for ordinal, info in job.episodes:
             files.begin(
                 info.key,
@@ -141,11 +140,6 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> Written
                 bad.append(BadEpisode(info.key, str(error)))
             else:
                 files.end()
-    except BaseException:
-        # Also after an error or an interrupt: episodes that have ended are kept for a resume.
-        files.leave()
-        raise
-    files.close()
     return Written(frames, tuple(bad), None if collector is None else collector.statistics())
 
 
@@ -166,23 +160,18 @@ def _write_frames(
 ) -> None:
     count = 0
     videos = getattr(job.source, "videos", None)
-    try:
+    with _misfits():
         for name, gops in (videos(info) if videos is not None else {}).items():
             for gop in gops:
                 files.append_video(name, gop)
-                if advance is not None:
-                    advance(0)  # or nothing would stop it
-    except (FrameError, CodecError) as error:
-        raise SourceError(error.message, **error.facts()) from error
+                advance(0)  # or nothing would stop it
     for frame in job.source.frames(info):
         count += 1
         if count > info.num_frames:
             break
-        try:
-            if frame or not videos:
+        if frame or not videos:
+            with _misfits():
                 files.append(frame)
-        except (FrameError, CodecError) as error:
-            raise SourceError(error.message, **error.facts()) from error
         advance(1)
     if count != info.num_frames or count == 0:
         raise SourceError(
@@ -191,7 +180,14 @@ def _write_frames(
             expected=max(info.num_frames, 1),
             got=f"{count} or more" if count > info.num_frames else count,
         )
-    try:
+    with _misfits():
         files.check_even()
-    except FrameError as error:
+
+
+@contextlib.contextmanager
+def _misfits() -> Iterator[None]:
+    """What does not fit the schema is the original's fault."""
+    try:
+        yield
+    except (FrameError, CodecError) as error:
         raise SourceError(error.message, **error.facts()) from error

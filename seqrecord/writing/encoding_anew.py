@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import zip_longest
-from typing import Any
 
 from seqrecord.errors import SchemaError
 from seqrecord.format import EpisodePart
 from seqrecord.reading.episode import Episode
+from seqrecord.reading.in_order import values_in_order
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.storage import Storage
-from seqrecord.writing.feature_values import frames_of, loses_data
+from seqrecord.writing.feature_values import loses_data
 from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.stored_schema import DEFAULT_RECORD_BYTES
 
@@ -90,30 +88,24 @@ def _chain(spec: FeatureSpec) -> str:
     return "+".join(str(config["id"]).removeprefix("seqrecord.") for config in spec.codec) or "raw"
 
 
-@contextmanager
-def encoder_of(schema: Schema, storage: Storage, writer: str) -> Iterator[RecordFileWriter]:
-    """Writes record files under this schema; they are finished when the block ends."""
-    files = RecordFileWriter(
+def encoder_of(schema: Schema, storage: Storage, writer: str) -> RecordFileWriter:
+    """Writes record files under this schema, of frames that may lack all features that are left."""
+    return RecordFileWriter(
         storage,
         schema,
         writer=writer,
         record_bytes=DEFAULT_RECORD_BYTES,
-        only=range(schema.num_groups),  # a frame may lack all features that are left
+        only=range(schema.num_groups),
     )
-    try:
-        yield files
-    except BaseException:
-        files.leave()
-        raise
-    files.close()
 
 
 def encode_episode(files: RecordFileWriter, episode: Episode, part: EpisodePart) -> None:
     """Write all frames of an episode, as one of the uid, key and metadata of `part`."""
     files.begin_again(part)
     names = list(episode.features)
-    columns: list[Iterator[Any]] = [frames_of(episode, name) for name in names]
-    for values in zip_longest(*columns):
+    frames = range(len(episode))
+    columns = [values_in_order(episode, name, frames) for name in names]
+    for values in zip(*columns, strict=True):
         found = zip(names, values, strict=True)
         files.append({name: value for name, value in found if value is not None})
     files.end()

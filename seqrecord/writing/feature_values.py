@@ -13,13 +13,12 @@ import numpy.typing as npt
 
 from seqrecord.errors import ClipError, FormatError, NotFoundError, SchemaError
 from seqrecord.reading.episode import Episode
+from seqrecord.reading.in_order import values_in_order
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.schema import FeatureSpec
 from seqrecord.writing.features import Values
 
-__all__ = ["frames_of", "loses_data", "spec_of_dataset", "values_of_dataset", "values_of_files"]
-
-_AT_ONCE = 32  # frames that are read together
+__all__ = ["loses_data", "spec_of_dataset", "values_of_dataset", "values_of_files"]
 
 
 def spec_of_dataset(dataset: SeqRecordReader, feature: str) -> FeatureSpec:
@@ -69,20 +68,9 @@ def values_of_dataset(dataset: SeqRecordReader, feature: str) -> Values:
                 expected=len(episode),
                 got=len(other),
             )
-        return frames_of(other, feature)
+        return values_in_order(other, feature, range(len(other)))
 
     return values
-
-
-def frames_of(episode: Episode, feature: str) -> Iterator[Any]:
-    """The feature's value of each frame, in order, or `None`."""
-    present = episode.present(feature)
-    for first in range(0, len(episode), _AT_ONCE):
-        part = present[first : first + _AT_ONCE]
-        there = (np.flatnonzero(part) + first).tolist()
-        read = iter(episode.read(there, features=[feature])[feature]) if there else iter(())
-        for has in part.tolist():
-            yield next(read) if has else None
 
 
 def values_of_files(path: str | PathLike[str], name: str) -> Values:

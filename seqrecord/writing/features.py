@@ -7,7 +7,6 @@ dataset's no more. Which features there are is kept in a file of edits.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,13 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from seqrecord.collecting import StatisticsCollector
-from seqrecord.errors import (
-    ConflictError,
-    FormatError,
-    FrameError,
-    SchemaError,
-    SeqRecordError,
-)
+from seqrecord.errors import ConflictError, FormatError, FrameError, SchemaError
 from seqrecord.format import EpisodePart, Footer
 from seqrecord.format.edits import Features
 from seqrecord.format.manifest import Manifest, RecordFile
@@ -212,22 +205,16 @@ def _write(
 ) -> None:
     """Write the values of all episodes into record files of their own."""
     parts = complete_episodes(list(dataset.footers.items()), dataset.manifest.schema)
-    files = RecordFileWriter(
+    with RecordFileWriter(
         dataset.storage,
         schema,
         writer=writer,
         record_bytes=record_bytes,
         statistics=collector,
         only=[new.group],
-    )
-    try:
+    ) as files:
         for episode in dataset.reader.episodes.values():
             _add(files, parts[episode.uid], episode, new.name, values)
-    except BaseException:
-        with contextlib.suppress(SeqRecordError):
-            files.leave()
-        raise
-    files.close()
 
 
 def _add(

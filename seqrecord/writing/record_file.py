@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
@@ -10,7 +11,7 @@ import numpy as np
 
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.collecting import StatisticsCollector
-from seqrecord.errors import CodecError, FormatError, FrameError, located
+from seqrecord.errors import CodecError, FormatError, FrameError, SeqRecordError, located
 from seqrecord.format import MAX_EPISODE_FRAMES, RECORDS, EpisodePart
 from seqrecord.format.pages import PageCodec
 from seqrecord.format.text import truncated_metadata
@@ -291,6 +292,17 @@ class RecordFileWriter:
             self.close()
         else:
             self._files.leave()
+
+    def __enter__(self) -> RecordFileWriter:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Also after an error or an interrupt, episodes that have ended are kept for a resume."""
+        if error is None:
+            self.close()
+        else:
+            with contextlib.suppress(SeqRecordError):  # the first error says more
+                self.leave()
 
     def _made_quick(self) -> Mapping[str, Encoder]:
         if self._quick_encoders is None:

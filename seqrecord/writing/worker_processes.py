@@ -16,45 +16,36 @@ from typing import Any
 from seqrecord.storage.spare_files import Hold
 from seqrecord.writing.convert_jobs import Job, StoppedError, Written, write_copy
 
-__all__ = ["Processes", "worker_processes"]
-
-
-@dataclass
-class _Channel:
-    """How pool workers tell their progress and hear that they should stop.
-
-    Neither has a lock, which a killed worker could hold for ever: a message this short is written
-    to a pipe whole or not at all. Nor does a worker ever wait for a full pipe to be read.
-    """
-
-    frames: Any = field(repr=False)  # multiprocessing.Connection of frame counts, as text
-    stop: Any = field(repr=False)  # a shared ctypes bool
-
-    def take(self) -> int:
-        total = 0
-        while self.frames.poll():
-            total += int(self.frames.recv_bytes())
-        return total
+__all__ = ["Processes", "WorkerEnd", "worker_processes"]
 
 
 class Processes:
-    """Workers that are processes of this machine."""
+    """Workers that are processes of this machine; each has a `WorkerEnd`.
+
+    They tell how many frames they have written by `frames`, the receiving end of a pipe, and hear
+    by `stopped`, a shared ctypes bool, that they should stop. Neither has a lock, which a killed
+    worker could hold for ever: a message this short is written to a pipe whole or not at all. Nor
+    does a worker ever wait for a full pipe to be read.
+    """
 
     broken: tuple[type[BaseException], ...] = (BrokenExecutor,)
 
-    def __init__(self, count: int, pool: ProcessPoolExecutor, channel: _Channel) -> None:
+    def __init__(self, count: int, pool: ProcessPoolExecutor, frames: Any, stopped: Any) -> None:
         self.count: int | None = count
-        self._pool, self._channel = pool, channel
+        self._pool, self._frames, self._stopped = pool, frames, stopped
 
     def submit(self, job: Job) -> Future[Written]:
         with _interrupts_blocked():
             return self._pool.submit(_write_in_pool, job)
 
     def take(self) -> int:
-        return self._channel.take()
+        total = 0
+        while self._frames.poll():
+            total += int(self._frames.recv_bytes())
+        return total
 
     def stop(self) -> None:
-        self._channel.stop.value = True
+        self._stopped.value = True
 
 
 @contextlib.contextmanager
@@ -69,7 +60,7 @@ def worker_processes(count: int) -> Iterator[Processes]:
             count, context, initializer=_start_worker, initargs=(sender, stop)
         )
         try:
-            yield Processes(count, pool, _Channel(receiver, stop))
+            yield Processes(count, pool, receiver, stop)
         finally:
             stop.value = True
             pool.shutdown(cancel_futures=True)
@@ -89,8 +80,8 @@ def _interrupts_blocked() -> Iterator[None]:
 
 
 @dataclass
-class _Worker:
-    """A pool worker's end of the channel."""
+class WorkerEnd:
+    """A worker's end of the pipe, and of what stops it; see `Processes`."""
 
     frames: Any
     stop: Any
@@ -106,13 +97,13 @@ class _Worker:
             self._untold = 0
 
 
-_worker: _Worker | None = None
+_worker: WorkerEnd | None = None
 
 
 def _start_worker(frames: Any, stop: Any) -> None:
     global _worker
     os.set_blocking(frames.fileno(), False)
-    _worker = _Worker(frames, stop)
+    _worker = WorkerEnd(frames, stop)
     threading.Thread(target=_die_with_parent, daemon=True).start()
 
 
