@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import random
 import subprocess
 import sys
@@ -13,9 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import seqrecord
-from seqrecord import FeatureSpec, Schema, SeqRecordRecorder, SeqRecordWriter
+from seqrecord import EncodedImage, FeatureSpec, Schema, SeqRecordRecorder, SeqRecordWriter
 from seqrecord.checksum import Buffer
 from seqrecord.errors import (
     DestinationError,
@@ -146,17 +148,40 @@ def test_features_are_those_of_the_first_frame(tmp_path: Path) -> None:
         assert len(dataset.episodes["a"]) == 2
 
 
+def png(height: int, width: int) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.zeros((height, width, 3), np.uint8)).save(file, "png")
+    return file.getvalue()
+
+
 @pytest.mark.parametrize(
     "bad",
-    [{"x": np.zeros(3, np.float32)}, {"x": np.zeros(4)}, {}, {"x": np.zeros(3), "z": 1}],
-    ids=["dtype", "shape", "empty", "unknown"],
+    [
+        {"x": np.zeros(3, np.float32)},
+        {"x": np.zeros(4)},
+        {},
+        {"x": np.zeros(3), "z": 1},
+        {"x": "abc"},
+        {"x": bytes(24)},
+        {"x": EncodedImage(b"no image")},
+        {"said": b"abc"},
+        {"said": np.zeros(3, np.uint8)},
+        {"said": "half \ud800 a pair"},
+        {"blob": "abc"},
+        {"blob": np.zeros((2, 2), np.uint8)},
+        {"flags": np.array([2], np.uint8).view(np.bool_)},
+        {"photo": EncodedImage(b"no image")},
+        {"photo": EncodedImage(png(5, 6))},
+    ],
 )
 def test_a_frame_that_does_not_fit_is_refused_and_the_episode_goes_on(
     tmp_path: Path, bad: dict[str, Any]
 ) -> None:
     with SeqRecordRecorder(tmp_path / "d") as recorder, recorder.episode("a") as episode:
         for number in range(3):
-            episode.append({"x": np.full(3, float(number))})
+            frame: dict[str, Any] = {"x": np.full(3, float(number)), "said": "é", "blob": b"12"}
+            frame |= {"flags": np.array([True]), "photo": EncodedImage(png(4, 6))}
+            episode.append(frame)
             with pytest.raises(FrameError, match=f"episode: a.*frame: {number + 1}"):
                 episode.append(bad)
     with seqrecord.open(tmp_path / "d") as dataset:

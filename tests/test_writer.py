@@ -19,7 +19,7 @@ from seqrecord.errors import (
     SchemaError,
     StorageError,
 )
-from seqrecord.schema import FeatureSpec, Schema
+from seqrecord.schema import EncodedImage, FeatureSpec, Schema
 from seqrecord.storage import LocalStorage, open_storage
 from seqrecord.writing.cleaning import clean
 from seqrecord.writing.writer import SeqRecordWriter
@@ -501,3 +501,10 @@ def test_an_unknown_mode_names_those_that_there_are(tmp_path: Path, mode: Any) -
     assert not (tmp_path / "new").exists()
     with seqrecord.open(tmp_path / "d") as dataset:
         assert dataset.fingerprint == before
+
+
+def test_what_is_no_image_is_no_frame(tmp_path: Path) -> None:
+    writer = SeqRecordWriter(tmp_path / "d")
+    with pytest.raises(FrameError, match=r"not an image .*episode: a; feature: photo"), writer:
+        with writer.episode("a") as episode:
+            episode.append({"photo": EncodedImage(b"no image")})

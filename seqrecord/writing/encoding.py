@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import FrameError
+from seqrecord.errors import CodecError, FrameError
 from seqrecord.format.pages import Blob, PageCodec
 from seqrecord.schema import EncodedImage, FeatureSpec
 
-__all__ = ["Encoder", "encoder", "video_encoder"]
+__all__ = ["Encoder", "check_value", "encoder", "video_encoder"]
 
 Encoder: TypeAlias = "Callable[[npt.ArrayLike | EncodedImage], Blob]"
 """Encodes one frame of one feature. Raises `FrameError` for what does not fit the feature."""
@@ -37,17 +37,36 @@ def video_encoder(spec: FeatureSpec) -> Encoder:
     """Checks frames of video; their blobs are the pixels, which are encoded later, many at once."""
 
     def check(item: Any) -> Blob:
-        array = np.asarray(item)
-        if array.dtype != spec.dtype or not spec.accepts(array.shape):
-            raise FrameError(
-                "an array does not fit its feature",
-                feature=spec.name,
-                expected=spec,
-                got=f"{array.dtype} {list(array.shape)}",
-            )
-        return Blob(array.tobytes(), array.shape)
+        array = _fitting(spec, item)
+        return Blob(array.astype(spec.dtype, copy=False).tobytes(), array.shape)
 
     return check
+
+
+def check_value(spec: FeatureSpec, item: Any) -> None:
+    """`FrameError` for a value that a feature cannot hold; no array is encoded to find that out."""
+    if spec.value == "array" and (spec.is_video or not isinstance(item, EncodedImage)):
+        array = _fitting(spec, item)
+        if array.dtype == np.bool_ and array.view(np.uint8).max(initial=0) > 1:
+            raise FrameError("a bool that is neither 0 nor 1", feature=spec.name)
+        return
+    try:
+        encoder(PageCodec(spec))(item)
+    except CodecError as error:
+        raise FrameError(error.message, **error.facts()) from error
+
+
+def _fitting(spec: FeatureSpec, item: Any) -> npt.NDArray[Any]:
+    """An array of the feature's dtype, in either byte order, and shape."""
+    array = np.asarray(item)
+    if array.dtype.newbyteorder("<") != spec.dtype or not spec.accepts(array.shape):
+        raise FrameError(
+            "an array does not fit its feature",
+            feature=spec.name,
+            expected=spec,
+            got=f"{array.dtype} {list(array.shape)}",
+        )
+    return array
 
 
 def _raw_encoder(codec: PageCodec) -> Encoder:

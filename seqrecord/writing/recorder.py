@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any, get_args
 
-import numpy as np
-
-from seqrecord.errors import DestinationError, FrameError, SchemaError
+from seqrecord.errors import DestinationError, FrameError, SchemaError, located
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.text import check_key, encode_metadata
-from seqrecord.schema import EncodedImage, Frame, Schema
+from seqrecord.schema import Frame, Schema
 from seqrecord.storage import StorageLike
 from seqrecord.units import parse_size
 from seqrecord.writing.destination import WriteMode
+from seqrecord.writing.encoding import check_value
 from seqrecord.writing.frame_queue import FrameQueue, WhenFull
 from seqrecord.writing.recording import Begin, Discard, End, Recording, Stop, Word
 from seqrecord.writing.stored_schema import (
@@ -124,23 +123,19 @@ class SeqRecordRecorder:
             storage_options=storage_options,
         )
         try:
-            self._queue = FrameQueue(limit, when_full, spill_folder)
+            queue = FrameQueue(limit, when_full, spill_folder)
         except BaseException:
             writer.abort()
             raise
-        self._schema = writer.schema
-        self._keys = set(writer.finished_keys)
-        self._episode: RecordingEpisode | None = None
-        self._recorded = self._discarded = 0
-        self._is_closed = False
+        self._session = _Session(queue, writer.schema, set(writer.finished_keys))
         self._writer = writer
-        self._work = Recording(writer, self._queue, flush_seconds)
+        self._work = Recording(writer, queue, flush_seconds)
         self._thread = threading.Thread(
             target=self._work.run, name="seqrecord-recorder", daemon=True
         )
         self._thread.start()
         # A recorder that is forgotten leaves no thread; what it wrote stays for a resume.
-        self._finalizer = weakref.finalize(self, _abandon, self._queue)
+        self._finalizer = weakref.finalize(self._session, _abandon, queue)
         self._finalizer.atexit = False
 
     def episode(
@@ -150,24 +145,25 @@ class SeqRecordRecorder:
 
         Arguments and errors are those of `SeqRecordWriter.episode`.
         """
-        self._check_open(key)
-        if self._episode is not None:
-            raise DestinationError(f"episode {self._episode.key} has not ended", episode=key)
+        session = self._session
+        session.check_open(key)
+        if session.episode is not None:
+            raise DestinationError(f"episode {session.episode.key} has not ended", episode=key)
         check_key(key)
         encode_metadata(dict(metadata or {}))
         fps = check_fps(fps)
-        if key in self._keys:
+        if key in session.keys:
             raise DestinationError("the episode is there already", episode=key)
-        self._queue.tell(Begin(key, dict(metadata or {}), fps))
-        self._keys.add(key)
-        self._episode = RecordingEpisode(self, key)
-        return self._episode
+        session.queue.tell(Begin(key, dict(metadata or {}), fps))
+        session.keys.add(key)
+        session.episode = RecordingEpisode(session, key)
+        return session.episode
 
     def stats(self) -> RecorderStats:
         """What has been done so far. May be called from any thread, at any time."""
-        queue = self._queue.stats
+        queue = self._session.queue.stats
         return RecorderStats(
-            recorded_frames=self._recorded,
+            recorded_frames=self._session.recorded,
             written_frames=self._work.written_frames,
             safe_frames=self._work.safe_frames,
             queued_frames=queue.queued_frames,
@@ -175,7 +171,7 @@ class SeqRecordRecorder:
             spilled_bytes=queue.spilled_bytes,
             total_spilled_frames=queue.total_spilled_frames,
             dropped_frames=queue.dropped_frames,
-            discarded_frames=self._discarded,
+            discarded_frames=self._session.discarded,
         )
 
     def close(self) -> Manifest:
@@ -183,28 +179,29 @@ class SeqRecordRecorder:
 
         Raises what failed, and what `SeqRecordWriter.close` raises.
         """
-        self._check_open(None)
-        if self._episode is not None:
-            self._episode.close(wait=False)
+        session = self._session
+        session.check_open(None)
+        if session.episode is not None:
+            session.episode.close(wait=False)
         word = Stop()
         try:
-            self._queue.tell(word)
-            self._wait_for(word)
+            session.queue.tell(word)
+            session.wait_for(word)
         finally:
             self._stop()
         return self._writer.close()
 
     def abort(self) -> None:
         """Stop without a commit, and forget what waits; what was flushed stays for a resume."""
-        if not self._is_closed:
-            self._queue.fail(DestinationError("the recorder was stopped"))
+        if not self._session.is_closed:
+            self._session.queue.fail(DestinationError("the recorder was stopped"))
             self._stop()
 
     def __enter__(self) -> SeqRecordRecorder:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._is_closed:
+        if self._session.is_closed:
             return
         if error is None:
             self.close()
@@ -214,59 +211,32 @@ class SeqRecordRecorder:
         except Exception:
             _logger.exception("the recording could not be committed; go on with resume (--resume)")
 
-    def _put(self, episode: RecordingEpisode, frame: Frame) -> bool:
-        self._check_open(episode.key)
-        if self._episode is not episode:
-            raise DestinationError("the episode has ended", episode=episode.key)
-        try:
-            schema = self._schema
-            if schema is None and frame:
-                schema = infer_schema([frame])
-            _check_frame(schema, frame)
-        except SchemaError as error:
-            raise error.located(episode=episode.key, frame=episode.num_frames) from error.__cause__
-        self._schema = schema
-        if not self._queue.put(frame):
-            return False
-        self._recorded += 1
-        return True
-
-    def _end(self, episode: RecordingEpisode, wait: bool) -> None:
-        if self._episode is not episode:
-            return
-        self._check_open(episode.key)
-        self._episode = None
-        word = End()
-        self._queue.tell(word)
-        if wait:
-            self._wait_for(word)
-
-    def _discard(self, episode: RecordingEpisode, wait: bool) -> None:
-        self._check_open(episode.key)
-        if self._episode is not episode:
-            raise DestinationError("the episode has ended", episode=episode.key)
-        self._episode = None
-        self._keys.remove(episode.key)
-        self._recorded -= episode.num_frames
-        self._discarded += episode.num_frames
-        word = Discard()
-        self._queue.discard(word)
-        if wait:
-            self._wait_for(word)
-
-    def _wait_for(self, word: Word) -> None:
-        while not word.done.wait(_POLL_SECONDS):
-            self._queue.check()
-
     def _stop(self) -> None:
-        self._is_closed = True
+        self._session.is_closed = True
         self._finalizer.detach()
-        self._queue.close()
+        self._session.queue.close()
         self._thread.join()
 
-    def _check_open(self, key: str | None) -> None:
-        if self._is_closed:
+
+@dataclass(eq=False)
+class _Session:
+    """What a recorder and its episodes share."""
+
+    queue: FrameQueue
+    schema: Schema | None  # from the first frame on
+    keys: set[str]
+    episode: RecordingEpisode | None = None  # the open one
+    recorded: int = 0
+    discarded: int = 0
+    is_closed: bool = False
+
+    def check_open(self, key: str | None) -> None:
+        if self.is_closed:
             raise DestinationError("the recorder is closed", episode=key)
+
+    def wait_for(self, word: Word) -> None:
+        while not word.done.wait(_POLL_SECONDS):
+            self.queue.check()
 
 
 class RecordingEpisode:
@@ -275,10 +245,10 @@ class RecordingEpisode:
     Leaving its `with` block ends it, by an error too: what was recorded is kept.
     """
 
-    def __init__(self, recorder: SeqRecordRecorder, key: str) -> None:
+    def __init__(self, session: _Session, key: str) -> None:
         self.key = key
         self.num_frames = 0  # that were recorded
-        self._recorder = recorder
+        self._session = session
 
     def append(self, frame: Frame) -> bool:
         """Record a frame: it is copied, and waits to be written. Whether it was not dropped.
@@ -287,17 +257,33 @@ class RecordingEpisode:
         the episode goes on. Raises `QueueFullError` where there is no room, and `DestinationError`
         once writing has failed.
         """
-        if self._recorder._put(self, frame):
-            self.num_frames += 1
-            return True
-        return False
+        session = self._session
+        self._check_current()
+        with located(SchemaError, episode=self.key, frame=self.num_frames):
+            if not frame:
+                raise FrameError("a frame without any feature")
+            schema = infer_schema([frame]) if session.schema is None else session.schema
+            _check_frame(schema, frame)
+        session.schema = schema
+        if not session.queue.put(frame):
+            return False
+        session.recorded += 1
+        self.num_frames += 1
+        return True
 
     def close(self, *, wait: bool = True) -> None:
         """End the episode. With `wait`, it is safe from a kill when this returns.
 
         An episode without frames is forgotten.
         """
-        self._recorder._end(self, wait)
+        session = self._session
+        if session.episode is self:
+            session.check_open(self.key)
+            session.episode = None
+            word = End()
+            session.queue.tell(word)
+            if wait:
+                session.wait_for(word)
 
     def discard(self, *, wait: bool = False) -> None:
         """Throw the episode away: the take failed. Its key may be recorded again.
@@ -307,13 +293,27 @@ class RecordingEpisode:
         moment soon after. See `EpisodeWriter.discard`. Raises `DestinationError` for an episode
         that has ended; `seqrecord edit delete` deletes it later.
         """
-        self._recorder._discard(self, wait)
+        session = self._session
+        self._check_current()
+        session.episode = None
+        session.keys.remove(self.key)
+        session.recorded -= self.num_frames
+        session.discarded += self.num_frames
+        word = Discard()
+        session.queue.discard(word)
+        if wait:
+            session.wait_for(word)
 
     def __enter__(self) -> RecordingEpisode:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close()
+
+    def _check_current(self) -> None:
+        self._session.check_open(self.key)
+        if self._session.episode is not self:
+            raise DestinationError("the episode has ended", episode=self.key)
 
 
 def _abandon(queue: FrameQueue) -> None:
@@ -338,10 +338,8 @@ def _check_arguments(queue_size: int | str, when_full: str, flush_seconds: float
     return limit
 
 
-def _check_frame(schema: Schema | None, frame: Frame) -> None:
+def _check_frame(schema: Schema, frame: Frame) -> None:
     """Raise `FrameError` for a frame of which the writer would drop the whole episode."""
-    if schema is None or not frame:
-        raise FrameError("a frame without any feature")
     for name, item in frame.items():
         if name not in schema:
             raise FrameError(
@@ -349,13 +347,4 @@ def _check_frame(schema: Schema | None, frame: Frame) -> None:
                 expected=f"some of {', '.join(schema)}",
                 got=name,
             )
-        if isinstance(item, (EncodedImage, str, bytes)):
-            continue
-        spec, array = schema[name], np.asarray(item)
-        if array.dtype.newbyteorder("<") != spec.dtype or not spec.accepts(array.shape):
-            raise FrameError(
-                "an array does not fit its feature",
-                feature=name,
-                expected=spec,
-                got=f"{array.dtype} {list(array.shape)}",
-            )
+        check_value(schema[name], item)

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from seqrecord.codecs import image_chain, probe, resolve
-from seqrecord.errors import DestinationError, SchemaError
+from seqrecord.errors import CodecError, DestinationError, FrameError, SchemaError
 from seqrecord.format.rows import MAX_CHUNK_FRAMES
 from seqrecord.schema import CodecConfig, EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.units import parse_size
@@ -171,8 +171,11 @@ def _inferred(name: str, item: Any) -> FeatureSpec:
     if isinstance(item, (bytes, bytearray, memoryview)):
         return FeatureSpec(name, np.dtype("u1"), (None,), value="bytes")
     if isinstance(item, EncodedImage):
-        header = probe(item.data)
-        return FeatureSpec(name, header.dtype, header.shape, image_chain(item.data))
+        try:
+            chain, header = image_chain(item.data), probe(item.data)
+        except CodecError as error:
+            raise FrameError(error.message, feature=name, got=error.got) from error
+        return FeatureSpec(name, header.dtype, header.shape, chain)
     array = np.asarray(item)
     return FeatureSpec(name, array.dtype, array.shape)
 
