@@ -153,9 +153,8 @@ def _header(stream: BinaryIO, path: Path) -> NpyHeader:
             got=str(dtype)[:200],
         )
     offset = stream.tell()
-    begin = stream.tell()
     size = stream.seek(0, os.SEEK_END)
-    stream.seek(begin)
+    stream.seek(offset)
     declared = offset + dtype.itemsize * math.prod(shape)
     if any(n < 0 for n in shape) or declared != size:
         raise SourceError(

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError
 from seqrecord.schema import EncodedImage, FeatureSpec
-from seqrecord.sources.images import decode_image, encoded_header
+from seqrecord.sources.images import decode_image, encoded_header, kept_codec
 from seqrecord.sources.specs import feature_spec
 
 __all__ = ["IMAGE_SIGNATURES", "embedded_format", "embedded_spec", "embedded_value"]
@@ -26,8 +25,7 @@ def embedded_spec(name: str, data: bytes, path: Path, *, keep_encoded: bool) -> 
     that names `path` for what is neither a PNG nor a JPEG.
     """
     header = encoded_header(data, path, embedded_format(data, path))
-    kept = keep_encoded and header.mode == "RGB" and header.dtype == np.uint8
-    codec = ({"id": "seqrecord.image", "format": header.format},) if kept else ()
+    codec = kept_codec(header) if keep_encoded else ()
     return feature_spec(name, header.dtype, header.shape, path, codec=codec, kind="image")
 
 

@@ -116,12 +116,7 @@ class Euroc(SequenceSource):
         return SequenceFrames(len(times), columns, metadata, fps)
 
 
-FORMAT = SourceFormat(
-    "euroc",
-    Euroc.expected,
-    Euroc,
-    takes_urls=True,
-)
+FORMAT = SourceFormat("euroc", Euroc.expected, Euroc, takes_urls=True)
 
 
 def _images(camera: Path) -> tuple[npt.NDArray[np.int64], list[Path]]:

@@ -10,14 +10,13 @@ from typing import TypeAlias
 
 import numpy as np
 
-from seqrecord.codecs.images import ImageHeader
 from seqrecord.errors import SourceError
 from seqrecord.schema import CodecConfig, FeatureSpec, Schema
 from seqrecord.sources.arrays import npy_header
 from seqrecord.sources.exported import ExportedFeature, read_description
 from seqrecord.sources.folders_frames import check_time_axis
 from seqrecord.sources.folders_tree import EpisodeFolder
-from seqrecord.sources.images import image_header, load_imagecodecs
+from seqrecord.sources.images import image_header, kept_codec, load_imagecodecs
 from seqrecord.sources.rasters import RASTER_ENDINGS, raster_header
 from seqrecord.sources.specs import feature_spec, widened
 
@@ -109,7 +108,7 @@ def _as_exported(
         return feature.spec, None
     if not folder.all_images:
         return feature.spec, ()
-    return feature.spec, _kept(image_header(episode.path / feature.path / folder.first))
+    return feature.spec, kept_codec(image_header(episode.path / feature.path / folder.first))
 
 
 def _from_first_file(episode: EpisodeFolder, name: str) -> tuple[FeatureSpec, _Codec]:
@@ -134,14 +133,7 @@ def _from_first_file(episode: EpisodeFolder, name: str) -> tuple[FeatureSpec, _C
     else:
         image = image_header(path)
         dtype, shape = image.dtype, image.shape
-        codec = _kept(image)
+        codec = kept_codec(image)
         if dtype == np.uint16 and len(shape) == 3:
             load_imagecodecs(path)
     return feature_spec(name, dtype, shape, path, **said), codec
-
-
-def _kept(image: ImageHeader) -> _Codec:
-    """The codec that keeps images like this one encoded, empty if they cannot be kept."""
-    if image.mode != "RGB" or image.dtype != np.uint8:
-        return ()
-    return ({"id": "seqrecord.image", "format": image.format},)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from seqrecord.codecs.images import ImageHeader
 from seqrecord.errors import SourceError
-from seqrecord.schema import MAX_FRAME_BYTES
+from seqrecord.schema import MAX_FRAME_BYTES, CodecConfig
 from seqrecord.sources.files import open_file, read_bytes, unreadable
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ __all__ = [
     "decode_image",
     "encoded_header",
     "image_header",
+    "kept_codec",
     "load_imagecodecs",
     "read_image",
     "read_image_file",
@@ -60,6 +61,13 @@ def image_header(path: Path) -> ImageHeader:
             return _header(stream, path)[0]
     except OSError as error:
         raise unreadable(path, error) from error
+
+
+def kept_codec(header: ImageHeader) -> tuple[CodecConfig, ...]:
+    """The codec that keeps images like this one encoded; empty if they cannot be kept."""
+    if header.mode != "RGB" or header.dtype != np.uint8:
+        return ()
+    return ({"id": "seqrecord.image", "format": header.format},)
 
 
 def read_image(

@@ -21,7 +21,7 @@ from seqrecord.sources.bags import BAG_ENDINGS, Recording, Timeline, find_record
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.files import find_original
 from seqrecord.sources.finding import has_file
-from seqrecord.sources.names import feature_name
+from seqrecord.sources.specs import feature_name
 
 __all__ = ["FORMAT", "Mcap"]
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError
 from seqrecord.schema import MAX_FRAME_BYTES
 from seqrecord.sources.files import read_bytes
-from seqrecord.sources.names import feature_name
+from seqrecord.sources.specs import feature_name
 from seqrecord.sources.tf_example import Values
 
 __all__ = ["FEATURES", "RldsFeature", "RldsFeatures", "read_features"]

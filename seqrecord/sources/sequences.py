@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError, located
-from seqrecord.schema import CodecConfig, EncodedImage, FeatureSpec, Frame, Schema
+from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo
 from seqrecord.sources.embedded import embedded_value
 from seqrecord.sources.files import find_root
 from seqrecord.sources.finding import find_folders, has_folder
-from seqrecord.sources.images import image_header, read_image_file
+from seqrecord.sources.images import image_header, kept_codec, read_image_file
 from seqrecord.sources.specs import chosen_schema, feature_spec
 
 __all__ = ["Column", "Images", "Samples", "SequenceFrames", "SequenceSource", "Values"]
@@ -48,9 +48,7 @@ class Images(Column):
     def spec(self, name: str, *, keep_encoded: bool) -> FeatureSpec:
         path = next(path for path in self.paths if path is not None)
         header = image_header(path)
-        kept: CodecConfig = {"id": "seqrecord.image", "format": header.format}
-        is_rgb = header.mode == "RGB" and header.dtype == np.uint8
-        codec = (kept,) if keep_encoded and is_rgb else ()
+        codec = kept_codec(header) if keep_encoded else ()
         said = {"codec": codec, "kind": self.kind, "unit": self.unit}
         return feature_spec(name, header.dtype, header.shape, path, **said)
 

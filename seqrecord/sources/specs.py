@@ -1,7 +1,8 @@
-"""Schemas of sources: features as several episodes have them, made one."""
+"""Features of sources: their names, what they are, and those of several episodes made one."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +11,29 @@ from typing import Any
 import numpy as np
 
 from seqrecord.errors import SchemaError, SourceError
-from seqrecord.schema import FeatureSpec, Schema
+from seqrecord.schema import MAX_NAME_LENGTH, FeatureSpec, Schema
 
-__all__ = ["check_spec", "chosen_schema", "feature_spec", "kind_of", "text_spec", "widened"]
+__all__ = [
+    "check_spec",
+    "chosen_schema",
+    "feature_name",
+    "feature_spec",
+    "kind_of",
+    "text_spec",
+    "widened",
+]
 
 _STATES = frozenset("qpos qvel effort state states agent_pos robot_state".split())  # noqa: SIM905
 _PARTS_OF_STATES = ("robot0_", "robot1_", "joint_", "cartesian_", "gripper_")
+
+
+def feature_name(path: str) -> str:
+    """`/camera/color/image_raw` is `camera.color.image_raw`.
+
+    What a name cannot have becomes `_`. Two paths may become one name.
+    """
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", path.strip("/").replace("/", "."))
+    return re.sub(r"^[.-]|[.-]$", "_", name)[:MAX_NAME_LENGTH] or "_"
 
 
 def feature_spec(

@@ -24,7 +24,14 @@ from seqrecord.sources.tartanair_frames import (
     list_frames,
     read_frames,
 )
-from seqrecord.sources.tartanair_layout import IMU_ROWS, LAYOUTS, Layout, PixelFiles, Size
+from seqrecord.sources.tartanair_layout import (
+    CAMERAS,
+    IMU_ROWS,
+    LAYOUTS,
+    Layout,
+    PixelFiles,
+    Size,
+)
 from seqrecord.sources.tartanair_tree import (
     DIFFICULTIES,
     Trajectory,
@@ -32,9 +39,7 @@ from seqrecord.sources.tartanair_tree import (
     trajectory_of,
 )
 
-__all__ = ["CAMERAS", "FORMAT", "TartanAir"]
-
-CAMERAS = ("left", "right")
+__all__ = ["FORMAT", "TartanAir"]
 
 _PNG: tuple[CodecConfig, ...] = ({"id": "seqrecord.image", "format": "png"},)
 

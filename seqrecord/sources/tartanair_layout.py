@@ -33,6 +33,7 @@ from seqrecord.sources.files import check_array
 from seqrecord.sources.images import decode_image, image_header, read_image, read_image_file
 
 __all__ = [
+    "CAMERAS",
     "IMU_ROWS",
     "LAYOUTS",
     "Layout",
@@ -42,6 +43,8 @@ __all__ = [
     "TextPoses",
     "check_rgb",
 ]
+
+CAMERAS = ("left", "right")
 
 IMU_ROWS = 10
 """Rows of version 2's imu arrays for a frame: 100 Hz beside 10 frames a second."""
@@ -201,20 +204,21 @@ def _v1() -> Layout:
         )
 
     pixels: list[PixelFiles] = []
-    for side in ("left", "right"):
+    for side in CAMERAS:
         pixels.append(per_frame("image", side, r"\.png", "|u1", _read_rgb))
         pixels.append(per_frame("depth", side, r"_depth\.npy", "<f4", _npy_reader("<f4")))
         if side == "left":
             pixels += [between("flow", "<f4", (2,)), between("mask", "|u1", ())]
         pixels.append(per_frame("seg", side, r"_seg\.npy", "|u1", _npy_reader("|u1")))
-    poses = tuple(TextPoses(f"pose_{s}", s, f"pose_{s}.txt") for s in ("left", "right"))
+    poses = tuple(TextPoses(f"pose_{s}", s, f"pose_{s}.txt") for s in CAMERAS)
     return Layout("V1", 0.0, None, tuple(pixels), poses, ())
 
 
 def _v2() -> Layout:
     pixels: list[PixelFiles] = []
     poses = []
-    for side, cam in (("left", "lcam_front"), ("right", "rcam_front")):
+    for side in CAMERAS:
+        cam = f"{side[0]}cam_front"
         for kind, ending, dtype, read in (
             ("image", "", "|u1", _read_rgb),
             ("depth", "_depth", "<f4", _read_depth_png),

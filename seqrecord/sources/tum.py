@@ -100,12 +100,7 @@ class Tum(SequenceSource):
         return SequenceFrames(len(times), columns, metadata)
 
 
-FORMAT = SourceFormat(
-    "tum",
-    Tum.expected,
-    Tum,
-    takes_urls=True,
-)
+FORMAT = SourceFormat("tum", Tum.expected, Tum, takes_urls=True)
 
 
 def _list(folder: Path, name: str) -> tuple[npt.NDArray[np.float64], Sequence[Path]]:

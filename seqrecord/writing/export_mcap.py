@@ -27,7 +27,7 @@ from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.in_order import values_in_order
 from seqrecord.reading.reader import DatasetLike, opened
 from seqrecord.schema import FeatureSpec
-from seqrecord.sources.names import feature_name
+from seqrecord.sources.specs import feature_name
 from seqrecord.storage import local_path
 from seqrecord.writing.export_folders import disk_errors
 

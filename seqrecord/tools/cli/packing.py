@@ -13,6 +13,7 @@ from seqrecord.format import MAX_CHUNK_FRAMES
 from seqrecord.format.manifest import Manifest
 from seqrecord.sources.registry import BUILT_IN, open_source
 from seqrecord.sources.remote import is_url
+from seqrecord.sources.tartanair_layout import CAMERAS
 from seqrecord.storage import parse_location
 from seqrecord.text import counted, one_line
 from seqrecord.tools.cli.arguments import (
@@ -32,8 +33,6 @@ from seqrecord.writing.convert import ConvertReport, Progress, convert
 from seqrecord.writing.destination import WriteMode
 
 __all__ = ["reindex", "write"]
-
-_CAMERAS = ("left", "right")
 
 
 @click.command()
@@ -71,7 +70,7 @@ _CAMERAS = ("left", "right")
 @click.option("--append", is_flag=True, help="Add the episodes that the dataset does not have yet.")
 @feature_names("Names of the features to pack.")
 @click.option(
-    "--cameras", type=click.Choice([*_CAMERAS, "both"]), help="TartanAir's cameras. [both]"
+    "--cameras", type=click.Choice([*CAMERAS, "both"]), help="TartanAir's cameras. [both]"
 )
 @click.option(
     "--difficulty", type=click.Choice(["Easy", "Hard"]), help="TartanAir's difficulty. [both]"
@@ -149,7 +148,7 @@ def write(
     mode: WriteMode = "resume" if resume else "append" if append else "create"
     destination = dst or _default_destination(src)
     named: dict[str, Any] = {
-        "cameras": _CAMERAS if cameras == "both" else cameras and (cameras,),
+        "cameras": CAMERAS if cameras == "both" else cameras and (cameras,),
         "difficulty": difficulty,
         "map": parse_map(places),
     }
