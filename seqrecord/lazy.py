@@ -1,4 +1,4 @@
-"""Names of a package whose modules are imported when a name is first used: imports take time."""
+"""Modules that are imported at first use: imports take time, and optional packages may be missing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["lazy"]
+from seqrecord.errors import MissingPackageError
+
+__all__ = ["lazy", "required"]
 
 
 def lazy(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
@@ -28,3 +30,14 @@ def lazy(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return found
+
+
+def required(module: str, said: str, file: str | None = None) -> Any:
+    """A module of an optional package; `MissingPackageError` that says `said` where it is missing."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        if error.name is not None and error.name.partition(".")[0] != package:
+            raise  # it is there, and lacks something itself
+        raise MissingPackageError(said, file=file) from error

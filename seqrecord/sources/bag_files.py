@@ -17,7 +17,8 @@ from urllib.parse import quote
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import MissingPackageError, SeqRecordError, SourceError
+from seqrecord.errors import SeqRecordError, SourceError
+from seqrecord.lazy import required
 from seqrecord.sources.files import is_file, open_file, size_of
 from seqrecord.sources.remote_files import remote_files
 
@@ -175,13 +176,8 @@ class _McapReader:
     """
 
     def __init__(self, stream: BinaryIO, path: Path) -> None:
-        try:
-            from mcap import reader
-        except ImportError as error:
-            raise MissingPackageError(
-                "MCAP files are read by mcap, the extra `mcap`: pip install mcap",
-                file=str(path),
-            ) from error
+        said = "MCAP files are read by mcap, the extra `mcap`: pip install mcap"
+        reader = required("mcap.reader", said, str(path))
         self._library, self._stream = reader, stream
         self._size = size_of(path)
         self._seeking = reader.SeekingReader(

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import MissingPackageError, SeqRecordError, SourceError
+from seqrecord.errors import SeqRecordError, SourceError
+from seqrecord.lazy import required
 from seqrecord.schema import MAX_FEATURES
 from seqrecord.sources.embedded import IMAGE_SIGNATURES
 from seqrecord.sources.files import open_file
@@ -42,13 +43,7 @@ _MAX_VALUES = 64
 
 def load_h5py() -> Any:
     """The module h5py; raises `MissingPackageError` that says how to install it."""
-    try:
-        import h5py
-    except ImportError as error:
-        raise MissingPackageError(
-            "HDF5 files are read by h5py, the extra `hdf5`: pip install h5py"
-        ) from error
-    return h5py
+    return required("h5py", "HDF5 files are read by h5py, the extra `hdf5`: pip install h5py")
 
 
 def is_hdf5_name(path: Path) -> bool:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -28,7 +29,9 @@ __all__ = [
     "LeRobotFeature",
     "LeRobotInfo",
     "LeRobotVideo",
+    "check_columns",
     "open_parquet",
+    "parquet_errors",
     "read_episodes",
     "read_info",
     "read_tasks",
@@ -205,6 +208,32 @@ def open_parquet(path: Path) -> Any:
         ) from error
 
 
+def check_columns(
+    file: Any, columns: Iterable[str], path: Path, features: Container[str] = ()
+) -> None:
+    """Raises `SourceError` for a column that a parquet file lacks; names it if it is a feature."""
+    for name in columns:
+        if name not in file.schema_arrow.names:
+            raise SourceError(
+                "a parquet file that lacks a column",
+                file=str(path),
+                feature=name if name in features else None,
+                expected=name,
+                got=", ".join(file.schema_arrow.names)[:200],
+            )
+
+
+@contextmanager
+def parquet_errors(path: Path) -> Iterator[None]:
+    """What reading a damaged parquet file raises becomes a `SourceError`."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise SourceError(
+            "a damaged parquet file", file=str(path), got=str(error).splitlines()[0][:200]
+        ) from error
+
+
 _COLUMNS = ("episode_index", "length", "tasks", "data/chunk_index", "data/file_index")
 _VIDEO_COLUMNS = ("chunk_index", "file_index", "from_timestamp")
 
@@ -342,15 +371,9 @@ def _parquet_files(folder: Path, depth: int) -> Iterator[Path]:
 
 def _read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     file = open_parquet(path)
-    missing = [name for name in columns or () if name not in file.schema_arrow.names]
-    if missing:
-        raise SourceError("a parquet file that lacks a column", file=str(path), expected=missing[0])
-    try:
+    check_columns(file, columns or (), path)
+    with parquet_errors(path):
         return file.read(columns=None if columns is None else list(columns), use_threads=False)
-    except (pa.ArrowException, OSError) as error:
-        raise SourceError(
-            "a damaged parquet file", file=str(path), got=str(error).splitlines()[0][:200]
-        ) from error
 
 
 def _object(data: bytes, path: Path, line: int | None = None) -> dict[str, Any]:

@@ -13,7 +13,12 @@ import pyarrow as pa
 from seqrecord.errors import SourceError, located
 from seqrecord.schema import FeatureSpec, Frame
 from seqrecord.sources.embedded import embedded_value
-from seqrecord.sources.lerobot_layout import LeRobotEpisode, open_parquet
+from seqrecord.sources.lerobot_layout import (
+    LeRobotEpisode,
+    check_columns,
+    open_parquet,
+    parquet_errors,
+)
 
 __all__ = ["TASK", "EpisodeRows", "array_of", "image_bytes"]
 
@@ -90,8 +95,7 @@ class EpisodeRows:
         """The timestamps of an episode's rows: seconds [rows]."""
         path = self._root / episode.file
         if path != self._times_path:
-            self._times_path, self._times = None, _read_times(path)
-            self._times_path = path
+            self._times, self._times_path = _read_times(path), path
         episodes, times = self._times
         mine: npt.NDArray[np.float64] = times[episodes == episode.index]
         return mine
@@ -153,15 +157,7 @@ class EpisodeRows:
         stands_for = {} if self._tasks is None else {TASK: _TASK_INDEX}
         features = [stands_for.get(name, name) for name in self._schema]
         columns = [*dict.fromkeys([*_ORDER, *features])]
-        for name in columns:
-            if name not in file.schema_arrow.names:
-                raise SourceError(
-                    "a parquet file that lacks a column",
-                    file=str(path),
-                    feature=name if name in self._schema else None,
-                    expected=name,
-                    got=", ".join(file.schema_arrow.names)[:200],
-                )
+        check_columns(file, columns, path, self._schema)
         self._batches = file.iter_batches(
             self._batch_rows,
             row_groups=_row_groups(file, episode),
@@ -171,28 +167,20 @@ class EpisodeRows:
         self._path = path
 
     def _next(self, path: Path) -> pa.RecordBatch | None:
-        try:
-            return next(self._batches, None)
-        except (pa.ArrowException, OSError) as error:
-            self._path = None
-            raise SourceError(
-                "a damaged parquet file", file=str(path), got=str(error).splitlines()[0][:200]
-            ) from error
+        self._path = None  # unless more can be read
+        with parquet_errors(path):
+            batch = next(self._batches, None)
+        self._path = path
+        return batch
 
 
 def _read_times(path: Path) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
     """Episode and timestamp of each row of a file."""
     file = open_parquet(path)
     names = ["episode_index", "timestamp"]
-    for name in names:
-        if name not in file.schema_arrow.names:
-            raise SourceError("a parquet file that lacks a column", file=str(path), expected=name)
-    try:
+    check_columns(file, names, path)
+    with parquet_errors(path):
         batches = list(file.iter_batches(columns=names, use_threads=False))
-    except (pa.ArrowException, OSError) as error:
-        raise SourceError(
-            "a damaged parquet file", file=str(path), got=str(error).splitlines()[0][:200]
-        ) from error
     if not batches:
         return np.empty(0, np.int64), np.empty(0)
     episodes, times = (
@@ -204,15 +192,10 @@ def _read_times(path: Path) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float
 def image_bytes(path: Path, name: str) -> bytes:
     """The first image of a column."""
     file = open_parquet(path)
-    if name not in file.schema_arrow.names:
-        raise SourceError("a parquet file that lacks a column", file=str(path), expected=name)
-    try:
+    check_columns(file, [name], path)
+    with parquet_errors(path):
         for batch in file.iter_batches(1, columns=[name], use_threads=False):
             return _image(batch.column(0)[0], path)
-    except (pa.ArrowException, OSError) as error:
-        raise SourceError(
-            "a damaged parquet file", file=str(path), got=str(error).splitlines()[0][:200]
-        ) from error
     raise SourceError("a parquet file without rows", file=str(path))
 
 

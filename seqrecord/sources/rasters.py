@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import MissingPackageError, SourceError
+from seqrecord.errors import SourceError
+from seqrecord.lazy import required
 from seqrecord.schema import MAX_FRAME_BYTES
 from seqrecord.sources.files import check_array, open_file, read_values, size_of, unreadable
 from seqrecord.sources.rows import first_line
@@ -184,18 +185,9 @@ def _exr_channels(data: bytes) -> Iterator[tuple[str, str]]:
         position = end + 17
 
 
-def _load_openexr() -> Any:
-    try:
-        import OpenEXR
-    except ImportError as error:
-        raise MissingPackageError(
-            "OpenEXR images are read by OpenEXR, the extra `exr`: pip install OpenEXR"
-        ) from error
-    return OpenEXR
-
-
 def _read_exr(path: Path, header: RasterHeader) -> npt.NDArray[Any]:
-    exr = _load_openexr()
+    said = "OpenEXR images are read by OpenEXR, the extra `exr`: pip install OpenEXR"
+    exr = required("OpenEXR", said)
     try:
         found = exr.File(str(path), separate_channels=True).channels()
         planes = [np.asarray(found[name].pixels) for name in header.channels]

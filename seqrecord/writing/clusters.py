@@ -13,7 +13,8 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
-from seqrecord.errors import DestinationError, MissingPackageError
+from seqrecord.errors import DestinationError
+from seqrecord.lazy import required
 from seqrecord.writing.convert_jobs import Job, StoppedError, Written, write_copy
 
 __all__ = ["Cluster", "open_cluster"]
@@ -112,7 +113,8 @@ class _Dask(Cluster):
 
 @contextlib.contextmanager
 def _dask(address: str) -> Iterator[Cluster]:
-    distributed = _imported("distributed", "dask", "distributed")
+    said = "jobs run there by distributed, the extra `dask`: pip install distributed"
+    distributed = required("distributed", said)
     place = f"tcp://{urlsplit(address).netloc}"
     try:
         client = distributed.Client(place, set_as_default=False)
@@ -180,7 +182,7 @@ class _Ray(Cluster):
 
 @contextlib.contextmanager
 def _ray(address: str) -> Iterator[Cluster]:
-    ray = _imported("ray", "ray", "'ray[client]'")
+    ray = required("ray", "jobs run there by ray, the extra `ray`: pip install 'ray[client]'")
     with _connected(ray, address):
         cluster = _Ray(ray)
         if not cluster.count:
@@ -233,15 +235,6 @@ def _pass_on(came: Future[Written], future: Future[Written], wrapper: type[BaseE
     else:
         cause = getattr(error, "cause", None) if isinstance(error, wrapper) else None
         future.set_exception(cause or error)
-
-
-def _imported(module: str, extra: str, package: str) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise MissingPackageError(
-            f"jobs run there by {module}, the extra `{extra}`: pip install {package}"
-        ) from error
 
 
 def _nobody(address: str, error: BaseException) -> DestinationError:

@@ -11,7 +11,6 @@ those of https://github.com/ros2/common_interfaces, written by the package rosba
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -21,7 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import DestinationError, MissingPackageError, SchemaError
+from seqrecord.errors import DestinationError, SchemaError
+from seqrecord.lazy import required
 from seqrecord.reading.episode import Episode
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.in_order import values_in_order
@@ -255,11 +255,6 @@ def _arrays(store: Any, kind: str, dtype: np.dtype[Any]) -> Make:
 
 def _require_rosbags() -> tuple[Any, Any]:
     """The package's rosbag2, and the types of ROS 2."""
-    try:
-        rosbag2 = importlib.import_module("rosbags.rosbag2")
-        typesys = importlib.import_module("rosbags.typesys")
-    except ImportError as error:
-        raise MissingPackageError(
-            "recordings are written by rosbags, the extra `mcap`: pip install rosbags"
-        ) from error
-    return rosbag2, typesys.get_typestore(typesys.Stores.ROS2_HUMBLE)
+    said = "recordings are written by rosbags, the extra `mcap`: pip install rosbags"
+    typesys = required("rosbags.typesys", said)
+    return required("rosbags.rosbag2", said), typesys.get_typestore(typesys.Stores.ROS2_HUMBLE)

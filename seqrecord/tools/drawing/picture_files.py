@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from os import PathLike
 from pathlib import Path
 
-from seqrecord.errors import LocationError, MissingPackageError
+from seqrecord.errors import LocationError
+from seqrecord.lazy import required
 from seqrecord.storage import local_path
 
 __all__ = ["picture_file", "require_matplotlib"]
@@ -16,14 +16,8 @@ _FORMATS = ("jpg", "pdf", "png", "svg", "webp")
 
 def require_matplotlib() -> None:
     """Raise `MissingPackageError` where matplotlib is not installed."""
-    try:
-        importlib.import_module("matplotlib")
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":  # it is there, and lacks something itself
-            raise
-        raise MissingPackageError(
-            "pictures are drawn by matplotlib, the extra `view`: pip install matplotlib"
-        ) from None
+    said = "pictures are drawn by matplotlib, the extra `view`: pip install matplotlib"
+    required("matplotlib", said)
 
 
 def picture_file(path: str | PathLike[str]) -> tuple[Path, str]:

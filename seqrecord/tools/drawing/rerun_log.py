@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
 from types import ModuleType
@@ -11,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import ClipError, DestinationError, MissingPackageError
+from seqrecord.errors import ClipError, DestinationError
+from seqrecord.lazy import required
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.in_order import values_in_order
 from seqrecord.reading.reader import DatasetLike, Episode, SeqRecordReader, opened
@@ -60,7 +60,7 @@ def view_rerun(
     arguments out of range and episodes that are not there, `DestinationError` where the file can't
     be written.
     """
-    rerun = _require_rerun()
+    rerun = required("rerun", "shown by Rerun, the extra `rerun`: pip install rerun-sdk")
     if every < 1:
         raise ClipError("not a step of frames", expected="every of 1 or more", got=every)
     if jpeg_quality is not None and not 1 <= jpeg_quality <= 95:
@@ -174,14 +174,3 @@ def _transform(rerun: ModuleType, pose: npt.NDArray[Any]) -> Any:
     if pose.ndim == 2:
         return rerun.Transform3D(translation=pose[:3, 3], mat3x3=pose[:3, :3])
     return rerun.Transform3D(translation=pose[:3], quaternion=rerun.Quaternion(xyzw=pose[3:]))
-
-
-def _require_rerun() -> ModuleType:
-    try:
-        return importlib.import_module("rerun")
-    except ModuleNotFoundError as error:
-        if error.name != "rerun":  # it is there, and lacks something itself
-            raise
-        raise MissingPackageError(
-            "shown by Rerun, the extra `rerun`: pip install rerun-sdk"
-        ) from None
