@@ -1,4 +1,4 @@
-"""Modules that are imported at first use: imports take time, and optional packages may be missing."""
+"""Modules that are imported at first use: they take time, and optional packages may be missing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def lazy(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
 
 
 def required(module: str, said: str, file: str | None = None) -> Any:
-    """A module of an optional package; `MissingPackageError` that says `said` where it is missing."""
+    """A module of an optional package; `MissingPackageError` that says `said` without it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -92,8 +92,8 @@ def test_openexr_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         read_raster(tmp_path / "a.exr")
 
 
-def test_a_tree_of_rasters_is_packed(tmp_path: Path) -> None:
-    tree = tmp_path / "src" / "scene"
+def write_tree(tree: Path) -> None:
+    """Three frames of flow, depth and normals."""
     for name in ("flow", "depth", "normal"):
         (tree / name).mkdir(parents=True)
     for number in range(3):
@@ -103,6 +103,11 @@ def test_a_tree_of_rasters_is_packed(tmp_path: Path) -> None:
         write_exr(
             tree / "normal" / f"{number}.exr", {k: v.astype("<f2") for k, v in planes.items()}
         )
+
+
+def test_a_tree_of_rasters_is_packed(tmp_path: Path) -> None:
+    tree = tmp_path / "src" / "scene"
+    write_tree(tree)
     source = Folders(tmp_path / "src")
     assert [str(spec) for spec in source.schema().values()] == [
         "depth: float32 [5, 7]",

@@ -79,6 +79,13 @@ def sqlite_bags(folder: Path) -> None:
         write_bag(folder / f"run_{number}", recording(3 + number), sqlite=True)
 
 
+def rasters(folder: Path) -> None:
+    pytest.importorskip("OpenEXR")
+    from tests.test_rasters import write_tree
+
+    write_tree(folder / "scene")
+
+
 def everything(source: Source, infos: Sequence[EpisodeInfo] | None = None) -> list[Any]:
     """Schema, episodes, frames and packets, as bytes that can be compared."""
     found: list[Any] = [str(source.schema())]
@@ -101,7 +108,7 @@ def memory_url(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.mark.parametrize(
-    "write", [lerobot, tartanair, robomimic, aloha, droid, zarr_buffer, sqlite_bags]
+    "write", [lerobot, tartanair, robomimic, aloha, droid, zarr_buffer, sqlite_bags, rasters]
 )
 def test_a_url_gives_what_a_folder_gives(
     tmp_path: Path, memory_url: str, write: Callable[[Path], None]

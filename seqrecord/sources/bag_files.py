@@ -19,8 +19,7 @@ import numpy.typing as npt
 
 from seqrecord.errors import SeqRecordError, SourceError
 from seqrecord.lazy import required
-from seqrecord.sources.files import is_file, open_file, size_of
-from seqrecord.sources.remote_files import remote_files
+from seqrecord.sources.files import is_file, on_disk, open_file, size_of
 
 if TYPE_CHECKING:
     import sqlite3
@@ -277,13 +276,10 @@ class _Sqlite:
         with _reading(self.path):
             if not is_file(self.path):
                 raise FileNotFoundError(self.path)
-            files = remote_files(self.path)
-            # SQLite reads files of a disk alone. The copy stays until this block ends.
-            copy = None if files is None else files.local_copy(self.path)
-            path = self.path if copy is None else copy.path
-            url = f"file:{quote(str(path))}?mode=ro&immutable=1"
-            with closing(sqlite3.connect(url, uri=True)) as database:
-                yield database
+            with on_disk(self.path) as path:
+                url = f"file:{quote(str(path))}?mode=ro&immutable=1"
+                with closing(sqlite3.connect(url, uri=True)) as database:
+                    yield database
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -24,6 +25,7 @@ __all__ = [
     "is_file",
     "is_junk",
     "list_folder",
+    "on_disk",
     "open_file",
     "read_bytes",
     "read_values",
@@ -141,6 +143,17 @@ def open_file(path: Path, *, buffered: bool = True) -> BinaryIO:
         return path.open("rb", buffering=-1 if buffered else 0)
     file = files.open(path)
     return io.BufferedReader(file) if buffered else cast("BinaryIO", file)
+
+
+@contextmanager
+def on_disk(path: Path) -> Iterator[Path]:
+    """The file on this machine's disk, for libraries that read no other; of a URL's file a copy.
+
+    The copy is there until the block ends.
+    """
+    files = remote_files(path)
+    copy = None if files is None else files.local_copy(path)
+    yield path if copy is None else copy.path
 
 
 def read_values(file: BinaryIO, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:

@@ -18,10 +18,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import SourceError
+from seqrecord.errors import SourceError, StorageError
 from seqrecord.lazy import required
 from seqrecord.schema import MAX_FRAME_BYTES
-from seqrecord.sources.files import check_array, open_file, read_values, size_of, unreadable
+from seqrecord.sources.files import (
+    check_array,
+    on_disk,
+    open_file,
+    read_values,
+    size_of,
+    unreadable,
+)
 from seqrecord.sources.rows import first_line
 
 __all__ = ["RASTER_ENDINGS", "RasterHeader", "raster_header", "read_raster"]
@@ -189,8 +196,11 @@ def _read_exr(path: Path, header: RasterHeader) -> npt.NDArray[Any]:
     said = "OpenEXR images are read by OpenEXR, the extra `exr`: pip install OpenEXR"
     exr = required("OpenEXR", said)
     try:
-        found = exr.File(str(path), separate_channels=True).channels()
-        planes = [np.asarray(found[name].pixels) for name in header.channels]
+        with on_disk(path) as file:
+            found = exr.File(str(file), separate_channels=True).channels()
+            planes = [np.asarray(found[name].pixels) for name in header.channels]
+    except StorageError:  # it cannot be copied
+        raise
     except Exception as error:  # the library raises about any kind
         raise SourceError(
             "an OpenEXR file that cannot be decoded", file=str(path), got=first_line(error)
