@@ -70,7 +70,7 @@ class Euroc(SequenceSource):
         return self.relative_key(folder.parent if folder.name == "mav0" else folder)
 
     def relative_key(self, folder: Path) -> str:
-        root = Path(self.root)
+        root = self.path
         if not folder.is_relative_to(root):
             return folder.name  # the root is its mav0
         return super().relative_key(folder)

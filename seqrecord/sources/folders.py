@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,16 +13,17 @@ from seqrecord.schema import Frame, Schema
 from seqrecord.sources.arrays import npy_header
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.exported import read_description
-from seqrecord.sources.files import find_root, is_directory
+from seqrecord.sources.files import is_directory
 from seqrecord.sources.folders_frames import check_time_axis, read_frames
 from seqrecord.sources.folders_schema import find_schema
 from seqrecord.sources.folders_tree import METADATA, EpisodeFolder, find_episodes, read_metadata
+from seqrecord.sources.originals import Originals
 
 __all__ = ["FORMAT", "Folders"]
 
 
 @dataclass(frozen=True)
-class Folders:
+class Folders(Originals):
     """A tree of episode folders as a source.
 
     ::
@@ -49,14 +49,7 @@ class Folders:
     A source is a snapshot: its schema is worked out once and travels with it when it is pickled.
     """
 
-    root: str | os.PathLike[str]
-    features: Sequence[str] | None = None
-    keep_encoded: bool = False
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "root", find_root(self.root))
-        if self.features is not None:
-            object.__setattr__(self, "features", tuple(self.features))
+    unpickled = ("_found",)
 
     def schema(self) -> Schema:
         return self._schema
@@ -72,12 +65,9 @@ class Folders:
         """Whether there is an episode below `root`."""
         return bool(self._found)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k != "_found"}
-
     @cached_property
     def _found(self) -> list[EpisodeFolder]:
-        return find_episodes(Path(self.root))
+        return find_episodes(self.path)
 
     @property
     def _episodes(self) -> list[EpisodeFolder]:
@@ -93,14 +83,14 @@ class Folders:
     @cached_property
     def _schema(self) -> Schema:
         episodes = {self._key(episode.path): episode for episode in self._episodes}
-        return find_schema(Path(self.root), episodes, self.features, keep_encoded=self.keep_encoded)
+        return find_schema(self.path, episodes, self.features, keep_encoded=self.keep_encoded)
 
     def _key(self, path: Path) -> str:
         relative = path.relative_to(self.root).as_posix()
         return path.name if relative == "." else relative
 
     def _folder(self, key: str) -> Path:
-        root = Path(self.root)
+        root = self.path
         if not {"", "..", "/"}.intersection((key, *Path(key).parts)):
             for path in (root / key, root):
                 if is_directory(path) and self._key(path) == key:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,7 +16,7 @@ from seqrecord.errors import SourceError, located
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import embedded_format, embedded_spec, embedded_value
-from seqrecord.sources.files import find_original, is_file
+from seqrecord.sources.files import is_file
 from seqrecord.sources.finding import find_files, has_file, key_of
 from seqrecord.sources.hdf5_files import (
     encoded_row,
@@ -28,6 +27,7 @@ from seqrecord.sources.hdf5_files import (
     text_of,
 )
 from seqrecord.sources.hdf5_layouts import Recording, groups, recording
+from seqrecord.sources.originals import Originals
 from seqrecord.sources.rows import read_rows
 from seqrecord.sources.specs import check_spec, chosen_schema, feature_spec, kind_of, text_spec
 from seqrecord.sources.video_files import VideoFile
@@ -39,7 +39,7 @@ _ORDERS = ("rgb", "bgr")
 
 
 @dataclass(frozen=True)
-class Hdf5:
+class Hdf5(Originals):
     """HDF5 files as a source: a folder of them, at any depth, or one file.
 
     The layout of each file is found in it: ALOHA's, robomimic's or DROID's (`hdf5_layouts`). With
@@ -64,23 +64,20 @@ class Hdf5:
     A source is a snapshot: its schema is worked out once and travels with it when it is pickled.
     """
 
-    root: str | os.PathLike[str]
-    features: Sequence[str] | None = None
-    keep_encoded: bool = False
     map: Mapping[str, str] | None = None
     jpeg_order: str | None = None
     without_video: bool = False
 
+    takes_files = True
+
     def __post_init__(self) -> None:
-        object.__setattr__(self, "root", find_original(self.root))
-        if self.features is not None:
-            object.__setattr__(self, "features", tuple(self.features))
+        super().__post_init__()
         if self.jpeg_order not in (None, *_ORDERS):
             raise SourceError("no such jpeg_order", expected="rgb or bgr", got=self.jpeg_order)
 
     def exists(self) -> bool:
         """Whether there is a file with the ending `.hdf5` or `.h5`."""
-        return has_file(Path(self.root), is_hdf5_name)
+        return has_file(self.path, is_hdf5_name)
 
     def schema(self) -> Schema:
         return self._probed[0]
@@ -110,19 +107,19 @@ class Hdf5:
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        state = dict(self.__dict__)
+        state = super().__getstate__()
         if "_probed" in state:
             state["_probed"] = (state["_probed"][0], ())  # a worker gets its episodes one by one
         return state
 
     @property
     def _folder(self) -> Path:
-        root = Path(self.root)
+        root = self.path
         return root.parent if is_file(root) else root
 
     @cached_property
     def _probed(self) -> tuple[Schema, Sequence[EpisodeInfo]]:
-        root = Path(self.root)
+        root = self.path
         paths = find_files(root, is_hdf5_name)
         if not paths:
             raise SourceError("no HDF5 file found", file=str(root), expected="*.hdf5 or *.h5")
@@ -159,7 +156,7 @@ class Hdf5:
     def _place(self, path: Path, group: str) -> tuple[str, dict[str, Any]]:
         """An episode's key, and in its metadata what `frames` finds it by."""
         file = path.relative_to(self._folder).as_posix()
-        key = key_of(path, Path(self.root))
+        key = key_of(path, self.path)
         if path.name == "trajectory.h5" and path.parent != self._folder:
             key = key_of(path.parent, self._folder, ending=True)  # DROID: the folder is the episode
         if group != "/":

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,7 @@ from seqrecord.errors import SchemaError, SourceError, located
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import embedded_spec
-from seqrecord.sources.files import find_root, is_file
+from seqrecord.sources.files import is_file
 from seqrecord.sources.lerobot_depth import LeRobotDepth, first_depth
 from seqrecord.sources.lerobot_layout import (
     INFO,
@@ -29,6 +27,7 @@ from seqrecord.sources.lerobot_layout import (
 )
 from seqrecord.sources.lerobot_rows import TASK, EpisodeRows, image_bytes
 from seqrecord.sources.lerobot_videos import LeRobotVideos, first_video
+from seqrecord.sources.originals import Originals
 from seqrecord.sources.specs import text_spec
 from seqrecord.sources.video_rows import TOLERANCE
 
@@ -41,7 +40,7 @@ _AXES = {"height", "width", "channel", "channels"}
 
 
 @dataclass(frozen=True)
-class LeRobot:
+class LeRobot(Originals):
     """A LeRobot dataset of version 2.0, 2.1 or 3.0 as a source.
 
     ::
@@ -65,20 +64,14 @@ class LeRobot:
     `keep_encoded` RGB images stay PNG or JPEG.
     """
 
-    root: str | os.PathLike[str]
-    features: Sequence[str] | None = None
-    keep_encoded: bool = False
     without_video: bool = False
     tolerance: float = TOLERANCE
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "root", find_root(self.root))
-        if self.features is not None:
-            object.__setattr__(self, "features", tuple(self.features))
+    unpickled = ("_episodes", "_rows", "_videos", "_depths")
 
     def exists(self) -> bool:
         """Whether `root` has `meta/info.json`."""
-        return is_file(Path(self.root) / INFO)
+        return is_file(self.path / INFO)
 
     def schema(self) -> Schema:
         return self._schema
@@ -123,24 +116,20 @@ class LeRobot:
         """The episodes that have files."""
         return [each for each in self._episodes.values() if each.error is None]
 
-    def __getstate__(self) -> dict[str, Any]:
-        opened = ("_episodes", "_rows", "_videos", "_depths")
-        return {k: v for k, v in self.__dict__.items() if k not in opened}
-
     @cached_property
     def _info(self) -> LeRobotInfo:
-        return read_info(Path(self.root))
+        return read_info(self.path)
 
     @cached_property
     def _episodes(self) -> dict[str, LeRobotEpisode]:
-        return {each.key: each for each in read_episodes(Path(self.root), self._info)}
+        return {each.key: each for each in read_episodes(self.path, self._info)}
 
     @cached_property
     def _rows(self) -> EpisodeRows:
         derived = TASK in self.schema() and TASK not in self._info.features
-        tasks = read_tasks(Path(self.root), self._info) if derived else None
+        tasks = read_tasks(self.path, self._info) if derived else None
         names = [name for name in self.schema() if name not in self._video_names]
-        return EpisodeRows(Path(self.root), {name: self.schema()[name] for name in names}, tasks)
+        return EpisodeRows(self.path, {name: self.schema()[name] for name in names}, tasks)
 
     @property
     def _video_names(self) -> list[str]:
@@ -150,20 +139,18 @@ class LeRobot:
     def _videos(self) -> dict[str, LeRobotVideos]:
         """Of the features whose packets are kept."""
         specs = {n: s for n, s in self.schema().items() if n in self._video_names and s.is_video}
-        return {n: LeRobotVideos(Path(self.root), s, self.tolerance) for n, s in specs.items()}
+        return {n: LeRobotVideos(self.path, s, self.tolerance) for n, s in specs.items()}
 
     @cached_property
     def _depths(self) -> dict[str, LeRobotDepth]:
         """Of the features whose codes are decoded."""
         known, schema = self._info.features, self.schema()
         names = [n for n in schema if n in self._video_names and not schema[n].is_video]
-        return {
-            n: LeRobotDepth(Path(self.root), known[n], schema[n], self.tolerance) for n in names
-        }
+        return {n: LeRobotDepth(self.path, known[n], schema[n], self.tolerance) for n in names}
 
     @cached_property
     def _schema(self) -> Schema:
-        path = Path(self.root) / INFO
+        path = self.path / INFO
         return Schema(
             [text_spec(TASK, path) if each is None else self._spec(each) for each in self._chosen()]
         )
@@ -181,23 +168,23 @@ class LeRobot:
             if name not in offered:
                 raise SourceError(
                     "no such feature",
-                    file=str(Path(self.root) / INFO),
+                    file=str(self.path / INFO),
                     expected=f"some of {', '.join(offered)}",
                     got=name,
                 )
         if not names:
-            raise SourceError("no features", file=str(Path(self.root) / INFO))
+            raise SourceError("no features", file=str(self.path / INFO))
         return [offered[name] for name in names]
 
     def _spec(self, feature: LeRobotFeature) -> FeatureSpec:
-        path = Path(self.root) / INFO
+        path = self.path / INFO
         try:
             if feature.dtype == "image":
                 return self._image_spec(feature)
             if feature.dtype == "video":
                 if feature.depth is not None:
-                    return first_depth(Path(self.root), feature, self._listed)
-                return first_video(Path(self.root), feature, self._listed)
+                    return first_depth(self.path, feature, self._listed)
+                return first_video(self.path, feature, self._listed)
             if feature.dtype == "string":
                 return text_spec(feature.name, path)
             shape = () if feature.shape == (1,) else feature.shape
@@ -215,7 +202,7 @@ class LeRobot:
         """From the first episode that can be read: the declared shape may be [C, H, W]."""
         first: SourceError | None = None
         for episode in self._listed:
-            path = Path(self.root) / episode.file
+            path = self.path / episode.file
             try:
                 data = image_bytes(path, feature.name)
                 spec = embedded_spec(feature.name, data, path, keep_encoded=self.keep_encoded)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,8 +18,8 @@ from seqrecord.sources.bag_files import Topic
 from seqrecord.sources.bag_topics import IMAGES, READABLE, TopicFeatures, can_read, decoder
 from seqrecord.sources.bags import BAG_ENDINGS, Recording, Timeline, find_recordings
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
-from seqrecord.sources.files import find_original
 from seqrecord.sources.finding import has_file
+from seqrecord.sources.originals import Originals
 from seqrecord.sources.specs import feature_name
 
 __all__ = ["FORMAT", "Mcap"]
@@ -32,7 +31,7 @@ LOG_TIME = "log_time"
 
 
 @dataclass(frozen=True)
-class Mcap:
+class Mcap(Originals):
     """MCAP files and rosbag2 folders as a source: an episode a recording, a frame a message of the
     clock's topic.
 
@@ -68,18 +67,16 @@ class Mcap:
         tolerance: seconds.
     """
 
-    root: str | os.PathLike[str]
-    features: Sequence[str] | None = None
-    keep_encoded: bool = False
     clock: str | None = None
     map: Mapping[str, str] | None = None
     align: str = "nearest"
     tolerance: float = 0.1
 
+    takes_files = True
+    unpickled = ("_recordings", "_episodes")
+
     def __post_init__(self) -> None:
-        object.__setattr__(self, "root", find_original(self.root))
-        if self.features is not None:
-            object.__setattr__(self, "features", tuple(self.features))
+        super().__post_init__()
         if self.align not in ALIGNMENTS:
             raise SourceError(
                 "no such alignment", expected=" or ".join(ALIGNMENTS), got=repr(self.align)[:50]
@@ -92,7 +89,7 @@ class Mcap:
 
     def exists(self) -> bool:
         """Whether there is a recording below `root`."""
-        return has_file(Path(self.root), lambda path: path.suffix in BAG_ENDINGS)
+        return has_file(self.path, lambda path: path.suffix in BAG_ENDINGS)
 
     def schema(self) -> Schema:
         return self._schema
@@ -103,7 +100,7 @@ class Mcap:
         return self._episodes
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
-        path = Path(self.root)
+        path = self.path
         row = -1
         with located(SourceError, episode=info.key):
             if info.key not in self._recordings:
@@ -117,12 +114,9 @@ class Mcap:
                     frame |= each
                 yield {name: frame[name] for name in self.schema() if name in frame}
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_recordings", "_episodes")}
-
     @cached_property
     def _recordings(self) -> dict[str, Recording]:
-        return {recording.key: recording for recording in find_recordings(Path(self.root))}
+        return {recording.key: recording for recording in find_recordings(self.path)}
 
     # --- which topics, and their features ---------------------------------------------------
 

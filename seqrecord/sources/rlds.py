@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,8 +15,9 @@ from seqrecord.errors import SchemaError, SourceError, located
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import embedded_spec, embedded_value
-from seqrecord.sources.files import find_root, list_folder, size_of
+from seqrecord.sources.files import list_folder, size_of
 from seqrecord.sources.finding import has_file
+from seqrecord.sources.originals import Originals
 from seqrecord.sources.rlds_features import FEATURES, RldsFeature, RldsFeatures, read_features
 from seqrecord.sources.rlds_shards import Shard, find_dataset, find_shards
 from seqrecord.sources.specs import text_spec
@@ -33,7 +33,7 @@ _MEANING = {"action": "action", "observation.state": "state"}
 
 
 @dataclass(frozen=True)
-class Rlds:
+class Rlds(Originals):
     """A TFDS dataset of episodes (RLDS) in TFRecord files as a source.
 
     ::
@@ -52,18 +52,9 @@ class Rlds:
     are. With `keep_encoded` RGB images stay PNG or JPEG.
     """
 
-    root: str | os.PathLike[str]
-    features: Sequence[str] | None = None
-    keep_encoded: bool = False
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "root", find_root(self.root))
-        if self.features is not None:
-            object.__setattr__(self, "features", tuple(self.features))
-
     def exists(self) -> bool:
         """Whether there is a `features.json` with TFRecord files beside it."""
-        return has_file(Path(self.root), _is_dataset)
+        return has_file(self.path, _is_dataset)
 
     def schema(self) -> Schema:
         return self._schema
@@ -96,7 +87,7 @@ class Rlds:
 
     @cached_property
     def _folder(self) -> Path:
-        folder = find_dataset(Path(self.root))
+        folder = find_dataset(self.path)
         if folder is None:
             raise SourceError("no TFDS dataset", file=str(self.root), expected=FEATURES)
         return folder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +16,9 @@ from seqrecord.errors import SourceError, located
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo
 from seqrecord.sources.embedded import embedded_value
-from seqrecord.sources.files import find_root
 from seqrecord.sources.finding import find_folders, has_folder
 from seqrecord.sources.images import image_header, kept_codec, read_image_file
+from seqrecord.sources.originals import Originals
 from seqrecord.sources.specs import chosen_schema, feature_spec
 
 __all__ = ["Column", "Images", "Samples", "SequenceFrames", "SequenceSource", "Values"]
@@ -106,7 +105,7 @@ class SequenceFrames:
 
 
 @dataclass(frozen=True)
-class SequenceSource(ABC):
+class SequenceSource(Originals, ABC):
     """A tree of sequences, each a folder, as a source; the formats are derived from it.
 
     `root` is a folder of sequences at any depth, or one sequence. `features` are the names to read,
@@ -115,17 +114,8 @@ class SequenceSource(ABC):
     A source is a snapshot: its schema is worked out once and travels with it when it is pickled.
     """
 
-    root: str | os.PathLike[str]
-    features: Sequence[str] | None = None
-    keep_encoded: bool = False
-
     expected: ClassVar[str]
     """What a sequence looks like, in words."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "root", find_root(self.root))
-        if self.features is not None:
-            object.__setattr__(self, "features", tuple(self.features))
 
     @staticmethod
     @abstractmethod
@@ -142,7 +132,7 @@ class SequenceSource(ABC):
 
     def exists(self) -> bool:
         """Whether there is a sequence among the first entries of the tree."""
-        return has_folder(Path(self.root), self.is_sequence)
+        return has_folder(self.path, self.is_sequence)
 
     def schema(self) -> Schema:
         return self._probed[0]
@@ -172,11 +162,11 @@ class SequenceSource(ABC):
 
     def relative_key(self, folder: Path) -> str:
         """The path below `root`, or the folder's name if it is `root`."""
-        root = Path(self.root)
+        root = self.path
         return folder.name if folder == root else folder.relative_to(root).as_posix()
 
     def __getstate__(self) -> dict[str, Any]:
-        state = dict(self.__dict__)
+        state = super().__getstate__()
         if "_probed" in state:
             schema, _, folders = state["_probed"]
             state["_probed"] = (schema, (), folders)  # a worker gets its episodes one by one
@@ -190,7 +180,7 @@ class SequenceSource(ABC):
 
     @cached_property
     def _probed(self) -> tuple[Schema, Sequence[EpisodeInfo], Mapping[str, Path]]:
-        root = Path(self.root)
+        root = self.path
         found: list[FeatureSpec] = []
         offered: dict[str, None] = {}
         episodes: list[EpisodeInfo] = []

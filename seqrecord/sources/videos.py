@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,8 +13,8 @@ from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import SourceError, located
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
-from seqrecord.sources.files import find_original
 from seqrecord.sources.finding import find_files, has_file, key_of
+from seqrecord.sources.originals import Originals
 from seqrecord.sources.specs import feature_spec
 from seqrecord.sources.video_files import VIDEO_ENDINGS, VideoFile
 from seqrecord.sources.video_streams import check_file, read_gops, video_spec
@@ -28,7 +26,7 @@ _TIME = "timestamp"
 
 
 @dataclass(frozen=True)
-class Videos:
+class Videos(Originals):
     """Video files as a source: MP4, MOV, Matroska, WebM and AVI.
 
     ::
@@ -42,19 +40,14 @@ class Videos:
     file says of that. All videos of a feature have one codec, pixel format and size.
     """
 
-    root: str | os.PathLike[str]
-    features: Sequence[str] | None = None
-    keep_encoded: bool = False
     by_folder: bool = False
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "root", find_original(self.root))
-        if self.features is not None:
-            object.__setattr__(self, "features", tuple(self.features))
+    takes_files = True
+    unpickled = ("_files",)
 
     def exists(self) -> bool:
         """Whether a video is among the first files."""
-        return has_file(Path(self.root), _is_video)
+        return has_file(self.path, _is_video)
 
     def schema(self) -> Schema:
         return self._schema
@@ -88,13 +81,10 @@ class Videos:
                 check_file(file, spec)
                 yield from read_gops(file)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k != "_files"}
-
     @cached_property
     def _files(self) -> dict[str, dict[str, Path]]:
         """Episodes, each with its cameras' files."""
-        root = Path(self.root)
+        root = self.path
         found: dict[str, dict[str, Path]] = {}
         for path in find_files(root, _is_video):
             key = key_of(path.parent, root, ending=True) if self.by_folder else key_of(path, root)
@@ -141,7 +131,7 @@ class Videos:
     def _spec(self, name: str) -> FeatureSpec:
         """From the first episode whose video can be read."""
         if name == _TIME:
-            path = Path(self.root)
+            path = self.path
             return feature_spec(name, np.dtype("f8"), (), path, kind="timestamp", unit="s")
         first: SourceError | None = None
         for key, files in self._files.items():

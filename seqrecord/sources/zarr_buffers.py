@@ -12,7 +12,6 @@ same as one file, `NAME.zarr.zip`.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -26,8 +25,9 @@ import numpy.typing as npt
 from seqrecord.errors import MissingPackageError, SeqRecordError, SourceError, StorageError, located
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
-from seqrecord.sources.files import find_original, is_directory, is_file, list_folder
+from seqrecord.sources.files import is_directory, is_file, list_folder
 from seqrecord.sources.finding import natural_order
+from seqrecord.sources.originals import Originals
 from seqrecord.sources.remote_files import remote_files
 from seqrecord.sources.rows import first_line, read_rows
 from seqrecord.sources.specs import check_spec, chosen_schema, feature_spec, kind_of, text_spec
@@ -40,7 +40,7 @@ _MAX_CHUNK_BYTES = 1 << 31  # decompressed; the limit of Zarr's usual compressor
 
 
 @dataclass(frozen=True)
-class ZarrBuffers:
+class ZarrBuffers(Originals):
     """Replay buffers as a source: one `NAME.zarr` or `NAME.zarr.zip`, or a folder of them.
 
     Episodes are called `NAME/000000` and so on. Each array of `data` is a feature; those of `meta`
@@ -57,14 +57,8 @@ class ZarrBuffers:
     A source is a snapshot: its schema is worked out once and travels with it when it is pickled.
     """
 
-    root: str | os.PathLike[str]
-    features: Sequence[str] | None = None
-    keep_encoded: bool = False
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "root", find_original(self.root))
-        if self.features is not None:
-            object.__setattr__(self, "features", tuple(self.features))
+    takes_files = True
+    unpickled = ("_buffers",)
 
     def exists(self) -> bool:
         """Whether there is a group with `data` and `meta/episode_ends`, or a `.zarr.zip` file."""
@@ -81,14 +75,14 @@ class ZarrBuffers:
             yield from self._read(info)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {k: v for k, v in self.__dict__.items() if k != "_buffers"}
+        state = super().__getstate__()
         if "_probed" in state:
             state["_probed"] = (state["_probed"][0], ())  # a worker gets its episodes one by one
         return state
 
     @cached_property
     def _buffers(self) -> list[Path]:
-        root = Path(self.root)
+        root = self.path
         if _is_buffer(root):
             return [root]
         if is_file(root):
@@ -126,11 +120,11 @@ class ZarrBuffers:
                 first_error = first_error or error
         if not found and first_error:
             raise first_error
-        return chosen_schema(found, self.features, Path(self.root), offered), episodes
+        return chosen_schema(found, self.features, self.path, offered), episodes
 
     def _read(self, info: EpisodeInfo) -> Iterator[Frame]:
         name = str(info.metadata.get("buffer", ""))
-        root = Path(self.root)
+        root = self.path
         path = root if root.name == name else root / name
         if "/" in name or not _is_buffer(path):
             raise SourceError("no such episode", file=str(self.root))
