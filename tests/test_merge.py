@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+import stat
 import uuid
 from pathlib import Path
 
@@ -85,6 +88,24 @@ def test_copies_where_they_are_asked_for(parts: tuple[Path, Path], tmp_path: Pat
     assert (report.linked_bytes, report.num_record_files) == (0, 5)
     check(tmp_path / "made", expected)
     assert {path.stat().st_nlink for path in (tmp_path / "made" / "records").iterdir()} == {1}
+
+
+def test_links_where_folders_cannot_be_synced(
+    parts: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some mounts refuse to; they make names durable on their own."""
+    fsync = os.fsync
+
+    def of_files(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", of_files)
+    report = merge_datasets(parts, tmp_path / "made")
+    assert report.linked_bytes
+    assert not report.copied_bytes
+    check(tmp_path / "made", {**content(parts[0]), **content(parts[1])})
 
 
 def test_to_another_storage_and_edits_there(parts: tuple[Path, Path]) -> None:

@@ -11,6 +11,7 @@ from seqrecord.errors import LocationError, StorageError
 from seqrecord.storage.ranges import ByteRange
 
 __all__ = [
+    "MAX_PUT_BYTES",
     "FileInfo",
     "Storage",
     "Unfinished",
@@ -20,6 +21,9 @@ __all__ = [
     "short_read",
     "too_large",
 ]
+
+
+MAX_PUT_BYTES = 64 << 20  # of a file that is put in place in one step; a manifest is smaller
 
 
 class Upload(Protocol):

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from seqrecord.errors import ConflictError, NotFoundError, TransientError
-
-if TYPE_CHECKING:
-    from seqrecord.storage.base import Storage
+from seqrecord.storage.base import MAX_PUT_BYTES, Storage
 
 __all__ = ["put_once"]
-
-_MOST_BYTES = 64 << 20  # a manifest is smaller
 
 
 def put_once(storage: Storage, path: str, data: bytes, *, expected: str | None) -> None:
@@ -29,7 +23,7 @@ def put_once(storage: Storage, path: str, data: bytes, *, expected: str | None) 
     else:
         return
     try:
-        found, tag = storage.read_whole(path, _MOST_BYTES)
+        found, tag = storage.read_whole(path, MAX_PUT_BYTES)
     except NotFoundError:
         found, tag = b"", None
     if tag is not None and found == data:

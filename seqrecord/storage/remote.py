@@ -15,11 +15,11 @@ import fsspec
 from fsspec.registry import known_implementations
 
 from seqrecord.errors import ConflictError, LocationError, NotFoundError
-from seqrecord.storage.base import FileInfo, Upload
+from seqrecord.storage.base import MAX_PUT_BYTES, FileInfo, Upload
 from seqrecord.storage.browsing import Entry
 from seqrecord.storage.fsspec_reader import FsspecReader
 from seqrecord.storage.retrying import Retrier
-from seqrecord.storage.whole import MOST_BYTES, Pieces, WholeFileStorage, files_of, tag_of
+from seqrecord.storage.whole import Pieces, WholeFileStorage, files_of, tag_of
 
 __all__ = ["FsspecStorage"]
 
@@ -113,7 +113,7 @@ class FsspecStorage(WholeFileStorage):
 
     def _tag(self, path: str) -> str | None:
         try:
-            return self.read_whole(path, MOST_BYTES)[1]
+            return self.read_whole(path, MAX_PUT_BYTES)[1]
         except NotFoundError:
             return None
 

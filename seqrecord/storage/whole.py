@@ -25,9 +25,7 @@ from seqrecord.storage.spare_files import Hold
 from seqrecord.storage.spooled import Keeping, SpooledUpload
 from seqrecord.storage.stopping import check_wanted
 
-__all__ = ["MOST_BYTES", "Pieces", "WholeFileStorage", "files_of", "tag_of"]
-
-MOST_BYTES = 64 << 20  # of what is put in place; a manifest is smaller
+__all__ = ["Pieces", "WholeFileStorage", "files_of", "tag_of"]
 
 _T = TypeVar("_T")
 

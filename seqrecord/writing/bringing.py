@@ -12,6 +12,7 @@ from seqrecord.format import RECORDS
 from seqrecord.format.manifest import RecordFile
 from seqrecord.reading.record_footers import read_footer
 from seqrecord.storage import Storage, copy_on_server
+from seqrecord.storage.local.folders import make_folder, sync_folder
 from seqrecord.storage.local.storage import LocalStorage
 from seqrecord.storage.ranges import ByteRange
 
@@ -72,15 +73,10 @@ def _link(made: Storage, found: str, path: str) -> bool:
     """Whether the file could be linked."""
     assert isinstance(made, LocalStorage)
     target = made.root / path
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     try:
         os.link(os.path.realpath(found), target)
     except OSError:
         return False
-    for folder in (target.parent, made.root, made.root.parent):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    sync_folder(target.parent)
     return True

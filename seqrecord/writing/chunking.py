@@ -22,7 +22,6 @@ __all__ = [
     "SMALL_CHUNK_FRAMES",
     "SMALL_FRAME_BYTES",
     "ChunkLength",
-    "EncodedChunk",
     "ReadyChunk",
     "is_small",
 ]
@@ -86,30 +85,6 @@ class ChunkLength:
     def _fitting(self, frame_bytes: int) -> int:
         fitting = max(1, min(self._max_frames, self._max_bytes // max(1, frame_bytes)))
         return 1 << (fitting.bit_length() - 1)
-
-
-class EncodedChunk:
-    """Encoded frames of one group, by feature.
-
-    `gaps` says which frames have a feature, bool [frames], for those that some frame lacks.
-    """
-
-    def __init__(self, group: Schema, frames: Sequence[Mapping[str, Blob]]) -> None:
-        self.num_frames = len(frames)
-        self.blobs = {name: [f[name] for f in frames if name in f] for name in group}
-        self.gaps = {
-            name: np.array([name in frame for frame in frames], bool)
-            for name, blobs in self.blobs.items()
-            if len(blobs) < len(frames)
-        }
-
-    def largest(self, group: Schema) -> list[int]:
-        """Bytes of the largest frame of each feature with a variable dimension."""
-        return [
-            max((math.prod(blob.shape) for blob in self.blobs[spec.name]), default=0)
-            * spec.dtype.itemsize
-            for spec in group.variable
-        ]
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,25 +16,22 @@ from urllib.parse import urlsplit
 from seqrecord.errors import DestinationError
 from seqrecord.lazy import required
 from seqrecord.writing.convert_jobs import Job, StoppedError, Written, write_copy
+from seqrecord.writing.convert_workers import Workers
 
-__all__ = ["Cluster", "open_cluster"]
+__all__ = ["open_cluster"]
 
 _TRIES = 4
 _TELL_SECONDS = 0.5  # a message goes over the network
 
 
-class Cluster:
-    """Workers on other machines: `submit`, `take` and `stop` are those of `Workers`."""
-
-    broken: tuple[type[BaseException], ...]
-    count: int
+class _Counted:
+    """Counts the frames that workers on other machines have written."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._frames = 0
 
     def take(self) -> int:
-        """How many frames have been written since."""
         with self._lock:
             frames, self._frames = self._frames, 0
         return frames
@@ -43,17 +40,9 @@ class Cluster:
         with self._lock:
             self._frames += frames
 
-    def submit(self, job: Job) -> Future[Written]:
-        """Have a job done by any worker."""
-        raise NotImplementedError
-
-    def stop(self) -> None:
-        """Tell the jobs that run to stop soon, which fail then."""
-        raise NotImplementedError
-
 
 @contextlib.contextmanager
-def open_cluster(address: str) -> Iterator[Cluster]:
+def open_cluster(address: str) -> Iterator[Workers]:
     """Connect to `dask://HOST:PORT` or `ray://HOST:PORT`; the connection ends with the block.
 
     Raises `DestinationError` for another address and where nobody answers, and
@@ -92,12 +81,13 @@ class _Told:
 # Dask
 
 
-class _Dask(Cluster):
+class _Dask(_Counted):
     """What is lost with a worker is done again by another, three times by Dask's default."""
 
     def __init__(self, distributed: ModuleType, client: Any) -> None:
         super().__init__()
-        self.broken = (distributed.scheduler.KilledWorker, CancelledError)
+        killed = distributed.scheduler.KilledWorker
+        self.broken: tuple[type[BaseException], ...] = (killed, CancelledError)
         self.count = sum(client.nthreads().values())
         self._executor = client.get_executor(pure=False)
         self._topic = f"seqrecord-{uuid.uuid4().hex}"
@@ -112,7 +102,7 @@ class _Dask(Cluster):
 
 
 @contextlib.contextmanager
-def _dask(address: str) -> Iterator[Cluster]:
+def _dask(address: str) -> Iterator[Workers]:
     said = "jobs run there by distributed, the extra `dask`: pip install distributed"
     distributed = required("distributed", said)
     place = f"tcp://{urlsplit(address).netloc}"
@@ -144,10 +134,14 @@ def _write_on_dask(job: Job, topic: str) -> Written:
 # Ray
 
 
-class _Ray(Cluster):
+class _Ray(_Counted):
     def __init__(self, ray: ModuleType) -> None:
         super().__init__()
-        self.broken = (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError)
+        failures = ray.exceptions
+        self.broken: tuple[type[BaseException], ...] = (
+            failures.WorkerCrashedError,
+            failures.NodeDiedError,
+        )
         self.count = int(ray.cluster_resources().get("CPU", 0))
         self._ray = ray
         self._refs: list[Any] = []
@@ -181,7 +175,7 @@ class _Ray(Cluster):
 
 
 @contextlib.contextmanager
-def _ray(address: str) -> Iterator[Cluster]:
+def _ray(address: str) -> Iterator[Workers]:
     ray = required("ray", "jobs run there by ray, the extra `ray`: pip install 'ray[client]'")
     with _connected(ray, address):
         cluster = _Ray(ray)
@@ -241,7 +235,7 @@ def _nobody(address: str, error: BaseException) -> DestinationError:
     return DestinationError("no cluster answers at this address", got=f"{address}: {error}")
 
 
-_OPENING: dict[str, Callable[[str], contextlib.AbstractContextManager[Cluster]]] = {
+_OPENING: dict[str, Callable[[str], contextlib.AbstractContextManager[Workers]]] = {
     "dask": _dask,
     "ray": _ray,
 }

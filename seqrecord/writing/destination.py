@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Literal, get_args
 
 from seqrecord.errors import DestinationError, FormatError, NotFoundError
-from seqrecord.format import Footer
+from seqrecord.format import RECORDS, Footer
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest, check_record_path
 from seqrecord.reading.absent import conformed
@@ -28,7 +28,6 @@ from seqrecord.storage import Storage, map_files
 from seqrecord.text import counted
 from seqrecord.writing.commits import Base, appended, put_version, read_base, rebuilt, tidy
 from seqrecord.writing.leftovers import recover
-from seqrecord.writing.record_file import RECORDS
 from seqrecord.writing.statistics import statistics_of
 
 __all__ = ["Destination", "WriteMode", "begin", "check_mode", "new_writer_id", "writer_of"]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TypeAlias
 
+import numpy as np
+
 from seqrecord.format.pages import Blob, PageCodec
 from seqrecord.schema import Schema
-from seqrecord.writing.chunking import ChunkLength, EncodedChunk, ReadyChunk
+from seqrecord.writing.chunking import ChunkLength, ReadyChunk
 from seqrecord.writing.video_group import VideoGroup
 
 __all__ = ["FrameGroup", "Group"]
@@ -53,12 +56,22 @@ class FrameGroup:
         self._frames = []
 
     def _take(self, length: int) -> ReadyChunk:
-        chunk = EncodedChunk(self.schema, self._frames[:length])
+        frames = self._frames[:length]
         del self._frames[:length]
-        pages = [self._codecs[name].join(blobs) for name, blobs in chunk.blobs.items()]
+        found = {name: [f[name] for f in frames if name in f] for name in self.schema}
+        gaps = {
+            name: np.array([name in frame for frame in frames], bool)
+            for name, blobs in found.items()
+            if len(blobs) < length
+        }
+        pages = [self._codecs[name].join(blobs) for name, blobs in found.items()]
+        largest = [
+            max((math.prod(blob.shape) for blob in found[spec.name]), default=0)
+            * spec.dtype.itemsize
+            for spec in self.schema.variable
+        ]
         first, self._written = self._written, self._written + length
-        largest = chunk.largest(self.schema)
-        return ReadyChunk.of(self.schema, first, length, chunk.gaps, pages, largest)
+        return ReadyChunk.of(self.schema, first, length, gaps, pages, largest)
 
 
 Group: TypeAlias = "FrameGroup | VideoGroup"

@@ -12,7 +12,7 @@ import numpy as np
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.collecting import StatisticsCollector
 from seqrecord.errors import CodecError, FormatError, FrameError, SeqRecordError, located
-from seqrecord.format import MAX_EPISODE_FRAMES, RECORDS, EpisodePart
+from seqrecord.format import MAX_EPISODE_FRAMES, EpisodePart
 from seqrecord.format.pages import PageCodec
 from seqrecord.format.text import truncated_metadata
 from seqrecord.lags import LagCollector, Lags, with_lags
@@ -25,7 +25,7 @@ from seqrecord.writing.open_file import StoredChunk
 from seqrecord.writing.record_files import RecordFiles
 from seqrecord.writing.video_group import VideoGroup
 
-__all__ = ["RECORDS", "RecordFileWriter"]
+__all__ = ["RecordFileWriter"]
 
 
 class RecordFileWriter:

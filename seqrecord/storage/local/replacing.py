@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from seqrecord.errors import ConflictError, TransientError
-from seqrecord.storage.base import too_large
+from seqrecord.storage.base import MAX_PUT_BYTES, too_large
 from seqrecord.storage.local.folders import sync_folder
 from seqrecord.storage.local.handle import Handle
 
@@ -36,7 +36,6 @@ __all__ = ["put_file", "read_file"]
 _GRACE_SECONDS = 60.0
 _PATIENCE_SECONDS = 10.0  # the folder is held for as long as a small file takes to be synced
 _POLL_SECONDS = 0.005
-_MOST_BYTES = 64 << 20
 _NEXT = ".next"
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 
@@ -169,7 +168,7 @@ def _check(target: Path, expected: str | None) -> None:
 
 def _found(target: Path) -> str | None:
     try:
-        return read_file(target, _MOST_BYTES)[1]
+        return read_file(target, MAX_PUT_BYTES)[1]
     except FileNotFoundError:
         return None
 

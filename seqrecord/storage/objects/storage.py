@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from seqrecord.errors import ConflictError, DestinationError, LocationError, NotFoundError
-from seqrecord.storage.base import FileInfo, Upload, check_path
+from seqrecord.storage.base import MAX_PUT_BYTES, FileInfo, Upload, check_path
 from seqrecord.storage.browsing import Entry
 from seqrecord.storage.clients import Clients
 from seqrecord.storage.conditional import put_once
@@ -17,7 +17,7 @@ from seqrecord.storage.objects.source import Bucket
 from seqrecord.storage.parts import Content
 from seqrecord.storage.requests import TIMEOUT_SECONDS, RequestReader
 from seqrecord.storage.retrying import Retrier
-from seqrecord.storage.whole import MOST_BYTES, Pieces, WholeFileStorage, files_of, tag_of
+from seqrecord.storage.whole import Pieces, WholeFileStorage, files_of, tag_of
 
 __all__ = ["ObjectStorage"]
 
@@ -69,7 +69,7 @@ class ObjectStorage(WholeFileStorage):
         file, key = self.shown(path), self.bucket.key(path)
         try:
             answer = self._ask(path, lambda store: store.get(key))
-            if tag_of(whole_of(answer, file, MOST_BYTES)) == expected:
+            if tag_of(whole_of(answer, file, MAX_PUT_BYTES)) == expected:
                 meta = answer.meta
                 version = {n: meta[n] for n in ("e_tag", "version") if meta.get(n) is not None}
                 self._put(path, data, version)
