@@ -11,6 +11,7 @@ __all__ = [
     "counted",
     "number_text",
     "one_line",
+    "percent",
     "printable",
     "range_text",
     "shape_text",
@@ -38,6 +39,11 @@ def number_text(value: float) -> str:
     if 100 <= abs(value) < 100_000:
         return f"{value:.0f}"
     return f"{value:.3g}"
+
+
+def percent(share: float) -> str:
+    """`12 %`."""
+    return f"{100 * share:.0f} %"
 
 
 def range_text(low: float, high: float) -> str:

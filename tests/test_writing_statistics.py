@@ -246,3 +246,8 @@ def test_another_writer_comes_first(tmp_path: Path) -> None:
         assert reader.statistics is None
         assert len(reader.episodes) == 3
     assert not list((tmp_path / "d" / "index").glob("*.json"))
+
+
+def test_there_is_no_dataset_to_compute_them_for(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="no dataset"):
+        add_statistics(tmp_path)

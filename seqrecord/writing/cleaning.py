@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from os import PathLike
 from typing import Any
 
@@ -40,8 +42,7 @@ def clean(
     Raises `DestinationError` where there is no dataset, for then nothing tells what is in use, and
     `ConflictError` if a writer commits at this moment; then nothing is removed.
     """
-    storage = open_storage(location, storage_options)
-    try:
+    with closing(open_storage(location, storage_options)) as storage:
         base = read_base(storage)
         if base.manifest is None:
             raise DestinationError(
@@ -63,8 +64,6 @@ def clean(
             for path in done:
                 storage.remove(path)
         return sorted({*gone, *done})
-    finally:
-        storage.close()
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ def _unnamed(storage: Storage, base: Base) -> Iterator[_Item]:
                 yield _Item(upload.path, upload.modified, upload.remove)
         for file in storage.files(folder):
             if file.path not in named and _is_ours(file.path):
-                yield _Item(file.path, file.modified, _removal(storage, file.path))
+                yield _Item(file.path, file.modified, partial(storage.remove, file.path))
 
 
 def _is_ours(path: str) -> bool:
@@ -113,10 +112,6 @@ def _is_ours(path: str) -> bool:
 def _writer(path: str) -> str:
     """What the files of one writer have in common, and no other's."""
     return writer_of(path) or merge_of(path) or path
-
-
-def _removal(storage: Storage, path: str) -> Callable[[], None]:
-    return lambda: storage.remove(path)
 
 
 def _condemn(storage: Storage, base: Base, paths: list[str]) -> None:

@@ -137,11 +137,8 @@ def _write_on_dask(job: Job, topic: str) -> Written:
 class _Ray(_Counted):
     def __init__(self, ray: ModuleType) -> None:
         super().__init__()
-        failures = ray.exceptions
-        self.broken: tuple[type[BaseException], ...] = (
-            failures.WorkerCrashedError,
-            failures.NodeDiedError,
-        )
+        lost = (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError)
+        self.broken: tuple[type[BaseException], ...] = lost
         self.count = int(ray.cluster_resources().get("CPU", 0))
         self._ray = ray
         self._refs: list[Any] = []

@@ -43,6 +43,7 @@ __all__ = [
     "opened_to_edit",
     "put_version",
     "read_base",
+    "read_dataset",
     "read_existing",
     "rebuilt",
     "reindex",
@@ -111,12 +112,17 @@ def read_base(storage: Storage, *, accept_damaged: bool = False) -> Base:
         return Base(None, tag, tables)
 
 
-def read_existing(storage: Storage) -> Opened:
+def read_dataset(storage: Storage) -> tuple[Base, Manifest]:
     """The dataset there; raises `NotFoundError` where there is none."""
     base = read_base(storage)
-    manifest = base.manifest
-    if manifest is None:
+    if base.manifest is None:
         raise NotFoundError("no dataset", file=storage.url)
+    return base, base.manifest
+
+
+def read_existing(storage: Storage) -> Opened:
+    """The same, with what its record files say."""
+    base, manifest = read_dataset(storage)
     sizes = {file.path: file.size for file in manifest.record_files}
     return Opened(storage, base, manifest, read_footers(storage, sizes), sizes)
 
@@ -126,11 +132,8 @@ def opened_to_edit(
     location: str | PathLike[str], storage_options: Mapping[str, Any] | None
 ) -> Iterator[Opened]:
     """The same of a location; its storage is closed in the end."""
-    storage = open_storage(location, storage_options)
-    try:
+    with contextlib.closing(open_storage(location, storage_options)) as storage:
         yield read_existing(storage)
-    finally:
-        storage.close()
 
 
 def rebuilt(
@@ -289,11 +292,8 @@ def reindex(
     file of the manifest before, where that can be read, is not there: the dataset is made without
     it. Raises `ConflictError` where another writer commits meanwhile.
     """
-    storage = open_storage(location, storage_options)
-    try:
+    with contextlib.closing(open_storage(location, storage_options)) as storage:
         return _reindex(storage, created_by)
-    finally:
-        storage.close()
 
 
 def _reindex(storage: Storage, created_by: str) -> Manifest:

@@ -21,7 +21,6 @@ from seqrecord.errors import ConflictError, FormatError, FrameError, SchemaError
 from seqrecord.format import EpisodePart, Footer
 from seqrecord.format.edits import Features
 from seqrecord.format.manifest import Manifest, RecordFile
-from seqrecord.format.statistics import read_statistics
 from seqrecord.reading.episode import Episode
 from seqrecord.reading.index_building import complete_episodes
 from seqrecord.reading.metadata import load_index
@@ -35,6 +34,7 @@ from seqrecord.writing.commits import Base, Version, opened_to_edit, put_version
 from seqrecord.writing.destination import new_writer_id
 from seqrecord.writing.edit_files import put_edits, removed_if_unnamed
 from seqrecord.writing.record_file import RecordFileWriter
+from seqrecord.writing.statistics import stored_statistics
 from seqrecord.writing.stored_schema import (
     DEFAULT_RECORD_BYTES,
     Codecs,
@@ -113,7 +113,7 @@ def add_feature(
             _write(dataset, schema, new, values, writer, size, collector)
             own = own_sizes(dataset.storage, writer)
             footers = read_footers(dataset.storage, own)
-            old = dataset.statistics()
+            old = stored_statistics(dataset.storage, manifest)
             if old is not None:
                 old = Statistics(old.num_frames, {**old, **collector.statistics()})
             _commit(dataset, schema, footers, own, old)
@@ -153,7 +153,7 @@ def drop_features(
             ]
         )
         if not dry_run:
-            old = dataset.statistics()
+            old = stored_statistics(dataset.storage, dataset.manifest)
             if old is not None:
                 kept = {name: old[name] for name in old if name not in dropped}
                 old = Statistics(old.num_frames, kept)
@@ -168,12 +168,6 @@ class _Dataset:
     manifest: Manifest
     reader: SeqRecordReader
     footers: Mapping[str, Footer]
-
-    def statistics(self) -> Statistics | None:
-        file = self.manifest.statistics
-        if file is None:
-            return None
-        return read_statistics(self.storage, file, self.manifest.schema)
 
 
 @contextmanager

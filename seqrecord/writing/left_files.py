@@ -14,7 +14,6 @@ from seqrecord.errors import NotFoundError
 from seqrecord.format import RECORDS
 from seqrecord.format.manifest import FILE_PATH
 from seqrecord.storage import Storage
-from seqrecord.storage.ranges import ByteRange
 from seqrecord.writing.small_files import put_file
 
 __all__ = ["LeftFiles", "is_note", "left_files", "put_note"]
@@ -51,9 +50,8 @@ def left_files(storage: Storage) -> list[LeftFiles]:
     found = []
     for file in storage.files(RECORDS):
         if is_note(file.path):
-            data = bytearray(file.size)
             try:
-                storage.read_ranges(file.path, [ByteRange(0, file.size)], [memoryview(data)])
+                data, _ = storage.read_whole(file.path, file.size)
             except NotFoundError:  # another clean has removed it
                 continue
             lines = data.decode(errors="replace").splitlines()

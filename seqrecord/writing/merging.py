@@ -15,7 +15,6 @@ from seqrecord.format import RECORDS, Footer
 from seqrecord.format.edits import Edit, Split
 from seqrecord.format.index import NO_SPLIT, Index
 from seqrecord.format.manifest import EDITS, IndexFile, Manifest, RecordFile
-from seqrecord.format.statistics import read_statistics
 from seqrecord.format.text import encode_metadata
 from seqrecord.reading.edits import read_edits
 from seqrecord.reading.index_building import build_index, complete_episodes
@@ -23,22 +22,12 @@ from seqrecord.reading.metadata import load_index
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.reading.record_footers import read_footers, record_sizes
 from seqrecord.schema import Schema
-from seqrecord.storage import (
-    Storage,
-    can_copy_on_server,
-    open_storage,
-    parse_location,
-)
-from seqrecord.storage.ranges import ByteRange
+from seqrecord.storage import Storage, can_copy_on_server, open_storage, parse_location
 from seqrecord.version import CREATED_BY
 from seqrecord.writing.bringing import bring, link_source
 from seqrecord.writing.commits import Version, put_version, read_base, read_existing, tidy
 from seqrecord.writing.destination import new_writer_id, writer_of
-from seqrecord.writing.edit_files import (
-    next_number,
-    put_edits,
-    removed_if_unnamed,
-)
+from seqrecord.writing.edit_files import next_number, put_edits, removed_if_unnamed
 from seqrecord.writing.encoding_anew import (
     check_mergeable,
     difference,
@@ -47,7 +36,7 @@ from seqrecord.writing.encoding_anew import (
 )
 from seqrecord.writing.merge_leftovers import merges, put_merge_note, taken_over
 from seqrecord.writing.small_files import put_file
-from seqrecord.writing.statistics import merged
+from seqrecord.writing.statistics import merged, stored_statistics
 from seqrecord.writing.undoing import own_sizes
 
 __all__ = ["MergeReport", "merge_datasets"]
@@ -235,14 +224,7 @@ def _merge(
             built.splits,
             edits=edits,
         )
-        statistics = merged(
-            [
-                None
-                if (kept := part.manifest.statistics) is None
-                else read_statistics(part.storage, kept, part.manifest.schema)
-                for part in parts
-            ]
-        )
+        statistics = merged([stored_statistics(part.storage, part.manifest) for part in parts])
         with removed_if_unnamed(made, edits):
             _check_there(made, record_files)
             put_version(made, base, version, CREATED_BY, statistics)
@@ -318,8 +300,6 @@ def _bring_edits(
         for file in part.manifest.edits:
             path = f"{EDITS}/{first + len(files):08d}-{writer}.json"
             written.append(path)
-            data = bytearray(part.storage.size(file.path))
-            item = ByteRange(0, len(data))
-            part.storage.read_ranges(file.path, [item], [memoryview(data)])
-            files.append(put_file(made, path, bytes(data)))
+            data, _ = part.storage.read_whole(file.path, file.size)
+            files.append(put_file(made, path, data))
     return tuple(files)

@@ -8,13 +8,14 @@ into new record files; one commit names these in the place of the old ones. The 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
 
 import numpy as np
 
-from seqrecord.errors import ChecksumError, ConflictError, FormatError, NotFoundError, located
+from seqrecord.errors import ChecksumError, ConflictError, FormatError, located
 from seqrecord.format import EpisodePart, Footer
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest, RecordFile
@@ -28,7 +29,7 @@ from seqrecord.storage import Storage, open_storage
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.units import parse_size
 from seqrecord.version import CREATED_BY
-from seqrecord.writing.commits import Base, put_version, read_base, rebuilt
+from seqrecord.writing.commits import Base, put_version, read_base, read_dataset, rebuilt
 from seqrecord.writing.copied_files import CopiedFiles
 from seqrecord.writing.destination import new_writer_id
 from seqrecord.writing.stored_chunks import page_ranges, stored_chunk
@@ -104,18 +105,15 @@ def rewrite_files(
     if not 0 < least_dead <= 1:
         raise ValueError(f"least_dead must be above 0 and at most 1, not {least_dead}")
     sizes = check_sizes(None, record_bytes), parse_size(commit_bytes)
-    storage = open_storage(location, storage_options)
-    try:
-        base = read_base(storage)
-        if base.manifest is None:
-            raise NotFoundError("no dataset", file=storage.url)
-        footers, deleted = _dead(storage, base.manifest)
-        plans = [_plan(path, footer, base.manifest, deleted) for path, footer in footers.items()]
+    with closing(open_storage(location, storage_options)) as storage:
+        base, manifest = read_dataset(storage)
+        footers, deleted = _dead(storage, manifest)
+        plans = [_plan(path, footer, manifest, deleted) for path, footer in footers.items()]
         plans = [p for p in plans if p.dead and p.dead >= least_dead * (p.dead + p.living)]
         total = sum(plan.living for plan in plans)
         written: list[str] = []
         if plans and not dry_run:
-            rewriter = _Rewriter(storage, base, base.manifest, footers, deleted, *sizes)
+            rewriter = _Rewriter(storage, base, manifest, footers, deleted, *sizes)
 
             def show(copied: int) -> None:
                 if progress is not None:
@@ -125,8 +123,6 @@ def rewrite_files(
             show(total)  # with what pads the pages
         paths, dead = tuple(plan.path for plan in plans), sum(plan.dead for plan in plans)
         return RewriteReport(paths, tuple(written), dead, total)
-    finally:
-        storage.close()
 
 
 def _dead(storage: Storage, manifest: Manifest) -> tuple[dict[str, Footer], frozenset[str]]:

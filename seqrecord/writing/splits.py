@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from os import PathLike
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import ClipError, NotFoundError
+from seqrecord.errors import ClipError
 from seqrecord.format.edits import Split
 from seqrecord.format.index import NO_SPLIT, Index
 from seqrecord.format.manifest import MAX_SPLITS, SPLIT_NAME
@@ -24,7 +25,7 @@ from seqrecord.reading.metadata import load_index
 from seqrecord.storage import Storage, open_storage
 from seqrecord.text import counted
 from seqrecord.version import CREATED_BY
-from seqrecord.writing.commits import Version, put_version, read_base
+from seqrecord.writing.commits import Version, put_version, read_dataset
 from seqrecord.writing.edit_files import put_edits, removed_if_unnamed
 
 __all__ = ["deal_episodes", "split_dataset"]
@@ -55,11 +56,8 @@ def split_dataset(
     meanwhile.
     """
     _check(shares)
-    storage = open_storage(location, storage_options)
-    try:
+    with closing(open_storage(location, storage_options)) as storage:
         return _split(storage, shares, by, seed, anew)
-    finally:
-        storage.close()
 
 
 def _split(
@@ -69,10 +67,7 @@ def _split(
     seed: int,
     anew: bool,
 ) -> dict[str, int]:
-    base = read_base(storage)
-    manifest = base.manifest
-    if manifest is None:
-        raise NotFoundError("no dataset", file=storage.url)
+    base, manifest = read_dataset(storage)
     index = load_index(storage, manifest)
     names = tuple(dict.fromkeys((*manifest.splits, *shares)))
     if len(names) > MAX_SPLITS:

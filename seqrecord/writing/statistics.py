@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import reduce
 from os import PathLike
@@ -15,13 +16,13 @@ from seqrecord.format.manifest import INDEX, Manifest, put_manifest
 from seqrecord.format.statistics import encode_statistics, read_statistics
 from seqrecord.statistics import Statistics
 from seqrecord.storage import Storage, open_storage
-from seqrecord.writing.commits import Version, read_base, tidy
+from seqrecord.writing.commits import Version, read_dataset, tidy
 from seqrecord.writing.small_files import put_file
 
 if TYPE_CHECKING:
     from seqrecord.reading.statistics import StatisticsProgress
 
-__all__ = ["add_statistics", "merged", "statistics_of"]
+__all__ = ["add_statistics", "merged", "statistics_of", "stored_statistics"]
 
 _logger = logging.getLogger("seqrecord")
 
@@ -34,6 +35,13 @@ def merged(parts: Sequence[Statistics | None]) -> Statistics | None:
     return reduce(Statistics.merged, known)
 
 
+def stored_statistics(storage: Storage, manifest: Manifest | None) -> Statistics | None:
+    """Those that a dataset has, if it has any; see `read_statistics`."""
+    if manifest is None or manifest.statistics is None:
+        return None
+    return read_statistics(storage, manifest.statistics, manifest.schema)
+
+
 def statistics_of(
     storage: Storage, manifest: Manifest | None, version: Version, new: Statistics | None
 ) -> Statistics | None:
@@ -43,12 +51,11 @@ def statistics_of(
     """
     if new is None or not new.num_frames:
         return None
-    old = None
-    if manifest is not None and manifest.statistics is not None:
-        try:
-            old = read_statistics(storage, manifest.statistics, manifest.schema)
-        except (NotFoundError, FormatError) as error:
-            _logger.warning("%s: the statistics are not kept: %s", storage.url, error)
+    try:
+        old = stored_statistics(storage, manifest)
+    except (NotFoundError, FormatError) as error:
+        old = None
+        _logger.warning("%s: the statistics are not kept: %s", storage.url, error)
     together = new if old is None else old.merged(new)
     num_frames = int(version.index.num_frames.sum())
     if together.num_frames == num_frames:
@@ -78,12 +85,9 @@ def add_statistics(
     from seqrecord.reading.reader import SeqRecordReader
     from seqrecord.reading.statistics import compute_statistics
 
-    storage = open_storage(location, storage_options)
-    try:
-        base = read_base(storage)
-        if base.manifest is None:
-            raise DestinationError("no dataset there", file=storage.url)
-        reader = SeqRecordReader(storage, base.manifest, load_index(storage, base.manifest))
+    with closing(open_storage(location, storage_options)) as storage:
+        base, manifest = read_dataset(storage)
+        reader = SeqRecordReader(storage, manifest, load_index(storage, manifest))
         statistics = compute_statistics(
             reader, max_frames=max_frames, num_threads=num_threads, progress=progress
         )
@@ -93,10 +97,8 @@ def add_statistics(
         path = f"{INDEX}/{secrets.token_hex(8)}-statistics.json"
         file = put_file(storage, path, data)
         try:
-            put_manifest(storage, replace(base.manifest, statistics=file), expected=base.tag)
+            put_manifest(storage, replace(manifest, statistics=file), expected=base.tag)
         except DestinationError:
             tidy(storage, [path])
             raise
         return statistics
-    finally:
-        storage.close()

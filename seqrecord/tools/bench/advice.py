@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from seqrecord.engine.stats import Stage, bottleneck
+from seqrecord.text import percent
 
 __all__ = ["advise"]
 
@@ -40,18 +41,18 @@ def advise(
     stage = bottleneck(stats, waiting=waiting, copying=copying, consuming=consuming)
     if stage == "consumer":
         lines.append(
-            f"the consumer is the bottleneck: it works {_percent(consuming / step)} of the time, "
+            f"the consumer is the bottleneck: it works {percent(consuming / step)} of the time, "
             "and the loader waits for it. Nothing to change here."
         )
     elif stage == "device":
         lines.append(
             "copying to the device is the bottleneck: the consumer waits for it, or for data, "
-            f"{_percent((waiting + copying) / step)} of the time. Move fewer bytes: fewer "
+            f"{percent((waiting + copying) / step)} of the time. Move fewer bytes: fewer "
             "features, smaller frames, integers that become floats on the device."
         )
     else:
         lines.append(
-            f"the consumer waits for data {_percent(waiting / step)} of the time. "
+            f"the consumer waits for data {percent(waiting / step)} of the time. "
             + _what_helps(stage, stats, seconds, threads, cores)
         )
         if waiting > _BURSTS * median_wait:
@@ -71,7 +72,7 @@ def _what_helps(
     if stage == "gather":
         gathering = stats.get("gather_seconds", 0.0)
         return (
-            f"Copying clips into batches is the bottleneck: {_percent(gathering / seconds)} of the "
+            f"Copying clips into batches is the bottleneck: {percent(gathering / seconds)} of the "
             "time, at the speed of memory. Copy less: fewer features, smaller frames "
             "(`frame_transform`), a larger stride, shorter clips."
         )
@@ -80,13 +81,13 @@ def _what_helps(
         more = f"more threads (there are {cores} cores and {threads} in use)"
         less = "fewer features"
         return (
-            f"Decoding is the bottleneck: {_percent(decoding / working)} of the loading threads' "
+            f"Decoding is the bottleneck: {percent(decoding / working)} of the loading threads' "
             f"time{_most_of_it(stats)}. Pack with a faster codec (`seqrecord write --codec fast`), "
             f"or use {more if threads < cores else less}."
         )
     rate = stats.get("bytes_read", 0) / max(seconds, 1e-9) / 1e6
     return (
-        f"Reading is the bottleneck: {_percent(fetching / working)} of the loading threads' time, "
+        f"Reading is the bottleneck: {percent(fetching / working)} of the loading threads' time, "
         f"{rate:,.0f} MB/s. Put the dataset on a local disk, pack it with larger chunks "
         "(`--chunk-frames`) or a stronger codec (`--codec small`), or ask for fewer features."
     )
@@ -98,8 +99,4 @@ def _most_of_it(stats: Mapping[str, Any]) -> str:
     if len(seconds) < 2 or not any(seconds.values()):
         return ""
     name = max(seconds, key=seconds.__getitem__)
-    return f", {_percent(seconds[name] / sum(seconds.values()))} of that for {name}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
+    return f", {percent(seconds[name] / sum(seconds.values()))} of that for {name}"

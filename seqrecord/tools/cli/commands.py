@@ -107,8 +107,8 @@ def verify(
     with ProgressBar("bytes", scale=True, quiet=quiet) as bar:
 
         def show(progress: VerifyProgress) -> None:
-            speed = progress.page_bytes / max(bar.seconds, 1e-3) / 1e6
-            bar.show(progress.page_bytes, progress.total_bytes, f"{speed:.0f} MB/s")
+            done = progress.page_bytes
+            bar.show(done, progress.total_bytes, bar.speed(done))
 
         report = verify_dataset(
             path, deep=deep, num_threads=threads, progress=show, storage_options=storage_options

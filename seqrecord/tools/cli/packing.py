@@ -174,8 +174,7 @@ def write(
         def show(progress: Progress) -> None:
             nonlocal last
             last = progress
-            speed = progress.raw_bytes / max(bar.seconds, 1e-3) / 1e6
-            bar.show(progress.frames, progress.total_frames, f"{speed:.0f} MB/s")
+            bar.show(progress.frames, progress.total_frames, bar.speed(progress.raw_bytes))
 
         try:
             report = convert(
@@ -199,8 +198,8 @@ def write(
             raise Interrupted(
                 "interrupted; the same command with --resume continues after the finished episodes"
             ) from None
-        seconds = bar.seconds
-    _print_written(parse_location(destination).shown, report, last, seconds, quiet)
+        took = f"{bar.seconds:.1f} s ({bar.speed(last.raw_bytes)})"
+    _print_written(parse_location(destination).shown, report, last.frames, took, quiet)
 
 
 def _default_destination(src: str) -> str:
@@ -213,17 +212,16 @@ def _default_destination(src: str) -> str:
 
 
 def _print_written(
-    destination: str, report: ConvertReport, last: Progress, seconds: float, quiet: bool
+    destination: str, report: ConvertReport, frames: int, took: str, quiet: bool
 ) -> None:
     if not quiet:
         manifest = report.manifest
         stored = sum(file.size for file in manifest.record_files)
         raw = manifest.num_frames * manifest.schema.frame_nbytes
-        speed = last.raw_bytes / max(seconds, 1e-3) / 1e6
         there = f"; {len(report.skipped):,} were there already" if report.skipped else ""
         click.echo(
             f"{destination}: wrote {counted(len(report.written), 'episode')}, "
-            f"{counted(last.frames, 'frame')} in {seconds:.1f} s ({speed:.0f} MB/s){there}"
+            f"{counted(frames, 'frame')} in {took}{there}"
         )
         click.echo(
             f"the dataset: {_contents(manifest)}, "

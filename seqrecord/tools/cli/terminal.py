@@ -145,6 +145,10 @@ class ProgressBar:
         self._bar.set_postfix_str(note, refresh=False)
         self._bar.update(done - self._bar.n)
 
+    def speed(self, nbytes: int) -> str:
+        """Bytes that were done so far, by the second."""
+        return f"{nbytes / max(self.seconds, 1e-3) / 1e6:.0f} MB/s"
+
     def _make(self, total: int) -> tqdm[NoReturn]:
         from tqdm import tqdm
 

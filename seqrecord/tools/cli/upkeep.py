@@ -88,8 +88,8 @@ def clean(
     with ProgressBar("bytes", scale=True, quiet=quiet) as bar:
 
         def show(progress: RewriteProgress) -> None:
-            speed = progress.copied_bytes / max(bar.seconds, 1e-3) / 1e6
-            bar.show(progress.copied_bytes, progress.total_bytes, f"{speed:.0f} MB/s")
+            done = progress.copied_bytes
+            bar.show(done, progress.total_bytes, bar.speed(done))
 
         report = None
         if not no_rewrite:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SeqRecordError
-from seqrecord.text import counted, number_text
+from seqrecord.text import counted, number_text, percent
 from seqrecord.tools.drawing.picture_files import require_matplotlib
 from seqrecord.tools.drawing.spans import (
     KINDS,
@@ -161,8 +161,8 @@ class _View:
         # Disjoint spans: their shares add up to at most 1.
         shares = np.stack([covered(*track.of(kind), self.edges) for kind in range(len(KINDS))])
         waits, starves = shares[WAIT].mean(), shares[STARVE].mean()
-        busy = f"{_percent(shares[list(_BUSY)].sum(axis=0).mean())} busy"
-        waiting = f", {_percent(starves + waits)} waits" if starves + waits else ""
+        busy = f"{percent(shares[list(_BUSY)].sum(axis=0).mean())} busy"
+        waiting = f", {percent(starves + waits)} waits" if starves + waits else ""
         alarm = bool(starves >= _ALARMING)
         return Row(self.name(track), busy + waiting, shares, self.seams(track), alarm)
 
@@ -180,7 +180,7 @@ class _View:
         kind = KINDS.index(stage)
         shares = np.zeros((len(KINDS), len(self.edges) - 1))
         shares[kind] = covered(*union([track.of(kind) for track in self.spans.tracks]), self.edges)
-        note = f"{_percent(shares[kind].mean())} of the time"
+        note = f"{percent(shares[kind].mean())} of the time"
         return Row(MEANINGS[stage], note, shares, np.zeros(0))
 
     def counter(self, counter: Counter) -> Row:
@@ -233,7 +233,3 @@ def _rank(track: Track) -> tuple[object, ...]:
 
 def _is_consumer(track: Track) -> bool:
     return bool(np.isin(track.kind, (KINDS.index("consumer"), STARVE)).any())
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
