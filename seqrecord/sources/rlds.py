@@ -164,27 +164,24 @@ class Rlds(Originals):
         """All episodes of a shard; those that cannot be read too, so that `frames` names them."""
         path = self._folder / shard.file
         count = 0
+
+        def info(offset: int, steps: int, said: dict[str, Any]) -> EpisodeInfo:
+            nonlocal count
+            key = f"{shard.split}/{ordinal + count:06d}"
+            count += 1
+            place = {"split": shard.split, "file": shard.file, "offset": offset}
+            return EpisodeInfo(key, max(steps, 1), {**said, **place})
+
         try:
             with TfRecordFile(path) as file:
                 for record in file.records():
-                    metadata = {"split": shard.split, "file": shard.file, "offset": record.offset}
-                    steps, more = self._look(file, record)
-                    yield EpisodeInfo(
-                        f"{shard.split}/{ordinal + count:06d}", max(steps, 1), {**more, **metadata}
-                    )
-                    count += 1
+                    yield info(record.offset, *self._look(file, record))
         except SourceError as error:
             # The rest of the file is lost: as many as there should be, one if nobody knows.
-            lost = 1 if shard.num_records is None else max(shard.num_records - count, 1)
-            for i in range(count, count + lost):
-                offset = (error.offset or 0) + RECORD_HEAD
-                metadata = {"split": shard.split, "file": shard.file, "offset": offset}
-                yield EpisodeInfo(f"{shard.split}/{ordinal + i:06d}", 1, metadata)
-            return
-        for i in range(count, shard.num_records or 0):  # a file that ends between two records
-            offset = size_of(path) + RECORD_HEAD
-            metadata = {"split": shard.split, "file": shard.file, "offset": offset}
-            yield EpisodeInfo(f"{shard.split}/{ordinal + i:06d}", 1, metadata)
+            for _ in range(max((shard.num_records or 0) - count, 1)):
+                yield info((error.offset or 0) + RECORD_HEAD, 1, {})
+        while count < (shard.num_records or 0):  # a file that ends between two records
+            yield info(size_of(path) + RECORD_HEAD, 1, {})
 
     def _look(self, file: TfRecordFile, record: TfRecord) -> tuple[int, dict[str, Any]]:
         """The number of steps of a record, 0 if it cannot be told, and the episode's metadata."""

@@ -29,13 +29,11 @@ from seqrecord.reading.reader import DatasetLike, SeqRecordReader, opened
 from seqrecord.storage import local_path
 from seqrecord.writing.export_folders import disk_errors, make_empty
 from seqrecord.writing.lerobot_features import TASK, TIMESTAMP, LeRobotColumns, plan_columns
-from seqrecord.writing.lerobot_meta import EpisodeRow, LeRobotMeta
+from seqrecord.writing.lerobot_meta import EpisodeRow, LeRobotMeta, file_name
 from seqrecord.writing.mp4 import shown_only, write_mp4
 
 __all__ = ["export_lerobot"]
 
-_FILES_PER_CHUNK = 1000
-_FILE_BYTES = 100 << 20  # of rows; the next episode goes to the next file
 _STEP_BYTES = 64 << 20  # of frames in memory
 _SAME = 1e-4  # seconds: lerobot's tolerance
 
@@ -106,15 +104,11 @@ class _Writer:
     def write(self, root: Path) -> None:
         rows = self._meta.open_rows(root)
         for number, episode in enumerate(self._episodes):
-            first, file = rows.position, rows.begin_episode(_FILE_BYTES)
+            first, file = rows.position, rows.begin_episode()
             tasks = self._write_rows(rows, episode, number)
-            videos = {
-                name: self._write_video(root, name, episode, number)
-                for name in self._columns.videos
-            }
-            self._meta.add(
-                EpisodeRow(number, episode.key, len(episode), tasks, file, first, videos)
-            )
+            for name in self._columns.videos:
+                self._write_video(root, name, episode, number)
+            self._meta.add(EpisodeRow(number, episode.key, len(episode), tasks, file, first))
         rows.close()
         self._meta.write(root, self._reader.statistics, self._episodes)
 
@@ -132,10 +126,9 @@ class _Writer:
             rows.add(arrays, frames, number, [self._meta.task_number(text) for text in texts])
         return list(tasks)
 
-    def _write_video(self, root: Path, name: str, episode: Episode, number: int) -> tuple[int, int]:
+    def _write_video(self, root: Path, name: str, episode: Episode, number: int) -> None:
         spec = self._reader.features[name]
-        place = number // _FILES_PER_CHUNK, number % _FILES_PER_CHUNK
-        path = root / f"videos/{name}/chunk-{place[0]:03d}/file-{place[1]:03d}.mp4"
+        path = root / f"videos/{name}/{file_name(number)}.mp4"
         path.parent.mkdir(parents=True, exist_ok=True)
         gops: list[Gop] = []
         chunks = self._reader.chunk_reader()
@@ -149,7 +142,6 @@ class _Writer:
         size = spec.shape[0] or 0, spec.shape[1] or 0
         shown = shown_only(gops, spec, f"{episode.key}, {name}")
         write_mp4(path, spec.codec[0]["codec"], size, shown, self._fps)
-        return place
 
     def _keeps_times(self) -> bool:
         """Whether the dataset's own timestamps are other than those of regular frames."""

@@ -22,8 +22,10 @@ from seqrecord.writing.lerobot_features import (
     arrow_columns,
 )
 
-__all__ = ["EpisodeRow", "LeRobotMeta", "RowWriter"]
+__all__ = ["EpisodeRow", "LeRobotMeta", "RowWriter", "file_name"]
 
+_FILES_PER_CHUNK = 1000
+_FILE_MB = 100  # of rows; the next episode goes to the next file
 _QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 _SAMPLES = 32  # frames, of a camera without statistics
 _PIXELS = 4  # of each axis one in so many
@@ -31,7 +33,7 @@ _PIXELS = 4  # of each axis one in so many
 
 @dataclass(frozen=True)
 class EpisodeRow:
-    """What `meta/episodes` says of an episode; `videos` are chunk and file, by feature."""
+    """What `meta/episodes` says of an episode, which has video files of its own number."""
 
     number: int
     key: str
@@ -39,7 +41,11 @@ class EpisodeRow:
     tasks: list[str]
     file: int
     first_row: int
-    videos: Mapping[str, tuple[int, int]]
+
+
+def file_name(number: int) -> str:
+    """Of the file of this number, in its folder, without the ending."""
+    return f"chunk-{number // _FILES_PER_CHUNK:03d}/file-{number % _FILES_PER_CHUNK:03d}"
 
 
 class RowWriter:
@@ -53,13 +59,12 @@ class RowWriter:
         self._path = root
         self._number = -1
 
-    def begin_episode(self, file_bytes: int) -> int:
+    def begin_episode(self) -> int:
         """The number of the file that the next episode goes to."""
-        if self._file is None or self._path.stat().st_size >= file_bytes:
+        if self._file is None or self._path.stat().st_size >= _FILE_MB << 20:
             self.close()
             self._number += 1
-            name = f"data/chunk-{self._number // 1000:03d}/file-{self._number % 1000:03d}.parquet"
-            self._path = self._root / name
+            self._path = self._root / f"data/{file_name(self._number)}.parquet"
             self._path.parent.mkdir(parents=True, exist_ok=True)
         return self._number
 
@@ -127,14 +132,14 @@ class LeRobotMeta:
                 "episode_index": each.number,
                 "tasks": each.tasks,
                 "length": each.length,
-                "data/chunk_index": each.file // 1000,
-                "data/file_index": each.file % 1000,
+                "data/chunk_index": each.file // _FILES_PER_CHUNK,
+                "data/file_index": each.file % _FILES_PER_CHUNK,
                 "dataset_from_index": each.first_row,
                 "dataset_to_index": each.first_row + each.length,
             }
-            for name, (chunk, file) in each.videos.items():
-                row[f"videos/{name}/chunk_index"] = chunk
-                row[f"videos/{name}/file_index"] = file
+            for name in self._columns.videos:
+                row[f"videos/{name}/chunk_index"] = each.number // _FILES_PER_CHUNK
+                row[f"videos/{name}/file_index"] = each.number % _FILES_PER_CHUNK
                 row[f"videos/{name}/from_timestamp"] = 0.0
                 row[f"videos/{name}/to_timestamp"] = each.length / float(self._fps)
             row["meta/episodes/chunk_index"] = row["meta/episodes/file_index"] = 0
@@ -180,8 +185,8 @@ class LeRobotMeta:
             "total_episodes": len(self._episodes),
             "total_frames": sum(each.length for each in self._episodes),
             "total_tasks": len(self._tasks),
-            "chunks_size": 1000,
-            "data_files_size_in_mb": 100,
+            "chunks_size": _FILES_PER_CHUNK,
+            "data_files_size_in_mb": _FILE_MB,
             "video_files_size_in_mb": 200,
             "fps": fps,
             "splits": {"train": f"0:{len(self._episodes)}"},
