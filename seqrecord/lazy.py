@@ -9,7 +9,7 @@ from typing import Any
 
 from seqrecord.errors import MissingPackageError
 
-__all__ = ["lazy", "required"]
+__all__ = ["is_installed", "lazy", "required"]
 
 
 def lazy(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
@@ -41,3 +41,11 @@ def required(module: str, said: str, file: str | None = None) -> Any:
         if error.name is not None and error.name.partition(".")[0] != package:
             raise  # it is there, and lacks something itself
         raise MissingPackageError(said, file=file) from error
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package of the index, such as `azure-storage-blob`, can be imported."""
+    try:
+        return importlib.util.find_spec(package.replace("-", ".")) is not None
+    except (ImportError, ValueError):  # of a package whose parent is missing, or half gone
+        return False

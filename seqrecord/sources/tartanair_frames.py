@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -13,13 +14,14 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError, located
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.arrays import read_npy
-from seqrecord.sources.files import is_file, list_folder
+from seqrecord.sources.files import is_file, list_folder, read_bytes
 from seqrecord.sources.images import read_image_file
-from seqrecord.sources.poses import read_poses
 from seqrecord.sources.tartanair_layout import IMU_ROWS, PixelFiles, Size, check_rgb
 from seqrecord.sources.tartanair_tree import Trajectory
 
 __all__ = ["FrameLists", "has_frames", "imu_counts", "list_frames", "read_frames"]
+
+_MAX_POSE_BYTES = 1 << 30  # five million lines
 
 
 def read_frames(
@@ -122,7 +124,7 @@ class FrameLists:
         layout = self._trajectory.layout
         for pose in layout.poses if layout else ():
             if pose.file in self._trajectory.entries:
-                return len(read_poses(self._trajectory.path / pose.file)), f"as in {pose.file}"
+                return len(_read_poses(self._trajectory.path / pose.file)), f"as in {pose.file}"
         return 0, ""
 
 
@@ -201,7 +203,7 @@ def _read_rows(
     layout = trajectory.layout
     for pose in layout.poses if layout else ():
         if pose.feature in schema and pose.file in trajectory.entries:
-            rows[pose.feature] = _read_poses(trajectory.path / pose.file, pose.feature, num_frames)
+            rows[pose.feature] = _poses(trajectory.path / pose.file, pose.feature, num_frames)
     for feature, file, _ in layout.imu if layout else ():
         path = trajectory.path / "imu" / file
         if feature in schema and is_file(path):
@@ -209,8 +211,8 @@ def _read_rows(
     return rows
 
 
-def _read_poses(path: Path, feature: str, num_frames: int) -> npt.NDArray[np.float64]:
-    poses = read_poses(path)
+def _poses(path: Path, feature: str, num_frames: int) -> npt.NDArray[np.float64]:
+    poses = _read_poses(path)
     if len(poses) != num_frames:
         raise SourceError(
             "a pose file that disagrees with the frames",
@@ -234,3 +236,31 @@ def _read_imu(path: Path, spec: FeatureSpec, num_frames: int) -> npt.NDArray[Any
             got=list(samples.shape),
         )
     return samples.reshape(-1, IMU_ROWS, 3)
+
+
+def _read_poses(path: Path) -> npt.NDArray[np.float64]:
+    """Poses as float64 [T, 7]: metres, then a quaternion.
+
+    Raises `SourceError` for a line that is not seven finite numbers; empty lines at the end pass.
+    """
+    lines = read_bytes(path, _MAX_POSE_BYTES).rstrip().splitlines()
+    poses = np.empty((len(lines), 7), np.float64)
+    for number, line in enumerate(lines):
+        values = _numbers(line)
+        if len(values) != 7 or not all(map(math.isfinite, values)):
+            raise SourceError(
+                f"a bad pose in line {number + 1}",
+                file=str(path),
+                frame=number,
+                expected="seven finite numbers: tx ty tz qx qy qz qw",
+                got=repr(line[:120].decode("ascii", "replace")),
+            )
+        poses[number] = values
+    return poses
+
+
+def _numbers(line: bytes) -> list[float]:
+    try:
+        return [float(word) for word in line.split()]
+    except ValueError:
+        return []

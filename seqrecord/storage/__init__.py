@@ -3,8 +3,7 @@
 from typing import TYPE_CHECKING
 
 from seqrecord.lazy import lazy
-from seqrecord.storage.base import FileInfo, Storage, Unfinished, Upload
-from seqrecord.storage.browsing import Entry, entries_of
+from seqrecord.storage.base import Entry, FileInfo, Storage, Unfinished, Upload, entries_of
 from seqrecord.storage.cache import CachedStorage, CacheInfo, cache_info, clear_cache, forget_cached
 from seqrecord.storage.local import LocalStorage
 from seqrecord.storage.opening import StorageLike, open_storage

@@ -12,12 +12,15 @@ from seqrecord.storage.ranges import ByteRange
 
 __all__ = [
     "MAX_PUT_BYTES",
+    "Browsable",
+    "Entry",
     "FileInfo",
     "Storage",
     "Unfinished",
     "Upload",
     "check_buffers",
     "check_path",
+    "entries_of",
     "short_read",
     "too_large",
 ]
@@ -170,6 +173,34 @@ class Storage(Protocol):
 
         The storage opens its handles again when it is used again.
         """
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file or a folder: its name without a path, and the bytes of a file."""
+
+    name: str
+    is_folder: bool
+    size: int = 0
+
+
+@runtime_checkable
+class Browsable(Protocol):
+    """A storage of which folders can be listed, whoever wrote them."""
+
+    def entries(self, folder: str) -> list[Entry]:
+        """Files and folders directly in a folder, `""` for the root, sorted by name.
+
+        Empty for a folder that is not there. Raises as the other requests of a `Storage` do.
+        """
+        ...
+
+
+def entries_of(storage: Storage, folder: str) -> list[Entry]:
+    """`Browsable.entries`; `LocationError` for a storage that lists no folders."""
+    if not isinstance(storage, Browsable):
+        raise LocationError("a storage that lists no folders", file=storage.url)
+    return storage.entries(folder)
 
 
 def check_path(path: str) -> str:

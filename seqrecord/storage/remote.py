@@ -15,8 +15,7 @@ import fsspec
 from fsspec.registry import known_implementations
 
 from seqrecord.errors import ConflictError, LocationError, NotFoundError
-from seqrecord.storage.base import MAX_PUT_BYTES, FileInfo, Upload
-from seqrecord.storage.browsing import Entry
+from seqrecord.storage.base import MAX_PUT_BYTES, Entry, FileInfo, Upload
 from seqrecord.storage.fsspec_reader import FsspecReader
 from seqrecord.storage.retrying import Retrier
 from seqrecord.storage.whole import Pieces, WholeFileStorage, files_of, tag_of

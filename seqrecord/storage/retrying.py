@@ -11,10 +11,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from seqrecord.errors import DeadlineError, StorageError, TransientError
-from seqrecord.storage.base import FileInfo, Storage, Unfinished, Upload
-from seqrecord.storage.browsing import Entry
-from seqrecord.storage.conditional import put_once
+from seqrecord.errors import (
+    ConflictError,
+    DeadlineError,
+    NotFoundError,
+    StorageError,
+    TransientError,
+)
+from seqrecord.storage.base import MAX_PUT_BYTES, Entry, FileInfo, Storage, Unfinished, Upload
 from seqrecord.storage.pacing import Pace
 from seqrecord.storage.per_process import PerProcess
 from seqrecord.storage.ranges import ByteRange
@@ -22,7 +26,7 @@ from seqrecord.storage.stopping import check_wanted
 from seqrecord.storage.wrappers import StorageWrapper
 from seqrecord.text import counted
 
-__all__ = ["DEADLINE_SECONDS", "REQUESTS_PER_SECOND", "Retrier", "RetryingStorage"]
+__all__ = ["DEADLINE_SECONDS", "REQUESTS_PER_SECOND", "Retrier", "RetryingStorage", "put_once"]
 
 DEADLINE_SECONDS = 120.0
 REQUESTS_PER_SECOND = 400.0  # to one file; Azure's limit is about 500 to a blob
@@ -129,6 +133,31 @@ class Retrier:
         state = self._state.get()
         closed, state.closed = state.closed, threading.Event()
         closed.set()
+
+
+def put_once(storage: Storage, path: str, data: bytes, *, expected: str | None) -> None:
+    """One attempt of `storage.put`; the file that is there then tells whether it succeeded.
+
+    After a refusal or an error that may pass, the file is read: if it holds `data`, the put
+    succeeded and only its answer was lost. So no other file may ever hold the same bytes. If it is
+    still the one of the tag `expected`, the error is raised again, for another attempt. Otherwise
+    another writer was there first: `ConflictError`.
+    """
+    try:
+        storage.put(path, data, expected=expected)
+    except (ConflictError, TransientError) as error:
+        failure = error
+    else:
+        return
+    try:
+        found, tag = storage.read_whole(path, MAX_PUT_BYTES)
+    except NotFoundError:
+        found, tag = b"", None
+    if tag is not None and found == data:
+        return
+    if tag == expected:
+        raise failure
+    raise ConflictError("another writer replaced it meanwhile", file=f"{storage.url}/{path}")
 
 
 class RetryingStorage(StorageWrapper):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from seqrecord.storage.base import FileInfo, Storage, Unfinished, Upload
-from seqrecord.storage.browsing import Entry, entries_of
+from seqrecord.storage.base import Entry, FileInfo, Storage, Unfinished, Upload, entries_of
 from seqrecord.storage.ranges import ByteRange
 
 __all__ = ["StorageWrapper"]

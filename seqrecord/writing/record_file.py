@@ -6,6 +6,7 @@ import contextlib
 import secrets
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 
@@ -18,14 +19,15 @@ from seqrecord.format.text import truncated_metadata
 from seqrecord.lags import LagCollector, Lags, with_lags
 from seqrecord.schema import Frame, Schema
 from seqrecord.storage import Storage
-from seqrecord.writing.chunking import ReadyChunk
+from seqrecord.writing.chunking import FrameGroup, ReadyChunk
 from seqrecord.writing.encoding import Encoder, encoder, video_encoder
-from seqrecord.writing.groups import FrameGroup, Group
 from seqrecord.writing.open_file import StoredChunk
 from seqrecord.writing.record_files import RecordFiles
 from seqrecord.writing.video_group import VideoGroup
 
 __all__ = ["RecordFileWriter"]
+
+_Group: TypeAlias = "FrameGroup | VideoGroup"
 
 
 class RecordFileWriter:
@@ -68,7 +70,7 @@ class RecordFileWriter:
             name: VideoGroup(schema, spec.group) for name, spec in schema.items() if spec.is_video
         }
         videos = {group.number: group for group in self._video.values()}
-        self._groups: list[Group] = [
+        self._groups: list[_Group] = [
             videos.get(number) or FrameGroup(schema, number, codecs)
             for number in range(schema.num_groups)
             if only is None or number in only
@@ -319,18 +321,18 @@ class RecordFileWriter:
             self._num_frames = kept[0].num_kept or 0
         return next((group for group in kept if group.num_kept != self._num_frames), None)
 
-    def _write_full_chunks(self, group: Group) -> None:
+    def _write_full_chunks(self, group: _Group) -> None:
         while (chunk := group.take()) is not None:
             self._write_chunk(group, chunk)
 
-    def _write_rest(self, group: Group) -> None:
+    def _write_rest(self, group: _Group) -> None:
         assert self._episode is not None
         self._write_full_chunks(group)
         with located(CodecError, episode=self._episode.key):
             while (chunk := group.take_rest()) is not None:
                 self._write_chunk(group, chunk)
 
-    def _write_chunk(self, group: Group, chunk: ReadyChunk) -> None:
+    def _write_chunk(self, group: _Group, chunk: ReadyChunk) -> None:
         if self._statistics is not None:
             self._watch(group.schema, chunk)
         gaps = {self.schema.position(name): present for name, present in chunk.gaps.items()}

@@ -17,9 +17,15 @@ from urllib.parse import quote, urlencode, urlsplit
 from seqrecord.errors import AccessError, LocationError, TransientError
 from seqrecord.storage.failures import is_busy
 from seqrecord.storage.objects.plain import Fetch, Signer, renewed
-from seqrecord.storage.objects.settings import Names, is_true, named, one_of, split_client_options
+from seqrecord.storage.objects.settings import (
+    Names,
+    check_token_endpoint,
+    is_true,
+    named,
+    one_of,
+    split_client_options,
+)
 from seqrecord.storage.objects.source import Bucket
-from seqrecord.storage.packages import check_token_endpoint
 from seqrecord.storage.url import Location
 
 __all__ = ["AzureContainer"]

@@ -9,9 +9,8 @@ from typing import Any
 from urllib.parse import quote
 
 from seqrecord.storage.objects.plain import Fetch, Signer, renewed
-from seqrecord.storage.objects.settings import is_true, one_of
+from seqrecord.storage.objects.settings import check_token_endpoint, is_true, one_of
 from seqrecord.storage.objects.source import Bucket
-from seqrecord.storage.packages import check_token_endpoint
 
 __all__ = ["GcsBucket"]
 

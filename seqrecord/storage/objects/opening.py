@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from seqrecord.errors import LocationError
+from seqrecord.lazy import is_installed
 from seqrecord.storage.base import Storage
 from seqrecord.storage.fsspec_reader import FsspecReader
 from seqrecord.storage.objects.azure import AzureContainer
@@ -19,7 +20,6 @@ from seqrecord.storage.objects.source import Bucket
 from seqrecord.storage.objects.storage import ObjectStorage
 from seqrecord.storage.objects.web import WebServer
 from seqrecord.storage.options import StorageSettings
-from seqrecord.storage.packages import is_installed
 from seqrecord.storage.requests import TIMEOUT_SECONDS, RequestReader
 from seqrecord.storage.retrying import Retrier
 from seqrecord.storage.url import Location

@@ -9,11 +9,11 @@ from typing import Any
 from urllib.parse import quote
 
 from seqrecord.errors import AccessError
+from seqrecord.lazy import is_installed
 from seqrecord.storage.failures import GIVE_ONE
 from seqrecord.storage.objects.plain import Fetch, Signer, renewed
 from seqrecord.storage.objects.settings import is_true
 from seqrecord.storage.objects.source import Bucket
-from seqrecord.storage.packages import is_installed
 
 __all__ = ["S3Bucket"]
 

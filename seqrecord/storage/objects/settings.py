@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from seqrecord.errors import LocationError
 
-__all__ = ["Names", "is_true", "named", "one_of", "split_client_options"]
+__all__ = ["Names", "check_token_endpoint", "is_true", "named", "one_of", "split_client_options"]
 
 Names = Mapping[str, tuple[str, ...]]
 """Our names of settings, and those that others have for them."""
 
 # The client_options of obstore that users may set.
 _CERTIFICATES = ("proxy_ca_certificate", "root_certificate")
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _CLIENT_OPTIONS = (
     *("allow_invalid_certificates", "proxy_excludes", "proxy_url", "user_agent"),
     *_CERTIFICATES,
@@ -62,6 +64,15 @@ def one_of(kinds: tuple[str, ...], settings: Mapping[str, Any], shown: str) -> d
 
 def is_true(value: object) -> bool:
     return str(value).lower() in ("true", "1", "yes")
+
+
+def check_token_endpoint(endpoint: str | None, shown: str) -> None:
+    """Raise `LocationError` where a bearer token would be sent unencrypted over a network."""
+    parts = urlsplit(endpoint or "")
+    if parts.scheme == "http" and parts.hostname not in _LOOPBACK:
+        raise LocationError(
+            "a token must not be sent over plain http", file=shown, expected="an https:// endpoint"
+        )
 
 
 def split_client_options(

@@ -8,15 +8,13 @@ from functools import partial
 from typing import Any
 
 from seqrecord.errors import ConflictError, DestinationError, LocationError, NotFoundError
-from seqrecord.storage.base import MAX_PUT_BYTES, FileInfo, Upload, check_path
-from seqrecord.storage.browsing import Entry
+from seqrecord.storage.base import MAX_PUT_BYTES, Entry, FileInfo, Upload, check_path
 from seqrecord.storage.clients import Clients
-from seqrecord.storage.conditional import put_once
 from seqrecord.storage.objects.reader import whole_of
 from seqrecord.storage.objects.source import Bucket
 from seqrecord.storage.parts import Content
 from seqrecord.storage.requests import TIMEOUT_SECONDS, RequestReader
-from seqrecord.storage.retrying import Retrier
+from seqrecord.storage.retrying import Retrier, put_once
 from seqrecord.storage.whole import Pieces, WholeFileStorage, files_of, tag_of
 
 __all__ = ["ObjectStorage"]
