@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError
+from seqrecord.sources.aligning import NONE, align, sample_bounds
 from seqrecord.sources.base import SourceFormat
 from seqrecord.sources.files import is_directory, is_file, list_folder, read_bytes
 from seqrecord.sources.sequences import (
@@ -34,7 +35,7 @@ from seqrecord.sources.sequences import (
     SequenceSource,
     Values,
 )
-from seqrecord.sources.text_tables import check_rising, nearest, rows_of, sample_bounds, table
+from seqrecord.sources.text_tables import check_rising, rows_of, table
 
 __all__ = ["FORMAT", "Euroc"]
 
@@ -147,7 +148,8 @@ def _truth(path: Path, times: npt.NDArray[np.int64], metadata: dict[str, Any]) -
     rows = rows_of(path, ",")
     has_state = bool(rows) and len(rows[0][1]) >= 17
     stamps, values = _csv(path, 16 if has_state else 7)
-    near, there = nearest(times, stamps, _WITHIN)
+    near = align(times, stamps, "nearest", _WITHIN)
+    there = near != NONE
     metadata["frames_without_pose"] = int(np.count_nonzero(~there))
     if not there.any():
         return {}

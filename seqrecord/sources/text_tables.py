@@ -1,4 +1,4 @@
-"""Lists of numbers and names as text, a row a line, and how rows of two lists belong together."""
+"""Lists of numbers and names as text, a row a line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError
 from seqrecord.sources.files import read_bytes
 
-__all__ = ["associate", "check_rising", "nearest", "rows_of", "sample_bounds", "table"]
+__all__ = ["check_rising", "rows_of", "table"]
 
 _MAX_BYTES = 1 << 30
 
@@ -77,63 +77,3 @@ def check_rising(times: npt.NDArray[Any], path: Path) -> None:
             expected=f"{times[row]} or later",
             got=times[row + 1],
         )
-
-
-def associate(
-    first: npt.NDArray[np.float64], second: npt.NDArray[np.float64], within: float
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Pairs of rows of two rising lists, as TUM's `associate.py` finds them.
-
-    Of all pairs less than `within` seconds apart, the closest one is taken, then the closest one
-    of what is left, and so on; where two are as close, the one that is earlier in `first`, then in
-    `second`. Of equal times only the last row counts. Pairs come in the order of `first`.
-    """
-    one, other = _last_of_equal(first), _last_of_equal(second)
-    low = np.searchsorted(second[other], first[one] - within, "left")
-    high = np.searchsorted(second[other], first[one] + within, "right")
-    candidates = [
-        (abs(first[i] - second[j]), i, j)
-        for i, start, stop in zip(one.tolist(), low.tolist(), high.tolist(), strict=True)
-        for j in other[start:stop].tolist()
-        if abs(first[i] - second[j]) < within
-    ]
-    taken: dict[int, int] = {}
-    used: set[int] = set()
-    for _, i, j in sorted(candidates):
-        if i not in taken and j not in used:
-            taken[i] = j
-            used.add(j)
-    pairs = np.array(sorted(taken.items()), np.int64).reshape(-1, 2)
-    return pairs[:, 0], pairs[:, 1]
-
-
-def nearest(
-    times: npt.NDArray[Any], others: npt.NDArray[Any], within: float
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """The row of `others` nearest to each time, and whether it is at most `within` away.
-
-    Both rise. Of two that are as near, the earlier one.
-    """
-    if not len(others):
-        return np.zeros(len(times), np.int64), np.zeros(len(times), np.bool_)
-    after = np.searchsorted(others, times).clip(1, max(1, len(others) - 1))
-    if len(others) == 1:
-        rows = np.zeros(len(times), np.int64)
-    else:
-        is_before = times - others[after - 1] <= others[after] - times
-        rows = after - is_before
-    return rows.astype(np.int64), np.abs(others[rows] - times) <= within
-
-
-def sample_bounds(times: npt.NDArray[Any], samples: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Where the samples of each frame begin and end: int64 [T + 1].
-
-    Frame t has those from its own time up to the next frame's. The last frame has those of as long
-    a time as the frame before it.
-    """
-    interval = times[-1] - times[-2] if len(times) > 1 else 0
-    return np.searchsorted(samples, np.append(times, times[-1] + interval), "left").astype(np.int64)
-
-
-def _last_of_equal(times: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    return np.flatnonzero(np.append(np.diff(times) > 0, True)[: len(times)])

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError
+from seqrecord.sources.aligning import associate, sample_bounds
 from seqrecord.sources.base import SourceFormat
 from seqrecord.sources.files import is_file
 from seqrecord.sources.sequences import (
@@ -29,7 +30,7 @@ from seqrecord.sources.sequences import (
     SequenceSource,
     Values,
 )
-from seqrecord.sources.text_tables import associate, check_rising, rows_of, sample_bounds, table
+from seqrecord.sources.text_tables import check_rising, rows_of, table
 
 __all__ = ["FORMAT", "Tum"]
 
