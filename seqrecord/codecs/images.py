@@ -19,11 +19,20 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["FORMATS", "ImageHeader", "decode_image_into", "encode_image", "probe"]
+__all__ = [
+    "FORMATS",
+    "SIGNATURES",
+    "ImageHeader",
+    "decode_image_into",
+    "encode_image",
+    "probe",
+]
 
 FORMATS = ("png", "jpeg")
 
-_SIGNATURES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg"}
+SIGNATURES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg"}
+"""Format by first bytes."""
+
 _CHANNELS = {"L": (), "RGB": (3,), "RGBA": (4,), "I;16": (), "I": ()}
 # PNG's (bit depth, colour type) that Pillow decodes without loss, and the modes that it may use.
 # It would quietly halve the depth of 16-bit colour.
@@ -51,7 +60,7 @@ def probe(data: bytes | memoryview) -> ImageHeader:
     `ValueError` for anything else, palettes, 16-bit colour and CMYK among it.
     """
     name = next(
-        (name for magic, name in _SIGNATURES.items() if bytes(data[:8])[: len(magic)] == magic),
+        (name for magic, name in SIGNATURES.items() if bytes(data[:8])[: len(magic)] == magic),
         None,
     )
     if name is None:

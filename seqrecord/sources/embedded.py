@@ -7,15 +7,13 @@ from typing import Any
 
 import numpy.typing as npt
 
+from seqrecord.codecs.images import SIGNATURES
 from seqrecord.errors import SourceError
 from seqrecord.schema import EncodedImage, FeatureSpec
 from seqrecord.sources.images import decode_image, encoded_header, kept_codec
 from seqrecord.sources.specs import feature_spec
 
-__all__ = ["IMAGE_SIGNATURES", "embedded_format", "embedded_spec", "embedded_value"]
-
-IMAGE_SIGNATURES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg"}
-"""Format by first bytes."""
+__all__ = ["embedded_format", "embedded_spec", "embedded_value"]
 
 
 def embedded_spec(name: str, data: bytes, path: Path, *, keep_encoded: bool) -> FeatureSpec:
@@ -56,7 +54,7 @@ def embedded_value(data: bytes, spec: FeatureSpec, path: Path) -> npt.NDArray[An
 
 def embedded_format(data: bytes, path: Path) -> str:
     """`png` or `jpeg`; raises `SourceError` that names `path` for anything else."""
-    for signature, name in IMAGE_SIGNATURES.items():
+    for signature, name in SIGNATURES.items():
         if data[: len(signature)] == signature:
             return name
     raise SourceError("neither a PNG nor a JPEG image", file=str(path), got=repr(bytes(data[:8])))

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.codecs.images import SIGNATURES
 from seqrecord.errors import SeqRecordError, SourceError
 from seqrecord.lazy import required
 from seqrecord.schema import MAX_FEATURES
-from seqrecord.sources.embedded import IMAGE_SIGNATURES
 from seqrecord.sources.files import open_file
 from seqrecord.sources.remote_files import remote_files
 from seqrecord.sources.rows import first_line, read_rows
@@ -122,7 +122,7 @@ def encoded_row(row: Any) -> bytes | None:
     if not isinstance(row, bytes):
         return None
     data = row.rstrip(b"\0")  # neither a JPEG nor a PNG ends in one
-    return data if any(data.startswith(magic) for magic in IMAGE_SIGNATURES) else None
+    return data if any(data.startswith(magic) for magic in SIGNATURES) else None
 
 
 def first_image(dataset: Any, path: Path) -> bytes | None:

@@ -39,7 +39,7 @@ __all__ = [
 IMAGE_FORMATS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg"}
 """Image format by file name ending, lower case."""
 
-_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_PNG_SIGNATURE_BYTES = 8
 _PNG_COLOURS = {0: "L", 2: "RGB", 3: "P", 4: "LA", 6: "RGBA"}
 _CHANNELS: dict[str, tuple[int, ...]] = {
     "1": (),
@@ -190,7 +190,7 @@ def _header(
 
 def _check_png(data: bytes, path: Path) -> None:
     """Every chunk is there and matches its CRC-32: Pillow doesn't look at that of the pixels."""
-    position = len(_PNG_SIGNATURE)
+    position = _PNG_SIGNATURE_BYTES
     view = memoryview(data)
     while True:
         length = int.from_bytes(view[position : position + 4], "big")

@@ -22,7 +22,7 @@ from seqrecord.sources.finding import has_file
 from seqrecord.sources.originals import Originals
 from seqrecord.sources.specs import feature_name
 
-__all__ = ["FORMAT", "Mcap"]
+__all__ = ["FORMAT", "LOG_TIME", "Mcap"]
 
 _logger = logging.getLogger("seqrecord")
 

@@ -27,6 +27,7 @@ from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.in_order import values_in_order
 from seqrecord.reading.reader import DatasetLike, opened
 from seqrecord.schema import FeatureSpec
+from seqrecord.sources.mcap import LOG_TIME
 from seqrecord.sources.specs import feature_name
 from seqrecord.storage import local_path
 from seqrecord.writing.export_folders import disk_errors
@@ -34,7 +35,6 @@ from seqrecord.writing.export_folders import disk_errors
 __all__ = ["export_mcap"]
 
 _VERSION = 9  # of rosbag2's metadata
-_LOG_TIME = "log_time"  # as `sources.Mcap` names the times of a recording
 
 _ENCODINGS = {("u1", 3): "rgb8", ("u1", 4): "rgba8", ("u1", 1): "mono8", ("u2", 1): "mono16"}
 _SIGNS = {"u": "U", "i": "S", "f": "F"}
@@ -125,9 +125,9 @@ def _write(
 
 def _times(episode: Episode, fps: float | None) -> npt.NDArray[np.int64]:
     """The frames' times in ns, int64 [T]."""
-    spec = episode.features.get(_LOG_TIME)
-    if spec is not None and _is_clock(spec) and episode.present(_LOG_TIME).all():
-        read = episode.read(range(len(episode)), features=[_LOG_TIME])[_LOG_TIME]
+    spec = episode.features.get(LOG_TIME)
+    if spec is not None and _is_clock(spec) and episode.present(LOG_TIME).all():
+        read = episode.read(range(len(episode)), features=[LOG_TIME])[LOG_TIME]
         return np.asarray(read, np.int64)
     rate = episode.fps or fps
     if not rate or not 0 < rate < 1e9:
@@ -149,7 +149,7 @@ def _topics(features: Mapping[str, FeatureSpec], store: Any) -> dict[str, tuple[
     """Topic, type and what makes messages, by feature."""
     found: dict[str, tuple[str, str, Make]] = {}
     for name, spec in features.items():
-        if name == _LOG_TIME and _is_clock(spec):
+        if name == LOG_TIME and _is_clock(spec):
             continue
         topic = "/" + feature_name(name).replace(".", "/").replace("-", "_")
         if other := next((n for n, (known, _, _) in found.items() if known == topic), None):

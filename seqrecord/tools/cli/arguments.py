@@ -30,17 +30,15 @@ _FEATURE = re.compile(r"[\w.-]*", re.ASCII)  # no character that tells a codec f
 AT_LEAST_1 = click.IntRange(min=1)
 
 
-def common(function: _Function) -> _Function:
-    """`--storage-option`, which every command that opens a dataset has."""
-    storage = click.option(
-        "--storage-option",
-        "storage_options",
-        metavar="KEY=VALUE",
-        multiple=True,
-        callback=lambda _ctx, _param, value: parse_options(value),
-        help="For the filesystem that serves the URL; can be repeated.",
-    )
-    return storage(function)
+common = click.option(
+    "--storage-option",
+    "storage_options",
+    metavar="KEY=VALUE",
+    multiple=True,
+    callback=lambda _ctx, _param, value: parse_options(value),
+    help="For the filesystem that serves the URL; can be repeated.",
+)
+"""What every command has that opens a dataset."""
 
 
 def feature_names(help_text: str) -> Callable[[_Function], _Function]:

@@ -101,7 +101,7 @@ def _view_episode(
     for name, feature in episode.features.select(features).items():
         # A curve costs nothing and shows all of the clip.
         is_curve = kind_of(name, feature.dtype, feature.shape) == "curves"
-        frames[name] = _read(episode, name, numbers if is_curve else columns)
+        frames[name] = list(values_in_order(episode, name, numbers if is_curve else columns))
     return _draw(frames, numbers, columns, episode.key, f" of {len(episode)}")
 
 
@@ -127,11 +127,6 @@ def _numbers(episode: Episode, start: int, clip_len: int | None, dilation: int) 
             got=f"{spec.length} frames from {start}, {spec.dilation} apart",
         )
     return range(start, start + spec.span, spec.dilation)
-
-
-def _read(episode: Episode, name: str, numbers: Sequence[int]) -> Frames:
-    """These frames of one feature, `None` for those that lack it."""
-    return list(values_in_order(episode, name, numbers))
 
 
 def _view_clip(
