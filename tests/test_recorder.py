@@ -291,8 +291,11 @@ def test_a_loop_that_ends_by_an_error_keeps_what_was_recorded(tmp_path: Path) ->
 def test_an_episode_without_frames_is_forgotten(tmp_path: Path) -> None:
     with SeqRecordRecorder(tmp_path / "d") as recorder:
         recorder.episode("a").close()
-        with recorder.episode("b") as episode:
+        recorder.episode("b").close()
+        with recorder.episode("b") as episode:  # the key is free again
             episode.append({"x": np.zeros(3)})
+        with pytest.raises(DestinationError, match="there already"):
+            recorder.episode("b")
         recorder.episode("c")
     with seqrecord.open(tmp_path / "d") as dataset:
         assert list(dataset.episodes) == ["b"]

@@ -274,12 +274,14 @@ class RecordingEpisode:
     def close(self, *, wait: bool = True) -> None:
         """End the episode. With `wait`, it is safe from a kill when this returns.
 
-        An episode without frames is forgotten.
+        An episode without frames is forgotten, and its key free again.
         """
         session = self._session
         if session.episode is self:
             session.check_open(self.key)
             session.episode = None
+            if not self.num_frames:
+                session.keys.remove(self.key)
             word = End()
             session.queue.tell(word)
             if wait:
