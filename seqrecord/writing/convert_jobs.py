@@ -28,7 +28,7 @@ __all__ = [
     "write_job",
 ]
 
-_KEPT_COST = 64  # decoded bytes of video that is kept take as long as one byte that is encoded
+KEPT_COST = 64  # decoded bytes of video that is kept take as long as one byte that is encoded
 
 
 class StoppedError(SeqRecordError):
@@ -81,7 +81,7 @@ def frame_work(schema: Schema) -> int:
     to work.
     """
     return sum(
-        -(-spec.nbytes // _KEPT_COST) if spec.is_video else spec.nbytes for spec in schema.values()
+        -(-spec.nbytes // KEPT_COST) if spec.is_video else spec.nbytes for spec in schema.values()
     )
 
 
