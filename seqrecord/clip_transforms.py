@@ -12,7 +12,7 @@ copied, once::
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -237,8 +237,9 @@ def _is_step(step: object) -> bool:
     return isinstance(step, WindowStep) and not isinstance(step, type)
 
 
-def _is_probability(p: object) -> bool:
-    return isinstance(p, (int, float)) and not isinstance(p, bool) and 0 <= p <= 1
+def _is_probability(p: Any) -> bool:
+    is_number = isinstance(p, (int, float, np.integer, np.floating)) and not isinstance(p, bool)
+    return is_number and bool(0 <= p <= 1)
 
 
 def _integers(draws: FloatArray, count: int) -> IntArray:
@@ -247,10 +248,12 @@ def _integers(draws: FloatArray, count: int) -> IntArray:
 
 
 def _checked_size(name: str, size: Any) -> tuple[int, int]:
-    sides = [size, size] if isinstance(size, int) else size
+    sides = [size, size] if isinstance(size, int | np.integer) else size
     try:
-        height, width = (operator.index(side) for side in sides)
-        if isinstance(size, bool) or height < 1 or width < 1:
+        if any(isinstance(side, bool | np.bool_) for side in sides):
+            raise TypeError
+        height, width = map(operator.index, sides)
+        if height < 1 or width < 1:
             raise ValueError
     except (TypeError, ValueError):
         raise ClipError(
@@ -264,7 +267,8 @@ def _checked_size(name: str, size: Any) -> tuple[int, int]:
 def _checked_names(name: str, features: Any) -> tuple[str, ...] | None:
     if features is None:
         return None
-    if isinstance(features, str) or not all(isinstance(item, str) for item in features):
+    is_list = isinstance(features, Collection) and not isinstance(features, str)
+    if not is_list or not all(isinstance(item, str) for item in features):
         raise ClipError(f"{name}: features is a list of names", got=repr(features)[:100])
     if not features:
         raise ClipError(f"{name}: no features", expected="at least one name")

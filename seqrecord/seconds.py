@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.errors import ClipError
 from seqrecord.grids import IntArray
@@ -16,6 +18,8 @@ __all__ = ["Seconds"]
 
 _TOLERANCE = 1e-4  # seconds
 _ROUNDING = 1e-6  # of a step
+_MOST = 1 << 20  # times of a window
+_FURTHEST = 1 << 31  # exclusive, frames from a clip's start
 
 
 @dataclass(frozen=True, init=False)
@@ -67,7 +71,8 @@ class Seconds:
                     expected="Seconds(-0.5, 0) or Seconds([-0.5, 0])",
                     got=f"Seconds({first!r})"[:100],
                 )
-            times = tuple(_number("a time of Seconds", time) for time in first)
+            some = islice(first, _MOST + 1)
+            times = tuple(_number("a time of Seconds", time) for time in some)
             if not times or every is not None:
                 raise ClipError(
                     "a list of times of Seconds has at least one, and no every",
@@ -81,6 +86,9 @@ class Seconds:
         step = None if every is None else _number("every of Seconds", every)
         if step is not None and step <= 0:
             raise ClipError("every of Seconds is too small", expected="above 0", got=step)
+        count = len(times or ()) if step is None else (end - begin) / step + 1
+        if count > _MOST:
+            raise ClipError("Seconds has too many times", expected=f"at most {_MOST}")
         if not (by is None or isinstance(by, str)):
             raise ClipError("by of Seconds is not a feature's name", got=repr(by)[:100])
         if by is not None and times is None and step is None:
@@ -120,7 +128,9 @@ class Seconds:
         """
         slack = self.tolerance * fps
         if self.times is None and self.every is None:
-            first, last = math.ceil(self.first * fps - slack), math.floor(self.last * fps + slack)
+            begin, end = self.first * fps - slack, self.last * fps + slack
+            _check_near(feature, [begin, end], count=end - begin)
+            first, last = math.ceil(begin), math.floor(end)
             if first > last:
                 raise ClipError(
                     "no frame lies within Seconds",
@@ -130,6 +140,7 @@ class Seconds:
                 )
             return np.arange(first, last + 1)
         asked = np.array(self.asked) * fps
+        _check_near(feature, asked)
         offsets = np.round(asked)
         wrong = np.flatnonzero(np.abs(offsets - asked) > slack)
         if len(wrong):
@@ -152,12 +163,24 @@ class Seconds:
         return tuple(self.first + i * self.every for i in range(count))
 
 
+def _check_near(feature: str, offsets: npt.ArrayLike, *, count: float = 1) -> None:
+    """Raise `ClipError` for offsets of a feature, in frames, that no episode has, or too many."""
+    furthest = float(np.abs(offsets).max())
+    if not (furthest < _FURTHEST and count <= _MOST):
+        raise ClipError(
+            "Seconds are too many frames",
+            feature=feature,
+            expected=f"at most {_MOST} frames, each within {_FURTHEST - 1} of a clip's start",
+            got=f"{count:.0f} frames, the furthest {furthest:.0f} away",
+        )
+
+
 def _number(what: str, value: Any) -> float:
     try:
         if isinstance(value, (bool, str, bytes)):
             raise TypeError
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not abs(number) < 1e9:
         raise ClipError(f"{what} is not a number of seconds", got=repr(value)[:100])

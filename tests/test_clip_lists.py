@@ -221,6 +221,8 @@ def test_map_style_clips_have_the_numbers_of_the_table(path: Path) -> None:
         ({"episode": ["set/0"], "start": [0], "weight": [0.0]}, "no clip has all"),
         ({"episode": [], "start": []}, "no rows"),
         ({"episode": [["a"], 3], "start": [0, 0]}, "clips is no table"),
+        ({"episode": ["set/0"], "start": [10**30]}, "clips is no table"),
+        (pa.table([["set/0"], [0], [1]], ["episode", "start", "start"]), "column is there twice"),
     ],
 )
 def test_says_what_is_wrong(path: Path, clips: Any, match: str) -> None:

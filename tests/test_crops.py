@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -422,7 +423,7 @@ def test_what_is_refused(path: Path, loader: Any, transform: Any, message: str) 
         loader(path, clip_len=3, clip_transform=transform)
 
 
-@pytest.mark.parametrize("size", [0, -1, (3,), (3, 0), "3", None, True, (1.5, 2)])
+@pytest.mark.parametrize("size", [0, -1, (3,), (3, 0), "3", None, True, (1.5, 2), (True, 3)])
 def test_sizes_that_are_none(size: Any) -> None:
     for crop in (RandomCrop, CenterCrop):
         with pytest.raises(ClipError, match="not a size"):
@@ -433,6 +434,20 @@ def test_sizes_that_are_none(size: Any) -> None:
 def test_probabilities_that_are_none(p: Any) -> None:
     with pytest.raises(ClipError, match="not a probability"):
         HorizontalFlip(p)
+
+
+@pytest.mark.parametrize("features", ["image", 3, [3], [], True])
+def test_names_that_are_none(features: Any) -> None:
+    for make in (partial(RandomCrop, 3), partial(CenterCrop, 3), HorizontalFlip):
+        with pytest.raises(ClipError, match="features"):
+            make(features=features)
+
+
+def test_numbers_of_numpy() -> None:
+    assert (
+        repr(RandomCrop(np.int64(3))) == repr(RandomCrop((np.uint8(3), 3))) == "RandomCrop((3, 3))"
+    )
+    assert HorizontalFlip(np.float32(0.5)).p == 0.5
 
 
 def test_a_feature_with_a_name_of_crops(tmp_path: Path) -> None:

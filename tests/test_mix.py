@@ -289,7 +289,50 @@ def test_names_that_a_mix_gives(root: Path) -> None:
         root, "b", frame_transform=lambda frame: {"task": frame["where"]}
     )
     with pytest.raises(ClipError, match=r"what one source tells of its clips.*source 'a'"):
-        list(SeqRecordMix(sources, batch_size=2))
+        SeqRecordMix(sources, batch_size=2)
+    sources = streams(root, "a", clip_transform=CenterCrop((4, 4))) | streams(
+        root, "b", frame_transform=lambda frame: {"crop": frame["where"]}
+    )
+    with pytest.raises(ClipError, match=r"name of something else in another.*crop"):
+        SeqRecordMix(sources, batch_size=2)
+
+
+def test_every_batch_has_the_columns_of_all_sources(root: Path) -> None:
+    """Also one without a clip of the source that tells something."""
+    sources = (
+        streams(root, "a", clip_transform=CenterCrop((6, 8)))
+        | streams(root, "b", dilation=(1, 2), reverse=0.5, features=["image", "where"])
+        | streams(root, "c", pad="edge", metadata=["task"])
+    )
+    mix = SeqRecordMix(sources, weights={"a": 1, "b": 1, "c": 5}, batch_size=2, stop=9)
+    assert not mix.alternate
+    lone = 0
+    for batch in mix:
+        assert {"crop", "dilation", "reversed", "image_is_pad", "where_is_pad", "task"} < set(batch)
+        if set(batch["dataset"]) == {"c"}:
+            lone += 1
+            assert batch["crop"].tolist() == [[0] * 4] * 2
+            assert batch["dilation"].tolist() == [1] * 2
+    assert lone
+
+
+def test_an_intersection_leaves_out_what_is_said_of_other_features(root: Path) -> None:
+    """Windows of features that are not read say nothing of which clips there are."""
+    windows = {"image": [0, 1], "pose": range(9)}
+    more: dict[str, Any] = {"windows": windows, "pad": "edge", "last_known": {"pose": 3}}
+    sources = streams(root, "b", **more) | streams(root, "c", windows={"image": [0, 1]}, pad="edge")
+    mix = SeqRecordMix(sources, batch_size=4, features="intersection")
+    batch = next(iter(mix))
+    assert "pose" not in batch
+    assert batch["image"].shape[:2] == (4, 2)
+    assert batch["image_is_pad"].shape == (4, 2)
+    only = {"b": SeqRecordStream(root / "b", windows={"pose": range(9)}, pad="edge")}
+    crop = SeqRecordStream(root / "a", clip_len=1, clip_transform=CenterCrop((4, 4)))
+    others = streams(root, "c", clip_len=1, features=["where"])
+    batch = next(iter(SeqRecordMix({"a": crop, **others}, batch_size=4, features="intersection")))
+    assert set(batch) == {"where", "dataset", "episode", "start"}
+    mix = SeqRecordMix(only | streams(root, "c", clip_len=1), batch_size=4, features="intersection")
+    assert set(next(iter(mix))) == {"image", "where", "dataset", "episode", "start"}
 
 
 @pytest.mark.parametrize("kind", STREAMS)
@@ -407,6 +450,7 @@ def test_stats(root: Path) -> None:
         ({"weights": {"a": -1, "b": 1, "c": 1}}, "weight of source 'a'.*at least 0.*-1"),
         ({"weights": {"a": float("nan"), "b": 1, "c": 1}}, "weight of source 'a'"),
         ({"weights": {"a": "1", "b": 1, "c": 1}}, "weight of source 'a'"),
+        ({"weights": {"a": float("inf"), "b": 1, "c": 1}}, "weight of source 'a'"),
         ({"weights": {"a": 1, "b": 1, "d": 1}}, "other names.*a, b, c.*a, b, d"),
         ({"weights": {"a": 0, "b": 0, "c": 0}}, "draws from no source"),
         ({"stop": "last"}, "stop is not.*'first' or 'longest'.*'last'"),
@@ -443,6 +487,11 @@ def test_sources_that_make_no_sense(root: Path) -> None:
     other = {"a": SeqRecordDataset(root / "a", clip_len=3)}
     with pytest.raises(ClipError, match=r"no loader.*SeqRecordStream.*SeqRecordDataset"):
         SeqRecordMix(other, batch_size=2)
+
+
+def test_weights_far_apart(root: Path) -> None:
+    weights = {"a": 10**400, "b": 1e-300, "c": Fraction(1, 10**400)}
+    assert min(mixed(root, weights=weights).shares.values()) == Fraction(1, 1 << 16)
 
 
 def test_a_source_of_weight_0_is_left_out(root: Path) -> None:

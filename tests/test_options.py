@@ -164,6 +164,8 @@ def test_a_loader_of_the_options_of_another(records: Path, loader: Any) -> None:
         ("dilation", "2", "an integer"),
         ("features", "image_left", "image_left"),
         ("features", [1], "a list of names"),
+        ("features", np.array("id"), "a list of names"),
+        ("dilation", np.array("2"), "an integer"),
         ("episodes", 3, "a list of keys, a glob, or a function"),
         ("episodes", [3], "a list of keys, a glob, or a function"),
         ("frame_transform", "resize", "a function"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,9 @@ def test_every_frame_between_two_times(fps: float, first: int, count: int) -> No
         ((0, 1, -1), "every of Seconds is too small"),
         (([0], None, 0.1), "no every"),
         ((0, 1, None, -1), "tolerance of Seconds is too small"),
+        ((10**400, 1), "not a number of seconds"),
+        ((0, 1, 1e-300), "too many times"),
+        ((itertools.count(),), "too many times"),
     ],
 )
 def test_bad_seconds(arguments: tuple[Any, ...], message: str) -> None:
@@ -76,6 +80,22 @@ def test_times_without_a_frame() -> None:
     assert caught.value.got == "0.15 s, and the nearest frame at 0.2 s"
     with pytest.raises(ClipError, match="no frame lies within Seconds"):
         Seconds(0.01, 0.09).offsets(10, "image")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "fps"),
+    [
+        (Seconds(-1e8, 1e8), 30),
+        (Seconds([1e8]), 240),
+        (Seconds(0, 1), 1e300),
+        (Seconds([1]), 1e300),
+        (Seconds(0, 1e8, every=1e6), 1e3),
+    ],
+)
+def test_too_many_frames(seconds: Seconds, fps: float) -> None:
+    with pytest.raises(ClipError, match=r"too many frames.*at most 1048576") as caught:
+        seconds.offsets(fps, "image")
+    assert caught.value.feature == "image"
 
 
 def test_repr() -> None:
@@ -204,6 +224,10 @@ def test_lists_of_clips_of_other_rates(rated: Path) -> None:
     with pytest.raises(ClipError, match="no clip lies in its episode, in row 1") as caught:
         SeqRecordDataset(rated, **options, clips={"episode": ["0", "1"], "start": [6, 25]})
     assert (caught.value.expected, caught.value.got) == ("0 to 24", 25)
+    chosen = SeqRecordDataset(rated, **options, clips=good, episodes=["1"])  # of 30 frames a second
+    assert [chosen[i]["a"].tolist() for i in range(len(chosen))] == [[103, 118], [124, 139]]
+    with pytest.raises(ClipError, match="no clip lies in its episode, in row 0"):
+        SeqRecordDataset(rated, **options, clips={**good, "start": [12, 3, 24]}, episodes=["1"])
     first = SeqRecordDataset(rated, windows={"a": Seconds([0.1]), "b": [0]}, episodes=["0"])
     assert len(first) == 11
     check_resume(

@@ -62,6 +62,7 @@ def test_weights_in_words() -> None:
     assert whole_shares([0.7, 0.2, 0.1]) == [7, 2, 1]
     assert whole_shares([2, 4]) == [1, 2]
     assert whole_shares([1e9, 1e-9]) == [65535, 1]
+    assert whole_shares([1, 1e-9, 1e-9]) == [65534, 1, 1]
 
 
 def test_places_are_drawn() -> None:

@@ -304,6 +304,7 @@ def test_windows_of_groups() -> None:
         ({"windows": {"image": 3}}, "a window is not what it should be", "3"),
         ({"windows": {"image": "0"}}, "a window is not what it should be", "'0'"),
         ({"windows": {"image": [1 << 31]}}, "a window is empty, or too long", None),
+        ({"windows": {"image": range(1 << 60)}}, "a window is empty, or too long", None),
         ({"windows": {"depth": [0]}}, "a feature that clips do not have", "depth"),
         ({"windows": {"image": [0]}, "features": ["id"]}, "clips do not have", "image"),
         ({"windows": {"image": [0]}, "dilation": 2}, "dilation is that of clip_len", 2),

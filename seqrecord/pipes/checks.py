@@ -90,12 +90,13 @@ def check_names(name: str, value: object, expected: str = "a list of names") -> 
 
 def are_names(value: object) -> bool:
     """Whether an argument is a collection of `str`."""
-    return isinstance(value, Collection) and all(isinstance(name, str) for name in value)
+    is_list = isinstance(value, Collection) and not _is_scalar(value)
+    return is_list and all(isinstance(name, str) for name in value)  # type: ignore[attr-defined]
 
 
 def check_dilation(value: Any) -> int | tuple[int, ...]:
     """A dilation, or several in ascending order. Raises `ClipError` for what is none."""
-    if not isinstance(value, Iterable) or isinstance(value, (str, bytes)):
+    if not isinstance(value, Iterable) or isinstance(value, (str, bytes)) or _is_scalar(value):
         return _dilation(value)
     several = tuple(sorted(_dilation(one) for one in value))
     if not several or len(set(several)) < len(several):
@@ -117,3 +118,8 @@ def check_reverse(value: Any) -> float:
     if not (is_number and 0 <= value <= 1):
         raise ClipError("reverse is not a probability", expected="0 to 1", got=repr(value)[:100])
     return float(value)
+
+
+def _is_scalar(value: object) -> bool:
+    """Whether this is an array without dimensions, which is no collection though it says so."""
+    return getattr(value, "ndim", 1) == 0

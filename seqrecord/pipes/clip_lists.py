@@ -72,7 +72,9 @@ def _table(clips: Any, url: str) -> dict[str, pa.Array]:
         else:
             table = pa.table(clips)
             columns = dict(zip(table.column_names, map(_one, table.columns), strict=True))
-    except (pa.ArrowException, TypeError, ValueError) as error:
+            if len(columns) < table.num_columns:
+                raise ValueError("a column is there twice")
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise ClipError(f"clips is no table: {error}", file=url, expected=_EXPECTED) from error
     columns.pop("__index_level_0__", None)  # of a pandas table that is a part of another
     wrong = [name for name in columns if name not in _COLUMNS]

@@ -48,6 +48,17 @@ class SelectedCrops:
         """The windows of clips by what tells them apart, int64[n]."""
         return Crop(self.crops, self.crops.windows(seed, epoch, numbers))
 
+    @property
+    def tensors(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """Dtype and shape for a clip of what `said` gives, by name."""
+        every = {
+            "crop": (torch.int64, (4,)),
+            "flipped": (torch.bool, ()),
+            "intrinsics": (torch.float64, (4,)),
+        }
+        is_said = {"crop": True, "flipped": self._flips, "intrinsics": self._has_intrinsics}
+        return {name: kind for name, kind in every.items() if is_said[name]}
+
     def said(self, crop: Crop, episode: IntArray) -> dict[str, torch.Tensor]:
         """`crop`, int64[n, 4], and if there are such `flipped`, bool[n], and `intrinsics`,
         float64[n, 4]: not a number where an episode has none."""

@@ -219,7 +219,7 @@ def _checked_weights(weights: Any, loaders: Mapping[str, ClipLoader]) -> dict[st
         )
     for name, weight in weights.items():
         is_number = isinstance(weight, Real) and not isinstance(weight, bool)
-        if not is_number or not (math.isfinite(weight) and weight >= 0):
+        if not is_number or not 0 <= weight < math.inf:
             raise ClipError(
                 f"the weight of source {name!r} makes no sense",
                 expected="a number of at least 0",

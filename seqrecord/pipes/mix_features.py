@@ -3,7 +3,7 @@ that tell of clips, joined of what sources tell."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -18,7 +18,7 @@ from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.reading.frames import ArraySpec
 
-__all__ = ["DATASET", "MISSING", "Features", "Join", "columns_of", "made_of"]
+__all__ = ["DATASET", "MISSING", "Features", "Join", "check_columns", "columns_of", "made_of"]
 
 Join: TypeAlias = Literal["union", "intersection"]
 
@@ -86,19 +86,46 @@ class Features:
         return {name: lack for name, lack in self.missing.items() if not _is_text(self.specs[name])}
 
 
+def check_columns(loaders: Mapping[str, ClipLoader], features: Collection[str]) -> None:
+    """Raise `ClipError` where what one source tells of its clips has the name of one of these
+    features of batches, or of something of another kind that another source tells."""
+    kinds: dict[str, object] = dict.fromkeys(features, "feature")
+    for source, loader in loaders.items():
+        metadata = dict.fromkeys(loader.options.metadata or (), "metadata")
+        for name, kind in {**_tensors(loader.selection), **metadata}.items():
+            if kinds.setdefault(name, kind) != kind:
+                raise ClipError(
+                    "what one source tells of its clips has the name of something else in another",
+                    feature=name,
+                    expected="another name",
+                    got=f"a column of source {source!r}",
+                )
+
+
 def columns_of(
-    batch: MixedBatch, loaders: Mapping[str, ClipLoader], missing: Mapping[str, Sequence[int]]
+    batch: MixedBatch,
+    loaders: Mapping[str, ClipLoader],
+    *,
+    tellers: Collection[str],
+    missing: Mapping[str, Sequence[int]],
 ) -> dict[str, Any]:
     """Each column a list or a tensor of clips, in the order of the batch.
 
-    `loaders` are the sources, in the order of their numbers; `missing` has, by feature, the numbers
-    of those that lack it. Raises `ClipError` where what one source tells has the name of a feature
-    of another, or of something of another kind.
+    `loaders` are the sources, in the order of their numbers. There are the columns of all
+    `tellers`, whether or not the batch has clips of these. `missing` has, by feature, the numbers
+    of the sources that lack it.
     """
-    names = list(loaders)
+    names, size = list(loaders), len(batch)
     columns: dict[str, Any] = {DATASET: [names[source] for source in batch.source.tolist()]}
     for name, lacking in missing.items():
         columns[name + MISSING] = torch.from_numpy(np.isin(batch.source, lacking))
+    columns["episode"], columns["start"] = [None] * size, torch.zeros(size, dtype=torch.int64)
+    for teller in tellers:
+        loader = loaders[teller]
+        for name, (dtype, shape) in _tensors(loader.selection).items():
+            columns.setdefault(name, torch.zeros((size, *shape), dtype=dtype))
+        for name in loader.options.metadata or ():
+            columns.setdefault(name, [None] * size)
     # Plain Python: NumPy's calls for so few numbers would each wait for the GIL.
     found: dict[tuple[int, int], list[int]] = {}
     kinds = zip(batch.source.tolist(), batch.epoch.tolist(), strict=True)
@@ -108,53 +135,37 @@ def columns_of(
         slots = np.array(some)
         clips = Batch({}, batch.episode[slots], batch.start[slots])
         for name, column in loaders[names[source]].columns(clips, epoch).items():
-            if name in batch.features or not _put(columns, name, column, slots, len(batch)):
-                raise ClipError(
-                    "what one source tells of its clips has the name of something else in another",
-                    feature=name,
-                    expected="another name",
-                    got=f"a column of source {names[source]!r}",
-                )
-    _say_dilations(columns, batch.source, loaders)
+            whole = columns[name]
+            if isinstance(column, torch.Tensor):
+                whole.numpy()[slots] = column.numpy()
+            else:
+                for slot, item in zip(some, column, strict=True):
+                    whole[slot] = item
+    if isinstance(dilation := columns.get("dilation"), torch.Tensor):
+        _say_dilations(dilation, batch.source, loaders)
     return columns
 
 
+def _tensors(selection: ClipSelection) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Dtype and shape for a clip of the tensors that a source tells beside features, by name."""
+    crops, windows = None if selection.draws is None else selection.draws.crops, selection.windows
+    found = {} if crops is None else crops.tensors
+    found |= {} if selection.steps is None else selection.steps.tensors
+    for name in windows.padded:
+        found[f"{name}_is_pad"] = torch.bool, (len(windows.offsets[name]),)
+    for name in windows.known:
+        if selection.arrays[name].mask_of is None:
+            found[f"{name}_age"] = torch.int64, (len(windows.offsets[name]),)
+    return found
+
+
 def _say_dilations(
-    columns: dict[str, Any], sources: IntArray, loaders: Mapping[str, ClipLoader]
+    column: torch.Tensor, sources: IntArray, loaders: Mapping[str, ClipLoader]
 ) -> None:
     """Say the dilation of clips of sources that draw none, where others draw theirs."""
-    steps = [loader.selection.steps for loader in loaders.values()]
-    draws = [own is not None and "dilation" in own.names for own in steps]
-    if not any(draws[source] for source in set(sources.tolist())):
-        return
     for source, loader in enumerate(loaders.values()):
-        if not draws[source]:
-            columns["dilation"].numpy()[sources == source] = loader.options.dilations[0]
-
-
-def _put(columns: dict[str, Any], name: str, column: Any, slots: IntArray, size: int) -> bool:
-    """Put what one source says of its clips, at `slots`, into a column of the batch.
-
-    Returns whether that is of the same kind as what is there of others.
-    """
-    if not isinstance(column, torch.Tensor):
-        texts = columns.setdefault(name, [None] * size)
-        if not isinstance(texts, list):
-            return False
-        for slot, item in zip(slots.tolist(), column, strict=True):
-            texts[slot] = item
-        return True
-    if name not in columns:
-        columns[name] = column.new_zeros((size, *column.shape[1:]))
-    whole = columns[name]
-    if not (
-        isinstance(whole, torch.Tensor)
-        and whole.dtype == column.dtype
-        and whole.shape[1:] == column.shape[1:]
-    ):
-        return False
-    whole.numpy()[slots] = column.numpy()
-    return True
+        if "dilation" not in _tensors(loader.selection):
+            column.numpy()[sources == source] = loader.options.dilations[0]
 
 
 def _is_text(spec: ArraySpec) -> bool:

@@ -25,7 +25,15 @@ from seqrecord.engine.trace import Trace
 from seqrecord.errors import ClipError, MemoryLimitError
 from seqrecord.pipes.clip_loader import Clip, ClipLoader, open_trace
 from seqrecord.pipes.distributed import Ranks
-from seqrecord.pipes.mix_features import DATASET, MISSING, Features, Join, columns_of, made_of
+from seqrecord.pipes.mix_features import (
+    DATASET,
+    MISSING,
+    Features,
+    Join,
+    check_columns,
+    columns_of,
+    made_of,
+)
 from seqrecord.pipes.mix_plan import MixPlan, MixRest, Stop, batches_left, count_batches
 from seqrecord.pipes.mix_sources import (
     SourceLoader,
@@ -105,6 +113,8 @@ class MixLoader:
             )
             for name, loader in loaders.items()
         }
+        if not self.alternate:
+            check_columns(self.loaders, self.features.specs)
         self.ranks = Ranks(options.rank, options.world_size)
         self._trace = None
         if options.trace is not None:
@@ -219,10 +229,15 @@ class MixLoader:
 
     def clip(self, batch: MixedBatch, plan: MixPlan, number: int) -> Clip:  # noqa: ARG002
         """A batch as users get it."""
-        missing = {} if self.alternate else self.features.missing
-        columns = columns_of(batch, self.loaders, missing)
-        first = self.loaders[self.names[int(batch.source[0])]]
-        return {**for_users(batch.features, first.selection.nested), **columns}
+        first = self.names[int(batch.source[0])]
+        columns = columns_of(
+            batch,
+            self.loaders,
+            tellers=[first] if self.alternate else self.names,
+            missing={} if self.alternate else self.features.missing,
+        )
+        nested = self.loaders[first].selection.nested
+        return {**for_users(batch.features, nested), **columns}
 
     @property
     def _source_batches(self) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
@@ -101,7 +102,7 @@ class SourceLoader(ClipLoader):
         if features is not None and own.frame_transform is None and not _has_functions(selection):
             names = [name for name in selection.dataset.features if name in features]
             if names != list(selection.dataset.features):
-                own = replace(own, features=names)
+                own = _of_features(own, names, selection)
                 opened = replace(
                     own, verify=None, storage_options=None, cache_dir=None, cache_limit=None
                 )
@@ -178,6 +179,48 @@ class SourceLoader(ClipLoader):
     @cached_property
     def _sizes(self) -> FrameSizes:
         return replace(super()._sizes, batch=0)
+
+
+def _of_features(
+    options: LoaderOptions, names: list[str], selection: ClipSelection
+) -> LoaderOptions:
+    """The options of a source of which only these features are read."""
+    windows, known, ragged = options.windows, options.last_known, options.ragged
+    if windows is not None:
+        windows = {name: windows[name] for name in windows if name in names}
+    if isinstance(known, Mapping):
+        known = {name: known[name] for name in known if name in names}
+    elif known is not None:
+        known = [name for name in known if name in names]
+    if isinstance(ragged, Mapping):
+        ragged = {name: ragged[name] for name in ragged if name in names}
+    alone = not windows and options.clip_len is None  # the frame `start`, which always is there
+    return replace(
+        options,
+        features=names,
+        windows=windows or None,
+        clip_len=1 if alone else options.clip_len,
+        pad=None if alone else options.pad,
+        last_known=known or None,
+        unknown=options.unknown if known else None,
+        ragged=ragged,
+        clip_transform=_steps_of(selection, names) or None,
+    )
+
+
+def _steps_of(selection: ClipSelection, names: list[str]) -> list[Any]:
+    """The steps of a `clip_transform` for those of its features that have these names, or are the
+    masks of such."""
+    draws = selection.draws
+    if draws is None or draws.crops is None:
+        return []
+    crops = draws.crops.crops
+    arrays = {n: spec for n, spec in selection.arrays.items() if n in crops.features}
+    kept = tuple(n for n, spec in arrays.items() if (spec.mask_of or n) in names)
+    steps = [copy.copy(step) for step in crops.steps if kept]
+    for step in steps:  # not those of the largest feature that is left
+        vars(step)["features"] = kept
+    return steps
 
 
 def _has_functions(selection: ClipSelection) -> bool:

@@ -65,6 +65,12 @@ class SelectedSteps:
         columns = {"dilation": steps.dilation, "reversed": steps.is_reversed}
         return {name: torch.from_numpy(columns[name]) for name in self.names}
 
+    @property
+    def tensors(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """Dtype and shape for a clip of what `said` gives, by name."""
+        every = {"dilation": (torch.int64, ()), "reversed": (torch.bool, ())}
+        return {name: every[name] for name in self.names}
+
     def _names(self) -> tuple[str, ...]:
         drawn = {"dilation": len(self._dilations) > 1, "reversed": self._reverse > 0}
         return tuple(name for name, is_drawn in drawn.items() if is_drawn)

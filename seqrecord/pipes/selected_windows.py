@@ -140,8 +140,13 @@ class SelectedWindows:
 
     @property
     def reaches(self) -> IntArray:
-        """The same of each episode of the dataset, int64[E, 2]."""
+        """The same of each episode of the dataset, int64[E, 2].
+
+        Of those that are not selected, 0 where windows in seconds make it differ.
+        """
         found: IntArray = self._reach[self._rates.rate]
+        if self._rates.offsets or self._timed:
+            found[np.setdiff1d(np.arange(len(found)), self._selected)] = 0
         return found
 
     def missing(self, features: Sequence[str]) -> MissingFrames:

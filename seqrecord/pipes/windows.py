@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -55,7 +56,7 @@ def _checked(name: str, window: Any) -> tuple[int, ...] | Seconds:
     try:
         if isinstance(window, (str, bytes, Mapping)):
             raise TypeError
-        offsets = tuple(_integer(offset) for offset in window)
+        offsets = tuple(_integer(offset) for offset in islice(window, _MOST + 1))
     except TypeError:
         raise ClipError(
             "a window is not what it should be",

@@ -134,7 +134,8 @@ def whole_shares(weights: Sequence[int | float | Fraction]) -> list[int]:
     for i in range(_MOST - sum(counts)):
         counts[order[i]] += 1
     while sum(counts) > _MOST:  # for those that got more than their share
-        counts[max(range(len(counts)), key=lambda i: counts[i] - shares[i] * _MOST)] -= 1
+        above = (i for i, count in enumerate(counts) if count > 1)
+        counts[max(above, key=lambda i: counts[i] - shares[i] * _MOST)] -= 1
     return counts
 
 
