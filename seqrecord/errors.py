@@ -21,12 +21,13 @@
     ├── SourceError               an original file or episode is missing, broken or inconsistent
     ├── ClipError                 a clip request that the dataset cannot serve
     │   └── MemoryLimitError      a memory limit too small for the request
+    ├── EpisodeKeyError           no episode has this key
     ├── StateError                a saved state that belongs to another dataset or to other settings
     └── MissingPackageError       an optional package is not installed
 
 The ones that a caller would otherwise expect as a builtin are that builtin too: `SchemaError`,
 `FrameError`, `ClipError`, `LocationError` and `StateError` are `ValueError`s, `NotFoundError` is a
-`FileNotFoundError` and `MissingPackageError` an `ImportError`.
+`FileNotFoundError`, `EpisodeKeyError` a `KeyError` and `MissingPackageError` an `ImportError`.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ __all__ = [
     "ConflictError",
     "DeadlineError",
     "DestinationError",
+    "EpisodeKeyError",
     "FormatError",
     "FrameError",
     "LocationError",
@@ -202,6 +204,10 @@ class ClipError(SeqRecordError, ValueError):
 
 class MemoryLimitError(ClipError):
     """A memory limit too small for the request; the message says the least that would do."""
+
+
+class EpisodeKeyError(SeqRecordError, KeyError):
+    """No episode of the dataset has this key; the message shows some keys."""
 
 
 class StateError(SeqRecordError, ValueError):

@@ -113,7 +113,13 @@ class FeatureStatistics:
 
         It is of the same kind, on the same device, and float32, or float64 where the values are. A
         channel that is always the same (std 0), or that no number was seen of, only loses its mean.
+        Raises `ValueError` where the last axis is not that of the channels.
         """
+        if (channels := len(self.sketches)) > 1 and tuple(values.shape[-1:]) != (channels,):
+            raise ValueError(
+                f"statistics of {channels} channels are for values [..., {channels}], as they are "
+                f"stored; got {list(values.shape)}: normalize before permute"
+            )
         mean = np.nan_to_num(self.mean)
         std = np.where(np.nan_to_num(self.std) > 0, self.std, 1.0)
         if isinstance(values, np.ndarray):

@@ -223,7 +223,10 @@ def read_tagged(storage: Storage) -> tuple[bytes, str]:
         # More than the manifest may be missing: the container, for example.
         why = _what_is_there(storage) if error.message == "no such file" else error.message
         raise NotFoundError(f"no dataset here: {why}", file=storage.url) from error
-    except StorageError:
+    except StorageError as error:
+        if "://" not in storage.url and Path(storage.url).is_file():
+            why = "it is a file, and a dataset is a folder"
+            raise NotFoundError(f"no dataset here: {why}", file=storage.url) from error
         if (size := storage.size(MANIFEST)) <= MAX_MANIFEST_BYTES:
             raise
         raise FormatError(
@@ -250,13 +253,18 @@ def _what_is_there(storage: Storage) -> str:
         if storage.unfinished(RECORDS):
             return (
                 "an interrupted write left record files; the same `seqrecord write` with --resume "
-                "continues it"
+                'continues it, or a writer with mode="resume"'
             )
         found = any(file.path.endswith(".seqrec") for file in storage.files(RECORDS))
     except StorageError:
         return "it has no manifest"
+    if not found and "://" not in storage.url and (Path(storage.url).parent / MANIFEST).exists():
+        return "the folder above it is one"
     if not found:
-        return "it has neither a manifest nor record files"
+        return (
+            "it has neither a manifest nor record files; `seqrecord write` makes a dataset of "
+            "originals"
+        )
     return (
         "it has record files but no manifest; `seqrecord write --resume` continues an interrupted "
         "write, `seqrecord reindex` makes a lost manifest again"

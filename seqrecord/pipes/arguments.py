@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import fields
 from functools import update_wrapper
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -65,6 +66,10 @@ def _with_arguments(function: Callable[..., Any], options: Any) -> Callable[...,
                 expected="SeqRecordPipe, SeqRecordStream or SeqRecordNode, which take it",
                 got=", ".join(sorted(wrong)),
             )
+        if unknown := kwargs.keys() - names:
+            raise _unknown_argument(next(name for name in kwargs if name in unknown), names)
+        if len(args) > len(first):
+            raise TypeError(f"only the dataset is given without a name; got {args[-1]!r:.100} too")
         return function(*args, options(**kwargs))
 
     update_wrapper(call, function)
@@ -73,10 +78,20 @@ def _with_arguments(function: Callable[..., Any], options: Any) -> Callable[...,
         parameter.replace(kind=parameter.POSITIONAL_ONLY) for parameter in given.parameters.values()
     )
     named = inspect.signature(options).parameters.values()
+    names = {parameter.name for parameter in named}
     call.__signature__ = given.replace(parameters=[*first, *named])  # type: ignore[attr-defined]
     if function.__name__ != "__init__":
         call.__doc__ = _joined(function.__doc__, options)
     return call
+
+
+def _unknown_argument(name: str, names: Collection[str]) -> TypeError:
+    near = difflib.get_close_matches(name, names, 1)
+    known = {"delta_timestamps": "windows"}.get(name) or (near[0] if near else None)
+    return TypeError(
+        f"there is no argument {name!r}; "
+        + (f"is it {known}?" if known else f"there are {', '.join(sorted(names))}")
+    )
 
 
 def _joined(text: str | None, options: type[ClipOptions]) -> str | None:

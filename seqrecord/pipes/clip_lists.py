@@ -81,7 +81,12 @@ def _table(clips: Any, url: str) -> dict[str, pa.Array]:
     lengths = {len(column) for column in columns.values()}
     if wrong or not {"episode", "start"} <= columns.keys() or len(lengths) > 1:
         said = ", ".join(f"{name} [{len(column)}]" for name, column in columns.items())
-        raise ClipError("clips has other columns", file=url, expected=_EXPECTED, got=said[:200])
+        lacking = [name for name in _COLUMNS[:2] if name not in columns]
+        problem = "clips has columns of different lengths"
+        if wrong or lacking:
+            problem = f"clips {'has a column that is not known' if wrong else 'lacks a column'}"
+            problem += f": {', '.join(wrong or lacking)[:100]}"
+        raise ClipError(problem, file=url, expected=_EXPECTED, got=said[:200])
     for name, column in columns.items():
         if column.null_count:
             row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])

@@ -67,7 +67,9 @@ def _of_rank(saved: object) -> State | MixState:
     if _SNAPSHOT in saved:
         return _of_workers(saved)
     if _FETCHER in saved:  # of a StatefulDataLoader without workers
-        return _parse(saved.get(_DATASET)).of_rank()
+        if saved.get(_DATASET) is None:  # of a loader around a SeqRecordPipe, or another dataset
+            raise _no_state(saved)
+        return _parse(saved[_DATASET]).of_rank()
     return _parse(saved).of_rank()
 
 
@@ -84,7 +86,9 @@ def _of_workers(saved: Mapping[Any, Any]) -> State | MixState:
             raise _no_state(saved)
         fetcher = worker.get(_FETCHER)
         ended.append(isinstance(fetcher, Mapping) and fetcher.get(_ENDED) is True)
-        found.append(_parse(worker.get(_DATASET)))
+        if worker.get(_DATASET) is None:
+            raise _no_state(saved)
+        found.append(_parse(worker[_DATASET]))
         _check_worker(found[-1], found[0], number, len(workers))
     if saved.get(_FINISHED) is True:  # the next iteration is of the next epoch
         batches = [0] * len(found)

@@ -158,7 +158,7 @@ class State:
         if not isinstance(state, Mapping) or "version" not in state:
             raise StateError(
                 "not a state of a seqrecord loader",
-                expected=f"a dict of {', '.join(_KEYS)}",
+                expected="what state_dict() of a loader has returned: a dict of version, epoch, …",
                 got=shown(state),
             )
         if state["version"] != _VERSION or isinstance(state["version"], bool):

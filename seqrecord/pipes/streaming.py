@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch.utils.data import get_worker_info
 
@@ -44,6 +44,13 @@ class WithEpochs:
         epoch = self._epochs.current
         return sum(self._epochs.loader.plan(epoch, part).num_batches for part in parts)
 
+    def __getitem__(self, number: object) -> NoReturn:
+        """Raise `TypeError`: clips come in the order of the epoch's plan, not by number."""
+        raise TypeError(
+            f"{type(self).__name__} streams clips and gives none by number: iterate over it, or "
+            "use SeqRecordDataset"
+        )
+
     def set_epoch(self, epoch: int) -> None:
         """Begin this epoch with the next iteration. Without a call, epochs follow each other.
 
@@ -71,7 +78,7 @@ class WithEpochs:
         `memory_limit`.
 
         The number of ranks and workers may differ, also in the middle of an epoch: what the former
-        ones have not given is then planned anew (see docs/order.md). The state of one of several
+        ones have not given is then planned anew (see docs/ranks.md). The state of one of several
         workers tells too little for that, and the next iteration raises a `StateError`: see
         `seqrecord.elastic_state`.
         """

@@ -66,7 +66,13 @@ class Episode:
     def __getitem__(self, frames: int | slice) -> dict[str, Any]:
         if isinstance(frames, slice):
             return self.read(range(len(self))[frames])
-        number = operator.index(frames)
+        try:
+            number = operator.index(frames)
+        except TypeError:
+            raise TypeError(
+                "an episode is indexed by frames, then by feature, as episode[0:16]['image']; "
+                f"got {frames!r:.100}"
+            ) from None
         if not -len(self) <= number < len(self):
             raise IndexError(f"frame {number} of an episode of {len(self)} frames")
         return self._frame(number % len(self))

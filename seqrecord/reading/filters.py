@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from seqrecord.errors import ClipError
 from seqrecord.format.index import NO_SPLIT, Index
+from seqrecord.text import counted
 
 __all__ = ["EpisodeFacts", "EpisodeFilter", "find_episodes"]
 
@@ -76,13 +77,25 @@ def find_episodes(
     else:
         unknown = [key for key in episodes if key not in index.positions]
         if unknown:
-            raise ClipError("no such episode", file=url, got=", ".join(unknown[:10]))
+            raise ClipError(
+                "no such episode",
+                file=url,
+                expected=_some_keys(index),
+                got=", ".join(unknown[:10]),
+            )
         found = _numbers(sorted({index.positions[key] for key in episodes}))
     found = found[inside[found]]
     if not len(found):
         asked = _shown(episodes) if split is None else f"{_shown(episodes)} of split {split}"
-        raise ClipError("no episode is selected", file=url, got=asked)
+        raise ClipError(
+            "no episode is selected", file=url, expected=f"some of {_some_keys(index)}", got=asked
+        )
     return found
+
+
+def _some_keys(index: Index) -> str:
+    keys = ", ".join(index.keys[:3].to_pylist())
+    return f"the keys of {counted(len(index.num_frames), 'episode')}" + (keys and f", as {keys}")
 
 
 def _shown(episodes: EpisodeFilter) -> str:

@@ -19,7 +19,7 @@ from seqrecord.clips import (
     enumerate_clips,
     missing_from_bitmaps,
 )
-from seqrecord.errors import ClipError
+from seqrecord.errors import ClipError, EpisodeKeyError, SchemaError
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.statistics import read_statistics
@@ -32,6 +32,7 @@ from seqrecord.reading.metadata import load, load_version
 from seqrecord.schema import Schema
 from seqrecord.statistics import Statistics
 from seqrecord.storage import Storage, StorageLike, open_storage
+from seqrecord.text import counted
 from seqrecord.units import format_size
 
 __all__ = [
@@ -45,7 +46,7 @@ __all__ = [
     "refuse_ignored",
 ]
 
-_SHOWN_KEYS = 3  # in a notebook
+_SHOWN_KEYS = 3  # in a notebook, and in an error
 
 DatasetLike: TypeAlias = "StorageLike | SeqRecordReader"
 """A dataset: its local path or URL, or a reader from `seqrecord.open`."""
@@ -161,7 +162,10 @@ class SeqRecordReader:
         features: Sequence[str] | None = None,
         verify: bool = True,
     ) -> None:
-        self.features: Schema = manifest.schema.select(features)
+        try:
+            self.features: Schema = manifest.schema.select(features)
+        except SchemaError as error:
+            raise error.located(file=storage.url) from None
         self.episodes = Episodes(self)
         self._storage = storage
         self._manifest = manifest
@@ -302,7 +306,19 @@ class Episodes(Mapping[str, "Episode"]):
 
     def __getitem__(self, key: str) -> Episode:
         index = self._dataset.index
-        return Episode(self._dataset.chunk_reader(), index, index.positions[key])
+        position = index.positions.get(key)
+        if position is None:
+            keys = ", ".join(index.keys[:_SHOWN_KEYS].to_pylist())
+            raise EpisodeKeyError(
+                "no episode of this key",
+                file=self._dataset.url,
+                expected=f"a key of {counted(len(self), 'episode')}" + (keys and f", as {keys}"),
+                got=repr(key)[:200],
+            )
+        return Episode(self._dataset.chunk_reader(), index, position)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._dataset.index.positions
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._dataset.index.positions)

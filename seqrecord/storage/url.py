@@ -115,6 +115,8 @@ def local_path(path: str | os.PathLike[str], what: str) -> Path:
 
 
 def _text(path: str | os.PathLike[str], problem: str) -> str:
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise LocationError(problem, expected="one path or URL", got=repr(path)[:200])
     text: str | bytes = os.fspath(path)
     if not isinstance(text, str) or not text or "\0" in text:
         raise LocationError(problem, expected="text", got=repr(path)[:200])

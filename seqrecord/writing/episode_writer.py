@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -54,6 +54,14 @@ class EpisodeWriter:
         """
         self._check_open()
         with self._forget_on_error():
+            if not isinstance(frame, Mapping):
+                raise FrameError(
+                    "a frame is no dict",
+                    episode=self.key,
+                    frame=self.num_frames,
+                    expected='its arrays by feature, such as {"image": image}',
+                    got=type(frame).__name__,
+                )
             if self._files is None and self._packing.schema is not None:
                 self._begin()
             if self._files is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from seqrecord.errors import DestinationError, SeqRecordError
+from seqrecord.errors import DestinationError, FormatError, SeqRecordError
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.text import check_key, encode_metadata
 from seqrecord.schema import Schema
@@ -143,9 +143,11 @@ class SeqRecordWriter:
                 "the episode is there already", file=self._destination.storage.url, episode=key
             )
         fps = self._fps if fps is None else check_fps(fps)
-        self._episode = EpisodeWriter(
-            self._packing, key, encode_metadata(dict(metadata or {})), fps
-        )
+        try:
+            text = encode_metadata(dict(metadata or {}))
+        except FormatError as error:
+            raise error.located(episode=key) from error.__cause__
+        self._episode = EpisodeWriter(self._packing, key, text, fps)
         return self._episode
 
     def close(self) -> Manifest:
