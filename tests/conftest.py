@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import signal
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -28,6 +29,9 @@ from tests.services import (
     need_mount,
     need_nginx,
 )
+
+if TYPE_CHECKING:
+    from tests.killed_writer import Writers
 
 # `make test` tries a few examples of each property; `make test-slow` takes the other profile.
 hypothesis.settings.register_profile("few", max_examples=25, deadline=None, derandomize=True)
@@ -64,12 +68,29 @@ def _freeze() -> None:
     gc.freeze()
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m selects
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Iterator[None]:
     for item in items:
         used: list[str] = getattr(item, "fixturenames", [])
         if _SERVICES & set(used):
             item.add_marker("service")
+    yield  # -m selects
+    chosen = {item.nodeid for item in items}
+    if parts := [item for item in items if _whole(item) in chosen]:
+        config.hook.pytest_deselected(items=parts)
+        items[:] = [item for item in items if _whole(item) not in chosen]
+
+
+def _whole(item: pytest.Item) -> str | None:
+    """The test that tries all of which this one, by `thorough`, tries a part."""
+    call = getattr(item, "callspec", None)
+    if call is None or call.params.get("thorough") is not False:
+        return None
+    name, _, ids = item.nodeid.partition("[")
+    parts = ["all" if part == "some" else part for part in ids[:-1].split("-")]
+    return f"{name}[{'-'.join(parts)}]"
 
 
 @pytest.fixture(scope="session")
@@ -91,8 +112,18 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "all"])
 def thorough(request: pytest.FixtureRequest) -> bool:
-    """Whether to try every case there is, which is a slow test, or a part of them."""
+    """Whether to try every case there is, which is a slow test, or a part of them.
+
+    Where both would run, the part is left out.
+    """
     return bool(request.param)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of other packages wait little between attempts."""
+    sleep = time.sleep
+    monkeypatch.setattr(time, "sleep", lambda seconds: sleep(min(seconds, 0.01)))
 
 
 @pytest.fixture(scope="session")
@@ -134,6 +165,16 @@ def nginx(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Ite
     service = Nginx(tmp_path_factory.mktemp("nginx"), *authority.issue())
     yield service
     service.stop()
+
+
+@pytest.fixture(scope="session")
+def writers() -> Iterator[Writers]:
+    """A process that forks writers, to be killed."""
+    from tests.killed_writer import Writers  # and all that writes
+
+    writers = Writers()
+    yield writers
+    writers.close()
 
 
 @pytest.fixture(params=PLACES)

@@ -12,7 +12,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +24,61 @@ from seqrecord.format.pages import aligned
 from seqrecord.reading.index_building import complete_episodes
 from seqrecord.reading.record_footers import read_footers
 from seqrecord.storage import Storage, open_storage
-from seqrecord.storage import spooled as spooled_module
 from seqrecord.writing.merging import merge_datasets
 from seqrecord.writing.rewriting import rewrite_files
+from tests.fault_proxy import FaultProxy, Request
 from tests.made_source import MadeSource
+from tests.places import hastened
 from tests.services.process import wait_for
 
-__all__ = ["SETTINGS", "Writers"]
+__all__ = ["SETTINGS", "Killer", "Writers"]
 
 SETTINGS: dict[str, Any] = {"chunk_frames": 2, "record_bytes": 30_000}
+
+
+@dataclass
+class Killer:
+    """Kills a process at its `number`-th request, from 0, before the service acts or `after`.
+
+    Of its requests only those count that `of` picks; `through` is for `started` of `Writers`.
+    """
+
+    number: int
+    after: bool
+    of: Callable[[Request], bool] = lambda _: True
+    _pid: int = 0
+    _seen: int = 0
+    _last: int = -1
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def through(self, proxy: FaultProxy) -> Callable[[int], None]:
+        def started(pid: int) -> None:
+            self._pid = pid
+            proxy.reset()
+            proxy.fault, proxy.acted = self._fault, self._acted
+
+        return started
+
+    def _fault(self, request: Request) -> str | None:
+        if not self.of(request):
+            return None
+        with self._lock:
+            seen, self._seen = self._seen, self._seen + 1
+        if seen < self.number:
+            return None
+        if self.after and seen == self.number:
+            self._last = request.number
+            return None
+        self._kill()
+        return "reset"
+
+    def _acted(self, number: int) -> None:
+        if number == self._last:
+            self._kill()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
 
 
 class Writers:
@@ -49,9 +97,9 @@ class Writers:
         self,
         url: str,
         options: dict[str, Any],
-        *,
         mode: str,
         lengths: Sequence[int],
+        *,
         straight: dict[str, Any],
         started: Callable[[int], None],
     ) -> tuple[bool, list[str]]:
@@ -111,14 +159,12 @@ def _do(job: dict[str, Any]) -> None:
 
 
 def _write(job: dict[str, Any]) -> None:
-    spooled_module.SAVE_SECONDS = 0.02
     source = MadeSource(job["lengths"])
     straight = open_storage(job["url"], job["straight"])
     with SeqRecordWriter(
-        job["url"],
+        hastened(open_storage(job["url"], job["options"])),
         schema=source.schema(),
         mode=job["mode"],
-        storage_options=job["options"],
         **SETTINGS,
     ) as writer:
         for info in source.episodes():

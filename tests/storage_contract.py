@@ -117,13 +117,11 @@ class ReadContract:
         add(PATH, b"x")
         storage.read_ranges(PATH, [], [])
 
-    @pytest.mark.parametrize("item", [ByteRange(99_999, 100_001), ByteRange(100_000, 100_001)])
-    def test_a_range_beyond_the_end_is_an_error(
-        self, storage: Storage, add: Add, item: ByteRange
-    ) -> None:
+    def test_a_range_beyond_the_end_is_an_error(self, storage: Storage, add: Add) -> None:
         add(PATH, DATA)
-        with pytest.raises(StorageError, match=r"00000-ab\.seqrec"):
-            get(storage, PATH, *item)
+        for start in (99_999, 100_000):
+            with pytest.raises(StorageError, match=r"00000-ab\.seqrec"):
+                get(storage, PATH, start, 100_001)
 
     def test_a_buffer_of_another_length_is_a_callers_mistake(
         self, storage: Storage, add: Add
@@ -146,8 +144,7 @@ class ReadContract:
         with pytest.raises(NotFoundError, match="nothing"):
             storage.read_whole("records/nothing", 100)
 
-    @pytest.mark.parametrize("path", ["../a", "/a", "a//b", "a/./b", "a/..", "", "C:/a", "a\\b"])
-    def test_an_unclean_path_is_refused(self, storage: Storage, path: str) -> None:
+    def test_an_unclean_path_is_refused(self, storage: Storage) -> None:
         for operation in (
             storage.size,
             storage.files,
@@ -158,8 +155,9 @@ class ReadContract:
             lambda path: storage.put(path, b"x", expected=None),
             lambda path: get(storage, path, 0, 1),
         ):
-            with pytest.raises(LocationError):
-                operation(path)
+            for path in ("../a", "/a", "a//b", "a/./b", "a/..", "", "C:/a", "a\\b"):
+                with pytest.raises(LocationError):
+                    operation(path)
 
     def test_a_small_file_is_read_whole_and_has_a_tag(self, storage: Storage, add: Add) -> None:
         add("manifest.json", DATA)
@@ -231,7 +229,7 @@ class StorageContract(ReadContract):
         while isinstance(inner, StorageWrapper):
             inner = inner.inner
         if isinstance(inner, WholeFileStorage):
-            inner.keeping = Keeping(0.1)
+            inner.keeping = Keeping(0.02)
 
     # Small files, put if what is there is as expected
 

@@ -17,6 +17,7 @@ from seqrecord.storage import Storage, open_storage
 from tests.canned_server import Canned, CannedServer, answer
 from tests.local_server import LocalServer
 from tests.obstore_runtime import obstore_is
+from tests.places import hastened
 from tests.services.authority import Authority
 from tests.storage_contract import get
 
@@ -99,14 +100,15 @@ def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TokenE
 def opened(server: CannedServer, **options: Any) -> Storage:
     account = {"account_name": "account", "endpoint": server.endpoint}
     secret = {"tenant_id": "tenant", "client_id": "me", "client_secret": SECRET}
-    return open_storage("az://container/set", {**account, **secret, **options})
+    return hastened(open_storage("az://container/set", {**account, **secret, **options}))
 
 
 def part() -> Canned:
     return Canned(answer(206, BODY, Content_Range="bytes 0-99/1000"))
 
 
-@pytest.mark.parametrize("status", [503, pytest.param(429, marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("status", [503, 429])
 def test_a_busy_token_endpoint_is_asked_again(endpoint: TokenEndpoint, status: int) -> None:
     endpoint.busy, endpoint.status = 4, status
     with CannedServer([part()]) as server:

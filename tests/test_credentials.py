@@ -56,11 +56,11 @@ def until_it_is_refused(storage: Storage) -> None:
             storage.read_ranges("records/0", [ByteRange(0, 1)], [memoryview(bytearray(1))])
         except AccessError:
             return
+        time.sleep(0.05)
     raise AssertionError("the signature did not expire")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("where", ["environment", "file"])
+@pytest.mark.parametrize(("where", "backend"), [("environment", "obstore"), ("file", "urllib3")])
 def test_a_signature_that_expires_is_read_again(
     azurite: Azurite,
     blobs: str,

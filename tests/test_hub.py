@@ -61,7 +61,7 @@ def test_nothing_is_read_ahead(hub: HubStub, folder: Path) -> None:
     storage.close()
 
 
-@pytest.mark.slow  # the Hub's own client waits between attempts
+@pytest.mark.usefixtures("impatient")
 def test_a_busy_hub_is_asked_again(hub: HubStub) -> None:
     storage = open_storage(URL, {"endpoint": hub.endpoint})
     hub.busy = 2

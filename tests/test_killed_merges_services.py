@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,66 +16,22 @@ from seqrecord.writing.edits import delete_episodes, rename_episodes
 from seqrecord.writing.merging import merge_datasets
 from seqrecord.writing.rewriting import rewrite_files
 from tests.fault_proxy import FaultProxy, Request
-from tests.killed_writer import Writers
+from tests.killed_writer import Killer, Writers
 from tests.places import Place
 from tests.test_edits import write
 
 pytestmark = [pytest.mark.service, pytest.mark.slow, pytest.mark.timeout(600)]
 
-# A kill after a request leaves nearly what a kill before the next one does: one of them each.
+# A kill after a change leaves nearly what a kill before the next one does. So one service sees the
+# kills before every second change, and the other those before the rest.
 PLACES = pytest.mark.parametrize(
     ("place", "after"), [("azurite", False), ("s3", True)], indirect=["place"]
 )
 Content = dict[str, tuple[dict[str, Any], list[float]]]
 
 
-@pytest.fixture(scope="module")
-def writers() -> Iterator[Writers]:
-    writers = Writers()
-    yield writers
-    writers.close()
-
-
-@dataclass
-class Killer:
-    """Kills a process at its `number`-th change, from 0, before the service acts or `after`."""
-
-    number: int
-    after: bool
-    pid: int = 0
-    seen: int = 0
-    last: int = -1
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def __call__(self, request: Request) -> str | None:
-        if request.method in ("GET", "HEAD"):
-            return None
-        with self._lock:
-            seen, self.seen = self.seen, self.seen + 1
-        if seen < self.number:
-            return None
-        if self.after and seen == self.number:
-            self.last = request.number
-            return None
-        self._kill()
-        return "reset"
-
-    def acted(self, number: int) -> None:
-        if number == self.last:
-            self._kill()
-
-    def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-
-
-def starting(proxy: FaultProxy, killer: Killer) -> Callable[[int], None]:
-    def started(pid: int) -> None:
-        killer.pid = pid
-        proxy.reset()
-        proxy.fault, proxy.acted = killer, killer.acted
-
-    return started
+def is_change(request: Request) -> bool:
+    return request.method not in ("GET", "HEAD")
 
 
 def content(url: str, options: dict[str, Any]) -> Content | None:
@@ -126,12 +76,13 @@ def test_merges_killed_at_every_other_change(
     expected = {
         key: item for url in sources for key, item in (content(url, straight) or {}).items()
     }
-    number, done = int(after), False  # every other one: the rest differs little
+    number, done = 0, False
     with FaultProxy(place.host) as proxy:
         options = place.at(proxy.host)[1]
         while not done:
             url = f"{root}/made{number}"
-            done = writers.merge(sources, url, options, starting(proxy, Killer(number, after)))
+            killer = Killer(number, after, is_change).through(proxy)
+            done = writers.merge(sources, url, options, killer)
             found = content(url, straight)
             assert found in (None, expected)
             assert found == expected or not done
@@ -154,7 +105,7 @@ def test_rewriting_killed_at_every_other_change(
     root, straight = place.at(place.host)
     base = write(tmp_path / "base", range(6))
     delete_episodes(base, ["e0", "e3"])
-    number, done = int(after), False  # every other one: the rest differs little
+    number, done = 0, False
     with FaultProxy(place.host) as proxy:
         options = place.at(proxy.host)[1]
         while not done:
@@ -162,7 +113,8 @@ def test_rewriting_killed_at_every_other_change(
             merge_datasets([base], url, storage_options=straight)
             expected, before = content(url, straight), state(url, straight)
             with seqrecord.open(url, storage_options=straight) as old:
-                done = writers.rewrite(url, options, starting(proxy, Killer(number, after)))
+                killer = Killer(number, after, is_change).through(proxy)
+                done = writers.rewrite(url, options, killer)
                 assert old.episodes["e5"][2]["x"][0] == 52
             assert content(url, straight) == expected
             now = state(url, straight)

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,8 +11,8 @@ import pytest
 import seqrecord
 from seqrecord import convert
 from seqrecord.errors import NotFoundError
-from tests.fault_proxy import FaultProxy, Request
-from tests.killed_writer import SETTINGS, Writers
+from tests.fault_proxy import FaultProxy
+from tests.killed_writer import SETTINGS, Killer, Writers
 from tests.made_source import MadeSource, made_frame
 from tests.places import CLOUDS, Place
 from tests.services.process import wait_for
@@ -28,37 +22,6 @@ pytestmark = [pytest.mark.service, pytest.mark.slow, pytest.mark.timeout(600)]
 
 OLD = (2, 3)
 NEW = (2, 3, 1, 4)
-
-
-@pytest.fixture(scope="module")
-def writers() -> Iterator[Writers]:
-    writers = Writers()
-    yield writers
-    writers.close()
-
-
-@dataclass
-class Killer:
-    """Kills a process at the `number`-th request, from 0, before the service acts or `after`."""
-
-    number: int
-    after: bool
-    pid: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def __call__(self, request: Request) -> str | None:
-        if request.number < self.number or (self.after and request.number == self.number):
-            return None
-        self._kill()
-        return "reset"
-
-    def acted(self, number: int) -> None:
-        if self.after and number == self.number:
-            self._kill()
-
-    def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
 
 
 def keys(lengths: tuple[int, ...]) -> set[str]:
@@ -85,7 +48,8 @@ def there(url: str, options: dict[str, Any]) -> set[str] | None:
         return set(found)
 
 
-# A kill after a request leaves nearly what a kill before the next one does: one of them each.
+# A kill after a request leaves nearly what a kill before the next one does. So one service sees
+# the kills before every second request, and the other those before the rest.
 @pytest.mark.parametrize(("place", "after"), [("azurite", False), ("s3", True)], indirect=["place"])
 @pytest.mark.parametrize("mode", ["create", "append", "resume"])
 def test_killed_at_every_request(place: Place, writers: Writers, mode: str, after: bool) -> None:
@@ -101,13 +65,14 @@ def test_killed_at_every_request(place: Place, writers: Writers, mode: str, afte
                 convert(MadeSource(OLD), url, workers=1, storage_options=straight, **SETTINGS)
                 before = keys(OLD)
             if mode == "resume":  # what another writer, that was killed, has left
-                ended = _kill(proxy, writers, url, options, straight, "append", Killer(25, False))[
-                    1
-                ]
+                first = Killer(25, False).through(proxy)
+                ended = set(
+                    writers.run(url, options, "append", NEW, straight=straight, started=first)[1]
+                )
                 assert ended
-            killer = Killer(number, after)
-            done, told = _kill(proxy, writers, url, options, straight, mode, killer)
-            ended |= told
+            killer = Killer(number, after).through(proxy)
+            done, told = writers.run(url, options, mode, NEW, straight=straight, started=killer)
+            ended |= set(told)
             now = there(url, straight)
             assert now in (before, keys(NEW))
             assert now == keys(NEW) or not done
@@ -117,7 +82,7 @@ def test_killed_at_every_request(place: Place, writers: Writers, mode: str, afte
             assert ended | (before or set()) <= set(report.skipped), number
             assert there(url, straight) == keys(NEW)
             assert seqrecord.verify(url, deep=True, storage_options=straight).ok
-            number += 1
+            number += 2
     assert number > 8
 
 
@@ -135,25 +100,3 @@ def test_what_has_ended_is_durable_within_five_seconds(place: Place) -> None:
     upload.abort()
     storage.close()
     other.close()
-
-
-def _kill(
-    proxy: FaultProxy,
-    writers: Writers,
-    url: str,
-    options: dict[str, Any],
-    straight: dict[str, Any],
-    mode: str,
-    killer: Killer,
-) -> tuple[bool, set[str]]:
-    """Whether the writer was done before it was killed, and what it had told."""
-
-    def started(pid: int) -> None:
-        killer.pid = pid
-        proxy.reset()
-        proxy.fault, proxy.acted = killer, killer.acted
-
-    done, told = writers.run(
-        url, options, mode=mode, lengths=NEW, straight=straight, started=started
-    )
-    return done, set(told)

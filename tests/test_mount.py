@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import pickle
 import threading
@@ -29,7 +30,7 @@ from seqrecord.storage.mounts.streams import Streams
 from seqrecord.storage.retrying import Retrier, RetryingStorage
 from tests.datasets import write_small
 from tests.fault_proxy import FaultProxy
-from tests.services import Azurite, Mount
+from tests.services import Azurite, Mount, need_mount
 from tests.services.process import wait_for
 from tests.storage_contract import DATA, PATH, StorageContract, get, names, put
 
@@ -52,13 +53,23 @@ class TestFewHandles(StorageContract):
         storage.close()
 
 
+@pytest.fixture(scope="module")
+def folders(azurite: Azurite, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Iterator[Path]]:
+    """Folders of one mount that are not there yet."""
+    need_mount()
+    folder = tmp_path_factory.mktemp("mount")
+    mounted = Mount(azurite, azurite.new_container(), folder, writable=True)
+    yield (mounted.path / f"{number}" / "dataset" for number in itertools.count())
+    mounted.close()
+
+
 @pytest.mark.service
 class TestAWritableMount(StorageContract):
     has_gaps = True  # rclone's rename
 
     @pytest.fixture
-    def storage(self, azurite: Azurite, container: str, mount: MakeMount) -> Iterator[Storage]:
-        storage = MountStorage(mount(azurite, container, writable=True).path / "dataset")
+    def storage(self, folders: Iterator[Path]) -> Iterator[Storage]:
+        storage = MountStorage(next(folders))
         yield storage
         storage.close()
 

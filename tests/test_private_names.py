@@ -23,19 +23,6 @@ OF_OTHERS = {
     "_worker_info",  # torch.utils.data.get_worker_info
 }
 
-# What is not yet as it should be. This may only become shorter.
-LEFT: dict[str, set[str]] = {
-    "test_objects_writing.py": {
-        "a patch of spooled_module.LEAVE_SECONDS",
-        "a patch of spooled_module.SAVE_SECONDS",
-        "a patch of storage_module.PIECE_BYTES",
-    },
-    "test_service_faults.py": {
-        "a patch of spooled_module.SAVE_SECONDS",
-        "a patch of storage_module.PIECE_BYTES",
-    },
-}
-
 ACCESSES = {"getattr", "setattr", "delattr", "hasattr", "patch"}
 PATCHES = {"setattr", "delattr", "setitem", "delitem", "patch"}
 
@@ -89,17 +76,7 @@ def is_self(node: ast.Attribute) -> bool:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(TESTS)))
 def test_no_private_name_is_read_and_nothing_is_patched(path: Path) -> None:
-    found = set(found_in(ast.parse(path.read_text())))
-    assert found <= LEFT.get(str(path.relative_to(TESTS)), set())
-
-
-def test_the_list_only_becomes_shorter() -> None:
-    """What is listed and not there any more is to be taken from the list."""
-    found = {
-        str(path.relative_to(TESTS)): set(found_in(ast.parse(path.read_text()))) for path in FILES
-    }
-    gone = {name: names - found.get(name, set()) for name, names in LEFT.items()}
-    assert {name: names for name, names in gone.items() if names} == {}
+    assert set(found_in(ast.parse(path.read_text()))) == set()
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,14 @@ from seqrecord.errors import AccessError, DeadlineError
 from seqrecord.storage import Storage, open_storage
 from tests.local_server import LocalServer
 from tests.obstore_runtime import obstore_is
+from tests.places import hastened
 from tests.storage_contract import get
 
 # google-auth says so of credentials whose file names where they are to be asked for.
-pytestmark = pytest.mark.filterwarnings("ignore:.*load_credentials_from_file:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*load_credentials_from_file:DeprecationWarning"),
+    pytest.mark.usefixtures("impatient"),
+]
 
 TOKEN = "S3CRET-T0KEN"
 
@@ -122,7 +126,7 @@ def cloud(
                 yield Cloud(
                     tokens,
                     objects,
-                    lambda d: open_storage("az://box/p", {**options, "deadline": d}),
+                    lambda d: hastened(open_storage("az://box/p", {**options, "deadline": d})),
                 )
         elif request.param == "gs":
             pytest.importorskip("google.auth", reason="pip install google-auth")
@@ -130,14 +134,15 @@ def cloud(
                 file = tmp_path / "account.json"
                 file.write_text(json.dumps(_service_account(tokens.url)))
                 monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
-                url = f"http://{objects.host}"
+                options = {"base_url": f"http://{objects.host}"}
                 yield Cloud(
                     tokens,
                     objects,
-                    lambda d: open_storage("gs://box/p", {"base_url": url, "deadline": d}),
+                    lambda d: hastened(open_storage("gs://box/p", {**options, "deadline": d})),
                 )
         else:
-            pytest.importorskip("boto3", reason="pip install boto3")
+            utils = pytest.importorskip("botocore.utils", reason="pip install boto3")
+            monkeypatch.setattr(utils.ContainerMetadataFetcher, "SLEEP_TIME", 0.01)
             keys = {"AccessKeyId": "AKID", "SecretAccessKey": "S3CRET", "Token": TOKEN}
             with TokenServer({**keys, "Expiration": expires}) as tokens:
                 monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", tokens.url)
@@ -145,7 +150,7 @@ def cloud(
                 yield Cloud(
                     tokens,
                     objects,
-                    lambda d: open_storage("s3://box/p", {**options, "deadline": d}),
+                    lambda d: hastened(open_storage("s3://box/p", {**options, "deadline": d})),
                 )
 
 
@@ -176,7 +181,6 @@ def test_a_token_is_asked_for_and_sent(cloud: Cloud) -> None:
     storage.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_token_endpoint_that_is_busy_may_pass(cloud: Cloud, status: int) -> None:
     cloud.tokens.statuses = [status] * 5  # more than any client repeats by itself
@@ -185,7 +189,6 @@ def test_a_token_endpoint_that_is_busy_may_pass(cloud: Cloud, status: int) -> No
     storage.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_token_endpoint_that_stays_busy_is_a_deadline(cloud: Cloud, status: int) -> None:
     cloud.tokens.statuses = [status] * 1000
@@ -196,7 +199,6 @@ def test_a_token_endpoint_that_stays_busy_is_a_deadline(cloud: Cloud, status: in
     storage.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("status", [400, 401])
 def test_a_token_endpoint_that_refuses_is_an_error_at_once(cloud: Cloud, status: int) -> None:
     cloud.tokens.statuses = [status] * 1000

@@ -31,7 +31,6 @@ __all__ = ["DEADLINE_SECONDS", "REQUESTS_PER_SECOND", "Retrier", "RetryingStorag
 DEADLINE_SECONDS = 120.0
 REQUESTS_PER_SECOND = 400.0  # to one file; Azure's limit is about 500 to a blob
 
-_FIRST_WAIT = 0.25  # seconds before the second attempt, doubled each time
 _LONGEST_WAIT = 8.0  # so that a server that recovers is soon asked again
 _POLL_SECONDS = 0.25
 PATIENCE_SECONDS = 5.0  # until a warning, and between two of them
@@ -56,8 +55,10 @@ class Retrier:
     `close`, the end of the main thread, and the condition of `unwanted_if`, wake those that wait;
     they fail with `StorageError`.
     Safe to use from many threads, and after a fork; a pickled copy counts from zero. `clock`,
-    `sleep` and `draw`, a number from [0, 1), are for tests.
+    `sleep`, `draw`, a number from [0, 1), and another `first_wait` are for tests.
     """
+
+    first_wait = 0.25  # seconds before the second attempt, doubled each time
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class Retrier:
     def call(self, function: Callable[[], _T], *, file: str, item: ByteRange | None = None) -> _T:
         """What `function()` returns, in the end. `file` and its range `item` are for the error."""
         state, start = self._state.get(), self.clock()
-        closed, backoff, attempts = state.closed, _FIRST_WAIT, 0
+        closed, backoff, attempts = state.closed, self.first_wait, 0
         while True:
             attempts += 1
             state.count("requests")
@@ -177,8 +178,8 @@ class RetryingStorage(StorageWrapper):
         retrier: Retrier | None = None,
     ) -> None:
         super().__init__(inner)
-        self._retrier = retrier or Retrier(deadline=deadline)
-        self._pace = PerProcess(partial(Pace, requests_per_second, clock=self._retrier.clock))
+        self.retrier = retrier or Retrier(deadline=deadline)
+        self._pace = PerProcess(partial(Pace, requests_per_second, clock=self.retrier.clock))
 
     def size(self, path: str) -> int:
         return self._repeated(path, lambda: self.inner.size(path))
@@ -215,11 +216,11 @@ class RetryingStorage(StorageWrapper):
 
     def counters(self) -> dict[str, int]:
         counts = Counter(self.inner.counters())
-        counts.update(self._retrier.counters())
+        counts.update(self.retrier.counters())
         return dict(counts)
 
     def close(self) -> None:
-        self._retrier.close()
+        self.retrier.close()
         super().close()
 
     def _repeated(self, path: str, function: Callable[[], _T], item: ByteRange | None = None) -> _T:
@@ -228,10 +229,10 @@ class RetryingStorage(StorageWrapper):
         def request() -> _T:
             delay = self._pace.get().delay(path)
             if delay > 0:
-                self._retrier.sleep(delay, file=file)
+                self.retrier.sleep(delay, file=file)
             return function()
 
-        return self._retrier.call(request, file=file, item=item)
+        return self.retrier.call(request, file=file, item=item)
 
 
 class _RetryingUnfinished:

@@ -20,10 +20,7 @@ from seqrecord.storage.parts import WholeFiles, encode_part, part_path
 from seqrecord.storage.spare_files import SPARE_FILES
 from seqrecord.storage.stopping import check_wanted, unwanted_if
 
-__all__ = ["LEAVE_SECONDS", "SAVE_SECONDS", "Keeping", "SpooledUpload"]
-
-SAVE_SECONDS = 4.0  # after a checkpoint: with the request it is durable within five
-LEAVE_SECONDS = 5.0  # for what is kept at the end
+__all__ = ["Keeping", "SpooledUpload"]
 
 _UNDER_WAY_BYTES = 64 << 20  # that a store may have taken to send, and not sent yet
 _POLL_SECONDS = 0.25
@@ -36,14 +33,17 @@ _logger = logging.getLogger("seqrecord")
 class Keeping:
     """How soon after a checkpoint parts are put, and how much of the file each has at most.
 
-    A file of `send_from_bytes` is long: it is sent while it is written. Parts that are due wait for
-    `whole_seconds` at most where the whole file seems to be there as soon as they would be.
+    With the request, a checkpoint is durable within five seconds. A file of `send_from_bytes` is
+    long: it is sent while it is written. Parts that are due wait for `whole_seconds` at most where
+    the whole file seems to be there as soon as they would be. The end of an upload waits for
+    `leave_seconds` at most for requests that are under way.
     """
 
-    save_seconds: float
+    save_seconds: float = 4.0
     part_bytes: int = 8 << 20
     send_from_bytes: int = 32 << 20
     whole_seconds: float = 5.0
+    leave_seconds: float = 5.0
 
 
 class SpooledUpload:
@@ -60,7 +60,7 @@ class SpooledUpload:
     def __init__(self, path: str, store: WholeFiles, keeping: Keeping | None = None) -> None:
         self.path = path
         self._store = store
-        self._spool = _Spool(path, store, keeping or Keeping(SAVE_SECONDS))
+        self._spool = _Spool(path, store, keeping or Keeping())
         # When it is collected, and when the interpreter leaves.
         self._stop = weakref.finalize(self, self._spool.stop)
 
@@ -91,7 +91,7 @@ class SpooledUpload:
 
     def leave(self) -> None:
         """Stop as a kill would, but keep the checkpoints so far if that takes no long time."""
-        self._spool.finish(LEAVE_SECONDS)
+        self._spool.finish()
         self._stop()
 
     def _end(self) -> None:
@@ -232,15 +232,15 @@ class _Spool:
             self._check_sent()
         return data
 
-    def finish(self, seconds: float) -> None:
-        """Keep what is to be kept now, and wait for that for so long."""
+    def finish(self) -> None:
+        """Keep what is to be kept now, and wait for that."""
         if self._pid != os.getpid():
             return
         with self._changed:
             if self._due is not None:
                 self._due = time.monotonic()
             self._changed.notify_all()
-            self._changed.wait_for(self._is_done, seconds)
+            self._changed.wait_for(self._is_done, self._keeping.leave_seconds)
 
     def stop(self) -> None:
         """End the threads, after the requests that they are at, and drop the file."""
@@ -249,7 +249,7 @@ class _Spool:
         with self._changed:
             self._stopped.set()
             self._changed.notify_all()
-        deadline = time.monotonic() + LEAVE_SECONDS
+        deadline = time.monotonic() + self._keeping.leave_seconds
         threads = [t for t in (self._keeper, self._sender) if t is not threading.current_thread()]
         for thread in threads:
             if thread is not None:

@@ -40,7 +40,7 @@ class WholeFileStorage(ABC):
 
     def __init__(self, reader: RequestReader, shown: str, retrier: Retrier | None) -> None:
         self._reader, self._url = reader, shown.rstrip("/")
-        self._retrier = retrier or Retrier()
+        self.retrier = retrier or Retrier()
         self._uploads = PerProcess[weakref.WeakSet[SpooledUpload]](weakref.WeakSet)
         self._hold = PerProcess(Hold)  # of temporary files, while it writes
 
@@ -105,14 +105,14 @@ class WholeFileStorage(ABC):
         return None
 
     def counters(self) -> dict[str, int]:
-        return self._retrier.counters()
+        return self.retrier.counters()
 
     def close(self) -> None:
         for upload in list(self._uploads.get()):
             upload.leave()
         if hold := self._hold.take():
             hold.release()
-        self._retrier.close()  # what waits for a server that is gone
+        self.retrier.close()  # what waits for a server that is gone
         self._reader.close()
 
     def send(self, path: str, content: Content) -> None:
@@ -162,7 +162,7 @@ class WholeFileStorage(ABC):
         )
 
     def retried(self, path: str, function: Callable[[], _T]) -> _T:
-        return self._retrier.call(function, file=self.shown(path))
+        return self.retrier.call(function, file=self.shown(path))
 
     def shown(self, path: str) -> str:
         return f"{self._url}/{path}"

@@ -15,7 +15,10 @@ __all__ = ["Moto"]
 
 
 class Moto:
-    """A running server on a free port of 127.0.0.1, which takes any key. It keeps all in memory."""
+    """A running server on a free port of 127.0.0.1, which takes any key. It keeps all in memory.
+
+    It takes parts of 64 KiB, for tests with short files; S3 itself takes none below 5 MiB.
+    """
 
     key, secret, region = "AKIDEXAMPLE", "s3cr3t-of-nobody", "us-east-1"
 
@@ -23,7 +26,9 @@ class Moto:
         folder.mkdir(parents=True, exist_ok=True)
         self._numbers = itertools.count()
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
-        self._program = Program(command, folder / "moto.log", os.environ)
+        sizes = {"S3_UPLOAD_PART_MIN_SIZE": 64 << 10, "MOTO_S3_DEFAULT_KEY_BUFFER_SIZE": 64 << 20}
+        environment = {**os.environ, **{name: str(size) for name, size in sizes.items()}}
+        self._program = Program(command, folder / "moto.log", environment)
         try:
             self._program.wait_until(lambda: self._listening() is not None)
         except BaseException:

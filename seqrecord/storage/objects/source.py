@@ -13,6 +13,7 @@ from seqrecord.storage.objects.plain import Fetch, PlainFiles, Signer
 from seqrecord.storage.objects.runtime import use_obstore
 from seqrecord.storage.objects.settings import Names, named, split_client_options
 from seqrecord.storage.requests import MAX_REQUEST_BYTES, SLOWEST
+from seqrecord.storage.retrying import Retrier
 from seqrecord.storage.url import Location
 
 __all__ = ["Bucket"]
@@ -101,12 +102,13 @@ class Bucket(ABC):
         """The object's name, of a clean path below the root."""
         return f"{self.root}/{path}" if self.root else path
 
-    def client(self, timeout: float, retry_seconds: float = 0.0) -> Any:
+    def client(self, timeout: float, retrier: Retrier | None = None) -> Any:
         """A new store of obstore; `timeout` is how many seconds may pass without a byte.
 
-        It repeats nothing by itself, or each request for `retry_seconds`.
+        It repeats nothing by itself, or each request as often as `retrier` would.
         """
         use_obstore(self.shown)
+        retry_seconds = retrier.deadline if retrier else 0.0
         settings: dict[str, Any] = {
             "client_options": {
                 **self.client_options,
@@ -119,7 +121,7 @@ class Bucket(ABC):
                 "max_retries": _NO_LIMIT if retry_seconds else 0,
                 "retry_timeout": timedelta(seconds=retry_seconds),
                 "backoff": {
-                    "init_backoff": timedelta(seconds=0.25),
+                    "init_backoff": timedelta(seconds=(retrier or Retrier).first_wait),
                     "max_backoff": timedelta(seconds=8),
                     "base": 2,
                 },
