@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/installed
 SERVICES := tests/services/node_modules
 LEROBOT := $(VENV)/lerobot
 
-.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot services demo test test-slow test-services test-all docs check format clean
+.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot services demo test test-slow test-here test-services test-all docs check format clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 16
@@ -64,6 +64,9 @@ test: $(INSTALLED) ## Run the fast tests
 
 test-slow: $(INSTALLED) ## Run the tests that take minutes, and many examples of each property
 	$(PYTEST) --dist worksteal -m '(slow or hypothesis) and not service' --hypothesis-profile=many
+
+test-here: $(INSTALLED) ## Run the fast and the slow tests, each once
+	$(PYTEST) --dist worksteal -m 'not service' --hypothesis-profile=many
 
 test-services: $(INSTALLED) ## Run the tests that need Azurite, moto, nginx or a FUSE mount
 	$(PYTEST) --dist worksteal -m service
