@@ -11,7 +11,10 @@ import numpy.typing as npt
 
 from seqrecord import SeqRecordWriter
 
-__all__ = ["frame_of", "write_source"]
+__all__ = ["LENGTHS", "frame_of", "write_source", "write_sources"]
+
+LENGTHS = {"a": (13, 9, 20), "b": (12, 5), "c": (7,)}
+"""Episodes of the sources of `write_sources`."""
 
 
 def frame_of(
@@ -46,3 +49,10 @@ def write_source(
                         stored["say"] = f"{source} {episode} {frame}"
                     open_one.append(stored)
     return path
+
+
+def write_sources(folder: Path) -> Path:
+    """Write a source for each of `LENGTHS`, below the folder."""
+    for number, (name, lengths) in enumerate(LENGTHS.items()):
+        write_source(folder / name, number, lengths)
+    return folder

@@ -90,14 +90,13 @@ def test_a_dataset_that_is_another_one_is_refused(tmp_path: Path) -> None:
     assert str(root) in str(caught.value)
 
 
-@pytest.mark.parametrize("start", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["pipe", "map"])
-def test_new_workers_in_the_middle_of_a_training(kind: str, start: str, tmp_path: Path) -> None:
+def test_new_workers_in_the_middle_of_a_training(kind: str, tmp_path: Path) -> None:
     root = write_tiny(tmp_path / "dataset", record_bytes=1)
     loaded: Any = _pipe(root) if kind == "pipe" else _clips(root)
     right = _frames(loaded)
     loader: DataLoader[Any] = DataLoader(
-        loaded, batch_size=None, num_workers=1, multiprocessing_context=start
+        loaded, batch_size=None, num_workers=1, multiprocessing_context="forkserver"
     )
     for appends in (0, 1, 2):  # an epoch each, whose worker is a new process
         for number in range(appends):

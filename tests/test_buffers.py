@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,7 @@ class OneThread:
             copy.do()
 
 
+@cache
 def frame(number: int) -> dict[str, Any]:
     """A frame whose arrays are like no other's."""
     rng = np.random.default_rng(number)

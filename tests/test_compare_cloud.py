@@ -62,13 +62,6 @@ def test_who_reads_from_where() -> None:
 
 
 @pytest.mark.service
-@pytest.mark.parametrize(("name", "storage"), OTHERS)
-def test_in_order(services: Services, tree: Tree, work: Path, name: str, storage: str) -> None:
-    settings = replace(SETTINGS, storage=storage, features=("depth_left", "image_left"))
-    assert problems(services, task_of(name, settings, tree, work)) == []
-
-
-@pytest.mark.service
 @pytest.mark.parametrize(("name", "storage"), OURS + OTHERS)
 def test_shuffled_with_workers(
     services: Services, tree: Tree, work: Path, name: str, storage: str

@@ -47,22 +47,11 @@ def loader(request: pytest.FixtureRequest) -> Loader:
     return made
 
 
-def test_in_order(loader: Loader, tree: Tree, work: Path) -> None:
-    assert problems(loader, tree, work, SETTINGS) == []
-
-
-@pytest.mark.slow
-def test_shuffled_with_workers(loader: Loader, tree: Tree, work: Path) -> None:
-    settings = replace(SETTINGS, shuffle=loader.shuffles[-1], workers=2)
-    assert problems(loader, tree, work, settings) == []
-
-
 def test_clips_apart_of_some_features(loader: Loader, tree: Tree, work: Path) -> None:
     settings = replace(SETTINGS, stride=2, features=("depth_left", "image_left"))
     assert problems(loader, tree, work, settings) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("shuffle", ["off", "buffer", "full"])
 def test_every_order(loader: Loader, tree: Tree, work: Path, shuffle: str, workers: int) -> None:

@@ -281,7 +281,7 @@ def test_ranks_of_the_environment_with_a_sharding_filter(
     assert len(clips) == len(set(clips)) == total
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 @pytest.mark.slow
 @pytest.mark.timeout(PATIENCE + 50)
 def test_a_process_group(path: Path, tmp_path: Path, method: str) -> None:

@@ -14,7 +14,8 @@ from tests.fuzz_files import ALLOWED, KINDS, fuzz
 @pytest.mark.parametrize("kind", KINDS)
 def test_several_changed_bytes_are_refused_or_read(kind: str) -> None:
     # Among these cases of an index is one whose first message is no schema: Arrow's reader dies.
-    outcomes = fuzz(kind, seed=3, cases=400)
+    cases = 400 if kind == "index" else 200
+    outcomes = fuzz(kind, seed=3, cases=cases)
     assert set(outcomes.counts) <= set(ALLOWED), outcomes
-    assert outcomes.counts.total() == 400
-    assert outcomes.counts["refused"] > 200, "the changes change something"
+    assert outcomes.counts.total() == cases
+    assert outcomes.counts["refused"] > cases // 2, "the changes change something"

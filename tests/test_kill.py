@@ -159,9 +159,12 @@ def test_killed_with_workers(
     _kill_until_done(tmp_path / "d", killer, fingerprints, seed=seed, workers=2)
 
 
+# Of one worker each step is tried below.
+MORE = [*((1, seed) for seed in range(100, 108)), *((2, seed) for seed in range(100, 120))]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("seed", range(100, 140))
+@pytest.mark.parametrize(("workers", "seed"), MORE)
 def test_killed_many_more_times(
     tmp_path: Path, killer: Killer, fingerprints: tuple[str, str], seed: int, workers: int
 ) -> None:

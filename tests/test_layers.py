@@ -98,12 +98,13 @@ def test_torch_is_imported_from_the_engine_up(path: Path) -> None:
 
 WRITING = "seqrecord.tools.cli.packing, seqrecord.writing.writer"
 INSPECTING = "seqrecord.tools.cli.commands, seqrecord.tools.cli.exporting"
+VIDEO = "seqrecord.codecs.chain, seqrecord.format.video_pages"
 
 
 @pytest.mark.parametrize(
     ("modules", "packages"),
     [
-        (f"{WRITING}, {INSPECTING}", "torch matplotlib"),
+        (f"{WRITING}, {INSPECTING}, {VIDEO}", "torch matplotlib av"),
         # What takes long to import and a writer on a local disk does without.
         (WRITING, "av fsspec urllib3 PIL pyarrow.parquet pyarrow.compute seqrecord.reading.reader"),
     ],

@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from seqrecord import SeqRecordMix, SeqRecordStream, StateError, elastic_state
-from tests.mix_data import write_source
+from tests.mix_data import LENGTHS, write_sources
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
 ]
 
-LENGTHS = {"a": (13, 9, 20), "b": (12, 5), "c": (7,)}
 CLIPS = {name: sum(n - 2 for n in lengths) for name, lengths in LENGTHS.items()}
 WEIGHTS = {"a": 3, "b": 2, "c": 1}
 SHARES = {name: Fraction(weight, 6) for name, weight in WEIGHTS.items()}
@@ -36,10 +35,7 @@ Drawn: TypeAlias = dict[tuple[str, int, int, int], int]
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("elastic_mix")
-    for number, (name, lengths) in enumerate(LENGTHS.items()):
-        write_source(folder / name, number, lengths)
-    return folder
+    return write_sources(tmp_path_factory.mktemp("elastic_mix"))
 
 
 def tell(clip: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
@@ -96,7 +92,7 @@ def check_given(given: list[Given], last: list[Given], changes: list[int]) -> No
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=12)
 @given(
     stop=st.sampled_from(["first", "longest", 5]),
     changes=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 9)), min_size=2, max_size=4),

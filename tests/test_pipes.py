@@ -50,7 +50,6 @@ LOADERS = [
     (2, "fork", False, 4),
     (2, "fork", True, 4),
     (1, "forkserver", False, 4),
-    pytest.param(1, "spawn", False, 4, marks=pytest.mark.slow),  # each start imports torch anew
 ]
 
 

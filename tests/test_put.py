@@ -155,7 +155,7 @@ def forked(function: Callable[[int], Any], count: int = 1) -> list[int]:
 @pytest.mark.usefixtures("disk", "no_sync")
 @pytest.mark.parametrize("is_new", [True, False])
 def test_of_many_writers_one_succeeds(storage: LocalStorage, is_new: bool, thorough: bool) -> None:
-    for turn in range(20 if thorough else 1):
+    for turn in range(8 if thorough else 1):
         if is_new:
             storage.remove(PATH)
         elif tag(storage) is None:

@@ -348,7 +348,7 @@ BATCH: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_batches_arrive_in_place_and_may_be_kept(records: Path, context: str) -> None:
     loader = DataLoader(
         SeqRecordStream(records, **BATCH),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -364,13 +363,6 @@ def test_the_command_line(tmp_path: Path) -> None:
     )
     assert result.exit_code == 1
     assert "takes gop 1 to 256" in result.stderr
-
-
-def test_nothing_imports_pyav_before_it_is_used() -> None:
-    code = "import sys, seqrecord, seqrecord.codecs.chain, seqrecord.tools.cli.commands\n"
-    code += "import seqrecord.format.video_pages, seqrecord.writing.writer\n"
-    code += "assert 'av' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_pyav_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

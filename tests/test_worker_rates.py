@@ -16,7 +16,7 @@ from seqrecord import SeqRecordWriter
 from tests.services import Azurite, Moto
 
 EPOCHS = (5, 15)  # of each kind, in turn; more where other processes disturb the first
-FRAMES = 64  # of an episode
+FRAMES = 24  # of an episode
 
 PROGRAM = """
 import json, sys, time
@@ -31,7 +31,7 @@ if __name__ == "__main__":
     assert len(pipe) > 0 and "obstore" not in sys.modules
     loaders = {
         kind: DataLoader(
-            pipe, batch_size=None, num_workers=4, persistent_workers=True,
+            pipe, batch_size=None, num_workers=2, persistent_workers=True,
             multiprocessing_context=kind,
         )
         for kind in ("fork", "forkserver")
@@ -54,10 +54,10 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """256 MiB of frames that no codec shortens, in record files of 64 MiB, for moto's sake."""
+    """96 MiB of frames that no codec shortens, in record files of 16 MiB, for moto's sake."""
     folder = tmp_path_factory.mktemp("rates") / "records"
     rng = np.random.default_rng(0)
-    with SeqRecordWriter(folder, codecs="raw", record_bytes=64 << 20) as writer:
+    with SeqRecordWriter(folder, codecs="raw", record_bytes=16 << 20) as writer:
         for number in range(16):
             with writer.episode(f"e{number}") as episode:
                 frames = rng.integers(0, 256, (FRAMES, 256, 341, 3), np.uint8)

@@ -33,7 +33,7 @@ def main(path: str, store: str, method: str, rank: int, world_size: int) -> None
     }
     found = {}
     for name, dataset in data.items():
-        # One kind of loader for each dataset: with spawned workers each start takes seconds.
+        # One kind of loader for each dataset: each start of workers takes long.
         kind: Any = StatefulDataLoader if name == "stream" else DataLoader
         loader = kind(dataset, batch_size=None, num_workers=2, multiprocessing_context=method)
         length = len(loader)

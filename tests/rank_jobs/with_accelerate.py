@@ -6,13 +6,14 @@ import sys
 from typing import Any
 
 import torch
+import torch.multiprocessing as mp
 from accelerate import Accelerator
 from accelerate.data_loader import prepare_data_loader
 from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader, default_collate
 
 from seqrecord import ClipError, SeqRecordPipe, SeqRecordStream
-from tests.rank_jobs import CLIPS, report
+from tests.rank_jobs import CLIPS, Found, report
 
 KINDS: list[Any] = [SeqRecordPipe, SeqRecordStream]
 
@@ -22,13 +23,21 @@ def tensors(clips: list[dict[str, Any]]) -> Any:
     return default_collate([{"id": clip["id"], "start": clip["start"]} for clip in clips])
 
 
-def main(path: str, way: str, workers: int) -> None:
-    dispatch = {"found": None, "sharded": False, "dispatched": True}[way]
+def main(path: str) -> None:
+    found: Found = {}
+    for way, dispatch in (("found", None), ("sharded", False), ("dispatched", True)):
+        for workers in (0, 2):
+            found[f"{way} {workers}"] = trained(path, dispatch, workers)
+    report(found | refused(path))
+    Accelerator(cpu=True).end_training()
+
+
+def trained(path: str, dispatch: bool | None, workers: int) -> list[Any]:
     accelerator = Accelerator(
         cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=dispatch)
     )
     model = accelerator.prepare(torch.nn.Linear(2, 1))
-    if way == "found":  # the loader is not prepared
+    if dispatch is None:  # the loader is not prepared
         pipe = SeqRecordPipe(path, **CLIPS)
         loader: Any = DataLoader(pipe, batch_size=None, num_workers=workers)
     else:
@@ -48,14 +57,13 @@ def main(path: str, way: str, workers: int) -> None:
             [(f"set/{number}", start) for number, start in zip(episodes, starts, strict=True)]
         )
     assert len(loader) == len(seen)
-    report({way: seen})
-    accelerator.end_training()
+    return seen
 
 
-def refused(path: str) -> None:
+def refused(path: str) -> Found:
     """Ranks that are found get parts of the epoch, which Accelerate must not deal out again."""
     accelerator = Accelerator(cpu=True)
-    ways = [(d, w, k) for d in (False, True) for w in (None, "fork", "spawn") for k in KINDS]
+    ways = [(d, w, k) for d in (False, True) for w in (None, "fork", "forkserver") for k in KINDS]
     ways.remove((True, "fork", SeqRecordStream))  # rank 0's worker notices, and ranks 1, … wait
     count = 0
     for dispatch, method, kind in ways:
@@ -73,12 +81,9 @@ def refused(path: str) -> None:
             next(iter(loader))
         except ClipError as error:
             count += "world_size=1, or a loader that is not given" in str(error)
-    report({"refused": count, "ways": len(ways)})
-    accelerator.end_training()
+    return {"refused": count, "ways": len(ways)}
 
 
 if __name__ == "__main__":
-    if sys.argv[2] == "refused":
-        refused(sys.argv[1])
-    else:
-        main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    mp.set_forkserver_preload(["seqrecord.pipes.loaders", "tests.clip_data"])  # torch only once
+    main(sys.argv[1])
