@@ -93,16 +93,18 @@ def _joined(clips: Sequence[Row]) -> dict[str, Any]:
     if made.count(first) == count and rows == tuple(range(rows[0], rows[0] + count)):
         return first.part(rows[0], rows[0] + count)
     batch: dict[str, Any] = {}
-    for name in first.features:
-        batch[name] = _copied([one.clips(name)[row] for one, row in clips])
     several = list(dict.fromkeys(made))
+    for name in first.features:
+        tensors = {one: one.clips(name) for one in several}
+        batch[name] = _copied([tensors[one][row] for one, row in clips])
     begins = dict(zip(several, accumulate(map(len, several), initial=0), strict=False))
-    index = torch.tensor([begins[one] + row for one, row in clips])
+    index = torch.from_numpy(np.array([begins[one] + row for one, row in clips]))
     for name, column in first.columns.items():
+        columns = {one: one.columns[name] for one in several}
         if isinstance(column, torch.Tensor):
-            batch[name] = torch.cat([one.columns[name] for one in several])[index]
+            batch[name] = torch.cat(list(columns.values())).index_select(0, index)
         else:
-            batch[name] = [one.columns[name][row] for one, row in clips]
+            batch[name] = [columns[one][row] for one, row in clips]
     return batch
 
 
