@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any
 
@@ -155,8 +156,9 @@ def _owner(*methods: Callable[..., Any]) -> Any:
     return next((f.f_locals["self"] for f in _frames() if f.f_code in codes), None)
 
 
-def _codes(*methods: Callable[..., Any]) -> set[CodeType]:
-    return {inspect.unwrap(method).__code__ for method in methods}
+@lru_cache
+def _codes(*methods: Callable[..., Any]) -> frozenset[CodeType]:
+    return frozenset(inspect.unwrap(method).__code__ for method in methods)
 
 
 def _frames() -> Iterator[FrameType]:
