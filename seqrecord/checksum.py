@@ -7,10 +7,13 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from crc32c import crc32c as extend
+from crc32c import hardware_based
 
 __all__ = ["Buffer", "crc32c", "has_slices", "joined_crc32c"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+
+_QUICK_BYTES = (1 << 20) if hardware_based else (1 << 15)
 
 
 def crc32c(*parts: Buffer, start: int = 0) -> int:
@@ -20,7 +23,8 @@ def crc32c(*parts: Buffer, start: int = 0) -> int:
     """
     value = start
     for part in parts:
-        value = extend(part, value)  # without the GIL where a part is large
+        # With the GIL where that takes less time than to get it back may take.
+        value = extend(part, value, len(part) > _QUICK_BYTES)
     return value
 
 

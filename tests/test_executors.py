@@ -126,6 +126,7 @@ def running(
         plan.first_clip(1) * memory.together if plan.num_batches else 1,
         memory.prefetch + 2,
         None if kind == "host" else torch.device("cpu"),
+        joined=memory.joined,
     )
     with streams_of("cpu", lambda _: make_stream("late")):
         buffers: Any = HostBuffers(needs) if kind == "host" else DeviceBuffers(needs)
@@ -134,6 +135,8 @@ def running(
     workers = WorkerPool(loader, num_threads=2, memory=memory, channel=channel, stats=stats)
     make = OverlappingExecutor if all(memory.num_rows) else DisjointExecutor
     more: Any = {"together": memory.together} if memory.together > 1 else {}
+    if memory.joined > 1:
+        more["joined"] = memory.joined
     executor = make(plan, frames, buffers, workers, channel, **more)
 
     def run() -> None:
@@ -260,13 +263,20 @@ def run(
     memory = Memory(rows, prefetch, data.draw(st.integers(1, 4)), data.draw(st.integers(0, 3)))
     if all(rows) and plan.num_batches and plan.first_clip(1) == 1:  # single clips
         memory = replace(memory, together=data.draw(st.integers(1, 9)))
+    elif all(rows) and kind == "host":
+        memory = replace(memory, joined=data.draw(st.integers(1, 5)))
     first = data.draw(st.integers(0, plan.num_batches))
     with running(kind, plan, table, frames, memory, first) as batches:
         found = [check(batch, plan, frames) for batch in batches]
     begins = [*range(first, plan.num_batches, memory.together), plan.num_batches]
-    assert len(found) == len(begins) - 1
     positions = [plan.first_clip(number) for number in begins]
-    assert list(map(len, found)) == [stop - start for start, stop in pairwise(positions)]
+    ends = np.cumsum([positions[0], *map(len, found)]).tolist()
+    if memory.joined == 1:
+        assert ends == positions
+    else:
+        at = [positions.index(end) for end in ends]  # whole batches
+        assert ends[-1] == positions[-1]
+        assert all(0 < stop - start <= memory.joined for start, stop in pairwise(at))
     if not first:
         every = [clip for batch in found for clip in batch]
         episode, start = clips.locate(np.arange(clips.num_clips))

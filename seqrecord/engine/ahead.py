@@ -22,7 +22,7 @@ from seqrecord.sampling import GroupPlan, Plan, Round
 
 __all__ = ["LoadedRound", "RoundsAhead"]
 
-_FOUND_AT_ONCE = 1 << 9  # clips whose rows are computed together
+_FOUND_AT_ONCE = 1 << 12  # clips whose rows are computed together
 _MOST_TOGETHER = 1 << 20  # bytes of frames that loads of one job bring
 _QUICK_TOGETHER = 512 << 10  # … whatever other threads do, where loads are quick
 _MOST_QUICK = 4 << 20  # … and the most of these
@@ -72,6 +72,18 @@ class LoadedRound:
             sources = [found.source(first, last) for found in self._places]
             self._found = first, last, sources
         return [replace(s, rows=s.rows[start - first : stop - first]) for s in sources]
+
+    def loaded_up_to(self, stop: int) -> int:
+        """The first clip, not before `stop`, that needs a load which is under way or has failed.
+
+        The loads of clips before `stop` are waited for.
+        """
+        self._wait(bisect_left(self._uses, stop))
+        for number in range(self._waited, len(self._loading)):
+            done = self._loading[number].done
+            if not done.done() or done.cancelled() or done.exception() is not None:
+                return self._uses[number]
+        return len(self.round.clips)
 
     def wait(self) -> None:
         """Until all loads are done."""

@@ -14,7 +14,16 @@ from seqrecord.engine.calls import Calls
 from seqrecord.engine.crops import Crop
 from seqrecord.engine.ragged import RaggedFrames
 
-__all__ = ["Batch", "BatchBuilder", "ClipNames", "Copiers", "Copy", "Source", "slots_from"]
+__all__ = [
+    "Batch",
+    "BatchBuilder",
+    "ClipNames",
+    "Copiers",
+    "Copy",
+    "Source",
+    "ThisThread",
+    "slots_from",
+]
 
 _ArenaT = TypeVar("_ArenaT")
 
@@ -50,6 +59,17 @@ class Copiers(Protocol):
 
     def copy(self, copies: Iterable[Copy]) -> None:
         """Make copies; all are made when it returns."""
+
+
+class ThisThread:
+    """`Copiers` that copy in the thread that asks for it."""
+
+    num_threads = 1
+
+    def copy(self, copies: Iterable[Copy]) -> None:
+        """Make copies."""
+        for copy in copies:
+            copy.do()
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -53,6 +54,7 @@ class Needs:
     device: torch.device | None = None  # with its number; `None` for the host, without staging
     shared: bool = False  # batches are sent to another process
     decoded_there: tuple[FeatureSpec, ...] = ()  # videos that the device decodes, if it can
+    joined: int = 1  # batches that may lie side by side
 
 
 class ChunkBuffers:
@@ -112,13 +114,9 @@ class HostBuffers:
         self.arenas: Sequence[Arena] = [
             Arena(group.specs, group.num_rows) for group in needs.groups
         ]
-        self._pools = batch_pools(
-            needs.specs,
-            needs.batch_size,
-            needs.lengths,
-            keep=needs.num_batches,
-            shared=needs.shared,
-        )
+        make = partial(batch_pools, needs.specs, lengths=needs.lengths, keep=needs.num_batches)
+        self._pools = make(size=needs.batch_size, shared=needs.shared)
+        self._joined = make(size=needs.batch_size * needs.joined) if needs.joined > 1 else {}
 
     def begin(self, stats: EngineStats) -> None:
         """See `Buffers`; there is nothing to do."""
@@ -134,8 +132,9 @@ class HostBuffers:
                 pool.place(places)
 
     def begin_batch(self, size: int) -> HostBatchBuilder:
-        """See `Buffers`."""
-        return HostBatchBuilder(size, self.needs.specs, self._pools)
+        """See `Buffers`; of more clips than a batch has, several that are joined."""
+        pools = self._pools if size <= self.needs.batch_size else self._joined
+        return HostBatchBuilder(size, self.needs.specs, pools)
 
     def end(self) -> None:
         """See `Buffers`; there is nothing to do."""

@@ -40,6 +40,10 @@ class CopyThreads:
                 thread.start()
                 self._threads.append(thread)
 
+    def allow(self, count: int) -> None:
+        """Have at most so many threads from now on; no fewer than there are."""
+        self._count = count
+
     def shutdown(self) -> None:
         """Drop the copies that have not begun, and wait until no thread is left."""
         while True:

@@ -59,7 +59,8 @@ class Engine:
             ahead; 0 for a plan whose clips do not overlap: frames are then loaded straight into
             them. `prefetch`: batches that are built or wait, without arenas `plan.most_batches`.
             Chunks to load at a time, and from storage that isn't a local disk more to hold.
-            Of a plan of single clips, `together` of its batches are delivered as one.
+            Of a plan of single clips, `together` of its batches are delivered as one; of small
+            batches, up to `joined` may be.
         num_threads: for copying, and at most so many for loading.
         frame_transform: called once for each frame, before the arena. The plan is that of one
             group, whose arena has what it makes of frames; see `ChunkLoader`.
@@ -100,7 +101,7 @@ class Engine:
         decode_there: bool = False,
     ) -> None:
         self.stats = stats
-        self._together = memory.together
+        self._plan, self._next = plan, batch
         self._channel: Channel[Batch] = Channel(memory.prefetch, stats)
         execution = Execution(
             dataset,
@@ -134,7 +135,11 @@ class Engine:
     def __next__(self) -> Batch:
         batch = self._channel.take(self._scheduler.process)
         batch.arrive()
-        self.stats.add(batches=len(batch) if self._together > 1 else 1, clips=len(batch))
+        first_clip, begun = self._plan.first_clip, self._next
+        self._next += 1
+        while first_clip(self._next) - first_clip(begun) < len(batch):
+            self._next += 1
+        self.stats.add(batches=self._next - begun, clips=len(batch))
         return batch
 
     def close(self) -> None:
@@ -188,7 +193,9 @@ class Execution:
         video: tuple[FeatureSpec, ...] = ()
         if decode_there and device is not None and frame_transform is None:
             video = tuple(spec for spec in dataset.features.values() if spec.is_video)
-        needs = Needs(groups, made, lengths, size, batches, device, shared, video)
+        needs = Needs(
+            groups, made, lengths, size, batches, device, shared, video, joined=memory.joined
+        )
         on_device = partial(DeviceBuffers, stream=stream)
         self._buffers = buffers = kept.acquire(needs, HostBuffers if device is None else on_device)
         if isinstance(buffers, HostBuffers):
@@ -213,7 +220,8 @@ class Execution:
         if isinstance(buffers, HostBuffers) and not all(memory.num_rows):
             self._executor = DisjointExecutor(plan, clip_frames, buffers, workers, channel, draw)
         else:
-            more = {} if memory.together == 1 else {"together": memory.together}
+            sizes = {"together": memory.together, "joined": memory.joined}
+            more = {name: count for name, count in sizes.items() if count > 1}
             self._executor = make_executor(
                 plan, clip_frames, buffers, workers, channel, draw, **more
             )

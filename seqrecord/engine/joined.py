@@ -23,7 +23,7 @@ from seqrecord.sampling import Clips, Frees, GroupRound, Loads, Round
 
 __all__ = ["GroupRoom", "joined_rounds"]
 
-MOST_CLIPS = 1 << 10
+MOST_CLIPS = 1 << 12
 MOST_BYTES = 16 << 20  # of the frames that are loaded; rounds of more are worth their trouble
 
 _Columns = TypeVar("_Columns", Clips, Frees, Loads)

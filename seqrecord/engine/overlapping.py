@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from seqrecord.clip_frames import ClipFrames
 from seqrecord.engine.ahead import LoadedRound, RoundsAhead
-from seqrecord.engine.batches import Batch, BatchBuilder
+from seqrecord.engine.batches import Batch, BatchBuilder, Copiers, ThisThread
 from seqrecord.engine.buffers import Buffers
 from seqrecord.engine.draws import DrawClips, Drawn
 from seqrecord.engine.gathers import Gathering
@@ -30,6 +30,8 @@ class OverlappingExecutor:
     Args:
         together: so many batches of one clip are built as one batch, from the first on; the last
             of these may be smaller.
+        joined: up to so many small batches are copied at once, into memory side by side, and
+            delivered as one, where the frames of at least half as many are loaded.
     """
 
     def __init__(
@@ -42,9 +44,10 @@ class OverlappingExecutor:
         draw: DrawClips | None = None,
         *,
         together: int = 1,
+        joined: int = 1,
     ) -> None:
         self._draw = draw
-        self._together = together
+        self._together, self._joined = together, joined
         self._first = 0  # batch
         self._plan = plan
         self._buffers = buffers
@@ -64,6 +67,7 @@ class OverlappingExecutor:
         """Deliver what follows so many clips of a round."""
         try:
             for loaded in self._rounds.run(first_round):
+                self._gathers.num_threads = self._workers.notice_gil()
                 self._workers.stats.hold(self._rounds.resident_bytes)
                 self._emit(loaded, skip)
                 self._wait()
@@ -86,12 +90,17 @@ class OverlappingExecutor:
         if self._together > 1:
             batch, slots = np.divmod(batch - self._first, self._together)
         edges = (np.flatnonzero(np.diff(batch)) + 1).tolist()
-        for start, stop in pairwise([skip, *(e for e in edges if e > skip), len(clips)]):
-            if start == stop:
-                continue
+        bounds = [skip, *(e for e in edges if e > skip), len(clips)]
+        stop = skip
+        for at, start in enumerate(bounds[:-1]):
+            if start < stop or start == len(clips):
+                continue  # it is joined to one before it
+            stop = bounds[at + 1]
             self._workers.fetch(self._rounds.later())
             if self._builder is None or self._gathering is None:
-                self._builder = self._begin_next(int(batch[start]))
+                if self._joined > 1:
+                    stop = self._joined_stop(loaded, bounds[at:])
+                self._builder = self._begin_next(int(batch[start]), stop - start)
                 self._gathering = self._gathers.begin()
             sources = loaded.sources(start, stop)
             drawn = Drawn()
@@ -100,31 +109,50 @@ class OverlappingExecutor:
                 sources = [replace(source, crop=drawn.crop) for source in sources]
             begin = perf_counter()
             slot = int(slots[start])
-            nbytes = self._builder.gather(slot, sources, self._gathering, drawn.calls)
+            copiers: Copiers = self._gathering if self._joined == 1 else ThisThread()
+            nbytes = self._builder.gather(slot, sources, copiers, drawn.calls)
             self._builder.append(clips.episode[start:stop], clips.start[start:stop])
             self._workers.note_gather(begin, stop - start, nbytes)
             if self._builder.is_full:
                 self._gathering.finish(partial(_deliver, self._channel, self._builder))
                 self._builder = self._gathering = None
 
-    def _begin_next(self, batch: int) -> BatchBuilder[Any]:
+    def _joined_stop(self, loaded: LoadedRound, bounds: Sequence[int]) -> int:
+        """Where the batches end that are copied with a round's batch `[bounds[0], bounds[1])`.
+
+        `bounds` are where that one begins, and those after it, and where the round ends. All that
+        are joined are whole and loaded.
+        """
+        clips, ready = loaded.round.clips, loaded.loaded_up_to(bounds[1])
+        stops = [stop for stop in bounds[1 : self._joined + 1] if stop <= ready]
+        if stops[-1] == len(clips) and clips.slot[-1] + 1 < self._size(int(clips.batch[-1])):
+            stops.pop()  # the next round has more of it
+        return stops[-1] if 2 * len(stops) >= self._joined else bounds[1]
+
+    def _begin_next(self, batch: int, clips: int) -> BatchBuilder[Any]:
         """As `_begin`. To wait while copies are made is not to wait for the consumer."""
         stats = self._workers.stats
         stats.add(gather_seconds=self._gathers.lap())
         before = stats.waiting_for_consumer_seconds
-        builder = self._begin(batch)
+        builder = self._begin(batch, clips)
         gathered, waited = self._gathers.lap(), stats.waiting_for_consumer_seconds - before
         stats.add(gather_seconds=gathered, waiting_for_consumer_seconds=-min(gathered, waited))
         return builder
 
-    def _begin(self, batch: int) -> BatchBuilder[Any]:
-        """A batch to build, once the consumer has taken enough of those before."""
+    def _begin(self, batch: int, clips: int) -> BatchBuilder[Any]:
+        """A batch to build, once the consumer has taken enough of those before.
+
+        It is of so many clips where others are joined to it.
+        """
         self._channel.reserve(batch)
         if self._together > 1:
             rest = self._plan.num_batches - self._first - batch * self._together
             return self._buffers.begin_batch(min(self._together, rest))
-        size = self._plan.first_clip(batch + 1) - self._plan.first_clip(batch)
-        return self._buffers.begin_batch(size)
+        return self._buffers.begin_batch(max(clips, self._size(batch)))
+
+    def _size(self, batch: int) -> int:
+        """Clips of a batch."""
+        return self._plan.first_clip(batch + 1) - self._plan.first_clip(batch)
 
 
 def _deliver(channel: Channel[Batch], builder: BatchBuilder[Any]) -> None:

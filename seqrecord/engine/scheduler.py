@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from seqrecord.engine.arena import Place
@@ -44,6 +44,8 @@ _Result = TypeVar("_Result")
 _THREAD_NAME = "seqrecord-engine"  # how the names of all these threads begin
 _ENDED = "this iteration was ended: another one has begun"
 _MORE_COPIERS = 2  # threads that copy beside `num_threads`, for some wait for the GIL
+_MORE_BESIDE_PYTHON = 4  # … where each waits long,
+_LATE = 0.002  # seconds
 
 
 class Executor(Protocol):
@@ -304,6 +306,18 @@ class WorkerPool:
         self._turns.cancel()
         self._loaders.shutdown(cancel_futures=True)
         self._copiers.shutdown()
+
+    def notice_gil(self) -> int:
+        """For how many threads the copies of a batch should do from now on.
+
+        Beside a thread that computes in Python, each waits for milliseconds after a copy. So there
+        are as few as can be, and more threads make those of more batches.
+        """
+        begin = perf_counter()
+        sleep(0)  # without the GIL
+        is_late = perf_counter() - begin > _LATE
+        self._copiers.allow(self.num_threads + (_MORE_BESIDE_PYTHON if is_late else _MORE_COPIERS))
+        return 1 if is_late else self.num_threads
 
     def load(self, load: Load, places: Sequence[Place]) -> Future[None]:
         """Have a load done, after those that were asked for before."""

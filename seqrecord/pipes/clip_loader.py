@@ -46,6 +46,8 @@ __all__ = ["Clip", "ClipLoader", "open_trace"]
 _MOST_TOGETHER = 32  # single clips; each that is kept keeps the memory of all
 _MOST_BYTES_TOGETHER = 1 << 20
 _MOST_BATCH_BYTES = 8 << 20  # of a batch that they will be, where that is known
+_MOST_JOINED = 32  # small batches; each that is kept keeps the memory of all
+_MOST_BYTES_JOINED = 32 << 20
 _SPARE = 2  # at most such a part of `memory_limit` is for clips to come of batches that are begun
 
 _logger = logging.getLogger("seqrecord")
@@ -100,6 +102,8 @@ class ClipLoader(Planner):
         if (most := self._most_together) > 1:
             size = None if collated is None else collated.size
             memory = replace(memory, together=self._together(fit, memory, most, size))
+        if (most := self._most_joined) > 1:  # beside memory for one alone
+            memory = replace(memory, joined=max(1, fit.together(memory, most + 1) - 1))
         places = None
         if shuffled is not None and self.batch_size is None and memory.together == 1:
             spare = int(shuffled.spare * self._clip_bytes)
@@ -120,11 +124,31 @@ class ClipLoader(Planner):
     @property
     def _most_together(self) -> int:
         """How many single clips may be made at once, side by side: a few small ones."""
-        made = self.selection.made
-        alike = all(spec.is_fixed and spec.value == "array" for spec in made.values())
-        if self.batch_size is not None or not alike or self._find_device() is not None:
+        if self.batch_size is not None or not self._are_alike:
             return 1
         return max(1, min(_MOST_TOGETHER, _MOST_BYTES_TOGETHER // max(1, self._clip_bytes)))
+
+    @property
+    def _most_joined(self) -> int:
+        """How many batches may be copied at once, side by side: a few small ones.
+
+        Not in a worker process, which sends each to another process, nor where functions of users
+        may fail: batches before the one that fails are delivered.
+        """
+        draws = self.selection.draws
+        if self.batch_size is None or not self._are_alike or get_worker_info() is not None:
+            return 1
+        if draws is not None and draws.functions is not None:
+            return 1
+        nbytes = self.batch_size * self._clip_bytes
+        return max(1, min(_MOST_JOINED, _MOST_BYTES_JOINED // max(1, nbytes)))
+
+    @property
+    def _are_alike(self) -> bool:
+        """Whether the features of all clips are arrays of the same shapes, on the host."""
+        made = self.selection.made
+        is_fixed = all(spec.is_fixed and spec.value == "array" for spec in made.values())
+        return is_fixed and self._find_device() is None
 
     @property
     def _clip_bytes(self) -> int:
@@ -196,6 +220,26 @@ class ClipLoader(Planner):
             if isinstance(feature, torch.Tensor)  # all are: see `_most_together`
         }
         return self.selection.columns.singles(views, self.columns(batch, plan.epoch))
+
+    def batches(self, joined: Batch, plan: Plan, number: int) -> list[Clip]:
+        """Several batches, from `number` on, which an engine has delivered as one."""
+        arrays = {
+            name: feature.numpy()
+            for name, feature in joined.features.items()
+            if isinstance(feature, torch.Tensor)  # all are: see `_most_joined`
+        }
+        columns = self.columns(joined, plan.epoch)
+        origin, found, stop = plan.first_clip(number), [], 0
+        while stop < len(joined):
+            start, stop = stop, plan.first_clip(number + 1) - origin
+            # Tensors whose storage ends where they do: to save one is not to save all.
+            made: Clip = {n: torch.from_numpy(array[start:stop]) for n, array in arrays.items()}
+            made |= {name: column[start:stop] for name, column in columns.items()}
+            for name, said in plan.columns(number).items():
+                made[name] = torch.from_numpy(said)
+            found.append(made)
+            number += 1
+        return found
 
     def rows(self, batch: Batch, plan: Plan) -> list[Row]:
         """As `singles`, for `collate` alone."""

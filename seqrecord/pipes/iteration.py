@@ -98,25 +98,33 @@ class Iteration:
         """Drop what waits: nobody will get it, and nobody has."""
         count = len(self._waiting)
         self._number -= count
-        if self._is_single:
-            # Without the lock, which a fork may never get: only the consumer counts these.
-            self.stats.clips -= count
-            self.stats.batches -= count
+        # Without the lock, which a fork may never get: only the consumer counts these.
+        self.stats.clips -= self._clips_waiting
+        self.stats.batches -= count
         self._waiting.clear()
 
     def report(self) -> dict[str, Any]:
         """What the engine has done, of clips only those that somebody has got."""
         report = self.stats.report()
-        if self._is_single:
-            report["clips"] -= len(self._waiting)
-            report["batches"] -= len(self._waiting)
+        report["clips"] -= self._clips_waiting
+        report["batches"] -= len(self._waiting)
         return report
+
+    @property
+    def _clips_waiting(self) -> int:
+        if self._is_single:
+            return len(self._waiting)
+        return sum(len(batch["start"]) for batch in self._waiting)
 
     def _made(self, batch: Any) -> list[Any]:
         """What users get of a batch, the last one first."""
-        loader, plan = self._loader, self._plan
-        if not self._is_single or len(batch) == 1:
-            return [loader.clip(batch, plan, self._number)]
-        clips: list[Any] = (loader.rows if self._is_collated else loader.singles)(batch, plan)
+        loader, plan, number = self._loader, self._plan, self._number
+        if len(batch) == plan.first_clip(number + 1) - plan.first_clip(number):
+            return [loader.clip(batch, plan, number)]
+        clips: list[Any]
+        if not self._is_single:
+            clips = loader.batches(batch, plan, number)
+        else:
+            clips = (loader.rows if self._is_collated else loader.singles)(batch, plan)
         clips.reverse()
         return clips

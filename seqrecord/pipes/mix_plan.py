@@ -74,6 +74,10 @@ class MixPlan:
         """See `Plan.counts`: what sources repeat is told of each."""
         return {}
 
+    def first_clip(self, batch: int) -> int:
+        """How many clips the batches before this one hold."""
+        return batch * self.batch_size
+
     def sources(self, batch: int) -> IntArray:
         """The source of each slot of a batch; int64[batch_size]."""
         number, size = self.first + batch, self.batch_size

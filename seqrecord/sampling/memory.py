@@ -66,6 +66,7 @@ class Memory:
     max_loads: int  # chunks being read
     max_ahead: int  # chunks more that wait as they are stored
     together: int = 1  # batches of one clip that are built at once, and count as one above
+    joined: int = 1  # batches of several clips that may be, where they are loaded
 
 
 @dataclass(frozen=True)
