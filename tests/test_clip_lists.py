@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord import ClipError, SeqRecordDataset, SeqRecordPipe, StateError
+from seqrecord.errors import MemoryLimitError
 from tests.clip_data import check, names, possible_clips, write_numbered
 from tests.resume_contract import check_resume
 
@@ -102,6 +103,22 @@ def test_single_frames_twice_are_right_too(path: Path) -> None:
     pipe = make(path, clip_len=1, clips=clips)
     given = [name for batch in pipe for name in check(batch, ["image", "id"], 1)]
     assert sorted(given) == [("set/0", 3), ("set/0", 3), ("set/0", 4)]
+
+
+@pytest.mark.parametrize("windows", [None, {"id": range(-4, 4)}])
+def test_a_clip_that_is_there_twice_fits_into_the_least_memory(
+    tmp_path: Path, windows: dict[str, Any] | None
+) -> None:
+    """A block may end between two copies of a clip, and then holds that clip's frames too."""
+    path = write_numbered(tmp_path / "records", chunk_frames=1)
+    clips = {"episode": ["set/0"] * 6, "start": [4, 5, 5, 9, 10, 10]}
+    options: dict[str, Any] = {"clips": clips, "features": ["id"], "shuffle": False}
+    options |= {"clip_len": 4} if windows is None else {"windows": windows}
+    with pytest.raises(MemoryLimitError) as caught:
+        SeqRecordPipe(path, **options, memory_limit=1)
+    least = int(str(caught.value.expected).split()[2])
+    given = [clip["start"] for clip in SeqRecordPipe(path, **options, memory_limit=least)]
+    assert given == clips["start"]
 
 
 def test_what_lacks_a_feature_is_left_out_and_counted(path: Path) -> None:

@@ -42,7 +42,7 @@ def cursor_bounds(
     blocks = BlockSizes.of(facts, settings)
     if longest is not None:
         blocks = replace(blocks, full=min(blocks.full, longest))
-    regular = not facts.irregular and facts.window == Window.of(facts.spec)
+    regular = not facts.irregular and facts.window == Window.of(facts.spec) and not facts.repeats
     return [
         _of_regular_chunks(facts, blocks, settings, longest)
         if regular and i == facts.leading
@@ -93,6 +93,8 @@ def _of_any_chunks(facts: ClipFacts, blocks: BlockSizes, group: GroupFacts) -> i
     stride, clip, gap = facts.spec.stride, blocks.clip, blocks.gap
     span, step, tail = group.window.span, group.window.frame_step, group.largest_chunk - 1
     place = blocks.full + blocks.line - 1
+    if facts.repeats:  # of the clip at which the next block begins, this one may have some copies
+        place += clip
     clips = -(-place // clip)
     # Each clip holds, at most, what it uses and the rest of a chunk …
     single = clips * -(-(span + tail) // step)

@@ -48,6 +48,7 @@ class ClipFacts:
     keyframes: int = 0  # frames of chunks that are decoded in pieces, on the average; 0 for none
     most_keyframes: int = 0  # frames of the largest of them
     any_clips: bool = False  # whether an epoch may leave out some of the clips
+    repeats: bool = False  # whether any clip is there more than once
 
     @classmethod
     def of(
@@ -93,6 +94,7 @@ class ClipFacts:
             num_frames=int(lengths.sum()),
             is_even=len(used) == len(table.count) and bool((table.count == table.count[:1]).all()),
             any_clips=any_clips,
+            repeats=table.repeats,
             **_in_pieces(episodes, used),
         )
 
