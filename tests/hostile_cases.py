@@ -782,8 +782,6 @@ _MANIFEST = [
     ),
 ]
 
-_NOT_NULL = pa.field("present", pa.uint64(), nullable=False)
-
 _INDEX = [
     Case("no Arrow file", _table("gaps", lambda t: b"x" * 100), FormatError, "Arrow"),
     Case("empty table file", _table("gaps", lambda t: b""), FormatError, "Arrow"),
