@@ -1,4 +1,4 @@
-"""Frames of small raw features that stay in memory: the right ones, each slice read once."""
+"""Frames of small raw features that stay in memory: the right ones, each read once."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def opened(root: Path, request: pytest.FixtureRequest) -> Iterator[SeqRecordRead
         yield dataset
 
 
-def kept_of(dataset: SeqRecordReader, name: str) -> KeptFrames:
+def kept_of(dataset: SeqRecordReader, name: str, **more: int) -> KeptFrames:
     scattered = dataset.chunk_reader().scattered(name)
     assert scattered is not None
-    return KeptFrames(scattered, dataset.index.group_of(name), SCHEMA[name])
+    return KeptFrames(scattered, dataset.index.group_of(name), SCHEMA[name], **more)
 
 
 def take(kept: KeptFrames, name: str, rows: Any) -> Any:
@@ -54,11 +54,12 @@ def take(kept: KeptFrames, name: str, rows: Any) -> Any:
 
 @given(st.data())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
-def test_frames_are_the_right_ones_and_slices_are_read_once(
+def test_frames_are_the_right_ones_and_each_is_read_once(
     opened: SeqRecordReader, data: st.DataObject
 ) -> None:
     name = data.draw(st.sampled_from(NAMES))
-    kept, storage = kept_of(opened, name), opened.storage
+    blocks = data.draw(st.sampled_from([1, 9_000, 1 << 17]))
+    kept, storage = kept_of(opened, name, block_bytes=blocks), opened.storage
     assert isinstance(storage, Counting)
     storage.reset()
     runs = st.tuples(st.integers(0, TOTAL - 1), st.integers(1, 70), st.integers(1, 5))

@@ -4,7 +4,9 @@ One array has a row for each frame of the dataset, in the order of the chunk tab
 has asked for take no memory::
 
     chunks    | 0 1 2 3 4 5 6 7 | 0 1 2 3 4 5 | 0 1 2 3 4 5 6 7 |
-    rows        . x x x . . . .   . . . . x x   x x . . . . . .      x: read, and checked
+    rows        x x x x . . . .   . . . . x x   x x x x . . . .      x: read, and checked
+
+They are read in blocks, here of four.
 """
 
 from __future__ import annotations
@@ -17,11 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.format.group_index import GroupIndex
+from seqrecord.format.pages import slice_frames
 from seqrecord.grids import IntArray
 from seqrecord.reading.scattered import ScatteredFrames
 from seqrecord.schema import FeatureSpec
 
 __all__ = ["KeptFrames"]
+
+_BLOCK_BYTES = 128 << 10  # of a page that are read at once: as many as Linux reads ahead
 
 
 class KeptFrames:
@@ -32,9 +37,17 @@ class KeptFrames:
         scattered: reads them.
         table: the chunks of the feature's group.
         spec: of the feature.
+        block_bytes: of a page that are read at once, or one slice.
     """
 
-    def __init__(self, scattered: ScatteredFrames, table: GroupIndex, spec: FeatureSpec) -> None:
+    def __init__(
+        self,
+        scattered: ScatteredFrames,
+        table: GroupIndex,
+        spec: FeatureSpec,
+        *,
+        block_bytes: int = _BLOCK_BYTES,
+    ) -> None:
         held = table.num_frames.astype(np.int64)
         ends = np.cumsum(held)
         total = int(ends[-1]) if len(ends) else 0
@@ -43,7 +56,9 @@ class KeptFrames:
         """int64[episodes]: the row of each episode's first frame."""
         shape: Any = (total, *spec.shape)
         self._frames = np.empty(shape, spec.dtype)  # memory that nobody touches takes none
-        self._is_read = np.zeros(total, np.bool_)  # by row; slices have it alike
+        self._is_read = np.zeros(total, np.bool_)  # by row; those of a block are alike
+        length = slice_frames(spec)
+        self._block = max(1, block_bytes // (length * spec.nbytes)) * length  # frames
         self._scattered = scattered
         self._frame_bytes = spec.nbytes
         self._lock = threading.Lock()  # of who reads
@@ -66,7 +81,7 @@ class KeptFrames:
         return True
 
     def _read(self, rows: IntArray) -> bool:
-        """Read the slices of what was not read yet; whether that was possible."""
+        """Read the blocks of what was not read yet; whether that was possible."""
         if self._process != os.getpid():  # nobody holds a fork's lock
             self._lock, self._process = threading.Lock(), os.getpid()
         with self._lock:
@@ -74,13 +89,14 @@ class KeptFrames:
             if not len(missing):
                 return True
             chunk = np.searchsorted(self._ends, missing, side="right")
-            closes = (np.diff(missing) != 1) | (np.diff(chunk) != 0)
-            begin = np.concatenate(([0], closes.nonzero()[0] + 1))
-            last = np.append(begin[1:], len(missing)) - 1
-            chunk = chunk[begin]
-            frame = missing - self._begins[chunk].repeat(last - begin + 1)
+            begin = self._begins[chunk]
+            first = (missing - begin) // self._block * self._block
+            opens = np.ones(len(missing), np.bool_)
+            opens[1:] = (np.diff(chunk) != 0) | (np.diff(first) != 0)
+            chunk, first, held = chunk[opens], first[opens], (self._ends[chunk] - begin)[opens]
+            stop = np.minimum(first + self._block, held)
             # Nothing between them is read along: others may be copying it.
-            pieces = self._scattered.pieces(chunk, frame[begin], frame[last] + 1, max_gap=0)
+            pieces = self._scattered.pieces(chunk, first, stop, max_gap=0)
             first = self._begins[pieces.chunk] + pieces.first
             stop = first + pieces.num_frames
             memory, nbytes = self._frames.reshape(-1).view(np.uint8).data, self._frame_bytes
