@@ -85,7 +85,7 @@ leave(iterator)
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of 20 chunks of 4 frames, each too large to be loaded together with others."""
+    """Of 20 chunks of 4 frames, several of which one thread loads, one after the other."""
     path = tmp_path_factory.mktemp("leaving") / "records"
     with (
         SeqRecordWriter(path, codecs="raw", chunk_frames=4) as writer,

@@ -22,6 +22,7 @@ from seqrecord.engine.raw_loads import RawLoads
 from seqrecord.engine.stats import EngineStats
 from seqrecord.reading.chunks import Chunk
 from seqrecord.reading.reader import SeqRecordReader
+from seqrecord.storage.stopping import check_wanted
 
 __all__ = ["ChunkLoader", "Fetched"]
 
@@ -117,6 +118,7 @@ class ChunkLoader:
         raw = self._raw.get(loads[0].group)
         left = range(len(loads)) if raw is None else raw.load(loads, places)
         for number in left:
+            check_wanted(self._dataset.url)
             self(loads[number], [places[number]])
 
     def begins_chunk(self, load: Load) -> bool:
