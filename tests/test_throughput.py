@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.tartanair.scaling import Scaling, level
-from benchmarks.tartanair.throughput import mean, share_of
+from benchmarks.tartanair.throughput.page import page, share_of
+from benchmarks.tartanair.throughput.rows import ROWS
+from benchmarks.tartanair.throughput.scaling import Scaling, level
 
 
 @pytest.mark.parametrize(
@@ -18,15 +19,24 @@ def test_level(before: float, after: float, expected: str | None) -> None:
 
 def test_shares_are_of_the_same_level() -> None:
     results = {
-        "copy-2": [{"epochs": [(100.0, 1.1, 1.1), (200.0, 1.8, 1.8), (7.0, 1.1, 1.8)]}],
+        "copy": [{"epochs": [(100.0, 1.1, 1.1), (200.0, 1.8, 1.8), (7.0, 1.1, 1.8)]}],
         "raw": [{"epochs": [(90.0, 1.1, 1.1)]}, {"epochs": [(100.0, 1.8, 1.8), (7.0, 1.8, 1.1)]}],
     }
-    assert share_of(results, "raw", "copy-2", "slow") == pytest.approx(0.9)
-    assert share_of(results, "raw", "copy-2", "fast") == pytest.approx(0.5)
-    assert share_of({"raw": results["raw"]}, "raw", "copy-2", "fast") is None
-    assert mean([0.9, 0.5]) == pytest.approx(0.7)
-    assert mean([None, 0.5]) == 0.5
-    assert mean([None, None]) is None
+    assert share_of(results, "raw", "copy") == pytest.approx((0.9 + 0.5) / 2)
+    assert share_of({**results, "raw": results["raw"][:1]}, "raw", "copy") == pytest.approx(0.9)
+    assert share_of({"raw": results["raw"]}, "raw", "copy") is None
+
+
+def test_every_row_is_compared_with_a_row() -> None:
+    assert {row.of for row in ROWS.values()} <= {"", *ROWS}
+
+
+def test_the_page_marks_what_is_missed() -> None:
+    run = {"epochs": [(100.0, 1.1, 1.1)], "first_batch_seconds": 0.1, "peak_memory_bytes": 10**9}
+    slow = {**run, "epochs": [(50.0, 1.1, 1.1)], "bytes_ratio": 1.0, "system_ratio": 1.01}
+    rows = {"raw": [run], "raw-spinning": [slow, slow]}
+    text = page({"machine": "m", "commit": "c", "frames": 8, "repeats": 2, "rows": rows})
+    assert "| raw-spinning | 50 | raw | **0.50** | 0.6 | 1.000 | 1.010 |  | 0.10 | 1000 |" in text
 
 
 def test_scaling_is_asked_of_another_process() -> None:

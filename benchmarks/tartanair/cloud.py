@@ -41,7 +41,7 @@ import psutil
 
 from benchmarks.tartanair.cloud_services import SERVICES, Service, cpu_seconds, serve
 from benchmarks.tartanair.cloud_table import page, tables
-from benchmarks.tartanair.throughput import prepare
+from benchmarks.tartanair.throughput.data import prepare
 from benchmarks.tartanair.timing import Results, machine
 
 __all__ = ["Row", "main", "rows"]

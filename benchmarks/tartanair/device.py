@@ -26,7 +26,8 @@ from typing import Any
 import torch
 
 import seqrecord
-from benchmarks.tartanair.throughput import BATCH_SIZE, CLIP_LEN, MEMORY_LIMIT, prepare
+from benchmarks.tartanair.throughput.data import prepare
+from benchmarks.tartanair.throughput.rows import BATCH_SIZE, CLIP_LEN, MEMORY_LIMIT
 from benchmarks.tartanair.timing import PAGE, Results, machine, markdown, run_rows, share
 
 EPOCHS = 3  # the first of them warms up and is not counted
