@@ -24,6 +24,9 @@ __all__ = [
 ]
 
 
+_MOST_RANKS = 1 << 31  # exclusive
+
+
 def check_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Both as integers. Raises `ClipError` for numbers that make no sense."""
     try:
@@ -31,7 +34,7 @@ def check_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
         number = 0 if rank is None and count == 1 else check_integer("rank", rank)
     except ClipError:
         number, count = 0, 0
-    if not 0 <= number < count:
+    if not 0 <= number < count < _MOST_RANKS:
         raise ClipError(
             "rank and world_size make no sense",
             expected="both, with 0 <= rank < world_size; or world_size=1 alone, for the whole "

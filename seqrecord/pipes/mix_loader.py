@@ -54,6 +54,7 @@ __all__ = ["MixLoader"]
 _MORE = (8, 4)  # batches that are filled or wait, where they are this part of the memory:
 _SHARE = 16  # small ones, so that sources seldom wait for each other
 _MOST_SLOTS = 1 << 60
+_MOST_BYTES = 1 << 60  # no machine has as many, and floats have them exactly
 _SALT = 0x6D6978  # the places of sources are not drawn as clips are
 
 
@@ -281,7 +282,7 @@ class MixLoader:
 
     def _divide_memory(self) -> int:
         """Limit each source's memory; how many batches may be filled or wait."""
-        limit = parse_size(self.options.memory_limit)
+        limit = min(parse_size(self.options.memory_limit), _MOST_BYTES)
         batch = sum(_batch_bytes(*memory, self.batch_size) for memory in self._memories)
         least = {name: loader.least_limit() for name, loader in self.loaders.items()}
         demands = {
