@@ -194,3 +194,17 @@ def test_windows_that_time_cannot_bound(path: Path, tmp_path: Path) -> None:
 def test_bad_seconds(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ClipError, match=message):
         Seconds(**arguments)
+
+
+def test_episodes_of_one_frame_have_no_other(tmp_path: Path) -> None:
+    """No frame stands for another one without a word."""
+    path, features = tmp_path / "records", {"time": {"kind": "timestamp", "unit": "s"}}
+    with SeqRecordWriter(path, features=features) as writer, writer.episode("a") as episode:
+        episode.append({"x": np.array([3]), "time": np.array(1.5)})
+    for times in ([-0.5, 0], [0, 0.5]):
+        windows = {"x": Seconds(times, by="time")}
+        with pytest.raises(ClipError, match="no clip has all of its frames"):
+            SeqRecordDataset(path, windows=windows)
+        padded = SeqRecordDataset(path, windows=windows, pad="edge")[0]
+        assert padded["x_is_pad"].tolist() == [time != 0 for time in times]
+    assert SeqRecordDataset(path, windows={"x": Seconds([0], by="time")})[0]["x"].tolist() == [[3]]

@@ -110,8 +110,10 @@ class Timeline:
     def _bounds(self, time: float) -> tuple[int, int]:
         """The least and the greatest offset at which the nearest frame to a time can be."""
         lags = self._dataset.index.lags
-        if not time or not len(self._selected) or lags is None:
+        if not time or lags is None:
             return 0, 0
-        least, most = lags.frames_within(self._selected, self._place, abs(time) / self._unit)
-        near, far = int(least.min()), int(most.max()) + 1
+        near, far = 0, 1  # of episodes of one frame, which have none at any other time
+        if len(self._selected):
+            least, most = lags.frames_within(self._selected, self._place, abs(time) / self._unit)
+            near, far = int(least.min()), int(most.max()) + 1
         return (near, far) if time > 0 else (-far, -near)
