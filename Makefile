@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/installed
 SERVICES := tests/services/node_modules
 LEROBOT := $(VENV)/lerobot
 
-.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot services demo test test-slow test-here test-services test-all docs check format clean
+.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot services demo test test-slow test-services test-all docs check format clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 16
@@ -59,14 +59,11 @@ bench-results: $(INSTALLED) ## Write benchmarks/tartanair/RESULTS.md and its plo
 demo: $(INSTALLED) ## Render a small TartanAir tree, pack it, verify it, stream it, draw a clip
 	$(BIN)/python -m benchmarks.tartanair.demo $(DEMO)
 
-test: $(INSTALLED) ## Run the fast tests
-	$(PYTEST) --dist loadfile
+test: $(INSTALLED) ## Run the fast tests; with SLOW=1 the slow ones too, each property once
+	$(PYTEST) $(if $(SLOW),--dist worksteal -m 'not service' --hypothesis-profile=many,--dist loadfile)
 
 test-slow: $(INSTALLED) ## Run the tests that take minutes, and many examples of each property
 	$(PYTEST) --dist worksteal -m '(slow or hypothesis) and not service' --hypothesis-profile=many
-
-test-here: $(INSTALLED) ## Run the fast and the slow tests, each once
-	$(PYTEST) --dist worksteal -m 'not service' --hypothesis-profile=many
 
 test-services: $(INSTALLED) ## Run the tests that need Azurite, moto, nginx or a FUSE mount
 	$(PYTEST) --dist worksteal -m service
