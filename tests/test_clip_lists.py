@@ -220,9 +220,12 @@ def test_map_style_clips_have_the_numbers_of_the_table(path: Path) -> None:
     [
         ([("set/0", 1)], "clips is not a table"),
         ("set/0", "clips is not a table"),
-        ({"episode": EPISODES}, "other columns.*got: episode"),
-        ({"episode": EPISODES, "start": STARTS, "score": STARTS}, "other columns.*score"),
-        ({"episode": EPISODES, "start": STARTS[:-1]}, r"other columns.*episode \[6\], start \[5\]"),
+        ({"episode": EPISODES}, "lacks a column: start.*got: episode"),
+        ({"episode": EPISODES, "start": STARTS, "score": STARTS}, "not known: score"),
+        (
+            {"episode": EPISODES, "start": STARTS[:-1]},
+            r"different lengths.*episode \[6\], start \[5\]",
+        ),
         ({"episode": ["set/0", None], "start": [0, 0]}, "no episode in row 1"),
         ({"episode": ["set/0", "set/9"], "start": [0, 0]}, "not there, in row 1.*'set/9'"),
         ({"episode": [0], "start": [0]}, "no keys in the column episode.*int64"),

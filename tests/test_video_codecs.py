@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -46,6 +48,26 @@ def test_equal_frames_give_equal_bytes(name: str) -> None:
     first = encode_gop(config, FRAMES)
     encode_gop(config, moving(5, seed=1))
     assert encode_gop(config, FRAMES) == first
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_thread_becomes_a_real_time_one(name: str) -> None:
+    """SVT-AV1 tries to, and root may: then nothing else on the machine gets a core."""
+    before = os.sched_getscheduler(0)
+    seen: list[int] = []
+
+    def frames() -> Iterator[object]:
+        for frame in FRAMES:
+            threads = [int(path.name) for path in Path("/proc/self/task").iterdir()]
+            seen.extend(map(os.sched_getscheduler, threads))
+            yield frame
+
+    class Frames(list):  # type: ignore[type-arg]
+        def __iter__(self) -> Iterator[object]:
+            return frames()
+
+    encode_gop(config_of(name), Frames(FRAMES))
+    assert {before, os.sched_getscheduler(0), *seen} == {before}
 
 
 @pytest.mark.parametrize("name", ["h264", "hevc", "av1", "vp9"])

@@ -8,8 +8,10 @@ pixels.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,7 +77,29 @@ def _encoder(config: VideoConfig, height: int, width: int) -> Any:
     if config.pixel_format.startswith("yuv"):
         context.colorspace, context.color_range = _BT601, _LIMITED
     context.options = options | ({} if config.quality is None else {"crf": str(config.quality)})
+    with _usual_scheduling():
+        context.open()
     return context
+
+
+@contextmanager
+def _usual_scheduling() -> Iterator[None]:
+    """Undo what SVT-AV1 does where it may, which is for root: it makes the thread that opens it,
+    and those of its own, real-time ones, before which nothing else gets a core."""
+    policy, priority = os.sched_getscheduler(0), os.sched_getparam(0)
+    others = _threads()
+    try:
+        yield
+    finally:
+        for thread in (0, *(_threads() - others)):
+            with suppress(ProcessLookupError):  # it has ended
+                if os.sched_getscheduler(thread) == os.SCHED_FIFO != policy:
+                    os.sched_setscheduler(thread, policy, priority)
+
+
+def _threads() -> set[int]:
+    """Of this process, as the kernel numbers them."""
+    return {int(path.name) for path in Path("/proc/self/task").iterdir()}
 
 
 def _picture(reformatter: Any, config: VideoConfig, frame: Any, number: int) -> Any:
