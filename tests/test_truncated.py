@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,25 @@ def found(folder: Path) -> dict[str, tuple[int, dict[str, Any]]]:
         return {key: (len(item), item.metadata) for key, item in dataset.episodes.items()}
 
 
+def write(folder: Path, steps: str, settings: dict[str, Any]) -> SeqRecordWriter:
+    """By steps: `f` for a frame, `F` for a flush, `E` for the end of the episode."""
+    writer = SeqRecordWriter(folder, **settings)
+    episode = writer.episode("a", metadata=METADATA)
+    for number, step in enumerate(steps):
+        if step == "f":
+            episode.append(frame(steps[:number].count("f")))
+        elif step == "F":
+            episode.flush()
+        else:
+            episode.close()
+    return writer
+
+
+def write_and_die(folder: Path, steps: str, settings: dict[str, Any]) -> None:
+    kept = write(folder, steps, settings)  # or it would be closed
+    os._exit(3 if kept else 1)
+
+
 @pytest.mark.parametrize("gives_up", [False, True], ids=["killed", "gives up"])
 @pytest.mark.parametrize("record_bytes", [1 << 30, 40_000], ids=["one file", "several files"])
 @pytest.mark.parametrize(
@@ -55,19 +76,16 @@ def test_a_writer_that_stops(
     record_bytes: int,
     gives_up: bool,
 ) -> None:
-    """By steps: `f` for a frame, `F` for a flush, `E` for the end of the episode."""
     settings: dict[str, Any] = {"codecs": "raw", "chunk_frames": 2, "record_bytes": record_bytes}
-    first = SeqRecordWriter(tmp_path / "d", **settings)
-    cut = first.episode("a", metadata=METADATA)
-    for number, step in enumerate(steps):
-        if step == "f":
-            cut.append(frame(steps[:number].count("f")))
-        elif step == "F":
-            cut.flush()
-        else:
-            cut.close()
     if gives_up:
-        first.abort()
+        write(tmp_path / "d", steps, settings).abort()
+    else:
+        process = multiprocessing.get_context("fork").Process(
+            target=write_and_die, args=(tmp_path / "d", steps, settings)
+        )
+        process.start()
+        process.join()
+        assert process.exitcode == 3
     with (
         SeqRecordWriter(tmp_path / "d", mode="resume", **settings) as writer,
         writer.episode("z") as episode,
@@ -76,7 +94,6 @@ def test_a_writer_that_stops(
     episodes = found(tmp_path / "d")
     assert episodes.pop("z") == (1, {})
     assert episodes == ({} if expected is None else {"a": expected})
-    first.abort()
     seqrecord.reindex(tmp_path / "d")
     assert found(tmp_path / "d") == {**episodes, "z": (1, {})}
     assert seqrecord.verify(tmp_path / "d", deep=True).ok
