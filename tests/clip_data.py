@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import torch
 
-from seqrecord import SeqRecordWriter
+from seqrecord import ClipError, SeqRecordStream, SeqRecordWriter
 from seqrecord.pipes.epochs import share_all
 from seqrecord.writing.stored_schema import Codecs
 
@@ -28,6 +29,7 @@ __all__ = [
     "LENGTHS",
     "STRAIGHT",
     "check",
+    "check_ended",
     "digest",
     "expected_frame",
     "leaves_nothing",
@@ -69,6 +71,15 @@ def expected_frame(episode: int, frame: int, shape: tuple[int, ...] = SMALL) -> 
     if frame == LENGTHS[episode] - 1 or (episode == len(LENGTHS) - 1 and frame == 20):
         del arrays["flow"]
     return arrays
+
+
+def check_ended(stream: SeqRecordStream) -> None:
+    """An iteration gives nothing more once another one has begun."""
+    first = iter(stream)
+    next(first)
+    next(iter(stream))
+    with pytest.raises(ClipError, match="was ended"):
+        next(first)
 
 
 ONE_GROUP = {"image": 0}  # and all others with it

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from seqrecord.engine.arena import Arena, Place, page_aligned
 from seqrecord.engine.batch_pools import batch_pools
-from seqrecord.engine.batches import Batch, BatchBuilder, Copy, Source
+from seqrecord.engine.batches import Batch, BatchBuilder, Source, ThisThread
 from seqrecord.engine.buffers import Buffers, ChunkBuffers, GroupNeeds, HostBuffers, Needs
 from seqrecord.engine.device.arena import DeviceArena
 from seqrecord.engine.device.buffers import DeviceBatchBuilder, DeviceBuffers
@@ -65,16 +65,6 @@ def make(kind: str, groups: Sequence[Iterable[str]] = (SPECS,)) -> Iterator[Buff
         yield DeviceBuffers(needs_of(groups, NUM_ROWS, 4, device))
 
 
-class OneThread:
-    """Copies at once."""
-
-    num_threads = 1
-
-    def copy(self, copies: Iterable[Copy]) -> None:
-        for copy in copies:
-            copy.do()
-
-
 @cache
 def frame(number: int) -> dict[str, Any]:
     """A frame whose arrays are like no other's."""
@@ -109,7 +99,7 @@ def gather(
     """Gather clips from rows of arenas."""
     clips = sources[0][1]
     parts = [Source(arena, np.array(rows), list(arena.specs)) for arena, rows in sources]
-    nbytes = builder.gather(first, parts, OneThread())
+    nbytes = builder.gather(first, parts, ThisThread())
     builder.append(np.arange(first, first + len(clips)), np.full(len(clips), 7))
     return nbytes
 

@@ -22,8 +22,7 @@ from seqrecord.pipes.options import DatasetOptions
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.reading.kept import KeptFrames
 from seqrecord.reading.reader import SeqRecordReader
-from seqrecord.storage import LocalStorage
-from tests.test_scattered import EPISODES, EXPECTED, NAMES, SCHEMA, Counting, write
+from tests.test_scattered import EPISODES, EXPECTED, NAMES, SCHEMA, Counting, open_counting, write
 
 TOTAL = sum(EPISODES)
 
@@ -35,9 +34,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["verified", "unverified"])
 def opened(root: Path, request: pytest.FixtureRequest) -> Iterator[SeqRecordReader]:
-    with seqrecord.open(
-        Counting(LocalStorage(root)), verify=request.param == "verified"
-    ) as dataset:
+    with open_counting(root, request.param) as dataset:
         yield dataset
 
 

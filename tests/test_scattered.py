@@ -62,11 +62,13 @@ class Counting(CountingStorage):
         return self.inner.local_path(path)
 
 
+def open_counting(root: Path, how: str) -> SeqRecordReader:
+    return seqrecord.open(Counting(LocalStorage(root)), verify=how == "verified")
+
+
 @pytest.fixture(params=["verified", "unverified"])
 def opened(root: Path, request: pytest.FixtureRequest) -> Iterator[SeqRecordReader]:
-    with seqrecord.open(
-        Counting(LocalStorage(root)), verify=request.param == "verified"
-    ) as dataset:
+    with open_counting(root, request.param) as dataset:
         yield dataset
 
 

@@ -214,20 +214,12 @@ class ClipLoader(Planner):
 
     def singles(self, batch: Batch, plan: Plan) -> list[Clip]:
         """Several single clips, which an engine has delivered as one batch, as users get them."""
-        views = {
-            name: divide(feature)
-            for name, feature in batch.features.items()
-            if isinstance(feature, torch.Tensor)  # all are: see `_most_together`
-        }
+        views = {name: divide(feature) for name, feature in _tensors(batch).items()}
         return self.selection.columns.singles(views, self.columns(batch, plan.epoch))
 
     def batches(self, joined: Batch, plan: Plan, number: int) -> list[Clip]:
         """Several batches, from `number` on, which an engine has delivered as one."""
-        arrays = {
-            name: feature.numpy()
-            for name, feature in joined.features.items()
-            if isinstance(feature, torch.Tensor)  # all are: see `_most_joined`
-        }
+        arrays = {name: feature.numpy() for name, feature in _tensors(joined).items()}
         columns = self.columns(joined, plan.epoch)
         origin, found, stop = plan.first_clip(number), [], 0
         while stop < len(joined):
@@ -243,12 +235,7 @@ class ClipLoader(Planner):
 
     def rows(self, batch: Batch, plan: Plan) -> list[Row]:
         """As `singles`, for `collate` alone."""
-        features = {
-            name: feature
-            for name, feature in batch.features.items()
-            if isinstance(feature, torch.Tensor)  # all are: see `_most_together`
-        }
-        return rows_of(MadeClips(features, self.columns(batch, plan.epoch)))
+        return rows_of(MadeClips(_tensors(batch), self.columns(batch, plan.epoch)))
 
     def columns(self, batch: Batch, epoch: int) -> dict[str, Any]:
         """What is said of a batch's clips beside their features, each a list or tensor of clips."""
@@ -332,6 +319,12 @@ class ClipLoader(Planner):
                 got=self.device,
             )
         return find_device(self.device)
+
+
+def _tensors(batch: Batch) -> dict[str, torch.Tensor]:
+    """The features of a batch that stands for several: all are tensors, for only such are made
+    together."""
+    return {name: one for name, one in batch.features.items() if isinstance(one, torch.Tensor)}
 
 
 def _check(selection: ClipSelection, options: LoaderOptions) -> None:

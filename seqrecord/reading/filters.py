@@ -13,7 +13,9 @@ from seqrecord.errors import ClipError
 from seqrecord.format.index import NO_SPLIT, Index
 from seqrecord.text import counted
 
-__all__ = ["EpisodeFacts", "EpisodeFilter", "find_episodes"]
+__all__ = ["EpisodeFacts", "EpisodeFilter", "find_episodes", "shown_keys"]
+
+_SHOWN_KEYS = 3
 
 
 class EpisodeFacts(dict[str, Any]):
@@ -80,7 +82,7 @@ def find_episodes(
             raise ClipError(
                 "no such episode",
                 file=url,
-                expected=_some_keys(index),
+                expected=f"the keys of {shown_keys(index)}",
                 got=", ".join(unknown[:10]),
             )
         found = _numbers(sorted({index.positions[key] for key in episodes}))
@@ -88,14 +90,18 @@ def find_episodes(
     if not len(found):
         asked = _shown(episodes) if split is None else f"{_shown(episodes)} of split {split}"
         raise ClipError(
-            "no episode is selected", file=url, expected=f"some of {_some_keys(index)}", got=asked
+            "no episode is selected",
+            file=url,
+            expected=f"some of the keys of {shown_keys(index)}",
+            got=asked,
         )
     return found
 
 
-def _some_keys(index: Index) -> str:
-    keys = ", ".join(index.keys[:3].to_pylist())
-    return f"the keys of {counted(len(index.num_frames), 'episode')}" + (keys and f", as {keys}")
+def shown_keys(index: Index) -> str:
+    """How many episodes a dataset has, and the first keys, as text."""
+    keys = ", ".join(index.keys[:_SHOWN_KEYS].to_pylist())
+    return counted(len(index.num_frames), "episode") + (keys and f", as {keys}")
 
 
 def _shown(episodes: EpisodeFilter) -> str:

@@ -26,13 +26,12 @@ from seqrecord.format.statistics import read_statistics
 from seqrecord.grids import ChunkGrid
 from seqrecord.reading.chunks import ChunkReader
 from seqrecord.reading.episode import Episode
-from seqrecord.reading.filters import EpisodeFilter, find_episodes
+from seqrecord.reading.filters import EpisodeFilter, find_episodes, shown_keys
 from seqrecord.reading.html_card import html_card
 from seqrecord.reading.metadata import load, load_version
 from seqrecord.schema import Schema
 from seqrecord.statistics import Statistics
 from seqrecord.storage import Storage, StorageLike, open_storage
-from seqrecord.text import counted
 from seqrecord.units import format_size
 
 __all__ = [
@@ -46,7 +45,7 @@ __all__ = [
     "refuse_ignored",
 ]
 
-_SHOWN_KEYS = 3  # in a notebook, and in an error
+_SHOWN_KEYS = 3  # in a notebook
 
 DatasetLike: TypeAlias = "StorageLike | SeqRecordReader"
 """A dataset: its local path or URL, or a reader from `seqrecord.open`."""
@@ -308,11 +307,10 @@ class Episodes(Mapping[str, "Episode"]):
         index = self._dataset.index
         position = index.positions.get(key)
         if position is None:
-            keys = ", ".join(index.keys[:_SHOWN_KEYS].to_pylist())
             raise EpisodeKeyError(
                 "no episode of this key",
                 file=self._dataset.url,
-                expected=f"a key of {counted(len(self), 'episode')}" + (keys and f", as {keys}"),
+                expected=f"a key of {shown_keys(index)}",
                 got=repr(key)[:200],
             )
         return Episode(self._dataset.chunk_reader(), index, position)
