@@ -168,6 +168,19 @@ def test_the_last_attempt_starts_at_the_deadline(clock: Clock) -> None:
     assert caught.value.__context__ is None
 
 
+def test_what_earlier_attempts_failed_of_is_in_the_error(clock: Clock) -> None:
+    """The last attempt has little time: what it fails of is often not what was wrong."""
+    said = ("busy", "no route", "busy", "reset", "cut", "reset", "timed out")
+    work = Failing(*map(TransientError, said))
+    with pytest.raises(DeadlineError) as caught:
+        clock.retrier(deadline=15).call(work, file=FILE)
+    assert work.calls == len(said)
+    assert caught.value.message == (
+        "it failed: 7 attempts in 15 s; "
+        "at last timed out; before that reset; before that cut; before that busy"
+    )
+
+
 def test_long_attempts_count_for_the_deadline(clock: Clock) -> None:
     work = Failing(*[busy() for _ in range(99)], clock=clock, seconds=30)
     with pytest.raises(DeadlineError, match=r"it failed: 2 attempts in 60 s"):

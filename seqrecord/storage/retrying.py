@@ -33,6 +33,7 @@ REQUESTS_PER_SECOND = 400.0  # to one file; Azure's limit is about 500 to a blob
 
 _LONGEST_WAIT = 8.0  # so that a server that recovers is soon asked again
 _POLL_SECONDS = 0.25
+_OTHER_CAUSES = 3  # in an error, beside the last attempt's
 PATIENCE_SECONDS = 5.0  # until a warning, and between two of them
 
 _logger = logging.getLogger("seqrecord")
@@ -47,7 +48,8 @@ class Retrier:
     most 8 s of it, so that threads which failed together don't try again together. Where the server
     said how long to wait, that comes on top. The last attempt starts at the deadline, `deadline`
     seconds after the first; when it fails too, it is a `DeadlineError`, which says how many there
-    were and the last one's cause. An attempt itself takes as long as its client lets it.
+    were, the last one's cause, and up to three other causes of those before it. An attempt itself
+    takes as long as its client lets it.
 
     What has failed for `patience` seconds is logged as a warning, and what goes well then too; of
     many requests that fail together, one speaks.
@@ -82,6 +84,7 @@ class Retrier:
         """What `function()` returns, in the end. `file` and its range `item` are for the error."""
         state, start = self._state.get(), self.clock()
         closed, backoff, attempts = state.closed, self.first_wait, 0
+        causes: list[str] = []  # each once, the last attempt's last
         while True:
             attempts += 1
             state.count("requests")
@@ -91,6 +94,7 @@ class Retrier:
                 raise  # of a retrier below
             except TransientError as error:
                 cause, asked = error.message, error.retry_after or 0.0
+                causes = [*(each for each in causes if each != cause), cause][-1 - _OTHER_CAUSES :]
             else:
                 if attempts > 1 and state.was_warned():
                     _logger.warning("%s: recovered after %.0f s", file, self.clock() - start)
@@ -107,7 +111,8 @@ class Retrier:
             backoff = min(_LONGEST_WAIT, 2 * backoff)
         what = f"bytes {item.start} to {item.stop} could not be read" if item else "it failed"
         raise DeadlineError(
-            f"{what}: {counted(attempts, 'attempt')} in {now - start:.0f} s; at last {cause}",
+            f"{what}: {counted(attempts, 'attempt')} in {now - start:.0f} s; at last "
+            + "; before that ".join(reversed(causes)),
             file=file,
         )
 
