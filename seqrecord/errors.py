@@ -22,12 +22,14 @@
     ├── ClipError                 a clip request that the dataset cannot serve
     │   └── MemoryLimitError      a memory limit too small for the request
     ├── EpisodeKeyError           no episode has this key
+    ├── StatisticsKeyError        there are no statistics of this feature
     ├── StateError                a saved state that belongs to another dataset or to other settings
     └── MissingPackageError       an optional package is not installed
 
 The ones that a caller would otherwise expect as a builtin are that builtin too: `SchemaError`,
 `FrameError`, `ClipError`, `LocationError` and `StateError` are `ValueError`s, `NotFoundError` is a
-`FileNotFoundError`, `EpisodeKeyError` a `KeyError` and `MissingPackageError` an `ImportError`.
+`FileNotFoundError`, `EpisodeKeyError` and `StatisticsKeyError` are `KeyError`s, and
+`MissingPackageError` is an `ImportError`.
 """
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ __all__ = [
     "SeqRecordError",
     "SourceError",
     "StateError",
+    "StatisticsKeyError",
     "StorageError",
     "TransientError",
     "VersionError",
@@ -208,6 +211,10 @@ class MemoryLimitError(ClipError):
 
 class EpisodeKeyError(SeqRecordError, KeyError):
     """No episode of the dataset has this key; the message shows some keys."""
+
+
+class StatisticsKeyError(SeqRecordError, KeyError):
+    """There are no statistics of this feature; the message says how to compute them."""
 
 
 class StateError(SeqRecordError, ValueError):

@@ -50,13 +50,14 @@ CodecConfig = Mapping[str, Any]
 """A codec as its JSON configuration: `{"id": "zstd", "level": 1}`."""
 
 
-def check_name(name: str) -> None:
+def check_name(name: object) -> None:
     """`SchemaError` for a text that names no feature."""
-    if len(name) > MAX_NAME_LENGTH or not (_NAME.fullmatch(name) or _DROPPED.fullmatch(name)):
+    text = name if isinstance(name, str) and len(name) <= MAX_NAME_LENGTH else ""
+    if not (_NAME.fullmatch(text) or _DROPPED.fullmatch(text)):
         raise SchemaError(
             "not a feature name",
             expected=f"1 to {MAX_NAME_LENGTH} of A-Z a-z 0-9 _ and, inside, . and -",
-            got=repr(name[:200]),
+            got=repr(name)[:200],
         )
 
 

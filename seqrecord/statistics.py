@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import FormatError
+from seqrecord.errors import FormatError, StatisticsKeyError
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.sketch import Sketch, sketch_dtype
 from seqrecord.text import table_lines
@@ -147,14 +147,36 @@ class Statistics(Mapping[str, FeatureStatistics]):
     """Statistics of a dataset, by feature; those of `num_frames` frames.
 
     A feature that is not there has none: a complex one, text, or images that were kept encoded.
+    Asking for one raises `StatisticsKeyError`. There is no feature at all, and `bool()` is false,
+    where a dataset has no statistics; `lacking` is the dataset's URL then.
     """
 
-    def __init__(self, num_frames: int, features: Mapping[str, FeatureStatistics]) -> None:
+    def __init__(
+        self,
+        num_frames: int,
+        features: Mapping[str, FeatureStatistics],
+        *,
+        lacking: str | None = None,
+    ) -> None:
         self.num_frames = num_frames
+        self.lacking = lacking
         self._features = dict(features)
 
     def __getitem__(self, name: str) -> FeatureStatistics:
-        return self._features[name]
+        if name in self._features:
+            return self._features[name]
+        if self.lacking is not None:
+            raise StatisticsKeyError(
+                "the dataset has no statistics",
+                file=self.lacking,
+                feature=name,
+                expected=f"`seqrecord stats {self.lacking}` first, which computes them",
+            )
+        raise StatisticsKeyError(
+            "there are no statistics of this feature",
+            feature=name,
+            expected=", ".join(self) or "no feature",
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._features)

@@ -34,7 +34,7 @@ def dataset(tmp_path: Path) -> Path:
 
 def kept(folder: Path) -> bool:
     with seqrecord.open(folder) as reader:
-        return reader.statistics is not None
+        return bool(reader.statistics)
 
 
 def test_a_dataset_that_has_none_gets_them(dataset: Path) -> None:
@@ -67,11 +67,11 @@ def test_dry_run_leaves_the_dataset_alone(dataset: Path) -> None:
 def test_of_some_frames_and_anew(dataset: Path) -> None:
     run(dataset, "--max-frames", 100, "--threads", 2)
     with seqrecord.open(dataset) as reader:
-        assert reader.statistics is not None
+        assert reader.statistics
         assert reader.statistics["flag"].num_frames < 200
     run(dataset, "--recompute")
     with seqrecord.open(dataset) as reader:
-        assert reader.statistics is not None
+        assert reader.statistics
         assert reader.statistics["flag"].num_frames == 200
 
 

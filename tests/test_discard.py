@@ -131,7 +131,6 @@ def test_a_discarded_episode_is_nowhere_whatever_the_files(
     writer.close()
     with seqrecord.open(tmp_path / "d") as dataset:
         statistics = dataset.statistics
-    assert statistics is not None
     assert statistics.num_frames == 12
     assert statistics["y"].max[0] == 6
     assert lengths(tmp_path / "d") == {"kept": 7, "a": 5}

@@ -66,7 +66,7 @@ def test_delete(tmp_path: Path) -> None:
     check(path, left)
     # The statistics were those of all frames.
     with seqrecord.open(path) as dataset:
-        assert dataset.statistics is None
+        assert not dataset.statistics
     write(path, range(6, 8), mode="append")
     assert content(path).keys() == {*left, "e6", "e7"}
     assert delete_episodes(path, lambda e: e["number"] > 5) == ["e6", "e7"]
@@ -125,7 +125,7 @@ def test_relabel_and_statistics_stay(tmp_path: Path) -> None:
         metadata = {"number": number, "scene": changed["scene"]}
         after[f"e{number}"] = (metadata, before[f"e{number}"][1])
     with seqrecord.open(path) as dataset:
-        assert dataset.statistics is not None
+        assert dataset.statistics
     check(path, after)
     with seqrecord.open(path) as dataset:
         assert dataset.find_episodes(lambda episode: "scene" in episode).tolist() == [0, 2]
@@ -141,7 +141,7 @@ def test_split(tmp_path: Path) -> None:
     with seqrecord.open(path) as dataset:
         assert dataset.find_episodes(None, "train").tolist() == [1]
         assert dataset.find_episodes(None, "val").tolist() == [2, 3]
-        assert dataset.statistics is not None
+        assert dataset.statistics
     check(path, before)
     with seqrecord.open(path) as dataset:
         assert dataset.find_episodes(None, "val").tolist() == [2, 3]

@@ -113,11 +113,19 @@ def test_times_of_a_recording_are_kept(tmp_path: Path) -> None:
     with SeqRecordWriter(tmp_path / "d") as writer, writer.episode("a") as episode:
         for time in times:
             episode.append({"x": np.zeros(3), "log_time": np.array(time)})
-    [folder] = export_mcap(tmp_path / "d", tmp_path / "bags")
-    with rosbag2.Reader(folder) as reader:
-        assert [(each.topic, time) for each, time, _ in reader.messages()] == [
-            ("/x", time) for time in times
+    with seqrecord.open(tmp_path / "d", features=["x"]) as reader:
+        ways: list[tuple[Any, Any]] = [
+            (tmp_path / "d", None),
+            (tmp_path / "d", ["x"]),
+            (reader, None),
         ]
+        for number, (dataset, features) in enumerate(ways):
+            bags = tmp_path / f"bags{number}"
+            [folder] = export_mcap(dataset, bags, features=features, fps=10)
+            with rosbag2.Reader(folder) as bag:
+                assert [(each.topic, time) for each, time, _ in bag.messages()] == [
+                    ("/x", time) for time in times
+                ]
 
 
 def test_what_cannot_be_written(records: Path, tmp_path: Path) -> None:

@@ -128,8 +128,8 @@ def test_add_leaves_the_others_as_they_are(dataset: tuple[Path, Model]) -> None:
         assert {file: file.read_bytes() for file in before} == before
         with seqrecord.open(path) as new:
             assert new.features["z"].group == old.index.schema.num_groups
-            assert old.statistics is not None
-            assert new.statistics is not None
+            assert old.statistics
+            assert new.statistics
             assert new.statistics["z"].count.tolist() == [7] * 4
             numbers = [
                 frame["z"] for f in with_feature(model, "z").values() for frame in f if "z" in frame
@@ -157,7 +157,7 @@ def test_drop(dataset: tuple[Path, Model]) -> None:
     assert len(gone) == 1  # that of `z` alone
     with seqrecord.open(path) as reader:
         assert list(reader.features) == ["x", "s"]
-        assert list(reader.statistics or ()) == ["x", "s"]
+        assert list(reader.statistics) == ["x", "s"]
         with pytest.raises(SchemaError, match=r"no such feature.*some of x, s"):
             reader.select(["~1"])
     assert gone <= set(clean(path, older_than=0))

@@ -66,7 +66,7 @@ def test_all_episodes_with_their_edits(parts: tuple[Path, Path], tmp_path: Path)
         keys = np.array(list(dataset.episodes.keys()))
         assert set(keys[dataset.find_episodes(None, "val")]) == {"e0", "e5"}
         assert set(keys[dataset.find_episodes(None, "train")]) == {"e4"}
-        assert dataset.statistics is None  # `a` has none since the edit
+        assert not dataset.statistics  # `a` has none since the edit
     # The dataset is one of its own: it can grow, and others may go.
     write(made, range(7, 9), mode="append")
     for path in [*parts[0].rglob("*"), *parts[1].rglob("*")]:
@@ -129,7 +129,7 @@ def test_statistics_of_all_together(tmp_path: Path) -> None:
     found = []
     for name in ("made", "whole"):
         with seqrecord.open(tmp_path / name) as dataset:
-            assert dataset.statistics is not None
+            assert dataset.statistics
             found.append(dataset.statistics["x"])
     for name in ("count", "mean", "std", "min", "max"):
         np.testing.assert_allclose(getattr(found[0], name), getattr(found[1], name))
@@ -216,7 +216,7 @@ def test_what_is_stored_otherwise_is_encoded_anew(
                     got = found[i]
                     assert got.keys() == frame.keys() - ({"s"} if not i % 7 else set())
                     assert all(np.array_equal(got[n], frame[n]) for n in got)
-            assert dataset.statistics is None  # `b` has none since an episode was deleted
+            assert not dataset.statistics  # `b` has none since an episode was deleted
         assert not seqrecord.verify(tmp_path / "made", deep=True).problems
         (tmp_path / "made" / "manifest.json").unlink()
         seqrecord.reindex(tmp_path / "made")

@@ -20,7 +20,13 @@ from seqrecord import (
     SeqRecordStream,
     StateError,
 )
-from seqrecord.errors import EpisodeKeyError, FrameError, LocationError, SchemaError
+from seqrecord.errors import (
+    EpisodeKeyError,
+    FrameError,
+    LocationError,
+    SchemaError,
+    StatisticsKeyError,
+)
 
 
 @pytest.mark.parametrize("kind", [SeqRecordPipe, SeqRecordStream, SeqRecordNode])
@@ -133,9 +139,31 @@ def test_normalizing_what_was_permuted(tmp_path: Path) -> None:
     ):
         episode.append({"image": np.zeros((16, 24, 3), np.uint8)})
     statistics = seqrecord.open(tmp_path / "records").statistics
-    assert statistics is not None
     image = torch.zeros(2, 16, 24, 3)
     assert statistics["image"].normalize(image).shape == image.shape
     for wrong in (image.permute(0, 3, 1, 2), image.permute(0, 3, 1, 2).numpy()):
         with pytest.raises(ValueError, match=r"\[\.\.\., 3\].*got \[2, 3, 16, 24\].*permute"):
             statistics["image"].normalize(wrong)
+
+
+def test_statistics_that_are_not_there(tmp_path: Path) -> None:
+    for name, kept in (("without", False), ("with", True)):
+        with (
+            seqrecord.SeqRecordWriter(tmp_path / name, statistics=kept) as writer,
+            writer.episode("a") as episode,
+        ):
+            episode.append({"x": np.zeros(3), "note": "text"})
+    without = tmp_path / "without"
+    statistics = seqrecord.open(without).statistics
+    assert not statistics
+    assert "x" not in statistics
+    assert statistics.get("x") is None
+    with pytest.raises(StatisticsKeyError, match=f"`seqrecord stats {without}`") as caught:
+        _ = statistics["x"]
+    assert caught.value.file == str(without)
+    with pytest.raises(StatisticsKeyError, match="of this feature; feature: note; expected: x"):
+        _ = seqrecord.open(tmp_path / "with").statistics["note"]
+    with pytest.raises(KeyError):
+        _ = statistics["x"]
+    seqrecord.add_statistics(without)
+    assert seqrecord.open(without).statistics["x"].mean.tolist() == [0, 0, 0]

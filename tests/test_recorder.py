@@ -131,7 +131,7 @@ def test_what_features_are_and_rates_are_kept(tmp_path: Path) -> None:
     with seqrecord.open(tmp_path / "d") as dataset:
         assert (dataset.features["x"].unit, dataset.features["x"].kind) == ("m", "state")
         assert [episode.fps for episode in dataset.episodes.values()] == [30, 12.5]
-        assert dataset.statistics is None
+        assert not dataset.statistics
 
 
 def test_features_are_those_of_the_first_frame(tmp_path: Path) -> None:

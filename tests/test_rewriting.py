@@ -87,7 +87,7 @@ def test_deleted_episodes_are_freed(dataset: tuple[Path, Model]) -> None:
     with seqrecord.open(path) as reader:
         assert reader.fingerprint == fingerprint
         assert statistics is not None
-        assert reader.statistics is not None
+        assert reader.statistics
         assert reader.statistics["x"].count.tolist() == statistics["x"].count.tolist()
     seqrecord.reindex(path)  # with the old files beside the new ones
     assert content(path) == model

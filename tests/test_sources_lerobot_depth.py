@@ -83,7 +83,6 @@ def test_every_row_has_its_frame(tmp_path: Path) -> None:
             np.testing.assert_array_equal(got[NAME], wanted[number])
             np.testing.assert_array_equal(got["observation.images.front"], part)
         statistics = dataset.statistics
-        assert statistics is not None
         assert statistics[NAME].max[0] == pytest.approx(10.0)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import seqrecord
+from seqrecord.codecs import CODEC_NAMES
 from seqrecord.errors import (
     ConflictError,
     DestinationError,
@@ -385,6 +386,54 @@ def test_settings_that_no_dataset_can_have(
     with pytest.raises(error):
         SeqRecordWriter(tmp_path / "d", schema=schema, **options)
     assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"codecs": "zip"},
+        {"codecs": ""},
+        {"codecs": "jpeg:quality=101"},
+        {"codecs": "fast:level=3"},
+        {"codecs": ["raw"]},
+        {"codecs": 5},
+        {"codecs": {"x": "zip"}},
+        {"codecs": {"x": None}},
+        {"codecs": {"x": [{"id": "zip"}]}},
+        {"codecs": {"x": [{"id": "zstd", "level": "high"}]}},
+        {"codecs": {1: "raw"}},
+        {"features": ["x"]},
+        {"features": range(10**12)},
+        {"features": {"x": "depth"}},
+        {"features": {"x": {"units": "m"}}},
+        {"chunk_frames": "8"},
+        {"chunk_frames": True},
+        {"chunk_frames": 2.0},
+        {"fps": 10**400},
+        {"fps": "10"},
+    ],
+)
+def test_what_is_wrong_for_any_features_is_refused_at_once(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    with pytest.raises(SchemaError, match=r"expected: |got: "):
+        SeqRecordWriter(tmp_path / "d", **options)
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize("codec", [*CODEC_NAMES, "jpeg:quality=90", "av1:quality=30,gop=16"])
+def test_a_codec_that_has_a_name_is_taken(tmp_path: Path, codec: str) -> None:
+    for codecs in (codec, {"x": codec}):
+        SeqRecordWriter(tmp_path / "d", codecs=codecs, chunk_frames=np.int64(8)).abort()
+
+
+def test_a_frame_of_features_without_names(tmp_path: Path) -> None:
+    with (
+        pytest.raises(SchemaError, match=r"not a feature name; .* got: 1"),
+        SeqRecordWriter(tmp_path / "d") as writer,
+        writer.episode("a") as episode,
+    ):
+        episode.append({1: np.zeros(3)})  # type: ignore[dict-item]
 
 
 def test_added_to_with_other_features_or_codecs(tmp_path: Path) -> None:

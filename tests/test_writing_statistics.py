@@ -23,7 +23,7 @@ from tests.tiny import change_manifest
 
 def statistics_of(folder: Path) -> Statistics:
     with seqrecord.open(folder) as reader:
-        assert reader.statistics is not None
+        assert reader.statistics
         return reader.statistics
 
 
@@ -72,7 +72,7 @@ def test_a_writer_keeps_what_its_frames_are_like(tmp_path: Path) -> None:
 def test_it_may_be_told_not_to(tmp_path: Path) -> None:
     write(tmp_path / "d", "ab", statistics=False)
     with seqrecord.open(tmp_path / "d") as reader:
-        assert reader.statistics is None
+        assert not reader.statistics
     assert not list((tmp_path / "d" / "index").glob("*.json"))
 
 
@@ -103,7 +103,7 @@ def test_where_some_frames_have_none_there_are_none(
     write(tmp_path / "d", "ab", statistics=first)
     write(tmp_path / "d", "cd", mode="append", statistics=second)
     with seqrecord.open(tmp_path / "d") as reader:
-        assert reader.statistics is None
+        assert not reader.statistics
     made = add_statistics(tmp_path / "d")
     assert made.num_frames == 40
     write(tmp_path / "whole", "abcd")
@@ -121,7 +121,7 @@ def test_a_resume_that_finds_episodes_has_none(tmp_path: Path) -> None:
         episode.append({"x": np.ones(3)})
     with seqrecord.open(tmp_path / "d") as reader:
         assert list(reader.episodes) == ["a", "b"]
-        assert reader.statistics is None
+        assert not reader.statistics
 
 
 def test_an_episode_that_was_given_up_is_not_in_them(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_conversions_merge_those_of_their_workers(tmp_path: Path) -> None:
     assert_alike(statistics_of(tmp_path / "one"), computed(tmp_path / "two"))
     convert(source, tmp_path / "none", workers=1, statistics=False)
     with seqrecord.open(tmp_path / "none") as reader:
-        assert reader.statistics is None
+        assert not reader.statistics
 
 
 def test_a_reindex_keeps_them_while_the_frames_are_the_same(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_reindex_keeps_them_while_the_frames_are_the_same(tmp_path: Path) -> N
     (tmp_path / "d" / "manifest.json").unlink()
     seqrecord.reindex(tmp_path / "d")
     with seqrecord.open(tmp_path / "d") as reader:
-        assert reader.statistics is None
+        assert not reader.statistics
 
 
 def test_features_that_stay_encoded_are_computed_later(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_another_writer_comes_first(tmp_path: Path) -> None:
     with pytest.raises(ConflictError):
         add_statistics(tmp_path / "d", progress=interfere)
     with seqrecord.open(tmp_path / "d") as reader:
-        assert reader.statistics is None
+        assert not reader.statistics
         assert len(reader.episodes) == 3
     assert not list((tmp_path / "d" / "index").glob("*.json"))
 

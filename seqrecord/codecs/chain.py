@@ -43,6 +43,7 @@ __all__ = [
     "CODEC_NAMES",
     "PRESETS",
     "FrameCodec",
+    "check_codec",
     "image_chain",
     "probe",
     "resolve",
@@ -62,6 +63,7 @@ _PARAMETERS: dict[str, Parameters] = {
 }
 _REQUIRED = {Delta.codec_id: {"axis"}, _IMAGE: {"format"}}
 _MAX_CHAIN = 4
+_EVERY_NAME = (64, 64, 3)  # a shape of uint8 frames that every codec with a name takes
 _SMALL = 64 << 10  # bytes of a frame: of larger ones, what is around a call hardly counts
 _TOGETHER = 256 << 10  # of small frames, which a processor's cache holds
 
@@ -71,7 +73,7 @@ def resolve(
     dtype: npt.DTypeLike,
     shape: tuple[int | None, ...],
     *,
-    feature: str,
+    feature: str | None,
 ) -> tuple[CodecConfig, ...]:
     """The chain that `codec` means for a feature of this dtype and frame shape.
 
@@ -97,6 +99,22 @@ def resolve(
         chain = codec
     _build(chain, dtype, shape, feature, is_video_allowed=True)
     return tuple(dict(config) for config in chain)
+
+
+def check_codec(codec: str | Sequence[CodecConfig], *, feature: str | None = None) -> None:
+    """Raise `SchemaError` for a codec that no feature can have, whatever its dtype and shape.
+
+    Of a chain only the configurations are looked at, not whether they go together.
+    """
+    if isinstance(codec, str):
+        resolve(codec, np.uint8, _EVERY_NAME, feature=feature)
+        return
+    try:
+        for config in codec:
+            if not _is_video(config):
+                _check_config(config)
+    except (ValueError, TypeError) as error:
+        raise SchemaError("not a codec that is allowed", feature=feature, got=str(error)) from error
 
 
 def image_chain(data: bytes) -> tuple[CodecConfig, ...]:

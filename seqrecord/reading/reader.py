@@ -193,8 +193,8 @@ class SeqRecordReader:
         return self._manifest
 
     @cached_property
-    def statistics(self) -> Statistics | None:
-        """Mean, deviation, extremes and quantiles of each feature; `None` where nobody kept them.
+    def statistics(self) -> Statistics:
+        """Mean, deviation, extremes and quantiles of each feature; empty where nobody kept them.
 
         They are read when they are first asked for. Raises `FormatError` for a file that is not as
         it should be, and `NotFoundError` where writers have replaced it twice since the dataset was
@@ -202,7 +202,7 @@ class SeqRecordReader:
         """
         file = self._manifest.statistics
         if file is None:
-            return None
+            return Statistics(0, {}, lacking=self.url)
         return read_statistics(self._storage, file, self._manifest.schema)
 
     @property

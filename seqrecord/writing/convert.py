@@ -21,6 +21,7 @@ from seqrecord.writing.statistics import merged
 from seqrecord.writing.stored_schema import (
     DEFAULT_RECORD_BYTES,
     Codecs,
+    check_codecs,
     check_fps,
     check_sizes,
     stored_schema,
@@ -86,6 +87,7 @@ def convert(
     check_mode(mode)
     fps = check_fps(fps)
     file_bytes = check_sizes(chunk_frames, record_bytes)
+    check_codecs(codecs)
     if workers is not None and workers < 1:
         raise DestinationError("not a number of workers", expected="1 or more", got=workers)
     schema = source.schema()

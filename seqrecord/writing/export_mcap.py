@@ -63,7 +63,8 @@ def export_mcap(
     `bool` arrays become `uint8`. A frame that lacks a feature has no message of it. The metadata of
     an episode is in the `custom_data` of `metadata.yaml`, as JSON. Holds 32 frames in memory.
 
-    Message i is of the time `i / fps`, or of a feature `log_time` in ns, int64 [], which is then no
+    Messages of frame i are of the time `i / fps`. A feature `log_time` in ns, int64 [], that all
+    frames of an episode have says the times instead, also where `features` leave it out; it is no
     topic of its own.
 
     Args:
@@ -85,13 +86,15 @@ def export_mcap(
             str(key) for key in reader.index.keys.take(reader.find_episodes(episodes)).to_pylist()
         ]
         topics = _topics(reader.features, store)
+        stored = reader.manifest.schema.kept.get(LOG_TIME)
+        clock = reader if stored is None or not _is_clock(stored) else reader.select([LOG_TIME])
         folders = []
         for key in names:
             folder = root / key
             if folder.exists():
                 raise DestinationError("there is something already", file=str(folder), episode=key)
             episode = reader.episodes[key]
-            times = _times(episode, fps)
+            times = _times(clock.episodes[key], fps)
             with disk_errors("the recording", folder, key):
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 _write(rosbag2, store, folder, episode, topics, times)

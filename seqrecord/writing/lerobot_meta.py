@@ -113,7 +113,7 @@ class LeRobotMeta:
     def add(self, episode: EpisodeRow) -> None:
         self._episodes.append(episode)
 
-    def write(self, root: Path, statistics: Statistics | None, episodes: Sequence[Episode]) -> None:
+    def write(self, root: Path, statistics: Statistics, episodes: Sequence[Episode]) -> None:
         """All files in `meta/`; `info.json`, with which a dataset begins, is the last."""
         import pyarrow.parquet as pq
 
@@ -198,10 +198,10 @@ class LeRobotMeta:
             | {name: {"dtype": kind, "shape": [1], "names": None} for name, kind in own.items()},
         }
 
-    def _stats(self, statistics: Statistics | None, episodes: Sequence[Episode]) -> dict[str, Any]:
+    def _stats(self, statistics: Statistics, episodes: Sequence[Episode]) -> dict[str, Any]:
         found = {}
         for each in self._columns.columns:
-            known = statistics.get(each.feature) if statistics else None
+            known = statistics.get(each.feature)
             if each.is_picture:
                 found[each.name] = _of_pictures(each, known, episodes)
             elif known is not None and len(each.shape) == 1 and each.shape[0] == len(known.count):

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from seqrecord.codecs import image_chain, probe, resolve
+from seqrecord.codecs import check_codec, image_chain, probe, resolve
 from seqrecord.errors import CodecError, DestinationError, FrameError, SchemaError
 from seqrecord.format.rows import MAX_CHUNK_FRAMES
 from seqrecord.schema import CodecConfig, EncodedImage, FeatureSpec, Frame, Schema
@@ -22,6 +22,8 @@ __all__ = [
     "Codecs",
     "Described",
     "apply_codecs",
+    "check_codecs",
+    "check_described",
     "check_fps",
     "check_sizes",
     "infer_schema",
@@ -114,6 +116,48 @@ def stored_schema(
     return stored
 
 
+def check_codecs(codecs: Codecs | None) -> None:
+    """`SchemaError` for what no schema can have; whether it has the features is asked later."""
+    if codecs is None:
+        return
+    if isinstance(codecs, str):
+        check_codec(codecs)
+        return
+    if not _is_by_name(codecs):
+        raise SchemaError(
+            "codecs are not what they should be",
+            expected="a codec's name, or a dict of codecs by feature",
+            got=repr(codecs)[:100],
+        )
+    for name, codec in codecs.items():
+        check_codec(codec, feature=name)
+
+
+def check_described(described: Described | None) -> None:
+    """`SchemaError` for what is never said of features; whether they are there is asked later."""
+    if described is None:
+        return
+    if not _is_by_name(described):
+        raise SchemaError(
+            "features are not what they should be",
+            expected='what is said of features by name, as {"depth": {"unit": "m"}}',
+            got=repr(described)[:100],
+        )
+    said: Any  # a user may give anything
+    for name, said in described.items():
+        if not (isinstance(said, Mapping) and set(said) <= set(_SAID)):
+            raise SchemaError(
+                "not what can be said of a feature",
+                feature=name,
+                expected=f"a dict of {', '.join(_SAID)}",
+                got=repr(said)[:200],
+            )
+
+
+def _is_by_name(named: object) -> bool:
+    return isinstance(named, Mapping) and all(isinstance(name, str) for name in named)
+
+
 def _fresh(schema: Schema) -> Schema:
     """The features as if they were in no dataset yet."""
     if any(spec.is_dropped for spec in schema.values()):
@@ -127,16 +171,23 @@ def check_fps(fps: float | None) -> float | None:
         return None
     if isinstance(fps, bool) or not isinstance(fps, (int, float, np.integer, np.floating)):
         raise SchemaError("fps is not a number", expected="a number above 0", got=repr(fps)[:50])
-    if not (math.isfinite(fps) and fps > 0):
-        raise SchemaError("not a number of frames a second", expected="above 0", got=fps)
-    return float(fps)
+    try:
+        number = float(fps)
+    except OverflowError:  # of an integer
+        number = math.inf
+    if not (math.isfinite(number) and number > 0):
+        raise SchemaError("not a number of frames a second", expected="above 0", got=number)
+    return number
 
 
 def check_sizes(chunk_frames: int | None, record_bytes: int | str) -> int:
     """The bytes of a record file; `SchemaError` or `DestinationError` for sizes that none has."""
-    if chunk_frames is not None and not 1 <= chunk_frames <= MAX_CHUNK_FRAMES:
+    is_number = isinstance(chunk_frames, (int, np.integer)) and not isinstance(chunk_frames, bool)
+    if chunk_frames is not None and not (is_number and 1 <= chunk_frames <= MAX_CHUNK_FRAMES):
         raise SchemaError(
-            "not a number of frames a chunk", expected=f"1 to {MAX_CHUNK_FRAMES}", got=chunk_frames
+            "not a number of frames a chunk",
+            expected=f"1 to {MAX_CHUNK_FRAMES}",
+            got=repr(chunk_frames)[:50],
         )
     try:
         size = parse_size(record_bytes)
@@ -183,15 +234,6 @@ def _inferred(name: str, item: Any) -> FeatureSpec:
 def _described(schema: Schema, described: Described) -> Schema:
     """The features with what is said of them."""
     _check_names("a feature is described that is not there", described, schema)
-    for name, said in described.items():
-        names: Any = said  # a user may give anything
-        if not (isinstance(names, Mapping) and set(names) <= set(_SAID)):
-            raise SchemaError(
-                "not what can be said of a feature",
-                feature=name,
-                expected=f"a dict of {', '.join(_SAID)}",
-                got=repr(said)[:200],
-            )
     changes: Mapping[str, Any] = described
     specs = [replace(spec, **changes.get(spec.name, {})) for spec in schema.values()]
     return Schema(specs)

@@ -17,6 +17,8 @@ from seqrecord.writing.stored_schema import (
     DEFAULT_RECORD_BYTES,
     Codecs,
     Described,
+    check_codecs,
+    check_described,
     check_fps,
     check_sizes,
 )
@@ -67,6 +69,8 @@ class SeqRecordWriter:
             on the storage and are in no dataset, also those of a writer that is still at work.
         storage_options: for the filesystem that serves `destination`.
 
+    Raises `SchemaError` for codecs, features, fps or sizes that no dataset can have, and for those
+    that the features of `schema` cannot; of features that are known later, with the first frames.
     Raises `DestinationError` for another mode, for a destination that `mode` does not fit, and for
     a dataset of which a file is missing or is not the one that the manifest names; then nothing
     was changed.
@@ -89,6 +93,8 @@ class SeqRecordWriter:
         check_mode(mode)
         self._fps = check_fps(fps)
         nbytes = check_sizes(chunk_frames, record_bytes)
+        check_codecs(codecs)
+        check_described(features)
         self._closed = False
         self._episode: EpisodeWriter | None = None  # that was begun last
         self._destination = begin(open_storage(destination, storage_options), mode)

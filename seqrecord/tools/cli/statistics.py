@@ -43,8 +43,8 @@ def stats(
     A dataset that has none gets them: then all its frames are read once.
     """
     with open_dataset(path, storage_options=storage_options) as dataset:
-        schema, found = dataset.features, None if recompute else dataset.statistics
-        if found is None:
+        schema, found = dataset.features, dataset.statistics
+        if recompute or found.lacking is not None:
             with ProgressBar("frames", quiet=quiet) as bar:
 
                 def show(progress: StatisticsProgress) -> None:
