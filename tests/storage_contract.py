@@ -388,6 +388,15 @@ class StorageContract(ReadContract):
         upload.commit()
         assert get(storage, PATH) == b"keep and drop"[:offset] + b"!"
 
+    def test_no_upload_is_rewound_to_what_it_has_not(self, storage: Storage) -> None:
+        upload = storage.create(PATH)
+        upload.write(b"four")
+        for offset in (5, -1):
+            with pytest.raises(ValueError, match="cannot rewind 4 bytes"):
+                upload.rewind(offset)
+        upload.commit()
+        assert get(storage, PATH) == b"four"
+
     # Uploads that have not ended
 
     def test_an_upload_that_was_cut_is_read_by_another_process(

@@ -179,6 +179,7 @@ def test_a_ring_of_causes_ends() -> None:
         ({"Retry_After": "soon"}, None),
         ({"Retry_After": "-1"}, None),
         ({"Retry_After": "1e400"}, None),
+        ({"Retry_After": "Fri, 0 Dec 99999999999 00:00:00 -2300"}, None),
         ({"Retry_After": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0),
         ({}, None),
     ],

@@ -235,9 +235,30 @@ def test_faults_of_listing_are_told_apart_too(
     def scandir(path: object) -> None:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
-    monkeypatch.setattr(os, "scandir", scandir)
-    with pytest.raises(TransientError):
-        storage.files("records")
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "scandir", scandir)
+        with pytest.raises(TransientError):
+            storage.files("records")
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "remove"])
+def test_faults_of_what_is_unfinished_are_told_apart_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    storage = MountStorage(tmp_path)
+    storage.create(PATH).checkpoint(b"note")
+    [found] = storage.unfinished("records")
+
+    def fail(*args: object, **options: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "open", fail)
+        broken.setattr(os, "unlink", fail)
+        broken.setattr(Path, "unlink", fail)
+        with pytest.raises(TransientError, match=PATH):
+            getattr(found, name)()
+    assert found.checkpoints() == [(0, b"note")]
 
 
 def test_a_mount_that_cannot_be_written_to_says_so(
@@ -294,6 +315,11 @@ a line that is none
 )
 def test_mounts_are_found_in_the_kernels_table(path: str, expected: str | None) -> None:
     assert find_remote_mount(path, table=TABLE) == expected
+
+
+def test_a_mount_whose_name_ends_a_line_elsewhere() -> None:
+    table = "41 22 0:49 / /mnt/next\x85line rw - nfs4 server:/export rw\n"
+    assert find_remote_mount("/mnt/next\x85line/a", table=table) == "/mnt/next\x85line"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import os
 import pickle
 import random
 import signal
+import stat
 import sys
 import threading
 import time
@@ -283,6 +284,41 @@ def test_notes_that_a_kill_left_behind_the_rename_are_tidied(tmp_path: Path) -> 
     assert sorted(path.name for path in (tmp_path / "records").iterdir()) == sorted(expected)
     assert get(storage, PATH) == DATA
     cut.abort()
+
+
+def test_what_cannot_be_tidied_fails_no_put(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    (tmp_path / "records/a.notes").mkdir(parents=True)
+    storage.put("manifest.json", b"{}", expected=None)
+    assert get(storage, "manifest.json") == b"{}"
+
+
+def test_an_upload_that_cannot_be_removed_is_closed(tmp_path: Path) -> None:
+    storage, before = LocalStorage(tmp_path), _open_fds()
+    upload = storage.create(PATH)
+    (tmp_path / f"{PATH}.notes").mkdir()
+    with pytest.raises(StorageError, match="Is a directory"):
+        upload.abort()
+    assert _open_fds() == before
+
+
+def test_an_error_of_closing_what_is_synced_fails_no_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage, close = LocalStorage(tmp_path), os.close
+    upload = storage.create(PATH)
+    upload.write(DATA)
+
+    def failing(fd: int) -> None:
+        is_folder = stat.S_ISDIR(os.fstat(fd).st_mode)
+        close(fd)
+        if not is_folder:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "close", failing)
+        upload.commit()
+    assert get(storage, PATH) == DATA
 
 
 def _raise(error: int) -> Any:

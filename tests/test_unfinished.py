@@ -94,7 +94,11 @@ def test_what_a_kill_has_left_can_be_read_and_removed(
 
 
 @pytest.mark.parametrize(
-    "tail", [b'{"size": 4, "no', b"\xff\n", b'{"size": "x"}\n', b"[]\n", b"1\n"]
+    "tail",
+    [
+        *(b'{"size": 4, "no', b"\xff\n", b'{"size": "x"}\n', b"[]\n", b"1\n"),
+        *(b'{"size": 1e999, "note": ""}\n', b'{"size": -1, "note": ""}\n'),
+    ],
 )
 def test_half_a_note_ends_the_checkpoints(
     storage: LocalStorage, other: LocalStorage, tail: bytes

@@ -126,6 +126,7 @@ def test_the_account_comes_first_where_blobfile_is_named() -> None:
         (f"s3://bucket/path?versionId={SECRET}", r"\? or #"),
         (f"http://host/path#{SECRET}", r"\? or #"),
         ("s3://bucket/a/../b", r"\.\."),
+        ("https://account.blob.core.windows.net/box/a/%2E%2e/b", r"\.\."),
         (f"http://[{SECRET}/path", "not a URL"),
         (f"http://u:{SECRET}@ho\u2100st/path", "not a URL"),
     ],

@@ -20,6 +20,7 @@ __all__ = [
     "Upload",
     "check_buffers",
     "check_path",
+    "check_rewind",
     "entries_of",
     "short_read",
     "too_large",
@@ -53,7 +54,7 @@ class Upload(Protocol):
         """Whether a kill loses no checkpoint: some storages keep one a few seconds after it."""
 
     def rewind(self, offset: int) -> None:
-        """Forget everything after `offset`."""
+        """Forget everything after `offset`; `ValueError` if there are fewer bytes."""
 
     def commit(self) -> None:
         """Make the file durable, then visible under its name, in one step."""
@@ -226,6 +227,12 @@ def check_buffers(ranges: Sequence[ByteRange], buffers: Sequence[memoryview]) ->
         start, stop = item
         if not 0 <= start <= stop or buffer.nbytes != stop - start:
             raise ValueError(f"{item} does not go into a buffer of {buffer.nbytes} bytes")
+
+
+def check_rewind(size: int, offset: int) -> None:
+    """`ValueError` unless `size` bytes can be cut to `offset`: a caller's mistake."""
+    if not 0 <= offset <= size:
+        raise ValueError(f"cannot rewind {size} bytes to {offset}")
 
 
 def short_read(file: str, item: ByteRange, got: int) -> StorageError:

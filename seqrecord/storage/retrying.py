@@ -170,8 +170,8 @@ class RetryingStorage(StorageWrapper):
     """Repeats every request of the inner storage that may go well the next time; see `Retrier`.
 
     A call of `read_ranges` is one request, and is repeated whole: its buffers hold all of what one
-    attempt read. Requests to one file are kept below `requests_per_second`. Uploads and locks are
-    passed on as they are: only who makes them knows what of them may be sent twice.
+    attempt read. Requests to one file are kept below `requests_per_second`. Uploads are passed on
+    as they are: only who makes them knows what of them may be sent twice.
     """
 
     def __init__(

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from seqrecord.checksum import Buffer
 from seqrecord.errors import StorageError
+from seqrecord.storage.base import check_rewind
 from seqrecord.storage.parts import WholeFiles, encode_part, part_path
 from seqrecord.storage.spare_files import SPARE_FILES
 from seqrecord.storage.stopping import check_wanted, unwanted_if
@@ -174,8 +175,7 @@ class _Spool:
     def rewind(self, offset: int) -> None:
         with self._changed:
             self.check()
-            if not 0 <= offset <= self.written:
-                raise ValueError(f"cannot rewind {self.written} bytes to {offset}")
+            check_rewind(self.written, offset)
             self._local(self._file.truncate, offset)
             self._file.seek(offset)
             self.written = offset

@@ -75,7 +75,7 @@ def parse_location(location: str | os.PathLike[str], *, backend: str | None = No
         if parts.netloc not in ("", "localhost"):
             raise LocationError("a file URL with a host", expected="file:///path", got=shown)
         return _local(unquote(parts.path), unquote(parts.path))
-    if ".." in parts.path.split("/"):
+    if ".." in unquote(parts.path).split("/"):
         raise LocationError("a URL with .. in its path", got=shown)
     if scheme in ("http", "https") and _ANY_HOST.fullmatch(host):
         return _https(parts, shown)

@@ -108,8 +108,9 @@ class LocalStorage:
             target = self._inside(path)
             make_folder(target.parent)
             put_file(target, data, expected, shared=self._shared)
-            self._tidy()
         self._drop(path)
+        with contextlib.suppress(OSError):  # the file is in place
+            self._tidy()
 
     def files(self, folder: str) -> list[FileInfo]:
         return self._infos(folder, lambda name: not name.endswith((PARTIAL, NOTES)))
@@ -117,7 +118,9 @@ class LocalStorage:
     def unfinished(self, folder: str) -> list[Unfinished]:
         found = self._infos(folder, lambda name: name.endswith(PARTIAL))
         return [
-            LocalUnfinished(self, self.root, each.path.removesuffix(PARTIAL), each.modified)
+            LocalUnfinished(
+                self, self.root, each.path.removesuffix(PARTIAL), each.modified, self._errors
+            )
             for each in found
         ]
 

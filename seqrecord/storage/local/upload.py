@@ -10,13 +10,13 @@ import errno
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from seqrecord.checksum import Buffer
 from seqrecord.errors import DestinationError, NotFoundError, StorageError
-from seqrecord.storage.base import Storage
+from seqrecord.storage.base import Storage, check_rewind
 from seqrecord.storage.local.folders import sync_folder
 from seqrecord.storage.local.handle import Handle
 from seqrecord.storage.ranges import ByteRange
@@ -32,6 +32,7 @@ _MAX_LINE = (1 << 26) + 1000  # characters: the largest footer, 2^25 bytes, in h
 # that has waited is followed by larger ones.
 _PIECE_BYTES, _MOST_PIECE_BYTES = 128 << 10, 8 << 20
 _WAIT_SECONDS = 3e-3
+_NO_NOTE = (ValueError, KeyError, TypeError, OverflowError, RecursionError)  # of a line's JSON
 _REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 
 
@@ -79,6 +80,7 @@ class LocalUpload:
 
     def rewind(self, offset: int) -> None:
         fd = self._open_fd()
+        check_rewind(self._size, offset)
         if offset < self._noted:
             self._add_note({"size": offset})  # or notes above it would count in a longer file
             self._noted = offset
@@ -118,16 +120,19 @@ class LocalUpload:
     def abort(self) -> None:
         if self._committed:
             return
-        with local_errors(str(self._target)):
-            self._notes.unlink(missing_ok=True)
-            self._partial.unlink(missing_ok=True)
-        self.leave()
+        try:
+            with local_errors(str(self._target)):
+                self._notes.unlink(missing_ok=True)
+                self._partial.unlink(missing_ok=True)
+        finally:
+            self.leave()  # after that: a mount may send what is closed
 
     def leave(self) -> None:
         """Close it, as a kill does."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            os.close(fd)
+            with contextlib.suppress(OSError):  # what has to be on disk was synced before
+                os.close(fd)
 
     def __del__(self) -> None:
         self.leave()
@@ -141,19 +146,27 @@ class LocalUpload:
 class LocalUnfinished:
     """What is there of a file that is being written, or whose writer was killed; see `Unfinished`.
 
-    It is read through the storage in which it lies, whose folder is `root`.
+    It is read through the storage in which it lies, whose folder is `root`; `errors` makes the
+    system's errors those of this storage.
     """
 
-    def __init__(self, storage: Storage, root: Path, path: str, modified: float) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        root: Path,
+        path: str,
+        modified: float,
+        errors: Callable[[str], contextlib.AbstractContextManager[None]],
+    ) -> None:
         self.path = path
         self.modified = modified
-        self._storage = storage
+        self._storage, self._errors = storage, errors
         self._notes = root / (path + NOTES)
         self._partial = root / (path + PARTIAL)
 
     def checkpoints(self) -> list[tuple[int, bytes]]:
         # First the notes: bytes are written before their note.
-        with local_errors(str(self._notes)):
+        with self._errors(self.path + NOTES):
             notes = _read_notes(self._notes)
         size = self._storage.size(self.path + PARTIAL)
         # A note of more bytes than there are: the machine went down before they were on disk.
@@ -163,7 +176,7 @@ class LocalUnfinished:
         self._storage.read_ranges(self.path + PARTIAL, ranges, buffers)
 
     def remove(self) -> None:
-        with local_errors(str(self._partial)):
+        with self._errors(self.path):
             self._notes.unlink(missing_ok=True)
             self._partial.unlink(missing_ok=True)
 
@@ -190,12 +203,13 @@ def local_errors(file: str, *, writing: bool = False) -> Iterator[None]:
 def _read_notes(path: Path) -> list[tuple[int, bytes]]:
     """Notes up to the first that was not written whole, without those that were taken back."""
     notes: list[tuple[int, bytes]] = []
-    with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
+    with contextlib.suppress(FileNotFoundError, *_NO_NOTE):
         handle = Handle(path, os.O_NOFOLLOW)
         with open(handle.fd, encoding="ascii", errors="replace", closefd=False) as file:
             while line := file.readline(_MAX_LINE):
                 entry = json.loads(line)
-                size = int(entry["size"])
+                if (size := int(entry["size"])) < 0:
+                    break
                 if "note" in entry:
                     notes.append((size, bytes.fromhex(entry["note"])))
                 else:

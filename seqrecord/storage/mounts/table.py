@@ -41,7 +41,7 @@ def find_remote_mount(path: str | os.PathLike[str], *, table: str | None = None)
             return None
     real = os.path.realpath(path)
     found, is_remote = "", False
-    for line in table.splitlines():
+    for line in table.split("\n"):  # other ends of lines may be in names
         left, _, right = line.partition(" - ")
         columns, kinds = left.split(" "), right.split(" ")
         if len(columns) < 5:

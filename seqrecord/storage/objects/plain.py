@@ -20,7 +20,7 @@ __all__ = ["Fetch", "PlainFiles", "Signer", "renewed"]
 _READ_BYTES = 1 << 20
 _ERROR_BYTES = 64 << 10
 _MOST_CONNECTIONS = 128  # that are kept open, as many as requests are under way at a time
-_REDIRECTS = urllib3.Retry(0, redirect=5)  # everything else is tried again by `RequestReader`
+_REDIRECTS = urllib3.Retry(0, redirect=5)  # everything else is repeated by `Retrier`
 _RANGE = re.compile(r"\s*bytes (\d+)-(\d+)/(?:\d+|\*)\s*")
 
 Fetch = Callable[[], Any]
