@@ -16,15 +16,15 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 _QUICK_BYTES = (1 << 20) if hardware_based else (1 << 15)
 
 
-def crc32c(*parts: Buffer, start: int = 0) -> int:
+def crc32c(*parts: Buffer, start: int = 0, quick: int | None = None) -> int:
     """CRC32C of the parts as if they were joined; each is C-contiguous.
 
-    `start` is the checksum of what comes before them.
+    `start` is the checksum of what comes before them. Parts of up to `quick` bytes, by default so
+    many as take less time than to get the GIL back may take, are summed with the GIL.
     """
-    value = start
+    value, most = start, quick or _QUICK_BYTES
     for part in parts:
-        # With the GIL where that takes less time than to get it back may take.
-        value = extend(part, value, len(part) > _QUICK_BYTES)
+        value = extend(part, value, len(part) > most)
     return value
 
 

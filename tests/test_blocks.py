@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from seqrecord.checksum import crc32c
-from seqrecord.reading.blocks import read_blocks
+from seqrecord.reading.blocks import Stretch, read_blocks
 from seqrecord.storage import LocalStorage, StorageWrapper
 from seqrecord.storage.ranges import ByteRange
 
@@ -40,12 +40,33 @@ def test_all_bytes_are_read_once(tmp_path: Path, sizes: list[int], seconds: floa
     (tmp_path / "file").write_bytes(data.tobytes())
     storage = Slow(tmp_path, seconds)
     targets = [np.zeros(size, np.uint8) for size in sizes]
-    checksum = read_blocks(storage, "file", 100, [target.data for target in targets])
+    stretch = Stretch(100, [target.data for target in targets])
+    (checksum,) = read_blocks(storage, "file", [stretch])
     assert np.concatenate(targets).tobytes() == data[100:].tobytes()
     assert checksum == crc32c(data[100:].tobytes())
     assert all(item.length for item in storage.read)
     ends = [item.stop for item in storage.read]
     assert [item.start for item in storage.read] == [100, *ends[:-1]][: len(ends)]
     if seconds and sizes[-1] > 32 * MIB:  # the sleep alone is longer than a block may take
-        assert max(item.length for item in storage.read) == 16 * MIB
-    assert max((item.length for item in storage.read), default=0) <= 16 * MIB
+        assert max(item.length for item in storage.read) >= 16 * MIB
+    assert max((item.length for item in storage.read), default=0) <= 64 * MIB
+
+
+@pytest.mark.parametrize("seconds", [0, 0.005])
+def test_stretches_are_read_together_and_summed_alone(tmp_path: Path, seconds: float) -> None:
+    data = np.random.default_rng(0).integers(0, 256, 14 * MIB, np.uint8)
+    (tmp_path / "file").write_bytes(data.tobytes())
+    storage = Slow(tmp_path, seconds)
+    bounds = [(7, 7), (64, 5 * MIB + 1), (5 * MIB + 1, 5 * MIB + 64), (6 * MIB, 14 * MIB)]
+    targets = [[np.zeros(n, np.uint8) for n in (b - a - 3, 3)] for a, b in bounds if b - a > 3]
+    targets.insert(0, [])
+    stretches = [
+        Stretch(a, [target.data for target in some])
+        for (a, _), some in zip(bounds, targets, strict=True)
+    ]
+    sums = read_blocks(storage, "file", stretches)
+    for (a, b), some, checksum in zip(bounds, targets, sums, strict=True):
+        expected = data[a:b].tobytes()
+        assert b"".join(target.tobytes() for target in some) == expected
+        assert checksum == crc32c(expected)
+    assert sum(item.length for item in storage.read) == sum(b - a for a, b in bounds)

@@ -61,13 +61,13 @@ class OverlappingExecutor:
     def run(self, batch: int) -> None:
         """See `Executor`."""
         self._first = batch
+        self._workers.notice_gil()  # before the first loads
         self._execute(*self._plan.locate(batch))
 
     def _execute(self, first_round: int, skip: int) -> None:
         """Deliver what follows so many clips of a round."""
         try:
             for loaded in self._rounds.run(first_round):
-                self._gathers.num_threads = self._workers.notice_gil()
                 self._workers.stats.hold(self._rounds.resident_bytes)
                 self._emit(loaded, skip)
                 self._wait()
@@ -98,6 +98,7 @@ class OverlappingExecutor:
             stop = bounds[at + 1]
             self._workers.fetch(self._rounds.later())
             if self._builder is None or self._gathering is None:
+                self._gathers.num_threads = self._workers.notice_gil()
                 if self._joined > 1:
                     stop = self._joined_stop(loaded, bounds[at:])
                 self._builder = self._begin_next(int(batch[start]), stop - start)

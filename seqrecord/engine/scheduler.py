@@ -20,13 +20,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from seqrecord.engine.arena import Place
 from seqrecord.engine.batches import Copy
 from seqrecord.engine.copying import CopyThreads
 from seqrecord.engine.gathers import Gathers
+from seqrecord.engine.gil import GilWatch
 from seqrecord.engine.loading import ChunkLoader, Fetched
 from seqrecord.engine.loads import Load
 from seqrecord.engine.stats import EngineStats
@@ -45,7 +46,7 @@ _THREAD_NAME = "seqrecord-engine"  # how the names of all these threads begin
 _ENDED = "this iteration was ended: another one has begun"
 _MORE_COPIERS = 2  # threads that copy beside `num_threads`, for some wait for the GIL
 _MORE_BESIDE_PYTHON = 4  # … where each waits long,
-_LATE = 0.002  # seconds
+_MORE_LOADERS = 2  # … as more that load
 
 
 class Executor(Protocol):
@@ -288,8 +289,10 @@ class WorkerPool:
             self.num_ahead, num_loaders = 0, min(num_threads, memory.max_loads)
         stats.num_threads, stats.num_loaders = num_threads, num_loaders
         self.num_loaders = num_loaders
+        self._most_loaders = memory.max_loads if loader.is_local else num_loaders
         self._loader = loader
         self._channel = channel
+        self._gil = GilWatch()
         self._left = False
         self._fetching: dict[Load, Future[Fetched]] = {}
         self._ahead = threading.BoundedSemaphore(self.num_ahead) if self.num_ahead else None
@@ -311,12 +314,12 @@ class WorkerPool:
         """For how many threads the copies of a batch should do from now on.
 
         Beside a thread that computes in Python, each waits for milliseconds after a copy. So there
-        are as few as can be, and more threads make those of more batches.
+        are as few as can be, and more threads make those of more batches; and more threads load.
         """
-        begin = perf_counter()
-        sleep(0)  # without the GIL
-        is_late = perf_counter() - begin > _LATE
+        is_late = self._gil.is_late()
         self._copiers.allow(self.num_threads + (_MORE_BESIDE_PYTHON if is_late else _MORE_COPIERS))
+        more = min(self._most_loaders, self.num_loaders + _MORE_LOADERS) if is_late else 0
+        self._loaders.allow(max(more, self.num_loaders))
         return 1 if is_late else self.num_threads
 
     def load(self, load: Load, places: Sequence[Place]) -> Future[None]:

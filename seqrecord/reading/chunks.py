@@ -19,7 +19,7 @@ from seqrecord.format.pages import (
     slice_sums,
     table_bytes,
 )
-from seqrecord.reading.blocks import read_blocks
+from seqrecord.reading.blocks import Stretch, read_blocks
 from seqrecord.reading.page import Chunk, Page, Part
 from seqrecord.reading.page_columns import PageColumns, group_numbers
 from seqrecord.reading.page_decoder import PageDecoder
@@ -154,26 +154,34 @@ class ChunkReader(PageDecoder):
             if self.verify:
                 for i in shared:
                     self._verify(pages[i], crc32c(data[i]), [data[i]])
-        for page in pages:
-            if page.feature in into:
-                self._read_straight(page, into[page.feature])
+        self._read_straight([page for page in pages if page.feature in into], into)
         return [item.toreadonly() for item in data]
 
-    def _read_straight(self, page: Page, targets: Sequence[memoryview]) -> None:
-        """Read a page into `targets`, which are as long as it is, and verify it.
+    def _read_straight(
+        self, pages: Sequence[Page], into: Mapping[str, Sequence[memoryview]]
+    ) -> None:
+        """Read pages of one record file into memory that is as long as they are, and verify them.
 
         From a local disk that is done block by block: the processor's cache still holds a block
         when its checksum is taken, and memory is spared a reading.
         """
-        assert sum(map(len, targets)) == page.stop - page.start, "the targets do not fit the page"
-        path = page.chunk.path
-        if self.verify and self.is_local:
-            self._verify(page, read_blocks(self._storage, path, page.start, targets), targets)
+        for page in pages:
+            length = sum(map(len, into[page.feature]))
+            assert length == page.stop - page.start, "the targets do not fit the page"
+        if self.verify and self.is_local and pages:
+            stretches = [Stretch(page.start, into[page.feature]) for page in pages]
+            sums = read_blocks(self._storage, pages[0].chunk.path, stretches)
+            for page, checksum in zip(pages, sums, strict=True):
+                self._verify(page, checksum, into[page.feature])
             return
-        ends = list(accumulate(map(len, targets), initial=page.start))
-        self._storage.read_ranges(path, list(map(ByteRange, ends, ends[1:])), targets)
-        if self.verify:
-            self._verify(page, crc32c(*targets), targets)
+        for page in pages:
+            targets = into[page.feature]
+            ends = list(accumulate(map(len, targets), initial=page.start))
+            self._storage.read_ranges(
+                page.chunk.path, list(map(ByteRange, ends, ends[1:])), targets
+            )
+            if self.verify:
+                self._verify(page, crc32c(*targets), targets)
 
     def read_in_turn(
         self,
