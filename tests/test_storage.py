@@ -15,13 +15,22 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.utils import infer_storage_options
 
 from seqrecord.errors import DestinationError, LocationError, NotFoundError, StorageError
-from seqrecord.storage import FsspecStorage, LocalStorage, Storage, StorageWrapper, open_storage
+from seqrecord.storage import (
+    FsspecStorage,
+    LocalStorage,
+    Storage,
+    StorageWrapper,
+    entries_of,
+    open_storage,
+)
 from seqrecord.storage.clients import Clients
 from seqrecord.storage.ranges import ByteRange
 from tests.storage_contract import DATA, PATH, StorageContract, get, names, put
@@ -452,10 +461,53 @@ def test_errors_hold_nothing_of_what_the_client_said() -> None:
     assert "S3CRET" not in repr(storage) + storage.url + repr(failures) + str(failures)
 
 
+class _OnAHost(MemoryFileSystem):  # type: ignore[misc]
+    """Has its host as an option and not in its paths, as those of FTP and GitHub have."""
+
+    protocol = "onahost"
+    cachable = False
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    hosts: ClassVar[set[str]] = set()
+
+    def __init__(self, host: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.hosts.add(host)
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        inside = infer_storage_options(path)["path"].strip("/")
+        return f"/{inside}" if inside else ""
+
+    @staticmethod
+    def _get_kwargs_from_urls(path: str) -> dict[str, Any]:
+        return {"host": infer_storage_options(path)["host"]}
+
+
+@pytest.mark.parametrize("folder", ["/a/b", "/", ""])
+def test_a_url_is_taken_apart_as_its_filesystem_does(folder: str) -> None:
+    fsspec.register_implementation("onahost", _OnAHost, clobber=True)
+    _OnAHost.store.clear()
+    _OnAHost.pseudo_dirs[:] = [""]
+    storage = open_storage(f"onahost://server{folder}")
+    storage.put("manifest.json", b"{}", expected=None)
+    put(storage, PATH, DATA)
+    assert get(storage, PATH) == DATA
+    assert [each.path for each in storage.files("records")] == [PATH]
+    assert [each.name for each in entries_of(storage, "")] == ["manifest.json", "records"]
+    assert set(_OnAHost.store) == {f"{folder.rstrip('/')}/{p}" for p in ("manifest.json", PATH)}
+    assert _OnAHost.hosts == {"server"}
+    other = open_storage(f"onahost://other{folder}", {"host": "elsewhere"})
+    assert get(other, PATH) == DATA
+    assert storage.place != other.place
+    assert _OnAHost.hosts == {"server", "elsewhere"}
+    _OnAHost.hosts.clear()
+    storage.close()
+
+
 def test_nothing_of_a_missing_package_is_hidden() -> None:
-    storage = FsspecStorage("nosuchthing", "a", shown="nosuchthing://a")
     with pytest.raises(LocationError, match="no known kind of URL"):
-        storage.size("b")
+        open_storage("nosuchthing://a")
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ class FsspecReader(RequestReader):
     def __init__(
         self, make: Callable[[], Any], root: str, shown: str, *, is_reread: bool = False
     ) -> None:
-        self.root, self._shown = root.rstrip("/"), shown.rstrip("/")
+        self.root, self._shown = root, shown.rstrip("/")
         self.clients = Clients(make, is_reread=is_reread)
 
     def length(self, path: str) -> int:
@@ -71,7 +71,8 @@ class FsspecReader(RequestReader):
 
     def full(self, path: str) -> str:
         """The path in the filesystem."""
-        return f"{self.root}/{check_path(path)}"
+        root = self.root if self.root.endswith("/") or not self.root else f"{self.root}/"
+        return root + check_path(path)
 
 
 def _cat(fs: Any, path: str, start: int, stop: int) -> bytes:

@@ -16,6 +16,7 @@ from fsspec.registry import known_implementations
 
 from seqrecord.errors import ConflictError, LocationError, NotFoundError
 from seqrecord.storage.base import MAX_PUT_BYTES, Entry, FileInfo, Upload
+from seqrecord.storage.failures import call
 from seqrecord.storage.fsspec_reader import FsspecReader
 from seqrecord.storage.retrying import Retrier
 from seqrecord.storage.whole import Pieces, WholeFileStorage, files_of, tag_of
@@ -27,7 +28,8 @@ _OBJECT_STORES = frozenset({"hf", "oci", "oss"})  # a file is there when it is c
 _PIECE_BYTES = 8 << 20
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
 
-_PLACES = ("account_name", "endpoint", "endpoint_url", "base_url", "host", "port")
+# Options that say where the files are, which the URL as it is shown may not.
+_PLACES = ("account_name", "endpoint", "endpoint_url", "base_url", "host", "port", "org", "repo")
 
 _logger = logging.getLogger("seqrecord")
 
@@ -50,9 +52,16 @@ class FsspecStorage(WholeFileStorage):
         options: Mapping[str, Any] | None = None,
         retrier: Retrier | None = None,
     ) -> None:
-        self._protocol, self._options = protocol, dict(options or {})
+        kind = call(shown, _kind_of, protocol, shown)
+        url = root if "://" in root else f"{protocol}://{root}"
+        # Some have what a URL says before its path, such as a host, as options.
+        self._options = {**call(shown, kind._get_kwargs_from_urls, url), **(options or {})}
+        self._protocol = protocol
         self._remote = FsspecReader(
-            functools.partial(_filesystem, protocol, shown, self._options), root, shown
+            # Not the cached instance, which would be another one in every thread.
+            functools.partial(kind, skip_instance_cache=True, **self._options),
+            call(shown, kind._strip_protocol, url),
+            shown,
         )
         super().__init__(self._remote, shown, retrier)
 
@@ -89,7 +98,8 @@ class FsspecStorage(WholeFileStorage):
         target = full if self._protocol in _OBJECT_STORES else full + _PARTIAL
 
         def write(fs: Any) -> None:
-            fs.makedirs(full.rpartition("/")[0], exist_ok=True)
+            if folder := full.rpartition("/")[0]:
+                fs.makedirs(folder, exist_ok=True)
             file = fs.open(target, "wb")
             try:
                 for piece in pieces:
@@ -150,7 +160,11 @@ class FsspecStorage(WholeFileStorage):
         return files_of(
             folder,
             (
-                (entry["name"].rpartition(f"/{folder}/")[2], entry["size"] or 0, _modified(entry))
+                (
+                    f"/{entry['name']}".rpartition(f"/{folder}/")[2],
+                    entry["size"] or 0,
+                    _modified(entry),
+                )
                 for entry in self._ask(folder, listed)
                 if entry["type"] == "file" and not entry["name"].endswith(_PARTIAL)
             ),
@@ -183,9 +197,10 @@ def _tell(url: str) -> None:
     )
 
 
-def _filesystem(protocol: str, shown: str, options: Mapping[str, Any]) -> Any:
+def _kind_of(protocol: str, shown: str) -> Any:
+    """The class of a filesystem."""
     try:
-        kind = fsspec.get_filesystem_class(protocol)
+        return fsspec.get_filesystem_class(protocol)
     except ValueError:
         raise LocationError("no known kind of URL", file=shown, got=f"{protocol}://") from None
     except ImportError:
@@ -193,5 +208,3 @@ def _filesystem(protocol: str, shown: str, options: Mapping[str, Any]) -> Any:
         raise LocationError(
             f"a package is missing for {protocol}://: {needed}", file=shown
         ) from None
-    # Not the cached instance, which would be another one in every thread.
-    return kind(skip_instance_cache=True, **options)

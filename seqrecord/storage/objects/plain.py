@@ -55,7 +55,7 @@ class HTTPError(Exception):
 
 
 class PlainFiles:
-    """Reads as a filesystem of fsspec does; paths begin with a slash.
+    """Reads as a filesystem of fsspec does.
 
     A length is that of a HEAD, or of a range's answer where HEAD does not tell. No more is read of
     an answer than was asked for, and nothing of one that is of the whole file. Connections are kept
@@ -82,7 +82,7 @@ class PlainFiles:
 
     def cat_file(self, path: str, start: int, end: int) -> bytearray:
         """Of an answer of another range, nothing."""
-        shown = self._shown + path
+        shown = f"{self._shown}/{path}"
         with self._ask("GET", path, {"Range": f"bytes={start}-{end - 1}"}) as answer:
             said = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
             if answer.status != 206 or said is None:
@@ -99,7 +99,7 @@ class PlainFiles:
             return data
 
     def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> Any:
-        url, signed = self._sign(method, path.removeprefix("/"))
+        url, signed = self._sign(method, path)
         if self._pool is None:  # two threads may both make one: the later one stays
             self._pool = _pool_for(url, self._timeout)
         answer = self._pool.request(
