@@ -44,7 +44,7 @@ _Result = TypeVar("_Result")
 
 _THREAD_NAME = "seqrecord-engine"  # how the names of all these threads begin
 _ENDED = "this iteration was ended: another one has begun"
-_MORE_COPIERS = 2  # threads that copy beside `num_threads`, for some wait for the GIL
+_MORE_COPIERS = 1  # threads that copy beside `num_threads`, for some wait for the GIL
 _MORE_BESIDE_PYTHON = 4  # … where each waits long,
 _MORE_LOADERS = 2  # … as more that load
 

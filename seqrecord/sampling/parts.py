@@ -91,10 +91,12 @@ def shares_of(
         equal = _equal_bounds(total, count, num_cursors, np.zeros(1, np.int64))
         first = np.append(0, _snapped(sequence, cuts, equal[:, 1:], 0)[0])
         moved = int((first - equal).sum())
-        start = _snapped(sequence, cuts, start, moved, exact=True)
-        stop = _snapped(sequence, cuts, stop, moved, exact=True)
-        start[index == 0] = first
-        stop[index == count - 1] = np.append(first[1:], total)
+        inner = index > 0
+        start[~inner] = first
+        start[inner] = _snapped(sequence, cuts, start[inner], moved, exact=True)
+        inner = index < count - 1
+        stop[~inner] = np.append(first[1:], total)
+        stop[inner] = _snapped(sequence, cuts, stop[inner], moved, exact=True)
     repeated = np.zeros(len(index), np.int64)
     if fill and total:
         repeated = -(-total // count) - (stop - start).sum(axis=1)
@@ -127,6 +129,8 @@ def _snapped(
     one is moved to where no chunk begins.
     """
     moved: IntArray = bounds.copy()
+    if not len(bounds):
+        return moved
     owed = np.full(len(bounds), total_move)
     for i in range(bounds.shape[1] - exact):
         wanted = bounds[:, i] + owed
