@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from seqrecord.engine.loads import Load
 from seqrecord.engine.overlapping import OverlappingExecutor
 from seqrecord.engine.scheduler import Channel, WorkerPool
 from seqrecord.engine.stats import EngineStats
+from seqrecord.engine.staying import first_rows
 from seqrecord.grids import ChunkGrid
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling import EpochPlan, PlanSettings, Window
@@ -50,6 +51,7 @@ class NumberedLoader:
     in_pieces = ()
 
     def __init__(self, plan: EpochPlan, grids: Sequence[ChunkGrid], buffers: Buffers[Any]) -> None:
+        self.loaded: list[tuple[int, int, int]] = []  # group, episode and frame
         self.is_local = plan.settings.seed % 2 == 0  # then loads are joined, and none is fetched
         self._steps = {group.group: group.window.frame_step for group in plan.groups}
         self._grids = {grid.group: grid for grid in grids}
@@ -73,6 +75,7 @@ class NumberedLoader:
         frames = load.first + np.arange(load.count) * self._steps[load.group]
         grid, episode = self._grids[load.group], np.full(len(frames), load.episode)
         assert (grid.row(episode, grid.place(episode, frames)) == load.chunk).all()
+        self.loaded += [(load.group, load.episode, frame) for frame in frames.tolist()]
         with self._buffers.storing(places) as targets:
             for place in targets:
                 for name in NAMES[load.group]:
@@ -108,28 +111,38 @@ def tables(draw: st.DrawFn) -> EpisodeTable:
     )
 
 
-@contextmanager
-def running(
-    kind: str, plan: EpochPlan, table: EpisodeTable, frames: ClipFrames, memory: Memory, first: int
-) -> Iterator[Iterator[Batch]]:
-    """The batches of a plan from one on, while threads make them."""
-    stats = EngineStats()
+def make_buffers(kind: str, plan: EpochPlan, frames: ClipFrames, memory: Memory) -> Any:
     names = [name for name in SPECS if any(name in NAMES[g.group] for g in plan.groups)]
-    specs = {name: SPECS[name] for name in names}
     needs = Needs(
         tuple(
-            GroupNeeds({name: SPECS[name] for name in NAMES[group.group]}, rows)
+            GroupNeeds(
+                {name: SPECS[name] for name in NAMES[group.group]}, rows, stay=kind == "staying"
+            )
             for group, rows in zip(plan.groups, memory.num_rows, strict=True)
         ),
-        specs,
+        {name: SPECS[name] for name in names},
         frames.lengths,
         plan.first_clip(1) * memory.together if plan.num_batches else 1,
         memory.prefetch + 2,
-        None if kind == "host" else torch.device("cpu"),
+        torch.device("cpu") if kind == "device" else None,
         joined=memory.joined,
     )
     with streams_of("cpu", lambda _: make_stream("late")):
-        buffers: Any = HostBuffers(needs) if kind == "host" else DeviceBuffers(needs)
+        return DeviceBuffers(needs) if kind == "device" else HostBuffers(needs)
+
+
+@contextmanager
+def running(
+    kind: str,
+    plan: EpochPlan,
+    table: EpisodeTable,
+    frames: ClipFrames,
+    memory: Memory,
+    first: int,
+    buffers: Any,
+) -> Iterator[tuple[Iterator[Batch], list[tuple[int, int, int]]]]:
+    """The batches of a plan from one on, while threads make them; and what is loaded."""
+    stats = EngineStats()
     loader: Any = NumberedLoader(plan, table.groups, buffers)
     channel: Channel[Batch] = Channel(memory.prefetch, stats)
     workers = WorkerPool(loader, num_threads=2, memory=memory, channel=channel, stats=stats)
@@ -137,6 +150,8 @@ def running(
     more: Any = {"together": memory.together} if memory.together > 1 else {}
     if memory.joined > 1:
         more["joined"] = memory.joined
+    if kind == "staying":
+        more["first_row"] = first_rows(table.num_frames, np.arange(len(table)))
     executor = make(plan, frames, buffers, workers, channel, **more)
 
     def run() -> None:
@@ -162,7 +177,7 @@ def running(
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
-        yield batches()
+        yield batches(), loader.loaded
     finally:
         channel.close()
         thread.join(60)
@@ -205,7 +220,7 @@ def make_plan(
     return EpochPlan(clips, table, chosen, epoch=epoch, windows=windows)
 
 
-@pytest.mark.parametrize("kind", ["host", "device"])
+@pytest.mark.parametrize("kind", ["host", "device", "staying"])
 @settings(deadline=None)
 @given(data=st.data())
 def test_clips_have_their_frames_of_every_group(kind: str, data: st.DataObject) -> None:
@@ -219,7 +234,7 @@ def test_clips_have_their_frames_of_every_group(kind: str, data: st.DataObject) 
     run(kind, data, table, clips, ClipFrames(offsets, table.num_frames))
 
 
-@pytest.mark.parametrize("kind", ["host", "device"])
+@pytest.mark.parametrize("kind", ["host", "device", "staying"])
 @settings(deadline=None)
 @given(data=st.data())
 def test_every_feature_has_a_window_of_its_own(kind: str, data: st.DataObject) -> None:
@@ -248,11 +263,16 @@ def run(
     frames: ClipFrames,
     windows: Sequence[Window] | None = None,
 ) -> None:
-    """Check every batch of a plan."""
+    """Check every batch of a plan.
+
+    Where frames stay, after an epoch before, of which some batches were taken.
+    """
     plan = make_plan(data, table, clips, windows)
     prefetch = data.draw(st.integers(1, 3))
     more = data.draw(st.sampled_from([1, 1.3, 2, 5, 30]))  # from 2 on rounds may be joined
     rows = tuple(int(group.max_resident_frames * more) for group in plan.groups)
+    if kind == "staying":
+        rows = (int(table.num_frames.sum()),) * len(rows)
     direct = [
         kind == "host" and is_disjoint and data.draw(st.booleans())
         for is_disjoint in plan.disjoint_groups
@@ -263,11 +283,24 @@ def run(
     memory = Memory(rows, prefetch, data.draw(st.integers(1, 4)), data.draw(st.integers(0, 3)))
     if all(rows) and plan.num_batches and plan.first_clip(1) == 1:  # single clips
         memory = replace(memory, together=data.draw(st.integers(1, 9)))
-    elif all(rows) and kind == "host":
+    elif all(rows) and kind != "device":
         memory = replace(memory, joined=data.draw(st.integers(1, 5)))
     first = data.draw(st.integers(0, plan.num_batches))
-    with running(kind, plan, table, frames, memory, first) as batches:
+    buffers = make_buffers(kind, plan, frames, memory)
+    before: list[tuple[int, int, int]] = []
+    is_whole = True
+    if kind == "staying":
+        other = EpochPlan(clips, table, plan.settings, epoch=plan.epoch + 1, windows=windows)
+        begin = data.draw(st.integers(0, other.num_batches))
+        taken = data.draw(st.none() | st.integers(0, other.num_batches))
+        with running(kind, other, table, frames, memory, begin, buffers) as (batches, before):
+            for batch in islice(batches, taken):
+                check(batch, other, frames)
+            is_whole = taken is None
+    with running(kind, plan, table, frames, memory, first, buffers) as (batches, loaded):
         found = [check(batch, plan, frames) for batch in batches]
+    if kind == "staying" and is_whole:  # no frame twice
+        assert len(set(before + loaded)) == len(before) + len(loaded)
     begins = [*range(first, plan.num_batches, memory.together), plan.num_batches]
     positions = [plan.first_clip(number) for number in begins]
     ends = np.cumsum([positions[0], *map(len, found)]).tolist()

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from seqrecord.clip_frames import ClipFrames
 from seqrecord.clips import IntArray
 from seqrecord.engine.arena import Place
 from seqrecord.engine.batches import Source
+from seqrecord.engine.jobs import Loading, by_use, start_jobs
 from seqrecord.engine.joined import joined_rounds
 from seqrecord.engine.loads import Load, each_load, first_uses, ordered_uses
-from seqrecord.engine.resident import Places, Resident, Ring
+from seqrecord.engine.resident import Resident, Ring
 from seqrecord.engine.scheduler import WorkerPool
 from seqrecord.sampling import GroupPlan, Plan, Round
 
-__all__ = ["LoadedRound", "RoundsAhead"]
+__all__ = ["Found", "LoadedRound", "RoundsAhead"]
 
 _FOUND_AT_ONCE = 1 << 12  # clips whose rows are computed together
-_MOST_TOGETHER = 1 << 20  # bytes of frames that loads of one job bring
-_QUICK_TOGETHER = 512 << 10  # … whatever other threads do, where loads are quick
-_MOST_QUICK = 4 << 20  # … and the most of these
 
 
 class _Waiting(NamedTuple):
@@ -35,13 +32,6 @@ class _Waiting(NamedTuple):
     load: Load
 
 
-class _Loading(NamedTuple):
-    """A load under way."""
-
-    first_use: int
-    done: Future[None]
-
-
 class _Planned(NamedTuple):
     """A round, and those of its loads that wait for room."""
 
@@ -49,15 +39,22 @@ class _Planned(NamedTuple):
     waiting: list[_Waiting]
 
 
+class Found(Protocol):
+    """Where an arena has the frames of a round's clips, of some features."""
+
+    def source(self, start: int, stop: int) -> Source[Any]:
+        """Of the clips `[start, stop)`."""
+
+
 class LoadedRound:
     """A round whose loads into arenas are under way."""
 
     def __init__(
-        self, current: Round, places: Sequence[Places], loading: list[_Loading], workers: WorkerPool
+        self, current: Round, places: Sequence[Found], loading: list[Loading], workers: WorkerPool
     ) -> None:
         self.round = current
         self._places = places
-        self._loading = sorted(loading, key=_by_use)
+        self._loading = sorted(loading, key=by_use)
         self._uses = [load.first_use for load in self._loading]
         self._waited = 0
         self._found: tuple[int, int, list[Source[Any]]] = (0, 0, [])  # sources of clips, from where
@@ -156,10 +153,10 @@ class RoundsAhead:
         """The next loads that have no room yet, as many as may be read ahead."""
         count, number = 0, 0
         while count < self._workers.num_ahead and (planned := self._rounds.peek(number)):
-            yield from (item.load for item in sorted(planned.waiting, key=_by_use))
+            yield from (item.load for item in sorted(planned.waiting, key=by_use))
             count, number = count + len(planned.waiting), number + 1
 
-    def _load(self, waiting: list[_Waiting]) -> list[_Loading]:
+    def _load(self, waiting: list[_Waiting]) -> list[Loading]:
         """Start those loads for which there is room, the first needed first.
 
         The others stay in `waiting`.
@@ -175,42 +172,7 @@ class RoundsAhead:
             else:
                 placed.append((item.first_use, item.load, self._resident.place(item.load)))
         waiting[:] = late
-        placed.sort(key=_by_use)
-        jobs = self._jobs(placed)
-        return [_Loading(job[0][0], self._start([item[1:] for item in job])) for job in jobs]
-
-    def _start(self, job: Sequence[tuple[Load, Place]]) -> Future[None]:
-        if self._workers.kind_of(job[0][0]) == "alone":
-            return self._workers.load(job[0][0], [job[0][1]])
-        return self._workers.load_together(*map(list, zip(*job, strict=True)))
-
-    def _jobs(
-        self, placed: Sequence[tuple[int, Load, Place]]
-    ) -> Iterable[list[tuple[int, Load, Place]]]:
-        """The loads in their order, those together that one thread should do: small ones.
-
-        Of each kind there are jobs for all threads, but for loads so quick that two threads would
-        take longer.
-        """
-        workers = self._workers
-        sizes = [self._resident.nbytes_of(load) for _, load, _ in placed]
-        share = sum(sizes) // workers.num_loaders
-        most = {
-            "quick": max(_QUICK_TOGETHER, min(share, _MOST_QUICK)),
-            "small": min(share, _MOST_TOGETHER) // 2,
-            "alone": 0,
-        }
-        jobs: list[list[tuple[int, Load, Place]]] = []
-        left, group = 0, -1
-        for item, size in zip(placed, sizes, strict=True):
-            left -= size
-            if left >= 0 and item[1].group == group:
-                jobs[-1].append(item)
-                continue
-            jobs.append([item])
-            group = item[1].group
-            left = most[workers.kind_of(item[1])] - size
-        return jobs
+        return start_jobs(self._workers, placed, self._resident.nbytes_of)
 
 
 class _Rounds:
@@ -248,7 +210,3 @@ def _plan_loads(
             uses_in_order = ordered_uses(uses, todo.loads, group)
             waiting += map(_Waiting, uses_in_order, each_load(group.group, todo.loads))
     return _Planned(current, waiting)
-
-
-def _by_use(item: tuple[int, Any] | tuple[int, Any, Any]) -> int:
-    return item[0]

@@ -23,6 +23,7 @@ __all__ = [
     "ObjectRows",
     "Place",
     "Rows",
+    "StayingArena",
     "VariableRows",
     "page_aligned",
 ]
@@ -171,6 +172,14 @@ class Arena:
         """
         frames: VariableRows | ObjectRows = self._arrays[feature]
         return [frames[row] for row in rows.tolist()]
+
+
+class StayingArena(Arena):
+    """Rows of frames of fixed shapes, and which of them hold theirs."""
+
+    def __init__(self, specs: Mapping[str, ArraySpec], num_rows: int) -> None:
+        super().__init__(specs, num_rows)
+        self.is_read: npt.NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
 
 
 def _rows_of(spec: ArraySpec, num_rows: int) -> Any:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from seqrecord.engine.adjacent import AdjacentPool, Places
-from seqrecord.engine.arena import Arena, Place
+from seqrecord.engine.arena import Arena, Place, StayingArena
 from seqrecord.engine.batch_pools import batch_pools
 from seqrecord.engine.batches import BatchBuilder
 from seqrecord.engine.host_batches import HostBatchBuilder
@@ -40,6 +40,7 @@ class GroupNeeds:
 
     specs: Mapping[str, ArraySpec]
     num_rows: int  # of the arena; 0 for an iteration whose loads go straight into batches
+    stay: bool = False  # a row for each frame there is, which the next iteration needs too
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,8 @@ class HostBuffers:
         self.needs = needs
         self.chunks = ChunkBuffers()
         self.arenas: Sequence[Arena] = [
-            Arena(group.specs, group.num_rows) for group in needs.groups
+            (StayingArena if group.stay else Arena)(group.specs, group.num_rows)
+            for group in needs.groups
         ]
         make = partial(batch_pools, needs.specs, lengths=needs.lengths, keep=needs.num_batches)
         self._pools = make(size=needs.batch_size, shared=needs.shared)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from seqrecord.clip_frames import ClipFrames
+from seqrecord.clips import IntArray
 from seqrecord.engine.adjacent import Places
 from seqrecord.engine.batches import Batch
 from seqrecord.engine.buffers import GroupNeeds, HostBuffers, KeptBuffers, Needs
@@ -74,6 +75,8 @@ class Engine:
             arenas.
         places: of a plan of single clips on the host, where these will be joined.
         decode_there: whether the device decodes video, where it can; see `DeviceVideo`.
+        first_row: of each episode, where `memory` has a row for each frame: frames then stay in
+            memory for the next iteration. See `StayingRounds`.
     """
 
     drop: Callable[[], object]
@@ -99,6 +102,7 @@ class Engine:
         draw: DrawClips | None = None,
         places: Places | None = None,
         decode_there: bool = False,
+        first_row: IntArray | None = None,
     ) -> None:
         self.stats = stats
         self._plan, self._next = plan, batch
@@ -121,6 +125,7 @@ class Engine:
             draw=draw,
             places=places,
             decode_there=decode_there,
+            first_row=first_row,
         )
         # The thread does not refer to the engine, so that dropping the engine ends it.
         run = partial(execution.run, batch if batch < plan.num_batches else None)
@@ -178,6 +183,7 @@ class Execution:
         draw: DrawClips | None = None,
         places: Places | None = None,
         decode_there: bool = False,
+        first_row: IntArray | None = None,
         make_executor: Callable[..., Executor] = OverlappingExecutor,
         stream: SideStream | None = None,
     ) -> None:
@@ -185,7 +191,11 @@ class Execution:
         # Batches that are ever in use: those in the channel and the consumer's last two.
         batches = memory.prefetch + CONSUMER
         groups = tuple(
-            GroupNeeds(_of_group(dataset, group.group, specs, frame_transform), num_rows)
+            GroupNeeds(
+                _of_group(dataset, group.group, specs, frame_transform),
+                num_rows,
+                stay=first_row is not None,
+            )
             for group, num_rows in zip(plan.groups, memory.num_rows, strict=True)
         )
         made = specs if made is None else made
@@ -221,7 +231,9 @@ class Execution:
             self._executor = DisjointExecutor(plan, clip_frames, buffers, workers, channel, draw)
         else:
             sizes = {"together": memory.together, "joined": memory.joined}
-            more = {name: count for name, count in sizes.items() if count > 1}
+            more: dict[str, Any] = {name: count for name, count in sizes.items() if count > 1}
+            if first_row is not None:
+                more["first_row"] = first_row
             self._executor = make_executor(
                 plan, clip_frames, buffers, workers, channel, draw, **more
             )

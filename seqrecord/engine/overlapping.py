@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from seqrecord.clip_frames import ClipFrames
+from seqrecord.clips import IntArray
 from seqrecord.engine.ahead import LoadedRound, RoundsAhead
 from seqrecord.engine.batches import Batch, BatchBuilder, Copiers, ThisThread
 from seqrecord.engine.buffers import Buffers
 from seqrecord.engine.draws import DrawClips, Drawn
 from seqrecord.engine.gathers import Gathering
 from seqrecord.engine.scheduler import Channel, WorkerPool
+from seqrecord.engine.staying import StayingRounds
 from seqrecord.sampling import Plan
 
 __all__ = ["OverlappingExecutor"]
@@ -32,6 +34,7 @@ class OverlappingExecutor:
             of these may be smaller.
         joined: up to so many small batches are copied at once, into memory side by side, and
             delivered as one, where the frames of at least half as many are loaded.
+        first_row: where frames stay: of each episode, see `StayingRounds`.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class OverlappingExecutor:
         *,
         together: int = 1,
         joined: int = 1,
+        first_row: IntArray | None = None,
     ) -> None:
         self._draw = draw
         self._together, self._joined = together, joined
@@ -53,7 +57,11 @@ class OverlappingExecutor:
         self._buffers = buffers
         self._workers = workers
         self._channel = channel
-        self._rounds = RoundsAhead(plan, clip_frames, buffers.arenas, workers)
+        self._rounds: RoundsAhead | StayingRounds
+        if first_row is None:
+            self._rounds = RoundsAhead(plan, clip_frames, buffers.arenas, workers)
+        else:
+            self._rounds = StayingRounds(plan, clip_frames, buffers.arenas, workers, first_row)
         self._builder: BatchBuilder[Any] | None = None
         self._gathers = workers.gathers(channel.interrupt)
         self._gathering: Gathering | None = None  # of the builder

@@ -31,10 +31,10 @@ class EngineStats:
     """Counters that any thread may add to. Seconds are summed over threads where several work.
 
     `bytes_read` counts pages, `frames_decoded` frames that clips need, each once although it may
-    have many features. `video_frames_decoded` counts those of all videos, with frames that were
-    decoded for others only. `clips` and `batches` are those handed to the consumer.
-    `resident_bytes` is the most that the frames held have taken, in the arena or in batches being
-    built.
+    have many features; not those that are in memory from an iteration before.
+    `video_frames_decoded` counts those of all videos, with frames that were decoded for others
+    only. `clips` and `batches` are those handed to the consumer. `resident_bytes` is the most that
+    the frames held have taken, in the arena or in batches being built.
     `device_bytes` went to the device: each frame once, and the arena's rows of each clip.
     `loads_held_back` counts loads that could not begin ahead of their round, for want of memory.
     """

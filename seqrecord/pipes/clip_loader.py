@@ -20,6 +20,7 @@ from seqrecord.engine.draws import DrawClips
 from seqrecord.engine.engine import Engine
 from seqrecord.engine.ragged import for_users
 from seqrecord.engine.stats import EngineStats
+from seqrecord.engine.staying import first_rows
 from seqrecord.engine.trace import Trace, trace_path
 from seqrecord.errors import ClipError
 from seqrecord.pipes.collated import Collated
@@ -95,6 +96,10 @@ class ClipLoader(Planner):
         fixed = self._find_device() is None and self._may_load_straight
         fit = self._fit(plan.part.count, plan.epoch, stages)
         memory = fit.memory(plan, fixed=fixed)
+        first_row = None
+        if self._may_stay and (staying := fit.staying(self._num_frames)) is not None:
+            memory = staying
+            first_row = first_rows(self.selection.episodes.num_frames, self.selection.selected)
         if get_worker_info() is not None and self.selection.dataset.chunk_reader().is_local:
             # The DataLoader asks for batches ahead by itself; memory for more is slow to find.
             least = 1 if all(memory.num_rows) else plan.most_batches
@@ -110,7 +115,12 @@ class ClipLoader(Planner):
             if spare <= self._memory_limit // _SPARE:
                 places = shuffled.begin(plan.num_batches - batch)
         return Engine(
-            **self._execution(plan), batch=batch, memory=memory, stats=stats, places=places
+            **self._execution(plan),
+            batch=batch,
+            memory=memory,
+            stats=stats,
+            places=places,
+            first_row=first_row,
         )
 
     def _together(self, fit: Fit, memory: Memory, most: int, size: int | None) -> int:
@@ -192,6 +202,23 @@ class ClipLoader(Planner):
         features = selection.dataset.features
         cropped = [features[name] for name in draws.cropped if name in features]
         return draws.functions is None and near and all(spec.is_fixed for spec in cropped)
+
+    @property
+    def _may_stay(self) -> bool:
+        """Whether frames stay in memory for the epochs to come, if all fit: those of small raw
+        features, on a local disk. Worker processes mostly end with an epoch."""
+        selection = self.selection
+        if selection.frame_transform is not None or self._find_device() is not None:
+            return False
+        if get_worker_info() is not None:
+            return False
+        reader = selection.dataset.chunk_reader()
+        return all(reader.scattered(name) is not None for name in selection.dataset.features)
+
+    @property
+    def _num_frames(self) -> int:
+        """Of the selected episodes."""
+        return int(self.selection.episodes.num_frames[self.selection.selected].sum())
 
     def _frames(self, epoch: int) -> ClipFrames:
         return self.selection.drawn_frames(self._settings.seed, epoch)

@@ -292,9 +292,12 @@ class LoaderOptions(ClipOptions):
         memory_limit: bytes, or text such as "2GiB", for each process: for the frames held, for
             batches being filled and the two that the consumer has at a time, and for chunks being
             read. With a `device`, frames and batches are in the device's memory; the host also
-            needs pinned memory for the decoded frames of the chunks being read and of two more. The
-            batches that a DataLoader prefetches from its workers (`prefetch_factor` for each
-            worker, two by default) come on top.
+            needs pinned memory for the decoded frames of the chunks being read and of two more. On
+            a local disk, where all features are small and raw, and all frames of the selected
+            episodes fit into the limit, they stay in memory once they were read and checked, as
+            long as the object lives: later epochs read only what none before has read. Worker
+            processes keep nothing. The batches that a DataLoader prefetches from its workers
+            (`prefetch_factor` for each worker, two by default) come on top.
         rank: which part of the epoch this process gets, of `world_size`. By default both are found
             when an epoch begins: from `torch.distributed` if it is initialized, else from `RANK`
             and `WORLD_SIZE` in the environment (torchrun), or `LOCAL_RANK`, `NODE_RANK` and

@@ -87,8 +87,9 @@ class WithEpochs:
     def stats(self) -> dict[str, Any]:
         """What the last iteration of this process has done.
 
-        Work: `bytes_read`, `frames_decoded`, `clips`, `batches`; `video_frames_decoded`, those that
-        were decoded for others included; `device_bytes`, copied to a device; `resident_bytes`, the
+        Work: `bytes_read`, `frames_decoded`, without those that an iteration before has left in
+        memory; `clips`, `batches`; `video_frames_decoded`, those that were decoded for others
+        included; `device_bytes`, copied to a device; `resident_bytes`, the
         most that held frames took; seconds of work and of waiting in each stage, for decoding also
         by feature; `loads` of chunks, and `loads_held_back`, which had to wait for memory;
         `requests`, `retries` and other counts of the storage; and the `bottleneck`, in words.

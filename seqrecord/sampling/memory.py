@@ -38,6 +38,7 @@ LEAST_STRAIGHT = 512 << 10  # bytes that a clip has of a group: smaller ones go 
 # for a read of its own takes longer than a copy
 MOST_AHEAD = 2.0  # where memory is left: then all of the next round's loads may begin, which
 # `default_settings` leaves room for where it chooses larger blocks than the smallest
+STAYING = 8  # bytes beside a frame that stays: whether it is there, and which clip is the first
 ROUNDS_AHEAD = 16.0  # … where frames are small: an engine joins rounds, see `engine.joined`,
 FEW_BYTES = 32 << 20  # in so many bytes
 
@@ -99,7 +100,7 @@ class Fit:
         if self.resident is not None:  # an epoch of less than a block may need a little more
             held = tuple(map(max, held, self.resident))
         nbytes = max(1, held_bytes(sizes, held))
-        more = self._more_batches(nbytes) if fixed else 0
+        more = self._more_batches(self.max_arena - int(nbytes * AHEAD)) if fixed else 0
         least = min(self._divide(held, nbytes, 0)[1], MAX_LOADS // 2)
         while more and self._divide(held, nbytes, more)[1] < least:
             more -= 1
@@ -121,6 +122,16 @@ class Fit:
                 return Memory(kept, prefetch, self.max_loads, ahead)
         return Memory(rows, self.prefetch + more, self.max_loads, ahead)
 
+    def staying(self, num_frames: int) -> Memory | None:
+        """Memory in which so many frames, of all groups, stay once they were loaded; `None` where
+        they do not all fit."""
+        sizes = tuple(nbytes + STAYING for nbytes in self.sizes.frames)
+        rows = (max(1, num_frames),) * len(sizes)
+        left = self.max_arena - held_bytes(sizes, rows)
+        if left < 0:
+            return None
+        return Memory(rows, self.prefetch + self._more_batches(left), self.max_loads, 0)
+
     def _divide(self, held: Sequence[int], nbytes: int, more: int) -> tuple[tuple[int, ...], int]:
         """Rows of arenas that hold so many frames, which take `nbytes`, and chunks that are read
         ahead, beside `more` batches."""
@@ -131,12 +142,12 @@ class Fit:
         left = max_arena - held_bytes(self.sizes.frames, rows)
         return rows, max(0, min(MAX_LOADS, left // max(1, self.sizes.chunk)))
 
-    def _more_batches(self, held: int) -> int:
-        """How many batches may be filled or wait beside `prefetch`, where so many bytes of frames
-        are held and others are loaded ahead."""
+    def _more_batches(self, left: int) -> int:
+        """How many batches may be filled or wait beside `prefetch`, where so many bytes are left of
+        what arenas may take."""
         if self.prefetch < PREFETCH:
             return 0
-        room = min(self.max_arena // MORE_SHARE, MORE_BYTES, self.max_arena - int(held * AHEAD))
+        room = min(self.max_arena // MORE_SHARE, MORE_BYTES, left)
         return max(0, min(MOST_PREFETCH - self.prefetch, room // max(1, self.sizes.batch)))
 
 

@@ -163,10 +163,28 @@ class Plan(ABC):
 
     def rounds(self, first_round: int = 0) -> Iterator[Round]:
         """The rounds from `first_round` on, computed as they are taken."""
-        start, clips = first_round, _CLIPS_AT_FIRST
+        for start, stop in self._spans(first_round):
+            yield from self._rounds(start, stop)
+
+    def clips(
+        self, first_round: int = 0, *, at_first: int = _CLIPS_AT_FIRST
+    ) -> Iterator[tuple[int, int, Clips]]:
+        """The clips of the rounds from `first_round` on, those of many rounds `[start, stop)` at
+        once; computed as they are taken.
+
+        The first ones have about `at_first` clips.
+        """
+        for start, stop in self._spans(first_round, at_first):
+            blocks = self._cursors.blocks(start, stop)[self.leading]
+            yield start, stop, self._clips(*self._in_order(blocks))
+
+    def _spans(self, first_round: int, clips: int = _CLIPS_AT_FIRST) -> Iterator[tuple[int, int]]:
+        """Rounds `[start, stop)` that are computed together, the first ones of about so many
+        clips."""
+        start = first_round
         while start < self.num_rounds:
             group = max(1, clips * self.num_rounds // max(1, self.num_clips))
-            yield from self._rounds(start, min(start + group, self.num_rounds))
+            yield start, min(start + group, self.num_rounds)
             start, clips = start + group, min(4 * clips, _CLIPS_AT_ONCE)
 
     def _first_clip(self, batch: int) -> int:

@@ -1,0 +1,195 @@
+"""Small raw features that stay in memory: every epoch as if they did not, and each frame read once.
+
+`test_executors` has plans of several groups, windows, and epochs that are left early.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seqrecord import SeqRecordPipe, SeqRecordStream
+from seqrecord.engine.arena import StayingArena
+from seqrecord.engine.staying import first_rows
+from seqrecord.errors import ChecksumError, MemoryLimitError
+from seqrecord.storage import LocalStorage
+from tests.clip_data import LENGTHS, check, digest, possible_clips, write_numbered
+from tests.storage_doubles import CountingStorage
+
+FEATURES = ["image", "id"]
+CLIPS: dict[str, Any] = {"clip_len": 3, "features": FEATURES, "batch_size": 4, "seed": 5}
+FRAME = 6 * 8 * 3 + 16  # bytes
+
+
+def write(folder: Path, groups: dict[str, int] | None = None) -> Path:
+    groups = groups or {"image": 0, "id": 0, "flow": 1, "note": 1}
+    return write_numbered(folder / "records", codecs="raw", groups=groups)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("staying"))
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The features in groups of their own."""
+    groups = {"image": 0, "id": 1, "flow": 2, "note": 2}
+    return write(tmp_path_factory.mktemp("apart"), groups)
+
+
+def arenas() -> list[StayingArena]:
+    gc.collect()
+    return [one for one in gc.get_objects() if isinstance(one, StayingArena)]
+
+
+def epochs(path: Any, count: int, **options: Any) -> list[list[Any]]:
+    pipe = SeqRecordPipe(path, **{**CLIPS, **options})
+    return [[digest(batch) for batch in pipe] for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"shuffle": False, "stride": 3},
+        {"stride": 7, "batch_size": 5, "drop_last": True},
+        {"dilation": 2, "stride": 2},
+        {"dilation": (1, 2), "reverse": 0.5},
+        {"clip_len": 1, "stride": 4, "rotate_phase": True},
+        {"order": "sequences", "batch_size": 3},
+        {"batch_size": None},
+        {"windows": {"image": [-1, 0], "id": range(4)}, "pad": "edge", "clip_len": None},
+        {"episodes": ["set/1", "set/3"], "shuffle_buffer": 6},
+        {"rank": 1, "world_size": 3, "num_cursors": 2},
+        {"clips": {"episode": ["set/3", "set/0", "set/3"], "start": [30, 2, 9]}},
+        {"clip_transform": lambda clip, _: {"last": clip["image"][-1]}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dataset", ["path", "apart"])
+def test_epochs_are_the_same(
+    dataset: str,
+    options: dict[str, Any],
+    request: pytest.FixtureRequest,
+) -> None:
+    """From storage that is not a local disk nothing stays."""
+    path = request.getfixturevalue(dataset)
+    expected = epochs(CountingStorage(LocalStorage(path)), 3, **options)
+    assert not arenas()
+    assert epochs(path, 3, **options) == expected
+
+
+def test_each_frame_is_read_once(path: Path) -> None:
+    pipe = SeqRecordPipe(path, **CLIPS, shuffle_buffer=10, num_cursors=4)
+    read = []
+    for _ in range(3):
+        clips = [clip for batch in pipe for clip in check(batch, FEATURES, 3)]
+        assert sorted(clips) == sorted(possible_clips(FEATURES, 3))
+        stats = pipe.stats()
+        read.append((stats["frames_decoded"], stats["bytes_read"]))
+        assert stats["resident_bytes"] <= FRAME * sum(LENGTHS)
+    assert read[0][0] == sum(LENGTHS)
+    assert FRAME * sum(LENGTHS) <= read[0][1] <= 2 * FRAME * sum(LENGTHS)  # pages are padded
+    assert read[1:] == [(0, 0)] * 2
+
+
+def test_what_an_epoch_has_not_read_the_next_one_reads(path: Path) -> None:
+    pipe = SeqRecordPipe(path, **CLIPS, shuffle_buffer=4, num_cursors=1, shuffle=False)
+    assert len(list(islice(pipe, 1))) == 1
+    for most in (sum(LENGTHS), 0):
+        for batch in pipe:
+            check(batch, FEATURES, 3)
+        assert pipe.stats()["frames_decoded"] <= most
+
+
+def test_an_epoch_goes_on_where_another_process_was(path: Path) -> None:
+    stream = SeqRecordStream(path, **CLIPS)
+    whole = [digest(batch) for batch in stream]
+    for count in (0, 1, len(whole) // 2):
+        first = SeqRecordStream(path, **CLIPS)
+        assert [digest(batch) for batch in islice(first, count)] == whole[:count]
+        other = SeqRecordStream(path, **CLIPS)
+        other.load_state_dict(first.state_dict())
+        assert [digest(batch) for batch in other] == whole[count:]
+        stream.load_state_dict(first.state_dict())  # one that has read all
+        assert [digest(batch) for batch in stream] == whole[count:]
+        assert stream.stats()["bytes_read"] == 0
+
+
+def test_memory_is_that_of_the_limit(path: Path) -> None:
+    """Frames stay where all fit beside batches and chunks, and else not."""
+
+    def read_again(limit: int) -> int:
+        pipe = SeqRecordPipe(path, **CLIPS, memory_limit=limit)
+        for _ in range(2):
+            for batch in pipe:
+                check(batch, FEATURES, 3)
+        staying = arenas()
+        assert sum(arena.nbytes for arena in staying) <= limit
+        read: int = pipe.stats()["bytes_read"]
+        assert (read == 0) == bool(staying)
+        return read
+
+    low, high = 0, 1 << 20
+    assert not read_again(high)
+    while high - low > 1:
+        limit = (low + high) // 2
+        try:
+            low, high = (limit, high) if read_again(limit) else (low, limit)
+        except MemoryLimitError:
+            low = limit
+    assert high > FRAME * sum(LENGTHS)
+
+
+def test_memory_is_freed_with_the_loader(path: Path) -> None:
+    pipe = SeqRecordPipe(path, **CLIPS)
+    list(pipe)
+    kept = [weakref.ref(arena) for arena in arenas()]
+    assert kept
+    del pipe
+    gc.collect()
+    assert not any(one() for one in kept)
+
+
+def test_a_file_that_changes_under_the_reader(tmp_path: Path) -> None:
+    """What was checked stays; who reads it anew finds the damage."""
+    path = write(tmp_path)
+    files = sorted((path / "records").iterdir())
+    before = [file.read_bytes() for file in files]
+    pipe = SeqRecordPipe(path, **CLIPS)
+    list(pipe)
+    for file, data in zip(files, before, strict=True):
+        file.write_bytes(bytes([*data[:256], *(255 - byte for byte in data[256:])]))
+    for batch in pipe:
+        check(batch, FEATURES, 3)
+    with pytest.raises(ChecksumError):
+        list(SeqRecordPipe(path, **CLIPS))
+
+
+def test_what_was_damaged_is_read_again(tmp_path: Path) -> None:
+    """A load that fails leaves nothing that counts as read."""
+    path = write(tmp_path)
+    file = sorted((path / "records").iterdir())[0]
+    data = file.read_bytes()
+    image = next(iter(SeqRecordPipe(path, **{**CLIPS, "shuffle": False})))["image"][0, 0]
+    at = data.index(image.numpy().tobytes())
+    pipe = SeqRecordPipe(path, **CLIPS)
+    for _ in range(2):
+        file.write_bytes(data[:at] + bytes([255 - data[at]]) + data[at + 1 :])
+        with pytest.raises(ChecksumError, match="set/0"):
+            list(pipe)
+    file.write_bytes(data)
+    clips = [clip for batch in pipe for clip in check(batch, FEATURES, 3)]
+    assert sorted(clips) == sorted(possible_clips(FEATURES, 3))
+
+
+def test_first_rows() -> None:
+    found = first_rows(np.array([3, 9, 4, 5]), np.array([0, 2, 3]))
+    assert found.tolist() == [0, 0, 3, 7]
