@@ -11,16 +11,20 @@ copied, once::
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError
 from seqrecord.grids import IntArray
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = [
     "CenterCrop",
@@ -104,6 +108,9 @@ class WindowStep(Protocol):
     def apply(self, windows: Windows, draws: FloatArray) -> Windows:
         """The windows after the step; `draws` are in [0, 1), float64[num_draws, clips]."""
 
+    def of_features(self, features: tuple[str, ...]) -> WindowStep:
+        """The same step, for these features."""
+
 
 ClipFunction: TypeAlias = (
     "Callable[[dict[str, Any], np.random.Generator], Mapping[str, npt.ArrayLike]]"
@@ -113,7 +120,16 @@ ClipFunction: TypeAlias = (
 ClipTransform: TypeAlias = "WindowStep | ClipFunction | Sequence[WindowStep | ClipFunction]"
 
 
-class _Crop:
+class _Step:
+    features: tuple[str, ...] | None
+
+    def of_features(self, features: tuple[str, ...]) -> Self:
+        made = copy.copy(self)
+        made.features = features
+        return made
+
+
+class _Crop(_Step):
     num_draws = 0
 
     def __init__(self, size: int | Sequence[int], *, features: Sequence[str] | None = None) -> None:
@@ -169,7 +185,7 @@ class CenterCrop(_Crop):
         return windows.crop(middle + top, middle + left, height, width)
 
 
-class HorizontalFlip:
+class HorizontalFlip(_Step):
     """Mirrors a clip from left to right with probability `p`.
 
     The x of an optical flow changes its sign: of features of kind `flow`, and of those without a
@@ -250,6 +266,8 @@ def _integers(draws: FloatArray, count: int) -> IntArray:
 def _checked_size(name: str, size: Any) -> tuple[int, int]:
     sides = [size, size] if isinstance(size, int | np.integer) else size
     try:
+        if not isinstance(sides, Collection) or len(sides) != 2:
+            raise TypeError
         if any(isinstance(side, bool | np.bool_) for side in sides):
             raise TypeError
         height, width = map(operator.index, sides)
@@ -268,6 +286,7 @@ def _checked_names(name: str, features: Any) -> tuple[str, ...] | None:
     if features is None:
         return None
     is_list = isinstance(features, Collection) and not isinstance(features, str)
+    is_list = is_list and getattr(features, "ndim", 1) > 0  # else it is no collection after all
     if not is_list or not all(isinstance(item, str) for item in features):
         raise ClipError(f"{name}: features is a list of names", got=repr(features)[:100])
     if not features:

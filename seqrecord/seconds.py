@@ -65,7 +65,8 @@ class Seconds:
     ) -> None:
         times = None
         if last is None:
-            if not isinstance(first, Iterable) or isinstance(first, (str, bytes)):
+            is_scalar = isinstance(first, (str, bytes)) or getattr(first, "ndim", 1) == 0
+            if not isinstance(first, Iterable) or is_scalar:
                 raise ClipError(
                     "Seconds needs two times, or a list of times",
                     expected="Seconds(-0.5, 0) or Seconds([-0.5, 0])",
@@ -95,7 +96,8 @@ class Seconds:
             raise ClipError(
                 "Seconds by a feature need to be told each time", expected="a list, or every"
             )
-        if beyond not in ("error", "pad") or (beyond == "pad" and by is None):
+        one: Any = beyond  # an array, perhaps
+        if not isinstance(one, str) or one not in ("error", "pad") or (one == "pad" and by is None):
             raise ClipError(
                 "beyond of Seconds is not what it should be",
                 expected="'error'; or, with by, 'pad'",

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -85,11 +86,17 @@ def test_an_epoch(dataset: Path) -> None:
     assert report.url == str(dataset)
 
 
-def test_a_slow_consumer(dataset: Path) -> None:
+def test_a_slow_consumer(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench_module = sys.modules[measure.__module__]  # `bench` is its function, too
+    clock = [0.0]  # which stands still but for the consumer, however busy the machine is
+    sleep = SimpleNamespace(sleep=lambda seconds: clock.append(clock[-1] + seconds))
+    monkeypatch.setattr(bench_module, "time", sleep)
+    monkeypatch.setattr(bench_module, "perf_counter", lambda: clock[-1])
     report = bench(dataset, clip_len=4, batch_size=4, consumer_seconds=0.1, max_batches=3)
     assert report.num_batches == 3
-    assert 0.1 <= report.consuming.p50 < report.seconds / 2  # of 3
-    assert report.seconds >= 0.3
+    assert report.consuming.p50 == pytest.approx(0.1)
+    assert report.seconds == pytest.approx(0.3)
+    assert report.waiting.max == 0
     assert "the consumer is the bottleneck" in report.advice[0]
     assert report.stats["bottleneck"].startswith("the consumer")
     assert report.advice[1:] == ("too few batches for a reliable figure: run more of them.",)

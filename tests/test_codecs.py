@@ -252,6 +252,28 @@ def test_one_of_several_blobs_is_damaged(name: str) -> None:
     assert codec.decode_frames(blobs, out)
 
 
+@pytest.mark.parametrize("dtype", ["u1", "i2", "f4", "f8"])
+def test_a_blob_that_claims_bytes_of_the_next_one(dtype: str) -> None:
+    """Blosc is given several as one buffer, in which those bytes are there."""
+    frames = smooth(9, 2000, dtype=dtype)
+    frames.view("u1")[:, :900] = 0
+    frames.view("u1")[:, -90:] = np.random.default_rng(0).integers(0, 256, (9, 90))
+    codec = codec_for([{"id": "blosc", "cname": "lz4", "shuffle": 1}], frames[0])
+    blobs, out = blobs_of(codec, frames), np.empty_like(frames)
+    assert codec.decode_frames(blobs, out)
+    blob = blobs[4].tobytes()
+    for cut in (1, 2, 4, 20, 60):
+        bad = blob[:12] + struct.pack("<I", len(blob) - cut) + blob[16:-cut]
+        with pytest.raises(CodecError):
+            codec.decode_into(bad, out[4])
+        assert not codec.decode_frames([*blobs[:4], memoryview(bad), *blobs[5:]], out)
+    for size in (-(1 << 31), -5, -1, 0, len(blob), 1 << 20, (1 << 31) - 1):  # of the first plane
+        bad = blob[:20] + struct.pack("<i", size) + blob[24:]
+        with pytest.raises(CodecError):
+            codec.decode_into(bad, out[4])
+        assert not codec.decode_frames([*blobs[:4], memoryview(bad), *blobs[5:]], out)
+
+
 def test_frames_that_are_not_decoded_together() -> None:
     large, kept = smooth(2, 200, 300, 3), smooth(3, 20, 30, 3)
     for frames, codec in ((large, "balanced"), (kept, [PNG])):

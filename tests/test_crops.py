@@ -423,7 +423,9 @@ def test_what_is_refused(path: Path, loader: Any, transform: Any, message: str) 
         loader(path, clip_len=3, clip_transform=transform)
 
 
-@pytest.mark.parametrize("size", [0, -1, (3,), (3, 0), "3", None, True, (1.5, 2), (True, 3)])
+@pytest.mark.parametrize(
+    "size", [0, -1, (3,), (3, 0), "3", None, True, (1.5, 2), (True, 3), range(10**12)]
+)
 def test_sizes_that_are_none(size: Any) -> None:
     for crop in (RandomCrop, CenterCrop):
         with pytest.raises(ClipError, match="not a size"):
@@ -436,11 +438,19 @@ def test_probabilities_that_are_none(p: Any) -> None:
         HorizontalFlip(p)
 
 
-@pytest.mark.parametrize("features", ["image", 3, [3], [], True])
+@pytest.mark.parametrize("features", ["image", 3, [3], [], True, np.array("image")])
 def test_names_that_are_none(features: Any) -> None:
     for make in (partial(RandomCrop, 3), partial(CenterCrop, 3), HorizontalFlip):
         with pytest.raises(ClipError, match="features"):
             make(features=features)
+
+
+def test_a_step_for_other_features() -> None:
+    for step in (RandomCrop(3), CenterCrop((2, 3), features=["b"]), HorizontalFlip(0.2)):
+        before = repr(step)
+        made = step.of_features(("a",))
+        assert repr(step) == before
+        assert repr(made) == before.replace(", features=['b']", "")[:-1] + ", features=['a'])"
 
 
 def test_numbers_of_numpy() -> None:

@@ -187,6 +187,11 @@ def test_a_loader_of_the_options_of_another(records: Path, loader: Any) -> None:
         ("world_size", 0, "both, with 0 <= rank < world_size"),
         ("device", "abacus", "cpu or cuda:0"),
         ("num_threads", 0, "at least 1"),
+        ("seed", True, "an integer"),
+        ("seed", 1.0, "an integer"),
+        ("seed", np.float64(1), "an integer"),
+        ("seed", np.bool_(True), "an integer"),
+        ("seed", 1 << 1024, "an integer of at most 1024 bits"),
     ],
 )
 def test_a_wrong_value_is_named(records: Path, name: str, value: object, expected: str) -> None:
@@ -197,6 +202,14 @@ def test_a_wrong_value_is_named(records: Path, name: str, value: object, expecte
         assert name.removeprefix("clip_") in caught.value.message or name == "device"
         assert expected in str(caught.value.expected)
         assert caught.value.got is not None
+
+
+@pytest.mark.parametrize("name", ["seed", "num_threads", "rank", "batch_size"])
+def test_an_integer_that_is_too_long_to_print(records: Path, name: str) -> None:
+    arguments: dict[str, Any] = {"clip_len": 4, name: -(10**5000)}
+    with pytest.raises(ClipError) as caught:
+        SeqRecordStream(records, **arguments)
+    assert "too long to show" in str(caught.value)
 
 
 @pytest.mark.parametrize("loader", [*STREAMING, SeqRecordDataset, bench])

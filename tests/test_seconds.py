@@ -51,6 +51,7 @@ def test_every_frame_between_two_times(fps: float, first: int, count: int) -> No
     ("arguments", "message"),
     [
         ((0.5,), "two times, or a list"),
+        ((np.array(0.5),), "two times, or a list"),
         (("now",), "two times, or a list"),
         (([],), "at least one"),
         ((["now"],), "not a number of seconds"),

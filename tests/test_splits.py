@@ -178,6 +178,8 @@ def test_a_function_sees_key_length_and_metadata(tmp_path: Path) -> None:
     ("shares", "match"),
     [
         ({}, "shares of the splits make no sense"),
+        (["train"], "expected: a dict of shares"),
+        (None, "expected: a dict of shares"),
         ({"train": 0.9, "val": 0.2}, "got: 2 of 1.1 together"),
         ({"train": -0.1}, "share of split train.*0 to 1.*-0.1"),
         ({"train": float("nan")}, "share of split train.*nan"),
@@ -185,13 +187,18 @@ def test_a_function_sees_key_length_and_metadata(tmp_path: Path) -> None:
         ({"../train": 0.5}, "not the name of a split"),
     ],
 )
-def test_refuses_shares_that_make_no_sense(
-    tmp_path: Path, shares: dict[str, float], match: str
-) -> None:
+def test_refuses_shares_that_make_no_sense(tmp_path: Path, shares: Any, match: str) -> None:
     path = write(tmp_path / "records", range(2))
     with pytest.raises(ClipError, match=match):
         split_dataset(path, shares)
     assert not (path / "edits").exists()
+
+
+@pytest.mark.parametrize("seed", [None, 1.0, "1", True, 1 << 1024])
+def test_refuses_what_is_no_seed(tmp_path: Path, seed: Any) -> None:
+    path = write(tmp_path / "records", range(2))
+    with pytest.raises(ClipError, match="seed is "):
+        split_dataset(path, {"train": 1}, seed=seed)
 
 
 def test_refuses_what_cannot_be_split(tmp_path: Path) -> None:

@@ -122,12 +122,32 @@ class Blosc(Compressor):
 def _joined(
     blobs: Sequence[memoryview], heads: npt.NDArray[Any], sizes: npt.NDArray[np.int64]
 ) -> bytes:
-    """One Blosc buffer of buffers of one block each, whose headers differ in their size alone."""
+    """One Blosc buffer of buffers of one block each, whose headers differ in their size alone.
+
+    `ValueError` for one whose block is longer than the buffer.
+    """
     begin = _HEADER.size + _SIZE.size * len(blobs)
     starts = begin + np.cumsum(sizes) - sizes + heads["start"]
     total, block = begin + int(sizes.sum()), int(heads["blocksize"][0])
     header = bytes(blobs[0][:4]) + struct.pack("<III", block * len(blobs), block, total)
-    return b"".join([header, starts.astype("<i4").tobytes(), *blobs])
+    joined = b"".join([header, starts.astype("<i4").tobytes(), *blobs])
+    # Blosc would read on in the next blob. (A size below 0, which Blosc refuses, is a large one.)
+    numbers = np.ndarray(total - _SIZE.size + 1, "<u4", joined, strides=(1,))  # at any byte
+    at, last = starts, len(numbers) - 1
+    for _ in range(_num_planes(header[2], header[3], block)):
+        at = at + numbers[np.minimum(at, last)]
+        at += _SIZE.size
+    if (at > begin + np.cumsum(sizes)).any():
+        raise ValueError("a Blosc blob is shorter than its block")
+    return joined
+
+
+def _num_planes(flags: int, typesize: int, block: int) -> int:
+    """How many parts a whole block of so many bytes is encoded in."""
+    apart = (
+        not flags & _UNSPLIT and typesize <= _MAX_PLANES and block // typesize >= _MIN_PLANE_BYTES
+    )
+    return typesize if apart else 1
 
 
 def encode_planes(encode: Encode, probe: Encode, numbers: npt.NDArray[Any]) -> bytes:
@@ -168,13 +188,13 @@ class _Buffer:
         _, _, flags, typesize, nbytes, blocksize, _ = _HEADER.unpack(self._header)
         self.length = blocksize // typesize
         self.blocks: list[list[bytes]] = []
-        apart = not flags & _UNSPLIT and typesize <= _MAX_PLANES and self.length >= _MIN_PLANE_BYTES
+        num_planes = _num_planes(flags, typesize, blocksize)
         if flags & _COPIED or not flags & _BYTE_PLANES:
             return
         for number in range(-(-nbytes // blocksize)):
             (at,) = _SIZE.unpack_from(blob, _HEADER.size + number * _SIZE.size)
             planes = []
-            for _ in range(typesize if apart and (number + 1) * blocksize <= nbytes else 1):
+            for _ in range(num_planes if (number + 1) * blocksize <= nbytes else 1):
                 (size,) = _SIZE.unpack_from(blob, at)
                 planes.append(blob[at + _SIZE.size : at + _SIZE.size + size])
                 at += _SIZE.size + size

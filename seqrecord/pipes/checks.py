@@ -12,6 +12,7 @@ from seqrecord.errors import ClipError
 from seqrecord.units import parse_size
 
 __all__ = [
+    "SEED_LIMIT",
     "are_names",
     "check",
     "check_dilation",
@@ -20,9 +21,12 @@ __all__ = [
     "check_names",
     "check_rank",
     "check_reverse",
+    "check_seed",
     "check_size",
+    "shown",
 ]
 
+SEED_LIMIT = 1 << 1024  # of a seed without its sign, exclusive
 
 _MOST_RANKS = 1 << 31  # exclusive
 
@@ -39,7 +43,7 @@ def check_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
             "rank and world_size make no sense",
             expected="both, with 0 <= rank < world_size; or world_size=1 alone, for the whole "
             "epoch; or neither, to find them",
-            got=f"rank={rank!r} world_size={world_size!r}",
+            got=f"rank={shown(rank)} world_size={shown(world_size)}",
         )
     return number, count
 
@@ -53,20 +57,26 @@ def check_integer(
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise ClipError(
-            f"{name} is not an integer", expected=expected, got=repr(value)[:100]
-        ) from None
+        raise ClipError(f"{name} is not an integer", expected=expected, got=shown(value)) from None
     if least is not None and number < least:
-        raise ClipError(f"{name} is too small", expected=f"at least {least}", got=number)
+        raise ClipError(f"{name} is too small", expected=f"at least {least}", got=shown(number))
     return number
+
+
+def check_seed(value: Any) -> int:
+    """The seed that an argument is, which a state can hold. Raises `ClipError` for others."""
+    seed = check_integer("seed", value)
+    if not -SEED_LIMIT < seed < SEED_LIMIT:
+        raise ClipError(
+            "seed is too large", expected="an integer of at most 1024 bits", got=shown(seed)
+        )
+    return seed
 
 
 def check(name: str, value: object, is_right: bool, expected: str) -> None:
     """Raise `ClipError` for an argument that is not right."""
     if not is_right:
-        raise ClipError(
-            f"{name} is not what it should be", expected=expected, got=repr(value)[:100]
-        )
+        raise ClipError(f"{name} is not what it should be", expected=expected, got=shown(value))
 
 
 def check_flag(name: str, value: object, is_right: bool = False) -> None:
@@ -80,7 +90,7 @@ def check_size(name: str, value: Any) -> None:
         parse_size(value)
     except ValueError as error:
         raise ClipError(
-            f"{name}: {error}", expected='bytes, or text such as "2GiB"', got=repr(value)[:100]
+            f"{name}: {error}", expected='bytes, or text such as "2GiB"', got=shown(value)
         ) from None
 
 
@@ -106,7 +116,7 @@ def check_dilation(value: Any) -> int | tuple[int, ...]:
         raise ClipError(
             "dilation has the same number twice, or none at all",
             expected="a number of frames, or several such as (1, 2, 4)",
-            got=repr(value)[:100],
+            got=shown(value),
         )
     return several if len(several) > 1 else several[0]
 
@@ -119,10 +129,18 @@ def check_reverse(value: Any) -> float:
     """A probability. Raises `ClipError` for what is none."""
     is_number = isinstance(value, (int, float, np.floating)) and not isinstance(value, bool)
     if not (is_number and 0 <= value <= 1):
-        raise ClipError("reverse is not a probability", expected="0 to 1", got=repr(value)[:100])
+        raise ClipError("reverse is not a probability", expected="0 to 1", got=shown(value))
     return float(value)
 
 
 def _is_scalar(value: object) -> bool:
     """Whether this is an array without dimensions, which is no collection though it says so."""
     return getattr(value, "ndim", 1) == 0
+
+
+def shown(value: object) -> str:
+    """A value that somebody has given, for a message."""
+    try:
+        return repr(value)[:200]
+    except ValueError:  # an integer of more digits than Python likes to print
+        return f"a {type(value).__name__} too long to show"

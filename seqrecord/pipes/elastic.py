@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from seqrecord.errors import StateError
+from seqrecord.pipes.checks import shown
 from seqrecord.pipes.mix_saved import MIX_VERSION, MixState
-from seqrecord.pipes.states import State, check_number, shown
+from seqrecord.pipes.states import State, check_number
 
 __all__ = ["elastic_state"]
 

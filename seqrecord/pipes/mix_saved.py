@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from seqrecord.errors import StateError
+from seqrecord.pipes.checks import shown
 from seqrecord.pipes.mix_plan import MixRest, SourceRest
 from seqrecord.pipes.states import (
     Sharing,
@@ -15,7 +16,6 @@ from seqrecord.pipes.states import (
     check_number,
     parse_settings,
     parse_stages,
-    shown,
     stages_to_json,
 )
 from seqrecord.sampling import PlanSettings
@@ -131,7 +131,7 @@ class MixState:
                 expected=f"a dict of {', '.join(_KEYS)}",
                 got=shown(state),
             )
-        if state[MIX_VERSION] != _VERSION or isinstance(state[MIX_VERSION], bool):
+        if type(state[MIX_VERSION]) is not int or state[MIX_VERSION] != _VERSION:
             raise StateError(
                 "a state of another version", expected=_VERSION, got=shown(state[MIX_VERSION])
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
@@ -217,10 +216,8 @@ def _steps_of(selection: ClipSelection, names: list[str]) -> list[Any]:
     crops = draws.crops.crops
     arrays = {n: spec for n, spec in selection.arrays.items() if n in crops.features}
     kept = tuple(n for n, spec in arrays.items() if (spec.mask_of or n) in names)
-    steps = [copy.copy(step) for step in crops.steps if kept]
-    for step in steps:  # not those of the largest feature that is left
-        vars(step)["features"] = kept
-    return steps
+    # Not those of the largest feature that is left.
+    return [step.of_features(kept) for step in crops.steps] if kept else []
 
 
 def _has_functions(selection: ClipSelection) -> bool:

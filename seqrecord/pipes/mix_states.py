@@ -14,12 +14,13 @@ from torch.utils.data import get_worker_info
 
 from seqrecord.engine.stats import STAGES, EngineStats, bottleneck
 from seqrecord.errors import ClipError, StateError
+from seqrecord.pipes.checks import shown
 from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.mix_loader import MixLoader
 from seqrecord.pipes.mix_plan import MixPlan, MixRest
 from seqrecord.pipes.mix_rest import rest_after
 from seqrecord.pipes.mix_saved import MixState
-from seqrecord.pipes.states import Sharing, State, shown
+from seqrecord.pipes.states import Sharing, State
 from seqrecord.sampling import Part
 
 __all__ = ["MixEpochs"]

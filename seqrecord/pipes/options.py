@@ -19,6 +19,7 @@ from seqrecord.pipes.checks import (
     check_names,
     check_rank,
     check_reverse,
+    check_seed,
     check_size,
 )
 from seqrecord.pipes.clip_lists import ClipList, check_clip_list
@@ -281,7 +282,7 @@ class LoaderOptions(ClipOptions):
             round, so that the first batch comes soon.
         num_cursors: the number of places in the dataset from which clips are mixed; chosen by
             default.
-        seed: the order is a function of it.
+        seed: the order is a function of it. An integer, of which 64 bits count.
         batch_size: clips of a batch, or `None` for single clips.
         drop_last: leave out clips that do not fill a batch on every rank.
         equal: give all ranks and workers equally many clips and batches. If the clips cannot be
@@ -347,7 +348,7 @@ class LoaderOptions(ClipOptions):
         for name in ("shuffle_buffer", "num_cursors", "batch_size", "num_threads"):
             if (value := getattr(self, name)) is not None:
                 self._set(name, check_integer(name, value, least=1))
-        self._set("seed", check_integer("seed", self.seed))
+        self._set("seed", check_seed(self.seed))
         check_size("memory_limit", self.memory_limit)
         if not self.rank is self.world_size is None:
             check_rank(self.rank, self.world_size)

@@ -7,8 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from seqrecord.errors import StateError
+from seqrecord.pipes.checks import shown
 from seqrecord.pipes.selection import ClipSelection
-from seqrecord.pipes.states import State, shown
+from seqrecord.pipes.states import State
 
 __all__ = ["check_state"]
 

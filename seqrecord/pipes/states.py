@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias, get_args, get_type_hints
 
 from seqrecord.errors import ClipError, StateError
+from seqrecord.pipes.checks import SEED_LIMIT, shown
 from seqrecord.pipes.distributed import this_worker
 from seqrecord.sampling import Part, PlanSettings
 from seqrecord.sampling.rest import Stage
@@ -20,7 +21,6 @@ __all__ = [
     "check_number",
     "parse_settings",
     "parse_stages",
-    "shown",
     "stages_to_json",
 ]
 
@@ -47,7 +47,6 @@ _EPISODES = ("count", "frames", "digest", "dataset")
 _MAX_INTEGER = 1 << 63  # exclusive
 _MAX_PARTS = 1 << 31  # exclusive
 _MAX_SETTING = 1 << 31  # exclusive
-_MAX_SEED = 1 << 1024  # exclusive
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,7 @@ class State:
                 expected="what state_dict() of a loader has returned: a dict of version, epoch, …",
                 got=shown(state),
             )
-        if state["version"] != _VERSION or isinstance(state["version"], bool):
+        if type(state["version"]) is not int or state["version"] != _VERSION:
             raise StateError(
                 "a state of another version", expected=_VERSION, got=shown(state["version"])
             )
@@ -240,7 +239,7 @@ def parse_settings(saved: object) -> PlanSettings:
     saved = check_keys("a state's settings", saved, names)
     for name, hint in get_type_hints(PlanSettings).items():
         value, kinds = saved[name], get_args(hint) or (hint,)
-        most = _MAX_SEED if name == "seed" else _MAX_SETTING
+        most = SEED_LIMIT if name == "seed" else _MAX_SETTING
         if type(value) not in kinds or (isinstance(value, int) and abs(value) >= most):
             raise StateError(f"a state's {name} makes no sense", got=shown(value))
     try:
@@ -281,11 +280,3 @@ def _integers(name: str, value: object) -> tuple[int, ...]:
             f"a state's {name} is no list", expected="a number for each worker", got=shown(value)
         )
     return tuple(_integer(name, number) for number in value)
-
-
-def shown(value: object) -> str:
-    """A value from a state, for a message."""
-    try:
-        return repr(value)[:200]
-    except ValueError:  # an integer of more digits than Python likes to print
-        return f"a {type(value).__name__} too long to show"

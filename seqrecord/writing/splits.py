@@ -30,6 +30,8 @@ from seqrecord.writing.edit_files import put_edits, removed_if_unnamed
 
 __all__ = ["deal_episodes", "split_dataset"]
 
+_SEED_LIMIT = 1 << 1024  # without its sign, as that of the loaders
+
 
 def split_dataset(
     location: str | PathLike[str],
@@ -56,6 +58,10 @@ def split_dataset(
     meanwhile.
     """
     _check(shares)
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
+        raise ClipError("seed is not an integer", expected="an integer", got=repr(seed)[:50])
+    if not -_SEED_LIMIT < seed < _SEED_LIMIT:
+        raise ClipError("seed is too large", expected="an integer of at most 1024 bits")
     with closing(open_storage(location, storage_options)) as storage:
         return _split(storage, shares, by, seed, anew)
 
@@ -102,7 +108,13 @@ def _split(
     return {name: int((new == names.index(name)).sum()) for name in names}
 
 
-def _check(shares: Mapping[Any, Any]) -> None:
+def _check(shares: object) -> None:
+    if not isinstance(shares, Mapping):
+        raise ClipError(
+            "the shares of the splits make no sense",
+            expected="a dict of shares by name, as {'train': 0.9, 'val': 0.1}",
+            got=repr(shares)[:100],
+        )
     for name, share in shares.items():
         if not isinstance(name, str) or not SPLIT_NAME.fullmatch(name):
             raise ClipError(
