@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 
+import seqrecord
+from benchmarks.tartanair.throughput.limits import copying
 from benchmarks.tartanair.throughput.page import page, share_of
 from benchmarks.tartanair.throughput.rows import ROWS
 from benchmarks.tartanair.throughput.scaling import Scaling, level
@@ -42,3 +47,38 @@ def test_the_page_marks_what_is_missed() -> None:
 def test_scaling_is_asked_of_another_process() -> None:
     with Scaling.start() as scaling:
         assert [scaling.now() > 0 for _ in range(2)] == [True, True]
+
+
+def test_windows_are_copied_of_frames_that_were_read_and_checked(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    frames = [rng.integers(0, 1 << 30, (n, 7, 9)).astype("i4") for n in (6, 9)]
+    with seqrecord.SeqRecordWriter(tmp_path / "raw", codecs="raw", chunk_frames=4) as writer:
+        for number, images in enumerate(frames):
+            with writer.episode(str(number)) as episode:
+                for at, image in enumerate(images):  # the last frame has no flow
+                    flow = {"flow": np.stack((image, image), 2)} if at + 1 < len(images) else {}
+                    episode.append({"image": image, **flow})
+    epochs = [copying("raw", 3, 2, side=4, reads=reads)(tmp_path) for reads in (False, True)]
+    seen = 0
+    for one, other in zip(*(epoch() for epoch in epochs), strict=True):
+        for name in one:
+            np.testing.assert_array_equal(one[name], other[name])
+        for image, flow in zip(one["image"], one["flow"], strict=True):
+            np.testing.assert_array_equal(np.stack((image, image), 3), flow)
+            pixel = image[0, 0, 0]
+            ((number, (start, top, left)),) = [
+                (number, np.argwhere(images == pixel)[0])
+                for number, images in enumerate(frames)
+                if (images == pixel).any()
+            ]
+            window = frames[number][start : start + 3, top : top + 4, left : left + 4]
+            np.testing.assert_array_equal(window, image)
+            seen += 1
+    assert seen == 3 + 6 - 1  # the last batch is left out
+
+    (file,) = (tmp_path / "raw" / "records").iterdir()
+    data = bytearray(file.read_bytes())
+    data[data.index(frames[0][0].tobytes())] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(seqrecord.SeqRecordError, match="checksum"):
+        list(epochs[1]())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,42 +20,60 @@ MakeEpoch = Callable[[], Iterator[Arrays]]
 
 
 def copying(
-    records: str, clip_len: int, batch_size: int, stride: int = 1
+    records: str,
+    clip_len: int,
+    batch_size: int,
+    stride: int = 1,
+    *,
+    side: int | None = None,
+    reads: bool = False,
 ) -> Callable[[Path], MakeEpoch]:
-    """Two threads, one `copyto` for each clip and feature."""
+    """Two threads, one `copyto` for each clip and feature.
+
+    With `side`, of windows of so many pixels in height and width, at random places. With `reads`,
+    these threads read all chunks anew in each epoch, and check them, before they copy.
+    """
 
     def make(folder: Path) -> MakeEpoch:
+        dataset = seqrecord.open(folder / records)
         episodes: list[Arrays] = []
-        for episode in seqrecord.open(folder / records).episodes.values():
+        for episode in dataset.episodes.values():
             read = episode.read(range(len(episode) - 1))  # the last frame of TartanAir has no flow
             episodes.append({name: np.asarray(array) for name, array in read.items()})
+        loads = list(_loads(dataset, episodes)) if reads else []
         clips = [
             (number, start)
             for number, episode in enumerate(episodes)
             for start in range(0, len(next(iter(episode.values()))) - clip_len + 1, stride)
         ]
-        order = np.random.default_rng(0).permutation(len(clips))
+        rng = np.random.default_rng(0)
+        order = rng.permutation(len(clips))
         batches = [
             [clips[i] for i in order[at : at + batch_size]]
             for at in range(0, len(clips) - batch_size + 1, batch_size)
         ]
         buffers = [
             {
-                name: np.zeros((batch_size, clip_len, *array.shape[1:]), array.dtype)
+                name: np.zeros((batch_size, clip_len, *_window(array, side).shape[1:]), array.dtype)
                 for name, array in episodes[0].items()
             }
             for _ in range(4)
         ]
+        corners = rng.random((len(clips), 2)).tolist()
 
         def fill(number: int) -> Arrays:
             buffer = buffers[number % len(buffers)]
             for place, (episode, start) in enumerate(batches[number]):
+                corner = corners[number * batch_size + place]
                 for name, array in episodes[episode].items():
-                    np.copyto(buffer[name][place], array[start : start + clip_len])
+                    frames = array[start : start + clip_len]
+                    np.copyto(buffer[name][place], _window(frames, side, corner))
             return buffer
 
         def epoch() -> Iterator[Arrays]:
             with ThreadPoolExecutor(2) as pool:
+                for done in [pool.submit(load) for load in loads]:
+                    done.result()
                 ahead: list[Future[Arrays]] = []
                 for number in range(len(batches)):
                     ahead.append(pool.submit(fill, number))
@@ -66,6 +85,35 @@ def copying(
         return epoch
 
     return make
+
+
+def _window(
+    frames: npt.NDArray[np.generic], side: int | None, corner: Sequence[float] = (0.0, 0.0)
+) -> npt.NDArray[np.generic]:
+    """Of frames [n, H, W, …] a window, whose corner is given as a share of where it may be."""
+    if side is None:
+        return frames
+    top, left = (int(at * (n - side)) for at, n in zip(corner, frames.shape[1:3], strict=True))
+    return frames[:, top : top + side, left : left + side]
+
+
+def _loads(
+    dataset: seqrecord.SeqRecordReader, episodes: Sequence[Arrays]
+) -> Iterator[Callable[[], object]]:
+    """What reads a chunk into the arrays of its episode; the last one of each into other memory,
+    for its pages have frames that the arrays lack."""
+    reader, keys = dataset.chunk_reader(), list(dataset.episodes)
+    for group in sorted({spec.group for spec in dataset.features.values()}):
+        for row in range(len(dataset.index.groups[group].num_frames)):
+            chunk = reader.chunk_at(group, row)
+            arrays = episodes[keys.index(dataset.index.key(chunk.episode))]
+            pages, into = reader.pages(chunk), {}
+            for page in pages:
+                frames = arrays[page.feature][chunk.first_frame : chunk.stop_frame]
+                if frames.nbytes != page.stop - page.start:
+                    frames = np.zeros(page.stop - page.start, np.uint8)
+                into[page.feature] = [frames.reshape(-1).view(np.uint8).data]
+            yield partial(reader.read, pages, into=into)
 
 
 def taking(clip_len: int, batch_size: int) -> Callable[[Path], MakeEpoch]:

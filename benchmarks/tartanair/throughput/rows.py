@@ -101,7 +101,8 @@ def _streaming(records: str, **options: Any) -> Callable[[Path], Streaming]:
     return partial(_pipe, records, **options)
 
 
-_CROP: dict[str, Any] = {"clip_transform": seqrecord.RandomCrop((224, 224))}
+_SIDE = 224  # of a window
+_CROP: dict[str, Any] = {"clip_transform": seqrecord.RandomCrop(_SIDE)}
 _IMAGE: dict[str, Any] = {"features": ["image_left"]}
 _POLICY: dict[str, Any] = {"batch_size": _POLICY_BATCH}
 _WINDOWS: dict[str, Any] = {"windows": {"image": [-1, 0], "actions": range(CLIP_LEN)}, **_POLICY}
@@ -121,6 +122,8 @@ ROWS = {
     "raw-spinning": Row(_streaming("raw"), "raw", wanted=0.6, spins=True),
     "image-spinning": Row(_streaming("raw", **_IMAGE), "image", wanted=0.6, spins=True),
     "balanced-spinning": Row(_streaming("balanced"), "balanced", spins=True),
+    "crops-copy": Row(copying("raw", CLIP_LEN, BATCH_SIZE, side=_SIDE), "raw"),
+    "crops-read-copy": Row(copying("raw", CLIP_LEN, BATCH_SIZE, side=_SIDE, reads=True), "raw"),
     "crops": Row(_streaming("raw", **_CROP), "raw", wanted=4),
     "crops-balanced": Row(_streaming("balanced", **_CROP), "balanced"),
     "mix": Row(partial(_mix, codecs=("raw", "fast", "balanced")), "balanced"),
