@@ -157,19 +157,22 @@ def test_batches_in_order_are_not_copied(path: Path, size: int) -> None:
         DataLoader(SeqRecordStream(path, **CLIPS), **options),
     ):
         batches = list(made)
-        memory = {address(batch): batch["image"].untyped_storage().nbytes() for batch in batches}
-        most = max(size, 32 // size * size)
-        assert len(memory) == -(-len(pipe) // most)
-        assert max(memory.values()) == most * batches[0]["image"][0].nbytes
+        begins = [batch["image"].data_ptr() for batch in batches]
+        nbytes = batches[0]["image"].nbytes
+        # Up to 32 batches lie side by side, and to save one is not to save all.
+        assert all(begin == begins[i - i % 32] + i % 32 * nbytes for i, begin in enumerate(begins))
+        assert {batch["image"].untyped_storage().nbytes() for batch in batches[:-1]} == {nbytes}
 
 
 def test_shuffled_batches_are_in_memory_that_is_used_again(path: Path) -> None:
     pipe: Any = SeqRecordPipe(path, **CLIPS)
+    chain = pipe.shuffle(buffer_size=30).batch(4).collate(seqrecord.collate)
     addresses = []
-    for batch in pipe.shuffle(buffer_size=30).batch(4).collate(seqrecord.collate):
-        addresses.append(address(batch))
-        del batch
-    assert len(set(addresses[:-1])) <= 3
+    for _ in range(5):
+        for batch in chain:
+            addresses.append(address(batch))
+            del batch
+    assert len(set(addresses)) <= 2 / 5 * len(addresses)
 
 
 @pytest.mark.parametrize("count", [1, 8, 9])

@@ -42,7 +42,7 @@ def sharded(pipe: Any) -> Any:
     return filtered
 
 
-@pytest.mark.parametrize("count", [1, 9, 100])
+@pytest.mark.parametrize("count", [1, 9, 100, 9000])
 @pytest.mark.parametrize("buffer_size", [1, 7, 1000])
 @pytest.mark.parametrize(("every", "first"), [(1, 0), (3, 0), (3, 2)])
 def test_places_are_those_of_torch(count: int, buffer_size: int, every: int, first: int) -> None:

@@ -8,9 +8,10 @@ refer to the engine. Finished batches wait in the channel: the thread never runs
 from __future__ import annotations
 
 import weakref
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -25,6 +26,7 @@ from seqrecord.engine.disjoint import DisjointExecutor
 from seqrecord.engine.draws import DrawClips
 from seqrecord.engine.loading import ChunkLoader
 from seqrecord.engine.overlapping import OverlappingExecutor
+from seqrecord.engine.placed import PlacedExecutor, Positions
 from seqrecord.engine.scheduler import Channel, Executor, Scheduler, WorkerPool
 from seqrecord.engine.stats import EngineStats
 from seqrecord.reading.frames import ArraySpec, FrameTransform
@@ -36,6 +38,10 @@ from seqrecord.schema import FeatureSpec
 __all__ = ["Engine", "Execution"]
 
 _PATIENCE = 1.0  # seconds; see `Scheduler.close`
+
+
+class _Places(Places, Positions, Protocol):
+    """Where clips will be, whatever their size."""
 
 
 class Engine:
@@ -73,7 +79,8 @@ class Engine:
             shape of a frame, and how many frames a clip has.
         draw: what is drawn for clips. Those that functions are called with are gathered from
             arenas.
-        places: of a plan of single clips on the host, where these will be joined.
+        places: of a plan of single clips on the host, where these will be joined; with `together`
+            they are delivered in that order, see `PlacedExecutor`.
         decode_there: whether the device decodes video, where it can; see `DeviceVideo`.
         first_row: of each episode, where `memory` has a row for each frame: frames then stay in
             memory for the next iteration. See `StayingRounds`.
@@ -81,6 +88,9 @@ class Engine:
 
     drop: Callable[[], object]
     """As `close`, for places that must not wait long: those that a finalizer may come from."""
+
+    is_placed: bool
+    """Whether it makes single clips where batches of others will have them."""
 
     def __init__(
         self,
@@ -100,11 +110,12 @@ class Engine:
         made: Mapping[str, ArraySpec] | None = None,
         lengths: Mapping[str, int] | None = None,
         draw: DrawClips | None = None,
-        places: Places | None = None,
+        places: _Places | None = None,
         decode_there: bool = False,
         first_row: IntArray | None = None,
     ) -> None:
         self.stats = stats
+        self.is_placed = places is not None and memory.together > 1
         self._plan, self._next = plan, batch
         self._channel: Channel[Batch] = Channel(memory.prefetch, stats)
         execution = Execution(
@@ -141,9 +152,9 @@ class Engine:
         batch = self._channel.take(self._scheduler.process)
         batch.arrive()
         first_clip, begun = self._plan.first_clip, self._next
-        self._next += 1
-        while first_clip(self._next) - first_clip(begun) < len(batch):
-            self._next += 1
+        stop = first_clip(begun) + len(batch)
+        most = min(begun + len(batch), self._plan.num_batches)
+        self._next = bisect_left(range(most), stop, lo=begun + 1, key=first_clip)
         self.stats.add(batches=self._next - begun, clips=len(batch))
         return batch
 
@@ -181,7 +192,7 @@ class Execution:
         made: Mapping[str, ArraySpec] | None = None,
         lengths: Mapping[str, int] | None = None,
         draw: DrawClips | None = None,
-        places: Places | None = None,
+        places: _Places | None = None,
         decode_there: bool = False,
         first_row: IntArray | None = None,
         make_executor: Callable[..., Executor] = OverlappingExecutor,
@@ -229,6 +240,12 @@ class Execution:
         self._executor: Executor
         if isinstance(buffers, HostBuffers) and not all(memory.num_rows):
             self._executor = DisjointExecutor(plan, clip_frames, buffers, workers, channel, draw)
+        elif places is not None and memory.together > 1:
+            self._executor = PlacedExecutor(
+                *(plan, clip_frames, buffers, workers, channel, draw),
+                places=places,
+                together=memory.together,
+            )
         else:
             sizes = {"together": memory.together, "joined": memory.joined}
             more: dict[str, Any] = {name: count for name, count in sizes.items() if count > 1}

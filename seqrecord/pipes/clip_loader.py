@@ -110,10 +110,12 @@ class ClipLoader(Planner):
         if (most := self._most_joined) > 1:  # beside memory for one alone
             memory = replace(memory, joined=max(1, fit.together(memory, most + 1) - 1))
         places = None
-        if shuffled is not None and self.batch_size is None and memory.together == 1:
-            spare = int(shuffled.spare * self._clip_bytes)
-            if spare <= self._memory_limit // _SPARE:
+        if shuffled is not None and self.batch_size is None:
+            block = self._block(fit, memory, shuffled, collated)
+            spare = int(shuffled.spare(block or shuffled.size) * self._clip_bytes)
+            if (block or memory.together == 1) and spare <= self._memory_limit // _SPARE:
                 places = shuffled.begin(plan.num_batches - batch)
+                memory = replace(memory, together=block or 1)
         return Engine(
             **self._execution(plan),
             batch=batch,
@@ -123,11 +125,24 @@ class ClipLoader(Planner):
             first_row=first_row,
         )
 
+    def _block(
+        self, fit: Fit, memory: Memory, shuffled: ShuffledBatches, collated: Collated | None
+    ) -> int:
+        """How many small clips are made at once where they will be shuffled; 0 where that is not
+        to be known, or nothing is won."""
+        draws = self.selection.draws
+        if collated is None or self._most_together == 1 or shuffled.every > 1:
+            return 0
+        if get_worker_info() is not None or (draws is not None and draws.functions is not None):
+            return 0
+        block = self._together(fit, memory, 1, shuffled.size)
+        return block if block > shuffled.size else 0
+
     def _together(self, fit: Fit, memory: Memory, most: int, size: int | None) -> int:
         """How many single clips are made at once: up to `most`, and whole batches of `size` clips
-        where those are known, so that none is cut."""
+        where those are known, so that none is cut: then as many as a loader's own batches."""
         if size is not None and size * self._clip_bytes <= _MOST_BATCH_BYTES:
-            most = size * max(1, most // size)
+            most = size * max(1, most // size, self._batches_joined(size))
         together = fit.together(memory, most)
         return together if size is None or together < size else together - together % size
 
@@ -146,12 +161,17 @@ class ClipLoader(Planner):
         may fail: batches before the one that fails are delivered.
         """
         draws = self.selection.draws
-        if self.batch_size is None or not self._are_alike or get_worker_info() is not None:
+        if self.batch_size is None or not self._are_alike:
             return 1
         if draws is not None and draws.functions is not None:
             return 1
-        nbytes = self.batch_size * self._clip_bytes
-        return max(1, min(_MOST_JOINED, _MOST_BYTES_JOINED // max(1, nbytes)))
+        return self._batches_joined(self.batch_size)
+
+    def _batches_joined(self, size: int) -> int:
+        """How many batches of so many clips may lie side by side."""
+        if get_worker_info() is not None:
+            return 1
+        return max(1, min(_MOST_JOINED, _MOST_BYTES_JOINED // max(1, size * self._clip_bytes)))
 
     @property
     def _are_alike(self) -> bool:
@@ -262,7 +282,11 @@ class ClipLoader(Planner):
 
     def rows(self, batch: Batch, plan: Plan) -> list[Row]:
         """As `singles`, for `collate` alone."""
-        return rows_of(MadeClips(_tensors(batch), self.columns(batch, plan.epoch)))
+        return rows_of(self.made(batch, plan))
+
+    def made(self, batch: Batch, plan: Plan) -> MadeClips:
+        """Several single clips for `collate` alone."""
+        return MadeClips(_tensors(batch), self.columns(batch, plan.epoch))
 
     def columns(self, batch: Batch, epoch: int) -> dict[str, Any]:
         """What is said of a batch's clips beside their features, each a list or tensor of clips."""

@@ -21,7 +21,7 @@ from seqrecord.engine.shared_memory import SharedBufferPool, can_share
 from seqrecord.errors import ClipError
 from seqrecord.pipes.clip_sequence import ClipSequence
 from seqrecord.pipes.columns import SingleClip
-from seqrecord.pipes.made_clips import MadeClips, Row
+from seqrecord.pipes.made_clips import ClipsToCome, MadeClips, Row
 
 __all__ = ["collate", "keep_memory_for"]
 
@@ -52,13 +52,20 @@ def collate(clips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Unlike with torch's `default_collate`, batches lie in memory that is used again when nothing
     refers to it any more: finding fresh memory takes many times as long as copying. Clips that come
     straight from a loader, one after the other, are not copied at all: the batch is their memory.
-    In a worker process, on Linux, batches are shared memory.
+    Nor are those that torch's `.shuffle(n)` has shuffled, in the process that collates them. Small
+    batches lie together, up to 32 in 32 MiB, and that memory is used again when all of them are
+    gone. In a worker process, on Linux, batches are shared memory.
 
-    Raises `ClipError` for clips that make no batch, and says which entry.
+    Raises `ClipError` for clips that make no batch, and says which entry, and for batches, which a
+    loader with `batch_size` gives.
     """
     if isinstance(clips, ClipSequence) and (whole := clips.whole()) is not None:
         return whole
     if isinstance(clips, list) and clips and _is_row(clips[0]):
+        source = clips[0][0]
+        if isinstance(source, ClipsToCome):
+            found = source.find([number for _, number in clips])
+            return found if isinstance(found, dict) else _joined(found)
         return _joined(clips)
     if not clips or not all(isinstance(clip, Mapping) for clip in clips):
         raise ClipError(
@@ -73,6 +80,7 @@ def collate(clips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 expected=", ".join(map(str, clips[0])),
                 got=", ".join(map(str, clip)),
             )
+    _check_single(clips)
     lists = clips[0].as_lists if isinstance(clips[0], SingleClip) else frozenset()
     return {
         name: values if name in lists else _collate(str(name), values)
@@ -80,9 +88,22 @@ def collate(clips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _check_single(clips: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `ClipError` for batches: what is made of them would have an axis too many."""
+    keys = clips[0].get("episode")
+    if isinstance(keys, list) and isinstance(clips[0].get("start"), torch.Tensor):
+        size = len(clips) * len(keys)
+        raise ClipError(
+            "batches make no batch: the loader has a batch_size",
+            expected=f"batch_size={size} of the loader, with nothing that makes batches behind it; "
+            f"or a loader without batch_size, and .batch({size}).collate(seqrecord.collate)",
+            got=f"{len(clips)} batches of {len(keys)} clips",
+        )
+
+
 def _is_row(clip: Any) -> bool:
     """Whether a clip is one of `made_clips`: then all are, for nobody else can have them."""
-    return type(clip) is tuple and len(clip) == 2 and isinstance(clip[0], MadeClips)
+    return type(clip) is tuple and len(clip) == 2 and isinstance(clip[0], (MadeClips, ClipsToCome))
 
 
 def _joined(clips: Sequence[Row]) -> dict[str, Any]:

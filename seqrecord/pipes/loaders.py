@@ -17,6 +17,7 @@ from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.arguments import has_arguments, init_takes_arguments
 from seqrecord.pipes.callers import (
     find_chain,
+    find_fetching,
     find_filter,
     find_holder,
     find_loader,
@@ -39,8 +40,20 @@ from seqrecord.sampling import Part
 __all__ = ["SeqRecordDataset", "SeqRecordNode", "SeqRecordPipe", "SeqRecordStream"]
 
 
+class _Iterated(Streaming):
+    """What `iter` begins an iteration of.
+
+    A class of its own: torch wraps the `__iter__` of a class of pipes, which for each clip takes
+    longer than all that is done for a small one. That an older iteration has ended is checked here
+    for each batch.
+    """
+
+    def __iter__(self) -> Iterator[Clip]:
+        return self._iterate()
+
+
 @has_arguments(LoaderOptions)
-class SeqRecordPipe(Streaming, IterDataPipe[Clip]):
+class SeqRecordPipe(_Iterated, IterDataPipe[Clip]):
     """Streams clips of a dataset, shuffled, each frame read and decoded once per epoch.
 
     A clip is a dict: feature name to tensor [T, …] (or a list of tensors for a feature with a
@@ -72,10 +85,11 @@ class SeqRecordPipe(Streaming, IterDataPipe[Clip]):
     _warned = False
     _holder: str | None = None  # of items of this iteration, behind this pipe
 
-    def __iter__(self) -> Iterator[Clip]:
+    def _iterate(self) -> Iterator[Clip]:
         self._holder = find_holder()
         chain = find_chain()
-        spare_lookups(chain)
+        fetching = find_fetching()  # by a DataLoader, which wraps the last pipe
+        spare_lookups(chain if fetching is None else (*chain, fetching[0].dataset))
         shuffled, collated = ShuffledBatches.of(self, chain), find_collated(self, chain)
         return self._epochs.iterate(self._part(), shuffled, collated)
 
@@ -145,7 +159,7 @@ class SeqRecordPipe(Streaming, IterDataPipe[Clip]):
 
 
 @has_arguments(LoaderOptions)
-class SeqRecordStream(Streaming, IterableDataset[Clip]):
+class SeqRecordStream(_Iterated, IterableDataset[Clip]):
     """`SeqRecordPipe` as a plain `IterableDataset`, which a `StatefulDataLoader` resumes exactly.
 
     Each epoch has another order, with worker processes or without, and whether they persist or not.
@@ -153,9 +167,6 @@ class SeqRecordStream(Streaming, IterableDataset[Clip]):
     Args:
         location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
     """
-
-    def __iter__(self) -> Iterator[Clip]:
-        return self._iterate()
 
 
 @has_arguments(LoaderOptions)
