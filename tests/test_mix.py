@@ -455,9 +455,11 @@ def test_stats(root: Path) -> None:
         ({"weights": {"a": 0, "b": 0, "c": 0}}, "draws from no source"),
         ({"stop": "last"}, "stop is not.*'first' or 'longest'.*'last'"),
         ({"stop": 0}, "stop is too small"),
+        ({"stop": 1 << 62}, "stop is not.*fewer than"),
         ({"batch_size": 0}, "batch_size is too small"),
         ({"batch_size": None}, "batch_size is not an integer"),
         ({"features": "both"}, "features is not"),
+        ({"features": np.zeros(3)}, "features is not"),
         ({"alternate": 1}, "alternate"),
         ({"rank": 2, "world_size": 2}, "rank and world_size"),
         ({"rank": 0, "world_size": 1 << 64}, "rank and world_size"),
@@ -482,7 +484,8 @@ def test_sources_that_make_no_sense(root: Path) -> None:
         with pytest.raises(ClipError, match=f"belongs to the mix.*{next(iter(options))}"):
             SeqRecordMix(streams(root, "ab", **options), batch_size=2)
     other: Any
-    for other in ({}, [], None, {1: SeqRecordStream(root / "a", clip_len=3)}):
+    lone = SeqRecordStream(root / "a", clip_len=3)
+    for other in ({}, [], None, {1: lone}, {"\ud800": lone}):
         with pytest.raises(ClipError):
             SeqRecordMix(other, batch_size=2)
     other = {"a": SeqRecordDataset(root / "a", clip_len=3)}

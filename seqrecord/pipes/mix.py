@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SeqRecordMix"]
 
+_MOST_BATCHES = 1 << 40  # of an epoch, exclusive
+
 
 class SeqRecordMix(WithEpochs, IterableDataset[Clip]):
     """Streams batches of clips from several datasets, each with its share of the clips.
@@ -126,7 +128,9 @@ class SeqRecordMix(WithEpochs, IterableDataset[Clip]):
             trace=trace,
         )
         joins = ("union", "intersection")
-        check("features", features, features in joins, "'union' or 'intersection'")
+        asked: object = features  # an array, perhaps
+        known = isinstance(asked, str) and asked in joins
+        check("features", features, known, "'union' or 'intersection'")
         check("alternate", alternate, isinstance(alternate, bool | None), "True, False or None")
         loaders = _checked_sources(sources)
         if weights is None:
@@ -196,7 +200,7 @@ def _checked_sources(sources: Any) -> dict[str, ClipLoader]:
         )
     found: dict[str, ClipLoader] = {}
     for name, source in sources.items():
-        if not isinstance(name, str) or not name:
+        if not isinstance(name, str) or not name or not _is_unicode(name):
             raise ClipError("a source's name is no text", expected="a name", got=repr(name)[:100])
         if not isinstance(source, Streaming):
             raise ClipError(
@@ -207,6 +211,11 @@ def _checked_sources(sources: Any) -> dict[str, ClipLoader]:
         check_source(name, source.options)
         found[name] = loader_of(source)
     return found
+
+
+def _is_unicode(name: str) -> bool:
+    """Whether this is a text that can be encoded: half a surrogate pair cannot."""
+    return not any("\ud800" <= c <= "\udfff" for c in name)
 
 
 def _checked_weights(weights: Any, loaders: Mapping[str, ClipLoader]) -> dict[str, Any]:
@@ -235,4 +244,6 @@ def _checked_stop(stop: Any) -> Stop:
         check("stop", stop, stop in ("first", "longest"), "'first' or 'longest'")
         found: Stop = "first" if stop == "first" else "longest"
         return found
-    return check_integer("stop", stop, least=1)
+    number = check_integer("stop", stop, least=1)
+    check("stop", number, number < _MOST_BATCHES, f"fewer than {_MOST_BATCHES} batches")
+    return number
