@@ -35,6 +35,7 @@ __all__ = [
     "WindowStep",
     "Windows",
     "chain_of",
+    "is_probability",
 ]
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
@@ -200,7 +201,7 @@ class HorizontalFlip(_Step):
     num_draws = 1
 
     def __init__(self, p: float = 0.5, *, features: Sequence[str] | None = None) -> None:
-        if not _is_probability(p):
+        if not is_probability(p):
             raise ClipError(
                 "HorizontalFlip: not a probability", expected="0 to 1", got=repr(p)[:50]
             )
@@ -253,7 +254,8 @@ def _is_step(step: object) -> bool:
     return isinstance(step, WindowStep) and not isinstance(step, type)
 
 
-def _is_probability(p: Any) -> bool:
+def is_probability(p: Any) -> bool:
+    """Whether this is a number of 0 to 1, Python's or NumPy's."""
     is_number = isinstance(p, (int, float, np.integer, np.floating)) and not isinstance(p, bool)
     return is_number and bool(0 <= p <= 1)
 

@@ -242,7 +242,8 @@ def test_frame_transform_makes_them(path: Path) -> None:
 
 
 def test_only_what_is_drawn_is_said(path: Path) -> None:
-    batch = next(iter(SeqRecordPipe(path, clip_len=4, dilation=[2], reverse=1, batch_size=2)))
+    options: Any = {"clip_len": 4, "dilation": [2], "reverse": np.int64(1)}
+    batch = next(iter(SeqRecordPipe(path, **options, batch_size=2)))
     assert "dilation" not in batch
     assert batch["reversed"].tolist() == [True, True]
     steps = np.diff(batch["id"][..., 1].numpy(), axis=1)

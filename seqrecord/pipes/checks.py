@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from seqrecord.clip_transforms import is_probability
 from seqrecord.errors import ClipError
 from seqrecord.units import parse_size
 
@@ -127,8 +128,7 @@ def _dilation(value: Any) -> int:
 
 def check_reverse(value: Any) -> float:
     """A probability. Raises `ClipError` for what is none."""
-    is_number = isinstance(value, (int, float, np.floating)) and not isinstance(value, bool)
-    if not (is_number and 0 <= value <= 1):
+    if not is_probability(value):
         raise ClipError("reverse is not a probability", expected="0 to 1", got=shown(value))
     return float(value)
 
