@@ -117,7 +117,7 @@ class Engine:
         self.stats = stats
         self.is_placed = places is not None and memory.together > 1
         self._plan, self._next = plan, batch
-        self._channel: Channel[Batch] = Channel(memory.prefetch, stats)
+        self._channel: Channel[Batch] = Channel(memory.prefetch, stats, memory.spare)
         execution = Execution(
             dataset,
             specs,
@@ -200,7 +200,7 @@ class Execution:
     ) -> None:
         size = plan.first_clip(1) * memory.together if plan.num_batches else 1
         # Batches that are ever in use: those in the channel and the consumer's last two.
-        batches = memory.prefetch + CONSUMER
+        batches = memory.prefetch + memory.spare + CONSUMER
         groups = tuple(
             GroupNeeds(
                 _of_group(dataset, group.group, specs, frame_transform),

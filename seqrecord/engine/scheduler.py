@@ -73,13 +73,14 @@ class Channel(Generic[_Item]):
 
     The producer calls `reserve` before it makes an item, `put` when it is made, and `end` at last.
     `close`, from any thread, makes `reserve` and `check_open` raise `ClosedError`. The time that
-    one side waits for the other is counted in `stats`.
+    one side waits for the other is counted in `stats`. `spare` slots more can be had for a while.
     """
 
-    def __init__(self, slots: int, stats: EngineStats) -> None:
+    def __init__(self, slots: int, stats: EngineStats, spare: int = 0) -> None:
         # Its lock is reentrant: `close` may be called by a finalizer, inside any other method.
         self._changed = threading.Condition()
-        self._slots = slots
+        self._slots, self._spare = slots, spare
+        self._lent = False  # the spare slots
         self._stats = stats
         self._ready: deque[_Item] = deque()
         self._error: BaseException | None = None
@@ -110,6 +111,13 @@ class Channel(Generic[_Item]):
         end = perf_counter()
         self._stats.add(waiting_for_consumer_seconds=end - begin)
         self._stats.trace.add("wait for consumer", begin, end, batch=number)
+
+    def lend(self, is_wanted: bool) -> None:
+        """Have the spare slots too, or give them back, when their items are taken."""
+        with self._changed:
+            if is_wanted != self._lent:
+                self._lent = is_wanted
+                self._slots += self._spare if is_wanted else -self._spare
 
     def try_reserve(self) -> bool:
         """Take a slot if there is one now."""
@@ -326,11 +334,13 @@ class WorkerPool:
 
         Beside a thread that computes in Python, each waits for milliseconds after a copy. So there
         are as few as can be, and more threads make those of more batches; and more threads load.
+        Large batches may be one more then.
         """
         is_late = self._gil.is_late()
         self._copiers.allow(self.num_threads + (_MORE_BESIDE_PYTHON if is_late else _MORE_COPIERS))
         more = min(self._most_loaders, self.num_loaders + _MORE_LOADERS) if is_late else 0
         self._loaders.allow(max(more, self.num_loaders))
+        self._channel.lend(is_late)
         return 1 if is_late else self.num_threads
 
     def load(self, load: Load, places: Sequence[Place]) -> Future[None]:

@@ -103,7 +103,7 @@ class ClipLoader(Planner):
         if get_worker_info() is not None and self.selection.dataset.chunk_reader().is_local:
             # The DataLoader asks for batches ahead by itself; memory for more is slow to find.
             least = 1 if all(memory.num_rows) else plan.most_batches
-            memory = replace(memory, prefetch=min(memory.prefetch, least))
+            memory = replace(memory, prefetch=min(memory.prefetch, least), spare=0)
         if (most := self._most_together) > 1:
             size = None if collated is None else collated.size
             memory = replace(memory, together=self._together(fit, memory, most, size))

@@ -68,6 +68,7 @@ class Memory:
     max_ahead: int  # chunks more that wait as they are stored
     together: int = 1  # batches of one clip that are built at once, and count as one above
     joined: int = 1  # batches of several clips that may be, where they are loaded
+    spare: int = 0  # batches more, beside a thread that computes in Python
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,10 @@ class Fit:
         if not all(memory.num_rows):
             return 1
         taken = held_bytes(self.sizes.frames, memory.num_rows)
-        taken += (memory.prefetch - self.prefetch) * self.sizes.batch
+        batches = memory.prefetch + memory.spare
+        taken += (batches - self.prefetch) * self.sizes.batch
         left = self.max_arena - taken - memory.max_ahead * self.sizes.chunk
-        more = left // max(1, (memory.prefetch + CONSUMER) * self.sizes.batch)
+        more = left // max(1, (batches + CONSUMER) * self.sizes.batch)
         return max(1, min(most, 1 + more))
 
     def memory(self, plan: Plan, *, fixed: bool) -> Memory:
@@ -100,11 +102,15 @@ class Fit:
         if self.resident is not None:  # an epoch of less than a block may need a little more
             held = tuple(map(max, held, self.resident))
         nbytes = max(1, held_bytes(sizes, held))
-        more = self._more_batches(self.max_arena - int(nbytes * AHEAD)) if fixed else 0
+        left = self.max_arena - int(nbytes * AHEAD)
+        more = self._more_batches(left) if fixed else 0
         least = min(self._divide(held, nbytes, 0)[1], MAX_LOADS // 2)
         while more and self._divide(held, nbytes, more)[1] < least:
             more -= 1
-        rows, ahead = self._divide(held, nbytes, more)
+        spare = self._spare_batches(left, more) if fixed else 0
+        if spare and self._divide(held, nbytes, more + spare)[1] < least:
+            spare = 0
+        rows, ahead = self._divide(held, nbytes, more + spare)
         taken = held_bytes(sizes, rows)
         # Where clips do not overlap, an arena's memory is better spent on batches; not where epochs
         # have several phases, for then they would not share their memory.
@@ -117,10 +123,10 @@ class Fit:
             ]
             kept = tuple(0 if s else n for n, s in zip(rows, straight, strict=True))
             freed = taken - held_bytes(sizes, kept)
-            prefetch = self.prefetch + more + freed // max(1, self.sizes.batch)
+            prefetch = self.prefetch + more + spare + freed // max(1, self.sizes.batch)
             if prefetch >= plan.most_batches:
                 return Memory(kept, prefetch, self.max_loads, ahead)
-        return Memory(rows, self.prefetch + more, self.max_loads, ahead)
+        return Memory(rows, self.prefetch + more, self.max_loads, ahead, spare=spare)
 
     def staying(self, num_frames: int) -> Memory | None:
         """Memory in which so many frames, of all groups, stay once they were loaded; `None` where
@@ -145,10 +151,20 @@ class Fit:
     def _more_batches(self, left: int) -> int:
         """How many batches may be filled or wait beside `prefetch`, where so many bytes are left of
         what arenas may take."""
-        if self.prefetch < PREFETCH:
-            return 0
-        room = min(self.max_arena // MORE_SHARE, MORE_BYTES, left)
-        return max(0, min(MOST_PREFETCH - self.prefetch, room // max(1, self.sizes.batch)))
+        most = min(self._room(left), MORE_BYTES) // max(1, self.sizes.batch)
+        return max(0, min(MOST_PREFETCH - self.prefetch, most))
+
+    def _spare_batches(self, left: int, more: int) -> int:
+        """One batch beside `more`, where these are few and leave room for it.
+
+        Beside a thread that computes in Python a large one is worth its memory too.
+        """
+        room = self._room(left) // max(1, self.sizes.batch) - more
+        return max(0, min(1, PREFETCH - more, room))
+
+    def _room(self, left: int) -> int:
+        """Bytes for batches beside `prefetch`, where so many are left of what arenas may take."""
+        return min(self.max_arena // MORE_SHARE, left) if self.prefetch >= PREFETCH else 0
 
 
 def fit(
