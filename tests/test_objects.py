@@ -40,7 +40,7 @@ from tests.fault_proxy import FaultProxy, Scripted
 from tests.obstore_runtime import obstore_is
 from tests.places import Place
 from tests.services import Moto
-from tests.storage_contract import Add, ReadContract, get
+from tests.storage_contract import PATH, Add, ReadContract, get, put
 from tests.web_server import WebFolder
 
 # Forking with threads is what some of these tests are about.
@@ -202,6 +202,24 @@ def test_clips_through_fsspec(place: Place, backend: str, small: Path) -> None:
     options["endpoint_url"] = given["endpoint"]
     found = clips(place.url, {**options, "backend": backend})
     assert plain(found) == plain(clips(small))
+
+
+@pytest.mark.service
+@pytest.mark.parametrize("place", ["s3"], indirect=True)
+def test_fsspec_copies_no_file_in_an_object_store(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is there when it is whole, so that it needs no other name meanwhile."""
+    s3fs = pytest.importorskip("s3fs", reason="pip install s3fs")
+    monkeypatch.setattr(s3fs.S3FileSystem, "mv", None)
+    given = place.options
+    options = {"key": given["access_key_id"], "secret": given["secret_access_key"]}
+    storage = open_storage(
+        place.url, {**options, "endpoint_url": given["endpoint"], "backend": "fsspec"}
+    )
+    put(storage, PATH, DATA)
+    assert get(storage, PATH) == DATA
+    storage.close()
 
 
 # Forks

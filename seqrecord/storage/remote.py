@@ -24,7 +24,8 @@ from seqrecord.storage.whole import Pieces, WholeFileStorage, files_of, tag_of
 __all__ = ["FsspecStorage"]
 
 _PARTIAL = ".partial"
-_OBJECT_STORES = frozenset({"hf", "oci", "oss"})  # a file is there when it is closed
+# Of object stores: a file is there when it is closed.
+_OBJECT_STORES = ("az", "gcs", "gs", "hf", "oci", "oss", "s3", "s3a")
 _PIECE_BYTES = 8 << 20
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
 
