@@ -1,4 +1,4 @@
-"""Codecs: presets, lookup in a closed list, and size-bounded decoding into a given buffer.
+"""Chains of codecs: looked up in a closed list, bound to the frames of one feature, and undone.
 
 A chain is a list of JSON configurations in the order in which they encode: any number of filters,
 which keep the frame's size, then at most one compressor; or one image codec alone; or nothing,

@@ -12,7 +12,7 @@ from seqrecord.errors import LocationError
 from seqrecord.storage.base import Storage
 from seqrecord.storage.cache import with_cache
 from seqrecord.storage.local import LocalStorage
-from seqrecord.storage.mounts import find_remote_mount
+from seqrecord.storage.mounts.table import find_remote_mount
 from seqrecord.storage.options import StorageSettings, split_options
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.retrying import Retrier, RetryingStorage
@@ -77,7 +77,7 @@ def _local(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) 
         )
     if not is_mount:
         return LocalStorage(where.root)
-    from seqrecord.storage.mounts import MountStorage
+    from seqrecord.storage.mounts.storage import MountStorage
 
     # Not in parallel pieces, because a mount's handles must be read front to back. The mount itself
     # decides how many requests it makes.

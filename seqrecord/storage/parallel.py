@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 from seqrecord.errors import StorageError
 from seqrecord.storage.base import Storage, check_buffers
 from seqrecord.storage.per_process import PerProcess
-from seqrecord.storage.ranges import ByteRange
-from seqrecord.storage.requests import MAX_GAP, MAX_REQUEST_BYTES, Part, plan
+from seqrecord.storage.ranges import MAX_GAP, MAX_REQUEST_BYTES, ByteRange, Part, plan
 from seqrecord.storage.stopping import check_wanted, unwanted_if
 from seqrecord.storage.wrappers import StorageWrapper
 from seqrecord.threads import ThreadPool

@@ -1,11 +1,15 @@
-"""Byte ranges, and the pure planner that merges them."""
+"""Byte ranges, and how several become the reads or the requests of a call; no I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-__all__ = ["ByteRange", "coalesce"]
+__all__ = ["MAX_GAP", "MAX_REQUEST_BYTES", "ByteRange", "Part", "coalesce", "plan"]
+
+MAX_REQUEST_BYTES = 16 << 20
+MAX_GAP = 256 << 10  # unwanted bytes that cost less than another request
 
 
 class ByteRange(NamedTuple):
@@ -17,6 +21,10 @@ class ByteRange(NamedTuple):
     @property
     def length(self) -> int:
         return self.stop - self.start
+
+
+Part = tuple[list[ByteRange], list[memoryview]]
+"""Ranges that touch each other, in file order, and a view for each: a client makes one request."""
 
 
 def coalesce(
@@ -46,3 +54,45 @@ def coalesce(
                 continue
         reads.append((item, [position]))
     return reads
+
+
+def plan(
+    ranges: Sequence[ByteRange],
+    buffers: Sequence[memoryview],
+    *,
+    max_gap: int = MAX_GAP,
+    max_bytes: int = MAX_REQUEST_BYTES,
+) -> list[Part]:
+    """The requests that fill the buffers of a call, in file order.
+
+    A range longer than `max_bytes` is cut into equal pieces. Neighbours with at most `max_gap`
+    unwanted bytes between them are one request if it stays within `max_bytes`; the unwanted bytes
+    go into memory of their own. Ranges that overlap are requests apart, and an empty range needs
+    none. Pure: no I/O, and the views are of the given buffers.
+    """
+    parts: list[Part] = []
+    for item, view in sorted(_pieces(ranges, buffers, max_bytes), key=lambda piece: piece[0]):
+        if parts:
+            items, views = parts[-1]
+            gap = item.start - items[-1].stop
+            if 0 <= gap <= max_gap and item.stop - items[0].start <= max_bytes:
+                if gap:
+                    items.append(ByteRange(items[-1].stop, item.start))
+                    views.append(memoryview(bytearray(gap)))
+                items.append(item)
+                views.append(view)
+                continue
+        parts.append(([item], [view]))
+    return parts
+
+
+def _pieces(
+    ranges: Sequence[ByteRange], buffers: Sequence[memoryview], max_bytes: int
+) -> Iterator[tuple[ByteRange, memoryview]]:
+    for item, buffer in zip(ranges, buffers, strict=True):
+        if not item.length:
+            continue
+        view, count = buffer.cast("B"), -(-item.length // max_bytes)
+        cuts = [item.length * i // count for i in range(count + 1)]
+        for start, stop in itertools.pairwise(cuts):
+            yield ByteRange(item.start + start, item.start + stop), view[start:stop]

@@ -1,8 +1,7 @@
-"""Plans the requests of a call, once: near ranges are one request, a long range is several."""
+"""Reads a file request by request: what is common to all clients that answer ranges."""
 
 from __future__ import annotations
 
-import itertools
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -13,72 +12,22 @@ import numpy as np
 from seqrecord.checksum import Buffer
 from seqrecord.errors import NotFoundError, StorageError, TransientError
 from seqrecord.storage.base import check_buffers, check_path, short_read
-from seqrecord.storage.ranges import ByteRange
+from seqrecord.storage.ranges import ByteRange, plan
 
 __all__ = [
-    "MAX_GAP",
-    "MAX_REQUEST_BYTES",
     "SLOWEST",
     "TIMEOUT_SECONDS",
     "Request",
     "RequestReader",
     "fill",
     "hurried",
-    "plan",
 ]
 
-MAX_REQUEST_BYTES = 16 << 20
-MAX_GAP = 256 << 10  # unwanted bytes that cost less than another request
 SLOWEST = 64 << 10  # bytes a second
 TIMEOUT_SECONDS = 30.0  # without a byte
 
 Request = tuple[ByteRange, list[memoryview]]
 """Bytes of a file, and where they go one after the other: views that are as long together."""
-
-Part = tuple[list[ByteRange], list[memoryview]]
-"""Ranges that touch each other, in file order, and a view for each: a client makes one request."""
-
-
-def plan(
-    ranges: Sequence[ByteRange],
-    buffers: Sequence[memoryview],
-    *,
-    max_gap: int = MAX_GAP,
-    max_bytes: int = MAX_REQUEST_BYTES,
-) -> list[Part]:
-    """The requests that fill the buffers of a call, in file order.
-
-    A range longer than `max_bytes` is cut into equal pieces. Neighbours with at most `max_gap`
-    unwanted bytes between them are one request if it stays within `max_bytes`; the unwanted bytes
-    go into memory of their own. Ranges that overlap are requests apart, and an empty range needs
-    none. Pure: no I/O, and the views are of the given buffers.
-    """
-    parts: list[Part] = []
-    for item, view in sorted(_pieces(ranges, buffers, max_bytes), key=lambda piece: piece[0]):
-        if parts:
-            items, views = parts[-1]
-            gap = item.start - items[-1].stop
-            if 0 <= gap <= max_gap and item.stop - items[0].start <= max_bytes:
-                if gap:
-                    items.append(ByteRange(items[-1].stop, item.start))
-                    views.append(memoryview(bytearray(gap)))
-                items.append(item)
-                views.append(view)
-                continue
-        parts.append(([item], [view]))
-    return parts
-
-
-def _pieces(
-    ranges: Sequence[ByteRange], buffers: Sequence[memoryview], max_bytes: int
-) -> Iterator[tuple[ByteRange, memoryview]]:
-    for item, buffer in zip(ranges, buffers, strict=True):
-        if not item.length:
-            continue
-        view, count = buffer.cast("B"), -(-item.length // max_bytes)
-        cuts = [item.length * i // count for i in range(count + 1)]
-        for start, stop in itertools.pairwise(cuts):
-            yield ByteRange(item.start + start, item.start + stop), view[start:stop]
 
 
 class RequestReader(ABC):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from seqrecord.storage.requests import MAX_REQUEST_BYTES
+from seqrecord.storage.ranges import MAX_REQUEST_BYTES
 
 __all__ = ["Blobfiles"]
 

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 from seqrecord.storage.objects.plain import Fetch, PlainFiles, Signer
 from seqrecord.storage.objects.runtime import use_obstore
 from seqrecord.storage.objects.settings import Names, named, split_client_options
-from seqrecord.storage.requests import MAX_REQUEST_BYTES, SLOWEST
+from seqrecord.storage.ranges import MAX_REQUEST_BYTES
+from seqrecord.storage.requests import SLOWEST
 from seqrecord.storage.retrying import Retrier
 from seqrecord.storage.url import Location
 
