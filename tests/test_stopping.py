@@ -224,6 +224,26 @@ def test_ctrl_c_while_a_storage_is_gone(path: Path, code: str) -> None:
     assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
 
 
+def test_ctrl_c_while_an_iteration_starts_its_thread(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread runs before `start` returns, and nobody had it to end it."""
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name.endswith("-scheduler"):
+            raise KeyboardInterrupt
+
+    stream = SeqRecordPipe(path, clip_len=2, batch_size=1)
+    with leaves_nothing():
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                next(iter(stream))
+        del stream
+
+
 def test_leaving_the_interpreter_while_a_storage_is_gone(path: Path) -> None:
     done = _ends_soon(LEAVES, path)
     assert (done.returncode, done.stderr) == (0, "")

@@ -228,7 +228,11 @@ class Scheduler:
         self._thread = threading.Thread(
             target=self._run, args=(run, release), name=name, daemon=True
         )
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # Ctrl-C while this waits until the thread runs, which it may
+            channel.close()
+            raise
         _running.add(self)
 
     def close(self, patience: float | None = None) -> None:
