@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seqrecord.engine.scheduler import Channel, ClosedError
+from seqrecord.engine.channel import Channel, ClosedError
 from seqrecord.engine.stats import EngineStats
 
 

@@ -22,14 +22,15 @@ from seqrecord.clips import ClipTable, EpisodeTable, enumerate_clips
 from seqrecord.engine.arena import Place
 from seqrecord.engine.batches import Batch
 from seqrecord.engine.buffers import Buffers, GroupNeeds, HostBuffers, Needs
+from seqrecord.engine.channel import Channel
 from seqrecord.engine.device.buffers import DeviceBuffers
 from seqrecord.engine.device.streams import streams_of
 from seqrecord.engine.disjoint import DisjointExecutor
 from seqrecord.engine.loads import Load
 from seqrecord.engine.overlapping import OverlappingExecutor
-from seqrecord.engine.scheduler import Channel, WorkerPool
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.staying import first_rows
+from seqrecord.engine.workers import WorkerPool
 from seqrecord.grids import ChunkGrid
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling import EpochPlan, PlanSettings, Window

@@ -15,7 +15,7 @@ import torch
 import seqrecord
 from seqrecord import ClipError, SeqRecordPipe, SeqRecordWriter
 from seqrecord.engine.batches import Batch
-from seqrecord.engine.scheduler import Channel
+from seqrecord.engine.channel import Channel
 from seqrecord.engine.stats import EngineStats
 from seqrecord.pipes.made_clips import ClipsToCome, MadeClips
 from tests.clip_data import digest

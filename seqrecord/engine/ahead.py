@@ -17,7 +17,7 @@ from seqrecord.engine.jobs import Loading, by_use, start_jobs
 from seqrecord.engine.joined import joined_rounds
 from seqrecord.engine.loads import Load, each_load, first_uses, ordered_uses
 from seqrecord.engine.resident import Resident, Ring
-from seqrecord.engine.scheduler import WorkerPool
+from seqrecord.engine.workers import WorkerPool
 from seqrecord.sampling import GroupPlan, Plan, Round
 
 __all__ = ["Found", "LoadedRound", "RoundsAhead"]

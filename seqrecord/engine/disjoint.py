@@ -31,12 +31,13 @@ from seqrecord.engine.ahead import LoadedRound, RoundsAhead
 from seqrecord.engine.arena import Place, Rows
 from seqrecord.engine.batches import Batch
 from seqrecord.engine.buffers import HostBuffers
+from seqrecord.engine.channel import Channel
 from seqrecord.engine.crop_rows import CroppedRows, CropSlots
 from seqrecord.engine.crops import Crop
 from seqrecord.engine.draws import DrawClips, Drawn
 from seqrecord.engine.host_batches import HostBatchBuilder
 from seqrecord.engine.loads import Load, each_load, first_uses, frame_key, ordered_uses
-from seqrecord.engine.scheduler import Channel, WorkerPool
+from seqrecord.engine.workers import WorkerPool
 from seqrecord.sampling import Clips, Plan, Round, Window
 
 __all__ = ["DisjointExecutor"]

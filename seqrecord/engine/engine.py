@@ -20,6 +20,7 @@ from seqrecord.clips import IntArray
 from seqrecord.engine.adjacent import Places
 from seqrecord.engine.batches import Batch
 from seqrecord.engine.buffers import GroupNeeds, HostBuffers, KeptBuffers, Needs
+from seqrecord.engine.channel import Channel
 from seqrecord.engine.device.buffers import DeviceBuffers
 from seqrecord.engine.device.streams import SideStream
 from seqrecord.engine.disjoint import DisjointExecutor
@@ -27,8 +28,9 @@ from seqrecord.engine.draws import DrawClips
 from seqrecord.engine.loading import ChunkLoader
 from seqrecord.engine.overlapping import OverlappingExecutor
 from seqrecord.engine.placed import PlacedExecutor, Positions
-from seqrecord.engine.scheduler import Channel, Executor, Scheduler, WorkerPool
+from seqrecord.engine.scheduler import Executor, Scheduler
 from seqrecord.engine.stats import EngineStats
+from seqrecord.engine.workers import WorkerPool
 from seqrecord.reading.frames import ArraySpec, FrameTransform
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.sampling import Plan

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from seqrecord.engine.arena import Place
 from seqrecord.engine.loads import Load
-from seqrecord.engine.scheduler import WorkerPool
+from seqrecord.engine.workers import WorkerPool
 
 __all__ = ["Loading", "by_use", "start_jobs"]
 

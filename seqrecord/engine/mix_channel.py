@@ -14,7 +14,7 @@ import numpy as np
 
 from seqrecord.clips import IntArray
 from seqrecord.engine.batches import Batch, BatchBuilder, ClipNames
-from seqrecord.engine.scheduler import Channel, ClosedError
+from seqrecord.engine.channel import Channel, ClosedError
 from seqrecord.engine.stats import EngineStats
 
 __all__ = ["MixChannel", "MixOrder", "MixedBatch", "OpenBatch", "SourceEnd"]

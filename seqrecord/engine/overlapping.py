@@ -15,10 +15,11 @@ from seqrecord.clips import IntArray
 from seqrecord.engine.ahead import LoadedRound, RoundsAhead
 from seqrecord.engine.batches import Batch, BatchBuilder, Copiers, ThisThread
 from seqrecord.engine.buffers import Buffers
+from seqrecord.engine.channel import Channel
 from seqrecord.engine.draws import DrawClips, Drawn
 from seqrecord.engine.gathers import Gathering
-from seqrecord.engine.scheduler import Channel, WorkerPool
 from seqrecord.engine.staying import StayingRounds
+from seqrecord.engine.workers import WorkerPool
 from seqrecord.sampling import Plan
 
 __all__ = ["OverlappingExecutor"]

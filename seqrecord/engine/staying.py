@@ -28,7 +28,7 @@ from seqrecord.engine.arena import Place, StayingArena
 from seqrecord.engine.batches import Source
 from seqrecord.engine.jobs import Loading, start_jobs
 from seqrecord.engine.loads import Load
-from seqrecord.engine.scheduler import WorkerPool
+from seqrecord.engine.workers import WorkerPool
 from seqrecord.grids import numbered
 from seqrecord.sampling import Clips, GroupPlan, Loads, Plan, Round
 
