@@ -54,7 +54,7 @@ def measure(row: Row, folder: Path) -> dict[str, Any]:
             if number:
                 epochs.append((rate, before, before if row.spins else scaling.now()))
     stats = epoch.stats() if isinstance(epoch, Streaming) else {}
-    if stats:
+    if stats.get("bytes_read"):  # nothing where frames stay in memory
         stats["system_ratio"] = read / stats["bytes_read"]
     return {
         "clips_per_second": statistics.median(rate for rate, _, _ in epochs),
