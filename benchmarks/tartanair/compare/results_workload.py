@@ -84,6 +84,7 @@ def _figures(workload: Workload, results: Mapping[str, Any]) -> list[str]:
         f"{said['episodes']} of {said['lengths']}, {said['size']}. Batches of {base.batch_size} "
         f"clips of {base.clip_len} frames that begin at every frame, unless a row says otherwise."
     )
+    about = f"{about} {workload.note}".rstrip()
     parts = [about, limits_table(results["limits"]), shown_table(groups["main"], base)]
     if ran(groups["rest"]):
         rest = shown_table(groups["rest"], base)

@@ -28,7 +28,8 @@ class Workload:
 
     `generate(root, episodes)` writes recordings of so many frames each, and
     `open(root, features, cache)` finds them again. `base` is the settings of a row where no axis
-    says otherwise. `heading` and `what` is loaded, in words, are for results beside TartanAir's.
+    says otherwise. `heading`, `what` is loaded, in words, and a `note` about the rows are for
+    results beside TartanAir's.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Workload:
     episode_frames: int | None = None  # of a recording, where the published ones have one length
     heading: str = ""
     what: str = ""
+    note: str = ""
 
     def episodes(self, num_frames: int, count: int | None) -> list[int]:
         """How many frames each recording has: `count` recordings of `num_frames` in all."""
@@ -74,6 +76,9 @@ AUDIO = Workload(
     episode_frames=100,
     heading="Audio",
     what="Sound like speech at 16 kHz in WAV files, in clips of 1 s, ten frames of 100 ms",
+    note="A row's first epoch is not counted: `seqrecord` reads and checks all frames in it, and "
+    "without workers it has them in memory from then on, as the files of other loaders are in the "
+    "page cache.",
 )
 RGBD = Workload(
     name="rgbd",
