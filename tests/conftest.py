@@ -73,6 +73,8 @@ def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Iterator[None]:
     for item in items:
+        # Processes of one run must collect the same names, and an address differs.
+        assert " at 0x" not in item.nodeid, f"give the parameters of {item.nodeid} ids"
         used: list[str] = getattr(item, "fixturenames", [])
         if _SERVICES & set(used):
             item.add_marker("service")

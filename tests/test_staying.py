@@ -71,7 +71,7 @@ def epochs(path: Any, count: int, **options: Any) -> list[list[Any]]:
         {"clips": {"episode": ["set/3", "set/0", "set/3"], "start": [30, 2, 9]}},
         {"clip_transform": lambda clip, _: {"last": clip["image"][-1]}},
     ],
-    ids=str,
+    ids=lambda options: ",".join(options) or "plain",
 )
 @pytest.mark.parametrize("dataset", ["path", "apart"])
 def test_epochs_are_the_same(
