@@ -17,6 +17,7 @@ import hypothesis
 import pytest
 
 from tests.gcs_stub import GcsStub
+from tests.own_threads import forget_threads
 from tests.places import PLACES, Place, make_place
 from tests.services import (
     Authority,
@@ -49,6 +50,11 @@ def pytest_configure() -> None:
     # A shell starts what it runs in the background deaf to Ctrl-C, and that is inherited.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    forget_threads()
 
 
 def pytest_collection_finish() -> None:

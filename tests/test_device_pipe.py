@@ -21,6 +21,7 @@ from seqrecord import (
 )
 from seqrecord.engine.device.streams import streams_of
 from tests.clip_data import check, digest, leaves_nothing, possible_clips
+from tests.own_threads import own_threads
 from tests.resume_contract import check_resume
 from tests.side_streams import NO_GPU, STREAMS, LateStream, on_host
 
@@ -170,7 +171,7 @@ def test_leaving_early(path: Path, device: str) -> None:
     with leaves_nothing():
         for _ in pipe:
             break
-        assert not [t for t in threading.enumerate() if t.name.startswith("seqrecord")]
+        assert not own_threads("seqrecord")
     assert len(list(pipe)) == len(pipe)
 
 

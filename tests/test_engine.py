@@ -32,6 +32,7 @@ from tests.clip_data import (
     possible_clips,
     write_numbered,
 )
+from tests.own_threads import own_threads
 from tests.storage_doubles import CountingStorage
 from tests.torch_process import run_code
 
@@ -176,7 +177,7 @@ def test_leaving_early(path: Path, is_remote: bool, num_threads: int) -> None:
     with leaves_nothing():
         for _ in pipe:
             break
-        assert not [t for t in threading.enumerate() if t.name.startswith("seqrecord")]
+        assert not own_threads("seqrecord")
         iterator = iter(pipe)
         next(iterator)
         del iterator

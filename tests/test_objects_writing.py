@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,6 +33,7 @@ from seqrecord.storage.objects.storage import ObjectStorage
 from seqrecord.storage.stopping import unwanted_if
 from tests.fault_proxy import FaultProxy, Scripted
 from tests.made_source import MadeSource
+from tests.own_threads import own_threads
 from tests.places import CLOUDS, Place, hastened
 from tests.services.process import wait_for
 from tests.storage_contract import DATA, PATH, StorageContract, get, left, put
@@ -358,17 +358,7 @@ def _written(storage: Storage, seen: Storage, data: bytes) -> tuple[list[tuple[i
 
 
 def _uploading(*names: str) -> bool:
-    names = names or ("seqrecord-upload", "seqrecord-send")
-    return any(each.name in names for each in threading.enumerate() if each not in _earlier)
-
-
-_earlier: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-
-
-@pytest.fixture(autouse=True)
-def _look_at_own_threads() -> None:
-    """A thread of an earlier test may be in a request that obstore repeats until its deadline."""
-    _earlier.update(threading.enumerate())
+    return bool(own_threads(*names or ("seqrecord-upload", "seqrecord-send")))
 
 
 @pytest.mark.slow

@@ -31,6 +31,7 @@ from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.spare_files import Hold
 from seqrecord.storage.spooled import Keeping, SpooledUpload
 from seqrecord.storage.stopping import unwanted_if
+from tests.own_threads import own_threads
 from tests.services.process import wait_for
 
 PATH = "records/00000-ab.seqrec"
@@ -136,8 +137,7 @@ def never_due(store: Store) -> None:
 
 
 def threads() -> list[threading.Thread]:
-    names = ("seqrecord-upload", "seqrecord-send")
-    return [each for each in threading.enumerate() if each.name in names]
+    return own_threads("seqrecord-upload", "seqrecord-send")
 
 
 def read(left: Unfinished, start: int, stop: int) -> bytes:
