@@ -27,7 +27,12 @@ from benchmarks.tartanair.compare.published import (
     table_text,
 )
 from benchmarks.tartanair.compare.report import describe, write_all
-from benchmarks.tartanair.compare.results import write, write_others, write_published
+from benchmarks.tartanair.compare.results import (
+    write,
+    write_loaders,
+    write_others,
+    write_published,
+)
 from benchmarks.tartanair.compare.timeline import (
     SteppedDataset,
     Timeline,
@@ -295,6 +300,29 @@ def test_the_other_workloads_alone(tmp_path: Path) -> None:
     assert "`seqrecord` gives 456 clips a second" in part_of(text, "Audio")
     assert "`seqrecord` gives 347 clips a second" in part_of(text, "RGB-D")
     assert "123" not in text.split(heading)[1]
+
+
+def test_the_loaders_alone(tmp_path: Path) -> None:
+    before = written(tmp_path, audio=[row(Cell("seqrecord", AUDIO_SHUFFLED), 123.0)])
+    missing = next(
+        each for each in published_grid(all_loaders(), BASE) if each.title != "seqrecord"
+    )
+    rows = [
+        row(Cell("seqrecord", BASE), 456.0),
+        {**describe(missing), "skipped": "not run yet"},
+        {**describe(Cell("memmap", BASE)), "skipped": "no package memmap"},
+    ]
+    text = write_loaders(run_of(tmp_path / "again", rows), tmp_path).read_text()
+    published, others = "## The published tables", "## Other recordings"
+    assert (
+        text[text.index(published) :].split("## All loaders")[0]
+        == (before[before.index(published) :].split("## All loaders")[0])
+    )
+    assert text.split(others)[1] == before.split(others)[1]
+    loaders = text.split("## All loaders")[1].split(others)[0]
+    assert "| seqrecord |  | 456.0 |" in loaders
+    assert "no package memmap" in loaders
+    assert "not run yet" not in loaders
 
 
 def test_a_workload_has_its_sentence_and_its_rows(tmp_path: Path) -> None:

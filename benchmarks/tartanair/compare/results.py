@@ -6,7 +6,8 @@ FOLDER is one of `python -m benchmarks.tartanair.compare`; every figure comes fr
 and from those of the other workloads, such as FOLDER/audio/results.json. What is always the same is
 in results_template.md and published_template.md. `--only` leaves the rest of RESULTS.md as it is:
 after a run of `--grid published` alone, `published` writes these tables anew, and their rows that
-did not run stay as they were, and are marked; `others` writes the workloads beside TartanAir.
+did not run stay as they were, and are marked; `others` writes the workloads beside TartanAir, and
+`loaders` TartanAir's rows.
 """
 
 from __future__ import annotations
@@ -50,7 +51,14 @@ from benchmarks.tartanair.loaders.base import USUAL, Settings
 from benchmarks.tartanair.loaders.registry import all_loaders
 from seqrecord.writing.stored_schema import DEFAULT_CODEC
 
-__all__ = ["document", "published_part", "write", "write_others", "write_published"]
+__all__ = [
+    "document",
+    "published_part",
+    "write",
+    "write_loaders",
+    "write_others",
+    "write_published",
+]
 
 TO = Path(__file__).parents[1]
 _TEMPLATE = Path(__file__).with_name("results_template.md")
@@ -64,29 +72,49 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--to", type=Path, default=TO, help="of RESULTS.md and plots/")
-    parser.add_argument("--only", choices=["published", "others"], help="leave the rest as it is")
+    parser.add_argument("--only", choices=list(_PARTS), help="leave the rest as it is")
     options = parser.parse_args(arguments)
-    writers = {None: write, "published": write_published, "others": write_others}
-    print(writers[options.only](options.folder, options.to))
+    writer = _PARTS[options.only] if options.only else write
+    print(writer(options.folder, options.to))
 
 
 def write(folder: Path, to: Path) -> Path:
     """RESULTS.md of the run in `folder`, written into `to` with `plots` beside it."""
     results = _load(folder / "results.json")
-    plots = to / "plots"
-    drawn = {path.stem for path in draw_all(plots, results["rows"])}
+    shown = _draw(results["rows"], to / "plots")
+    others = "\n\n".join(_others(folder, to / "plots"))
+    path = to / "RESULTS.md"
+    path.write_text(document(results, shown, published_part(results), others))
+    return path
+
+
+def write_loaders(folder: Path, to: Path) -> Path:
+    """RESULTS.md in `to` with TartanAir's rows from the run in `folder`; its published tables and
+    the other workloads stay."""
+    path = to / "RESULTS.md"
+    before, others = path.read_text().split(_others_heading())
+    published = before[before.index(_PUBLISHED) : before.index(_ALL_LOADERS)]
+    results = _load(folder / "results.json")
+    elsewhere = {cell.key for cell in published_grid(all_loaders(), Settings())}
+    rows = [r for r in results["rows"] if r["key"] not in elsewhere or "clips_per_second" in r]
+    shown = _draw(rows, to / "plots")
+    path.write_text(document({**results, "rows": rows}, shown, published, others.strip()))
+    return path
+
+
+def _draw(rows: Sequence[Row], plots: Path) -> dict[str, str]:
+    """Draw the plots of TartanAir's rows; captions by the names of all that are there."""
+    drawn = {path.stem for path in draw_all(plots, rows)}
     shown = {name: words for name, words in CAPTIONS.items() if name in drawn}
     if (plots / "timeline.png").exists():  # of `compare.timeline`
         shown["timeline"] = _TIMELINE
-    path = to / "RESULTS.md"
-    path.write_text(document(results, shown, _others(folder, plots)))
-    return path
+    return shown
 
 
 def write_others(folder: Path, to: Path) -> Path:
     """RESULTS.md in `to` with the other workloads that the run in `folder` has; all else stays."""
     path = to / "RESULTS.md"
-    heading = _TEMPLATE.read_text().split("$plots")[1].removesuffix("$others\n")
+    heading = _others_heading()
     before, old = path.read_text().split(heading)
     parts = {part.split("\n")[0]: part.strip() for part in re.split(r"(?m)^(?=### )", old) if part}
     for new in _others(folder, to / "plots", only_run=True):
@@ -94,6 +122,11 @@ def write_others(folder: Path, to: Path) -> Path:
     others = "\n\n".join(parts.values())
     path.write_text(f"{before}{heading}{others}\n")
     return path
+
+
+def _others_heading() -> str:
+    """What stands above the parts of the other workloads."""
+    return _TEMPLATE.read_text().split("$plots")[1].removesuffix("$others\n")
 
 
 def _others(folder: Path, plots: Path, *, only_run: bool = False) -> list[str]:
@@ -140,22 +173,25 @@ def published_part(results: Mapping[str, Any]) -> str:
     return text
 
 
-def document(results: Mapping[str, Any], plots: Mapping[str, str], others: Sequence[str]) -> str:
-    """The text: `results` of TartanAir, captions by plots' names, other workloads' parts."""
+def document(
+    results: Mapping[str, Any], plots: Mapping[str, str], published: str, others: str
+) -> str:
+    """The text: `results` of TartanAir, captions by plots' names, published tables with ours beside
+    them, and other workloads' parts."""
     rows: list[Row] = results["rows"]
     groups = grouped(rows, {"main": is_main, "rgb": _is_rgb})
     return Template(_TEMPLATE.read_text()).substitute(
         **facts(results),
         features=", ".join(results["features"]),
         summary=_summary(rows),
-        published=published_part(results).rstrip(),
+        published=published.rstrip(),
         limits=limits_table(results["limits"]),
         main=shown_table(groups["main"]),
         rgb=shown_table(groups["rgb"]),
         rest=shown_table(groups["rest"]),
         reasons=reasons_text(rows) or "All rows ran.",
         plots="\n\n".join(picture(name, words) for name, words in plots.items()),
-        others="\n\n".join(others),
+        others=others,
     )
 
 
@@ -199,6 +235,8 @@ def _batches(rows: Mapping[str, Row], base: Settings) -> str:
     why = f" Where {BATCH_SIZE} did not run: {'; '.join(sorted(reasons))}." if reasons else ""
     return f"{'; '.join(words)}.{why}"
 
+
+_PARTS = {"published": write_published, "others": write_others, "loaders": write_loaders}
 
 if __name__ == "__main__":
     main()
