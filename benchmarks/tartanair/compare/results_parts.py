@@ -34,7 +34,7 @@ def facts(results: Mapping[str, Any]) -> dict[str, str]:
     episodes, rows = results["episodes"], results["rows"]
     return {
         "machine": results["machine"],
-        "commits": ", ".join(sorted({f"`{row['commit']}`" for row in rows})) or "none",
+        "commits": ", ".join(sorted({f"`{row['commit']}`" for row in ran(rows)})) or "none",
         "frames": f"{sum(episodes):,}",
         "episodes": counted(len(episodes), "episode"),
         "lengths": _range(episodes),
