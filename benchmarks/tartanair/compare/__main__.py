@@ -84,6 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             out.flush()
             kept.append(row)
             known.write_text(json.dumps(limits))
+    known.write_text(json.dumps(limits))
     ran = {row["key"] for row in kept}
     for cell in cells:
         if cell.key not in ran:
