@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -96,6 +97,22 @@ def test_a_batch_may_be_copied_in_several_steps() -> None:
     assert not delivered
     threads.copies[1](None)
     assert delivered == ["first", "second"]
+
+
+def test_who_leaves_keeps_no_batch() -> None:
+    threads, delivered = Asked(), list[str]()
+    make: Any = threads
+    gathers = Gathers(make, 2, lambda: None)
+    gathering = gathers.begin()
+    gathering.copy([Copy(1, lambda: None)])
+    gathering.finish(lambda: delivered.append("batch"))
+    alive = weakref.ref(gathering)
+    gathers.leave()
+    del gathering
+    threads.copies.pop()(None)  # it was under way
+    assert not delivered
+    assert alive() is None
+    gathers.wait()
 
 
 def test_the_time_of_copies_that_overlap_counts_once() -> None:

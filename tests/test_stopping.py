@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import subprocess
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,16 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import NotFoundError, SeqRecordPipe, SeqRecordWriter, StorageError
+from seqrecord import (
+    NotFoundError,
+    SeqRecordDataset,
+    SeqRecordPipe,
+    SeqRecordWriter,
+    StorageError,
+)
+from seqrecord.engine.channel import Channel, ClosedError
+from seqrecord.engine.scheduler import Scheduler
+from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import TransientError
 from seqrecord.storage import LocalStorage, Storage
 from seqrecord.storage.parallel import ParallelStorage
@@ -242,6 +254,68 @@ def test_ctrl_c_while_an_iteration_starts_its_thread(
             with pytest.raises(KeyboardInterrupt):
                 next(iter(stream))
         del stream
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Cycles of references stay where they are."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def test_what_is_dropped_is_closed_at_once(path: Path) -> None:
+    """It is in no cycle of references, which only the garbage collector would find."""
+
+    def use() -> None:
+        next(iter(SeqRecordPipe(path, clip_len=2, batch_size=1)))
+        next(iter(SeqRecordPipe(path, **PIPE)))
+        next(iter(SeqRecordPipe(path, clip_len=2).shuffle().batch(2).collate(seqrecord.collate)))
+        SeqRecordDataset(path, clip_len=2)[0]
+        assert seqrecord.open(path).episodes["set/0"][0]
+
+    with without_collector():
+        use()
+        patience = time.monotonic() + 30
+        while (files := open_files(path)) and time.monotonic() < patience:
+            time.sleep(0.01)
+    assert files == []
+
+
+def test_an_error_that_nobody_gets_holds_nothing() -> None:
+    """A load's future holds what it has raised, and that the frames that hold the future."""
+
+    class Load:
+        def __init__(self) -> None:
+            self.done: Future[None] = Future()
+
+        def run(self) -> None:
+            self.done.set_exception(ClosedError())
+            self.done.result()
+
+    released = threading.Event()
+    with without_collector():
+        load = Load()
+        alive = weakref.ref(load)
+        channel: Channel[int] = Channel(1, EngineStats())
+        scheduler = Scheduler(channel, load.run, released.set)
+        del load
+        with pytest.raises(StopIteration):
+            channel.get()
+        scheduler.close()
+        assert alive() is None
+    assert released.is_set()
+
+
+def open_files(folder: Path) -> list[Path]:
+    links = []
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # of the listing itself
+            links.append(link.readlink())
+    return [file for file in links if file.is_relative_to(folder)]
 
 
 def test_leaving_the_interpreter_while_a_storage_is_gone(path: Path) -> None:

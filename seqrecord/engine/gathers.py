@@ -72,6 +72,11 @@ class Gathers:
         finally:
             del error  # its traceback refers to this frame
 
+    def leave(self) -> None:
+        """Deliver nothing more. Batches refer to this, which must not refer to them for ever."""
+        with self._changed:
+            self._open.clear()
+
     def lap(self) -> float:
         """For how many seconds copies have been made since the last call."""
         with self._changed:

@@ -85,6 +85,8 @@ class OverlappingExecutor:
             if not self._channel.is_closed:
                 self._gathers.wait()  # what is begun is delivered, or what a copy raised is why
             raise
+        finally:
+            self._gathers.leave()
 
     def _wait(self) -> None:
         """Until all copies are made: rows may be loaded into again."""

@@ -77,17 +77,19 @@ class Scheduler:
     def _run(self, run: Callable[[], None], release: Callable[[], None]) -> None:
         error = _error_of(run)
         del run
+        if isinstance(error, ClosedError) or (error is not None and self._channel.is_closed):
+            # Nobody gets it. The futures of loads hold it, and its frames hold the futures.
+            error.__traceback__ = None
+            error = None
         release()
         del release
         self._channel.end(error)
 
 
 def _error_of(run: Callable[[], None]) -> BaseException | None:
-    """What a call raises, for the thread that waits for it; `None` where nobody does any more."""
+    """What a call raises, for the thread that waits for it."""
     try:
         run()
-    except ClosedError:
-        pass
     except BaseException as error:
         return error
     finally:

@@ -67,7 +67,9 @@ class WorkerPool:
             self.num_ahead, num_loaders = 0, min(num_threads, memory.max_loads)
         stats.num_threads, stats.num_loaders = num_threads, num_loaders
         self.num_loaders = num_loaders
-        self._most_loaders = memory.max_loads if loader.is_local else num_loaders
+        self._most_loaders = num_loaders
+        if loader.is_local:
+            self._most_loaders = min(memory.max_loads, num_loaders + _MORE_LOADERS)
         self._loader = loader
         self._channel = channel
         self._gil = GilWatch()
@@ -97,8 +99,7 @@ class WorkerPool:
         """
         is_late = self._gil.is_late()
         self._copiers.allow(self.num_threads + (_MORE_BESIDE_PYTHON if is_late else _MORE_COPIERS))
-        more = min(self._most_loaders, self.num_loaders + _MORE_LOADERS) if is_late else 0
-        self._loaders.allow(max(more, self.num_loaders))
+        self._loaders.allow(self._most_loaders if is_late else self.num_loaders)
         self._channel.lend(is_late)
         return 1 if is_late else self.num_threads
 
@@ -163,9 +164,12 @@ class WorkerPool:
     def copy(self, copies: Iterable[Copy]) -> None:
         """Make copies; all are made when it returns."""
         gathers = self.gathers(lambda: None)
-        gathers.begin().copy(copies)
-        with self.stats.trace.span("wait for copies"):
-            gathers.wait()
+        try:
+            gathers.begin().copy(copies)
+            with self.stats.trace.span("wait for copies"):
+                gathers.wait()
+        finally:
+            gathers.leave()
 
     def _load(
         self,

@@ -165,12 +165,12 @@ class SeqRecordReader:
             self.features: Schema = manifest.schema.select(features)
         except SchemaError as error:
             raise error.located(file=storage.url) from None
-        self.episodes = Episodes(self)
         self._storage = storage
         self._manifest = manifest
         self._index = index
         self._verify = verify
         self._chunks = ChunkReader(storage, manifest, index, self.features, verify=verify)
+        self.episodes = Episodes(index, self._chunks, url=storage.url)
 
     @property
     def url(self) -> str:
@@ -300,32 +300,34 @@ class SeqRecordReader:
 class Episodes(Mapping[str, "Episode"]):
     """A dataset's episodes by key, in the order in which they were written."""
 
-    def __init__(self, dataset: SeqRecordReader) -> None:
-        self._dataset = dataset
+    def __init__(self, index: Index, chunks: ChunkReader, *, url: str) -> None:
+        # Not of the dataset, which refers to this: its files are closed as soon as it is dropped.
+        self._index = index
+        self._chunks = chunks
+        self._url = url
 
     def __getitem__(self, key: str) -> Episode:
-        index = self._dataset.index
-        position = index.positions.get(key)
+        position = self._index.positions.get(key)
         if position is None:
             raise EpisodeKeyError(
                 "no episode of this key",
-                file=self._dataset.url,
-                expected=f"a key of {shown_keys(index)}",
+                file=self._url,
+                expected=f"a key of {shown_keys(self._index)}",
                 got=repr(key)[:200],
             )
-        return Episode(self._dataset.chunk_reader(), index, position)
+        return Episode(self._chunks, self._index, position)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._dataset.index.positions
+        return key in self._index.positions
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._dataset.index.positions)
+        return iter(self._index.positions)
 
     def __len__(self) -> int:
-        return len(self._dataset.index.num_frames)
+        return len(self._index.num_frames)
 
     def __repr__(self) -> str:
-        return f"Episodes({len(self)} of {self._dataset.url!r})"
+        return f"Episodes({len(self)} of {self._url!r})"
 
 
 def _reopen(
