@@ -103,6 +103,7 @@ class ShuffledBatches:
         `numbers` are ascending, and not below those that were asked for before.
         """
         begin, stop = int(numbers[0]), int(numbers[-1]) + 1
+        assert stop <= self._num_clips, "the iteration has no such clip"
         while True:
             if stop <= self._taken:
                 found = self._known[numbers - self._begin]

@@ -89,10 +89,10 @@ class WithEpochs:
 
         Work: `bytes_read`, `frames_decoded`, without those that an iteration before has left in
         memory; `clips`, `batches`; `video_frames_decoded`, those that were decoded for others
-        included; `device_bytes`, copied to a device; `resident_bytes`, the
-        most that held frames took; seconds of work and of waiting in each stage, for decoding also
-        by feature; `loads` of chunks, and `loads_held_back`, which had to wait for memory;
-        `requests`, `retries` and other counts of the storage; and the `bottleneck`, in words.
+        included; `device_bytes`, copied to a device; `resident_bytes`, the most that held frames
+        took; seconds of work and of waiting in each stage, for decoding also by feature; `loads` of
+        chunks, and `loads_held_back`, which had to wait for memory; `requests`, `retries` and other
+        counts of the storage; and the `bottleneck`, in words.
 
         Clips left out: `episodes_too_short`, `clips_incomplete` (a frame lacks a feature),
         `clips_outside` (a window leaves the episode), `clips_dropped` (by `drop_last`).

@@ -15,6 +15,7 @@ from benchmarks.tartanair.compare.report import limits_table
 from benchmarks.tartanair.compare.results_parts import (
     best_other,
     best_shuffled,
+    counted,
     facts,
     grouped,
     is_main,
@@ -84,12 +85,23 @@ def _figures(workload: Workload, results: Mapping[str, Any]) -> list[str]:
         f"{said['episodes']} of {said['lengths']}, {said['size']}. Batches of {base.batch_size} "
         f"clips of {base.clip_len} frames that begin at every frame, unless a row says otherwise."
     )
-    about = f"{about} {workload.note}".rstrip()
+    about = " ".join(filter(None, [about, _epochs_counted(results["rows"]), workload.note]))
     parts = [about, limits_table(results["limits"]), shown_table(groups["main"], base)]
     if ran(groups["rest"]):
         rest = shown_table(groups["rest"], base)
         parts += ["<details>\n<summary>Other settings</summary>", rest, "</details>"]
     return [*parts, *filter(None, [reasons_text(results["rows"])])]
+
+
+def _epochs_counted(rows: Sequence[Row]) -> str:
+    """Of how many epochs figures are medians, where rows say so: all but the first, if it is not
+    alone."""
+    counts = {max(1, len(row["epochs"]) - 1) for row in rows if "epochs" in row}
+    if not counts:
+        return ""
+    least, most = min(counts), max(counts)
+    number = counted(most, "epoch") if least == most else f"{least} to {counted(most, 'epoch')}"
+    return f"A row's figures are medians of {number}; one before these is not counted."
 
 
 def _listed(words: Sequence[str]) -> str:

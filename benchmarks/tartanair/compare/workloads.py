@@ -76,8 +76,7 @@ AUDIO = Workload(
     episode_frames=100,
     heading="Audio",
     what="Sound like speech at 16 kHz in WAV files, in clips of 1 s, ten frames of 100 ms",
-    note="A row's first epoch is not counted, and of the others the median (of six with a stride, "
-    "else of one): `seqrecord` reads and checks all frames in it, and "
+    note="In its first epoch, which is not counted, `seqrecord` reads and checks all frames; "
     "without workers it has them in memory from then on, as the files of other loaders are in the "
     "page cache.",
 )
