@@ -19,7 +19,7 @@ from tests.gcs_stub import GcsStub
 from tests.services import Azurite, Moto
 from tests.web_server import WebFolder
 
-__all__ = ["CLOUDS", "PLACES", "Place", "hastened", "make_place"]
+__all__ = ["CLOUDS", "PLACES", "Place", "giving_up", "hastened", "make_place"]
 
 _FOLDER = "data/set"
 
@@ -82,6 +82,20 @@ def hastened(storage: Storage, *, leave_seconds: float = 5.0) -> Storage:
         inner.keeping = Keeping(0.0, leave_seconds=leave_seconds, **sizes)
     if isinstance(inner, ObjectStorage):
         inner.piece_bytes = 5 << 16
+    return storage
+
+
+def giving_up(storage: Storage, seconds: float) -> Storage:
+    """The storage, which from now on tries nothing again after so many seconds.
+
+    Its attempts still take the time that they need: they have a quarter of the `deadline` that it
+    was opened with, and on a busy machine a short one ends them all before any is answered.
+    """
+    inner = storage
+    while isinstance(inner, StorageWrapper):
+        if isinstance(inner, RetryingStorage):
+            inner.retrier.deadline = seconds
+        inner = inner.inner
     return storage
 
 

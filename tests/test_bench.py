@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +23,7 @@ import seqrecord
 from seqrecord import ClipError, NotFoundError, SeqRecordStream, bench
 from seqrecord.engine.trace import Trace
 from seqrecord.errors import MemoryLimitError
-from seqrecord.storage import LocalStorage, StorageWrapper
+from seqrecord.storage import LocalStorage, Storage, StorageWrapper
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.tools.bench.advice import advise
 from seqrecord.tools.bench.bench import BenchOptions, measure
@@ -86,12 +86,22 @@ def test_an_epoch(dataset: Path) -> None:
     assert report.url == str(dataset)
 
 
-def test_a_slow_consumer(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def pass_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """`pass_time(seconds)`: all that the clock of `bench` goes on, however busy the machine is."""
     bench_module = sys.modules[measure.__module__]  # `bench` is its function, too
-    clock = [0.0]  # which stands still but for the consumer, however busy the machine is
-    sleep = SimpleNamespace(sleep=lambda seconds: clock.append(clock[-1] + seconds))
-    monkeypatch.setattr(bench_module, "time", sleep)
+    clock = [0.0]
+
+    def go_on(seconds: float) -> None:
+        clock.append(clock[-1] + seconds)
+
+    monkeypatch.setattr(bench_module, "time", SimpleNamespace(sleep=go_on))
     monkeypatch.setattr(bench_module, "perf_counter", lambda: clock[-1])
+    return go_on
+
+
+@pytest.mark.usefixtures("pass_time")
+def test_a_slow_consumer(dataset: Path) -> None:
     report = bench(dataset, clip_len=4, batch_size=4, consumer_seconds=0.1, max_batches=3)
     assert report.num_batches == 3
     assert report.consuming.p50 == pytest.approx(0.1)
@@ -107,18 +117,23 @@ class SlowStorage(StorageWrapper):
 
     seconds, turn = 1.0, threading.Lock()
 
+    def __init__(self, inner: Storage, pass_time: Callable[[float], None]) -> None:
+        super().__init__(inner)
+        self.pass_time = pass_time
+
     def read_ranges(
         self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
     ) -> None:
         if path.endswith(".seqrec"):
             with self.turn:
-                time.sleep(self.seconds)
+                time.sleep(self.seconds / 2)  # the consumer waits meanwhile
+                self.pass_time(self.seconds)
                 self.seconds = 0.05
         super().read_ranges(path, ranges, buffers)
 
 
-def test_a_slow_loader(dataset: Path) -> None:
-    storage: Any = SlowStorage(LocalStorage(dataset))
+def test_a_slow_loader(dataset: Path, pass_time: Callable[[float], None]) -> None:
+    storage: Any = SlowStorage(LocalStorage(dataset), pass_time)
     features = ["image_left", "pose"]
     options: dict[str, Any] = {"shuffle": False, "num_threads": 1, "features": features}
     report = bench(storage, clip_len=4, stride=4, batch_size=1, **options)
@@ -134,11 +149,12 @@ def test_one_batch(dataset: Path) -> None:
     assert report.waiting.mean == report.first_batch_seconds
 
 
-def test_copies_are_timed_apart(dataset: Path) -> None:
+def test_copies_are_timed_apart(dataset: Path, pass_time: Callable[[float], None]) -> None:
     options = BenchOptions(clip_len=4, max_batches=12, batch_size=1, device="cpu")
     stream = SeqRecordStream(dataset, clip_len=4, batch_size=1)
-    report = measure(stream, options, synchronize=lambda: time.sleep(0.05))
-    assert 0.05 <= report.copying.p50 < report.seconds / 6  # of 12
+    report = measure(stream, options, synchronize=lambda: pass_time(0.05))
+    assert report.copying.p50 == pytest.approx(0.05)
+    assert report.seconds == pytest.approx(12 * 0.05)
     assert "copying to the device is the bottleneck" in report.advice[0]
     assert report.stats["bottleneck"].startswith("copying frames to the device")
     assert "copy to device" in str(report)

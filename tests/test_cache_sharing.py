@@ -142,7 +142,7 @@ def test_the_command_line_says_that_a_cache_is_not_free(
 
 def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
     """Of a thread that was adding when it was forked."""
-    cached = Cached(tmp_path, patience=5.0)
+    cached = Cached(tmp_path, patience=60.0)
     cached.check(0, 10_000)
     go_on = FORK.Event()
     with CacheFolder(tmp_path / "cache").locked():

@@ -17,7 +17,7 @@ from seqrecord.storage import Storage, open_storage
 from tests.canned_server import Canned, CannedServer, answer
 from tests.local_server import LocalServer
 from tests.obstore_runtime import obstore_is
-from tests.places import hastened
+from tests.places import giving_up, hastened
 from tests.services.authority import Authority
 from tests.storage_contract import get
 
@@ -123,7 +123,7 @@ def test_a_busy_token_endpoint_is_asked_again(endpoint: TokenEndpoint, status: i
 def test_a_token_endpoint_that_stays_busy_ends_with_the_deadline(endpoint: TokenEndpoint) -> None:
     endpoint.busy = 10_000
     with CannedServer([part()]) as server:
-        storage = opened(server, deadline=1)
+        storage = giving_up(opened(server), 1)
         begin = time.monotonic()
         with pytest.raises(DeadlineError, match="HTTP status 503") as caught:
             get(storage, "records/0", 0, 100)

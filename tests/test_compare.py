@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ from benchmarks.tartanair.generate import generate
 from benchmarks.tartanair.loaders.base import Batch, Loader, Settings
 from benchmarks.tartanair.loaders.registry import all_loaders
 from tests.compare_rows import row
+from tests.services.process import wait_for
 
 pytestmark = pytest.mark.slow  # of the benchmarks, not of the package
 
@@ -139,13 +141,16 @@ def test_a_row_that_hangs_is_stopped_with_its_children(
     code = f"""
 import os, time
 if child := os.fork():
-    open({str(pids)!r}, "w").write(str(child))
+    open({str(pids)!r} + ".new", "w").write(str(child))
+    os.rename({str(pids)!r} + ".new", {str(pids)!r})
 time.sleep(100)
 """
     started = subprocess.Popen
 
     def popen(_command: list[str], **settings: Any) -> Any:
-        return started([sys.executable, "-c", code], **settings)
+        process = started([sys.executable, "-c", code], **settings)
+        wait_for(pids.exists)  # its second begins when it has a child
+        return process
 
     monkeypatch.setattr(subprocess, "Popen", popen)
     assert run_task(task(tree, work), 1) == {"error": "not done after 1 s"}
@@ -168,20 +173,24 @@ def test_a_task_keeps_its_types(tree: Tree, work: Path) -> None:
     assert Task.loads(sent.dumps()) == sent
 
 
-def test_what_is_scaled_begins_with_the_first_batch() -> None:
+def test_what_is_scaled_begins_with_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]  # which stands still but for the loader, however busy the machine is
+
     class Slow:
         """Long to begin, as loaders with a buffer to fill are, and then a batch every 0.05 s."""
 
         def __iter__(self) -> Iterator[Batch]:
             for number in range(100):
-                time.sleep(0.05 if number else 0.5)
+                clock[0] += 0.05 if number else 0.5
                 yield {"x": torch.zeros(1, 1), "episode": ["a"], "start": torch.tensor([number])}
 
     clips = [Clip("a", start, start + 1, start) for start in range(100)]
-    row = measure(Slow(), clips, "touch", epochs=1, max_seconds=0.3, began=time.perf_counter())
+    timer = SimpleNamespace(perf_counter=lambda: clock[0])
+    monkeypatch.setattr(sys.modules[measure.__module__], "time", timer)
+    row = measure(Slow(), clips, "touch", epochs=1, max_seconds=0.32, began=0.0)
     assert row["complete"] == 0
-    assert 2 <= row["clips"] < 100
-    assert row["clips_per_second"] <= 100 / (0.5 + 99 * 0.05) * 1.01
+    assert row["clips"] == 8  # the first, and seven until 0.35 s have passed
+    assert row["clips_per_second"] == pytest.approx(100 / (0.5 + 99 * 0.05))
 
 
 def test_meters() -> None:

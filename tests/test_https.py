@@ -15,6 +15,7 @@ from seqrecord.storage import Storage, open_storage
 from tests.connect_proxy import ConnectProxy
 from tests.datasets import write_small
 from tests.obstore_runtime import obstore_is
+from tests.places import giving_up
 from tests.services import Authority, Nginx
 from tests.storage_contract import Add, ReadContract, get
 
@@ -158,7 +159,7 @@ def test_a_server_that_does_not_come_back_is_given_up(
     mortal = Nginx(tmp_path / "mortal", *authority.issue())
     try:
         mortal.put("a", DATA)
-        storage = opened(mortal.endpoint, client, known, deadline=0.5)
+        storage = giving_up(opened(mortal.endpoint, client, known), 0.5)
         assert get(storage, "a") == DATA
         mortal.stop()
         with pytest.raises(DeadlineError):

@@ -38,7 +38,7 @@ from tests.canned_server import Canned, CannedServer, answer
 from tests.datasets import write_small
 from tests.fault_proxy import FaultProxy, Scripted
 from tests.obstore_runtime import obstore_is
-from tests.places import Place
+from tests.places import Place, giving_up
 from tests.services import Moto
 from tests.storage_contract import PATH, Add, ReadContract, get, put
 from tests.web_server import WebFolder
@@ -90,7 +90,7 @@ def test_files_are_read(place: Place, client: str) -> None:
 
 def test_what_is_not_there(place: Place, client: str) -> None:
     place.put("records/0", DATA[:1000])
-    storage = place.open(deadline=5)
+    storage = place.open(deadline=60)
     for action in (
         lambda: storage.size("records/1"),
         lambda: get(storage, "records/1", 0, 5),
@@ -108,7 +108,7 @@ def test_what_is_not_there(place: Place, client: str) -> None:
 @pytest.mark.parametrize("kind", [pytest.param("s3", marks=pytest.mark.service), "gs"])
 def test_a_bucket_that_is_not_there(kind: str, client: str, request: pytest.FixtureRequest) -> None:
     service = request.getfixturevalue({"s3": "moto", "gs": "gcs"}[kind])
-    storage = open_storage(f"{kind}://no-such-bucket/set", {**service.options(), "deadline": 5})
+    storage = open_storage(f"{kind}://no-such-bucket/set", {**service.options(), "deadline": 60})
     for action in (lambda: storage.size("a"), lambda: get(storage, "a", 0, 5)):
         with pytest.raises(NotFoundError, match=r"no such (bucket|file)") as caught:
             action()
@@ -406,8 +406,9 @@ def test_what_s3_and_gcs_say(
     match: str,
 ) -> None:
     with obstore_is(used=True), CannedServer([Canned(answer(status, said(code)))]) as server:
-        # One attempt has a quarter of the deadline, and the machine may be busy.
-        storage = open_at(server, deadline=1.0 if error is StorageError else 20)
+        storage = open_at(server, deadline=60)
+        if error is StorageError:
+            giving_up(storage, 0.5)
         with pytest.raises(error, match=match) as caught:
             get(storage, "a", 0, 5)
         assert "S3CRET" not in "".join(traceback.format_exception(caught.value))

@@ -20,6 +20,7 @@ from seqrecord.storage.ranges import MAX_GAP, ByteRange, plan
 from seqrecord.storage.requests import RequestReader, fill, hurried
 from seqrecord.storage.retrying import Retrier, RetryingStorage
 from seqrecord.storage.stopping import check_wanted
+from tests.own_threads import own_threads
 from tests.storage_contract import DATA, PATH, StorageContract, get, put
 from tests.storage_doubles import CountingStorage, FailTransiently, FaultyStorage
 
@@ -250,9 +251,8 @@ def test_pieces_are_under_way_together_and_bounded(tmp_path: Path) -> None:
 def test_no_thread_outlives_a_call(tmp_path: Path) -> None:
     storage = small(LocalStorage(tmp_path))
     put(storage, PATH, DATA)
-    before = set(threading.enumerate())
     assert get(storage, PATH) == DATA
-    assert set(threading.enumerate()) <= before
+    assert own_threads("seqrecord-read") == []
 
 
 def test_one_piece_is_read_by_its_caller(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_after_an_error_nothing_is_written_any_more(tmp_path: Path) -> None:
     out[:] = 0
     late.set()
     assert not out.any()
-    assert not [t for t in threading.enumerate() if t.name.startswith("seqrecord-read")]
+    assert own_threads("seqrecord-read") == []
 
 
 def test_what_was_not_begun_is_left_after_an_error(tmp_path: Path) -> None:
