@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from seqrecord import SeqRecordWriter
 from seqrecord.storage import Storage, StorageLike, open_storage
+from tests.own_threads import own_threads
 from tests.services.process import wait_for
 
 __all__ = ["abandon", "abandonable"]
@@ -26,5 +26,4 @@ def abandonable(destination: StorageLike, **options: Any) -> SeqRecordWriter:
 def abandon(writer: SeqRecordWriter) -> None:
     """Nothing more is written, and what is open stays as it is."""
     _STORAGES.pop(writer).close()
-    names = "seqrecord-commit"  # of a thread that has not noticed
-    wait_for(lambda: not any(each.name.startswith(names) for each in threading.enumerate()))
+    wait_for(lambda: not own_threads("seqrecord-commit"))  # one that has not noticed

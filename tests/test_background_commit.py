@@ -17,6 +17,7 @@ from seqrecord import SeqRecordWriter
 from seqrecord.errors import AccessError, DestinationError, NotFoundError
 from seqrecord.storage import LocalStorage
 from seqrecord.storage.stopping import check_wanted
+from tests.own_threads import own_threads
 from tests.services.process import wait_for
 from tests.storage_doubles import Failure, FaultyStorage, Operation
 
@@ -30,7 +31,7 @@ def frame(number: int) -> dict[str, Any]:
 
 
 def threads() -> list[threading.Thread]:
-    return [each for each in threading.enumerate() if each.name.startswith("seqrecord-commit")]
+    return own_threads("seqrecord-commit")
 
 
 class Commits:

@@ -18,6 +18,7 @@ from seqrecord.errors import DestinationError, StorageError
 from seqrecord.storage import LocalStorage, Upload
 from seqrecord.writing.commits import reindex
 from seqrecord.writing.frame_queue import Control, FrameQueue
+from tests.own_threads import own_threads
 from tests.storage_doubles import FailAt, FaultyStorage
 from tests.test_frame_queue import NBYTES, frame, same, wait_until_at_rest
 
@@ -41,9 +42,8 @@ def lengths(root: Path) -> dict[str, int]:
 
 
 def join_commits() -> None:
-    for thread in threading.enumerate():
-        if thread.name.startswith("seqrecord-commit"):
-            thread.join()
+    for thread in own_threads("seqrecord-commit"):
+        thread.join()
 
 
 class Photographed(LocalStorage):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from seqrecord.errors import ConflictError, DestinationError, FrameError
 from seqrecord.reading.record_footers import read_footers
 from seqrecord.storage import LocalStorage
 from seqrecord.writing.commits import reindex
+from tests.own_threads import own_threads
 
 LARGE = (40, 40, 3)  # bytes: in a group of its own
 SETTINGS: dict[str, Any] = {"codecs": "raw", "chunk_frames": 8}
@@ -93,9 +93,8 @@ def test_a_kill_keeps_what_was_flushed(
             episode.flush()
         last = number
     # The writer is not closed, as after a kill that came when no file was being committed.
-    for thread in threading.enumerate():
-        if thread.name.startswith("seqrecord-commit"):
-            thread.join()
+    for thread in own_threads("seqrecord-commit"):
+        thread.join()
     want = {"first": 5, **({"a": length} if length else {})}
     found = resume(tmp_path)
     assert found == want.keys()

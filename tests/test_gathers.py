@@ -15,6 +15,7 @@ from seqrecord.engine.batches import Copy
 from seqrecord.engine.copying import CopyThreads, Done
 from seqrecord.engine.gathers import Gathers
 from seqrecord.engine.trace import Trace
+from tests.own_threads import own_threads
 
 PATIENCE = 60  # seconds
 
@@ -144,7 +145,7 @@ def test_threads_copy_at_the_same_time_and_say_what_was_raised() -> None:
     meeting.wait()  # both are under way
     threads.shutdown()
     assert sorted(map(repr, said)) == ["None", "ValueError('no such row')"]
-    assert not [t for t in threading.enumerate() if t.name.startswith("copy-test")]
+    assert own_threads("copy-test") == []
 
 
 def test_what_has_not_begun_is_dropped() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from seqrecord import SeqRecordWriter
 from seqrecord.threads import ThreadPool
+from tests.own_threads import own_threads
 from tests.torch_process import run_code
 
 PATIENCE = 60  # seconds; what hangs fails
@@ -156,7 +157,7 @@ def test_a_pool_drops_what_is_queued_and_waits_for_what_has_begun() -> None:
             future.result()
     with pytest.raises(RuntimeError):
         pool.submit(work, 9)
-    assert not any(thread.name.startswith("some") for thread in threading.enumerate())
+    assert own_threads("some") == []
 
 
 def test_a_pool_does_all_in_few_threads() -> None:

@@ -31,6 +31,7 @@ from seqrecord.storage import LocalStorage, Upload
 from seqrecord.writing.frame_queue import WhenFull
 from tests.datasets import EPISODES, small_schema, write_small
 from tests.killed_recorder import EPISODE_FRAMES, made_frame
+from tests.own_threads import own_threads
 from tests.services.process import wait_for
 
 NBYTES = 1 << 20
@@ -85,9 +86,8 @@ class Burning(LocalStorage):
         return counted
 
 
-def recorder_threads() -> list[str]:
-    names = [thread.name for thread in threading.enumerate()]
-    return [name for name in names if name.startswith(("seqrecord-rec", "seqrecord-spill"))]
+def recorder_threads() -> list[threading.Thread]:
+    return own_threads("seqrecord-rec", "seqrecord-spill")
 
 
 def test_it_records_what_a_writer_writes(tmp_path: Path) -> None:
@@ -345,7 +345,7 @@ def test_one_that_is_not_closed_leaves_no_thread_and_no_file_of_its_own(
     recorder = SeqRecordRecorder(tmp_path / "d", spill_folder=spill)
     with recorder.episode("a") as episode:
         episode.append({"x": np.zeros(3)})
-    threads = [thread for thread in threading.enumerate() if thread.name in recorder_threads()]
+    threads = recorder_threads()
     assert len(threads) == 2
     if how == "abort":
         recorder.abort()

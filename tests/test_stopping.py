@@ -38,6 +38,7 @@ from seqrecord.storage.spooled import Keeping, SpooledUpload
 from seqrecord.storage.stopping import check_wanted, unwanted_if
 from seqrecord.storage.wrappers import StorageWrapper
 from tests.clip_data import leaves_nothing
+from tests.own_threads import own_threads
 from tests.storage_doubles import Fault, FaultyStorage
 from tests.torch_process import run_code
 
@@ -98,10 +99,6 @@ def soon() -> Iterator[None]:
     assert time.monotonic() - begin < SOON
 
 
-def engine_threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("seqrecord-engine")]
-
-
 def wait_for_retries(storage: Storage, count: int = 1) -> None:
     while storage.counters()["retries"] < count:
         time.sleep(0.01)
@@ -133,7 +130,7 @@ def test_leaving_a_loop_whose_storage_is_gone(path: Path, way: str, stride: int)
             elif way == "begin anew":
                 iter(pipe)  # which waits for the memory of the one before
             del iterator, pipe
-            while engine_threads():
+            while own_threads("seqrecord-engine"):
                 time.sleep(0.01)
 
 
