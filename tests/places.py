@@ -65,7 +65,7 @@ class Place:
         return hastened(self.open(host, **more))
 
 
-def hastened(storage: Storage, *, leave_seconds: float = 5.0) -> Storage:
+def hastened(storage: Storage, *, leave_seconds: float = 30.0) -> Storage:
     """The storage, which from now on waits little and divides what has few bytes.
 
     What fails is tried again soon, and checkpoints are kept at once. From 2 MiB on, a sixteenth of

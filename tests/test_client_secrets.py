@@ -127,6 +127,6 @@ def test_a_token_endpoint_that_stays_busy_ends_with_the_deadline(endpoint: Token
         begin = time.monotonic()
         with pytest.raises(DeadlineError, match="HTTP status 503") as caught:
             get(storage, "records/0", 0, 100)
-        assert time.monotonic() - begin < 20
+        assert time.monotonic() - begin < 60  # of 120
         assert SECRET not in str(caught.value)
         storage.close()

@@ -125,10 +125,10 @@ def test_what_was_spilled_comes_in_its_turn(
             wait_until_at_rest(queue, limit)
             assert queue.put(frame(number, size))
             for _ in range(min(takes[number % len(takes)], number + 1 - expected)):
-                same(queue.take(5), frame(expected, sizes[expected]))
+                same(queue.take(60), frame(expected, sizes[expected]))
                 expected += 1
         while expected < len(sizes):
-            same(queue.take(5), frame(expected, sizes[expected]))
+            same(queue.take(60), frame(expected, sizes[expected]))
             expected += 1
         assert queue.take(0) is None
         stats = queue.stats
@@ -148,7 +148,7 @@ def test_ten_times_the_memory_is_spilled_and_files_go_with_their_frames(tmp_path
     assert queue.stats.spilled_bytes >= 72 * NBYTES
     assert list(tmp_path.rglob("*.frames"))
     for number in range(80):
-        same(queue.take(5), frame(number))
+        same(queue.take(60), frame(number))
     assert queue.take(0) is None
     assert not list(tmp_path.rglob("*.frames"))
     queue.close()
@@ -194,7 +194,7 @@ def test_a_disk_that_takes_nothing_is_said_and_tried_again(
     wait_until_at_rest(queue, limit)
     queue.put(frame(5))
     for number in range(6):
-        same(queue.take(5), frame(number))
+        same(queue.take(60), frame(number))
     queue.close()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 

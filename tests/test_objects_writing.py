@@ -431,7 +431,7 @@ def test_close_waits_for_no_server_that_is_gone(place: Place) -> None:
         wait_for(lambda: storage.counters()["retries"] >= 2)
         started = time.monotonic()
         storage.close()
-        assert time.monotonic() - started < 10  # of 120
+        assert time.monotonic() - started < 60  # of 120
         assert not _uploading()
 
 
@@ -495,7 +495,7 @@ def test_a_forked_child_reads_and_says_how_to_write(place: Place, storage: Stora
     if pid == 0:
         code = 1
         with contextlib.suppress(BaseException):
-            signal.alarm(20)
+            signal.alarm(100)
             assert get(storage, "records/other", 5, 50) == DATA[5:50]
             for action in (
                 lambda: put(storage, "records/child", b"x"),

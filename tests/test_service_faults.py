@@ -25,7 +25,7 @@ from tests.datasets import write_small
 from tests.fault_proxy import FaultProxy, Request, Scripted, Seeded
 from tests.made_source import MadeSource, made_frame
 from tests.obstore_runtime import obstore_is
-from tests.places import CLOUDS, PLACES, Place
+from tests.places import CLOUDS, PLACES, Place, giving_up
 from tests.storage_contract import DATA, PATH, get, left, put
 
 pytestmark = pytest.mark.slow  # even with the services that need nothing installed
@@ -53,6 +53,7 @@ def test_every_operation_survives_two_faults(place: Place, kind: str) -> None:
     kinds = [kind] * (1 if kind == "stall" else 2)
     with FaultProxy(place.host, retry_after=0) as proxy:
         storage = place.hasty(proxy.host, deadline=6)  # what hangs is given up after 1.5 s
+        giving_up(storage, 60)
 
         def faulty(operation: Callable[[], Any]) -> Any:
             before = proxy.faults[kind]
@@ -119,7 +120,7 @@ def test_what_is_read_is_right_or_read_again(place: Place, kind: str) -> None:
     place.put(PATH, LARGE)
     kinds = [kind] * (1 if kind == "stall" else 2)
     with FaultProxy(place.host, Scripted(kinds), retry_after=0) as proxy:
-        storage = place.hasty(proxy.host, deadline=6)
+        storage = giving_up(place.hasty(proxy.host, deadline=6), 60)
         assert get(storage, PATH, 5, 3 << 17) == LARGE[5 : 3 << 17]
         assert proxy.faults[kind] == len(kinds)
         storage.close()

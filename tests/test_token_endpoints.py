@@ -206,7 +206,7 @@ def test_a_token_endpoint_that_refuses_is_an_error_at_once(cloud: Cloud, status:
     start = time.monotonic()
     with pytest.raises(AccessError) as caught:
         get(storage, "records/a", 3, 50)
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 50  # of 60
     assert "S3CRET" not in str(caught.value)
     assert storage.url in str(caught.value) or cloud.objects.host in str(caught.value)
     storage.close()
