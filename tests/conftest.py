@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import multiprocessing
 import signal
 import time
@@ -17,7 +18,7 @@ import hypothesis
 import pytest
 
 from tests.gcs_stub import GcsStub
-from tests.own_threads import forget_threads
+from tests.own_threads import forget_threads, is_own
 from tests.places import PLACES, Place, make_place
 from tests.services import (
     Authority,
@@ -50,6 +51,8 @@ def pytest_configure() -> None:
     # A shell starts what it runs in the background deaf to Ctrl-C, and that is inherited.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Or a test that looks at the log finds what a thread of an earlier one has to say.
+    logging.getLogger("seqrecord").addFilter(is_own)
 
 
 @pytest.hookimpl(tryfirst=True)
