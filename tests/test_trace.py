@@ -11,7 +11,7 @@ import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
 import pytest
@@ -251,10 +251,10 @@ def test_a_span_costs_little(tmp_path: Path) -> None:
     def cost(trace: Trace) -> float:
         best = 1.0
         for _ in range(5):
-            begin = perf_counter()
+            begin = thread_time()  # however long it waits for a core
             for _ in range(2000):
                 trace.add("decode", 0.0, 1.0, chunk=3)
-            best = min(best, (perf_counter() - begin) / 2000)
+            best = min(best, (thread_time() - begin) / 2000)
         return best
 
     assert cost(off) < 2e-6
