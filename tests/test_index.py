@@ -16,7 +16,12 @@ from hypothesis import strategies as st
 from seqrecord.errors import FormatError
 from seqrecord.format import group_index
 from seqrecord.format.index import NO_SPLIT, GroupIndex, Index
-from seqrecord.format.index_tables import MAX_INDEX_TEXT
+from seqrecord.format.index_tables import (
+    MAX_INDEX_TEXT,
+    decode_table,
+    encode_table,
+    episodes_schema,
+)
 from seqrecord.format.rows import GAP_ROW
 from seqrecord.reading.metadata import load
 from seqrecord.schema import FeatureSpec, Schema
@@ -79,6 +84,25 @@ _COLUMNS = (
     *("num_chunks", "first_frame", "num_frames", "file", "offset", "page_length", "page_crc32c"),
     *("largest_frame", "gaps", "first_chunk", "chunk_frames"),
 )
+
+
+@pytest.mark.parametrize("rows", [-1, -2, -1237, -(1 << 62), -(1 << 63), 1 << 62, (1 << 63) - 1])
+def test_tables_of_an_impossible_number_of_rows(rows: int) -> None:
+    """The number is nowhere else in the table: all that say how many rows there are agree."""
+    count = 1237
+    columns: list[Any] = [
+        pa.array(map(str, range(count)), pa.string()),
+        np.zeros((count, 16), "u1"),
+    ]
+    columns += [np.zeros(count, dtype) for dtype in ("u4", "f8", "u2")]
+    columns += [pa.array(["{}"] * count, pa.string()), np.ones((count, 1), "u4")]
+    data = encode_table(episodes_schema(1), columns).to_pybytes()
+    number = count.to_bytes(8, "little")
+    assert data.count(number) > 5
+    changed = data.replace(number, rows.to_bytes(8, "little", signed=True))
+    with pytest.raises(FormatError, match="not an Arrow IPC file of one batch") as caught:
+        decode_table("episodes", pa.py_buffer(changed), episodes_schema(1))
+    assert caught.value.file == "episodes"
 
 
 @pytest.mark.parametrize("block_pages", [1, 2, 1 << 18])

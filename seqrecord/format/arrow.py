@@ -200,6 +200,8 @@ def _is_field(found: _Table, want: pa.Field) -> bool:
 
 def _columns(batch: _Message, schema: pa.Schema) -> dict[str, Column]:
     rows = batch.header.number(0, "<q")
+    if rows < 0:  # which means another number to NumPy, and to Arrow
+        raise _not_arrow(f"a batch of {rows} rows")
     if batch.header.has(3):
         # A compressed buffer declares what it decompresses to.
         raise FormatError("a table that is compressed")
@@ -250,7 +252,7 @@ def _item(dtype: pa.DataType) -> np.dtype[Any]:
 
 
 def _numbers(buffer: memoryview, count: int, item: np.dtype[Any]) -> npt.NDArray[Any]:
-    if not 0 <= count * item.itemsize <= len(buffer):
+    if count * item.itemsize > len(buffer):
         raise _not_arrow(f"{count} numbers in a buffer of {len(buffer)} bytes")
     return np.frombuffer(buffer, item, count) if count else np.empty(0, item)
 
