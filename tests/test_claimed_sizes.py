@@ -12,10 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import seqrecord
 from seqrecord import FormatError, SeqRecordWriter, StorageError, reindex, verify
 from seqrecord.format import MAX_FOOTER_BYTES, parse_footer
+from seqrecord.format.index_tables import most_table_bytes
 from seqrecord.format.manifest import (
     MAX_MANIFEST_BYTES,
     MAX_RECORD_FILES,
@@ -23,9 +26,17 @@ from seqrecord.format.manifest import (
     RecordFile,
     read_manifest,
 )
-from seqrecord.format.text import MAX_JSON_VALUES, MAX_METADATA_LENGTH, parse_json
+from seqrecord.format.rows import MAX_CHUNK_FRAMES, chunk_row
+from seqrecord.format.text import (
+    MAX_JSON_DEPTH,
+    MAX_JSON_VALUES,
+    MAX_METADATA_LENGTH,
+    parse_json,
+)
+from seqrecord.reading.absent import absent_chunks
 from seqrecord.reading.mapped import map_file
 from seqrecord.reading.metadata import load
+from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.storage import LocalStorage
 from seqrecord.storage.wrappers import StorageWrapper
 from tests.tiny import change_manifest, index_entry, sign_manifest, split_record, write_tiny
@@ -94,6 +105,37 @@ def test_an_index_may_be_as_long_as_its_rows_need(root: Path) -> None:
         load(LocalStorage(root))
 
 
+@given(
+    lengths=st.lists(st.integers(1, MAX_CHUNK_FRAMES), min_size=1, max_size=20),
+    num_absent=st.integers(1, 100),
+    kind=st.sampled_from(["dropped", "added", "video"]),
+)
+def test_an_index_may_have_chunks_that_no_record_file_has(
+    lengths: list[int], num_absent: int, kind: str
+) -> None:
+    """Of groups that were dropped as a whole, or added, beside a feature of a byte a frame."""
+    kept = FeatureSpec("kept", np.dtype("u1"), ())
+    absent = [FeatureSpec(f"~{1 + i}", np.dtype("u1"), (), group=1) for i in range(num_absent)]
+    if kind == "added":
+        absent = [FeatureSpec("new", np.dtype("u1"), (None,), group=1, added="0" * 16)]
+    elif kind == "video":
+        codec = ({"id": "video", "codec": "av1", "pixel_format": "yuv420p"},)
+        absent = [FeatureSpec("~1", np.dtype("u1"), (64, 64, 3), codec, group=1)]
+    schema = Schema([kept, *absent])
+    chunks = np.zeros(len(lengths), chunk_row(1, 0))
+    chunks["num_frames"] = lengths
+    chunks["first_frame"] = np.cumsum(lengths) - lengths
+    files = np.zeros(len(lengths), np.int64)
+    _, rows, gaps = absent_chunks(files, chunks, schema.group(1), np.arange(1, len(schema)))
+
+    record_bytes = chunks.nbytes + sum(-(-n // 64) * 64 for n in lengths)
+    most = most_table_bytes(schema, 1, sum(lengths), record_bytes)
+    around = most_table_bytes(schema, 0, 0, 0)["gaps"]
+    width = 20 + 8 * len(absent) + 4 * (kind == "added")
+    assert around + len(rows) * width <= most["chunks1"]
+    assert around + gaps.nbytes <= most["gaps"]
+
+
 def test_no_room_for_a_copy_of_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a remote dataset, where the folder of temporary files is full."""
     (tmp_path / "records").mkdir()
@@ -143,6 +185,17 @@ def test_the_largest_manifest_is_read() -> None:
 def test_values_in_strings_are_not_counted() -> None:
     text = json.dumps({"a": '[{",' * 300_000, "b\\": '\\"[\\'}).encode()
     assert parse_json(text)["b\\"] == '\\"[\\'
+
+
+@pytest.mark.parametrize("inner", ["", "1", "{}", '{"a":1}'])
+@pytest.mark.parametrize("left", ["[", '{"a":'])
+def test_levels_of_nesting(left: str, inner: str) -> None:
+    levels = MAX_JSON_DEPTH - inner.count("{")
+    right = "]" if left == "[" else "}"
+    inner = inner if inner or left == "[" else "0"
+    parse_json(left * levels + inner + right * levels)
+    with pytest.raises(FormatError, match="nested too deeply"):
+        parse_json(left * (levels + 1) + inner + right * (levels + 1))
 
 
 @pytest.mark.parametrize("item", [b"[]", b"{}", b"0", b'"\\""'])

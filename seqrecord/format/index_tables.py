@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from seqrecord.codecs.video.gops import MAX_GOP_FRAMES
 from seqrecord.errors import FormatError
 from seqrecord.format.arrow import read_batch
 from seqrecord.format.rows import GAP_ROW, WORD, chunk_row
@@ -92,21 +93,28 @@ def most_table_bytes(
     """The most bytes that the files of an index can take, by table.
 
     For so many episodes and frames, in record files of so many bytes in all: each chunk has a row
-    in the footer of one of them.
+    in the footer of one of them, and so have its gaps. Only a group that was dropped, or added, may
+    have chunks that no record file has: those lie where another group's do.
     """
-    rows = {}
-    words = most = 0
-    for number, group in enumerate(schema.groups):
-        row = chunk_row(len(group), len(group.variable)).itemsize
-        chunks = min(num_frames, record_bytes // row)
+    groups = schema.groups
+    sizes = [chunk_row(len(group), len(group.variable)).itemsize for group in groups]
+    most = min(num_frames, record_bytes // min(sizes))  # chunks of any group in record files
+    absent = min(num_frames, most + num_frames // MAX_GOP_FRAMES)
+    rows, words, more_words = {}, 0, 0
+    for number, (group, size) in enumerate(zip(groups, sizes, strict=True)):
+        may_be_absent = all(spec.is_dropped or spec.added for spec in group.values())
+        chunks = absent if may_be_absent else min(num_frames, record_bytes // size)
         rows[f"chunks{number}"] = chunks * (20 + 8 * len(group) + 4 * len(group.variable))
-        words += len(group) * (chunks + num_frames // WORD)
-        most = max(most, chunks)
-    size = 2 * 4 + _UID_BYTES + 4 + 8 + 2 + 4 * schema.num_groups  # and the text
-    rows["episodes"] = size * min(num_episodes, most) + 2 * MAX_INDEX_TEXT
+        of_group = len(group) * (chunks + num_frames // WORD)
+        words += of_group
+        more_words += of_group * may_be_absent
+    gaps = min(words, more_words + record_bytes // GAP_ROW.itemsize)
+    rows["gaps"] = gaps * GAP_ROW.itemsize
+    num_episodes = min(num_episodes, most)
+    size = 2 * 4 + _UID_BYTES + 4 + 8 + 2 + 4 * len(groups)  # and the text
+    rows["episodes"] = size * num_episodes + 2 * MAX_INDEX_TEXT
     if timestamps := with_lags(schema):
-        rows["times"] = 2 * 8 * MOST_LAGS * len(timestamps) * min(num_episodes, most)
-    rows["gaps"] = min(words, record_bytes // GAP_ROW.itemsize) * GAP_ROW.itemsize
+        rows["times"] = 2 * 8 * MOST_LAGS * len(timestamps) * num_episodes
     return {name: min(MAX_TABLE_BYTES, _MOST_AROUND + size) for name, size in rows.items()}
 
 

@@ -135,9 +135,8 @@ def _check_count(text: bytes) -> None:
     Each value but one comes after a comma or an opening bracket that is in no string.
     """
     limit = min(MAX_JSON_VALUES, _FREE_VALUES + len(text) // _BYTES_PER_VALUE)
-    plain = text.replace(b"\\\\", b"").replace(
-        b'\\"', b""
-    )  # so that a quote begins or ends a string
+    # So that a quote begins or ends a string:
+    plain = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     count, inside = 1, 0
     for at in range(0, len(plain), _BLOCK_BYTES):
         block = np.frombuffer(plain, np.uint8, min(_BLOCK_BYTES, len(plain) - at), at)
@@ -174,13 +173,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_depth(value: Any) -> None:
-    level = [value]
+    level: list[Any] = [[value]]  # the arrays and objects of one depth
     for _ in range(MAX_JSON_DEPTH + 1):
         level = [
             item
             for parent in level
-            if isinstance(parent, (dict, list))
             for item in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(item, (dict, list))
         ]
         if not level:
             return
