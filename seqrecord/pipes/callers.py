@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any
@@ -25,10 +25,8 @@ __all__ = [
     "is_in_default_chain",
     "is_indexed_by_default",
     "is_running",
-    "spare_lookups",
 ]
 
-_IS_CHILD = "_is_child_datapipe"
 _ITER_PIPES = "torch.utils.data.datapipes.iter"
 
 
@@ -76,18 +74,6 @@ def find_chain() -> list[object]:
     """
     wrapper = Batcher.__iter__.__code__
     return [f.f_locals["args"][0] for f in _frames() if f.f_code is wrapper]
-
-
-def spare_lookups(chain: Iterable[object]) -> None:
-    """Have torch find what it looks for at every item of these pipes, if they are its own.
-
-    It asks each pipe whether it is one of several that read one source. Where a pipe has no such
-    attribute, `IterDataPipe.__getattr__` makes an error, which takes longer than all else that
-    torch does for an item.
-    """
-    for pipe in chain:
-        if type(pipe).__module__.startswith("torch.") and not hasattr(pipe, _IS_CHILD):
-            setattr(pipe, _IS_CHILD, False)
 
 
 def find_holder() -> str | None:

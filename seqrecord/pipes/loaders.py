@@ -23,7 +23,6 @@ from seqrecord.pipes.callers import (
     find_loader,
     is_indexed_by_default,
     is_running,
-    spare_lookups,
 )
 from seqrecord.pipes.clip_loader import Clip
 from seqrecord.pipes.clip_reader import ClipReader
@@ -34,6 +33,7 @@ from seqrecord.pipes.options import DatasetOptions, LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.pipes.shuffled import ShuffledBatches
 from seqrecord.pipes.streaming import Streaming
+from seqrecord.pipes.torch_pipes import hide_items, spare_lookups
 from seqrecord.reading.reader import DatasetLike, SeqRecordReader
 from seqrecord.sampling import Part
 
@@ -81,7 +81,7 @@ class SeqRecordPipe(_Iterated, IterDataPipe[Clip]):
         location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
     """
 
-    _is_child_datapipe = False  # see `spare_lookups`
+    _is_child_datapipe = False  # see `torch_pipes`
     _warned = False
     _holder: str | None = None  # of items of this iteration, behind this pipe
 
@@ -90,6 +90,7 @@ class SeqRecordPipe(_Iterated, IterDataPipe[Clip]):
         chain = find_chain()
         fetching = find_fetching()  # by a DataLoader, which wraps the last pipe
         spare_lookups(chain if fetching is None else (*chain, fetching[0].dataset))
+        hide_items(chain)
         shuffled, collated = ShuffledBatches.of(self, chain), find_collated(self, chain)
         return self._epochs.iterate(self._part(), shuffled, collated)
 
