@@ -132,6 +132,19 @@ def make_buffers(kind: str, plan: EpochPlan, frames: ClipFrames, memory: Memory)
         return DeviceBuffers(needs) if kind == "device" else HostBuffers(needs)
 
 
+class Noticing(WorkerPool):
+    """Threads beside others that compute in Python, or alone."""
+
+    def __init__(self, *arguments: Any, beside_python: bool, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._beside_python = beside_python
+
+    def notice_gil(self) -> int:
+        super().notice_gil()
+        self.is_beside_python = self._beside_python
+        return 1 if self._beside_python else self.num_threads
+
+
 @contextmanager
 def running(
     kind: str,
@@ -141,16 +154,18 @@ def running(
     memory: Memory,
     first: int,
     buffers: Any,
+    near: tuple[bool, int] = (False, 8 << 20),  # beside Python; bytes
 ) -> Iterator[tuple[Iterator[Batch], list[tuple[int, int, int]]]]:
     """The batches of a plan from one on, while threads make them; and what is loaded."""
     stats = EngineStats()
     loader: Any = NumberedLoader(plan, table.groups, buffers)
     channel: Channel[Batch] = Channel(memory.prefetch, stats)
-    workers = WorkerPool(loader, num_threads=2, memory=memory, channel=channel, stats=stats)
+    threads: Any = {"num_threads": 2, "memory": memory, "channel": channel, "stats": stats}
+    workers = Noticing(loader, **threads, beside_python=near[0])
     make = OverlappingExecutor if all(memory.num_rows) else DisjointExecutor
     more: Any = {"together": memory.together} if memory.together > 1 else {}
     if memory.joined > 1:
-        more["joined"] = memory.joined
+        more |= {"joined": memory.joined, "near_bytes": near[1]}
     if kind == "staying":
         more["first_row"] = first_rows(table.num_frames, np.arange(len(table)))
     executor = make(plan, frames, buffers, workers, channel, **more)
@@ -288,6 +303,7 @@ def run(
         memory = replace(memory, joined=data.draw(st.integers(1, 5)))
     first = data.draw(st.integers(0, plan.num_batches))
     buffers = make_buffers(kind, plan, frames, memory)
+    near = data.draw(st.booleans()), data.draw(st.sampled_from([1, 1_000, 3_000, 8 << 20]))
     before: list[tuple[int, int, int]] = []
     is_whole = True
     if kind == "staying":
@@ -298,7 +314,7 @@ def run(
             for batch in islice(batches, taken):
                 check(batch, other, frames)
             is_whole = taken is None
-    with running(kind, plan, table, frames, memory, first, buffers) as (batches, loaded):
+    with running(kind, plan, table, frames, memory, first, buffers, near) as (batches, loaded):
         found = [check(batch, plan, frames) for batch in batches]
     if kind == "staying" and is_whole:  # no frame twice
         assert len(set(before + loaded)) == len(before) + len(loaded)
@@ -310,7 +326,11 @@ def run(
     else:
         at = [positions.index(end) for end in ends]  # whole batches
         assert ends[-1] == positions[-1]
-        assert all(0 < stop - start <= memory.joined for start, stop in pairwise(at))
+        most = memory.joined
+        if not near[0]:
+            sizes = [SPECS[name].nbytes * count for name, count in buffers.needs.lengths.items()]
+            most = min(most, max(1, near[1] // (buffers.needs.batch_size * sum(sizes))))
+        assert all(0 < stop - start <= most for start, stop in pairwise(at))
     if not first:
         every = [clip for batch in found for clip in batch]
         episode, start = clips.locate(np.arange(clips.num_clips))

@@ -24,6 +24,9 @@ from seqrecord.sampling import Plan
 
 __all__ = ["OverlappingExecutor"]
 
+_NEAR_BYTES = 8 << 20  # of batches that are joined: they are in a processor's cache when they are
+# taken, and little memory is touched for them, which takes long where nobody has used it before
+
 
 class OverlappingExecutor:
     """Executes a plan round by round: loads, gathers the clips into batches, frees frames.
@@ -36,6 +39,8 @@ class OverlappingExecutor:
         joined: up to so many small batches are copied at once, into memory side by side, and
             delivered as one, where the frames of at least half as many are loaded.
         first_row: where frames stay: of each episode, see `StayingRounds`.
+        near_bytes: so much of batches is joined at most, but beside a thread that computes in
+            Python, for which each copy waits.
     """
 
     def __init__(
@@ -50,9 +55,15 @@ class OverlappingExecutor:
         together: int = 1,
         joined: int = 1,
         first_row: IntArray | None = None,
+        near_bytes: int = _NEAR_BYTES,
     ) -> None:
         self._draw = draw
         self._together, self._joined = together, joined
+        self._near = 1  # batches
+        if joined > 1:
+            needs = buffers.needs
+            clip = sum(spec.nbytes * needs.lengths[name] for name, spec in needs.specs.items())
+            self._near = max(1, near_bytes // max(1, needs.batch_size * clip))
         self._first = 0  # batch
         self._plan = plan
         self._buffers = buffers
@@ -121,13 +132,18 @@ class OverlappingExecutor:
                 sources = [replace(source, crop=drawn.crop) for source in sources]
             begin = perf_counter()
             slot = int(slots[start])
-            copiers: Copiers = self._gathering if self._joined == 1 else ThisThread()
+            copiers: Copiers = self._gathering if self._is_large else ThisThread()
             nbytes = self._builder.gather(slot, sources, copiers, drawn.calls)
             self._builder.append(clips.episode[start:stop], clips.start[start:stop])
             self._workers.note_gather(begin, stop - start, nbytes)
             if self._builder.is_full:
                 self._gathering.finish(partial(_deliver, self._channel, self._builder))
                 self._builder = self._gathering = None
+
+    @property
+    def _is_large(self) -> bool:
+        """Whether a batch is copied alone, and worth several threads."""
+        return self._joined == 1 or (self._near == 1 and not self._workers.is_beside_python)
 
     def _joined_stop(self, loaded: LoadedRound, bounds: Sequence[int]) -> int:
         """Where the batches end that are copied with a round's batch `[bounds[0], bounds[1])`.
@@ -136,10 +152,11 @@ class OverlappingExecutor:
         are joined are whole and loaded.
         """
         clips, ready = loaded.round.clips, loaded.loaded_up_to(bounds[1])
-        stops = [stop for stop in bounds[1 : self._joined + 1] if stop <= ready]
+        most = self._joined if self._workers.is_beside_python else min(self._joined, self._near)
+        stops = [stop for stop in bounds[1 : most + 1] if stop <= ready]
         if stops[-1] == len(clips) and clips.slot[-1] + 1 < self._size(int(clips.batch[-1])):
             stops.pop()  # the next round has more of it
-        return stops[-1] if 2 * len(stops) >= self._joined else bounds[1]
+        return stops[-1] if 2 * len(stops) >= most else bounds[1]
 
     def _begin_next(self, batch: int, clips: int) -> BatchBuilder[Any]:
         """As `_begin`. To wait while copies are made is not to wait for the consumer."""

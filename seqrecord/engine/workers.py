@@ -73,6 +73,7 @@ class WorkerPool:
         self._loader = loader
         self._channel = channel
         self._gil = GilWatch()
+        self.is_beside_python = False  # as `notice_gil` found it
         self._left = False
         self._fetching: dict[Load, Future[Fetched]] = {}
         self._ahead = threading.BoundedSemaphore(self.num_ahead) if self.num_ahead else None
@@ -97,7 +98,7 @@ class WorkerPool:
         are as few as can be, and more threads make those of more batches; and more threads load.
         Large batches may be one more then.
         """
-        is_late = self._gil.is_late()
+        self.is_beside_python = is_late = self._gil.is_late()
         self._copiers.allow(self.num_threads + (_MORE_BESIDE_PYTHON if is_late else _MORE_COPIERS))
         self._loaders.allow(self._most_loaders if is_late else self.num_loaders)
         self._channel.lend(is_late)
