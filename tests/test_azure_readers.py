@@ -471,7 +471,7 @@ def _in_a_fork(work: Callable[[], bool]) -> int:
     if pid == 0:
         code = 1
         with contextlib.suppress(BaseException):
-            signal.alarm(30)  # a call that hangs hangs in C
+            signal.alarm(100)  # a call that hangs hangs in C
             code = 0 if work() else 2
         os._exit(code)
     return os.waitpid(pid, 0)[1]
@@ -532,7 +532,7 @@ assert "obstore" not in sys.modules
 def fork(loads):
     pid = os.fork()
     if pid == 0:
-        signal.alarm(30)
+        signal.alarm(100)
         before = "obstore" in sys.modules
         ok = get(2_000_000)[:1000] == small and ("obstore" in sys.modules) and before != loads
         os._exit(0 if ok else 1)

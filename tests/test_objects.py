@@ -313,7 +313,7 @@ def _in_a_fork(work: Callable[[], bool]) -> int:
     if pid == 0:
         code = 1
         with contextlib.suppress(BaseException):
-            signal.alarm(60)  # a call that hangs hangs in C
+            signal.alarm(100)  # a call that hangs hangs in C
             code = 0 if work() else 2
         os._exit(code)
     return os.waitpid(pid, 0)[1]

@@ -210,7 +210,7 @@ def test_a_forked_child_reads_with_the_handles_of_its_parent(tmp_path: Path) -> 
             if pid == 0:
                 code = 1
                 with contextlib.suppress(BaseException):
-                    signal.alarm(20)
+                    signal.alarm(100)
                     code = 0 if get(storage, PATH, 5, 50) == DATA[5:50] else 2
                 os._exit(code)
             assert os.waitpid(pid, 0)[1] == 0
