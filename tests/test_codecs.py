@@ -517,6 +517,19 @@ def test_kept_png(shape: tuple[int, ...], dtype: str) -> None:
     round_trip(codec, frame)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("codec", ["png", "jpeg"])
+def test_images_of_more_pixels_than_pillow_opens(
+    codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    frame = np.full((40, 40, 3), 7, "u1")
+    chain = codec_for(codec, frame)
+    out = np.empty_like(frame)
+    chain.decode_into(chain.encode(EncodedImage(chain.encode(frame))), out)
+    assert (out == frame).all()
+
+
 def test_kept_jpeg() -> None:
     frame = smooth(40, 60, 3)
     data = encoded(frame, "jpeg", quality=90)

@@ -23,6 +23,7 @@ __all__ = [
     "FORMATS",
     "SIGNATURES",
     "ImageHeader",
+    "check_storable",
     "decode_image_into",
     "encode_image",
     "probe",
@@ -38,6 +39,12 @@ _CHANNELS = {"L": (), "RGB": (3,), "RGBA": (4,), "I;16": (), "I": ()}
 # It would quietly halve the depth of 16-bit colour.
 _PNG_MODES = {(8, 0): {"L"}, (8, 2): {"RGB"}, (8, 6): {"RGBA"}, (16, 0): {"I;16", "I"}}
 _JPEG_MODES = {"L", "RGB"}
+_ERRORS = (
+    *(OSError, SyntaxError, EOFError, MemoryError, RuntimeError),
+    *(TypeError, KeyError, IndexError, AttributeError),
+    *(ValueError, OverflowError, struct.error, zlib.error),
+)
+"""What Pillow raises on images that are none, or are damaged."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,7 @@ def decode_image_into(data: bytes | memoryview, name: str, out: npt.NDArray[Any]
         try:
             image.load()
             pixels = np.asarray(image)
-        except _errors() as error:
+        except _ERRORS as error:
             raise ValueError(f"the {name} image does not decode: {error}") from error
     if pixels.shape != out.shape:
         raise ValueError(f"the image decodes to {list(pixels.shape)}, expected {list(out.shape)}")
@@ -105,7 +112,7 @@ def encode_image(
     file = io.BytesIO()
     try:
         _pillow().fromarray(frame).save(file, format=name, **options)
-    except _errors() as error:
+    except _ERRORS as error:
         raise ValueError(f"Pillow does not encode this frame as {name}: {error}") from error
     return file.getvalue()
 
@@ -130,19 +137,23 @@ def _pillow() -> Any:
 
 
 @cache
-def _errors() -> tuple[type[Exception], ...]:
-    """What Pillow raises on images that are none, or are damaged."""
-    bombs = _pillow().DecompressionBombError, _pillow().DecompressionBombWarning
-    lookups = TypeError, KeyError, IndexError, AttributeError
-    numbers = ValueError, OverflowError, struct.error, zlib.error
-    return (OSError, SyntaxError, EOFError, MemoryError, RuntimeError, *lookups, *numbers, *bombs)
+def _readers() -> dict[str, Any]:
+    """Pillow's reader of each format.
+
+    `PIL.Image.open` also has a limit of pixels, which any library may change. It is below the
+    limit of a frame, and here a frame's size is known before anything is decoded.
+    """
+    from PIL.JpegImagePlugin import JpegImageFile
+    from PIL.PngImagePlugin import PngImageFile
+
+    return dict(zip(FORMATS, (PngImageFile, JpegImageFile), strict=True))
 
 
 def _open(data: bytes | memoryview, name: str) -> Image.Image:
     try:
-        image: Image.Image = _pillow().open(io.BytesIO(data), formats=(name,))
+        image: Image.Image = _readers()[name](io.BytesIO(data))
         return image
-    except _errors() as error:
+    except _ERRORS as error:
         raise ValueError(f"not a {name} image: {error}") from error
 
 
