@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 MAX_SETTING = 1 << 31  # exclusive, of each of a clip's numbers: their products stay in int64
+MAX_LENGTH = 1 << 20  # frames of a clip, or of a window: they are listed
 _BITMAP_ROWS = 1 << 16  # expanded to one byte per frame at a time
 _WORD_BITS = 16  # a chunk has fewer words of bits than two to this power
 
@@ -44,8 +45,8 @@ class ClipSpec:
 
     Clip starts are `phase`, `phase + stride`, `phase + 2 * stride`, … in frames of the episode.
 
-    Raises `ClipError` unless `length`, `stride` and `dilation` are at least 1 and `phase` is at
-    least 0 and less than `stride`.
+    Raises `ClipError` unless `length` is 1 to 2^20, `stride` and `dilation` are 1 to 2^31 - 1, and
+    `phase` is at least 0 and less than `stride`.
     """
 
     length: int
@@ -55,7 +56,7 @@ class ClipSpec:
 
     def __post_init__(self) -> None:
         for name, least, limit in (
-            ("length", 1, MAX_SETTING),
+            ("length", 1, MAX_LENGTH + 1),
             ("stride", 1, MAX_SETTING),
             ("dilation", 1, MAX_SETTING),
             ("phase", 0, self.stride),

@@ -178,7 +178,9 @@ def test_span_and_frame_step() -> None:
     ("numbers", "name"),
     [
         ({"length": 0}, "length"),
-        ({"length": 1 << 31}, "length"),
+        ({"length": (1 << 20) + 1}, "length"),
+        ({"length": 2, "stride": 1 << 31}, "stride"),
+        ({"length": 2, "dilation": 1 << 31}, "dilation"),
         ({"length": 2, "stride": 0}, "stride"),
         ({"length": 2, "dilation": 0}, "dilation"),
         ({"length": 2, "phase": 1}, "phase"),

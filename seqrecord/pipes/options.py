@@ -42,7 +42,7 @@ class ClipOptions:
     """Which clips of a dataset, and how they are read.
 
     Args:
-        clip_len: frames of a clip, N. May be left out where there are `windows`.
+        clip_len: frames of a clip, N, at most 2^20. May be left out where there are `windows`.
         stride: frames from one clip's start to the next. By default 1, for all clips; with
             `order="sequences"` a clip's own length, so that clips follow each other.
         dilation: frames from one frame of a clip to the next, of `clip_len` frames. With several,

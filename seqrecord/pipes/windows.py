@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from seqrecord.clips import MAX_SETTING, IntArray
+from seqrecord.clips import MAX_LENGTH, MAX_SETTING, IntArray
 from seqrecord.errors import ClipError
 from seqrecord.pipes.checks import check
 from seqrecord.seconds import Seconds
@@ -21,8 +21,6 @@ Windows: TypeAlias = Mapping[str, Iterable[int] | Seconds]
 
 CheckedWindows: TypeAlias = Mapping[str, tuple[int, ...] | Seconds]
 """The same, as `check_windows` gives them."""
-
-_MOST = 1 << 20  # offsets of one feature
 
 
 def check_windows(windows: Any) -> CheckedWindows:
@@ -56,7 +54,7 @@ def _checked(name: str, window: Any) -> tuple[int, ...] | Seconds:
     try:
         if isinstance(window, (str, bytes, Mapping)):
             raise TypeError
-        offsets = tuple(_integer(offset) for offset in islice(window, _MOST + 1))
+        offsets = tuple(_integer(offset) for offset in islice(window, MAX_LENGTH + 1))
     except TypeError:
         raise ClipError(
             "a window is not what it should be",
@@ -65,11 +63,11 @@ def _checked(name: str, window: Any) -> tuple[int, ...] | Seconds:
             got=repr(window)[:100],
         ) from None
     most = max(map(abs, offsets), default=0)
-    if not 0 < len(offsets) <= _MOST or most >= MAX_SETTING:
+    if not 0 < len(offsets) <= MAX_LENGTH or most >= MAX_SETTING:
         raise ClipError(
             "a window is empty, or too long",
             feature=name,
-            expected=f"1 to {_MOST} offsets, each within {MAX_SETTING - 1} frames",
+            expected=f"1 to {MAX_LENGTH} offsets, each within {MAX_SETTING - 1} frames",
             got=f"{len(offsets)} offsets, the furthest {most} frames away",
         )
     return offsets
