@@ -28,7 +28,14 @@ from seqrecord.codecs.base import (
 from seqrecord.codecs.bias import Bias
 from seqrecord.codecs.blosc import Blosc
 from seqrecord.codecs.delta import Delta
-from seqrecord.codecs.images import FORMATS, check_storable, decode_image_into, encode_image, probe
+from seqrecord.codecs.images import (
+    FORMATS,
+    IMAGE,
+    check_storable,
+    decode_image_into,
+    encode_image,
+    probe,
+)
 from seqrecord.codecs.lz4 import Lz4
 from seqrecord.codecs.presets import CODEC_NAMES, PRESETS, named_chain, quick_config
 from seqrecord.codecs.streams import Bz2, Lzma, Zlib
@@ -37,6 +44,7 @@ from seqrecord.codecs.video.config import VIDEO, named_video, video_config
 from seqrecord.codecs.zigzag import Zigzag
 from seqrecord.codecs.zstd import Zstd
 from seqrecord.errors import CodecError, SchemaError
+from seqrecord.feature_checks import MAX_CODECS
 from seqrecord.schema import CodecConfig, EncodedImage
 
 __all__ = [
@@ -55,14 +63,12 @@ _FILTERS: dict[str, type[Filter]] = {
 _COMPRESSORS: dict[str, type[Compressor]] = {
     codec.codec_id: codec for codec in (Blosc, Bz2, Lz4, Lzma, Zlib, Zstd)
 }
-_IMAGE = "seqrecord.image"
 _PARAMETERS: dict[str, Parameters] = {
     **{name: codec.parameters for name, codec in _FILTERS.items()},
     **{name: codec.parameters for name, codec in _COMPRESSORS.items()},
-    _IMAGE: {"format": FORMATS, "quality": range(1, 101)},
+    IMAGE: {"format": FORMATS, "quality": range(1, 101)},
 }
-_REQUIRED = {Delta.codec_id: {"axis"}, _IMAGE: {"format"}}
-_MAX_CHAIN = 4
+_REQUIRED = {Delta.codec_id: {"axis"}, IMAGE: {"format"}}
 _EVERY_NAME = (64, 64, 3)  # a shape of uint8 frames that every codec with a name takes
 _SMALL = 64 << 10  # bytes of a frame: of larger ones, what is around a call hardly counts
 _TOGETHER = 256 << 10  # of small frames, which a processor's cache holds
@@ -120,7 +126,7 @@ def check_codec(codec: str | Sequence[CodecConfig], *, feature: str | None = Non
 def image_chain(data: bytes) -> tuple[CodecConfig, ...]:
     """The chain that keeps images like this one encoded; `CodecError` if it cannot be kept."""
     try:
-        return ({"id": _IMAGE, "format": probe(data).format},)
+        return ({"id": IMAGE, "format": probe(data).format},)
     except ValueError as error:
         raise CodecError("not an image that can be kept encoded", got=str(error)) from error
 
@@ -276,8 +282,8 @@ def _build(
     filters: list[Filter] = []
     compressor: Compressor | None = None
     try:
-        if len(configs) > _MAX_CHAIN:
-            raise ValueError(f"a chain of {len(configs)} codecs, at most {_MAX_CHAIN} are allowed")
+        if len(configs) > MAX_CODECS:
+            raise ValueError(f"a chain of {len(configs)} codecs, at most {MAX_CODECS} are allowed")
         probe_shape = tuple(1 if n is None else n for n in shape)
         if any(_is_video(config) for config in configs):
             video_config(configs, dtype, tuple(shape))
@@ -286,7 +292,7 @@ def _build(
             return [], None, None
         for position, config in enumerate(configs):
             name, params = _check_config(config)
-            if name == _IMAGE:
+            if name == IMAGE:
                 if len(configs) != 1:
                     raise ValueError("an image codec stands alone")
                 check_storable(dtype, tuple(shape), params["format"])

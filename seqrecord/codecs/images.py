@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FORMATS",
+    "IMAGE",
     "SIGNATURES",
     "ImageHeader",
     "check_storable",
@@ -28,6 +29,9 @@ __all__ = [
     "encode_image",
     "probe",
 ]
+
+IMAGE = "seqrecord.image"
+"""The id of their codec configuration."""
 
 FORMATS = ("png", "jpeg")
 

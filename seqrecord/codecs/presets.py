@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from seqrecord.codecs.images import IMAGE
 from seqrecord.codecs.video.config import VIDEO_CODECS
 from seqrecord.schema import CodecConfig
 
@@ -22,8 +23,8 @@ PRESETS: tuple[str, ...] = ("raw", "fast", "balanced", "small")
 """Names of chains that depend on dtype and shape, from the fastest to the smallest."""
 
 _IMAGES: dict[str, tuple[CodecConfig, CodecConfig]] = {
-    "png": ({"id": "seqrecord.image", "format": "png"}, {}),
-    "jpeg": ({"id": "seqrecord.image", "format": "jpeg"}, {"quality": 90}),
+    "png": ({"id": IMAGE, "format": "png"}, {}),
+    "jpeg": ({"id": IMAGE, "format": "jpeg"}, {"quality": 90}),
 }
 """By name: the configuration, and the parameters that may be given, with their defaults."""
 

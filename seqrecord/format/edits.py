@@ -7,14 +7,13 @@ The normative text is docs/format.md.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from seqrecord.errors import FormatError, SchemaError
 from seqrecord.format.manifest import SPLIT_NAME
-from seqrecord.format.text import check_key, encode_metadata, parse_json, parse_metadata
+from seqrecord.format.text import ID, check_key, encode_metadata, parse_json, parse_metadata
 from seqrecord.schema import Schema
 
 __all__ = [
@@ -32,8 +31,6 @@ __all__ = [
 
 MAX_EDIT_BYTES = 1 << 25
 EDIT_VERSION = 1
-
-_UID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
@@ -172,7 +169,7 @@ def parse_edit(data: bytes) -> list[Edit]:
 
 def _edit(value: object) -> Edit:
     if isinstance(value, dict) and isinstance(uids := value.get("uids"), list):
-        known = all(isinstance(uid, str) and _UID.fullmatch(uid) for uid in uids)
+        known = all(isinstance(uid, str) and ID.fullmatch(uid) for uid in uids)
         if known and value.get("op") == "delete" and set(value) == {"op", "uids"}:
             return Delete(tuple(uids))
         if known and value.get("op") == "split" and set(value) == {"op", "uids", "split"}:
@@ -201,5 +198,5 @@ def _by_uid(value: object, op: str, name: str) -> dict[str, Any] | None:
     if not isinstance(value, dict) or value.get("op") != op or set(value) != {"op", name}:
         return None
     found = value[name]
-    known = isinstance(found, dict) and all(_UID.fullmatch(uid) for uid in found)
+    known = isinstance(found, dict) and all(ID.fullmatch(uid) for uid in found)
     return found if known else None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ from seqrecord.format.rows import (
     features_of,
     split_gaps,
 )
-from seqrecord.format.text import check_key, parse_json, parse_metadata
+from seqrecord.format.text import ID, check_key, parse_json, parse_metadata
 from seqrecord.lags import Lags, with_lags
 from seqrecord.schema import Schema
 
@@ -68,7 +67,6 @@ _MAGIC = b"\x89SQREC\r\n"
 _HEADER = struct.Struct("<8sI16s32s")  # magic, version, file id, reserved; then CRC32C
 _TAIL = struct.Struct("<QII8s")  # footer length, CRC32C, version, magic
 _U32 = struct.Struct("<I")
-_ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
@@ -223,8 +221,8 @@ def _parse_footer_body(body: memoryview, offset: int) -> Footer:
         raise FormatError("the footer is not an object of the right keys", expected=sorted(keys))
     schema = Schema.from_json(head["schema"])
     file_id = head["file_id"]
-    if not isinstance(file_id, str) or not _ID.fullmatch(file_id):
-        raise FormatError("not a file id", expected=_ID.pattern, got=repr(file_id)[:50])
+    if not isinstance(file_id, str) or not ID.fullmatch(file_id):
+        raise FormatError("not a file id", expected=ID.pattern, got=repr(file_id)[:50])
     if not isinstance(head["episodes"], list):
         raise FormatError("the footer's episodes are not a list", got=repr(head["episodes"])[:50])
     timestamps = with_lags(schema)
@@ -291,9 +289,9 @@ def _parse_episode(value: object, timestamps: Sequence[str]) -> EpisodePart:
         raise FormatError("an episode is not an object of the right keys", expected=sorted(keys))
     key = check_key(value["key"])
     uid = value["uid"]
-    if not isinstance(uid, str) or not _ID.fullmatch(uid):
+    if not isinstance(uid, str) or not ID.fullmatch(uid):
         raise FormatError(
-            "not an episode uid", episode=key, expected=_ID.pattern, got=repr(uid)[:50]
+            "not an episode uid", episode=key, expected=ID.pattern, got=repr(uid)[:50]
         )
     limits = {
         "ordinal": (0, MAX_ORDINAL),

@@ -22,7 +22,7 @@ from seqrecord.errors import (
 )
 from seqrecord.format.footer import MAX_ORDINAL, RECORDS
 from seqrecord.format.index_tables import table_names
-from seqrecord.format.text import parse_json
+from seqrecord.format.text import ID, parse_json
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage
 
@@ -62,8 +62,6 @@ FILE_PATH = re.compile(
     "|".join(p.pattern for p in (_RECORD_PATH, _INDEX_PATH, _STATISTICS_PATH, _EDIT_PATH))
 )
 SPLIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
-_FILE_ID = re.compile(r"[0-9a-f]{32}")
-_UID = re.compile(r"[0-9a-f]{32}")
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _CRC = re.compile(r"[0-9a-f]{8}")
 _CREATED_BY = re.compile(rf"[\x20-\x7e]{{0,{MAX_CREATED_BY_LENGTH}}}")
@@ -191,7 +189,7 @@ class Manifest:
             statistics=_statistics(value["statistics"]),
             edits=tuple(_file(edit, "an edit", _EDIT_PATH) for edit in _list(value, "edits")),
             next_ordinal=_count(value, "next_ordinal", MAX_ORDINAL + 1),
-            left_out=tuple(_match(uid, "left_out", _UID) for uid in _list(value, "left_out")),
+            left_out=tuple(_match(uid, "left_out", ID) for uid in _list(value, "left_out")),
             removed=tuple(_match(path, "removed", FILE_PATH) for path in _list(value, "removed")),
         )
 
@@ -320,7 +318,7 @@ def _check_keys(value: object, keys: set[str], what: str) -> None:
 def _record_file(value: object) -> RecordFile:
     _check_keys(value, {"path", "size", "file_id"}, "a record file in the manifest")
     return RecordFile(
-        _text(value, "path", _RECORD_PATH), _count(value, "size"), _text(value, "file_id", _FILE_ID)
+        _text(value, "path", _RECORD_PATH), _count(value, "size"), _text(value, "file_id", ID)
     )
 
 

@@ -13,6 +13,7 @@ from seqrecord.errors import FormatError
 
 __all__ = [
     "FORBIDDEN_IN_KEY",
+    "ID",
     "MAX_INTEGER_DIGITS",
     "MAX_JSON_DEPTH",
     "MAX_JSON_VALUES",
@@ -37,6 +38,9 @@ MAX_JSON_VALUES = 1 << 20  # in all of a manifest, or of a footer
 _FREE_VALUES = 1 << 16  # which a schema may need, whatever the length of its names
 _BYTES_PER_VALUE = 16  # of what there may be many of: record files and episodes
 _BLOCK_BYTES = 1 << 20  # looked at at a time
+
+ID = re.compile(r"[0-9a-f]{32}")
+"""The id of a record file, and the uid of an episode."""
 
 FORBIDDEN_IN_KEY = r"[\x00-\x1f\x7f-\x9f\\]|(^|/)\.{0,2}(/|$)"
 """What a key may not hold anywhere: a pattern that means the same to `re` and to RE2."""

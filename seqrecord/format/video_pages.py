@@ -23,6 +23,7 @@ from seqrecord.codecs.video.config import video_config
 from seqrecord.codecs.video.decoding import GopFrames
 from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, MAX_GOP_PACKETS, Gop
 from seqrecord.errors import CodecError, FormatError, FrameError, SchemaError
+from seqrecord.format.pages import MAX_PAGE_BYTES
 from seqrecord.schema import FeatureSpec
 
 __all__ = [
@@ -35,7 +36,6 @@ __all__ = [
 
 _BEGINS = 1 << 31  # a group of pictures
 _NOT_SHOWN = _BEGINS - 1
-_MAX_PAGE_BYTES = 2**32 - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,11 +79,11 @@ class VideoPageCodec:
             first += gop.num_frames
         begin = 4 + 4 * (2 * len(packets) + 1)
         offsets = np.cumsum([begin, *map(len, packets)], dtype=np.int64)
-        if offsets[-1] > _MAX_PAGE_BYTES:
+        if offsets[-1] > MAX_PAGE_BYTES:
             raise FrameError(
                 "a page is too large",
                 feature=self.spec.name,
-                expected=f"at most {_MAX_PAGE_BYTES} bytes",
+                expected=f"at most {MAX_PAGE_BYTES} bytes",
                 got=f"{offsets[-1]} bytes",
             )
         head = np.array([len(packets)], "<u4").tobytes()

@@ -41,7 +41,7 @@ from seqrecord.sampling.windows import Window
 
 __all__ = ["CLIPS", "CURSORS", "EpochPlan", "check_drop_last", "key_of_stage", "sequence_of"]
 
-_RUNS, CURSORS, CLIPS = range(3)  # what a random number is for: no two uses share a stream
+_RUNS, CURSORS, CLIPS = range(3)  # what a number drawn for an epoch is for
 
 
 class EpochPlan(Plan):

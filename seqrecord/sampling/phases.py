@@ -22,7 +22,7 @@ from seqrecord.sampling.random_order import key_of, permutation
 
 __all__ = ["Phases", "typical_table"]
 
-_PHASES = 3  # what a random number is for: no use of the other modules has this number
+_PHASES = 3  # what a number drawn for a seed is for: `weights` has another one
 
 
 @dataclass(frozen=True, eq=False)

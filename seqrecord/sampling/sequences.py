@@ -57,7 +57,7 @@ __all__ = [
 COLUMNS = ("is_first", "is_last")
 """What batches tell of their clips."""
 
-_EPISODES = 4  # what a random number is for: no use of the other modules has this number
+_EPISODES = 4  # what a number drawn for an epoch is for: see `epoch`, which has others
 
 
 class SequencePlan(Plan):

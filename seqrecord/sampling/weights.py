@@ -24,7 +24,7 @@ from seqrecord.sampling.random_order import hash64, key_of
 
 __all__ = ["clips_before", "times_in_epoch"]
 
-_WEIGHTS = 4  # what a random number is for: no use of the other modules has this number
+_WEIGHTS = 4  # what a number drawn for a seed is for: `phases` has another one
 _BITS = 53
 _ONE = 1 << _BITS  # fractions are integers of so many to 1
 
