@@ -290,6 +290,25 @@ def test_no_clip_at_all_is_an_empty_plan() -> None:
     assert plan.locate(0) == (0, 0)
 
 
+def test_a_single_cursor_of_clips_far_longer_than_its_blocks() -> None:
+    """Each clip overlaps all others, however long it is: the order is the same."""
+    chosen = PlanSettings(batch_size=8, num_cursors=1, block_frames=100, run_frames=None)
+    orders = []
+    tracemalloc.start()
+    try:
+        for dilation in (1_000, 1_000_000):
+            episodes = episode_table([dilation + 300], [65_536])
+            table = enumerate_clips(ClipSpec(2, dilation=dilation), episodes, np.arange(1))
+            plan = EpochPlan(table, episodes, chosen)
+            orders.append([s for work in plan.rounds() for s in work.clips.start.tolist()])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert orders[0] == orders[1]
+    assert sorted(orders[0]) == list(range(300))
+    assert peak < 20e6
+
+
 @pytest.mark.parametrize("batch_size", [None, 1, 4])
 def test_a_part_one_clip_short_gives_one_that_another_gives_too(batch_size: int | None) -> None:
     case = Case((32,), (8,), ClipSpec(16), (0,), frozenset())  # 17 clips

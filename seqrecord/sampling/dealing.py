@@ -128,7 +128,8 @@ def _one_by_one(
     """
     drawn = hash64(0, name + place)
     _, block, sizes = np.unique(block, return_inverse=True, return_counts=True)
-    most, near = int(sizes.max(initial=0)), apart - 1
+    most = int(sizes.max(initial=0))
+    near = max(0, min(apart, most) - 1)  # places further away are in no block
     order = np.lexsort((drawn, block))
     taken = most * (batch_size + 2)
     rank = np.full((len(sizes), most), taken)
