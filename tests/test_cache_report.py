@@ -116,15 +116,24 @@ def test_folder_and_limit_belong_together(options: dict[str, str]) -> None:
         (
             "az://data/set",
             {"account_name": "one", "endpoint": "http://127.0.0.1:9/one"},
-            "http://127.0.0.1:9/one/data/set",
+            "az://data/set?account_name=one&endpoint=http://127.0.0.1:9/one",
         ),
         ("s3://data/set", {}, "s3://data/set"),
-        ("s3://data/set", {"endpoint": "https://u:S3CRET@a.org/"}, "https://a.org/data/set"),
+        ("s3a://data//set/", {}, "s3://data/set"),
+        (
+            "s3://data/set",
+            {"endpoint": "https://u:S3CRET@a.org/?t=S3CRET"},
+            "s3://data/set?endpoint=https://a.org",
+        ),
         ("gs://data/set", {"anon": True}, "gs://data/set"),
-        ("gs://data/set", {"anon": True, "base_url": "http://h:1"}, "http://h:1/data/set"),
+        (
+            "gcs://data/set",
+            {"anon": True, "base_url": "http://h:1"},
+            "gs://data/set?endpoint=http://h:1",
+        ),
         ("https://u:S3CRET@web.org/set", {}, "https://web.org/set"),
         ("memory://data/set", {}, "memory://data/set"),
-        ("memory://data/set", {"host": "u:S3CRET@a"}, "memory://data/set a"),
+        ("memory://data/set", {"host": "u:S3CRET@a"}, "memory://data/set?host=a"),
     ],
 )
 def test_the_cache_knows_files_by_account_and_endpoint(
@@ -166,6 +175,79 @@ def test_places_with_the_same_url_do_not_mix(tmp_path: Path) -> None:
     [left] = seqrecord.cache_info(tmp_path / "cache").datasets
     assert left.url == places[0]
     assert seqrecord.clear_cache(tmp_path / "cache", "az://data/set") == left.size
+
+
+_ONE = "https://one.blob.core.windows.net"
+_HELD = (
+    f"{_ONE}/b/x",
+    f"{_ONE}/other/b/x",
+    "https://two.blob.core.usgovcloudapi.net/b/x",
+    "az://b/x?account_name=one&endpoint=http://127.0.0.1:9/one",
+    "az://b/x?account_name=two",
+    "s3://b/x",
+    "s3://b/x?endpoint=http://h:1",
+    "s3://b/x?endpoint=http://h:2/b",
+    "s3://OTHER/b/x",
+    "s3://OTHER/b/x?endpoint=http://h:1",
+    "s3://b/x y",
+    "s3://b/x%20y",
+    "s3://b/x/b/x",
+    "gs://b/x",
+    "http://h:1/b/x",
+    "http://h:2/b/x",
+    "memory://b/x",
+    "memory://a/b/x",
+    "github://main/b/x?org=o&repo=one",
+    "github://main/b/x?org=o&repo=two",
+    "/data/b/x",
+    "/b/x",
+)
+
+
+@pytest.mark.parametrize(
+    ("location", "cleared"),
+    [
+        (
+            "s3://b/x",
+            ["s3://b/x", "s3://b/x?endpoint=http://h:1", "s3://b/x?endpoint=http://h:2/b"],
+        ),
+        (
+            "s3a://b//x/",
+            ["s3://b/x", "s3://b/x?endpoint=http://h:1", "s3://b/x?endpoint=http://h:2/b"],
+        ),
+        ("s3://b/x?endpoint=http://h:1", ["s3://b/x?endpoint=http://h:1"]),
+        ("s3://b/x y", ["s3://b/x y"]),
+        ("s3://x", []),
+        ("gs://b/x", ["gs://b/x"]),
+        ("gcs://b/x", ["gs://b/x"]),
+        ("az://b/x", [_HELD[0], *_HELD[2:5]]),
+        ("az://other/b/x", [_HELD[1]]),
+        ("abfs://b@one.dfs.core.windows.net/x", [_HELD[0]]),
+        (f"{_ONE}/b/x?sv=1&sig=S3CRET", [_HELD[0]]),
+        ("blobfile+az://one/b/x", [_HELD[0], _HELD[3]]),
+        ("blobfile+az://two/b/x", [_HELD[2], _HELD[4]]),
+        ("http://h:1/b/x", ["http://h:1/b/x"]),
+        ("http://u:S3CRET@h:2/b/x/", ["http://h:2/b/x"]),
+        ("http://h/b/x", []),
+        ("memory://b/x", ["memory://b/x"]),
+        ("github://o:one@main/b/x", ["github://main/b/x?org=o&repo=one"]),
+        ("/b/x", ["/b/x"]),
+        ("file:///data/b/x", ["/data/b/x"]),
+        ("hf://b/x", []),
+    ],
+)
+def test_no_other_dataset_is_cleared(location: str, cleared: list[str], tmp_path: Path) -> None:
+    local = LocalStorage(tmp_path / "data")
+    put(local, PATH, b"x" * 100)
+    for place in _HELD:
+        get(CachedStorage(_At(local, place), tmp_path / "cache", "64MiB"), PATH)
+    if cleared:
+        assert seqrecord.clear_cache(tmp_path / "cache", location) > 0
+    else:
+        with pytest.raises(NotFoundError, match="nothing of this dataset"):
+            seqrecord.clear_cache(tmp_path / "cache", location)
+    left = {held.url for held in seqrecord.cache_info(tmp_path / "cache").datasets}
+    assert set(_HELD) - left == set(cleared)
 
 
 # Looking into it

@@ -18,19 +18,17 @@ from seqrecord.errors import ConflictError, LocationError, NotFoundError
 from seqrecord.storage.base import MAX_PUT_BYTES, Entry, FileInfo, Upload
 from seqrecord.storage.failures import call
 from seqrecord.storage.fsspec_reader import FsspecReader
+from seqrecord.storage.places import named_place
 from seqrecord.storage.retrying import Retrier
 from seqrecord.storage.whole import Pieces, WholeFileStorage, files_of, tag_of
 
-__all__ = ["FsspecStorage"]
+__all__ = ["FsspecStorage", "url_options"]
 
 _PARTIAL = ".partial"
 # Of object stores: a file is there when it is closed.
 _OBJECT_STORES = ("az", "gcs", "gs", "hf", "oci", "oss", "s3", "s3a")
 _PIECE_BYTES = 8 << 20
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
-
-# Options that say where the files are, which the URL as it is shown may not.
-_PLACES = ("account_name", "endpoint", "endpoint_url", "base_url", "host", "port", "org", "repo")
 
 _logger = logging.getLogger("seqrecord")
 
@@ -54,9 +52,8 @@ class FsspecStorage(WholeFileStorage):
         retrier: Retrier | None = None,
     ) -> None:
         kind = call(shown, _kind_of, protocol, shown)
-        url = root if "://" in root else f"{protocol}://{root}"
-        # Some have what a URL says before its path, such as a host, as options.
-        self._options = {**call(shown, kind._get_kwargs_from_urls, url), **(options or {})}
+        url = _full_url(protocol, root)
+        self._options = {**url_options(protocol, root, shown), **(options or {})}
         self._protocol = protocol
         self._remote = FsspecReader(
             # Not the cached instance, which would be another one in every thread.
@@ -68,8 +65,7 @@ class FsspecStorage(WholeFileStorage):
 
     @property
     def place(self) -> str:
-        said = [str(self._options[name]) for name in _PLACES if self._options.get(name)]
-        return " ".join([self._url, *(each.rpartition("@")[2].split("?")[0] for each in said)])
+        return named_place(self._url, self._options)
 
     def put(self, path: str, data: bytes, *, expected: str | None) -> None:
         _tell(self._url)
@@ -170,6 +166,16 @@ class FsspecStorage(WholeFileStorage):
                 if entry["type"] == "file" and not entry["name"].endswith(_PARTIAL)
             ),
         )
+
+
+def url_options(protocol: str, root: str, shown: str) -> dict[str, Any]:
+    """What a URL says before its path, such as a host, which are options of some filesystems."""
+    kind = call(shown, _kind_of, protocol, shown)
+    return dict(call(shown, kind._get_kwargs_from_urls, _full_url(protocol, root)))
+
+
+def _full_url(protocol: str, root: str) -> str:
+    return root if "://" in root else f"{protocol}://{root}"
 
 
 def _entry(found: Mapping[str, Any]) -> Entry:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from seqrecord.errors import StorageError
 from seqrecord.storage.base import Storage
@@ -56,4 +57,4 @@ def _holds_both(a: Bucket, b: Bucket) -> bool:
 
 def _service(bucket: Bucket) -> str:
     """The address of the bucket, without the path in it."""
-    return bucket.place.removesuffix(bucket.root).rstrip("/")
+    return replace(bucket, root="").place

@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from seqrecord.errors import LocationError
 
-__all__ = ["Location", "local_path", "parse_location"]
+__all__ = ["Location", "is_blob_service", "local_path", "parse_location"]
 
 # The public cloud, the national ones, and accounts that have a DNS zone.
 _CLOUD = (
@@ -95,6 +95,14 @@ def parse_location(location: str | os.PathLike[str], *, backend: str | None = No
         return Location("az", _joined(parts.netloc, parts.path), shown)
     rest = text.split("://", 1)[1]
     return Location(scheme, f"{scheme}://{rest}" if scheme in ("http", "https") else rest, shown)
+
+
+def is_blob_service(endpoint: str, account: str) -> bool:
+    """Whether this is the address of an account's blob service in one of Azure's clouds."""
+    host = _HOST.fullmatch(endpoint.removeprefix("https://"))
+    if host is None or not endpoint.startswith("https://"):
+        return False
+    return (host["account"], host["kind"]) == (account, "blob")
 
 
 def local_path(path: str | os.PathLike[str], what: str) -> Path:

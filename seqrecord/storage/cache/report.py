@@ -13,7 +13,8 @@ from typing import Any
 from seqrecord.errors import NotFoundError, StorageError
 from seqrecord.storage.cache.folder import CacheFolder
 from seqrecord.storage.cache.lock import check_folder
-from seqrecord.storage.url import local_path, parse_location
+from seqrecord.storage.places import is_place_of, shown_place
+from seqrecord.storage.url import local_path
 from seqrecord.units import format_size
 
 __all__ = ["CacheInfo", "cache_info", "clear_cache"]
@@ -87,21 +88,22 @@ def clear_cache(
 ) -> int:
     """Empty a cache, or remove what it holds of the dataset at `location`; the bytes freed.
 
-    A location without account and endpoint means the datasets of that name in all of them.
+    A location without account and endpoint means the datasets of that name in all of them; one of
+    them is meant by what `cache_info` calls it.
     Processes that use the cache meanwhile continue, and read again. Raises `NotFoundError` where
     there is no cache, or where it holds nothing of that dataset.
     """
     with _opened(cache_dir) as folder:
         held = _held(folder)
         if location is not None:
-            found = {path: each for path, each in held.items() if _is_meant(location, each.url)}
+            found = {at: each for at, each in held.items() if is_place_of(location, each.url)}
             if not any(each.entries for each in found.values()):
                 raise NotFoundError(
                     "the cache holds nothing of this dataset",
                     file=str(folder.path),
                     expected=", ".join(each.url for each in held.values() if each.entries)[:500]
                     or "it is empty",
-                    got=parse_location(location).shown,
+                    got=shown_place(location),
                 )
             held = found
         folder.clear(list(held))
@@ -128,17 +130,6 @@ def _opened(cache_dir: str | os.PathLike[str]) -> Iterator[CacheFolder]:
         raise
     except OSError as error:
         raise StorageError(f"the cache cannot be used: {error}", file=str(path)) from error
-
-
-def _is_meant(location: str | os.PathLike[str], place: str) -> bool:
-    """Whether a location may be that place; one that says no account may be in any of them."""
-    where = parse_location(location)
-    shown = where.shown.rstrip("/")
-    if where.protocol == "file":
-        return place == str(Path(shown).expanduser().absolute())
-    if "endpoint" in where.options:
-        return place == f"{where.options['endpoint']}/{where.root}"
-    return place.split(" ")[0] == shown or place.endswith("/" + where.root.strip("/"))
 
 
 def _time(nanoseconds: int) -> datetime:

@@ -26,7 +26,8 @@ from seqrecord.storage.objects.settings import (
     split_client_options,
 )
 from seqrecord.storage.objects.source import Bucket
-from seqrecord.storage.url import Location
+from seqrecord.storage.places import named_place
+from seqrecord.storage.url import Location, is_blob_service
 
 __all__ = ["AzureContainer"]
 
@@ -134,7 +135,10 @@ class AzureContainer(Bucket):
 
     @property
     def place(self) -> str:
-        return f"{self.endpoint}/{self.bucket}/{self.root}".rstrip("/")
+        at = {"account_name": self.account, "endpoint": self.endpoint}
+        if is_blob_service(self.endpoint, self.account):
+            return named_place(f"{self.endpoint}/{self.bucket}/{self.root}", {})
+        return named_place(f"az://{self.bucket}/{self.root}", at)
 
     def credential(self) -> Fetch | None:
         """A key, a SAS or tokens, as it is now in the environment or its file."""

@@ -46,6 +46,7 @@ class GcsBucket(Bucket):
     names = _NAMES
     environment = _ENVIRONMENT
     prefix = "google_"
+    scheme = "gs"
 
     @classmethod
     def configured(cls, given: dict[str, Any], found: dict[str, Any], shown: str) -> dict[str, Any]:

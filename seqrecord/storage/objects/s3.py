@@ -52,6 +52,7 @@ class S3Bucket(Bucket):
     names = _NAMES
     environment = _ENVIRONMENT
     prefix = "aws_"
+    scheme = "s3"
 
     @classmethod
     def configured(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Any, ClassVar
 from seqrecord.storage.objects.plain import Fetch, PlainFiles, Signer
 from seqrecord.storage.objects.runtime import use_obstore
 from seqrecord.storage.objects.settings import Names, named, split_client_options
+from seqrecord.storage.places import named_place
 from seqrecord.storage.ranges import MAX_REQUEST_BYTES
 from seqrecord.storage.requests import SLOWEST
 from seqrecord.storage.retrying import Retrier
@@ -33,6 +33,7 @@ class Bucket(ABC):
     names: ClassVar[Names]  # of options, which may have `prefix` before them
     environment: ClassVar[Names]
     prefix: ClassVar[str] = ""
+    scheme: ClassVar[str]
     endpoint_option: ClassVar[str] = "endpoint"
     fixed: ClassVar[tuple[str, ...]] = ()  # credentials that stay as they are
     is_writable: ClassVar[bool] = True
@@ -92,12 +93,9 @@ class Bucket(ABC):
 
     @property
     def place(self) -> str:
-        """See `Storage.place`: at an endpoint, without a password or a query that it may have."""
+        """See `Storage.place`."""
         endpoint = self.config.get(self.endpoint_option)
-        if not endpoint:
-            return self.shown.rstrip("/")
-        clean = re.sub(r"//[^/]*@", "//", endpoint.partition("?")[0]).rstrip("/")
-        return "/".join(each for each in (clean, self.bucket, self.root) if each)
+        return named_place(f"{self.scheme}://{self.bucket}/{self.root}", {"endpoint": endpoint})
 
     def key(self, path: str) -> str:
         """The object's name, of a clean path below the root."""

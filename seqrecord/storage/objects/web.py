@@ -10,6 +10,7 @@ from urllib.parse import quote
 from seqrecord.storage.objects.plain import Signer
 from seqrecord.storage.objects.settings import Names
 from seqrecord.storage.objects.source import Bucket
+from seqrecord.storage.places import named_place
 from seqrecord.storage.url import Location
 
 __all__ = ["WebServer"]
@@ -19,7 +20,6 @@ __all__ = ["WebServer"]
 class WebServer(Bucket):
     """A folder of a web server. Its URL, which may hold a password, is the one setting."""
 
-    endpoint_option = "url"
     is_writable = False
     names: ClassVar[Names] = {}
     environment: ClassVar[Names] = {}
@@ -34,6 +34,10 @@ class WebServer(Bucket):
     @classmethod
     def configured(cls, *_: Any) -> dict[str, Any]:
         return {}
+
+    @property
+    def place(self) -> str:
+        return named_place(self.shown, {})
 
     def credential(self) -> None:
         return None
