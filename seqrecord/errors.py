@@ -38,6 +38,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from seqrecord.text import repr_of
+
 __all__ = [
     "AccessError",
     "ChecksumError",
@@ -110,12 +112,19 @@ class SeqRecordError(Exception):
         return self
 
     def __str__(self) -> str:
-        facts = "".join(f"; {name}: {value}" for name, value in self.facts().items())
+        facts = "".join(f"; {name}: {_text(value)}" for name, value in self.facts().items())
         return f"{self.message}{facts}"
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         # Exceptions cross process borders; the default protocol forgets keyword arguments.
         return _rebuild, (type(self), self.message, self.facts())
+
+
+def _text(value: object) -> str:
+    try:
+        return f"{value}"
+    except Exception:  # what somebody gave may have no text, such as an integer of 5,000 digits
+        return repr_of(value)
 
 
 def _rebuild(cls: type[SeqRecordError], message: str, facts: dict[str, Any]) -> SeqRecordError:

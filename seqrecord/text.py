@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 __all__ = [
@@ -14,9 +14,13 @@ __all__ = [
     "percent",
     "printable",
     "range_text",
+    "repr_of",
     "shape_text",
     "table_lines",
 ]
+
+_LONG_INTEGER = 10_000  # bits; Python refuses to print more than 4,300 digits
+_BRACKETS = {list: "[]", tuple: "()", set: "{}"}
 
 
 def counted(count: int, noun: str) -> str:
@@ -56,6 +60,20 @@ def range_text(low: float, high: float) -> str:
     return " to ".join(f"{round(value, decimals) + 0.0:.{decimals}f}" for value in (low, high))
 
 
+def repr_of(value: object, limit: int = 200) -> str:
+    """The first `limit` characters of the `repr` of a value that somebody has given.
+
+    Of a long list or text no more than that is made into text. A long integer is shown by its
+    length, and an object whose `repr` fails by its type.
+    """
+    text = ""
+    for part in _parts(value, limit):
+        text += part
+        if len(text) >= limit:
+            break
+    return text[:limit].encode("utf-8", "backslashreplace").decode()
+
+
 def shape_text(shape: Sequence[int | None]) -> str:
     """`480 x 640 x 3`; a dimension that varies is `?`."""
     return " x ".join("?" if n is None else str(n) for n in shape) or "scalar"
@@ -76,6 +94,36 @@ def table_lines(rows: Sequence[Sequence[str]], *, left: int) -> list[str]:
         ).rstrip()
         for row in rows
     ]
+
+
+def _parts(value: object, limit: int) -> Iterator[str]:
+    """The `repr` of a value, little by little: who has enough does not ask for the rest."""
+    kind = type(value)
+    if isinstance(value, (str, bytes, bytearray)) and kind in (str, bytes, bytearray):
+        yield repr(value[:limit])
+    elif isinstance(value, dict) and kind is dict:
+        before = "{"
+        for key, held in value.items():
+            yield before
+            yield from _parts(key, limit)
+            yield ": "
+            yield from _parts(held, limit)
+            before = ", "
+        yield "}" if value else "{}"
+    elif isinstance(value, (list, tuple, set)) and kind in _BRACKETS and value:
+        before, after = _BRACKETS[kind]
+        for item in value:
+            yield before
+            yield from _parts(item, limit)
+            before = ", "
+        yield ",)" if kind is tuple and len(value) == 1 else after
+    elif isinstance(value, int) and value.bit_length() > _LONG_INTEGER:
+        yield f"an integer of {value.bit_length():,} bits"
+    else:
+        try:
+            yield repr(value)[:limit]
+        except Exception:
+            yield f"<{kind.__name__}>"
 
 
 def _step_text(config: Mapping[str, Any]) -> str:
