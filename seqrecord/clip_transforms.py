@@ -22,6 +22,8 @@ import numpy.typing as npt
 
 from seqrecord.errors import ClipError
 from seqrecord.grids import IntArray
+from seqrecord.integers import MOST
+from seqrecord.text import repr_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -203,7 +205,7 @@ class HorizontalFlip(_Step):
     def __init__(self, p: float = 0.5, *, features: Sequence[str] | None = None) -> None:
         if not is_probability(p):
             raise ClipError(
-                "HorizontalFlip: not a probability", expected="0 to 1", got=repr(p)[:50]
+                "HorizontalFlip: not a probability", expected="0 to 1", got=repr_of(p, 50)
             )
         self.p = float(p)
         self.features = _checked_names("HorizontalFlip", features)
@@ -233,19 +235,19 @@ def chain_of(transform: Any) -> tuple[tuple[WindowStep, ...], tuple[ClipFunction
             "clip_transform is not what it should be",
             expected="RandomCrop, CenterCrop, HorizontalFlip, a function of a clip and a "
             "generator, or a list of them",
-            got=repr(transform)[:100],
+            got=repr_of(transform, 100),
         )
     if len({step.features for step in steps}) > 1:
         raise ClipError(
             "the steps of clip_transform choose different features",
             expected="the same ones for all steps, for they have one window",
-            got=repr(transform)[:200],
+            got=repr_of(transform),
         )
     if not all(_is_step(step) for step in chain[: len(steps)]):
         raise ClipError(
             "clip_transform has a function before a crop or flip",
             expected="crops and flips first, then functions",
-            got=repr(transform)[:200],
+            got=repr_of(transform),
         )
     return steps, functions
 
@@ -256,8 +258,9 @@ def _is_step(step: object) -> bool:
 
 def is_probability(p: Any) -> bool:
     """Whether this is a number of 0 to 1, Python's or NumPy's."""
-    is_number = isinstance(p, (int, float, np.integer, np.floating)) and not isinstance(p, bool)
-    return is_number and bool(0 <= p <= 1)
+    is_number = isinstance(p, (int, float, np.integer, np.floating))
+    # NumPy says that a duration is an integer.
+    return is_number and not isinstance(p, (bool, np.timedelta64)) and bool(0 <= p <= 1)
 
 
 def _integers(draws: FloatArray, count: int) -> IntArray:
@@ -273,13 +276,13 @@ def _checked_size(name: str, size: Any) -> tuple[int, int]:
         if any(isinstance(side, bool | np.bool_) for side in sides):
             raise TypeError
         height, width = map(operator.index, sides)
-        if height < 1 or width < 1:
+        if not (0 < height <= MOST and 0 < width <= MOST):
             raise ValueError
     except (TypeError, ValueError):
         raise ClipError(
             f"{name}: not a size",
             expected="(height, width) in pixels, or one number for both",
-            got=repr(size)[:50],
+            got=repr_of(size, 50),
         ) from None
     return height, width
 
@@ -290,7 +293,7 @@ def _checked_names(name: str, features: Any) -> tuple[str, ...] | None:
     is_list = isinstance(features, Collection) and not isinstance(features, str)
     is_list = is_list and getattr(features, "ndim", 1) > 0  # else it is no collection after all
     if not is_list or not all(isinstance(item, str) for item in features):
-        raise ClipError(f"{name}: features is a list of names", got=repr(features)[:100])
+        raise ClipError(f"{name}: features is a list of names", got=repr_of(features, 100))
     if not features:
         raise ClipError(f"{name}: no features", expected="at least one name")
     return tuple(features)

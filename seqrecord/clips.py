@@ -22,6 +22,7 @@ import numpy.typing as npt
 from seqrecord.clip_uses import ClipUse, MissingFrames, Starts, excluded, reach_of, united
 from seqrecord.errors import ClipError
 from seqrecord.grids import ChunkGrid, IntArray, frame_keys, split_keys
+from seqrecord.text import repr_of
 
 __all__ = [
     "ClipSpec",
@@ -63,7 +64,7 @@ class ClipSpec:
         ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-                raise ClipError(f"a clip's {name} is not an integer", got=repr(value)[:50])
+                raise ClipError(f"a clip's {name} is not an integer", got=repr_of(value, 50))
             if not least <= value < limit:
                 raise ClipError(
                     f"a clip's {name} is out of range",

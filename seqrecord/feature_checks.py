@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from seqrecord.errors import SchemaError
+from seqrecord.text import repr_of
 
 __all__ = [
     "ADDED",
@@ -57,7 +58,7 @@ def check_name(name: object) -> None:
         raise SchemaError(
             "not a feature name",
             expected=f"1 to {MAX_NAME_LENGTH} of A-Z a-z 0-9 _ and, inside, . and -",
-            got=repr(name)[:200],
+            got=repr_of(name),
         )
 
 
@@ -68,7 +69,7 @@ def check_group(name: str, group: object) -> None:
             "not the number of a group",
             feature=name,
             expected=f"0 to {MAX_GROUPS - 1}",
-            got=repr(group)[:50],
+            got=repr_of(group, 50),
         )
 
 
@@ -79,7 +80,7 @@ def check_matches(name: str, what: str, text: object, pattern: re.Pattern[str]) 
             f"not a {what}",
             feature=name,
             expected=f"null, or {pattern.pattern}",
-            got=repr(text)[:200],
+            got=repr_of(text),
         )
 
 
@@ -90,7 +91,7 @@ def check_value(name: str, value: object, dtype: np.dtype[Any], shape: object) -
             "not a kind of value",
             feature=name,
             expected=f"one of {', '.join(get_args(ValueKind))}",
-            got=repr(value)[:50],
+            got=repr_of(value, 50),
         )
     if value != "array" and (dtype.str != "|u1" or shape != (None,)):
         raise SchemaError(
@@ -106,7 +107,7 @@ def check_dtype(name: str, dtype: object) -> np.dtype[Any]:
     try:
         checked: np.dtype[Any] = np.dtype(dtype)  # type: ignore[call-overload]
     except (TypeError, ValueError, SyntaxError) as error:
-        raise SchemaError("not a dtype", feature=name, got=repr(dtype)[:200]) from error
+        raise SchemaError("not a dtype", feature=name, got=repr_of(dtype)) from error
     little = checked.newbyteorder("<")
     if little.str not in DTYPES:
         raise unstorable(name, str(checked)[:200])
@@ -131,7 +132,7 @@ def check_shape(name: str, shape: object) -> tuple[int | None, ...]:
             "not a shape",
             feature=name,
             expected=f"up to {MAX_DIMENSIONS} dimensions",
-            got=repr(shape)[:200],
+            got=repr_of(shape),
         )
     for size in shape:
         if size is not None and (
@@ -143,7 +144,7 @@ def check_shape(name: str, shape: object) -> tuple[int | None, ...]:
                 "not a dimension",
                 feature=name,
                 expected="1 to 2**31 - 1, or null",
-                got=repr(size)[:50],
+                got=repr_of(size, 50),
             )
     return tuple(None if size is None else int(size) for size in shape)
 
@@ -152,11 +153,9 @@ def check_codec(name: str, codec: object) -> tuple[CodecConfig, ...]:
     """A copy of a chain of codecs; `SchemaError` for what is none."""
     if not isinstance(codec, tuple) or len(codec) > MAX_CODECS:
         raise SchemaError(
-            f"not a chain of at most {MAX_CODECS} codecs", feature=name, got=repr(codec)[:200]
+            f"not a chain of at most {MAX_CODECS} codecs", feature=name, got=repr_of(codec)
         )
     for config in codec:
         if not isinstance(config, Mapping) or not isinstance(config.get("id"), str):
-            raise SchemaError(
-                "a codec is an object with an id", feature=name, got=repr(config)[:200]
-            )
+            raise SchemaError("a codec is an object with an id", feature=name, got=repr_of(config))
     return tuple(dict(config) for config in codec)

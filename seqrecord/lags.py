@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from seqrecord.errors import FormatError
 from seqrecord.schema import FeatureSpec, Schema
+from seqrecord.text import repr_of
 
 __all__ = ["MOST_LAGS", "EpisodeLags", "LagCollector", "Lags", "has_lags", "num_lags", "with_lags"]
 
@@ -79,7 +80,7 @@ class Lags:
         raise FormatError(
             "lags of timestamps that make no sense",
             expected=f"base64 of {count} finite float64 and as many that are no smaller",
-            got=repr(text)[:100],
+            got=repr_of(text, 100),
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
@@ -28,6 +28,7 @@ from seqrecord.feature_checks import (
     check_value,
     unstorable,
 )
+from seqrecord.text import repr_of
 
 __all__ = [
     "MAX_FEATURES",
@@ -154,17 +155,17 @@ class FeatureSpec:
             raise SchemaError(
                 "a feature is not an object of the right keys",
                 expected=", ".join(sorted(_KEYS)),
-                got=repr(value)[:200],
+                got=repr_of(value),
             )
         name = value["name"]
         if not isinstance(name, str):
-            raise SchemaError("a feature's name is not text", got=repr(name)[:200])
+            raise SchemaError("a feature's name is not text", got=repr_of(name))
         dtype = value["dtype"]
         if not isinstance(dtype, str) or dtype not in DTYPES:  # NumPy would parse far more
-            raise unstorable(name, repr(dtype)[:200])
+            raise unstorable(name, repr_of(dtype))
         for key in ("shape", "codec"):
             if not isinstance(value[key], list):
-                raise SchemaError(f"{key} is not a list", feature=name, got=repr(value[key])[:200])
+                raise SchemaError(f"{key} is not a list", feature=name, got=repr_of(value[key]))
         rest = {key: value[key] for key in ("group", "kind", "unit", "value")}
         if "added" in value:
             rest["added"] = value["added"] if value["added"] is not None else ""  # not allowed
@@ -287,6 +288,10 @@ class Schema(Mapping[str, FeatureSpec]):
         kept = self.kept
         if names is None:
             return kept
+        given: object = names
+        is_list = isinstance(given, Collection) and getattr(given, "ndim", 1) > 0
+        if not is_list or isinstance(given, str) or not all(isinstance(n, str) for n in names):
+            raise SchemaError("not a list of features' names", got=repr_of(given))
         unknown = [name for name in names if name not in kept]
         if unknown:
             raise SchemaError(
@@ -310,7 +315,7 @@ class Schema(Mapping[str, FeatureSpec]):
     def from_json(cls, value: object) -> Schema:
         """Inverse of `to_json`; trusts nothing."""
         if not isinstance(value, list):
-            raise SchemaError("a schema is not a list of features", got=repr(value)[:200])
+            raise SchemaError("a schema is not a list of features", got=repr_of(value))
         if len(value) > MAX_FEATURES:
             raise SchemaError(
                 "wrong number of features", expected=f"1 to {MAX_FEATURES}", got=len(value)

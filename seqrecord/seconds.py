@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from seqrecord.errors import ClipError
 from seqrecord.grids import IntArray
+from seqrecord.text import repr_of
 
 __all__ = ["Seconds"]
 
@@ -70,14 +71,14 @@ class Seconds:
                 raise ClipError(
                     "Seconds needs two times, or a list of times",
                     expected="Seconds(-0.5, 0) or Seconds([-0.5, 0])",
-                    got=f"Seconds({first!r})"[:100],
+                    got=f"Seconds({repr_of(first, 90)})",
                 )
             some = islice(first, _MOST + 1)
             times = tuple(_number("a time of Seconds", time) for time in some)
             if not times or every is not None:
                 raise ClipError(
                     "a list of times of Seconds has at least one, and no every",
-                    got=f"{len(times)} times, every={every!r}"[:100],
+                    got=f"{len(times)} times, every={repr_of(every, 50)}",
                 )
             begin, end = min(times), max(times)
         else:
@@ -91,7 +92,7 @@ class Seconds:
         if count > _MOST:
             raise ClipError("Seconds has too many times", expected=f"at most {_MOST}")
         if not (by is None or isinstance(by, str)):
-            raise ClipError("by of Seconds is not a feature's name", got=repr(by)[:100])
+            raise ClipError("by of Seconds is not a feature's name", got=repr_of(by, 100))
         if by is not None and times is None and step is None:
             raise ClipError(
                 "Seconds by a feature need to be told each time", expected="a list, or every"
@@ -101,7 +102,7 @@ class Seconds:
             raise ClipError(
                 "beyond of Seconds is not what it should be",
                 expected="'error'; or, with by, 'pad'",
-                got=repr(beyond)[:100],
+                got=repr_of(beyond, 100),
             )
         near = _number("tolerance of Seconds", tolerance)
         if near < 0:
@@ -179,11 +180,12 @@ def _check_near(feature: str, offsets: npt.ArrayLike, *, count: float = 1) -> No
 
 def _number(what: str, value: Any) -> float:
     try:
-        if isinstance(value, (bool, str, bytes)):
+        # A duration of NumPy would be a number of its own unit.
+        if isinstance(value, (bool, np.bool_, np.timedelta64, str, bytes)):
             raise TypeError
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not abs(number) < 1e9:
-        raise ClipError(f"{what} is not a number of seconds", got=repr(value)[:100])
+        raise ClipError(f"{what} is not a number of seconds", got=repr_of(value, 100))
     return number

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import FormatError
+from seqrecord.text import repr_of
 
 __all__ = ["LEVEL_VALUES", "Sketch", "sketch_dtype"]
 
@@ -147,14 +148,14 @@ class Sketch:
             raise FormatError(
                 "a sketch is not an object of the right keys",
                 expected=", ".join(sorted(_KEYS)),
-                got=repr(list(value))[:200] if isinstance(value, dict) else repr(value)[:50],
+                got=repr_of(list(value)) if isinstance(value, dict) else repr_of(value, 50),
             )
         levels = value["levels"]
         if not isinstance(levels, list) or len(levels) > _MAX_LEVELS:
             raise FormatError(
                 "a sketch's levels are not a list of the right length",
                 expected=f"at most {_MAX_LEVELS}",
-                got=len(levels) if isinstance(levels, list) else repr(levels)[:50],
+                got=len(levels) if isinstance(levels, list) else repr_of(levels, 50),
             )
         sketch = cls(
             dtype,
@@ -265,11 +266,11 @@ def _moments(values: npt.NDArray[Any]) -> tuple[float, float]:
 
 def _level(text: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     if not isinstance(text, str) or len(text) > LEVEL_VALUES * dtype.itemsize * 2:
-        raise _bad("level", f"base64 of less than {LEVEL_VALUES} values", repr(text)[:50])
+        raise _bad("level", f"base64 of less than {LEVEL_VALUES} values", repr_of(text, 50))
     try:
         data = base64.b64decode(text.encode("ascii"), validate=True)
     except (ValueError, binascii.Error) as error:
-        raise _bad("level", "base64", repr(text)[:50]) from error
+        raise _bad("level", "base64", repr_of(text, 50)) from error
     if len(data) % dtype.itemsize or len(data) >= LEVEL_VALUES * dtype.itemsize:
         raise _bad("level", f"less than {LEVEL_VALUES} values of {dtype}", f"{len(data)} bytes")
     values = np.sort(np.frombuffer(data, dtype))

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from seqrecord.errors import FormatError, StatisticsKeyError
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.sketch import Sketch, sketch_dtype
-from seqrecord.text import table_lines
+from seqrecord.text import repr_of, table_lines
 
 __all__ = ["MAX_CHANNELS", "FeatureStatistics", "Statistics", "num_channels"]
 
@@ -238,10 +238,10 @@ class Statistics(Mapping[str, FeatureStatistics]):
             raise FormatError(
                 "not statistics of a version that is known",
                 expected=("seqrecord statistics", _VERSION),
-                got=repr((value["format"], value["version"]))[:100],
+                got=repr_of((value["format"], value["version"]), 100),
             )
         if not isinstance(value["features"], dict):
-            raise FormatError("statistics are not by feature", got=repr(value["features"])[:50])
+            raise FormatError("statistics are not by feature", got=repr_of(value["features"], 50))
         num_frames = _count(value, 2**63 - 1)
         features = {}
         for name, feature in value["features"].items():
@@ -303,13 +303,13 @@ def _feature(value: object, num_frames: int) -> FeatureStatistics:
         raise FormatError(
             "a feature's channels are not a list of the right length",
             expected=f"1 to {MAX_CHANNELS}",
-            got=len(channels) if isinstance(channels, list) else repr(channels)[:50],
+            got=len(channels) if isinstance(channels, list) else repr_of(channels, 50),
         )
     if value["dtype"] not in _DTYPES:
         raise FormatError(
             "statistics of a dtype that has none",
             expected=", ".join(_DTYPES),
-            got=repr(value["dtype"])[:50],
+            got=repr_of(value["dtype"], 50),
         )
     dtype = np.dtype(value["dtype"])
     sketches = tuple(Sketch.from_json(item, dtype) for item in channels)
@@ -324,7 +324,7 @@ def _object(value: object, keys: set[str], what: str) -> dict[str, Any]:
         raise FormatError(
             f"{what}: not an object of the right keys",
             expected=", ".join(sorted(keys)),
-            got=repr(list(value))[:200] if isinstance(value, dict) else repr(value)[:50],
+            got=repr_of(list(value)) if isinstance(value, dict) else repr_of(value, 50),
         )
     return value
 
@@ -333,6 +333,6 @@ def _count(value: dict[str, Any], most: int) -> int:
     number = value["num_frames"]
     if type(number) is not int or not 0 <= number <= most:
         raise FormatError(
-            "statistics of a bad num_frames", expected=f"0 to {most}", got=repr(number)[:50]
+            "statistics of a bad num_frames", expected=f"0 to {most}", got=repr_of(number, 50)
         )
     return number

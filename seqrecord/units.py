@@ -6,6 +6,8 @@ import operator
 import re
 from fractions import Fraction
 
+from seqrecord.text import repr_of
+
 __all__ = ["format_size", "parse_duration", "parse_size"]
 
 _UNITS = {"": 1, "B": 1}
@@ -26,16 +28,22 @@ def parse_size(size: int | str) -> int:
         match = _SIZE.fullmatch(size)
         if match is None or match[2].upper() not in _UNITS:
             raise ValueError(f"not a size: {size[:50]!r}; write for example 2GiB or 500MB")
-        return int(Fraction(match[1]) * _UNITS[match[2].upper()])
+        return _checked(int(Fraction(match[1]) * _UNITS[match[2].upper()]))
     try:
         number = -1 if isinstance(size, bool) else operator.index(size)
     except TypeError:
         number = -1
     if number < 0:
         raise ValueError(
-            f"not a size: {size!r:.50}; write for example 2GiB, or bytes as an integer"
+            f"not a size: {repr_of(size, 50)}; write for example 2GiB, or bytes as an integer"
         )
-    return number
+    return _checked(number)
+
+
+def _checked(size: int) -> int:
+    if size >= 1 << 63:
+        raise ValueError("not a size: no file and no memory has so many bytes")
+    return size
 
 
 def parse_duration(text: str) -> float:

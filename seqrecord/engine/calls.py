@@ -16,6 +16,7 @@ from seqrecord.errors import ClipError
 from seqrecord.reading.frames import ArraySpec, add_place, check_text
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.sampling.random_order import hash64, key_of
+from seqrecord.text import repr_of
 
 __all__ = ["Calls", "ClipFunctions", "read_only"]
 
@@ -108,7 +109,7 @@ class ClipFunctions:
                 raise ClipError(
                     f"{_WHAT} does not give arrays by name",
                     expected="a dict of arrays with at least one",
-                    got=repr(clip)[:100],
+                    got=repr_of(clip, 100),
                 )
             clip = dict(clip)
         return {name: _array(name, value) for name, value in clip.items()}
@@ -164,7 +165,7 @@ def _array(name: str, value: Any) -> Any:
             f"{_WHAT} gives what is no array",
             feature=name,
             expected="an array: frames of different shapes must be joined",
-            got=repr(value)[:100],
+            got=repr_of(value, 100),
         ) from error
 
 
@@ -178,7 +179,7 @@ def _spec_of(name: str, value: Any, before: Mapping[str, ArraySpec]) -> ArraySpe
             f"{_WHAT} gives texts, whose memory is not known",
             feature=name,
             expected=f"arrays, and {kind} under the name of a feature of {kind}",
-            got=repr(value)[:50],
+            got=repr_of(value, 50),
         )
     return replace(before[name], shape=(len(value), None))
 
@@ -190,7 +191,7 @@ def _check_texts(name: str, values: Any, spec: ArraySpec) -> None:
             f"{_WHAT} gives another number of texts than for the first clip",
             feature=name,
             expected=count,
-            got=len(values) if isinstance(values, list) else repr(values)[:50],
+            got=len(values) if isinstance(values, list) else repr_of(values, 50),
         )
     for value in values:
         check_text(_WHAT, name, value, spec)

@@ -6,6 +6,7 @@ Its last 26 bytes hold the CRC32C of all bytes before them.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -222,7 +223,8 @@ def read_tagged(storage: Storage) -> tuple[bytes, str]:
         why = _what_is_there(storage) if error.message == "no such file" else error.message
         raise NotFoundError(f"no dataset here: {why}", file=storage.url) from error
     except StorageError as error:
-        if "://" not in storage.url and Path(storage.url).is_file():
+        # Not Path.is_file, which raises for a name that is too long.
+        if "://" not in storage.url and os.path.isfile(storage.url):  # noqa: PTH113
             why = "it is a file, and a dataset is a folder"
             raise NotFoundError(f"no dataset here: {why}", file=storage.url) from error
         if (size := storage.size(MANIFEST)) <= MAX_MANIFEST_BYTES:

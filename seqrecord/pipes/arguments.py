@@ -12,6 +12,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from seqrecord.errors import ClipError
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.reading.reader import DatasetLike
+from seqrecord.text import repr_of
 
 __all__ = ["has_arguments", "init_takes_arguments", "takes_arguments"]
 
@@ -69,7 +70,9 @@ def _with_arguments(function: Callable[..., Any], options: Any) -> Callable[...,
         if unknown := kwargs.keys() - names:
             raise _unknown_argument(next(name for name in kwargs if name in unknown), names)
         if len(args) > len(first):
-            raise TypeError(f"only the dataset is given without a name; got {args[-1]!r:.100} too")
+            raise TypeError(
+                f"only the dataset is given without a name; got {repr_of(args[-1], 100)} too"
+            )
         return function(*args, options(**kwargs))
 
     update_wrapper(call, function)

@@ -13,6 +13,7 @@ from seqrecord.errors import ClipError
 from seqrecord.reading.frames import ArraySpec, FrameTransform, add_place, apply_transform
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.schema import Schema
+from seqrecord.text import repr_of
 
 __all__ = ["bytes_by_group", "check_tensors", "stored_arrays", "transformed_arrays"]
 
@@ -89,6 +90,6 @@ def _spec_of(name: str, value: Any, stored: Mapping[str, ArraySpec]) -> ArraySpe
             "frame_transform gives a text, whose memory is not known",
             feature=name,
             expected=f"arrays, and {kind} under the name of a stored feature of {kind}",
-            got=repr(value)[:50],
+            got=repr_of(value, 50),
         )
     return stored[name]

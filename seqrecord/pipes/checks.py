@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -10,24 +9,20 @@ import numpy as np
 
 from seqrecord.clip_transforms import is_probability
 from seqrecord.errors import ClipError
+from seqrecord.integers import check_integer
+from seqrecord.text import repr_of
 from seqrecord.units import parse_size
 
 __all__ = [
-    "SEED_LIMIT",
     "are_names",
     "check",
     "check_dilation",
     "check_flag",
-    "check_integer",
     "check_names",
     "check_rank",
     "check_reverse",
-    "check_seed",
     "check_size",
-    "shown",
 ]
-
-SEED_LIMIT = 1 << 1024  # of a seed without its sign, exclusive
 
 _MOST_RANKS = 1 << 31  # exclusive
 
@@ -44,40 +39,15 @@ def check_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
             "rank and world_size make no sense",
             expected="both, with 0 <= rank < world_size; or world_size=1 alone, for the whole "
             "epoch; or neither, to find them",
-            got=f"rank={shown(rank)} world_size={shown(world_size)}",
+            got=f"rank={repr_of(rank)} world_size={repr_of(world_size)}",
         )
     return number, count
-
-
-def check_integer(
-    name: str, value: Any, *, least: int | None = None, expected: str = "an integer"
-) -> int:
-    """The integer that an argument is. Raises `ClipError` for others, and for one too small."""
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        number = operator.index(value)
-    except TypeError:
-        raise ClipError(f"{name} is not an integer", expected=expected, got=shown(value)) from None
-    if least is not None and number < least:
-        raise ClipError(f"{name} is too small", expected=f"at least {least}", got=shown(number))
-    return number
-
-
-def check_seed(value: Any) -> int:
-    """The seed that an argument is, which a state can hold. Raises `ClipError` for others."""
-    seed = check_integer("seed", value)
-    if not -SEED_LIMIT < seed < SEED_LIMIT:
-        raise ClipError(
-            "seed is too large", expected="an integer of at most 1024 bits", got=shown(seed)
-        )
-    return seed
 
 
 def check(name: str, value: object, is_right: bool, expected: str) -> None:
     """Raise `ClipError` for an argument that is not right."""
     if not is_right:
-        raise ClipError(f"{name} is not what it should be", expected=expected, got=shown(value))
+        raise ClipError(f"{name} is not what it should be", expected=expected, got=repr_of(value))
 
 
 def check_flag(name: str, value: object, is_right: bool = False) -> None:
@@ -91,7 +61,7 @@ def check_size(name: str, value: Any) -> None:
         parse_size(value)
     except ValueError as error:
         raise ClipError(
-            f"{name}: {error}", expected='bytes, or text such as "2GiB"', got=shown(value)
+            f"{name}: {error}", expected='bytes, or text such as "2GiB"', got=repr_of(value)
         ) from None
 
 
@@ -117,7 +87,7 @@ def check_dilation(value: Any) -> int | tuple[int, ...]:
         raise ClipError(
             "dilation has the same number twice, or none at all",
             expected="a number of frames, or several such as (1, 2, 4)",
-            got=shown(value),
+            got=repr_of(value),
         )
     return several if len(several) > 1 else several[0]
 
@@ -129,18 +99,10 @@ def _dilation(value: Any) -> int:
 def check_reverse(value: Any) -> float:
     """A probability. Raises `ClipError` for what is none."""
     if not is_probability(value):
-        raise ClipError("reverse is not a probability", expected="0 to 1", got=shown(value))
+        raise ClipError("reverse is not a probability", expected="0 to 1", got=repr_of(value))
     return float(value)
 
 
 def _is_scalar(value: object) -> bool:
     """Whether this is an array without dimensions, which is no collection though it says so."""
     return getattr(value, "ndim", 1) == 0
-
-
-def shown(value: object) -> str:
-    """A value that somebody has given, for a message."""
-    try:
-        return repr(value)[:200]
-    except ValueError:  # an integer of more digits than Python likes to print
-        return f"a {type(value).__name__} too long to show"

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from seqrecord.chosen import ChosenClips
 from seqrecord.clips import IntArray
 from seqrecord.errors import ClipError
+from seqrecord.text import repr_of
 
 __all__ = ["ClipList", "check_clip_list", "read_clip_list"]
 
@@ -30,7 +31,7 @@ def check_clip_list(clips: object) -> None:
         raise ClipError(
             "clips is not a table",
             expected=f"a dict of columns, or an Arrow or pandas table, with {_EXPECTED}",
-            got=repr(clips)[:100],
+            got=repr_of(clips, 100),
         )
 
 
@@ -114,7 +115,7 @@ def _found(named: pa.Array, keys: pa.StringArray, url: str) -> IntArray:
             f"clips names an episode that is not there, in row {row}",
             file=url,
             expected="a key of the dataset",
-            got=repr(named[row].as_py())[:200],
+            got=repr_of(named[row].as_py()),
         )
     return np.asarray(rows.to_numpy(zero_copy_only=False), np.int64)
 

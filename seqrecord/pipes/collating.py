@@ -22,6 +22,7 @@ from seqrecord.errors import ClipError
 from seqrecord.pipes.clip_sequence import ClipSequence
 from seqrecord.pipes.columns import SingleClip
 from seqrecord.pipes.made_clips import ClipsToCome, MadeClips, Row
+from seqrecord.text import repr_of
 
 __all__ = ["collate", "keep_memory_for"]
 
@@ -71,7 +72,7 @@ def collate(clips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         raise ClipError(
             "nothing to collate",
             expected="a list of clips, each a dict by feature",
-            got=repr([type(clip).__name__ for clip in clips])[:100],
+            got=repr_of([type(clip).__name__ for clip in clips], 100),
         )
     for clip in clips:
         if clip.keys() != clips[0].keys():

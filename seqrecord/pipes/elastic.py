@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from seqrecord.errors import StateError
-from seqrecord.pipes.checks import shown
 from seqrecord.pipes.mix_saved import MIX_VERSION, MixState
 from seqrecord.pipes.states import State, check_number
+from seqrecord.text import repr_of
 
 __all__ = ["elastic_state"]
 
@@ -141,5 +141,5 @@ def _no_state(saved: object) -> StateError:
     return StateError(
         "not a state of a seqrecord loader, nor of a StatefulDataLoader around a SeqRecordStream",
         expected="what the state_dict() of one of them has returned",
-        got=shown(saved),
+        got=repr_of(saved),
     )

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from numbers import Real
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch.utils.data import IterableDataset
 
 from seqrecord.errors import ClipError
-from seqrecord.pipes.checks import check, check_integer
+from seqrecord.integers import MOST, check_integer
+from seqrecord.pipes.checks import check
 from seqrecord.pipes.clip_loader import Clip, ClipLoader
 from seqrecord.pipes.loaders import SeqRecordNode, SeqRecordPipe, SeqRecordStream
 from seqrecord.pipes.mix_features import Join
@@ -22,6 +24,7 @@ from seqrecord.pipes.mix_sources import check_source
 from seqrecord.pipes.mix_states import MixEpochs
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.streaming import Streaming, WithEpochs, loader_of
+from seqrecord.text import repr_of
 
 if TYPE_CHECKING:
     import torch
@@ -118,7 +121,7 @@ class SeqRecordMix(WithEpochs, IterableDataset[Clip]):
         super().__init__()
         options = LoaderOptions(
             clip_len=1,
-            batch_size=check_integer("batch_size", batch_size, least=1),
+            batch_size=check_integer("batch_size", batch_size, least=1, most=MOST),
             seed=seed,
             memory_limit=memory_limit,
             rank=rank,
@@ -196,12 +199,12 @@ def _checked_sources(sources: Any) -> dict[str, ClipLoader]:
     """The loader of each source."""
     if not isinstance(sources, Mapping) or not sources:
         raise ClipError(
-            "a mix needs sources", expected="a dict of loaders by name", got=repr(sources)[:100]
+            "a mix needs sources", expected="a dict of loaders by name", got=repr_of(sources, 100)
         )
     found: dict[str, ClipLoader] = {}
     for name, source in sources.items():
         if not isinstance(name, str) or not name or not _is_unicode(name):
-            raise ClipError("a source's name is no text", expected="a name", got=repr(name)[:100])
+            raise ClipError("a source's name is no text", expected="a name", got=repr_of(name, 100))
         if not isinstance(source, Streaming):
             raise ClipError(
                 f"source {name!r} of a mix is no loader",
@@ -227,12 +230,12 @@ def _checked_weights(weights: Any, loaders: Mapping[str, ClipLoader]) -> dict[st
             got=", ".join(map(str, weights)) if isinstance(weights, Mapping) else repr(weights),
         )
     for name, weight in weights.items():
-        is_number = isinstance(weight, Real) and not isinstance(weight, bool)
-        if not is_number or not 0 <= weight < math.inf:
+        is_number = isinstance(weight, Real) and not isinstance(weight, (bool, np.timedelta64))
+        if not is_number or not 0 <= weight <= sys.float_info.max:
             raise ClipError(
                 f"the weight of source {name!r} makes no sense",
                 expected="a number of at least 0",
-                got=repr(weight)[:100],
+                got=repr_of(weight, 100),
             )
     if not any(weights.values()):
         raise ClipError("a mix draws from no source", expected="a weight above 0", got="none")

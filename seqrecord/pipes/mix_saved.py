@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from seqrecord.errors import StateError
-from seqrecord.pipes.checks import shown
 from seqrecord.pipes.mix_plan import MixRest, SourceRest
 from seqrecord.pipes.states import (
     Sharing,
@@ -19,7 +18,7 @@ from seqrecord.pipes.states import (
     stages_to_json,
 )
 from seqrecord.sampling import PlanSettings
-from seqrecord.text import counted
+from seqrecord.text import counted, repr_of
 
 __all__ = ["MIX_VERSION", "MixState"]
 
@@ -129,18 +128,18 @@ class MixState:
             raise StateError(
                 "not a state of a SeqRecordMix",
                 expected=f"a dict of {', '.join(_KEYS)}",
-                got=shown(state),
+                got=repr_of(state),
             )
         if type(state[MIX_VERSION]) is not int or state[MIX_VERSION] != _VERSION:
             raise StateError(
-                "a state of another version", expected=_VERSION, got=shown(state[MIX_VERSION])
+                "a state of another version", expected=_VERSION, got=repr_of(state[MIX_VERSION])
             )
         check_keys("a state", state, _KEYS)
         epoch, is_of_all = _number("epoch", state["epoch"]), isinstance(state["batch"], list)
         batches = state["batch"] if is_of_all else [state["batch"]]
         found, sources = state["mix"], state["sources"]
         if not isinstance(found, Mapping) or not isinstance(sources, Mapping):
-            raise StateError("a state of no mix", expected="dicts", got=shown([found, sources]))
+            raise StateError("a state of no mix", expected="dicts", got=repr_of([found, sources]))
         if not sources:
             raise StateError("a state of other sources", expected="one at least", got="none")
         states = {str(name): State.parse(one) for name, one in sources.items()}
@@ -159,7 +158,7 @@ class MixState:
         sharing = next(iter(states.values())).sharing
         if is_of_all and len(batches) != sharing.workers:
             raise StateError(
-                "a state's batch is not of each worker", expected=sharing, got=shown(batches)
+                "a state's batch is not of each worker", expected=sharing, got=repr_of(batches)
             )
         rest, settings = _parse_rest(state["rest"], list(states))
         numbers = tuple(_number("batch", batch) for batch in batches)
@@ -176,7 +175,7 @@ def _parse_rest(
     left = None if saved["left"] is None else _number("left", saved["left"])
     if not isinstance(saved["sources"], Mapping) or set(saved["sources"]) != set(names):
         raise StateError(
-            "a state of other sources", expected=", ".join(names), got=shown(saved["sources"])
+            "a state of other sources", expected=", ".join(names), got=repr_of(saved["sources"])
         )
     sources, settings = [], {}
     for name in names:
@@ -184,7 +183,7 @@ def _parse_rest(
         check_keys("a state's source", own, ("following", "pending"))
         items = own["pending"]
         if not isinstance(items, list) or len(items) > _MOST_PENDING:
-            raise StateError("a state's pending epochs are no list", got=shown(items))
+            raise StateError("a state's pending epochs are no list", got=repr_of(items))
         for item in items:
             check_keys("a state's epoch", item, ("epoch", "stages", "settings"))
         following = _number("following", own["following"])
@@ -193,13 +192,13 @@ def _parse_rest(
             raise StateError(
                 "a state's pending epochs do not follow each other",
                 expected=f"{len(items)} epochs before {following}",
-                got=shown(epochs),
+                got=repr_of(epochs),
             )
         pending = []
         for item in items:
             stages = tuple(replace(one, by_clip=True) for one in parse_stages(item["stages"]))
             if not stages:
-                raise StateError("a pending epoch of a state has no stages", got=shown(item))
+                raise StateError("a pending epoch of a state has no stages", got=repr_of(item))
             pending.append((item["epoch"], stages))
         settings[name] = {item["epoch"]: parse_settings(item["settings"]) for item in items}
         sources.append(SourceRest(tuple(pending), following))

@@ -14,7 +14,6 @@ from torch.utils.data import get_worker_info
 
 from seqrecord.engine.stats import STAGES, EngineStats, bottleneck
 from seqrecord.errors import ClipError, StateError
-from seqrecord.pipes.checks import shown
 from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.mix_loader import MixLoader
 from seqrecord.pipes.mix_plan import MixPlan, MixRest
@@ -22,6 +21,7 @@ from seqrecord.pipes.mix_rest import rest_after
 from seqrecord.pipes.mix_saved import MixState
 from seqrecord.pipes.states import Sharing, State
 from seqrecord.sampling import Part
+from seqrecord.text import repr_of
 
 __all__ = ["MixEpochs"]
 
@@ -205,12 +205,12 @@ def _checked(saved: MixState, request: Mapping[str, Any]) -> MixState:
         raise StateError(
             f"the saved state is of another mix: {', '.join(differ)}",
             expected=", ".join(f"{name}={request[name]!r}" for name in differ),
-            got=", ".join(f"{name}={shown(found.get(name))}" for name in differ),
+            got=", ".join(f"{name}={repr_of(found.get(name))}" for name in differ),
         )
     names = [name for name, _ in request["shares"]]
     if set(saved.sources) != set(names):
         raise StateError(
-            "a state of other sources", expected=", ".join(names), got=shown(list(saved.sources))
+            "a state of other sources", expected=", ".join(names), got=repr_of(list(saved.sources))
         )
     return saved.ordered(names)
 

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 from seqrecord.clip_transforms import ClipTransform, chain_of
 from seqrecord.clips import ClipSpec
 from seqrecord.errors import ClipError
+from seqrecord.integers import MOST, check_integer, check_seed
 from seqrecord.pipes.checks import (
     are_names,
     check,
     check_dilation,
     check_flag,
-    check_integer,
     check_names,
     check_rank,
     check_reverse,
-    check_seed,
     check_size,
 )
 from seqrecord.pipes.clip_lists import ClipList, check_clip_list
@@ -154,7 +153,7 @@ class ClipOptions:
         self._set("reverse", check_reverse(self.reverse))
         for name in ("clip_len", "stride"):
             if (value := getattr(self, name)) is not None:
-                self._set(name, check_integer(name, value, least=1))
+                self._set(name, check_integer(name, value, least=1, most=MOST))
         if self.clip_len is None and self.dilation != 1:
             raise ClipError(
                 "dilation is that of clip_len", expected="clip_len too", got=self.dilation
@@ -347,7 +346,7 @@ class LoaderOptions(ClipOptions):
             self._set(name, bool(getattr(self, name)))
         for name in ("shuffle_buffer", "num_cursors", "batch_size", "num_threads"):
             if (value := getattr(self, name)) is not None:
-                self._set(name, check_integer(name, value, least=1))
+                self._set(name, check_integer(name, value, least=1, most=MOST))
         self._set("seed", check_seed(self.seed))
         check_size("memory_limit", self.memory_limit)
         if not self.rank is self.world_size is None:

@@ -12,6 +12,7 @@ import numpy as np
 from seqrecord.errors import ClipError
 from seqrecord.pipes.checks import are_names, check
 from seqrecord.reading.frames import ArraySpec, mask_name
+from seqrecord.text import repr_of
 
 __all__ = ["Ragged", "check_ragged", "ragged_arrays"]
 
@@ -50,7 +51,7 @@ def ragged_arrays(
             "ragged is for features whose shape varies",
             file=url,
             expected=", ".join(variable) or "a dataset that has some",
-            got=", ".join(f"{n}: {stored[n]}" if n in stored else repr(n)[:50] for n in wrong),
+            got=", ".join(f"{n}: {stored[n]}" if n in stored else repr_of(n, 50) for n in wrong),
         )
     arrays: dict[str, ArraySpec] = {}
     for name, spec in stored.items():

@@ -44,6 +44,7 @@ from seqrecord.reading.reader import DatasetLike, SeqRecordReader, reader_of
 from seqrecord.sampling import Phases
 from seqrecord.sampling.phases import typical_table
 from seqrecord.sampling.weights import clips_before, times_in_epoch
+from seqrecord.text import repr_of
 
 __all__ = ["ClipSelection"]
 
@@ -346,7 +347,7 @@ class ClipSelection:
             raise ClipError(
                 "ragged does not go with frame_transform, which gives frames of one shape",
                 expected='ragged="list"',
-                got=repr(ragged)[:100],
+                got=repr_of(ragged, 100),
             )
         episode, start = self.windows.first_frame(*self.clips.locate(np.zeros(1, np.int64)))
         key = self.dataset.index.key(episode)

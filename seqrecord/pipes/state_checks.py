@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from seqrecord.errors import StateError
-from seqrecord.pipes.checks import shown
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.pipes.states import State
+from seqrecord.text import repr_of
 
 __all__ = ["check_state"]
 
@@ -37,8 +37,8 @@ def check_state(
             raise StateError(
                 f"stages of the saved state are of several settings: {', '.join(differ)}",
                 file=url,
-                expected=", ".join(f"{name}={shown(saved[name])}" for name in differ),
-                got=", ".join(f"{name}={shown(other[name])}" for name in differ),
+                expected=", ".join(f"{name}={repr_of(saved[name])}" for name in differ),
+                got=", ".join(f"{name}={repr_of(other[name])}" for name in differ),
             )
     if state.sharing.worker is None:
         del now["batch_size"]
@@ -63,7 +63,7 @@ def check_state(
             f"the saved state is of other settings: {', '.join(differ)}{hint}",
             file=url,
             expected=", ".join(f"{name}={now[name]!r}" for name in differ),
-            got=", ".join(f"{name}={shown(saved.get(name))}" for name in differ),
+            got=", ".join(f"{name}={repr_of(saved.get(name))}" for name in differ),
         )
     if state.episodes["digest"] != identity["digest"]:
         same = state.episodes["dataset"] == identity["dataset"]
@@ -79,5 +79,5 @@ def check_state(
 
 
 def _describe(episodes: Mapping[str, Any]) -> str:
-    count, frames, digest = (shown(episodes[name]) for name in ("count", "frames", "digest"))
+    count, frames, digest = (repr_of(episodes[name]) for name in ("count", "frames", "digest"))
     return f"{count} episodes of {frames} frames, digest {digest}"

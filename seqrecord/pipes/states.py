@@ -7,11 +7,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias, get_args, get_type_hints
 
 from seqrecord.errors import ClipError, StateError
-from seqrecord.pipes.checks import SEED_LIMIT, shown
+from seqrecord.integers import SEED_LIMIT
 from seqrecord.pipes.distributed import this_worker
 from seqrecord.sampling import Part, PlanSettings
 from seqrecord.sampling.rest import Stage
-from seqrecord.text import counted
+from seqrecord.text import counted, repr_of
 
 __all__ = [
     "Sharing",
@@ -158,11 +158,11 @@ class State:
             raise StateError(
                 "not a state of a seqrecord loader",
                 expected="what state_dict() of a loader has returned: a dict of version, epoch, …",
-                got=shown(state),
+                got=repr_of(state),
             )
         if type(state["version"]) is not int or state["version"] != _VERSION:
             raise StateError(
-                "a state of another version", expected=_VERSION, got=shown(state["version"])
+                "a state of another version", expected=_VERSION, got=repr_of(state["version"])
             )
         check_keys("a state", state, _KEYS)
         epoch, ranks, workers = (_integer(name, state[name]) for name in _NUMBERS)
@@ -178,17 +178,17 @@ class State:
                 "a state's ranks and workers make no sense",
                 expected="worker < workers, or a batch of each of them, and fewer than "
                 f"{_MAX_PARTS} in all ranks",
-                got=f"{shown(sharing)}, batch {shown(state['batch'])}",
+                got=f"{repr_of(sharing)}, batch {repr_of(state['batch'])}",
             )
         if not isinstance(state["request"], Mapping):
-            raise StateError("a state's request is no dict", got=shown(state["request"]))
+            raise StateError("a state's request is no dict", got=repr_of(state["request"]))
         check_keys("a state's episodes", state["episodes"], _EPISODES)
         stages, later = parse_stages(state["stages"]), state["later"]
         if bool(stages) != (later is not None):
             raise StateError(
                 "a state's later makes no sense",
                 expected="the settings of later epochs where there are stages, else None",
-                got=shown(later),
+                got=repr_of(later),
             )
         return cls(
             epoch,
@@ -218,7 +218,7 @@ def stages_to_json(stages: Stages) -> list[dict[str, Any]]:
 def parse_stages(saved: object) -> Stages:
     """Stages from JSON; `StateError` for what are none."""
     if not isinstance(saved, (list, tuple)):
-        raise StateError("a state's stages are no list", got=shown(saved))
+        raise StateError("a state's stages are no list", got=repr_of(saved))
     stages = []
     for item in saved:
         check_keys("a state's stage", item, _STAGE)
@@ -227,7 +227,7 @@ def parse_stages(saved: object) -> Stages:
             raise StateError(
                 "the ranks and workers of a state's stage make no sense",
                 expected=f"at least one of each, and fewer than {_MAX_PARTS} workers in all ranks",
-                got=f"{shown(ranks)} ranks of {len(batches)}",
+                got=f"{repr_of(ranks)} ranks of {len(batches)}",
             )
         stages.append(Stage(ranks, batches, parse_settings(item["settings"])))
     return tuple(stages)
@@ -241,7 +241,7 @@ def parse_settings(saved: object) -> PlanSettings:
         value, kinds = saved[name], get_args(hint) or (hint,)
         most = SEED_LIMIT if name == "seed" else _MAX_SETTING
         if type(value) not in kinds or (isinstance(value, int) and abs(value) >= most):
-            raise StateError(f"a state's {name} makes no sense", got=shown(value))
+            raise StateError(f"a state's {name} makes no sense", got=repr_of(value))
     try:
         return PlanSettings(**saved)
     except ClipError as error:
@@ -254,7 +254,7 @@ def check_keys(what: str, found: object, names: Iterable[str]) -> Mapping[str, A
         raise StateError(
             f"{what} of other entries than it should have",
             expected=", ".join(names),
-            got=shown(list(found) if isinstance(found, Mapping) else found),
+            got=repr_of(list(found) if isinstance(found, Mapping) else found),
         )
     return found
 
@@ -265,7 +265,7 @@ def check_number(what: str, value: object, limit: int, *, least: int = 0) -> int
         raise StateError(
             f"{what} is out of range",
             expected=f"an integer of {least} to {limit - 1}",
-            got=shown(value),
+            got=repr_of(value),
         )
     return value
 
@@ -277,6 +277,6 @@ def _integer(name: str, value: object) -> int:
 def _integers(name: str, value: object) -> tuple[int, ...]:
     if not isinstance(value, (list, tuple)):
         raise StateError(
-            f"a state's {name} is no list", expected="a number for each worker", got=shown(value)
+            f"a state's {name} is no list", expected="a number for each worker", got=repr_of(value)
         )
     return tuple(_integer(name, number) for number in value)

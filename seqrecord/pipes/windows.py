@@ -13,6 +13,7 @@ from seqrecord.clips import MAX_LENGTH, MAX_SETTING, IntArray
 from seqrecord.errors import ClipError
 from seqrecord.pipes.checks import check
 from seqrecord.seconds import Seconds
+from seqrecord.text import repr_of
 
 __all__ = ["CheckedWindows", "Windows", "check_windows", "said_of"]
 
@@ -44,7 +45,9 @@ def said_of(offsets: IntArray) -> str:
 
 def _name(name: object) -> str:
     if not isinstance(name, str):
-        raise ClipError("windows is not by features", expected="their names", got=repr(name)[:100])
+        raise ClipError(
+            "windows is not by features", expected="their names", got=repr_of(name, 100)
+        )
     return name
 
 
@@ -60,7 +63,7 @@ def _checked(name: str, window: Any) -> tuple[int, ...] | Seconds:
             "a window is not what it should be",
             feature=name,
             expected="offsets in frames, integers such as [-1, 0] or range(16); or Seconds",
-            got=repr(window)[:100],
+            got=repr_of(window, 100),
         ) from None
     most = max(map(abs, offsets), default=0)
     if not 0 < len(offsets) <= MAX_LENGTH or most >= MAX_SETTING:
@@ -68,7 +71,7 @@ def _checked(name: str, window: Any) -> tuple[int, ...] | Seconds:
             "a window is empty, or too long",
             feature=name,
             expected=f"1 to {MAX_LENGTH} offsets, each within {MAX_SETTING - 1} frames",
-            got=f"{len(offsets)} offsets, the furthest {most} frames away",
+            got=f"{len(offsets)} offsets, the furthest {repr_of(most)} frames away",
         )
     return offsets
 

@@ -16,6 +16,7 @@ from seqrecord.format.rows import WORD
 from seqrecord.reading.chunks import ChunkReader, Page, Part
 from seqrecord.reading.html_card import html_card
 from seqrecord.schema import Schema
+from seqrecord.text import repr_of
 
 __all__ = ["Episode"]
 
@@ -71,10 +72,10 @@ class Episode:
         except TypeError:
             raise TypeError(
                 "an episode is indexed by frames, then by feature, as episode[0:16]['image']; "
-                f"got {frames!r:.100}"
+                f"got {repr_of(frames, 100)}"
             ) from None
         if not -len(self) <= number < len(self):
-            raise IndexError(f"frame {number} of an episode of {len(self)} frames")
+            raise IndexError(f"frame {repr_of(number)} of an episode of {len(self)} frames")
         return self._frame(number % len(self))
 
     def present(self, feature: str) -> npt.NDArray[np.bool_]:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from seqrecord.errors import ClipError
 from seqrecord.format.index import NO_SPLIT, Index
-from seqrecord.text import counted
+from seqrecord.text import counted, repr_of
 
 __all__ = ["EpisodeFacts", "EpisodeFilter", "find_episodes", "shown_keys"]
 
@@ -65,7 +65,7 @@ def find_episodes(
                 "no such split",
                 file=url,
                 expected=", ".join(splits) or "a dataset with splits: `seqrecord split` makes them",
-                got=repr(split)[:100],
+                got=repr_of(split, 100),
             )
         inside = index.split == splits.index(split)
     if episodes is None:
@@ -107,7 +107,7 @@ def shown_keys(index: Index) -> str:
 def _shown(episodes: EpisodeFilter) -> str:
     """The filter in an error: a function by its name, if it has one, and not by its address."""
     if not callable(episodes):
-        return "all episodes" if episodes is None else repr(episodes)[:200]
+        return "all episodes" if episodes is None else repr_of(episodes)
     name = getattr(episodes, "__name__", "<lambda>")
     return "a function of an episode" if name == "<lambda>" else f"the function {name}"[:200]
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from seqrecord.errors import ClipError, SeqRecordError
 from seqrecord.format.pages import aligned
 from seqrecord.schema import ValueKind
+from seqrecord.text import repr_of
 
 __all__ = [
     "SHAPE_DTYPE",
@@ -85,7 +86,7 @@ def apply_transform(transform: FrameTransform, frame: dict[str, Any]) -> dict[st
         raise ClipError(
             "frame_transform does not give arrays by name",
             expected="a dict of arrays with at least one",
-            got=repr(result)[:100],
+            got=repr_of(result, 100),
         )
     return {
         name: value if isinstance(value, (str, bytes)) else np.asarray(value)

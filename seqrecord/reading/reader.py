@@ -32,6 +32,7 @@ from seqrecord.reading.metadata import load, load_version
 from seqrecord.schema import Schema
 from seqrecord.statistics import Statistics
 from seqrecord.storage import Storage, StorageLike, open_storage
+from seqrecord.text import repr_of
 from seqrecord.units import format_size
 
 __all__ = [
@@ -313,7 +314,7 @@ class Episodes(Mapping[str, "Episode"]):
                 "no episode of this key",
                 file=self._url,
                 expected=f"a key of {shown_keys(self._index)}",
-                got=repr(key)[:200],
+                got=repr_of(key),
             )
         return Episode(self._chunks, self._index, position)
 

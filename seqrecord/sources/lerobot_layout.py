@@ -22,6 +22,7 @@ from seqrecord.errors import SourceError
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.files import list_folder, open_file, read_bytes, unreadable
 from seqrecord.sources.remote_files import remote_files
+from seqrecord.text import repr_of
 
 __all__ = [
     "INFO",
@@ -127,7 +128,7 @@ def read_info(root: Path) -> LeRobotInfo:
             "a LeRobot dataset of a version that is not known",
             file=str(path),
             expected="codebase_version v2.0, v2.1 or v3.0",
-            got=repr(version)[:50],
+            got=repr_of(version, 50),
         )
     fps, size, where = info.get("fps"), info.get("chunks_size", 1000), info.get("data_path")
     if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps < 1e6:
@@ -383,11 +384,11 @@ def _object(data: bytes, path: Path, line: int | None = None) -> dict[str, Any]:
         where = "" if line is None else f" in line {line + 1}"
         raise SourceError(f"not JSON{where}", file=str(path), got=str(error)[:200]) from error
     if not isinstance(value, dict):
-        raise SourceError("not a JSON object", file=str(path), got=repr(value)[:100])
+        raise SourceError("not a JSON object", file=str(path), got=repr_of(value, 100))
     return value
 
 
 def _wrong(path: Path, what: str, expected: str, got: object) -> SourceError:
     return SourceError(
-        f"{what}: not as it must be", file=str(path), expected=expected, got=repr(got)[:200]
+        f"{what}: not as it must be", file=str(path), expected=expected, got=repr_of(got)
     )

@@ -19,6 +19,7 @@ from seqrecord.sources.lerobot_layout import (
     open_parquet,
     parquet_errors,
 )
+from seqrecord.text import repr_of
 
 __all__ = ["TASK", "EpisodeRows", "array_of", "image_bytes"]
 
@@ -229,7 +230,7 @@ def _image(value: pa.Scalar, path: Path) -> bytes:
             "an image that is not in the parquet file",
             file=str(path),
             expected="the bytes of a PNG or JPEG",
-            got=repr(value.as_py())[:100],
+            got=repr_of(value.as_py(), 100),
         )
     return data
 

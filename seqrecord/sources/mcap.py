@@ -21,6 +21,7 @@ from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.finding import has_file
 from seqrecord.sources.originals import Originals
 from seqrecord.sources.specs import feature_name
+from seqrecord.text import repr_of
 
 __all__ = ["FORMAT", "LOG_TIME", "Mcap"]
 
@@ -79,12 +80,12 @@ class Mcap(Originals):
         super().__post_init__()
         if self.align not in ALIGNMENTS:
             raise SourceError(
-                "no such alignment", expected=" or ".join(ALIGNMENTS), got=repr(self.align)[:50]
+                "no such alignment", expected=" or ".join(ALIGNMENTS), got=repr_of(self.align, 50)
             )
         given: object = self.tolerance  # of a user
         if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given < 1e9:
             raise SourceError(
-                "not a tolerance", expected="seconds, 0 or more", got=repr(self.tolerance)[:50]
+                "not a tolerance", expected="seconds, 0 or more", got=repr_of(self.tolerance, 50)
             )
 
     def exists(self) -> bool:

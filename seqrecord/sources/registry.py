@@ -16,6 +16,7 @@ from seqrecord.sources.files import find_original, is_file, list_folder
 from seqrecord.sources.remote import is_url, open_remote
 from seqrecord.sources.remote_files import remote_files
 from seqrecord.storage import StorageLike
+from seqrecord.text import repr_of
 
 __all__ = ["BUILT_IN", "ENTRY_POINTS", "format_names", "open_source"]
 
@@ -205,7 +206,7 @@ def _loaded(point: EntryPoint) -> SourceFormat:
             f"the format {point.name} of another package cannot be loaded",
             file=point.value,
             expected=f"a SourceFormat named {point.name}",
-            got=repr(loaded)[:200],
+            got=repr_of(loaded),
         )
     return loaded
 

@@ -12,6 +12,7 @@ from typing import Any
 from seqrecord.errors import SourceError
 from seqrecord.sources.files import is_file, list_folder, read_bytes
 from seqrecord.sources.rlds_features import FEATURES
+from seqrecord.text import repr_of
 
 __all__ = ["Shard", "find_dataset", "find_shards"]
 
@@ -109,7 +110,7 @@ def _lengths(folder: Path) -> Mapping[str, list[int]]:
             "a TFDS dataset of another file format",
             file=str(path),
             expected="tfrecord",
-            got=repr(kind)[:50],
+            got=repr_of(kind, 50),
         )
     return splits
 

@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 from seqrecord.checksum import Buffer
 from seqrecord.errors import LocationError, StorageError
 from seqrecord.storage.ranges import ByteRange
+from seqrecord.text import repr_of
 
 __all__ = [
     "MAX_PUT_BYTES",
@@ -216,7 +217,7 @@ def check_path(path: str) -> str:
         raise LocationError(
             "not a clean relative path",
             expected="names joined by single slashes, none of them . or ..",
-            got=repr(path)[:200],
+            got=repr_of(path),
         )
     return path
 

@@ -10,6 +10,7 @@ from typing import Any
 from seqrecord.errors import LocationError
 from seqrecord.storage.parallel import MAX_REQUESTS
 from seqrecord.storage.retrying import DEADLINE_SECONDS, REQUESTS_PER_SECOND
+from seqrecord.text import repr_of
 
 __all__ = ["StorageSettings", "split_options"]
 
@@ -52,7 +53,7 @@ def split_options(options: Mapping[str, Any], shown: str) -> tuple[StorageSettin
             chosen[name] = read(value)
         if name not in chosen:
             raise LocationError(
-                f"storage option {name}", file=shown, expected=expected, got=repr(value)[:80]
+                f"storage option {name}", file=shown, expected=expected, got=repr_of(value, 80)
             )
     return StorageSettings(**chosen), rest
 

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from seqrecord.errors import LocationError
+from seqrecord.text import repr_of
 
 __all__ = ["Location", "is_blob_service", "local_path", "parse_location"]
 
@@ -124,10 +125,10 @@ def local_path(path: str | os.PathLike[str], what: str) -> Path:
 
 def _text(path: str | os.PathLike[str], problem: str) -> str:
     if not isinstance(path, (str, bytes, os.PathLike)):
-        raise LocationError(problem, expected="one path or URL", got=repr(path)[:200])
+        raise LocationError(problem, expected="one path or URL", got=repr_of(path))
     text: str | bytes = os.fspath(path)
     if not isinstance(text, str) or not text or "\0" in text:
-        raise LocationError(problem, expected="text", got=repr(path)[:200])
+        raise LocationError(problem, expected="text", got=repr_of(path))
     return text
 
 

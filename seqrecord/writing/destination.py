@@ -25,7 +25,7 @@ from seqrecord.reading.record_footers import read_file_id, read_footers, record_
 from seqrecord.schema import Schema
 from seqrecord.statistics import Statistics
 from seqrecord.storage import Storage, map_files
-from seqrecord.text import counted
+from seqrecord.text import counted, repr_of
 from seqrecord.writing.commits import Base, appended, put_version, read_base, rebuilt, tidy
 from seqrecord.writing.leftovers import recover
 from seqrecord.writing.statistics import statistics_of
@@ -139,7 +139,7 @@ def check_mode(mode: str) -> None:
     """`DestinationError` for what is no `WriteMode`."""
     if mode not in get_args(WriteMode):
         raise DestinationError(
-            "no such mode", expected="create, append or resume", got=repr(mode)[:50]
+            "no such mode", expected="create, append or resume", got=repr_of(mode, 50)
         )
 
 

@@ -26,6 +26,7 @@ from seqrecord.reading.index_building import complete_episodes
 from seqrecord.reading.metadata import load_index
 from seqrecord.reading.record_footers import read_footer, record_sizes
 from seqrecord.storage import Storage
+from seqrecord.text import repr_of
 from seqrecord.version import CREATED_BY
 from seqrecord.writing.commits import opened_to_edit, put_version, rebuilt
 from seqrecord.writing.edit_files import put_edits, removed_if_unnamed
@@ -197,7 +198,7 @@ def split_episodes(
     """
     if split is not None and not SPLIT_NAME.fullmatch(split):
         raise ClipError(
-            "not the name of a split", expected=SPLIT_NAME.pattern, got=repr(split)[:100]
+            "not the name of a split", expected=SPLIT_NAME.pattern, got=repr_of(split, 100)
         )
 
     def make(dataset: _Dataset) -> tuple[list[int], list[Edit]]:

@@ -16,6 +16,7 @@ from seqrecord.format.manifest import Manifest
 from seqrecord.format.text import check_key, encode_metadata
 from seqrecord.schema import Frame, Schema
 from seqrecord.storage import StorageLike
+from seqrecord.text import repr_of
 from seqrecord.units import parse_size
 from seqrecord.writing.destination import WriteMode
 from seqrecord.writing.encoding import check_value
@@ -328,10 +329,10 @@ def _check_arguments(queue_size: int | str, when_full: str, flush_seconds: float
     try:
         limit = parse_size(queue_size)
     except ValueError as error:
-        raise DestinationError(f"queue_size: {error}", got=repr(queue_size)[:100]) from None
+        raise DestinationError(f"queue_size: {error}", got=repr_of(queue_size, 100)) from None
     if when_full not in get_args(WhenFull):
         raise DestinationError(
-            "no such when_full", expected="spill, raise or drop", got=repr(when_full)[:50]
+            "no such when_full", expected="spill, raise or drop", got=repr_of(when_full, 50)
         )
     if not 0 < flush_seconds < math.inf:
         raise DestinationError(

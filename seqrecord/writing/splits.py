@@ -21,16 +21,15 @@ from seqrecord.errors import ClipError
 from seqrecord.format.edits import Split
 from seqrecord.format.index import NO_SPLIT, Index
 from seqrecord.format.manifest import MAX_SPLITS, SPLIT_NAME
+from seqrecord.integers import check_seed
 from seqrecord.reading.metadata import load_index
 from seqrecord.storage import Storage, open_storage
-from seqrecord.text import counted
+from seqrecord.text import counted, repr_of
 from seqrecord.version import CREATED_BY
 from seqrecord.writing.commits import Version, put_version, read_dataset
 from seqrecord.writing.edit_files import put_edits, removed_if_unnamed
 
 __all__ = ["deal_episodes", "split_dataset"]
-
-_SEED_LIMIT = 1 << 1024  # without its sign, as that of the loaders
 
 
 def split_dataset(
@@ -58,10 +57,14 @@ def split_dataset(
     meanwhile.
     """
     _check(shares)
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
-        raise ClipError("seed is not an integer", expected="an integer", got=repr(seed)[:50])
-    if not -_SEED_LIMIT < seed < _SEED_LIMIT:
-        raise ClipError("seed is too large", expected="an integer of at most 1024 bits")
+    given: object = by
+    if not isinstance(given, str):
+        raise ClipError(
+            "by is not what it should be",
+            expected="episode, or an entry of the metadata",
+            got=repr_of(given),
+        )
+    seed = check_seed(seed)
     with closing(open_storage(location, storage_options)) as storage:
         return _split(storage, shares, by, seed, anew)
 
@@ -113,16 +116,18 @@ def _check(shares: object) -> None:
         raise ClipError(
             "the shares of the splits make no sense",
             expected="a dict of shares by name, as {'train': 0.9, 'val': 0.1}",
-            got=repr(shares)[:100],
+            got=repr_of(shares, 100),
         )
     for name, share in shares.items():
         if not isinstance(name, str) or not SPLIT_NAME.fullmatch(name):
             raise ClipError(
-                "not the name of a split", expected=SPLIT_NAME.pattern, got=repr(name)[:100]
+                "not the name of a split", expected=SPLIT_NAME.pattern, got=repr_of(name, 100)
             )
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
             raise ClipError(
-                f"the share of split {name} makes no sense", expected="0 to 1", got=repr(share)[:50]
+                f"the share of split {name} makes no sense",
+                expected="0 to 1",
+                got=repr_of(share, 50),
             )
     total = sum(shares.values())
     if not shares or total > 1 + 1e-9:

@@ -13,6 +13,7 @@ from seqrecord.codecs import check_codec, image_chain, probe, resolve
 from seqrecord.errors import CodecError, DestinationError, FrameError, SchemaError
 from seqrecord.format.rows import MAX_CHUNK_FRAMES
 from seqrecord.schema import CodecConfig, EncodedImage, FeatureSpec, Frame, Schema
+from seqrecord.text import repr_of
 from seqrecord.units import parse_size
 from seqrecord.writing.chunking import is_small
 
@@ -127,7 +128,7 @@ def check_codecs(codecs: Codecs | None) -> None:
         raise SchemaError(
             "codecs are not what they should be",
             expected="a codec's name, or a dict of codecs by feature",
-            got=repr(codecs)[:100],
+            got=repr_of(codecs, 100),
         )
     for name, codec in codecs.items():
         check_codec(codec, feature=name)
@@ -141,7 +142,7 @@ def check_described(described: Described | None) -> None:
         raise SchemaError(
             "features are not what they should be",
             expected='what is said of features by name, as {"depth": {"unit": "m"}}',
-            got=repr(described)[:100],
+            got=repr_of(described, 100),
         )
     said: Any  # a user may give anything
     for name, said in described.items():
@@ -150,7 +151,7 @@ def check_described(described: Described | None) -> None:
                 "not what can be said of a feature",
                 feature=name,
                 expected=f"a dict of {', '.join(_SAID)}",
-                got=repr(said)[:200],
+                got=repr_of(said),
             )
 
 
@@ -170,7 +171,7 @@ def check_fps(fps: float | None) -> float | None:
     if fps is None:
         return None
     if isinstance(fps, bool) or not isinstance(fps, (int, float, np.integer, np.floating)):
-        raise SchemaError("fps is not a number", expected="a number above 0", got=repr(fps)[:50])
+        raise SchemaError("fps is not a number", expected="a number above 0", got=repr_of(fps, 50))
     try:
         number = float(fps)
     except OverflowError:  # of an integer
@@ -187,12 +188,12 @@ def check_sizes(chunk_frames: int | None, record_bytes: int | str) -> int:
         raise SchemaError(
             "not a number of frames a chunk",
             expected=f"1 to {MAX_CHUNK_FRAMES}",
-            got=repr(chunk_frames)[:50],
+            got=repr_of(chunk_frames, 50),
         )
     try:
         size = parse_size(record_bytes)
     except ValueError as error:
-        raise DestinationError(f"record_bytes: {error}", got=repr(record_bytes)[:100]) from None
+        raise DestinationError(f"record_bytes: {error}", got=repr_of(record_bytes, 100)) from None
     if size < 1:
         raise DestinationError("not a size of record files", expected="1 or more", got=record_bytes)
     return size

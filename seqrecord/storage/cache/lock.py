@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seqrecord.errors import LocationError
+from seqrecord.text import repr_of
 
 __all__ = [
     "NEW",
@@ -97,7 +98,7 @@ def check_folder(path: Path) -> bool:
             "not a folder for a cache: something else is in it",
             file=str(path),
             expected="an empty folder, or one that is not there yet",
-            got=repr(min(other))[:200],
+            got=repr_of(min(other)),
         )
     return is_cache
 

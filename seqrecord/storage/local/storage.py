@@ -25,6 +25,7 @@ from seqrecord.storage.local.upload import (
     with_suffix,
 )
 from seqrecord.storage.ranges import ByteRange
+from seqrecord.text import repr_of
 
 __all__ = ["LocalStorage"]
 
@@ -51,7 +52,7 @@ class LocalStorage:
         try:
             self._real_root = os.path.realpath(self.root)
         except ValueError as error:
-            raise LocationError(f"not a path: {error}", got=repr(str(root))[:200]) from error
+            raise LocationError(f"not a path: {error}", got=repr_of(str(root))) from error
         self._max_handles = max_handles
         # Not of a method: who drops the storage is to close its handles.
         self._handle = lru_cache(max_handles)(partial(_open, self.root, self._real_root))

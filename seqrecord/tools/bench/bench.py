@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from seqrecord.cores import usable_cores
 from seqrecord.engine.stats import STAGES, bottleneck
 from seqrecord.errors import ClipError
+from seqrecord.integers import check_integer
 from seqrecord.pipes.arguments import takes_arguments
-from seqrecord.pipes.checks import check_integer
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.reading.reader import DatasetLike
+from seqrecord.text import repr_of
 from seqrecord.tools.bench.advice import advise
 from seqrecord.tools.bench.measured import BenchReport, StepTimes
 
@@ -55,7 +56,9 @@ class BenchOptions(LoaderOptions):
             check_integer("max_batches", self.max_batches, least=1)
         seconds: object = self.consumer_seconds  # whatever the annotation says
         if not (isinstance(seconds, (int, float)) and 0 <= seconds < float("inf")):
-            raise ClipError("consumer_seconds is no time", expected=">= 0", got=repr(seconds)[:100])
+            raise ClipError(
+                "consumer_seconds is no time", expected=">= 0", got=repr_of(seconds, 100)
+            )
 
 
 @takes_arguments(BenchOptions)
