@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 _LONG_INTEGER = 10_000  # bits; Python refuses to print more than 4,300 digits
-_BRACKETS = {list: "[]", tuple: "()", set: "{}"}
+_BRACKETS: dict[type, tuple[str, str]] = {list: ("[", "]"), tuple: ("(", ")"), set: ("{", "}")}
 
 
 def counted(count: int, noun: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import math
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from numbers import Real
@@ -231,7 +231,7 @@ def _checked_weights(weights: Any, loaders: Mapping[str, ClipLoader]) -> dict[st
         )
     for name, weight in weights.items():
         is_number = isinstance(weight, Real) and not isinstance(weight, (bool, np.timedelta64))
-        if not is_number or not 0 <= weight <= sys.float_info.max:
+        if not is_number or not 0 <= weight < math.inf:
             raise ClipError(
                 f"the weight of source {name!r} makes no sense",
                 expected="a number of at least 0",

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from functools import cached_property
 from math import lcm
+from numbers import Rational
 
 import numpy as np
 
@@ -124,7 +125,9 @@ def whole_shares(weights: Sequence[int | float | Fraction]) -> list[int]:
     that sum, each at most one off, and at least 1. A float counts as the decimal number that it is
     shown as.
     """
-    exact = [Fraction(str(weight)) for weight in weights]
+    exact = [
+        Fraction(weight if isinstance(weight, Rational) else str(weight)) for weight in weights
+    ]
     shares = [weight / sum(exact) for weight in exact]
     denominator = lcm(*(share.denominator for share in shares))
     if denominator <= _MOST:
