@@ -618,3 +618,15 @@ def test_not_found_is_a_file_not_found_error(tmp_path: Path) -> None:
         LocalStorage(tmp_path).size("x")
     with pytest.raises(NotFoundError):
         LocalStorage(tmp_path / "no" / "folder").size("x")
+
+
+def test_a_file_that_cannot_be_looked_at_is_named(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    put(storage, PATH, DATA)
+    (tmp_path / "records" / "gone.seqrec").symlink_to("nowhere")
+    assert [each.path for each in storage.files("records")] == [PATH]
+    loop = tmp_path / "records" / "loop.seqrec"
+    loop.symlink_to(loop.name)
+    with pytest.raises(StorageError) as caught:
+        storage.files("records")
+    assert caught.value.file == str(loop)

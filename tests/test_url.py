@@ -309,3 +309,11 @@ def test_a_folder_that_looks_like_a_url_has_a_way_in(
             assert dataset.num_frames
     for path in (Path("run") / "a:b", Path("C:/x"), Path("1:/x")):
         assert parse_location(path).root == str(path)
+
+
+@pytest.mark.parametrize("location", ["/tmp/\ud800", "s3://b/\udc80", "http://u:S3CRET@h/\ud800"])
+def test_a_lone_surrogate_is_refused(location: str) -> None:
+    with pytest.raises(LocationError, match=r"not a path or URL; expected: Unicode") as caught:
+        parse_location(location)
+    assert "S3CRET" not in str(caught.value)
+    assert parse_location("/tmp/\udc80").root == "/tmp/\udc80"  # bytes that are no UTF-8

@@ -129,6 +129,13 @@ def _text(path: str | os.PathLike[str], problem: str) -> str:
     text: str | bytes = os.fspath(path)
     if not isinstance(text, str) or not text or "\0" in text:
         raise LocationError(problem, expected="text", got=repr_of(path))
+    is_url = "://" in text
+    try:
+        # A name on a local disk may have bytes that are no UTF-8, which Python shows as surrogates.
+        text.encode("utf-8", "strict" if is_url else "surrogateescape")
+    except UnicodeEncodeError as error:
+        shown = text[error.start : error.end] if is_url else text  # the rest may hold a signature
+        raise LocationError(problem, expected="Unicode", got=repr_of(shown)) from None
     return text
 
 

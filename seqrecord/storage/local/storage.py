@@ -164,10 +164,11 @@ class LocalStorage:
             with self._errors(folder), os.scandir(self._inside(folder)) as entries:
                 for entry in entries:
                     if not entry.name.startswith(".") and is_meant(entry.name):
-                        with contextlib.suppress(FileNotFoundError):  # it has gone meanwhile
-                            about = entry.stat()
+                        path = f"{folder}/{entry.name}"
+                        with contextlib.suppress(NotFoundError):  # it has gone meanwhile
+                            with self._errors(path):
+                                about = entry.stat()
                             if stat.S_ISREG(about.st_mode):
-                                path = f"{folder}/{entry.name}"
                                 found.append(FileInfo(path, about.st_size, about.st_mtime))
         except NotFoundError:
             return []
