@@ -46,6 +46,7 @@ from seqrecord.codecs.zstd import Zstd
 from seqrecord.errors import CodecError, SchemaError
 from seqrecord.feature_checks import MAX_CODECS
 from seqrecord.schema import CodecConfig, EncodedImage
+from seqrecord.text import repr_of
 
 __all__ = [
     "CODEC_NAMES",
@@ -99,7 +100,7 @@ def resolve(
                 feature=feature,
                 expected=f"one of {', '.join(CODEC_NAMES)}, jpeg:quality=90, av1:gop=16, or a list "
                 "of codec configurations",
-                got=repr(codec)[:200],
+                got=repr_of(codec),
             ) from error
     else:
         chain = codec
@@ -317,7 +318,7 @@ def _is_video(config: object) -> bool:
 def _check_config(config: object) -> tuple[str, dict[str, Any]]:
     """The id and parameters of a configuration; `ValueError` unless all of it is known."""
     if not isinstance(config, Mapping) or not isinstance(config.get("id"), str):
-        raise ValueError(f"a codec is an object with an id, not {repr(config)[:100]}")
+        raise ValueError(f"a codec is an object with an id, not {repr_of(config, 100)}")
     name = config["id"]
     if name not in _PARAMETERS:
         expected = ", ".join(sorted(_PARAMETERS))
@@ -326,7 +327,7 @@ def _check_config(config: object) -> tuple[str, dict[str, Any]]:
     for key, value in params.items():
         allowed = _PARAMETERS[name].get(key)
         if allowed is None or not _is_allowed(value, allowed):
-            raise ValueError(f"{name} does not take {str(key)[:50]!r} of {repr(value)[:50]}")
+            raise ValueError(f"{name} does not take {str(key)[:50]!r} of {repr_of(value, 50)}")
     missing = _REQUIRED.get(name, set()) - set(params)
     if missing:
         raise ValueError(f"{name} needs {', '.join(sorted(missing))}")

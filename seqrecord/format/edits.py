@@ -15,6 +15,7 @@ from seqrecord.errors import FormatError, SchemaError
 from seqrecord.format.manifest import SPLIT_NAME
 from seqrecord.format.text import ID, check_key, encode_metadata, parse_json, parse_metadata
 from seqrecord.schema import Schema
+from seqrecord.text import repr_of
 
 __all__ = [
     "MAX_EDIT_BYTES",
@@ -162,7 +163,7 @@ def parse_edit(data: bytes) -> list[Edit]:
         raise FormatError(
             "not a file of edits of this version",
             expected=f"an object of {', '.join(sorted(keys))}; version {EDIT_VERSION}",
-            got=repr(value)[:200],
+            got=repr_of(value),
         )
     return [_edit(item) for item in value["edits"]]
 
@@ -189,7 +190,7 @@ def _edit(value: object) -> Edit:
         "not an edit",
         expected="delete of uids; split of a name or null, of uids; rename of keys by uid; relabel "
         "of metadata by uid; features of a schema",
-        got=repr(value)[:200],
+        got=repr_of(value),
     )
 
 

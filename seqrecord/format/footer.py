@@ -36,6 +36,7 @@ from seqrecord.format.rows import (
 from seqrecord.format.text import ID, check_key, parse_json, parse_metadata
 from seqrecord.lags import Lags, with_lags
 from seqrecord.schema import Schema
+from seqrecord.text import repr_of
 
 __all__ = [
     "FORMAT_VERSION",
@@ -222,9 +223,9 @@ def _parse_footer_body(body: memoryview, offset: int) -> Footer:
     schema = Schema.from_json(head["schema"])
     file_id = head["file_id"]
     if not isinstance(file_id, str) or not ID.fullmatch(file_id):
-        raise FormatError("not a file id", expected=ID.pattern, got=repr(file_id)[:50])
+        raise FormatError("not a file id", expected=ID.pattern, got=repr_of(file_id, 50))
     if not isinstance(head["episodes"], list):
-        raise FormatError("the footer's episodes are not a list", got=repr(head["episodes"])[:50])
+        raise FormatError("the footer's episodes are not a list", got=repr_of(head["episodes"], 50))
     timestamps = with_lags(schema)
     episodes = tuple(_parse_episode(value, timestamps) for value in head["episodes"])
     if len({part.uid for part in episodes}) != len(episodes):
@@ -261,10 +262,10 @@ def _parse_rows(
         raise FormatError(
             "num_chunks is not a list of a number for each group",
             expected=f"{schema.num_groups} numbers",
-            got=repr(counts)[:100],
+            got=repr_of(counts, 100),
         )
     if any(type(n) is not int or not 0 <= n < 2**32 for n in (*counts, num_gaps)):
-        raise FormatError("impossible counts in the footer", got=repr([counts, num_gaps])[:100])
+        raise FormatError("impossible counts in the footer", got=repr_of([counts, num_gaps], 100))
     kinds = [chunk_row(len(group), len(group.variable)) for group in schema.groups] + [GAP_ROW]
     sizes = [kind.itemsize * n for kind, n in zip(kinds, (*counts, num_gaps), strict=True)]
     if sum(sizes) != len(data):
@@ -291,7 +292,7 @@ def _parse_episode(value: object, timestamps: Sequence[str]) -> EpisodePart:
     uid = value["uid"]
     if not isinstance(uid, str) or not ID.fullmatch(uid):
         raise FormatError(
-            "not an episode uid", episode=key, expected=ID.pattern, got=repr(uid)[:50]
+            "not an episode uid", episode=key, expected=ID.pattern, got=repr_of(uid, 50)
         )
     limits = {
         "ordinal": (0, MAX_ORDINAL),
@@ -306,7 +307,7 @@ def _parse_episode(value: object, timestamps: Sequence[str]) -> EpisodePart:
                 f"an impossible {name}",
                 episode=key,
                 expected=f"{low} to {high}",
-                got=repr(number)[:50],
+                got=repr_of(number, 50),
             )
     parse_metadata(value["metadata"])
     lags = (
@@ -323,7 +324,7 @@ def _parse_lags(
             "lags of features that are no timestamps",
             episode=key,
             expected=f"some of {', '.join(timestamps) or 'none'}",
-            got=repr(value)[:100],
+            got=repr_of(value, 100),
         )
     if num_frames is None:
         raise FormatError("lags of an episode of unknown length", episode=key)
@@ -342,7 +343,7 @@ def _parse_fps(value: object, key: str) -> float | None:
             if 0 < fps < math.inf:
                 return fps
     raise FormatError(
-        "an impossible fps", episode=key, expected="null, or above 0", got=repr(value)[:50]
+        "an impossible fps", episode=key, expected="null, or above 0", got=repr_of(value, 50)
     )
 
 

@@ -26,6 +26,7 @@ from seqrecord.format.index_tables import table_names
 from seqrecord.format.text import ID, parse_json
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage
+from seqrecord.text import repr_of
 
 __all__ = [
     "EDITS",
@@ -165,7 +166,7 @@ class Manifest:
             raise VersionError(
                 "an unknown manifest version; a newer seqrecord may read it",
                 expected=MANIFEST_VERSION,
-                got=repr(version)[:50],
+                got=repr_of(version, 50),
             )
         _check_end(data)
         _check_keys(value, _KEYS, "the manifest")
@@ -313,7 +314,7 @@ def _check_keys(value: object, keys: set[str], what: str) -> None:
         raise FormatError(
             f"{what} is not an object of the right keys",
             expected=", ".join(sorted(keys)),
-            got=repr(list(value))[:200] if isinstance(value, dict) else repr(value)[:50],
+            got=repr_of(list(value)) if isinstance(value, dict) else repr_of(value, 50),
         )
 
 
@@ -335,7 +336,7 @@ def _index(value: object, schema: Schema) -> dict[str, IndexFile]:
         raise FormatError(
             "the manifest's index is not of a chunk table for each group",
             expected=f"{len(chunks)} tables",
-            got=len(files) if isinstance(files, list) else repr(files)[:50],
+            got=len(files) if isinstance(files, list) else repr_of(files, 50),
         )
     found = {**{name: value[name] for name in others}, **dict(zip(chunks, files, strict=True))}
     return {name: _file(found[name], "an index file", _INDEX_PATH) for name in names}
@@ -366,7 +367,7 @@ def _text(value: object, key: str, pattern: re.Pattern[str]) -> str:
 def _match(text: object, what: str, pattern: re.Pattern[str]) -> str:
     if not isinstance(text, str) or not pattern.fullmatch(text):
         raise FormatError(
-            f"the manifest has a bad {what}", expected=pattern.pattern, got=repr(text)[:200]
+            f"the manifest has a bad {what}", expected=pattern.pattern, got=repr_of(text)
         )
     return text
 
@@ -375,7 +376,7 @@ def _count(value: object, key: str, most: int = 2**63 - 1) -> int:
     number = value.get(key) if isinstance(value, dict) else None
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= most:
         raise FormatError(
-            f"the manifest has a bad {key}", expected=f"0 to {most}", got=repr(number)[:50]
+            f"the manifest has a bad {key}", expected=f"0 to {most}", got=repr_of(number, 50)
         )
     return number
 
@@ -388,6 +389,6 @@ def _list(
         raise FormatError(
             f"{key} is not a list of the right length",
             expected=f"{least} to {most} entries",
-            got=len(items) if isinstance(items, list) else repr(items)[:50],
+            got=len(items) if isinstance(items, list) else repr_of(items, 50),
         )
     return items

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from seqrecord.errors import FormatError
+from seqrecord.text import repr_of
 
 __all__ = [
     "FORBIDDEN_IN_KEY",
@@ -55,12 +56,12 @@ def check_key(key: object) -> str:
         raise FormatError(
             "not an episode key",
             expected="names joined by single slashes, none of them . or .., no \\ or control codes",
-            got=repr(key)[:200],
+            got=repr_of(key),
         )
     try:
         length = len(key.encode())
     except UnicodeEncodeError as error:
-        raise FormatError("an episode key is not valid Unicode", got=repr(key)[:200]) from error
+        raise FormatError("an episode key is not valid Unicode", got=repr_of(key)) from error
     if length > MAX_KEY_LENGTH:
         raise FormatError(
             "an episode key is too long", expected=f"at most {MAX_KEY_LENGTH} bytes", got=length
@@ -84,11 +85,11 @@ def parse_metadata(text: object) -> dict[str, Any]:
         raise FormatError(
             "metadata is not short text",
             expected=f"at most {MAX_METADATA_LENGTH} characters",
-            got=f"{len(text)} characters" if isinstance(text, str) else repr(text)[:50],
+            got=f"{len(text)} characters" if isinstance(text, str) else repr_of(text, 50),
         )
     value = parse_json(text)
     if not isinstance(value, dict):
-        raise FormatError("metadata is not a JSON object", got=repr(value)[:200])
+        raise FormatError("metadata is not a JSON object", got=repr_of(value))
     return value
 
 
