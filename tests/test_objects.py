@@ -444,13 +444,16 @@ def test_a_size_from_a_range(client: str, tmp_path: Path) -> None:
 
 def test_connections_are_used_again(client: str, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(DATA)
-    with WebFolder(tmp_path) as server:
-        storage = open_storage(server.endpoint)
-        for start in range(0, 200_000, 10_000):
-            assert get(storage, "a", start, start + 5000) == DATA[start : start + 5000]
-        storage.close()
-        # Of 20 requests: one that is not given back yet, on a busy machine, makes the next another.
-        assert server.connections <= 10
+    counts: list[int] = []
+    while not counts or (counts[-1] > 3 and len(counts) < 5):
+        # On a busy machine one may not be given back yet when the next request is made.
+        with WebFolder(tmp_path) as server:
+            storage = open_storage(server.endpoint)
+            for start in range(0, 200_000, 10_000):
+                assert get(storage, "a", start, start + 5000) == DATA[start : start + 5000]
+            storage.close()
+            counts.append(server.connections)
+    assert counts[-1] <= 3
 
 
 def test_a_handshake_that_breaks_may_pass(client: str) -> None:

@@ -65,7 +65,7 @@ def test_help_has_every_argument_and_its_text(taker: Any, options: type[ClipOpti
     for field in fields(options):
         assert f" {field.name}: " in shown.partition("Args:")[2], field.name
     assert "memory_limit: 'int | str' = '2GiB'" in shown or taker is SeqRecordDataset
-    assert "frames of a clip, N" in shown
+    assert "frames of a clip, N, at most 2^20." in shown
 
 
 @pytest.mark.parametrize("options", [ClipOptions, DatasetOptions, LoaderOptions, BenchOptions])

@@ -20,6 +20,7 @@ from seqrecord.engine.draws import DrawClips, Drawn
 from seqrecord.engine.gathers import Gathering
 from seqrecord.engine.staying import StayingRounds
 from seqrecord.engine.workers import WorkerPool
+from seqrecord.reading.frames import clip_nbytes
 from seqrecord.sampling import Plan
 
 __all__ = ["OverlappingExecutor"]
@@ -62,8 +63,8 @@ class OverlappingExecutor:
         self._near = 1  # batches
         if joined > 1:
             needs = buffers.needs
-            clip = sum(spec.nbytes * needs.lengths[name] for name, spec in needs.specs.items())
-            self._near = max(1, near_bytes // max(1, needs.batch_size * clip))
+            batch = needs.batch_size * clip_nbytes(needs.specs, needs.lengths)
+            self._near = max(1, near_bytes // max(1, batch))
         self._first = 0  # batch
         self._plan = plan
         self._buffers = buffers
@@ -132,7 +133,7 @@ class OverlappingExecutor:
                 sources = [replace(source, crop=drawn.crop) for source in sources]
             begin = perf_counter()
             slot = int(slots[start])
-            copiers: Copiers = self._gathering if self._is_large else ThisThread()
+            copiers: Copiers = self._gathering if self._most_joined == 1 else ThisThread()
             nbytes = self._builder.gather(slot, sources, copiers, drawn.calls)
             self._builder.append(clips.episode[start:stop], clips.start[start:stop])
             self._workers.note_gather(begin, stop - start, nbytes)
@@ -141,9 +142,9 @@ class OverlappingExecutor:
                 self._builder = self._gathering = None
 
     @property
-    def _is_large(self) -> bool:
-        """Whether a batch is copied alone, and worth several threads."""
-        return self._joined == 1 or (self._near == 1 and not self._workers.is_beside_python)
+    def _most_joined(self) -> int:
+        """How many batches are copied at once, at most. One is worth several threads."""
+        return self._joined if self._workers.is_beside_python else min(self._joined, self._near)
 
     def _joined_stop(self, loaded: LoadedRound, bounds: Sequence[int]) -> int:
         """Where the batches end that are copied with a round's batch `[bounds[0], bounds[1])`.
@@ -152,7 +153,7 @@ class OverlappingExecutor:
         are joined are whole and loaded.
         """
         clips, ready = loaded.round.clips, loaded.loaded_up_to(bounds[1])
-        most = self._joined if self._workers.is_beside_python else min(self._joined, self._near)
+        most = self._most_joined
         stops = [stop for stop in bounds[1 : most + 1] if stop <= ready]
         if stops[-1] == len(clips) and clips.slot[-1] + 1 < self._size(int(clips.batch[-1])):
             stops.pop()  # the next round has more of it

@@ -33,6 +33,7 @@ from seqrecord.pipes.selection import ClipSelection
 from seqrecord.pipes.shuffled import ShuffledBatches
 from seqrecord.pipes.state_checks import check_state
 from seqrecord.pipes.states import Stages, State
+from seqrecord.reading.frames import clip_nbytes
 from seqrecord.sampling import (
     Plan,
     frames_left_out,
@@ -183,8 +184,7 @@ class ClipLoader(Planner):
     @property
     def _clip_bytes(self) -> int:
         """Of a clip's features."""
-        made, lengths = self.selection.made, self.selection.lengths
-        return sum(spec.nbytes * lengths[name] for name, spec in made.items())
+        return clip_nbytes(self.selection.made, self.selection.lengths)
 
     def _execution(self, plan: Plan) -> dict[str, Any]:
         """What an engine needs to run a plan, beside memory."""

@@ -42,6 +42,7 @@ from seqrecord.pipes.mix_sources import (
     source_seed,
 )
 from seqrecord.pipes.options import LoaderOptions
+from seqrecord.reading.frames import clip_nbytes
 from seqrecord.sampling import Part
 from seqrecord.sampling.memory import CONSUMER, PREFETCH
 from seqrecord.sampling.random_order import key_of
@@ -342,5 +343,4 @@ def _memory(
 
 
 def _batch_bytes(specs: Mapping[str, Any], lengths: Mapping[str, int], size: int) -> int:
-    clip: int = sum(spec.nbytes * lengths[name] for name, spec in specs.items())
-    return size * max(1, clip)
+    return size * max(1, clip_nbytes(specs, lengths))

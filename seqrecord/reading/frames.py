@@ -23,6 +23,7 @@ __all__ = [
     "apply_transform",
     "check_arrays",
     "check_text",
+    "clip_nbytes",
     "mask_name",
 ]
 
@@ -69,6 +70,11 @@ class ArraySpec:
         if self.value != "array":
             return self.value
         return f"{self.dtype.name} [{', '.join('?' if n is None else str(n) for n in self.shape)}]"
+
+
+def clip_nbytes(specs: Mapping[str, ArraySpec], lengths: Mapping[str, int]) -> int:
+    """Bytes of memory for a clip: for so many frames of each feature."""
+    return sum(spec.nbytes * lengths[name] for name, spec in specs.items())
 
 
 def mask_name(feature: str) -> str:
