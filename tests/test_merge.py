@@ -7,7 +7,9 @@ import os
 import shutil
 import stat
 import uuid
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -106,6 +108,35 @@ def test_links_where_folders_cannot_be_synced(
     assert report.linked_bytes
     assert not report.copied_bytes
     check(tmp_path / "made", {**content(parts[0]), **content(parts[1])})
+
+
+@pytest.mark.parametrize("code", [errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP])
+def test_copies_where_a_file_cannot_be_linked(
+    parts: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(os, "link", _raising(code))
+    merge_datasets(parts, tmp_path / "made")
+    check(tmp_path / "made", {**content(parts[0]), **content(parts[1])})
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EROFS, errno.EDQUOT])
+@pytest.mark.parametrize("call", ["link", "mkdir"])
+def test_other_errors_of_the_system_name_the_file(
+    parts: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, call: str
+) -> None:
+    """A link that failed for any reason was followed by a copy."""
+    owner: Any = os if call == "link" else Path
+    monkeypatch.setattr(owner, call, _raising(code))
+    with pytest.raises(StorageError, match=rf"{os.strerror(code)}.*file: {tmp_path}/made") as found:
+        merge_datasets(parts, tmp_path / "made")
+    assert not isinstance(found.value, FileNotFoundError)
+
+
+def _raising(code: int) -> Callable[..., Any]:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return fail
 
 
 def test_to_another_storage_and_edits_there(parts: tuple[Path, Path]) -> None:

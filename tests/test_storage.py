@@ -11,6 +11,7 @@ import stat
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -22,7 +23,13 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.utils import infer_storage_options
 
-from seqrecord.errors import DestinationError, LocationError, NotFoundError, StorageError
+from seqrecord.errors import (
+    DestinationError,
+    LocationError,
+    NotFoundError,
+    StorageError,
+    TransientError,
+)
 from seqrecord.storage import (
     FsspecStorage,
     LocalStorage,
@@ -33,6 +40,8 @@ from seqrecord.storage import (
 )
 from seqrecord.storage.clients import Clients
 from seqrecord.storage.ranges import ByteRange
+from seqrecord.storage.retrying import Retrier
+from seqrecord.storage.whole import Pieces
 from tests.storage_contract import DATA, PATH, StorageContract, get, names, put
 from tests.storage_doubles import CountingStorage, FailAt, FailOften, FaultyStorage, Slow
 
@@ -418,6 +427,50 @@ def test_a_failing_upload_shows_nothing_even_when_it_is_collected(tmp_path: Path
     gc.collect()
     assert storage.files("records") == []
     assert list(tmp_path.rglob("*")) == []
+
+
+class _LosesAnAnswer(FsspecStorage):
+    """The answer to the first upload of a file is lost, and `stored` is there then."""
+
+    stored: bytes | None = None
+
+    def upload(self, path: str, pieces: Pieces) -> None:
+        b"".join(pieces)
+        if self.stored is not None:
+            super().upload(path, Pieces(path, _Bytes(self.stored), 1 << 20, 100))
+        self.stored = None
+        raise TransientError("the connection was reset", file=path)
+
+
+class _Bytes:
+    def __init__(self, data: bytes) -> None:
+        self.data, self.size = data, len(data)
+
+    def read(self, start: int, stop: int) -> bytes:
+        return self.data[start:stop]
+
+
+@pytest.mark.parametrize(("size", "at"), [(1, 0), (64, 0), (64, -1), (3 << 20, 5)])
+def test_a_file_of_the_same_length_is_not_taken_for_ours(size: int, at: int) -> None:
+    """The end of an upload whose answer was lost: another file had its name, and its length."""
+    data = random.Random(1).randbytes(size)
+    other = bytearray(data)
+    other[at] ^= 1
+    root = f"lost-{uuid.uuid4().hex}"
+    quick = Retrier(sleep=lambda _: None)
+    storage = _LosesAnAnswer("memory", root, shown=f"memory://{root}", retrier=quick)
+    for path, stored in (("records/a", data), ("records/b", bytes(other))):
+        storage.stored = stored
+        upload = storage.create(path)
+        upload.write(data)
+        if stored == data:
+            upload.commit()
+        else:
+            with pytest.raises((DestinationError, TransientError)):
+                upload.commit()
+            upload.abort()
+        assert get(storage, path) == stored
+    storage.close()
 
 
 class _Broken(fsspec.AbstractFileSystem):  # type: ignore[misc]

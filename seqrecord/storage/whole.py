@@ -27,6 +27,8 @@ from seqrecord.storage.stopping import check_wanted
 
 __all__ = ["Pieces", "WholeFileStorage", "files_of", "tag_of"]
 
+_COMPARED_BYTES = 1 << 20  # of a file that may be ours: a record file begins with a random id
+
 _T = TypeVar("_T")
 
 
@@ -116,32 +118,48 @@ class WholeFileStorage(ABC):
         self._reader.close()
 
     def send(self, path: str, content: Content) -> None:
-        """Store a new file, whose name nobody else uses, once, however often it is sent."""
-        sent: int | None = None  # by an attempt whose answer may have been lost
+        """Store a new file, whose name nobody else uses, once, however often it is sent.
+
+        Where an answer was lost, the file that is there is ours if its length and its first bytes
+        are: a small file is compared whole, and a record file begins with its id.
+        """
+        sent: Pieces | None = None  # by an attempt whose answer may have been lost
 
         def attempt() -> None:
             nonlocal sent
             found = self._size(path)
-            if found is not None and found != sent:
-                raise DestinationError("the file exists already", file=self.shown(path))
             if found is not None:
+                if sent is None or not self._is_stored(path, sent, found):
+                    raise DestinationError("the file exists already", file=self.shown(path))
                 return
             pieces, failure = Pieces(self.shown(path), content, *self.piece_limits()), None
             try:
                 self.upload(path, pieces)
             except StorageError as error:
                 failure = error
-            sent = pieces.total
-            if sent is not None and (found := self._size(path)) == sent:
-                return  # if it failed, then the answer was lost
+            sent = pieces if pieces.total is not None else None
+            if sent is not None:
+                found = self._size(path)
+                # If it failed, then the answer was lost, or another file has the name.
+                if found == sent.total and (failure is None or self._is_stored(path, sent, found)):
+                    return
             raise failure or StorageError(
                 "a file was stored at another length",
                 file=self.shown(path),
-                expected=sent,
+                expected=pieces.total,
                 got=found,
             )
 
         self.retried(path, attempt)
+
+    def _is_stored(self, path: str, sent: Pieces, size: int | None) -> bool:
+        """Whether a file of this size is the one that was sent."""
+        if size != sent.total:
+            return False
+        data = bytearray(len(sent.first))
+        if data:
+            self.read_ranges(path, [ByteRange(0, len(data))], [memoryview(data)])
+        return data == sent.first
 
     def _size(self, path: str) -> int | None:
         try:
@@ -171,13 +189,14 @@ class WholeFileStorage(ABC):
 class Pieces:
     """A file in pieces of `length` bytes, or more where `most` would not do, read as they are due.
 
-    `total` is the file's length, known when all have been read.
+    `total` is the file's length, known when all have been read, and `first` are its first bytes.
     """
 
     def __init__(self, file: str, content: Content, length: int, most: int) -> None:
         self._file, self._content, self._most = file, content, most
         self.length = max(length, -(-(content.size or 0) // most))
         self.total: int | None = None
+        self.first = b""
 
     def __iter__(self) -> Iterator[bytes]:
         at, number = 0, 0
@@ -188,6 +207,8 @@ class Pieces:
                 break
             if number == self._most:
                 raise TransientError("it became too long for its pieces", file=self._file)
+            if not at:
+                self.first = bytes(piece[:_COMPARED_BYTES])
             yield piece
             at, number = at + len(piece), number + 1
         self.total = at

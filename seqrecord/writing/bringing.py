@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,14 @@ from seqrecord.reading.record_footers import read_footer
 from seqrecord.storage import Storage, copy_on_server
 from seqrecord.storage.local.folders import make_folder, sync_folder
 from seqrecord.storage.local.storage import LocalStorage
+from seqrecord.storage.local.upload import local_errors
 from seqrecord.storage.ranges import ByteRange
 
 __all__ = ["bring", "link_source"]
 
 _COPY_BYTES = 8 << 20
+# Another file system, one without links, or a file that has as many as it may.
+_NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
 def link_source(source: Storage, made: Storage, path: str) -> str | None:
@@ -26,9 +30,12 @@ def link_source(source: Storage, made: Storage, path: str) -> str | None:
     if not isinstance(made, LocalStorage) or (found := source.local_path(path)) is None:
         return None
     there = made.root
-    while not there.exists():
-        there = there.parent
-    return found if Path(found).stat().st_dev == there.stat().st_dev else None
+    with local_errors(str(there)):
+        while not there.exists():
+            there = there.parent
+        device = there.stat().st_dev
+    with local_errors(found):
+        return found if Path(found).stat().st_dev == device else None
 
 
 def bring(
@@ -70,13 +77,16 @@ def _copy(source: Storage, file: RecordFile, made: Storage, path: str) -> None:
 
 
 def _link(made: Storage, found: str, path: str) -> bool:
-    """Whether the file could be linked."""
+    """Whether the file could be linked; not where the file system has no link for it."""
     assert isinstance(made, LocalStorage)
     target = made.root / path
-    make_folder(target.parent)
-    try:
-        os.link(os.path.realpath(found), target)
-    except OSError:
-        return False
-    sync_folder(target.parent)
+    with local_errors(str(target), writing=True):
+        make_folder(target.parent)
+        try:
+            os.link(os.path.realpath(found), target)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            return False
+        sync_folder(target.parent)
     return True
