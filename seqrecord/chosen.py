@@ -16,7 +16,7 @@ from seqrecord.clips import (
     IntArray,
     enumerate_clips,
 )
-from seqrecord.grids import frame_keys
+from seqrecord.frame_keys import frame_keys
 
 __all__ = ["ChosenClips"]
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from seqrecord.grids import IntArray, frame_keys, split_keys
+from seqrecord.frame_keys import frame_keys, split_keys
+from seqrecord.grids import IntArray
 
 __all__ = ["ClipUse", "MissingFrames", "Starts", "excluded", "reach_of", "united"]
 
-_FAR = 1 << 40  # frames; more than an episode has and a clip spans
+_FAR = 1 << 60  # frames; more than an episode has and a clip spans
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,8 @@ import numpy.typing as npt
 
 from seqrecord.clip_uses import ClipUse, MissingFrames, Starts, excluded, reach_of, united
 from seqrecord.errors import ClipError
-from seqrecord.grids import ChunkGrid, IntArray, frame_keys, split_keys
+from seqrecord.frame_keys import frame_keys, split_keys
+from seqrecord.grids import ChunkGrid, IntArray
 from seqrecord.text import repr_of
 
 __all__ = [

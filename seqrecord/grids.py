@@ -15,11 +15,12 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ChunkGrid", "IntArray", "frame_keys", "numbered", "split_keys"]
+from seqrecord.frame_keys import frame_keys, split_keys
+
+__all__ = ["ChunkGrid", "IntArray", "numbered"]
 
 IntArray = npt.NDArray[np.int64]
 
-_FRAME_BITS = 33  # more than an episode has frames
 _CHUNKS_AT_ONCE = 1 << 18
 
 
@@ -231,16 +232,3 @@ def numbered(counts: IntArray) -> tuple[IntArray, IntArray]:
     """Owner, and number from 0 on, of `counts[i]` items of each owner `i`, one after the other."""
     owner = np.repeat(np.arange(len(counts)), counts)
     return owner, np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
-
-
-def frame_keys(episode: IntArray, frame: IntArray) -> IntArray:
-    """A number for each frame of each episode, which ascends with both.
-
-    Those of frames in a row follow each other; those of two episodes never do.
-    """
-    return (episode << _FRAME_BITS) + frame
-
-
-def split_keys(keys: IntArray) -> tuple[IntArray, IntArray]:
-    """Inverse of `frame_keys`."""
-    return keys >> _FRAME_BITS, keys & ((1 << _FRAME_BITS) - 1)

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from seqrecord.clip_uses import MissingFrames
-from seqrecord.grids import IntArray, frame_keys
+from seqrecord.frame_keys import frame_keys
+from seqrecord.grids import IntArray
 
 __all__ = ["LastKnown"]
 

@@ -715,6 +715,12 @@ _MANIFEST = [
         FormatError,
         "manifest says",
     ),
+    Case(
+        "2**31 episodes",
+        _manifest(lambda v: v.update(num_episodes=2**31)),
+        FormatError,
+        "num_episodes",
+    ),
     Case("fingerprint", _manifest(lambda v: v.update(fingerprint="x")), FormatError, "fingerprint"),
     Case(
         "created_by", _manifest(lambda v: v.update(created_by="\x1b[2J")), FormatError, "created_by"

@@ -6,8 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seqrecord.frame_keys import frame_keys
 from seqrecord.grids import ChunkGrid
-from seqrecord.pipes.clip_sets import FRAME_BITS, Spans
+from seqrecord.pipes.clip_sets import Spans
 
 
 @st.composite
@@ -29,7 +30,7 @@ def test_each_frame_is_in_one_part_of_one_chunk(
     grid = ChunkGrid.of(num_frames, first_chunk, first_frame)
     length = data.draw(st.integers(1, int(num_frames.max())))
     runs = [
-        (episode << FRAME_BITS) + start
+        frame_keys(np.int64(episode), np.int64(start))
         for episode, total in enumerate(num_frames.tolist())
         for start in range(total - length + 1)
     ]
@@ -47,9 +48,7 @@ def test_each_frame_is_in_one_part_of_one_chunk(
     assert (first >= first_frame[chunk]).all()
     assert (first < stop).all()
     assert (stop <= first_frame[chunk] + held).all()
-    parts = [
-        (e << FRAME_BITS) + np.arange(a, b) for e, a, b in zip(episode, first, stop, strict=True)
-    ]
+    parts = [frame_keys(e, np.arange(a, b)) for e, a, b in zip(episode, first, stop, strict=True)]
     np.testing.assert_array_equal(np.concatenate(parts), np.unique(wanted))
 
     # As if the frames had been read one after the other.

@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 
 from seqrecord.engine.loads import first_uses
 from seqrecord.engine.resident import Ring, find_rows
+from seqrecord.frame_keys import MAX_OWNERS
 from seqrecord.sampling import Clips, Loads, Window
 
 SMALL = st.integers(0, 30)
+RUNS = st.sampled_from((0, (1 << 23) - 1, MAX_OWNERS - 3))
+"""The number of the first of three runs."""
 
 
 @given(
@@ -23,6 +26,7 @@ SMALL = st.integers(0, 30)
     span=st.integers(1, 9),
     step=st.integers(1, 3),
     num_frames=st.integers(31, 48),
+    base=RUNS,
 )
 def test_first_uses(
     clips: list[tuple[int, int]],
@@ -31,6 +35,7 @@ def test_first_uses(
     span: int,
     step: int,
     num_frames: int,
+    base: int,
 ) -> None:
     loads = [(r, first, min(n, (num_frames - 1 - first) // step + 1)) for r, first, n in loads]
     cursor, start = np.array(clips, np.int64).reshape(-1, 2).T
@@ -51,8 +56,8 @@ def test_first_uses(
         ]
         expected.append(uses[0] if uses else len(clips))
     actual = first_uses(
-        Loads(runs, runs, empty, empty, first, count),
-        Clips(cursor, cursor, none, start, none, none),
+        Loads(runs, base + runs, empty, empty, first, count),
+        Clips(cursor, base + cursor, none, start, none, none),
         Window(offset, span, step, 1),
         np.array([num_frames]),
     )
@@ -73,13 +78,14 @@ def test_a_round_of_many_clips_takes_no_long_time() -> None:
     st.integers(1, 9),
     st.integers(1, 3),
     st.lists(st.tuples(st.booleans(), st.integers(1, 5), st.integers(0, 9)), max_size=40),
+    st.sampled_from((0, (1 << 23) - 3, MAX_OWNERS - 41)),
 )
 def test_a_ring_finds_what_it_holds(
-    num_rows: int, step: int, todo: list[tuple[bool, int, int]]
+    num_rows: int, step: int, todo: list[tuple[bool, int, int]], run: int
 ) -> None:
     ring = Ring(100, num_rows)
     held: list[tuple[int, int, int]] = []  # run, frame, row, as they were loaded
-    run, frame = 0, 0
+    frame = 0
     for goes_on, count, leave in todo:
         if not goes_on:
             run, frame = run + 1, 7 * count

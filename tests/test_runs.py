@@ -4,9 +4,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seqrecord.clips import ClipSpec, ClipTable
+from seqrecord.frame_keys import frame_keys
 from seqrecord.grids import ChunkGrid
 from seqrecord.sampling.cuts import Cuts
-from seqrecord.sampling.runs import Runs
+from seqrecord.sampling.runs import Runs, joined_pieces
 
 
 def runs_of(stride: int, *rows: tuple[int, int, int, int]) -> Runs:
@@ -85,3 +87,13 @@ def test_snapping_finds_the_first_clip_of_its_row_that_uses_nothing_before_its_c
     first_frame = np.concatenate([np.cumsum([0, *lengths[:-1]]) for lengths in chunks])
     cuts = Cuts(ChunkGrid.of(num_frames, first_chunk, first_frame), num_frames - 1, offset)
     assert runs.snap(np.arange(runs.num_clips), cuts).tolist() == expected
+
+
+def test_pieces_of_two_episodes_stay_apart() -> None:
+    """The first would go on where the second begins, as keys count."""
+    zero = np.zeros(0, np.int64)
+    table = ClipTable(ClipSpec(1, stride=1 << 30), zero, zero, zero, zero)
+    first = frame_keys(np.array([0, 0, 1]), np.array([0, 1 << 31, 0]))
+    found = joined_pieces(table, first, np.array([2, 2, 1]))
+    columns = (found.episode, found.first_start, found.count)
+    assert [column.tolist() for column in columns] == [[0, 1], [0, 0], [4, 1]]

@@ -36,8 +36,9 @@ from seqrecord.engine.crop_rows import CroppedRows, CropSlots
 from seqrecord.engine.crops import Crop
 from seqrecord.engine.draws import DrawClips, Drawn
 from seqrecord.engine.host_batches import HostBatchBuilder
-from seqrecord.engine.loads import Load, each_load, first_uses, frame_key, ordered_uses
+from seqrecord.engine.loads import Load, each_load, first_uses, ordered_uses
 from seqrecord.engine.workers import WorkerPool
+from seqrecord.frame_keys import frame_keys, sought_keys
 from seqrecord.sampling import Clips, Plan, Round, Window
 
 __all__ = ["DisjointExecutor"]
@@ -118,7 +119,7 @@ class DisjointExecutor:
         int64[count].
         """
         clips = current.clips
-        places = frame_key(clips.run, clips.start)
+        places = frame_keys(clips.run, clips.start)
         order = np.argsort(places)
         in_order = places[order]
         loads: list[tuple[int, Window, Load]] = []
@@ -132,10 +133,12 @@ class DisjointExecutor:
                 loads += [(u, group.window, load) for u, load in zip(ordered, each, strict=True)]
         for _, window, load in sorted(loads, key=lambda item: item[0]):
             frames = load.first + np.arange(load.count) * window.frame_step
-            sought = frame_key(np.int64(load.run), frames - window.offset)
+            starts = frames - window.offset
+            sought = sought_keys(np.int64(load.run), starts)
             before = np.searchsorted(in_order, sought, side="right") - 1
             clip = order[before]
-            inside = (before >= 0) & (sought < places[clip] + window.span) & (clip >= skip)
+            uses = (clips.run[clip] == load.run) & (starts - clips.start[clip] < window.span)
+            inside = (before >= 0) & uses & (clip >= skip)
             if inside.any():
                 yield load, window, np.where(inside, clip, -1)
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from seqrecord.clips import IntArray
+from seqrecord.frame_keys import MAX_FRAMES, frame_keys, sought_keys
 from seqrecord.sampling import Clips, GroupPlan, Loads, Window
 
-__all__ = ["Load", "each_load", "first_uses", "frame_key", "ordered_uses"]
-
-_FRAMES = 1 << 40  # more than an episode has
+__all__ = ["Load", "each_load", "first_uses", "ordered_uses"]
 
 
 @dataclass(unsafe_hash=True, slots=True)  # to make a frozen one takes three times as long
@@ -33,11 +32,6 @@ def each_load(group: int, loads: Loads) -> list[Load]:
     return [Load(group, *row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
-def frame_key(run: IntArray, frame: IntArray) -> IntArray:
-    """A number for each frame of a run, int64[n]; it ascends with runs, and with frames in them."""
-    return run * _FRAMES + frame
-
-
 def first_uses(loads: Loads, clips: Clips, window: Window, num_frames: IntArray) -> IntArray:
     """The number in `clips` of the first clip that needs a load, int64[loads].
 
@@ -45,7 +39,7 @@ def first_uses(loads: Loads, clips: Clips, window: Window, num_frames: IntArray)
     `num_frames` by the index's rows; int64[rows]. A load that no clip of the round needs gets
     `len(clips)`.
     """
-    place = frame_key(clips.run, clips.start)
+    place = frame_keys(clips.run, clips.start)
     order = np.argsort(place, kind="stable")
     place = place[order]
     first = loads.first - window.offset
@@ -53,10 +47,10 @@ def first_uses(loads: Loads, clips: Clips, window: Window, num_frames: IntArray)
     # An episode's first and last frame are also those of windows that begin before or end behind.
     begins = loads.first == 0
     ends = last + window.offset == num_frames[loads.episode] - 1
-    least = np.where(begins, 0, np.maximum(first - window.span + 1, 0))
-    most = np.where(ends, _FRAMES - 1, np.maximum(last, -1))
-    low = np.searchsorted(place, frame_key(loads.run, least))
-    high = np.searchsorted(place, frame_key(loads.run, most), side="right")
+    least = np.where(begins, 0, first - window.span + 1)
+    most = np.where(ends, MAX_FRAMES, last)
+    low = np.searchsorted(place, sought_keys(loads.run, least))
+    high = np.searchsorted(place, sought_keys(loads.run, most), side="right")
     # The least number in each of the ranges [low, high): every second of these.
     bounds = np.stack((low, high), axis=1).ravel()
     found = np.minimum.reduceat(np.append(order, len(clips)), bounds)[::2]

@@ -22,7 +22,8 @@ from seqrecord.clip_frames import ClipFrames
 from seqrecord.engine.arena import Place
 from seqrecord.engine.batches import Source
 from seqrecord.engine.joined import GroupRoom
-from seqrecord.engine.loads import Load, frame_key
+from seqrecord.engine.loads import Load
+from seqrecord.frame_keys import frame_keys
 from seqrecord.sampling import Clips, Plan, Round, Window
 
 __all__ = ["Places", "Resident", "Ring", "find_rows"]
@@ -223,6 +224,6 @@ def find_rows(
     """
     held = [(h.run, h.first, h.origin, r.first_row, r.num_rows) for r in rings for h in r.held]
     table = np.array(held, np.int64).reshape(-1, 5)
-    keys = frame_key(table[:, 0], table[:, 1])
-    at = np.searchsorted(keys, frame_key(run, start), side="right") - 1
+    keys = frame_keys(table[:, 0], table[:, 1])
+    at = np.searchsorted(keys, frame_keys(run, start), side="right") - 1
     return table[at, 2], table[at, 3], table[at, 4]

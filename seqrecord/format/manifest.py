@@ -33,6 +33,7 @@ __all__ = [
     "FILE_PATH",
     "INDEX",
     "MANIFEST",
+    "MAX_EPISODES",
     "MAX_MANIFEST_BYTES",
     "MAX_RECORD_FILES",
     "MAX_SPLITS",
@@ -53,6 +54,7 @@ EDITS = "edits"  # the folder of the records of edits
 MANIFEST_VERSION = 1
 MAX_MANIFEST_BYTES = 1 << 25
 MAX_RECORD_FILES = 200_000
+MAX_EPISODES = 2**31 - 1
 MAX_CREATED_BY_LENGTH = 200
 MAX_SPLITS = 4096
 
@@ -183,7 +185,7 @@ class Manifest:
             schema=schema,
             record_files=record_files,
             index=_index(value["index"], schema),
-            num_episodes=_count(value, "num_episodes"),
+            num_episodes=_count(value, "num_episodes", MAX_EPISODES),
             num_frames=_count(value, "num_frames"),
             fingerprint=_text(value, "fingerprint", _FINGERPRINT),
             created_by=_text(value, "created_by", _CREATED_BY),

@@ -28,9 +28,10 @@ from seqrecord.engine.loading import ChunkLoader
 from seqrecord.engine.loads import Load
 from seqrecord.engine.ragged import nested
 from seqrecord.engine.stats import EngineStats
+from seqrecord.frame_keys import frame_keys, split_keys
 from seqrecord.grids import ChunkGrid
 from seqrecord.pipes.clip_sequence import ClipSequence
-from seqrecord.pipes.clip_sets import FRAME_BITS, Alike, read_scattered, sets_of
+from seqrecord.pipes.clip_sets import Alike, read_scattered, sets_of
 from seqrecord.pipes.distributed import worker_threads
 from seqrecord.pipes.draws import ClipDraws
 from seqrecord.pipes.selection import ClipSelection
@@ -41,7 +42,6 @@ from seqrecord.units import parse_size
 __all__ = ["ClipReader"]
 
 _KEEP = 3  # batches that nobody uses
-_FRAMES = 1 << FRAME_BITS  # more than an episode has
 _THREAD_BYTES = 4 << 20  # one more thread for each; one thread reads what is less
 
 _Task = Callable[[], object]
@@ -148,7 +148,7 @@ class ClipReader:
         """
         names, dataset = alike.names, alike.dataset
         count, selection = len(episode), self._selection
-        wanted = (episode[:, None] * _FRAMES + frames).reshape(-1)
+        wanted = frame_keys(episode[:, None], frames).reshape(-1)
         # Each frame once, the row of the batch where it comes first, and that for every row.
         unique, rows, inverse = np.unique(wanted, return_index=True, return_inverse=True)
         variable = {name: self._variable[name] for name in names if name in self._variable}
@@ -171,7 +171,7 @@ class ClipReader:
         )
         arrays = {name: builder.rows[name] for name in names if name in builder.rows}
         target = _Only({**arrays, **fresh})
-        loads = self._loads(grids, unique // _FRAMES, unique % _FRAMES, rows, target)
+        loads = self._loads(grids, *split_keys(unique), rows, target)
         nbytes = sum(array.nbytes for array in arrays.values())
         largest = sum(spec.largest or 0 for spec in variable.values())
         _do((partial(load, *one) for one in loads), nbytes + len(unique) * largest)

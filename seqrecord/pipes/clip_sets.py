@@ -11,16 +11,14 @@ import numpy.typing as npt
 from seqrecord.clips import IntArray
 from seqrecord.engine.buffers import HostBuffers
 from seqrecord.engine.host_batches import HostBatchBuilder
+from seqrecord.frame_keys import frame_keys, split_keys
 from seqrecord.grids import ChunkGrid
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.reading.kept import KeptFrames
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.reading.scattered import ScatteredFrames
 
-__all__ = ["FRAME_BITS", "Alike", "Spans", "read_scattered", "sets_of"]
-
-FRAME_BITS = 40  # an episode has fewer frames than two to this power
-_FRAME = (1 << FRAME_BITS) - 1
+__all__ = ["Alike", "Spans", "read_scattered", "sets_of"]
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ def read_scattered(
             return False
     if len(alike.kept) == len(alike.scattered):
         return True
-    wanted = (episode << FRAME_BITS)[:, None] + frames
+    wanted = frame_keys(episode[:, None], frames)
     length = wanted.shape[1]
     if length > 1 and not np.count_nonzero(wanted[:, 1:] - wanted[:, :-1] != 1):
         spans = Spans.of(wanted[:, 0], length)
@@ -133,7 +131,7 @@ def read_scattered(
 class Spans:
     """Frames of n runs of one length, each frame once: s spans that have no frame in common.
 
-    A frame is `episode << FRAME_BITS` plus its number::
+    A frame is given by its key, see `frame_keys`::
 
         runs of 4     2 3 4 5     14 15 16 17     4 5 6 7
         spans         2 3 4 5 6 7     14 15 16 17
@@ -169,7 +167,7 @@ class Spans:
     def in_chunks(self, grid: ChunkGrid) -> tuple[IntArray, IntArray, IntArray, IntArray]:
         """The parts of the spans that lie in one chunk each: int64[p] the row of the chunk, the
         first frame in its episode, and past the last one; int64[s] the first part of each span."""
-        episode, first = self.first >> FRAME_BITS, self.first & _FRAME
+        episode, first = split_keys(self.first)
         stop = first + (self.stop - self.first)
         place = grid.place(episode, first)
         count = grid.place(episode, stop - 1) - place + 1

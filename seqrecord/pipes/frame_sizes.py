@@ -9,7 +9,8 @@ import numpy as np
 from seqrecord.clips import IntArray
 from seqrecord.format.index import GroupIndex
 from seqrecord.format.pages import ALIGNMENT
-from seqrecord.grids import ChunkGrid, frame_keys
+from seqrecord.frame_keys import frame_keys
+from seqrecord.grids import ChunkGrid
 from seqrecord.pipes.arrays import bytes_by_group
 from seqrecord.pipes.identity import groups_of
 from seqrecord.pipes.selection import ClipSelection

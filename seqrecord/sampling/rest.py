@@ -23,7 +23,8 @@ import numpy.typing as npt
 
 from seqrecord.clips import ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import StateError
-from seqrecord.grids import frame_keys, numbered
+from seqrecord.frame_keys import frame_keys
+from seqrecord.grids import numbered
 from seqrecord.sampling.blocks import BlockSizes
 from seqrecord.sampling.cursors import Cursors
 from seqrecord.sampling.cuts import Cuts

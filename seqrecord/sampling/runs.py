@@ -15,7 +15,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from seqrecord.clips import ClipTable, IntArray
-from seqrecord.grids import numbered, split_keys
+from seqrecord.errors import ClipError
+from seqrecord.frame_keys import MAX_OWNERS, split_keys
+from seqrecord.grids import numbered
 from seqrecord.sampling.cuts import Cuts
 from seqrecord.sampling.random_order import hash64, key_of, permutation
 
@@ -30,6 +32,8 @@ class Runs:
     `stride` frames, of run number `run[i]`. A run has more than one row where clips between them
     are left out, for a frame of theirs lacks a feature. What was loaded for one row of a run is
     kept for the next one. Columns are int64[n]; `run` never falls.
+
+    Raises `ClipError` for a run number of 2^31 or more: the key of a frame has no room for it.
     """
 
     stride: int
@@ -41,6 +45,12 @@ class Runs:
     num_clips: int = field(init=False)
 
     def __post_init__(self) -> None:
+        if len(self.run) and self.run[-1] >= MAX_OWNERS:
+            raise ClipError(
+                "an epoch of more runs than can be numbered; select fewer episodes or clips",
+                expected=f"at most {MAX_OWNERS}",
+                got=int(self.run[-1]) + 1,
+            )
         object.__setattr__(self, "num_clips", int(self.count.sum()))
         object.__setattr__(self, "first_clip", np.cumsum(self.count) - self.count)
 
@@ -115,11 +125,12 @@ def joined_pieces(table: ClipTable, first: IntArray, count: IntArray) -> ClipTab
     """
     order = np.argsort(first, kind="stable")
     first, count = first[order], count[order]
-    behind = first + count * table.spec.stride
-    opens = np.flatnonzero(np.append(True, first[1:] != behind[:-1])[: len(first)])
-    episode, start = split_keys(first[opens])
+    episode, start = split_keys(first)
+    behind = start + count * table.spec.stride
+    other = (start[1:] != behind[:-1]) | (episode[1:] != episode[:-1])
+    opens = np.flatnonzero(np.append(True, other)[: len(first)])
     count = np.add.reduceat(count, opens) if len(opens) else count
-    return replace(table, episode=episode, first_start=start, count=count)
+    return replace(table, episode=episode[opens], first_start=start[opens], count=count)
 
 
 def merged(one: IntArray, other: IntArray) -> IntArray:

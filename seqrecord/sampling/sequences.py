@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from seqrecord.clips import ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import ClipError, StateError
-from seqrecord.grids import frame_keys
+from seqrecord.frame_keys import frame_keys
 from seqrecord.sampling.bounds import cursor_bounds
 from seqrecord.sampling.epoch import check_drop_last, key_of_stage
 from seqrecord.sampling.facts import ClipFacts
