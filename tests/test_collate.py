@@ -128,36 +128,9 @@ def test_batches_make_no_batch(path: Path, kind: Any) -> None:
         assert said in str(caught.value)
 
 
-def test_clips_that_follow_each_other_are_joined_without_a_copy(path: Path) -> None:
-    pipe: Any = SeqRecordPipe(path, **CLIPS)
-    batches = iter(pipe.batch(4))
-    joined = []
-    for clips in batches:
-        batch = seqrecord.collate(clips)
-        check(batch, FEATURES, 3)
-        joined.append(address(batch) == address(clips[0]))
-        assert torch.equal(batch["image"], torch.stack([clip["image"] for clip in clips]))
-        del batch, clips
-    assert not joined[0]  # nobody knew
-    assert all(joined[2:])
-
-
-def test_a_batch_of_another_size_is_joined_soon(path: Path) -> None:
-    pipe = iter(SeqRecordPipe(path, **CLIPS))
-    sizes = [4] * 4 + [3] + [4] * 4 + [2] * 5 + [5] * 4
-    joined = []
-    for size in sizes:
-        clips = [next(pipe) for _ in range(size)]
-        batch = seqrecord.collate(clips)
-        check(batch, FEATURES, 3)
-        joined.append(address(batch) == address(clips[0]))
-    assert [joined[i] for i in (3, 8, 13, 17)] == [True] * 4
-
-
 def test_shuffled_clips_are_copied_into_memory_that_is_used_again(path: Path) -> None:
     pipe: Any = SeqRecordPipe(path, **CLIPS)
-    shuffled = pipe.shuffle(buffer_size=30).filter(bool)  # or their places would be known before
-    batches = shuffled.batch(4).collate(seqrecord.collate)
+    batches = pipe.shuffle(buffer_size=30).batch(4).collate(seqrecord.collate)
     found, seen = [], []
     for batch in batches:
         found += check(batch, FEATURES, 3)
@@ -205,10 +178,9 @@ def test_memory_goes_with_the_last_loader(tmp_path: Path) -> None:
         other = SeqRecordDataset(path, clip_len=2)
         before = traced()
         pipe: Any = SeqRecordPipe(path, **CLIPS)
-        shuffled = pipe.shuffle(buffer_size=9).filter(bool)  # clips are copied
-        batches = shuffled.batch(16).collate(seqrecord.collate)
+        batches = pipe.shuffle(buffer_size=9).batch(16).collate(seqrecord.collate)
         next(iter(batches))
-        del pipe, shuffled, batches
+        del pipe, batches
         assert traced() - before > 15 * image  # for the next batch
         del other
         assert traced() - before < 5 * image
@@ -262,47 +234,6 @@ def test_nodes(path: Path) -> None:
 
 
 # ---- who is told
-
-
-# What was said is not said again in this process, so the numbers in it are of this file alone.
-
-
-def test_a_loader_that_collates_slowly_is_told_once(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    loader = DataLoader(SeqRecordPipe(path, clip_len=3, features=["id"]), batch_size=11)
-    for _ in range(2):
-        assert next(iter(loader))["id"].shape == (11, 3, 2)
-    [notice] = caplog.messages
-    assert "DataLoader(…, batch_size=11, collate_fn=seqrecord.collate)" in notice
-
-
-def test_a_chain_that_collates_slowly_is_told_once(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    pipe: Any = SeqRecordPipe(path, clip_len=17, features=["id"])
-    chain = pipe.shuffle(buffer_size=5).sharding_filter().batch(4).collate()
-    for _ in range(2):
-        next(iter(chain))
-    [notice] = [text for text in caplog.messages if "collate" in text]
-    assert "clips of 17 frames" in notice
-    assert "write .collate(seqrecord.collate)" in notice
-
-
-def test_others_are_not_told(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    pipe: Any = SeqRecordPipe(path, clip_len=18, features=["id"])
-    batched: Any = SeqRecordPipe(path, clip_len=18, features=["id"], batch_size=4)
-    loaders: list[Any] = [
-        DataLoader(pipe, batch_size=12, collate_fn=seqrecord.collate),
-        DataLoader(pipe, batch_size=12, collate_fn=list),
-        pipe.batch(4).collate(seqrecord.collate),
-        pipe.map(names).collate(),
-        batched.collate(names),
-        DataLoader(batched, batch_size=None),
-    ]
-    for loader in loaders:
-        next(iter(loader))
-    assert not [text for text in caplog.messages if "collate" in text]
 
 
 def test_digest_does_not_depend_on_who_collates(path: Path) -> None:
@@ -414,16 +345,6 @@ def test_a_loader_of_numbered_clips(
             assert sorted(found) == possible_clips(FEATURES, 3)
         del loader
     assert caplog.messages == []
-
-
-def test_a_loader_of_numbered_clips_that_collates_slowly_is_told_once(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    loader = DataLoader(numbered(path, features=["id"]), batch_size=13)
-    for _ in range(2):
-        assert next(iter(loader))["id"].shape == (13, 3, 2)
-    [notice] = caplog.messages
-    assert "DataLoader(…, batch_size=13, collate_fn=seqrecord.collate)" in notice
 
 
 def test_an_error_of_a_call_names_its_place(path: Path, tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.torch_process import run_code
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "seqrecord"
 
@@ -113,6 +115,84 @@ def test_importing_does_not_import(modules: str, packages: str) -> None:
     code = f"import {modules}, sys; print(*set({packages.split()}) & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+REFUSED = """
+import builtins, importlib, sys
+
+PACKAGES = ("torch", "torchdata", "accelerate")
+
+def check(by, *names):
+    for name in names:
+        first, *others = name.split(".")
+        if by.split(".")[0] == "seqrecord" and first in PACKAGES:
+            if any(other.startswith("_") and not other.startswith("__") for other in others):
+                raise ImportError(f"{by} imports {name}")
+
+def import_(name, globals=None, locals=None, fromlist=(), level=0, do=builtins.__import__):
+    by = (globals or {}).get("__name__", "")
+    if level == 0:
+        check(by, name, *(f"{name}.{part}" for part in fromlist or ()))
+    return do(name, globals, locals, fromlist, level)
+
+def import_module(name, package=None, do=importlib.import_module):
+    check(sys._getframe(1).f_globals["__name__"], name)
+    return do(name, package)
+
+builtins.__import__, importlib.import_module = import_, import_module
+"""
+
+LOADERS = """
+import numpy as np, torch
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+import seqrecord
+
+with seqrecord.SeqRecordWriter(sys.argv[1]) as writer, writer.episode("one") as episode:
+    for frame in range(20):
+        episode.append({"x": np.full((4, 5), frame)})
+
+def found(batches):
+    return [start for batch in batches for start in np.atleast_1d(batch["start"]).tolist()]
+
+def make(kind=seqrecord.SeqRecordPipe, **options):
+    return kind(sys.argv[1], clip_len=3, **options)
+
+loaders = [
+    make(), make(batch_size=4), make(seqrecord.SeqRecordStream), make(seqrecord.SeqRecordNode),
+    make().shuffle().sharding_filter().batch(4).collate(seqrecord.collate),
+    DataLoader(make().shuffle().batch(4).collate(), batch_size=None, shuffle=True),
+    DataLoader(make(batch_size=4), batch_size=None, num_workers=2),
+    DataLoader(make(), batch_size=4, collate_fn=seqrecord.collate),
+    DataLoader(make(seqrecord.SeqRecordDataset), batch_size=4, collate_fn=seqrecord.collate),
+    DataLoader(make(seqrecord.SeqRecordDataset), batch_size=4),
+    StatefulDataLoader(make(seqrecord.SeqRecordStream), batch_size=None, num_workers=1),
+    seqrecord.SeqRecordMix({"one": make(seqrecord.SeqRecordStream)}, batch_size=3),
+    seqrecord.prefetch_to_device(make(batch_size=4), "cpu"),
+]
+for loader in loaders:
+    try:
+        len(loader)
+    except TypeError:
+        pass  # of a chain whose pipes have none
+    starts = sorted(found(loader))
+    assert starts == list(range(18)), (loader, starts)
+stream = make(seqrecord.SeqRecordStream, batch_size=4)
+loader = StatefulDataLoader(stream, batch_size=None, num_workers=1)
+batches = iter(loader)
+next(batches)
+seqrecord.elastic_state(loader.state_dict())
+"""
+
+
+def test_loaders_do_without_private_modules_of_torch(tmp_path: Path) -> None:
+    """Any release of torch may change these. What torch's own modules import does not count."""
+    done = run_code(REFUSED + LOADERS, tmp_path / "records")
+    assert done.returncode == 0, done.stderr
+    broken = "exec('import torch.utils.data._utils.fetch', {'__name__': 'seqrecord.one'})"
+    assert (
+        "seqrecord.one imports torch.utils.data._utils.fetch" in run_code(REFUSED + broken).stderr
+    )
 
 
 def test_importing_the_package_says_nothing() -> None:

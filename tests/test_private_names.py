@@ -13,7 +13,6 @@ FILES = sorted(path for path in TESTS.rglob("*.py") if "node_modules" not in pat
 
 OF_OTHERS = {
     "_exit",  # os
-    "_is_child_datapipe",  # torch's pipes
     "_replace",  # named tuples
     "_sleep",  # torch.cuda
     "_shutdown_workers",  # an iterator of torch's DataLoader

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import gc
+import pickle
+import random
+import tracemalloc
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 
 import seqrecord
-from seqrecord import SeqRecordPipe, SeqRecordStream
+from seqrecord import SeqRecordPipe, SeqRecordStream, SeqRecordWriter
 from seqrecord.errors import MemoryLimitError
-from tests.clip_data import LARGE, check_ended, digest, names, write_numbered
+from tests.clip_data import LARGE, check, check_ended, digest, possible_clips, write_numbered
 
+HELD_BACK = 1000
+NUMPY = np.lib.tracemalloc_domain
 CLIPS: dict[str, Any] = {"clip_len": 3, "seed": 1, "features": ["image", "id"]}
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_numbered(tmp_path_factory.mktemp("single") / "records")
-
-
-def address(clip: dict[str, Any]) -> int:
-    return int(clip["image"].untyped_storage().data_ptr())
 
 
 @pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 50])
@@ -43,22 +47,76 @@ def test_a_state_counts_the_clips_that_were_given(path: Path, count: int) -> Non
     assert other.stats()["clips"] == len(expected) - count
 
 
-def test_they_lie_side_by_side(path: Path) -> None:
-    clips = list(islice(SeqRecordPipe(path, **CLIPS), 40))
-    assert [len({address(clip) for clip in part}) for part in (clips[:32], clips)] == [1, 2]
-    batch = seqrecord.collate(clips[4:8])
-    assert address(batch) == address(clips[0])
-    assert names(batch) == [name for clip in clips[4:8] for name in names(clip)]
-    across = seqrecord.collate(clips[30:34])
-    assert address(across) not in {address(clip) for clip in clips}
-    assert names(across) == [name for clip in clips[30:34] for name in names(clip)]
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Clips that are not made several at a time."""
+    shape = (2 * LARGE[0], 6 * LARGE[1], *LARGE[2:])
+    return write_numbered(tmp_path_factory.mktemp("large") / "records", shape=shape)
 
 
-def test_large_ones_have_memory_of_their_own(tmp_path: Path) -> None:
-    path = write_numbered(tmp_path / "records", shape=(2 * LARGE[0], 6 * LARGE[1], *LARGE[2:]))
-    clips = list(islice(SeqRecordPipe(path, **CLIPS), 4))
-    assert clips[0]["image"].nbytes > 1 << 19
-    assert len({address(clip) for clip in clips}) == 4
+@pytest.mark.parametrize("size", ["path", "large"])
+def test_each_has_memory_of_its_own(size: str, request: pytest.FixtureRequest) -> None:
+    clips = list(islice(SeqRecordPipe(request.getfixturevalue(size), **CLIPS), 40))
+    assert (clips[0]["image"].nbytes > 1 << 19) == (size == "large")
+    storages = [clip[name].untyped_storage() for clip in clips for name in CLIPS["features"]]
+    assert len({storage.data_ptr() for storage in storages}) == len(storages)
+    own = sum(clip[name].nbytes for clip in clips for name in CLIPS["features"])
+    assert sum(storage.nbytes() for storage in storages) == own
+
+
+@pytest.mark.parametrize(
+    ("shape", "clip_len"), [((5,), 4), pytest.param((30, 40), 16, marks=pytest.mark.slow)]
+)
+def test_clips_that_a_shuffle_holds_take_little_more_than_their_own_bytes(
+    tmp_path: Path, shape: tuple[int, ...], clip_len: int
+) -> None:
+    """However many of them an engine makes at once."""
+    with SeqRecordWriter(tmp_path / "records", codecs="raw") as writer:
+        for number in range(3):
+            with writer.episode(str(number)) as episode:
+                for frame in range(700):
+                    episode.append({"x": np.full(shape, frame, np.float32)})
+    pipe = SeqRecordPipe(tmp_path / "records", clip_len=clip_len, seed=1)
+    draws = random.Random(1)
+    held: list[dict[str, Any]] = []
+    tracemalloc.start()
+    try:
+        list(islice(pipe, 40))
+        before = numpy_bytes()  # what does not belong to clips is there
+        for clip in pipe:  # as torch's `.shuffle()`
+            if len(held) < HELD_BACK:
+                held.append(clip)
+            else:
+                held[draws.randrange(HELD_BACK)] = clip
+        del clip
+        own = sum(clip["x"].nbytes for clip in held)
+        taken = numpy_bytes() - before
+        assert own <= taken <= 1.3 * own + (64 << 10)
+    finally:
+        tracemalloc.stop()
+
+
+def numpy_bytes() -> int:
+    """Of the arrays that were made since tracing began, and are still there."""
+    gc.collect()
+    found = tracemalloc.take_snapshot().filter_traces([tracemalloc.DomainFilter(True, NUMPY)])
+    return sum(trace.size for trace in found.traces)
+
+
+@pytest.mark.parametrize("size", ["path", "large"])
+def test_torch_pickles_no_more_than_the_clips_that_a_shuffle_holds(
+    size: str, request: pytest.FixtureRequest
+) -> None:
+    """It does so when a DataLoader begins an epoch, where the one before was left early."""
+    pipe: Any = SeqRecordPipe(request.getfixturevalue(size), **CLIPS)
+    shuffled = pipe.shuffle(buffer_size=9)
+    loader: Any = DataLoader(shuffled.batch(4).collate(seqrecord.collate), batch_size=None)
+    empty = len(pickle.dumps(shuffled))
+    clip = next(iter(loader))["image"][0]
+    pickled = len(pickle.dumps(shuffled)) - empty
+    assert 9 * clip.nbytes <= pickled <= 9 * (clip.nbytes + 3000)
+    found = [name for batch in loader for name in check(batch, CLIPS["features"], 3)]
+    assert sorted(found) == possible_clips(CLIPS["features"], 3)
 
 
 def test_little_memory_is_enough(path: Path) -> None:

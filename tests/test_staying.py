@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 
+import seqrecord
 from seqrecord import SeqRecordPipe, SeqRecordStream
 from seqrecord.engine.arena import StayingArena
 from seqrecord.engine.staying import first_rows
@@ -107,6 +109,26 @@ def test_what_an_epoch_has_not_read_the_next_one_reads(path: Path) -> None:
         for batch in pipe:
             check(batch, FEATURES, 3)
         assert pipe.stats()["frames_decoded"] <= most
+
+
+@pytest.mark.parametrize("options", [{}, {"num_cursors": 5}, {"shuffle": False}], ids=str)
+@pytest.mark.parametrize("shuffles", [(True, False), (False, True)], ids=str)
+def test_a_chain_that_torch_shuffles_in_some_epochs(
+    path: Path, options: dict[str, Any], shuffles: tuple[bool, ...]
+) -> None:
+    """Frames that an epoch of one kind has left are right for one of another kind."""
+    pipe: Any = SeqRecordPipe(path, **{**CLIPS, "batch_size": None, **options})
+    chain = pipe.shuffle(buffer_size=10).batch(4).collate(seqrecord.collate)
+
+    def check_all(loader: Any) -> None:
+        clips = [clip for batch in loader for clip in check(batch, FEATURES, 3)]
+        assert sorted(clips) == sorted(possible_clips(FEATURES, 3))
+
+    for _ in range(2):
+        for shuffle in shuffles:
+            check_all(DataLoader(chain, batch_size=None, shuffle=shuffle))
+        check_all(DataLoader(pipe, batch_size=4, collate_fn=seqrecord.collate))
+        check_all(chain)
 
 
 def test_an_epoch_goes_on_where_another_process_was(path: Path) -> None:

@@ -232,11 +232,6 @@ class BufferPool:
         """Take back an array that was acquired."""
         self._free.append(array)
 
-    def keep(self, count: int) -> None:
-        """Keep so many arrays that nobody uses, or as many as before if those are more."""
-        if count > (self._free.maxlen or 0):
-            self._free = deque(self._free, maxlen=count)
-
     def _allocate(self) -> npt.NDArray[Any]:
         return page_aligned(self._shape, self._dtype)
 

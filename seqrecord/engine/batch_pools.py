@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from seqrecord.engine.adjacent import AdjacentPool
 from seqrecord.engine.arena import BufferPool
 from seqrecord.engine.shared_memory import SharedBufferPool, can_share
 from seqrecord.reading.frames import ArraySpec
@@ -19,6 +17,7 @@ from seqrecord.reading.frames import ArraySpec
 __all__ = ["batch_pools"]
 
 _BYTE = np.dtype(np.uint8)
+_KEEP_SINGLE = 32  # clips with memory of their own: those of a batch are dropped at once
 
 
 def batch_pools(
@@ -33,30 +32,25 @@ def batch_pools(
 
     Texts need none.
 
-    Single clips may be joined to batches, see `engine.adjacent`.
     With `shared`, batches can be sent to another process without being copied. Frames of a variable
     shape are copied even so, and their memory is not used again.
     """
     pool = SharedBufferPool if shared and can_share() else BufferPool
-    pools = {}
+    pools: dict[str, BufferPool] = {}
+    if size == 1:
+        keep = max(keep, _KEEP_SINGLE)
     for name, spec in specs.items():
         length = lengths[name]
         if spec.value != "array":
             continue
         if spec.is_fixed:
-            make = partial(_array_pool, pool, (length, *spec.shape), spec.dtype, keep)
-            pools[name] = AdjacentPool(make) if size == 1 else make(size)
+            shape: Any = (size, length, *spec.shape)
+            pools[name] = pool(shape, spec.dtype, keep)
         else:
             assert spec.largest is not None, "the largest frame is known"
             room = (size * length * spec.largest,)
             pools[name] = _FreshPool(room, _BYTE, 0) if shared else BufferPool(room, _BYTE, keep)
     return pools
-
-
-def _array_pool(
-    kind: type[BufferPool], shape: Any, dtype: np.dtype[Any], keep: int, size: int
-) -> BufferPool:
-    return kind((size, *shape), dtype, keep)
 
 
 class _FreshPool(BufferPool):

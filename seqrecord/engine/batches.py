@@ -40,8 +40,6 @@ class Batch:
     start: npt.NDArray[np.int64]  # [clips], first frame
     arrive: Callable[[], object] = lambda: None
     """To be called by the thread that takes the batch, before it uses the features."""
-    numbers: npt.NDArray[np.int64] | None = None
-    """Of single clips that are not in the order of the plan, their numbers in the iteration."""
 
     def __len__(self) -> int:
         return len(self.episode)

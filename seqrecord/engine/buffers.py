@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from seqrecord.engine.adjacent import AdjacentPool, Places
 from seqrecord.engine.arena import Arena, Place, StayingArena
 from seqrecord.engine.batch_pools import batch_pools
 from seqrecord.engine.batches import BatchBuilder
@@ -126,12 +125,6 @@ class HostBuffers:
     def storing(self, places: Sequence[Place]) -> AbstractContextManager[Sequence[Place]]:
         """See `Buffers`; these places themselves."""
         return nullcontext(places)
-
-    def place_clips(self, places: Places | None) -> None:
-        """Where the single clips of an iteration will be joined, or `None` if nobody knows."""
-        for pool in self._pools.values():
-            if isinstance(pool, AdjacentPool):
-                pool.place(places)
 
     def begin_batch(self, size: int) -> HostBatchBuilder:
         """See `Buffers`; of more clips than a batch has, several that are joined."""

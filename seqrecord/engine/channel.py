@@ -42,22 +42,11 @@ class Channel(Generic[_Item]):
         self._closed = False
         self._interrupted = False
 
-    def reserve(self, number: int, *, beside: bool = False) -> None:
-        """Wait for a slot to make item `number` in: until the consumer has taken enough.
-
-        An item that is made `beside` another, which cannot be made without it, needs no slot where
-        nothing waits for the consumer.
-        """
+    def reserve(self, number: int) -> None:
+        """Wait for a slot to make item `number` in: until the consumer has taken enough."""
         begin = perf_counter()
         with self._changed:
-            self._changed.wait_for(
-                lambda: (
-                    self._slots > 0
-                    or (beside and not self._ready)
-                    or self._closed
-                    or self._interrupted
-                )
-            )
+            self._changed.wait_for(lambda: self._slots > 0 or self._closed or self._interrupted)
             self.check_open()
             if self._interrupted:
                 raise ClosedError

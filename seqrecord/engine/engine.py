@@ -11,13 +11,12 @@ import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from seqrecord.clip_frames import ClipFrames
 from seqrecord.clips import IntArray
-from seqrecord.engine.adjacent import Places
 from seqrecord.engine.batches import Batch
 from seqrecord.engine.buffers import GroupNeeds, HostBuffers, KeptBuffers, Needs
 from seqrecord.engine.channel import Channel
@@ -27,7 +26,6 @@ from seqrecord.engine.disjoint import DisjointExecutor
 from seqrecord.engine.draws import DrawClips
 from seqrecord.engine.loading import ChunkLoader
 from seqrecord.engine.overlapping import OverlappingExecutor
-from seqrecord.engine.placed import PlacedExecutor, Positions
 from seqrecord.engine.scheduler import Executor, Scheduler
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.workers import WorkerPool
@@ -40,10 +38,6 @@ from seqrecord.schema import FeatureSpec
 __all__ = ["Engine", "Execution"]
 
 _PATIENCE = 1.0  # seconds; see `Scheduler.close`
-
-
-class _Places(Places, Positions, Protocol):
-    """Where clips will be, whatever their size."""
 
 
 class Engine:
@@ -81,8 +75,6 @@ class Engine:
             shape of a frame, and how many frames a clip has.
         draw: what is drawn for clips. Those that functions are called with are gathered from
             arenas.
-        places: of a plan of single clips on the host, where these will be joined; with `together`
-            they are delivered in that order, see `PlacedExecutor`.
         decode_there: whether the device decodes video, where it can; see `DeviceVideo`.
         first_row: of each episode, where `memory` has a row for each frame: frames then stay in
             memory for the next iteration. See `StayingRounds`.
@@ -90,9 +82,6 @@ class Engine:
 
     drop: Callable[[], object]
     """As `close`, for places that must not wait long: those that a finalizer may come from."""
-
-    is_placed: bool
-    """Whether it makes single clips where batches of others will have them."""
 
     def __init__(
         self,
@@ -112,12 +101,10 @@ class Engine:
         made: Mapping[str, ArraySpec] | None = None,
         lengths: Mapping[str, int] | None = None,
         draw: DrawClips | None = None,
-        places: _Places | None = None,
         decode_there: bool = False,
         first_row: IntArray | None = None,
     ) -> None:
         self.stats = stats
-        self.is_placed = places is not None and memory.together > 1
         self._plan, self._next = plan, batch
         self._channel: Channel[Batch] = Channel(memory.prefetch, stats, memory.spare)
         execution = Execution(
@@ -136,7 +123,6 @@ class Engine:
             made=made,
             lengths=lengths,
             draw=draw,
-            places=places,
             decode_there=decode_there,
             first_row=first_row,
         )
@@ -194,7 +180,6 @@ class Execution:
         made: Mapping[str, ArraySpec] | None = None,
         lengths: Mapping[str, int] | None = None,
         draw: DrawClips | None = None,
-        places: _Places | None = None,
         decode_there: bool = False,
         first_row: IntArray | None = None,
         make_executor: Callable[..., Executor] = OverlappingExecutor,
@@ -221,8 +206,6 @@ class Execution:
         )
         on_device = partial(DeviceBuffers, stream=stream)
         self._buffers = buffers = kept.acquire(needs, HostBuffers if device is None else on_device)
-        if isinstance(buffers, HostBuffers):
-            buffers.place_clips(places)
         self._kept = weakref.ref(kept)
         stats.watch(dataset.storage.counters)
         self._loader = loader = ChunkLoader(
@@ -242,12 +225,6 @@ class Execution:
         self._executor: Executor
         if isinstance(buffers, HostBuffers) and not all(memory.num_rows):
             self._executor = DisjointExecutor(plan, clip_frames, buffers, workers, channel, draw)
-        elif places is not None and memory.together > 1:
-            self._executor = PlacedExecutor(
-                *(plan, clip_frames, buffers, workers, channel, draw),
-                places=places,
-                together=memory.together,
-            )
         else:
             sizes = {"together": memory.together, "joined": memory.joined}
             more: dict[str, Any] = {name: count for name, count in sizes.items() if count > 1}

@@ -199,7 +199,6 @@ class MixEngine:
     drop: Callable[[], object]
     """As `close`, for places that must not wait long: those that a finalizer may come from."""
 
-    is_placed = False
     """As of an `Engine`."""
 
     def __init__(

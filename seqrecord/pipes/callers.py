@@ -9,21 +9,16 @@ from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any
 
-from torch.utils.data import DataLoader, default_collate
-from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
+from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import Batcher, Filter, Mapper, ShardingFilter
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 __all__ = [
-    "find_chain",
-    "find_fetching",
     "find_filter",
     "find_holder",
     "find_iterating",
     "find_loader",
     "is_distributed_by_accelerate",
-    "is_in_default_chain",
-    "is_indexed_by_default",
     "is_running",
 ]
 
@@ -66,16 +61,6 @@ def find_filter() -> ShardingFilter | None:
     return found
 
 
-def find_chain() -> list[object]:
-    """The pipes down the chain that is asking, from the next one on. For when it begins.
-
-    Of torch's, and of others whose `__iter__` is a generator function: torch wraps these. Only the
-    wrappers' frames are looked at, which refer to no item yet, see `_owner`.
-    """
-    wrapper = Batcher.__iter__.__code__
-    return [f.f_locals["args"][0] for f in _frames() if f.f_code is wrapper]
-
-
 def find_holder() -> str | None:
     """The class of a pipe of torch's further down the chain that may hold items, or skip some.
 
@@ -90,40 +75,6 @@ def find_holder() -> str | None:
         if name.startswith(f"{_ITER_PIPES}.") and frame.f_code not in passing:
             return type(frame.f_locals.get("self")).__name__  # it has just begun and holds nothing
     return None
-
-
-def find_fetching() -> tuple[_IterableDatasetFetcher, int | None] | None:
-    """What fetches items for a DataLoader in this process, and how many for its first batch, if
-    that is known. For when it begins: later the frame looked at would keep them, see `_owner`."""
-    codes = _codes(_IterableDatasetFetcher.__init__, _IterableDatasetFetcher.fetch)
-    for frame in _frames():
-        if frame.f_code in codes:
-            found = frame.f_locals
-            asked = found.get("possibly_batched_index")
-            return found["self"], len(asked) if isinstance(asked, list) else None
-    return None
-
-
-def is_in_default_chain() -> bool:
-    """Whether `.batch(…).collate()` follows, with torch's own function. For when it begins.
-
-    Later the frames looked at would keep what they hold, see `_owner`.
-    """
-    batcher, mapper = _codes(Batcher.__iter__), _codes(Mapper.__iter__)
-    batched = False
-    for frame in _frames():
-        batched = batched or frame.f_code in batcher
-        if batched and frame.f_code in mapper:
-            return getattr(frame.f_locals["self"], "fn", None) is default_collate
-    return False
-
-
-def is_indexed_by_default(dataset: object) -> bool:
-    """Whether it is a DataLoader with torch's own `collate_fn` that asks this dataset for clips."""
-    fetcher = _owner(_MapDatasetFetcher.fetch)
-    return (
-        fetcher is not None and fetcher.dataset is dataset and fetcher.collate_fn is default_collate
-    )
 
 
 def is_running(module: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -12,7 +13,6 @@ import torch
 from torch.utils.data import get_worker_info
 
 from seqrecord.clip_frames import ClipFrames
-from seqrecord.engine.adjacent import divide
 from seqrecord.engine.batches import Batch
 from seqrecord.engine.buffers import KeptBuffers
 from seqrecord.engine.device.streams import check_device, find_device
@@ -23,14 +23,11 @@ from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.staying import first_rows
 from seqrecord.engine.trace import Trace, trace_path
 from seqrecord.errors import ClipError
-from seqrecord.pipes.collated import Collated
 from seqrecord.pipes.distributed import Ranks, worker_threads
 from seqrecord.pipes.draws import ClipDraws
-from seqrecord.pipes.made_clips import MadeClips, Row, rows_of
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.planner import Planner
 from seqrecord.pipes.selection import ClipSelection
-from seqrecord.pipes.shuffled import ShuffledBatches
 from seqrecord.pipes.state_checks import check_state
 from seqrecord.pipes.states import Stages, State
 from seqrecord.reading.frames import clip_nbytes
@@ -38,19 +35,18 @@ from seqrecord.sampling import (
     Plan,
     frames_left_out,
 )
-from seqrecord.sampling.memory import Fit, Memory
 from seqrecord.sampling.sequences import COLUMNS
 from seqrecord.storage import local_path
 from seqrecord.text import counted
 
 __all__ = ["Clip", "ClipLoader", "open_trace"]
 
-_MOST_TOGETHER = 32  # single clips; each that is kept keeps the memory of all
+_MOST_TOGETHER = 32  # single clips
+_MOST_SHARED = 3  # … in a worker process, where each that is kept keeps the memory of all: clips
+# that a `.shuffle()` holds keep less than twice their own, for 1 + 1/2 + 1/3 < 2
 _MOST_BYTES_TOGETHER = 1 << 20
-_MOST_BATCH_BYTES = 8 << 20  # of a batch that they will be, where that is known
 _MOST_JOINED = 32  # small batches; each that is kept keeps the memory of all
 _MOST_BYTES_JOINED = 32 << 20
-_SPARE = 2  # at most such a part of `memory_limit` is for clips to come of batches that are begun
 
 _logger = logging.getLogger("seqrecord")
 
@@ -80,19 +76,9 @@ class ClipLoader(Planner):
         super().__init__(selection, options)
 
     def start(
-        self,
-        plan: Plan,
-        stages: Stages = (),
-        *,
-        batch: int = 0,
-        stats: EngineStats,
-        shuffled: ShuffledBatches | None = None,
-        collated: Collated | None = None,
+        self, plan: Plan, stages: Stages = (), *, batch: int = 0, stats: EngineStats
     ) -> Engine:
-        """An engine that runs a plan from `batch` on.
-
-        `shuffled` is where single clips will be, if that is known, and `collated` who takes them.
-        """
+        """An engine that runs a plan from `batch` on."""
         self.selection.times_without_frame = 0
         fixed = self._find_device() is None and self._may_load_straight
         fit = self._fit(plan.part.count, plan.epoch, stages)
@@ -106,53 +92,24 @@ class ClipLoader(Planner):
             least = 1 if all(memory.num_rows) else plan.most_batches
             memory = replace(memory, prefetch=min(memory.prefetch, least), spare=0)
         if (most := self._most_together) > 1:
-            size = None if collated is None else collated.size
-            memory = replace(memory, together=self._together(fit, memory, most, size))
+            memory = replace(memory, together=fit.together(memory, most))
         if (most := self._most_joined) > 1:  # beside memory for one alone
             memory = replace(memory, joined=max(1, fit.together(memory, most + 1) - 1))
-        places = None
-        if shuffled is not None and self.batch_size is None:
-            block = self._block(fit, memory, shuffled, collated)
-            spare = int(shuffled.spare(block or shuffled.size) * self._clip_bytes)
-            if (block or memory.together == 1) and spare <= self._memory_limit // _SPARE:
-                places = shuffled.begin(plan.num_batches - batch)
-                memory = replace(memory, together=block or 1)
         return Engine(
             **self._execution(plan),
             batch=batch,
             memory=memory,
             stats=stats,
-            places=places,
             first_row=first_row,
         )
 
-    def _block(
-        self, fit: Fit, memory: Memory, shuffled: ShuffledBatches, collated: Collated | None
-    ) -> int:
-        """How many small clips are made at once where they will be shuffled; 0 where that is not
-        to be known, or nothing is won."""
-        draws = self.selection.draws
-        if collated is None or self._most_together == 1 or shuffled.every > 1:
-            return 0
-        if get_worker_info() is not None or (draws is not None and draws.functions is not None):
-            return 0
-        block = self._together(fit, memory, 1, shuffled.size)
-        return block if block > shuffled.size else 0
-
-    def _together(self, fit: Fit, memory: Memory, most: int, size: int | None) -> int:
-        """How many single clips are made at once: up to `most`, and whole batches of `size` clips
-        where those are known, so that none is cut: then as many as a loader's own batches."""
-        if size is not None and size * self._clip_bytes <= _MOST_BATCH_BYTES:
-            most = size * max(1, most // size, self._batches_joined(size))
-        together = fit.together(memory, most)
-        return together if size is None or together < size else together - together % size
-
     @property
     def _most_together(self) -> int:
-        """How many single clips may be made at once, side by side: a few small ones."""
+        """How many single clips may be made at once: a few small ones."""
         if self.batch_size is not None or not self._are_alike:
             return 1
-        return max(1, min(_MOST_TOGETHER, _MOST_BYTES_TOGETHER // max(1, self._clip_bytes)))
+        most = _MOST_TOGETHER if get_worker_info() is None else _MOST_SHARED
+        return max(1, min(most, _MOST_BYTES_TOGETHER // max(1, self._clip_bytes)))
 
     @property
     def _most_joined(self) -> int:
@@ -162,17 +119,12 @@ class ClipLoader(Planner):
         may fail: batches before the one that fails are delivered.
         """
         draws = self.selection.draws
-        if self.batch_size is None or not self._are_alike:
+        if self.batch_size is None or not self._are_alike or get_worker_info() is not None:
             return 1
         if draws is not None and draws.functions is not None:
             return 1
-        return self._batches_joined(self.batch_size)
-
-    def _batches_joined(self, size: int) -> int:
-        """How many batches of so many clips may lie side by side."""
-        if get_worker_info() is not None:
-            return 1
-        return max(1, min(_MOST_JOINED, _MOST_BYTES_JOINED // max(1, size * self._clip_bytes)))
+        nbytes = self.batch_size * self._clip_bytes
+        return max(1, min(_MOST_JOINED, _MOST_BYTES_JOINED // max(1, nbytes)))
 
     @property
     def _are_alike(self) -> bool:
@@ -260,9 +212,14 @@ class ClipLoader(Planner):
         return self.selection.columns.single(alone, columns)
 
     def singles(self, batch: Batch, plan: Plan) -> list[Clip]:
-        """Several single clips, which an engine has delivered as one batch, as users get them."""
-        views = {name: divide(feature) for name, feature in _tensors(batch).items()}
-        return self.selection.columns.singles(views, self.columns(batch, plan.epoch))
+        """Several single clips, which an engine has delivered as one batch, as users get them.
+
+        Each has memory of its own: to keep one, or to pickle it, is not to keep all. In a worker
+        process they are rows of shared memory, which is not copied.
+        """
+        divide = _rows if get_worker_info() is not None else _copies
+        given = {name: divide(feature) for name, feature in _tensors(batch).items()}
+        return self.selection.columns.singles(given, self.columns(batch, plan.epoch))
 
     def batches(self, joined: Batch, plan: Plan, number: int) -> list[Clip]:
         """Several batches, from `number` on, which an engine has delivered as one."""
@@ -279,14 +236,6 @@ class ClipLoader(Planner):
             found.append(made)
             number += 1
         return found
-
-    def rows(self, batch: Batch, plan: Plan) -> list[Row]:
-        """As `singles`, for `collate` alone."""
-        return rows_of(self.made(batch, plan))
-
-    def made(self, batch: Batch, plan: Plan) -> MadeClips:
-        """Several single clips for `collate` alone."""
-        return MadeClips(_tensors(batch), self.columns(batch, plan.epoch))
 
     def columns(self, batch: Batch, epoch: int) -> dict[str, Any]:
         """What is said of a batch's clips beside their features, each a list or tensor of clips."""
@@ -376,6 +325,14 @@ def _tensors(batch: Batch) -> dict[str, torch.Tensor]:
     """The features of a batch that stands for several: all are tensors, for only such are made
     together."""
     return {name: one for name, one in batch.features.items() if isinstance(one, torch.Tensor)}
+
+
+def _rows(batch: torch.Tensor) -> Sequence[torch.Tensor]:
+    return batch.unbind()
+
+
+def _copies(batch: torch.Tensor) -> Sequence[torch.Tensor]:
+    return [torch.from_numpy(row.copy()) for row in batch.numpy()]
 
 
 def _check(selection: ClipSelection, options: LoaderOptions) -> None:

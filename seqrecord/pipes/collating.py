@@ -7,7 +7,6 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,7 +20,6 @@ from seqrecord.engine.shared_memory import SharedBufferPool, can_share
 from seqrecord.errors import ClipError
 from seqrecord.pipes.clip_sequence import ClipSequence
 from seqrecord.pipes.columns import SingleClip
-from seqrecord.pipes.made_clips import ClipsToCome, MadeClips, Row
 from seqrecord.text import repr_of
 
 __all__ = ["collate", "keep_memory_for"]
@@ -51,23 +49,16 @@ def collate(clips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     shapes. Nested tensors [clip_len, ?, …] become one [clips * clip_len, ?, …].
 
     Unlike with torch's `default_collate`, batches lie in memory that is used again when nothing
-    refers to it any more: finding fresh memory takes many times as long as copying. Clips that come
-    straight from a loader, one after the other, are not copied at all: the batch is their memory.
-    Nor are those that torch's `.shuffle(n)` has shuffled, in the process that collates them. Small
-    batches lie together, up to 32 in 32 MiB, and that memory is used again when all of them are
-    gone. In a worker process, on Linux, batches are shared memory.
+    refers to it any more: finding fresh memory takes many times as long as copying. Clips that
+    follow each other in memory, as those that `SeqRecordDataset` has read in one call, are not
+    copied at all: the batch is their memory. In a worker process, on Linux, batches are shared
+    memory.
 
     Raises `ClipError` for clips that make no batch, and says which entry, and for batches, which a
     loader with `batch_size` gives.
     """
     if isinstance(clips, ClipSequence) and (whole := clips.whole()) is not None:
         return whole
-    if isinstance(clips, list) and clips and _is_row(clips[0]):
-        source = clips[0][0]
-        if isinstance(source, ClipsToCome):
-            found = source.find([number for _, number in clips])
-            return found if isinstance(found, dict) else _joined(found)
-        return _joined(clips)
     if not clips or not all(isinstance(clip, Mapping) for clip in clips):
         raise ClipError(
             "nothing to collate",
@@ -100,34 +91,6 @@ def _check_single(clips: Sequence[Mapping[str, Any]]) -> None:
             f"or a loader without batch_size, and .batch({size}).collate(seqrecord.collate)",
             got=f"{len(clips)} batches of {len(keys)} clips",
         )
-
-
-def _is_row(clip: Any) -> bool:
-    """Whether a clip is one of `made_clips`: then all are, for nobody else can have them."""
-    return type(clip) is tuple and len(clip) == 2 and isinstance(clip[0], (MadeClips, ClipsToCome))
-
-
-def _joined(clips: Sequence[Row]) -> dict[str, Any]:
-    """A batch of clips that are rows of other batches."""
-    made: tuple[MadeClips, ...]
-    made, rows = zip(*clips, strict=True)
-    first, count = made[0], len(rows)
-    if made.count(first) == count and rows == tuple(range(rows[0], rows[0] + count)):
-        return first.part(rows[0], rows[0] + count)
-    batch: dict[str, Any] = {}
-    several = list(dict.fromkeys(made))
-    for name in first.features:
-        tensors = {one: one.clips(name) for one in several}
-        batch[name] = _copied([tensors[one][row] for one, row in clips])
-    begins = dict(zip(several, accumulate(map(len, several), initial=0), strict=False))
-    index = torch.from_numpy(np.array([begins[one] + row for one, row in clips]))
-    for name, column in first.columns.items():
-        columns = {one: one.columns[name] for one in several}
-        if isinstance(column, torch.Tensor):
-            batch[name] = torch.cat(list(columns.values())).index_select(0, index)
-        else:
-            batch[name] = [columns[one][row] for one, row in clips]
-    return batch
 
 
 def _collate(name: str, values: list[Any]) -> Any:

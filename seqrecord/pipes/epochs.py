@@ -16,10 +16,8 @@ from torch.utils.data import get_worker_info
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError, MemoryLimitError, StateError
 from seqrecord.pipes.clip_loader import Clip, ClipLoader
-from seqrecord.pipes.collated import Collated
 from seqrecord.pipes.consumers import look_at_consumer
 from seqrecord.pipes.iteration import Iteration
-from seqrecord.pipes.shuffled import ShuffledBatches
 from seqrecord.pipes.states import Sharing, Stages, State, parse_settings
 from seqrecord.pipes.worker_epochs import WorkerEpochs
 from seqrecord.sampling import Part
@@ -97,16 +95,8 @@ class Epochs:
         """Whether this process has begun the epoch that the position is in, or has ended it."""
         return self._begun
 
-    def iterate(
-        self,
-        part: Part,
-        shuffled: ShuffledBatches | None = None,
-        collated: Collated | None = None,
-    ) -> Iterator[Clip]:
+    def iterate(self, part: Part) -> Iterator[Clip]:
         """The batches of one epoch, or those that are left of the one that was loaded.
-
-        `shuffled` is where its single clips will be, if that is known; `collated` is there if
-        nobody but `collate` takes them: small ones are then rows of batches, see `made_clips`.
 
         The epoch counts as begun with the first `next`. Raises `StateError` when a state was
         loaded that is in the middle of an epoch of other parts, and does not tell where they all
@@ -127,7 +117,7 @@ class Epochs:
             self.loader.use_state(self._saved)
         self._sharing, self._offered = sharing, True
         self._offer = offer = object()
-        return self._run(offer, part, sharing, shuffled, collated)
+        return self._run(offer, part, sharing)
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is of this epoch, from its start; one that runs does not change.
@@ -216,14 +206,7 @@ class Epochs:
             **self.loader.left_out(self._epoch),
         }
 
-    def _run(
-        self,
-        offer: object,
-        part: Part,
-        sharing: Sharing,
-        shuffled: ShuffledBatches | None,
-        collated: Collated | None,
-    ) -> Iterator[Clip]:
+    def _run(self, offer: object, part: Part, sharing: Sharing) -> Iterator[Clip]:
         if self._offer is not offer:
             raise ClipError("this iteration was ended: another one has begun")
         self._begun, self._loaded, self._sharing, self._saved = True, None, sharing, None
@@ -233,12 +216,7 @@ class Epochs:
         self._batch = min(self._batch, plan.num_batches)
         self._counts = plan.counts
         self._last = self._moving = iteration = Iteration(
-            self.loader,
-            plan,
-            self._stages,
-            batch=self._batch,
-            shuffled=shuffled,
-            collated=collated,
+            self.loader, plan, self._stages, batch=self._batch
         )
         yield from iteration.clips()
         if self._moving is iteration:

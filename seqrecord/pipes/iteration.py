@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from itertools import repeat
-from operator import length_hint
 from typing import Any
 
 from seqrecord.engine.engine import Engine
 from seqrecord.engine.stats import EngineStats
 from seqrecord.pipes.clip_loader import Clip
-from seqrecord.pipes.collated import Collated
-from seqrecord.pipes.made_clips import ClipsToCome
-from seqrecord.pipes.shuffled import ShuffledBatches
 
 __all__ = ["Iteration"]
 
@@ -27,7 +22,6 @@ class Iteration:
         loader: a `ClipLoader`, or a `MixLoader`.
         plan: one of the loader's, of an epoch with these `stages`.
         batch: the first batch, or single clip.
-        shuffled, collated: see `Epochs.iterate`.
     """
 
     def __init__(
@@ -37,28 +31,19 @@ class Iteration:
         stages: Any,
         *,
         batch: int,
-        shuffled: ShuffledBatches | None,
-        collated: Collated | None,
     ) -> None:
         self._loader, self._plan = loader, plan
         self._number = batch  # of the batch that is made next
         self._waiting: list[Any] = []  # made, and nobody has them; the last one comes first
-        self._to_come: ClipsToCome | None = None  # single clips that are given before they are made
-        self._numbers: Iterator[int] = iter(())  # of those that nobody has got
         self._is_single = loader.batch_size is None
-        self._is_collated = collated is not None
         self._trace = loader.trace()
         self.stats = EngineStats(trace=self._trace)
-        more = {"shuffled": shuffled, "collated": collated}  # never of a mix, which takes none
-        more = {name: value for name, value in more.items() if value is not None}
-        self._engine: Engine | None = loader.start(
-            plan, stages, batch=batch, stats=self.stats, **more
-        )
+        self._engine: Engine | None = loader.start(plan, stages, batch=batch, stats=self.stats)
 
     @property
     def delivered(self) -> int:
         """The batches of the plan that somebody has got, with those before the first one."""
-        return self._number - len(self._waiting) - length_hint(self._numbers)
+        return self._number - len(self._waiting)
 
     @property
     def is_open(self) -> bool:
@@ -70,18 +55,14 @@ class Iteration:
         engine, trace = self._engine, self._trace
         assert engine is not None
         try:
-            if engine.is_placed:
-                # No work for each clip: of small ones, a hundred thousand come in a second.
-                yield from zip(repeat(to_come := self._begin_clips(engine)), self._numbers)
-                to_come.finish()
-                self._to_come = None  # somebody has all
             for batch in engine:
                 clips = self._made(batch)
                 del batch  # so that its memory is the consumer's alone to keep, and the clips' too
                 self._number, self._waiting = self._number + len(clips), clips
                 try:
                     if not trace.is_on:
-                        # No work for each clip here either.
+                        # No work for each clip: of small ones, a hundred thousand come in a
+                        # second.
                         yield from map(_POP, repeat(clips, len(clips)))
                     while clips:
                         with trace.span("consumer"):
@@ -95,14 +76,6 @@ class Iteration:
             trace.close()
             self._engine = self._plan = None
             self.forget()
-
-    def _begin_clips(self, engine: Engine) -> ClipsToCome:
-        """The single clips of an engine that makes them in another order, for `collate` alone."""
-        count = self._plan.num_batches - self._number
-        self._number, self._numbers = self._number + count, iter(range(count))
-        made = partial(self._loader.made, plan=self._plan)
-        self._to_come = to_come = ClipsToCome(engine, made)
-        return to_come
 
     def end(self) -> None:
         """Free its memory, for another iteration is to begin."""
@@ -120,8 +93,6 @@ class Iteration:
         self.stats.clips -= self._clips_waiting
         self.stats.batches -= self._clips_waiting if self._is_single else count
         self._waiting.clear()
-        if self._to_come is not None:
-            self._to_come.clear()
 
     def report(self) -> dict[str, Any]:
         """What the engine has done, of clips only those that somebody has got."""
@@ -133,7 +104,7 @@ class Iteration:
     @property
     def _clips_waiting(self) -> int:
         if self._is_single:
-            return len(self._waiting) + (0 if self._to_come is None else len(self._to_come))
+            return len(self._waiting)
         return sum(len(batch["start"]) for batch in self._waiting)
 
     def _made(self, batch: Any) -> list[Any]:
@@ -142,9 +113,9 @@ class Iteration:
         if len(batch) == plan.first_clip(number + 1) - plan.first_clip(number):
             return [loader.clip(batch, plan, number)]
         clips: list[Any]
-        if not self._is_single:
-            clips = loader.batches(batch, plan, number)
+        if self._is_single:
+            clips = loader.singles(batch, plan)
         else:
-            clips = (loader.rows if self._is_collated else loader.singles)(batch, plan)
+            clips = loader.batches(batch, plan, number)
         clips.reverse()
         return clips

@@ -16,24 +16,17 @@ from seqrecord.clips import ClipTable, IntArray
 from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.arguments import has_arguments, init_takes_arguments
 from seqrecord.pipes.callers import (
-    find_chain,
-    find_fetching,
     find_filter,
     find_holder,
     find_loader,
-    is_indexed_by_default,
     is_running,
 )
 from seqrecord.pipes.clip_loader import Clip
 from seqrecord.pipes.clip_reader import ClipReader
-from seqrecord.pipes.collated import find_collated
-from seqrecord.pipes.consumers import SLOW
-from seqrecord.pipes.distributed import items_beside, say_once
+from seqrecord.pipes.distributed import items_beside
 from seqrecord.pipes.options import DatasetOptions, LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
-from seqrecord.pipes.shuffled import ShuffledBatches
 from seqrecord.pipes.streaming import Streaming
-from seqrecord.pipes.torch_pipes import hide_items, spare_lookups
 from seqrecord.reading.reader import DatasetLike, SeqRecordReader
 from seqrecord.sampling import Part
 
@@ -61,8 +54,8 @@ class SeqRecordPipe(_Iterated, IterDataPipe[Clip]):
     `start` its first frame, or that from which windows count. With `batch_size` the engine
     assembles batches itself: tensors [batch, T, …], `episode` a list of keys, `start` int64
     [batch]. That is the fast path. The memory of a batch is used again when nothing refers to the
-    batch any more: a batch that is kept stays as it is. Small ones lie together, up to 32 single
-    clips in 1 MiB or 32 batches in 32 MiB, and that memory is used again when all of them are gone.
+    batch any more: a batch that is kept stays as it is. Small ones lie together, up to 32 batches
+    in 32 MiB, and that memory is used again when all of them are gone.
 
     The order is a function of the dataset, the arguments, the epoch and the part alone. Epochs
     advance with each iteration, and one iteration runs at a time. A `DataLoader` takes the pipe
@@ -81,18 +74,12 @@ class SeqRecordPipe(_Iterated, IterDataPipe[Clip]):
         location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
     """
 
-    _is_child_datapipe = False  # see `torch_pipes`
     _warned = False
     _holder: str | None = None  # of items of this iteration, behind this pipe
 
     def _iterate(self) -> Iterator[Clip]:
         self._holder = find_holder()
-        chain = find_chain()
-        fetching = find_fetching()  # by a DataLoader, which wraps the last pipe
-        spare_lookups(chain if fetching is None else (*chain, fetching[0].dataset))
-        hide_items(chain)
-        shuffled, collated = ShuffledBatches.of(self, chain), find_collated(self, chain)
-        return self._epochs.iterate(self._part(), shuffled, collated)
+        return super()._iterate()
 
     def __len__(self) -> int:
         """As `SeqRecordStream`'s, also where a `.sharding_filter()` follows."""
@@ -265,11 +252,6 @@ class SeqRecordDataset(TorchDataset[dict[str, Any]]):
 
         They are a batch that was read in one call. `seqrecord.collate` gives it as it is.
         """
-        if is_indexed_by_default(self):
-            say_once(
-                f"a DataLoader {SLOW}: write DataLoader(…, batch_size={len(numbers)}, "
-                "collate_fn=seqrecord.collate)"
-            )
         return self._reader.read(self._checked(numbers)) if len(numbers) else []
 
     def __repr__(self) -> str:

@@ -12,7 +12,6 @@ from seqrecord.clips import ClipTable
 from seqrecord.pipes.arguments import init_takes_arguments
 from seqrecord.pipes.callers import find_loader
 from seqrecord.pipes.clip_loader import Clip, ClipLoader
-from seqrecord.pipes.collated import find_collated
 from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
@@ -153,7 +152,7 @@ class Streaming(WithEpochs):
         return self._epochs.loader.num_clips(self._epochs.current)
 
     def _iterate(self) -> Iterator[Clip]:
-        return self._epochs.iterate(self._part(), collated=find_collated(self, ()))
+        return self._epochs.iterate(self._part())
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._epochs.loader.describe()})"
