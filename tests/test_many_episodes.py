@@ -92,9 +92,8 @@ def test_an_epoch_of_more_runs_than_23_bits_number(root: Path) -> None:
     stream.load_state_dict(state | {"batch": 2 * FIRST // 100})
     count = 2 * FIRST // 100 * 100
     for batch in stream:
-        for key, start, x in zip(
-            batch["episode"], batch["start"].tolist(), batch["x"], strict=True
-        ):
+        columns = batch["episode"], batch["start"].tolist(), batch["x"].tolist()
+        for key, start, x in zip(*columns, strict=True):
             episode, first = divmod(count, 2)
             assert (int(key), start) == (episode, first)
             assert x == [[episode % STORED, first], [episode % STORED, first + 1]]
