@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/installed
 SERVICES := tests/services/node_modules
 LEROBOT := $(VENV)/lerobot
 
-.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot services demo test test-slow test-services test-all docs check format clean
+.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot services demo test test-slow test-services test-all mutants docs check format clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 16
@@ -70,6 +70,9 @@ test-services: $(INSTALLED) ## Run the tests that need Azurite, moto, nginx or a
 
 test-all: $(INSTALLED) ## Run every test
 	$(PYTEST) --dist worksteal -m '' --hypothesis-profile=many
+
+mutants: $(INSTALLED) ## Count which small changes of the code no fast test notices; ARGS='--to tests/mutation' and so on
+	$(BIN)/python -m tests.mutation $(ARGS)
 
 docs: $(INSTALLED) ## Build the documentation into build/site; a warning is an error
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

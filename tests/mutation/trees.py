@@ -1,0 +1,49 @@
+"""Copies of the project, so that what is tried is what stood there when the run began."""
+
+from __future__ import annotations
+
+import compileall
+import hashlib
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from py_compile import PycInvalidationMode
+
+__all__ = ["copy_tree", "digest", "project_files", "restore"]
+
+
+def project_files(root: Path) -> list[str]:
+    """The files that git knows, and new ones that it does not ignore; sorted paths."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    names = {name for name in done.stdout.split("\0") if name}
+    return sorted(name for name in names if (root / name).is_file())
+
+
+def digest(root: Path, files: Sequence[str]) -> str:
+    """A short name for what code and tests are, but for this tool."""
+    value = hashlib.sha256()
+    for name in files:
+        if name.endswith((".py", ".toml")) and not name.startswith("tests/mutation/"):
+            data = (root / name).read_bytes()
+            value.update(f"{name}\n{len(data)}\n".encode() + data)
+    return value.hexdigest()[:12]
+
+
+def copy_tree(root: Path, files: Sequence[str], to: Path) -> None:
+    """Copies files, and compiles the package: a module is compiled anew only where it changes."""
+    for name in files:
+        (to / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(root / name, to / name)
+    compileall.compile_dir(
+        to / "seqrecord", quiet=2, invalidation_mode=PycInvalidationMode.CHECKED_HASH
+    )
+
+
+def restore(source: Path, tree: Path) -> None:
+    """Undoes the change that an interrupted run left in a copy."""
+    for path in (source / "seqrecord").rglob("*.py"):
+        data, there = path.read_bytes(), tree / path.relative_to(source)
+        if there.read_bytes() != data:
+            there.write_bytes(data)
