@@ -41,6 +41,10 @@ def test_others_are_not_joined(change: Any) -> None:
     clips = divide(pool.lease(pool.acquire()))
     assert join(clips) is not None
     assert join([change(clip) for clip in clips[:2]]) is None
+    numbers = BufferPool((4, 2, 3), np.dtype("c8"), 2)
+    several = divide(numbers.lease(numbers.acquire()))
+    assert join(several) is not None
+    assert join([clip.conj() for clip in several]) is None
     assert join([torch.zeros(3), torch.zeros(3)]) is None
     table = torch.zeros(4, 3)
     assert join(list(table)) is None

@@ -1,9 +1,10 @@
-"""`seqrecord.collate`: batches of single clips, and who is told to use it."""
+"""`seqrecord.collate`: batches of single clips, from a loader or of any values."""
 
 from __future__ import annotations
 
 import gc
 import tracemalloc
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,47 @@ def test_values_are_those_of_default_collate() -> None:
     assert torch.equal(batch["nested"]["pose"], expected["nested"]["pose"])
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        [3, -(2**63)],
+        [True, False],
+        [True, 2],
+        [1, 2.5],
+        [2.5, 1],
+        [2.5, 2**63 + 1],
+        [np.float64(1), np.float64(2)],
+        [np.bool_(True), np.bool_(False)],
+        [np.ones(2, np.float16), np.ones(2, np.float16)],
+    ],
+    ids=str,
+)
+def test_numbers_are_those_of_default_collate(values: list[Any]) -> None:
+    clips = [{"x": value} for value in values]
+    expected, found = default_collate(clips)["x"], seqrecord.collate(clips)["x"]
+    assert found.dtype == expected.dtype
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("size", [2, 40_000])  # copied by torch, and by NumPy
+def test_views_that_torch_has_not_computed_yet(size: int) -> None:
+    numbers = torch.arange(2 * size, dtype=torch.float32).reshape(size, 2)
+    whole = torch.view_as_complex(numbers)
+    values = [whole.conj(), whole, whole.conj().imag, whole.imag]
+    for pair in (values[:2], values[1::-1], values[2:], values[:1] * 2, values[2:3] * 2):
+        batch = seqrecord.collate([{"x": value} for value in pair])["x"]
+        assert not batch.is_conj()
+        assert torch.equal(batch, torch.stack([v.resolve_conj().resolve_neg() for v in pair]))
+
+
+@pytest.mark.parametrize("kind", [list, tuple, deque], ids=str)
+def test_what_holds_the_clips(path: Path, kind: Any) -> None:
+    pipe: Any = SeqRecordPipe(path, **CLIPS)
+    batches = pipe.batch(4, wrapper_class=kind).collate(seqrecord.collate)
+    found = [name for batch in batches for name in check(batch, FEATURES, 3)]
+    assert sorted(found) == possible_clips(FEATURES, 3)
+
+
 def test_texts_and_frames_of_variable_shapes_are_lists() -> None:
     frames = [[torch.zeros(2)], [torch.zeros(3)]]
     clips = [{"episode": f"a/{i}", "note": frames[i], "name": np.str_("b")} for i in range(2)]
@@ -93,6 +135,13 @@ def test_tensors_that_want_gradients_are_stacked() -> None:
     assert weight.grad.tolist() == [5, 5]
 
 
+def jagged(*lengths: int) -> torch.Tensor:
+    made: torch.Tensor = torch.nested.nested_tensor(
+        [torch.ones(length) for length in lengths], layout=torch.jagged
+    )
+    return made
+
+
 BAD: list[tuple[Any, list[str]]] = [
     ([], ["nothing to collate"]),
     ([torch.zeros(2)], ["nothing to collate", "Tensor"]),
@@ -102,6 +151,13 @@ BAD: list[tuple[Any, list[str]]] = [
     ([{"a": torch.zeros(2)}, {"a": 3}], ["expected: Tensor", "got: int"]),
     ([{"a": "x"}, {"a": 3}], ["expected: str", "got: int"]),
     ([{"a": {}}, {"a": 3}], ["expected: dict", "got: int"]),
+    ([{"a": 2**63 + 1}, {"a": 5}], ["feature: a", "to 2^63 - 1", "got: 9223372036854775809"]),
+    ([{"a": 5}, {"a": -(2**70)}], ["feature: a", "got: -1180591620717411303424"]),
+    ([{"a": 0.5}, {"a": 1j}], ["feature: a", "numbers of one kind", "got: [0.5, 1j]"]),
+    ([{"a": np.ones(2, ">f4")}] * 2, ["feature: a", "the machine's byte order", "'>f4'"]),
+    ([{"a": np.ones(2, np.longdouble)}] * 2, ["feature: a", "a dtype that torch does not have"]),
+    ([{"a": jagged(2)}, {"a": torch.ones(2)}], ["nested, torch.jagged", "plain, torch.strided"]),
+    ([{"a": jagged(2)}, {"a": jagged(2).double()}], ["float32", "float64"]),
 ]
 
 

@@ -56,6 +56,8 @@ def _follow_each_other(clips: Sequence[torch.Tensor]) -> bool:
             or clip.shape != shape
             or clip.dtype != dtype
             or clip.requires_grad
+            or clip.is_conj()
+            or clip.is_neg()
             or not clip.is_contiguous()
         ):
             return False

@@ -89,7 +89,7 @@ class ClipReader:
         draws, seed = selection.draws, 0
         if draws is not None or selection.steps is not None:
             # From torch's global generator, which a sampler draws the numbers from.
-            seed = int(torch.randint(1 << 62, ()))
+            seed = int(torch.randint(1 << 62, (), device="cpu"))
         frames = selection.drawn_frames(seed, 0)
         features = self._read(frames, episode, start)
         said = selection.said_of_frames(frames, episode, start)

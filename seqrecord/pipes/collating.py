@@ -7,9 +7,11 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
@@ -33,9 +35,12 @@ _is_contiguous = torch.Tensor.is_contiguous
 
 _NUMBERS = (bool, int, float, complex)
 
-_SHARED_DTYPES = {  # with NumPy, which has no bfloat16
-    torch.from_numpy(np.empty(0, name)).dtype for name in ("?", *"bhilBHILefdFD")
+_DTYPES = {  # of NumPy, which has no bfloat16
+    torch.from_numpy(np.empty(0, name)).dtype: np.dtype(name) for name in ("?", *"bhilBHILefdFD")
 }
+_LEAST, _MOST = -(1 << 63), (1 << 63) - 1  # of int64
+
+_kind_of = attrgetter("shape", "dtype", "is_cpu", "layout", "requires_grad")
 
 _Kind: TypeAlias = "tuple[tuple[int, ...], torch.dtype, bool]"
 
@@ -45,8 +50,9 @@ def collate(clips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     For a DataLoader's `collate_fn`, in this process or in workers, and for `.batch(4).collate(…)`
     in a chain of pipes. Tensors [clip_len, …] become tensors [clips, clip_len, …], numbers become
-    tensors [clips], keys and other texts become lists, and so do metadata and frames of variable
-    shapes. Nested tensors [clip_len, ?, …] become one [clips * clip_len, ?, …].
+    tensors [clips] of the dtypes that torch's `default_collate` gives, keys and other texts become
+    lists, and so do metadata and frames of variable shapes. Nested tensors [clip_len, ?, …] become
+    one [clips * clip_len, ?, …].
 
     Unlike with torch's `default_collate`, batches lie in memory that is used again when nothing
     refers to it any more: finding fresh memory takes many times as long as copying. Clips that
@@ -59,7 +65,7 @@ def collate(clips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     if isinstance(clips, ClipSequence) and (whole := clips.whole()) is not None:
         return whole
-    if not clips or not all(isinstance(clip, Mapping) for clip in clips):
+    if not clips or not all(issubclass(kind, Mapping) for kind in set(map(type, clips))):
         raise ClipError(
             "nothing to collate",
             expected="a list of clips, each a dict by feature",
@@ -102,34 +108,69 @@ def _collate(name: str, values: list[Any]) -> Any:
             other = values[same.index(not same[0])]
             raise _unlike(name, type(first).__name__, type(other).__name__)
     if isinstance(first, torch.Tensor):
-        if first.is_nested and all(v.is_nested and v.layout is torch.jagged for v in values):
-            return nested(values)
+        if any(value.is_nested for value in values):
+            return _nested(name, values)
         return _stacked(name, values)
     if isinstance(first, Mapping):
         return collate(values)
     if isinstance(first, _NUMBERS):
-        return torch.from_numpy(np.array(values))
+        return _numbers(name, values)
     if isinstance(first, (np.ndarray, np.generic)) and first.dtype.kind in "biufc":
-        return _stacked(name, [torch.from_numpy(np.require(v, None, ["C", "W"])) for v in values])
+        return _stacked(name, [_tensor(name, value) for value in values])
     return values  # keys, and frames of variable shapes
 
 
-def _stacked(name: str, tensors: list[torch.Tensor]) -> torch.Tensor:
+def _numbers(name: str, values: list[Any]) -> torch.Tensor:
+    """As torch's `default_collate`, which makes float64 of floats, on the host."""
+    kinds = {float: torch.float64, complex: torch.complex128}
+    dtype = next((kinds[kind] for kind in kinds if isinstance(values[0], kind)), None)
+    try:
+        return torch.tensor(values, dtype=dtype, device="cpu")
+    except (OverflowError, RuntimeError, TypeError, ValueError) as error:
+        wrong = (v for v in values if isinstance(v, int) and not _LEAST <= v <= _MOST)
+        raise ClipError(
+            "numbers of clips that make no tensor",
+            feature=name,
+            expected="numbers of one kind, integers from -2^63 to 2^63 - 1",
+            got=repr_of(next(wrong, values), 100),
+        ) from error
+
+
+def _tensor(name: str, value: npt.NDArray[Any] | np.generic) -> torch.Tensor:
+    try:
+        return torch.from_numpy(np.require(value, None, ["C", "W"]))
+    except (TypeError, ValueError) as error:  # long doubles, other byte orders
+        raise ClipError(
+            "an array of a dtype that torch does not have",
+            feature=name,
+            expected="one of the machine's byte order, of at most 64 bits or complex of 128",
+            got=repr_of(value.dtype, 100),
+        ) from error
+
+
+def _nested(name: str, tensors: list[torch.Tensor]) -> torch.Tensor:
     first = tensors[0]
-    if (joined := join(tensors)) is not None:
-        return joined
-    shape, dtype = first.shape, first.dtype
     for tensor in tensors:
-        if tensor.shape != shape or tensor.dtype != dtype:
+        if not tensor.is_nested or tensor.layout is not torch.jagged:
+            layout = f"{'nested' if tensor.is_nested else 'plain'}, {tensor.layout}"
+            raise _unlike(name, "nested, torch.jagged", layout)
+        if tensor.dtype != first.dtype or tensor.shape[2:] != first.shape[2:]:
             raise _unlike(name, _shown(first), _shown(tensor))
-    plain = dtype in _SHARED_DTYPES and all(
-        tensor.is_cpu
-        and tensor.layout is torch.strided
-        and not tensor.requires_grad
-        and type(tensor) is torch.Tensor
-        for tensor in tensors
-    )
-    return _copied(tensors) if plain else torch.stack(tensors)
+    return nested(tensors)
+
+
+def _stacked(name: str, tensors: list[torch.Tensor]) -> torch.Tensor:
+    kinds = set(map(_kind_of, tensors))
+    shape, dtype, is_cpu, layout, wants_gradient = _kind_of(tensors[0])
+    for kind in kinds:
+        if kind[:2] != (shape, dtype):
+            wrong = next(tensor for tensor in tensors if _kind_of(tensor)[:2] != (shape, dtype))
+            raise _unlike(name, _shown(tensors[0]), _shown(wrong))
+    plain = is_cpu and layout is torch.strided and not wants_gradient and dtype in _DTYPES
+    if not plain or len(kinds) > 1 or set(map(type, tensors)) != {torch.Tensor}:
+        return torch.stack(tensors)
+    joined = join(tensors)
+    return _copied(tensors) if joined is None else joined
 
 
 def _copied(tensors: list[torch.Tensor]) -> torch.Tensor:
@@ -146,7 +187,7 @@ def _copied(tensors: list[torch.Tensor]) -> torch.Tensor:
     # Not by torch: its threads wait for each other, and on a busy machine that takes ten times as
     # long as the copy.
     for i, tensor in enumerate(tensors):
-        np.copyto(array[i, ...], tensor.numpy())
+        np.copyto(array[i, ...], tensor.resolve_conj().resolve_neg().numpy())
     return pool.lease(array, len(tensors))
 
 
@@ -186,8 +227,8 @@ class _Pools:
             size, pool = pools.pop(kind, (0, None))
             if pool is None or size < len(tensors):
                 size = len(tensors)
-                dtype = torch.empty(0, dtype=kind[1]).numpy().dtype
-                pool = (SharedBufferPool if kind[2] else BufferPool)((size, *kind[0]), dtype, _KEEP)
+                shape, dtype = (size, *kind[0]), _DTYPES[kind[1]]
+                pool = (SharedBufferPool if kind[2] else BufferPool)(shape, dtype, _KEEP)
             if in_worker or _users:
                 pools[kind] = size, pool
             while len(pools) > _MOST_POOLS:

@@ -119,11 +119,12 @@ def columns_of(
     columns: dict[str, Any] = {DATASET: [names[source] for source in batch.source.tolist()]}
     for name, lacking in missing.items():
         columns[name + MISSING] = torch.from_numpy(np.isin(batch.source, lacking))
-    columns["episode"], columns["start"] = [None] * size, torch.zeros(size, dtype=torch.int64)
+    columns["episode"] = [None] * size
+    columns["start"] = torch.zeros(size, dtype=torch.int64, device="cpu")
     for teller in tellers:
         loader = loaders[teller]
         for name, (dtype, shape) in _tensors(loader.selection).items():
-            columns.setdefault(name, torch.zeros((size, *shape), dtype=dtype))
+            columns.setdefault(name, torch.zeros((size, *shape), dtype=dtype, device="cpu"))
         for name in loader.options.metadata or ():
             columns.setdefault(name, [None] * size)
     # Plain Python: NumPy's calls for so few numbers would each wait for the GIL.

@@ -1,0 +1,105 @@
+"""`torch.set_default_device` is for the user's own tensors: what loaders give stays on the host."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import seqrecord
+from seqrecord import SeqRecordDataset, SeqRecordMix, SeqRecordNode, SeqRecordPipe, SeqRecordStream
+from tests.clip_data import digest
+
+PACKAGE = Path(__file__).parents[1] / "seqrecord"
+CLIPS: dict[str, Any] = {"clip_len": 3, "pad": "edge", "metadata": ["number"]}
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[Callable[[], None]]:
+    """Has tensors made on a device that holds no values."""
+    yield lambda: torch.set_default_device("meta")
+    torch.set_default_device(None)
+
+
+def in_order(path: Path, **more: Any) -> list[Any]:
+    return [SeqRecordDataset(path, **CLIPS, **more)[i] for i in range(20)]
+
+
+def of_calls(path: Path, **more: Any) -> Any:
+    dataset = SeqRecordDataset(path, **CLIPS, **more)
+    several = [range(i, i + 4) for i in range(0, 20, 4)]
+    return (seqrecord.collate(dataset.__getitems__(numbers)) for numbers in several)
+
+
+def mixed(path: Path) -> Any:
+    few = SeqRecordStream(path, **{**CLIPS, "metadata": None}, features=["id"], dilation=(1, 2))
+    many = SeqRecordStream(path, **CLIPS, features=["id", "image"])
+    return SeqRecordMix({"few": few, "many": many}, batch_size=4)
+
+
+LOADERS: dict[str, Callable[[Path], Any]] = {
+    "pipe": lambda path: SeqRecordPipe(path, **CLIPS),
+    "batches": lambda path: SeqRecordPipe(path, **CLIPS, batch_size=4),
+    "node": lambda path: SeqRecordNode(path, **CLIPS, batch_size=4),
+    "sequences": lambda path: SeqRecordStream(path, **CLIPS, batch_size=2, order="sequences"),
+    "ragged": lambda path: SeqRecordPipe(path, **CLIPS, ragged="nested", batch_size=4),
+    "chain": lambda path: (
+        SeqRecordPipe(path, **CLIPS).shuffle().set_seed(1).batch(4).collate(seqrecord.collate)
+    ),
+    "large chain": lambda path: SeqRecordPipe(path, **CLIPS).batch(50).collate(seqrecord.collate),
+    "numbered": in_order,
+    "calls": of_calls,
+    "crops": lambda path: of_calls(path, clip_transform=seqrecord.CenterCrop((4, 5))),
+    "steps": lambda path: of_calls(path, reverse=0.5),
+    "mix": mixed,
+    "to a device": lambda path: seqrecord.prefetch_to_device(
+        SeqRecordPipe(path, **CLIPS, batch_size=4), "cpu"
+    ),
+    "of a device": lambda path: SeqRecordPipe(path, **CLIPS, batch_size=4, device="cpu"),
+}
+
+
+@pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS)
+def test_loaders(path: Path, make: Callable[[Path], Any], elsewhere: Callable[[], None]) -> None:
+    def found() -> list[Any]:
+        torch.manual_seed(1)  # clips by their number draw from torch's own generator
+        return [digest({n: flat(value) for n, value in batch.items()}) for batch in make(path)]
+
+    expected = found()
+    elsewhere()
+    assert torch.zeros(1).is_meta
+    assert found() == expected
+
+
+def flat(value: Any) -> Any:
+    """What a nested tensor holds; any other value as it is."""
+    if getattr(value, "is_nested", False):
+        return [value.values(), value.offsets()]
+    return value
+
+
+def test_numbers(elsewhere: Callable[[], None]) -> None:
+    elsewhere()
+    batch = seqrecord.collate([{"start": i, "time": i / 2, "is_last": i == 1} for i in range(2)])
+    found = {name: value.tolist() for name, value in batch.items()}
+    assert found == {"start": [0, 1], "time": [0, 0.5], "is_last": [False, True]}
+
+
+FACTORIES = re.compile(
+    r"torch\.(nested\.)?(arange|as_tensor|asarray|empty(_permuted|_strided)?|eye|full|linspace|"
+    r"logspace|nested_tensor|ones|rand(int|n|perm)?|range|scalar_tensor|tensor|tri[lu]_indices|zeros)"
+)
+
+
+@pytest.mark.parametrize(
+    "file", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
+)
+def test_every_tensor_that_is_made_is_made_on_a_given_device(file: Path) -> None:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Call) and FACTORIES.fullmatch(ast.unparse(node.func)):
+            assert "device" in [word.arg for word in node.keywords], ast.unparse(node)
