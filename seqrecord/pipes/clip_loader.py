@@ -42,8 +42,6 @@ from seqrecord.text import counted
 __all__ = ["Clip", "ClipLoader", "open_trace"]
 
 _MOST_TOGETHER = 32  # single clips
-_MOST_SHARED = 3  # … in a worker process, where each that is kept keeps the memory of all: clips
-# that a `.shuffle()` holds keep less than twice their own, for 1 + 1/2 + 1/3 < 2
 _MOST_BYTES_TOGETHER = 1 << 20
 _MOST_JOINED = 32  # small batches; each that is kept keeps the memory of all
 _MOST_BYTES_JOINED = 32 << 20
@@ -108,8 +106,7 @@ class ClipLoader(Planner):
         """How many single clips may be made at once: a few small ones."""
         if self.batch_size is not None or not self._are_alike:
             return 1
-        most = _MOST_TOGETHER if get_worker_info() is None else _MOST_SHARED
-        return max(1, min(most, _MOST_BYTES_TOGETHER // max(1, self._clip_bytes)))
+        return max(1, min(_MOST_TOGETHER, _MOST_BYTES_TOGETHER // max(1, self._clip_bytes)))
 
     @property
     def _most_joined(self) -> int:
@@ -215,7 +212,8 @@ class ClipLoader(Planner):
         """Several single clips, which an engine has delivered as one batch, as users get them.
 
         Each has memory of its own: to keep one, or to pickle it, is not to keep all. In a worker
-        process they are rows of shared memory, which is not copied.
+        process they are rows of shared memory, which is sent without a copy, and of which each
+        piece takes file descriptors.
         """
         divide = _rows if get_worker_info() is not None else _copies
         given = {name: divide(feature) for name, feature in _tensors(batch).items()}
