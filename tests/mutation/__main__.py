@@ -30,15 +30,14 @@ ROOMS = "engine,pipes,sampling,reading,writing"
 def main(arguments: Sequence[str]) -> None:
     options = parsed(arguments)
     files = project_files(ROOT)
-    name = digest(ROOT, files) + "".join(f"-{Path(file).stem}" for file in options.tests)
-    work = options.work / name
+    work = options.work / digest(ROOT, files, options.tests)
     source, code, records = work / "source", work / "code", work / "records"
     if not (work / "recorded").exists():
         shutil.rmtree(work, ignore_errors=True)
         copy_tree(ROOT, files, source)
         write_instrumented(source, code)
         record(source, code, records, options.tests, options.processes)
-        (work / "recorded").touch()
+        (work / "recorded").write_text(described())  # the commit that the copies are of
     trees = [work / f"tree-{number}" for number in range(options.processes)]
     for tree in trees:
         if not (tree / "seqrecord").exists():
@@ -62,7 +61,7 @@ def main(arguments: Sequence[str]) -> None:
     found = {result["id"]: result for result in read_results(results)}
     mine = [found[identity(trial.mutant)] for trial in trials]
     settings = {
-        "commit": described(),
+        "commit": (work / "recorded").read_text(),
         "seed": options.seed,
         "mutants": f"{options.count} in each room",
         "tests": f"{len(covering.tests)}, of which at most {options.cap} for each mutant",

@@ -21,9 +21,9 @@ def project_files(root: Path) -> list[str]:
     return sorted(name for name in names if (root / name).is_file())
 
 
-def digest(root: Path, files: Sequence[str]) -> str:
-    """A short name for what code and tests are, but for this tool."""
-    value = hashlib.sha256()
+def digest(root: Path, files: Sequence[str], tests: Sequence[str]) -> str:
+    """A short name for what code and tests are, but for this tool, and for which tests are run."""
+    value = hashlib.sha256("\n".join(tests).encode())
     for name in files:
         if name.endswith((".py", ".toml")) and not name.startswith("tests/mutation/"):
             data = (root / name).read_bytes()
