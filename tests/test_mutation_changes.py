@@ -144,14 +144,15 @@ class A:
 def test_every_change_makes_another_module(thorough: bool) -> None:
     rooms = ["engine", "pipes", "sampling", "reading", "writing"]
     files = [(room, file) for room in rooms for file in room_files(ROOT, room)]
-    for room, file in files if thorough else files[::150]:
+    for room, file in files[:: 10 if thorough else 150]:
         source = (ROOT / file).read_bytes()
         seen = {ast.dump(ast.parse(source))}
-        for mutant in mutants_of(ROOT, room, file):
+        mutants = mutants_of(ROOT, room, file)
+        for mutant in mutants:
             tree = ast.parse(changed(source, mutant.change))
             compile(tree, file, "exec")
             seen.add(ast.dump(tree))
-        assert len(seen) == 1 + len(mutants_of(ROOT, room, file)), file
+        assert len(seen) == 1 + len(mutants), file
 
 
 def written(root: Path, **modules: str) -> Path:
