@@ -24,12 +24,13 @@
     ├── EpisodeKeyError           no episode has this key
     ├── StatisticsKeyError        there are no statistics of this feature
     ├── StateError                a saved state that belongs to another dataset or to other settings
+    ├── ResourceError             the system gives no more threads, processes or file descriptors
     └── MissingPackageError       an optional package is not installed
 
 The ones that a caller would otherwise expect as a builtin are that builtin too: `SchemaError`,
 `FrameError`, `ClipError`, `LocationError` and `StateError` are `ValueError`s, `NotFoundError` is a
-`FileNotFoundError`, `EpisodeKeyError` and `StatisticsKeyError` are `KeyError`s, and
-`MissingPackageError` is an `ImportError`.
+`FileNotFoundError`, `EpisodeKeyError` and `StatisticsKeyError` are `KeyError`s,
+`MissingPackageError` is an `ImportError`, and `ResourceError` a `RuntimeError`.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ __all__ = [
     "MissingPackageError",
     "NotFoundError",
     "QueueFullError",
+    "ResourceError",
     "SchemaError",
     "SeqRecordError",
     "SourceError",
@@ -228,6 +230,10 @@ class StatisticsKeyError(SeqRecordError, KeyError):
 
 class StateError(SeqRecordError, ValueError):
     """A saved state that belongs to another dataset or to other settings."""
+
+
+class ResourceError(SeqRecordError, RuntimeError):
+    """The system gives no more threads, processes or file descriptors than there are."""
 
 
 class MissingPackageError(SeqRecordError, ImportError):

@@ -12,18 +12,52 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["ThreadPool"]
+from seqrecord.errors import ResourceError
+
+__all__ = ["ThreadPool", "check_room", "start"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
+def start(thread: threading.Thread) -> None:
+    """Start a thread; `ResourceError` where the system lets none start."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise ResourceError(
+            f"no thread can be started: {error}",
+            expected="a limit of processes and threads (ulimit -u, pids.max of a container) that "
+            "leaves room for some more",
+            got=f"{threading.active_count()} threads in this process",
+        ) from error
+
+
+def check_room(count: int) -> None:
+    """Raise `ResourceError` unless the system lets so many threads start: for what hangs without.
+
+    They end before this returns.
+    """
+    over = threading.Event()
+    started = []
+    try:
+        for _ in range(count):
+            start(thread := threading.Thread(target=over.wait, daemon=True))
+            started.append(thread)
+    finally:
+        over.set()
+        for thread in started:
+            thread.join()
+
+
 class ThreadPool(Executor):
     """At most `count` threads, started as they are needed, whose names begin with `name`.
 
-    Leaving the `with` block drops what has not begun, and waits for what has.
+    Where the system lets fewer start, these do the tasks, and `submit` does them where it lets none
+    start. Leaving the `with` block drops what has not begun, and waits for what has.
     """
 
     def __init__(self, count: int, name: str) -> None:
@@ -35,23 +69,29 @@ class ThreadPool(Executor):
         self._is_closed = False
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
-        """Have `fn` called; raises `RuntimeError` after `shutdown`, and where no thread starts."""
+        """Have `fn` called; raises `RuntimeError` after `shutdown`."""
         future: Future[_T] = Future()
+        task = _Task(future, fn, args, kwargs)
         with self._lock:
             if self._is_closed:
                 raise RuntimeError("the pool has ended")
             # First, or a thread that starts would count as idle beside its own task.
-            self._queue.put(_Task(future, fn, args, kwargs))
+            self._queue.put(task)
             if not self._idle.acquire(blocking=False) and len(self._threads) < self._count:
-                thread = threading.Thread(
-                    target=_work,
-                    args=(self._queue, self._idle),
-                    name=f"{self._name}_{len(self._threads)}",
-                    daemon=True,
-                )
-                thread.start()
-                self._threads.append(thread)
+                self._start_one()
+            if self._threads:
+                return future
+            self._queue.get_nowait()  # the same task: nobody else takes any
+        task.do()
         return future
+
+    def _start_one(self) -> None:
+        """One thread more, if the system lets one start."""
+        arguments, name = (self._queue, self._idle), f"{self._name}_{len(self._threads)}"
+        thread = threading.Thread(target=_work, args=arguments, name=name, daemon=True)
+        with suppress(ResourceError):
+            start(thread)
+            self._threads.append(thread)
 
     def allow(self, count: int) -> None:
         """Have at most so many threads from now on; those that there are stay."""

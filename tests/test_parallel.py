@@ -325,17 +325,16 @@ def test_an_absent_file_is_not_found_whatever_is_asked(tmp_path: Path) -> None:
         storage.read_ranges("nothing", [ByteRange(0, 0)], [memoryview(b"")])
 
 
-def test_a_leaving_interpreter_is_an_error_of_ours(
+def test_where_no_thread_starts_requests_follow_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def start(_: threading.Thread) -> None:
-        raise RuntimeError("can't create new thread at interpreter shutdown")
+        raise RuntimeError("can't create new thread at interpreter shutdown")  # or for a limit
 
     storage = small(LocalStorage(tmp_path))
     put(storage, PATH, DATA)
     monkeypatch.setattr(threading.Thread, "start", start)
-    with pytest.raises(StorageError, match="interpreter exits"):
-        get(storage, PATH)
+    assert get(storage, PATH) == DATA
 
 
 def test_places_have_to_be(tmp_path: Path) -> None:

@@ -10,35 +10,48 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TypeAlias
 
 from seqrecord.engine.batches import Copy
 from seqrecord.engine.trace import Trace
+from seqrecord.errors import ResourceError
+from seqrecord.threads import start
 
 __all__ = ["CopyThreads", "Done"]
 
 Done: TypeAlias = Callable[[BaseException | None], None]
 """Called when a copy is made, with what it raised, by the thread that made it."""
 
+_Task: TypeAlias = tuple[Copy, Done]
+
 
 class CopyThreads:
-    """At most `count` threads, started as they are needed, whose names begin with `name`."""
+    """At most `count` threads, started as they are needed, whose names begin with `name`.
+
+    Where the system lets fewer start, these make the copies, and `begin` makes them where it lets
+    none start.
+    """
 
     def __init__(self, count: int, name: str, trace: Trace) -> None:
         self._count, self._name, self._trace = count, name, trace
-        self._tasks: queue.SimpleQueue[tuple[Copy, Done] | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
 
     def begin(self, copies: Iterable[Copy], done: Done) -> None:
         """Have copies made, after those that were asked for before. `done` is called for each."""
         for copy in copies:
-            self._tasks.put((copy, done))
             if len(self._threads) < self._count:
                 name = f"{self._name}_{len(self._threads)}"
                 arguments = (self._tasks, self._trace)
                 thread = threading.Thread(target=_work, args=arguments, name=name, daemon=True)
-                thread.start()
-                self._threads.append(thread)
+                with suppress(ResourceError):
+                    start(thread)
+                    self._threads.append(thread)
+            if self._threads:
+                self._tasks.put((copy, done))
+            else:
+                _make(copy, done, self._trace)
 
     def allow(self, count: int) -> None:
         """Have at most so many threads from now on; no fewer than there are."""
@@ -57,14 +70,18 @@ class CopyThreads:
             thread.join()
 
 
-def _work(tasks: queue.SimpleQueue[tuple[Copy, Done] | None], trace: Trace) -> None:
+def _work(tasks: queue.SimpleQueue[_Task | None], trace: Trace) -> None:
     while (task := tasks.get()) is not None:
-        copy, done = task
-        error = None
-        try:
-            with trace.span("gather copies", bytes=copy.nbytes):
-                copy.do()
-        except BaseException as raised:
-            error = raised
-        done(error)
-        del task, copy, done, error  # they refer to a batch
+        _make(*task, trace)
+        del task  # it refers to a batch
+
+
+def _make(copy: Copy, done: Done, trace: Trace) -> None:
+    error = None
+    try:
+        with trace.span("gather copies", bytes=copy.nbytes):
+            copy.do()
+    except BaseException as raised:
+        error = raised
+    done(error)
+    del copy, done, error  # its traceback refers to this frame

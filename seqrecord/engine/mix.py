@@ -220,9 +220,14 @@ class MixEngine:
         drop.atexit = False
         self.drop = drop
         end: Any = SourceEnd(self._channel)
-        for i, source in enumerate(runs):
-            run = partial(_run_source, source, i, self._channel, order, int(given[i]), int(last[i]))
-            self._schedulers.append(Scheduler(end, run, _nothing))
+        try:
+            for i, source in enumerate(runs):
+                clips = int(given[i]), int(last[i])
+                run = partial(_run_source, source, i, self._channel, order, *clips)
+                self._schedulers.append(Scheduler(end, run, _nothing))
+        except BaseException:  # a thread for each source, or none
+            self.close()
+            raise
 
     def __iter__(self) -> Iterator[MixedBatch]:
         return self

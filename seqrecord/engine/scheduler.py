@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from seqrecord.engine.channel import Channel, ClosedError
 from seqrecord.engine.workers import THREAD_NAME
+from seqrecord.threads import start
 
 __all__ = ["Executor", "Scheduler"]
 
@@ -43,7 +44,8 @@ class Executor(Protocol):
 class Scheduler:
     """A thread that calls `run`, then `release`, and then ends the channel, with `run`'s error.
 
-    When `release` is called, none of the iteration's threads uses its memory any more.
+    Raises `ResourceError` where the system lets none start; the channel is then closed. When
+    `release` is called, none of the iteration's threads uses its memory any more.
     """
 
     def __init__(
@@ -56,8 +58,8 @@ class Scheduler:
             target=self._run, args=(run, release), name=name, daemon=True
         )
         try:
-            self._thread.start()
-        except BaseException:  # Ctrl-C while this waits until the thread runs, which it may
+            start(self._thread)
+        except BaseException:  # or Ctrl-C while this waits until the thread runs, which it may
             channel.close()
             raise
         _running.add(self)

@@ -129,8 +129,6 @@ def _copy(storage: Storage, path: str, size: int, file: IO[bytes], piece: int) -
         target.madvise(mmap.MADV_DONTNEED)  # the file has them
 
     with request_threads(_COPIES, "copy") as threads:
-        futures = [
-            threads.submit(f"{storage.url}/{path}", copy, at) for at in range(0, size, piece)
-        ]
+        futures = [threads.submit(copy, at) for at in range(0, size, piece)]
         for future in futures:
             future.result()

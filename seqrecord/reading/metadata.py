@@ -138,7 +138,7 @@ def _tables(storage: Storage, manifest: Manifest, verify: bool) -> dict[str, Map
     if storage.local_path(manifest.index[names[0]].path) is not None:
         return {name: table(name) for name in names}
     with request_threads(min(len(names), _AT_ONCE), "index") as threads:
-        found = {name: threads.submit(storage.url, table, name) for name in names}
+        found = {name: threads.submit(table, name) for name in names}
         return {name: future.result() for name, future in found.items()}
 
 

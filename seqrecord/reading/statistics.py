@@ -68,7 +68,7 @@ def compute_statistics(
         waiting: deque[tuple[_Task, Future[Statistics]]] = deque()
         while True:
             while len(waiting) < 2 * threads and (task := next(tasks, None)) is not None:
-                waiting.append((task, pool.submit(dataset.url, _Task.collect, task)))
+                waiting.append((task, pool.submit(_Task.collect, task)))
             if not waiting:
                 break
             task, future = waiting.popleft()  # in order, so that what is merged is the same

@@ -10,7 +10,6 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
-from seqrecord.errors import StorageError
 from seqrecord.storage.base import Storage, check_buffers
 from seqrecord.storage.per_process import PerProcess
 from seqrecord.storage.ranges import MAX_GAP, MAX_REQUEST_BYTES, ByteRange, Part, plan
@@ -78,7 +77,7 @@ class ParallelStorage(StorageWrapper):
             read(parts[0] if parts else (list(ranges), list(buffers)))
             return
         with request_threads(min(len(parts), self._max_requests), "read") as threads:
-            futures = [threads.submit(file, read, part) for part in parts]
+            futures = [threads.submit(read, part) for part in parts]
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
             for future in done:
                 future.result()
@@ -90,15 +89,9 @@ class RequestThreads:
     def __init__(self, pool: ThreadPool) -> None:
         self._pool = pool
 
-    def submit(
-        self, file: str, function: Callable[[_Item], _Result], item: _Item
-    ) -> Future[_Result]:
-        """Have `function(item)` called. `file` is for the error where there is no thread for it."""
-        try:
-            return self._pool.submit(copy_context().run, function, item)
-        except RuntimeError:
-            pass
-        raise StorageError("the interpreter exits: no thread to read with", file=file)
+    def submit(self, function: Callable[[_Item], _Result], item: _Item) -> Future[_Result]:
+        """Have `function(item)` called."""
+        return self._pool.submit(copy_context().run, function, item)
 
 
 @contextmanager
@@ -126,5 +119,5 @@ def map_files(
     if len(paths) < 2 or storage.local_path(paths[0]) is not None:
         return {path: function(path) for path in paths}
     with request_threads(min(len(paths), MAX_REQUESTS), "files") as threads:
-        futures = [threads.submit(f"{storage.url}/{path}", function, path) for path in paths]
+        futures = [threads.submit(function, path) for path in paths]
         return {path: future.result() for path, future in zip(paths, futures, strict=True)}

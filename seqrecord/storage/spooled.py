@@ -10,16 +10,18 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from typing import IO, Any
 
 from seqrecord.checksum import Buffer
-from seqrecord.errors import StorageError
+from seqrecord.errors import ResourceError, StorageError
 from seqrecord.storage.base import check_rewind
 from seqrecord.storage.parts import WholeFiles, encode_part, part_path
 from seqrecord.storage.spare_files import SPARE_FILES
 from seqrecord.storage.stopping import check_wanted, unwanted_if
+from seqrecord.threads import start
 
 __all__ = ["Keeping", "SpooledUpload"]
 
@@ -152,18 +154,19 @@ class _Spool:
                 self.written += count
                 view = view[count:]
             if self._sender is None and self.written >= self._keeping.send_from_bytes:
-                self._sender = self._start(_SENDER, self._stream)
+                with suppress(ResourceError):  # then it is sent at last, by who commits
+                    self._sender = self._start(_SENDER, self._stream)
             self._changed.notify_all()
 
     def checkpoint(self, note: bytes) -> None:
         with self._changed:
             self.check()
+            if self._keeper is None:
+                self._keeper = self._start(_KEEPER, self._keep)
             self._notes.append((self.written, note))
             self._kept = self.written
             if self._due is None:
                 self._due = time.monotonic() + self._keeping.save_seconds
-            if self._keeper is None:
-                self._keeper = self._start(_KEEPER, self._keep)
             self._changed.notify_all()
 
     @property
@@ -287,7 +290,7 @@ class _Spool:
                 self._changed.notify_all()
 
         thread = threading.Thread(target=copy_context().run, args=(do,), name=name, daemon=True)
-        thread.start()
+        start(thread)
         return thread
 
     def _stream(self) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from seqrecord.errors import DestinationError, QueueFullError, StorageError
 from seqrecord.schema import Frame
+from seqrecord.threads import start
 from seqrecord.writing.packed_frames import BufferPool, FramePlan, PackedFrame
 
 __all__ = ["Control", "FrameQueue", "QueueStats", "WhenFull"]
@@ -117,8 +118,13 @@ class FrameQueue:
                 raise DestinationError(
                     f"cannot spill there: {error.strerror}", file=str(folder or "")
                 ) from error
-            self._thread = threading.Thread(target=self._spill, name="seqrecord-spill", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._spill, name="seqrecord-spill", daemon=True)
+            try:
+                start(thread)
+            except BaseException:
+                self.close()
+                raise
+            self._thread = thread
 
     @property
     def stats(self) -> QueueStats:

@@ -17,6 +17,7 @@ from seqrecord.format.text import check_key, encode_metadata
 from seqrecord.schema import Frame, Schema
 from seqrecord.storage import StorageLike
 from seqrecord.text import repr_of
+from seqrecord.threads import start
 from seqrecord.units import parse_size
 from seqrecord.writing.destination import WriteMode
 from seqrecord.writing.encoding import check_value
@@ -125,16 +126,20 @@ class SeqRecordRecorder:
         )
         try:
             queue = FrameQueue(limit, when_full, spill_folder)
+            self._work = Recording(writer, queue, flush_seconds)
+            self._thread = threading.Thread(
+                target=self._work.run, name="seqrecord-recorder", daemon=True
+            )
+            try:
+                start(self._thread)
+            except BaseException:
+                queue.close()
+                raise
         except BaseException:
             writer.abort()
             raise
         self._session = _Session(queue, writer.schema, set(writer.finished_keys))
         self._writer = writer
-        self._work = Recording(writer, queue, flush_seconds)
-        self._thread = threading.Thread(
-            target=self._work.run, name="seqrecord-recorder", daemon=True
-        )
-        self._thread.start()
         # A recorder that is forgotten leaves no thread; what it wrote stays for a resume.
         self._finalizer = weakref.finalize(self._session, _abandon, queue)
         self._finalizer.atexit = False

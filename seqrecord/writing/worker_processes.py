@@ -13,10 +13,16 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait as wait_for
 from typing import Any
 
+from seqrecord.errors import ResourceError
 from seqrecord.storage.spare_files import Hold
+from seqrecord.threads import check_room
 from seqrecord.writing.convert_jobs import Job, StoppedError, Written, write_copy
 
 __all__ = ["Processes", "WorkerEnd", "worker_processes"]
+
+_POOL_THREADS = (
+    2  # that a pool of processes needs: one that starts no longer makes it wait for ever
+)
 
 
 class Processes:
@@ -35,8 +41,15 @@ class Processes:
         self._pool, self._frames, self._stopped = pool, frames, stopped
 
     def submit(self, job: Job) -> Future[Written]:
-        with _interrupts_blocked():
-            return self._pool.submit(_write_in_pool, job)
+        try:
+            with _interrupts_blocked():
+                return self._pool.submit(_write_in_pool, job)
+        except OSError as error:
+            raise ResourceError(
+                f"no worker process can be started: {error}",
+                expected="a limit of processes and threads that leaves room for some more, or "
+                "fewer workers",
+            ) from error
 
     def take(self) -> int:
         total = 0
@@ -50,7 +63,11 @@ class Processes:
 
 @contextlib.contextmanager
 def worker_processes(count: int) -> Iterator[Processes]:
-    """Start `count` processes, and end them when the block is left."""
+    """Start `count` processes, and end them when the block is left.
+
+    Raises `ResourceError` where the system lets no process or no thread start.
+    """
+    check_room(_POOL_THREADS)
     # Spawned, not forked: the parent may have threads.
     context = multiprocessing.get_context("spawn")
     stop = context.RawValue("b", False)

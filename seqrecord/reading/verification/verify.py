@@ -119,7 +119,7 @@ def _verify_on_threads(
 ) -> VerifyReport:
     num_threads = num_threads or usable_cores()
     with request_threads(num_threads, "verify") as threads:
-        return _verify(storage, deep, _Pool(threads, num_threads, storage.url), progress)
+        return _verify(storage, deep, _Pool(threads, num_threads), progress)
 
 
 def _verify(
@@ -345,16 +345,15 @@ class _State:
 class _Pool:
     """Runs tasks on threads with a bounded number of them under way."""
 
-    def __init__(self, threads: RequestThreads, num_threads: int, url: str) -> None:
+    def __init__(self, threads: RequestThreads, num_threads: int) -> None:
         self._threads = threads
-        self._url = url
         self._window = 2 * num_threads + 1
 
     def map(self, task: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
         """Results in the order of the items, which are taken as they are needed."""
         pending: deque[Future[_Result]] = deque()
         for item in items:
-            pending.append(self._threads.submit(self._url, task, item))
+            pending.append(self._threads.submit(task, item))
             if len(pending) == self._window:
                 yield pending.popleft().result()
         while pending:

@@ -1,0 +1,206 @@
+"""Where the system lets few threads start, or none: right results or a typed error, and soon."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import seqrecord
+from seqrecord import (
+    SeqRecordDataset,
+    SeqRecordMix,
+    SeqRecordRecorder,
+    SeqRecordStream,
+    SeqRecordWriter,
+    convert,
+)
+from seqrecord.errors import ResourceError
+from seqrecord.storage import LocalStorage, Storage
+from seqrecord.storage.parallel import ParallelStorage
+from tests.clip_data import check, expected_frame, leaves_nothing, possible_clips
+from tests.made_source import MadeSource
+from tests.storage_doubles import FaultyStorage
+from tests.test_spooled import DATA, PATH, Store
+
+pytestmark = pytest.mark.timeout(120)  # what hangs fails
+
+
+class Limit:
+    """How many threads have started, and how many may."""
+
+    def __init__(self) -> None:
+        self.started = 0
+        self.most = 1 << 30
+
+
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> Limit:
+    limit, start = Limit(), threading.Thread.start
+
+    def start_one(thread: threading.Thread) -> None:
+        if limit.started >= limit.most:
+            raise RuntimeError("can't start new thread")
+        limit.started += 1
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    return limit
+
+
+def failing(limit: Limit, do: Callable[[], None], *, least: int) -> list[int]:
+    """Do the same where 0 threads start, 1, … up to as many as do if all may, `least` or more.
+
+    Returns with how many it ended with an error; with all others it went well.
+    """
+    with leaves_nothing():
+        do()
+    most, failed = limit.started, []
+    assert most >= least
+    for count in range(most):
+        limit.started, limit.most = 0, count
+        with leaves_nothing():
+            try:
+                do()
+            except ResourceError as error:
+                failed.append((count, error.message))
+    assert {message for _, message in failed} <= {
+        "no thread can be started: can't start new thread"
+    }
+    return [count for count, _ in failed]
+
+
+def on_network(path: Path) -> Storage:
+    """A storage that is not known to be local, with several requests at a time."""
+    return ParallelStorage(
+        FaultyStorage(LocalStorage(path), lambda *_: None), max_gap=0, max_bytes=1 << 14
+    )
+
+
+def flipped(clip: dict[str, Any], _generator: np.random.Generator) -> dict[str, Any]:
+    return {"image": clip["image"][:, :, ::-1].copy(), "id": clip["id"]}
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "overlapping": {"features": ["image", "flow"], "clip_len": 4},
+    "disjoint": {"features": ["image"], "clip_len": 4, "stride": 4},
+    "of variable shapes": {"features": ["note"], "clip_len": 2},
+    "copied by threads": {"features": ["image", "id"], "clip_len": 3, "clip_transform": flipped},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize(
+    "is_local", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["local", "network"]
+)
+def test_an_epoch(path: Path, options: dict[str, Any], is_local: bool, limit: Limit) -> None:
+    features, length = options["features"], options["clip_len"]
+    expected = possible_clips(features, length, options.get("stride", 1))
+
+    def epoch() -> None:
+        storage = path if is_local else on_network(path)
+        found = []
+        for batch in SeqRecordStream(storage, batch_size=8, memory_limit="4MiB", **options):
+            if "clip_transform" in options:
+                batch["image"] = torch.flip(batch["image"], [3])
+            found += check(batch, features, length)
+        assert sorted(found) == sorted(expected)
+
+    failed = failing(limit, epoch, least=2)
+    # It needs that of the scheduler. On a network there are others first, while it is opened.
+    assert failed == [*range(len(failed))]
+    assert len(failed) == 1 or not is_local
+
+
+def test_a_mix(path: Path, limit: Limit) -> None:
+    def epoch() -> None:
+        sources = {name: SeqRecordStream(path, clip_len=2, features=["id"]) for name in "abc"}
+        mix = SeqRecordMix(sources, batch_size=4, stop="first")
+        assert sum(len(batch["start"]) for batch in mix) > 40
+
+    assert failing(limit, epoch, least=6) == [0, 1, 2]  # a scheduler for each source
+
+
+def test_random_access(path: Path, limit: Limit) -> None:
+    def read() -> None:
+        with seqrecord.open(on_network(path)) as dataset:
+            clips = SeqRecordDataset(dataset, clip_len=4, features=["image", "note"])
+            for clip in clips.__getitems__([*range(len(clips))]):
+                check(clip, ["image", "note"], 4)
+
+    assert not failing(limit, read, least=2)
+
+
+def test_a_writer(limit: Limit, tmp_path: Path) -> None:
+    def write() -> None:
+        number = len([*tmp_path.iterdir()])
+        with SeqRecordWriter(tmp_path / f"{number}", record_bytes=2000) as writer:
+            for key in range(5):
+                with writer.episode(str(key)) as episode:
+                    for frame in range(9):
+                        episode.append(expected_frame(1, frame))
+        with seqrecord.open(tmp_path / f"{number}") as dataset:
+            assert {len(episode) for episode in dataset.episodes.values()} == {9}
+
+    assert not failing(limit, write, least=3)
+
+
+def test_an_upload(limit: Limit) -> None:
+    def send() -> None:
+        store = Store()
+        store.save_seconds = 0.0
+        upload = store.upload(PATH, send_from_bytes=6000)
+        upload.write(DATA[:5000])
+        try:
+            upload.checkpoint(b"note")
+            upload.write(DATA[5000:])
+            upload.commit()
+            assert store.objects == {PATH: DATA}
+        finally:
+            upload.abort()
+
+    assert failing(limit, send, least=2) == [0]  # that which keeps checkpoints
+
+
+def test_a_recorder(limit: Limit, tmp_path: Path) -> None:
+    def record() -> None:
+        number = len([*tmp_path.iterdir()])
+        with (
+            SeqRecordRecorder(tmp_path / f"{number}") as recorder,
+            recorder.episode("one") as episode,
+        ):
+            for frame in range(9):
+                episode.append({"id": np.array([1, frame])})
+        with seqrecord.open(tmp_path / f"{number}") as dataset:
+            assert len(dataset.episodes["one"]) == 9
+
+    assert failing(limit, record, least=3) == [0, 1]  # one spills, one writes
+
+
+@pytest.mark.slow
+def test_a_conversion_by_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which each pool has two threads at a time."""
+    start, before, most = threading.Thread.start, threading.active_count(), 0
+
+    def start_one(thread: threading.Thread) -> None:
+        if threading.active_count() - before >= most:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    for most in range(3):
+        begin = partial(convert, MadeSource(), tmp_path / f"{most}", record_bytes=20_000)
+        if most < 2:
+            with pytest.raises(ResourceError, match="no thread can be started"):
+                begin(workers=2)
+        else:
+            assert len(begin(workers=2).written) == len(MadeSource().lengths)
+        assert threading.active_count() == before
+        assert not multiprocessing.active_children()
