@@ -15,6 +15,7 @@
     │   ├── DestinationError      a destination that may not be written to as asked
     │   │   ├── ConflictError     another writer was there first
     │   │   └── QueueFullError    frames are recorded faster than they can be written
+    │   ├── CommitUnknownError    nobody knows whether a commit went through, or will
     │   ├── AccessError           the service refuses: a credential that is wrong, missing, expired
     │   └── TransientError        it may go well if tried again: a timeout, a reset, a busy server
     │       └── DeadlineError     it was tried again until the deadline
@@ -46,6 +47,7 @@ __all__ = [
     "ChecksumError",
     "ClipError",
     "CodecError",
+    "CommitUnknownError",
     "ConflictError",
     "DeadlineError",
     "DestinationError",
@@ -187,6 +189,14 @@ class DestinationError(StorageError):
 
 class ConflictError(DestinationError):
     """Another writer was there first: what is there is no longer what this one began with."""
+
+
+class CommitUnknownError(StorageError):
+    """Nobody knows whether a commit went through, or will: no answer came, and no trace is there.
+
+    The message names the id of the commit, which `seqrecord info --json` lists if it went through.
+    Nothing was removed. If it is not there after some minutes, run the same command again.
+    """
 
 
 class QueueFullError(DestinationError):

@@ -752,6 +752,25 @@ _MANIFEST = [
         "each group",
     ),
     Case("removed path", _manifest(lambda v: v.update(removed=["a"])), FormatError, "removed"),
+    Case("commit", _manifest(lambda v: v.update(commit="A" * 32)), FormatError, "bad commit"),
+    Case(
+        "101 earlier commits",
+        _manifest(lambda v: v.update(earlier_commits=[f"{i:032x}" for i in range(101)])),
+        FormatError,
+        "length",
+    ),
+    Case(
+        "a commit twice",
+        _manifest(lambda v: v.update(earlier_commits=[v["commit"]])),
+        FormatError,
+        "twice",
+    ),
+    Case(
+        "superseded path",
+        _manifest(lambda v: v.update(superseded=["records/a.seqrec"])),
+        FormatError,
+        "superseded",
+    ),
     Case("one feature less", _manifest(lambda v: v["schema"].pop()), FormatError, "other columns"),
     Case(
         "other dtype",

@@ -16,6 +16,7 @@ from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.wrappers import StorageWrapper
 
 __all__ = [
+    "Between",
     "CountingStorage",
     "FailAt",
     "FailOften",
@@ -23,6 +24,7 @@ __all__ = [
     "Failure",
     "Fault",
     "FaultyStorage",
+    "LosesAnswer",
     "Operation",
     "Slow",
     "Throttled",
@@ -208,6 +210,140 @@ class _FaultyUnfinished:
     def remove(self) -> None:
         self._storage.ask("remove", self.path)
         self._inner.remove()
+
+
+class Between(StorageWrapper):
+    """Calls `act` before the `number`-th call of this storage, from 0; whether it `came` to that.
+
+    Reading, listing, and all steps of writing count. What `act` does is none of its calls.
+    """
+
+    def __init__(self, inner: Storage, number: int, act: Callable[[], object]) -> None:
+        super().__init__(inner)
+        self.came = False
+        self._left, self._act = number, act
+        self._lock = threading.RLock()
+
+    def step(self) -> None:
+        with self._lock:
+            due, self._left = self._left == 0, self._left - 1
+            if due:
+                self.came = True
+                self._act()
+
+    def local_path(self, path: str) -> str | None:
+        return self.inner.local_path(path)  # so that files are read one after the other
+
+    def size(self, path: str) -> int:
+        self.step()
+        return super().size(path)
+
+    def read_ranges(
+        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
+    ) -> None:
+        self.step()
+        super().read_ranges(path, ranges, buffers)
+
+    def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
+        self.step()
+        return super().read_whole(path, limit)
+
+    def put(self, path: str, data: bytes, *, expected: str | None) -> None:
+        self.step()
+        super().put(path, data, expected=expected)
+
+    def files(self, folder: str) -> list[FileInfo]:
+        self.step()
+        return super().files(folder)
+
+    def unfinished(self, folder: str) -> list[Unfinished]:
+        self.step()
+        return super().unfinished(folder)
+
+    def create(self, path: str) -> Upload:
+        self.step()
+        return _StepwiseUpload(self, super().create(path))
+
+    def remove(self, path: str) -> None:
+        self.step()
+        super().remove(path)
+
+
+class _StepwiseUpload:
+    def __init__(self, storage: Between, inner: Upload) -> None:
+        self._storage, self._inner = storage, inner
+
+    @property
+    def path(self) -> str:
+        return self._inner.path
+
+    def write(self, data: Buffer) -> None:
+        self._inner.write(data)
+
+    def tell(self) -> int:
+        return self._inner.tell()
+
+    def checkpoint(self, note: bytes) -> None:
+        self._inner.checkpoint(note)
+
+    @property
+    def is_kept(self) -> bool:
+        return self._inner.is_kept
+
+    def rewind(self, offset: int) -> None:
+        self._inner.rewind(offset)
+
+    def commit(self) -> None:
+        self._storage.step()
+        self._inner.commit()
+
+    def abort(self) -> None:
+        self._inner.abort()
+
+
+class LosesAnswer(StorageWrapper):
+    """The answer to the first put of a manifest is lost: `raises` says with what error.
+
+    `now` says that it is done at once; else `land` does it, later, if its condition holds then.
+    `meanwhile` is called before the error is raised. Without `has_conditions` what comes late
+    overwrites.
+    """
+
+    def __init__(
+        self,
+        inner: Storage,
+        *,
+        now: bool,
+        meanwhile: Callable[[], object] = lambda: None,
+        raises: type[BaseException] = TransientError,
+        has_conditions: bool = True,
+    ) -> None:
+        super().__init__(inner)
+        self._now, self._meanwhile, self._raises = now, meanwhile, raises
+        self._conditions = has_conditions
+        self._late: tuple[str, bytes, str | None] | None = None
+        self.count = 0
+
+    @property
+    def has_conditions(self) -> bool:
+        return self._conditions
+
+    def put(self, path: str, data: bytes, *, expected: str | None) -> None:
+        self.count += 1
+        if self.count > 1 or self._now:
+            super().put(path, data, expected=expected)
+        if self.count == 1:
+            self._late = None if self._now else (path, data, expected)
+            self._meanwhile()
+            raise self._raises("the connection was reset")
+
+    def land(self) -> None:
+        """What was lost on its way arrives."""
+        assert self._late is not None
+        path, data, expected = self._late
+        if not self._conditions:
+            expected = self.inner.read_whole(path, 1 << 25)[1]
+        self.inner.put(path, data, expected=expected)
 
 
 class FailAt:

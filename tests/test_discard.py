@@ -14,7 +14,7 @@ import pytest
 import seqrecord
 from seqrecord import FeatureSpec, Schema, SeqRecordRecorder, SeqRecordWriter
 from seqrecord.checksum import Buffer
-from seqrecord.errors import DestinationError, StorageError
+from seqrecord.errors import ConflictError, DestinationError, StorageError
 from seqrecord.storage import LocalStorage, Upload
 from seqrecord.writing.commits import reindex
 from seqrecord.writing.frame_queue import Control, FrameQueue
@@ -170,11 +170,37 @@ def test_a_file_that_cannot_be_removed_is_no_failure(
     episode = writer.episode("a")
     append(episode, 0, 20)
     episode.discard()
-    assert "cannot be removed" in caplog.text
+    assert "cannot be removed" not in caplog.text
     writer.close()
+    assert "cannot be removed" in caplog.text
+    assert lengths(tmp_path) == {"kept": 3}
+    with SeqRecordWriter(tmp_path, mode="resume"):  # nor is it recovered
+        pass
     assert lengths(tmp_path) == {"kept": 3}
     reindex(tmp_path)
     assert lengths(tmp_path) == {"kept": 3}
+
+
+def test_what_a_resume_has_added_meanwhile_stays(tmp_path: Path) -> None:
+    """It removed finished files of its own, which the manifest named by then."""
+    writer = SeqRecordWriter(tmp_path, record_bytes=1, **SETTINGS)
+    with writer.episode("kept") as episode:
+        append(episode, 0, 7)
+    episode = writer.episode("a")
+    append(episode, 0, 26, 3)
+    join_commits()
+    SeqRecordWriter(tmp_path, mode="resume").close()
+    before = lengths(tmp_path)
+    assert before["a"] >= 24
+    episode.discard()
+    with writer.episode("b") as episode:
+        append(episode, 0, 3)
+    with pytest.raises(ConflictError):
+        writer.close()
+    assert lengths(tmp_path) == before
+    assert not seqrecord.verify(tmp_path, deep=True).problems
+    SeqRecordWriter(tmp_path, mode="resume").close()
+    assert lengths(tmp_path) == {**before, "b": 3}
 
 
 def test_a_storage_that_fails_breaks_the_writer(tmp_path: Path) -> None:

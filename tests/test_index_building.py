@@ -32,7 +32,8 @@ from seqrecord.format.rows import GAP_ROW, chunk_row, gap_rows
 from seqrecord.reading.index_building import build_index
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.storage import LocalStorage
-from seqrecord.writing.commits import Base, Version, appended, rebuilt
+from seqrecord.writing.commits import Version, appended, rebuilt
+from seqrecord.writing.committing import Base
 
 SCHEMA = Schema(
     [
@@ -174,7 +175,7 @@ class World:
         items = list(footers.items())
         self.rng.shuffle(items)
         sizes = dict.fromkeys(footers, 1 << 20)
-        return rebuilt(NOWHERE, Base(self.manifest, None, ()), dict(items), sizes)
+        return rebuilt(NOWHERE, Base(self.manifest, None), dict(items), sizes)
 
 
 def said(index: Index) -> list[tuple[Any, ...]]:

@@ -15,10 +15,8 @@ import pytest
 import seqrecord
 from seqrecord import NotFoundError, SeqRecordWriter
 from seqrecord.errors import ConflictError, DestinationError
-from seqrecord.storage import LocalStorage
 from seqrecord.writing.cleaning import clean
 from seqrecord.writing.edits import delete_episodes, rename_episodes, split_episodes
-from seqrecord.writing.merge_leftovers import put_merge_note
 from seqrecord.writing.merging import merge_datasets
 from tests.killed_at import killed_at
 from tests.test_edits import check, content, write
@@ -75,8 +73,12 @@ def test_killed_at_some_steps(
         assert killed or found == expected
         if found is None:
             if step % 3 == 0 and list((made / "records").glob("*.seqrec")):
-                # Whatever is made of it, what was deleted does not come back.
+                # Nothing is made of it by mistake; and if it is, nothing deleted comes back.
                 half = shutil.copytree(made, tmp_path / "half")
+                with pytest.raises(DestinationError, match=r"of a merge are there.*got: \S*merge$"):
+                    seqrecord.reindex(half)
+                [note] = (half / "records").glob("*.merge")
+                note.unlink()
                 seqrecord.reindex(half)
                 for key, item in content(half).items():
                     assert expected[key][1] == item[1]
@@ -146,12 +148,14 @@ def test_a_merge_at_work_beside_another(
     a, b, _ = sources
     made = tmp_path / "made"
     at_link(monkeypatch, 2, lambda: merge_datasets([a, b], made))
-    with pytest.raises((ConflictError, DestinationError)):
+    with pytest.raises(ConflictError, match="another writer committed first"):
         merge_datasets([a, b], made)
+    check(made, {**content(a), **content(b)})
+    clean(made, older_than=0)
     check(made, {**content(a), **content(b)})
 
 
-def test_a_failure_beside_another_merge_leaves_what_that_may_use(
+def test_a_merge_that_is_interrupted_takes_nothing_away(
     sources: tuple[Path, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b, _ = sources
@@ -160,21 +164,32 @@ def test_a_failure_beside_another_merge_leaves_what_that_may_use(
     def stop() -> None:
         raise KeyboardInterrupt
 
-    at_link(monkeypatch, 3, stop)
-    with pytest.raises(KeyboardInterrupt):
-        merge_datasets([a, b], made)
-    assert not [path for path in made.rglob("*") if path.is_file()]
-    put_merge_note(LocalStorage(made), "0123456789abcdef")
-    monkeypatch.undo()
-    at_link(monkeypatch, 3, stop)
-    with pytest.raises(KeyboardInterrupt):
-        merge_datasets([a, b], made)
-    there = set((made / "records").glob("*.seqrec"))
-    assert len(there) == 2
-    # They are used; and were one gone before the end, that is noticed.
-    monkeypatch.undo()
-    at_link(monkeypatch, 2, min(there).unlink)
-    with pytest.raises(DestinationError, match=rf"gone since the merge began.*{min(there).name}"):
+    left = set[Path]()
+    for _ in range(2):
+        at_link(monkeypatch, 3, stop)
+        with pytest.raises(KeyboardInterrupt):
+            merge_datasets([a, b], made)
+        monkeypatch.undo()
+        there = set((made / "records").iterdir())
+        assert len(there - left) == 3  # two record files, and a note
+        assert left < there
+        left = there
+    merge_datasets([a, b], made)
+    assert left < set((made / "records").iterdir())
+    check(made, {**content(a), **content(b)})
+
+
+def test_a_record_file_that_is_gone_before_the_commit(
+    sources: tuple[Path, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, _ = sources
+    made = tmp_path / "made"
+
+    def remove() -> None:
+        min((made / "records").glob("*.seqrec")).unlink()
+
+    at_link(monkeypatch, 2, remove)
+    with pytest.raises(DestinationError, match=r"gone since the merge began.*\.seqrec"):
         merge_datasets([a, b], made)
     monkeypatch.undo()
     merge_datasets([a, b], made)

@@ -42,6 +42,9 @@ _MANIFEST = Manifest(
     next_ordinal=7,
     left_out=("1" * 32,),
     removed=("records/00003-cd.seqrec",),
+    commit="a" * 32,
+    earlier_commits=("b" * 32, "c" * 32),
+    superseded=("index/old-gaps.arrow", "index/old-statistics.json"),
 )
 
 _TEXT = """{
@@ -119,6 +122,15 @@ _TEXT = """{
  ],
  "removed": [
   "records/00003-cd.seqrec"
+ ],
+ "commit": "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+ "earlier_commits": [
+  "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb",
+  "cccccccccccccccccccccccccccccccc"
+ ],
+ "superseded": [
+  "index/old-gaps.arrow",
+  "index/old-statistics.json"
  ]"""
 
 

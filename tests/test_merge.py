@@ -17,9 +17,9 @@ import pytest
 import seqrecord
 from seqrecord import NotFoundError, SeqRecordPipe, SeqRecordWriter
 from seqrecord.errors import DestinationError, SchemaError, StorageError
-from seqrecord.format.manifest import read_manifest
 from seqrecord.reading.record_footers import read_footer
-from seqrecord.storage import LocalStorage, copy_on_server, open_storage
+from seqrecord.storage import copy_on_server, open_storage
+from seqrecord.writing.cleaning import clean
 from seqrecord.writing.edits import (
     delete_episodes,
     relabel_episodes,
@@ -201,7 +201,7 @@ def test_what_cannot_be_merged(tmp_path: Path) -> None:
         merge_datasets([], made)
     with pytest.raises(DestinationError, match="not empty"):
         merge_datasets([a], b)
-    assert not made.exists()
+    assert not [path for path in made.rglob("*") if path.is_file()]
 
 
 def test_what_is_stored_otherwise_is_encoded_anew(
@@ -260,7 +260,7 @@ def test_nothing_is_encoded_anew_that_would_lose_data(tmp_path: Path) -> None:
             episode.append({"image": np.zeros((8, 8, 3), np.uint8)})
     with pytest.raises(SchemaError, match=r"would lose data; file: \S*/b; feature: image"):
         merge_datasets([tmp_path / "a", tmp_path / "b"], tmp_path / "made")
-    assert not (tmp_path / "made").exists()
+    assert not [path for path in (tmp_path / "made").rglob("*") if path.is_file()]
 
 
 @pytest.mark.parametrize("place", CLOUDS[:2], indirect=True)
@@ -272,7 +272,7 @@ def test_within_a_bucket_the_service_copies(parts: tuple[Path, Path], place: Pla
         assert report.server_bytes == 0
     one, another = (open_storage(f"{place.url}/{name}", place.options) for name in ("a", "other"))
     path = one.files("records")[0].path
-    assert copy_on_server(one, another, path)
+    assert copy_on_server(one, path, another, path)
     assert read_footer(another, path).file_id == read_footer(one, path).file_id
     one.close()
     another.close()
@@ -302,13 +302,30 @@ def test_what_a_service_does_not_copy_goes_through_this_machine(
     assert not seqrecord.verify(f"{place.url}/made", storage_options=place.options).problems
 
 
-def test_a_failure_leaves_nothing(parts: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_failure_before_the_record_files_leaves_nothing(
+    parts: tuple[Path, Path], tmp_path: Path
+) -> None:
+    made = tmp_path / "made"
+    with pytest.raises(NotFoundError, match="no dataset"):
+        merge_datasets([*parts, tmp_path / "nowhere"], made)
+    assert not [path for path in made.rglob("*") if path.is_file()]
+
+
+def test_a_failure_leaves_what_another_merge_passes_over(
+    parts: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """It cannot tell who names its files by now."""
     made = tmp_path / "made"
     made.mkdir()
-    (made / "edits").touch()  # so that no file of edits can be written, after the record files
+    (made / "index").touch()  # so that no table can be written, after the record files
     with pytest.raises(StorageError):
         merge_datasets(parts, made)
-    assert [path.name for path in made.rglob("*") if path.is_file()] == ["edits"]
-    (made / "edits").unlink()
+    left = {path.name for path in (made / "records").iterdir()}
+    assert {name.partition(".")[2] for name in left} == {"seqrec", "merge"}
+    (made / "index").unlink()
     merge_datasets(parts, made)
-    assert read_manifest(LocalStorage(made)).num_episodes == 6
+    check(made, {**content(parts[0]), **content(parts[1])})
+    assert left < {path.name for path in (made / "records").iterdir()}
+    clean(made, older_than=0)
+    assert not left & {path.name for path in (made / "records").iterdir()}
+    check(made, {**content(parts[0]), **content(parts[1])})

@@ -16,6 +16,7 @@ import pytest
 
 from seqrecord.errors import (
     AccessError,
+    ConflictError,
     DeadlineError,
     DestinationError,
     LocationError,
@@ -340,6 +341,30 @@ def test_reads_are_those_of_a_quiet_run(tmp_path: Path) -> None:
     counters = storage.counters()
     assert counters["requests"] == 200 + counters["retries"]
     assert counters["retries"] > 100
+
+
+@pytest.mark.parametrize(
+    ("faults", "raised"),
+    [
+        ([TransientError("lost"), AccessError("refused")], TransientError),
+        ([TransientError("lost"), ConflictError("refused")], DeadlineError),
+        ([AccessError("refused")], AccessError),
+        ([ConflictError("refused")], ConflictError),
+    ],
+)
+def test_a_refusal_is_certain_only_where_no_answer_was_lost(
+    tmp_path: Path, clock: Clock, faults: list[StorageError], raised: type[StorageError]
+) -> None:
+    """An attempt before it may yet be done."""
+
+    def fault(operation: str, path: str, number: int) -> StorageError | None:
+        return faults[min(number, len(faults) - 1)] if operation == "put" else None
+
+    retrier = clock.retrier(deadline=1)
+    storage = RetryingStorage(faulty(tmp_path, fault), retrier=retrier)
+    with pytest.raises(raised) as found:
+        storage.put("manifest.json", b"x", expected=None)
+    assert issubclass(raised, TransientError) == isinstance(found.value, TransientError)
 
 
 def test_a_short_file_is_not_repeated(tmp_path: Path) -> None:

@@ -224,7 +224,8 @@ def test_several_commits_and_another_writer(dataset: tuple[Path, Model]) -> None
         rewrite_files(path, least_dead=0.001, commit_bytes=1, progress=show)
     left = named(path) & total
     assert len(left) == len(total) - 2
-    assert named(path) | total == {p for p in paths_in(path) if p.endswith(".seqrec")}
+    # And one that was written for a commit that was refused.
+    assert named(path) | total < {p for p in paths_in(path) if p.endswith(".seqrec")}
     check(path, model)
     report = rewrite_files(path, least_dead=0.001, commit_bytes=1, progress=seen.append)
     assert not total & named(path)

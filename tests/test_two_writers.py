@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import pickle
 import random
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,26 @@ import pytest
 
 import seqrecord
 from seqrecord import SeqRecordWriter, reindex, verify
-from seqrecord.errors import ConflictError, DestinationError, NotFoundError, TransientError
+from seqrecord.errors import (
+    ConflictError,
+    DestinationError,
+    NotFoundError,
+    StorageError,
+    TransientError,
+)
 from seqrecord.format.manifest import MANIFEST, read_manifest
 from seqrecord.reading.record_footers import read_footer
-from seqrecord.storage import LocalStorage, Storage, StorageWrapper
+from seqrecord.storage import LocalStorage, Storage, StorageWrapper, Unfinished
+from seqrecord.storage.base import FileInfo
 from seqrecord.storage.retrying import Retrier, RetryingStorage
 from seqrecord.writing.cleaning import clean
+from seqrecord.writing.edits import delete_episodes
+from seqrecord.writing.features import add_feature, drop_features
+from seqrecord.writing.rewriting import rewrite_files
+from seqrecord.writing.splits import split_dataset
+from seqrecord.writing.statistics import add_statistics
 from tests.abandoned import abandon, abandonable
-from tests.storage_doubles import CountingStorage
+from tests.storage_doubles import Between, CountingStorage
 
 LENGTHS = {key: 1 + number % 7 for number, key in enumerate("abcdefghijkl")}
 
@@ -318,6 +332,70 @@ def test_others_that_commit_while_a_writer_begins(tmp_path: Path) -> None:
     assert keys_of(tmp_path) == "abcd"
 
 
+def every_reader() -> dict[str, Callable[[Any], object]]:
+    def opened(where: Any) -> None:
+        with seqrecord.open(where) as dataset:
+            assert set(dataset.episodes) > {"a", "b"}
+
+    def verified(where: Any) -> None:
+        assert verify(where).problems == ()
+
+    def begun(mode: Any) -> Callable[[Any], None]:
+        return lambda where: writer(where, mode).abort()
+
+    return {
+        "open": opened,
+        "info": lambda where: seqrecord.summarize(where),
+        "verify": verified,
+        "append": begun("append"),
+        "resume": begun("resume"),
+        "delete": lambda where: delete_episodes(where, "a"),
+        "split": lambda where: split_dataset(where, {"x": 0.5}),
+        "stats": lambda where: add_statistics(where),
+        "drop": lambda where: drop_features(where, "y"),
+        "rewrite": lambda where: rewrite_files(where, dry_run=True),
+    }
+
+
+@pytest.mark.parametrize("name", every_reader())
+def test_tables_that_clean_removes_under_a_reader(tmp_path: Path, name: str) -> None:
+    """Once, the manifest is read anew; if a file is missing then too, the error says so."""
+    with writer(tmp_path) as old:
+        add(old, "ab")
+    add_feature(tmp_path, "y", lambda episode: np.zeros(len(episode), np.uint8))
+    left = iter("cdefghijkl")
+
+    def others() -> None:
+        with writer(tmp_path, "append") as other:
+            add(other, next(left))
+        clean(tmp_path, older_than=0)
+
+    every_reader()[name](Slow(LocalStorage(tmp_path), others))
+    if name == "verify":
+        return  # it lists the tables that are missing
+
+    class Always(Slow):
+        def size(self, path: str) -> int:
+            if path.endswith("-episodes.arrow"):
+                others()
+            return super().size(path)
+
+    with pytest.raises((NotFoundError, DestinationError), match=r"missing.*index/"):
+        every_reader()[name](Always(LocalStorage(tmp_path), lambda: None))
+
+
+def test_tables_that_clean_removes_before_a_worker_opens(tmp_path: Path) -> None:
+    with writer(tmp_path) as old:
+        add(old, "ab")
+    with seqrecord.open(tmp_path) as dataset:
+        pickled = pickle.dumps(dataset)
+    with writer(tmp_path, "append") as more:
+        add(more, "c")
+    clean(tmp_path, older_than=0)
+    with pickle.loads(pickled) as copy:
+        assert list(copy.episodes) == ["a", "b"]
+
+
 # The manifest is put once
 
 
@@ -419,6 +497,82 @@ def test_clean_leaves_all_of_a_writer_that_is_at_work(tmp_path: Path) -> None:
     assert clean(tmp_path, older_than=7 * 86_400) == []
     running.close()
     assert keys_of(tmp_path) == "abcde"
+
+
+class Elsewhere(StorageWrapper):
+    """The storage's clock is `ahead` of this machine's, in seconds."""
+
+    def __init__(self, inner: Storage, ahead: float) -> None:
+        super().__init__(inner)
+        self.ahead = ahead
+
+    def files(self, folder: str) -> list[FileInfo]:
+        return [
+            replace(file, modified=file.modified + self.ahead) for file in super().files(folder)
+        ]
+
+    def unfinished(self, folder: str) -> list[Unfinished]:
+        found = super().unfinished(folder)
+        for each in found:
+            each.modified += self.ahead  # type: ignore[misc]
+        return found
+
+
+@pytest.mark.parametrize("ahead", [-3 * 3600, 3 * 3600])
+def test_clean_goes_by_the_clock_of_the_storage(tmp_path: Path, ahead: float) -> None:
+    """One that was behind let it remove what a running writer had just written."""
+    with writer(tmp_path) as old:
+        add(old, "a")
+    running = writer(tmp_path, "append")
+    add(running, "bcde")
+    storage: Any = Elsewhere(LocalStorage(tmp_path), ahead)
+    for dry_run in (True, False):
+        assert clean(storage, older_than=3600, dry_run=dry_run) == []
+    running.close()
+    assert keys_of(tmp_path) == "abcde"
+    killed = writer(tmp_path, "append")
+    add(killed, "fg")
+    abandon(killed)
+    age(tmp_path, 7200)
+    listed = clean(storage, older_than=3600, dry_run=True)
+    assert any(name.endswith(".seqrec") for name in listed)
+    assert clean(storage, older_than=3600) == listed
+    assert keys_of(tmp_path) == "abcde"
+    assert not list(tmp_path.rglob("*.clock*"))
+
+
+def test_clean_removes_nothing_of_the_future(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_and_kill(tmp_path)
+    before = record_files(tmp_path)
+    age(tmp_path, -3600)
+    for older_than in (0, -86_400):
+        assert clean(tmp_path, older_than=older_than) == []
+    assert record_files(tmp_path) == before
+    warned = [line for line in caplog.text.splitlines() if "after the storage's own" in line]
+    assert len(warned) == 2
+    assert "records/" in warned[0]
+    age(tmp_path, 1)
+    assert clean(tmp_path, older_than=0)
+    assert keys_of(tmp_path) == "ab"
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_clean_takes_its_own_file_away_on_every_way_out(tmp_path: Path, dry_run: bool) -> None:
+    write_and_kill(tmp_path)
+    before = record_files(tmp_path)
+    for error in (KeyboardInterrupt(), StorageError("as asked"), TransientError("as asked")):
+
+        def stop(error: BaseException = error) -> None:
+            if list((tmp_path / "records").glob("*.clock")):
+                raise error
+
+        for number in range(4, 8):
+            storage: Any = Between(LocalStorage(tmp_path), number, stop)
+            with contextlib.suppress(KeyboardInterrupt, StorageError):
+                clean(storage, older_than=3600, dry_run=dry_run)
+            assert record_files(tmp_path) == before
 
 
 def test_clean_where_no_dataset_is(tmp_path: Path) -> None:

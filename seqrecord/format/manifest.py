@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from seqrecord.checksum import crc32c
@@ -33,6 +34,7 @@ __all__ = [
     "FILE_PATH",
     "INDEX",
     "MANIFEST",
+    "MAX_EARLIER_COMMITS",
     "MAX_EPISODES",
     "MAX_MANIFEST_BYTES",
     "MAX_RECORD_FILES",
@@ -57,11 +59,13 @@ MAX_RECORD_FILES = 200_000
 MAX_EPISODES = 2**31 - 1
 MAX_CREATED_BY_LENGTH = 200
 MAX_SPLITS = 4096
+MAX_EARLIER_COMMITS = 100
 
 _RECORD_PATH = re.compile(r"records/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.seqrec")
 _INDEX_PATH = re.compile(r"index/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.arrow")
 _STATISTICS_PATH = re.compile(r"index/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.json")
 _EDIT_PATH = re.compile(r"edits/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.json")
+_IN_INDEX = re.compile(f"{_INDEX_PATH.pattern}|{_STATISTICS_PATH.pattern}")
 FILE_PATH = re.compile(
     "|".join(p.pattern for p in (_RECORD_PATH, _INDEX_PATH, _STATISTICS_PATH, _EDIT_PATH))
 )
@@ -74,7 +78,7 @@ _END_BYTES = 26
 _KEYS = {
     *("format", "version", "created_by", "num_episodes", "num_frames", "next_ordinal"),
     *("fingerprint", "schema", "index", "record_files", "splits", "statistics", "edits"),
-    *("left_out", "removed", "crc32c"),
+    *("left_out", "removed", "commit", "earlier_commits", "superseded", "crc32c"),
 }
 
 
@@ -108,6 +112,9 @@ class Manifest:
     For writers only: ordinals of new episodes start at `next_ordinal`; `left_out` are the uids of
     complete episodes in the record files that are not in the dataset, since another episode has
     their key; `removed` are paths of files that `clean` removes, and that nobody may recover.
+    `commit` is the id of the commit that puts it in place, `earlier_commits` are those of the last
+    ones before, newest first, and `superseded` are paths of files of the index that the manifest
+    before named and this one does not: who commits next removes them.
     """
 
     schema: Schema
@@ -123,6 +130,9 @@ class Manifest:
     next_ordinal: int = 0
     left_out: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
+    commit: str = field(default_factory=lambda: secrets.token_hex(16))
+    earlier_commits: tuple[str, ...] = ()
+    superseded: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
         """The manifest as JSON text."""
@@ -147,6 +157,9 @@ class Manifest:
             "edits": [asdict(file) for file in self.edits],
             "left_out": list(self.left_out),
             "removed": list(self.removed),
+            "commit": self.commit,
+            "earlier_commits": list(self.earlier_commits),
+            "superseded": list(self.superseded),
         }
         text = json.dumps(value, indent=1).removesuffix("\n}").encode()
         return text + b',\n "crc32c": "%08x"\n}\n' % crc32c(text)
@@ -195,6 +208,11 @@ class Manifest:
             next_ordinal=_count(value, "next_ordinal", MAX_ORDINAL + 1),
             left_out=tuple(_match(uid, "left_out", ID) for uid in _list(value, "left_out")),
             removed=tuple(_match(path, "removed", FILE_PATH) for path in _list(value, "removed")),
+            commit=_text(value, "commit", ID),
+            earlier_commits=_earlier_commits(value),
+            superseded=tuple(
+                _match(path, "superseded", _IN_INDEX) for path in _list(value, "superseded")
+            ),
         )
 
 
@@ -342,6 +360,14 @@ def _index(value: object, schema: Schema) -> dict[str, IndexFile]:
         )
     found = {**{name: value[name] for name in others}, **dict(zip(chunks, files, strict=True))}
     return {name: _file(found[name], "an index file", _INDEX_PATH) for name in names}
+
+
+def _earlier_commits(value: Mapping[str, object]) -> tuple[str, ...]:
+    found = _list(value, "earlier_commits", 0, MAX_EARLIER_COMMITS)
+    ids = tuple(_match(each, "earlier_commits", ID) for each in found)
+    if len({*ids, value["commit"]}) != len(ids) + 1:
+        raise FormatError("a commit stands twice in the manifest")
+    return ids
 
 
 def _splits(value: Mapping[str, object]) -> tuple[str, ...]:

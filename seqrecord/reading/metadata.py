@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +23,7 @@ from seqrecord.reading.record_footers import read_footer
 from seqrecord.storage import Storage, forget_cached, map_files, request_threads
 from seqrecord.storage.ranges import ByteRange
 
-__all__ = ["index_of", "load", "load_index", "load_version", "map_table"]
+__all__ = ["index_of", "load", "load_index", "load_version", "map_table", "still_missing"]
 
 _AT_ONCE = 8  # tables that are read
 
@@ -42,7 +42,22 @@ def load(storage: Storage) -> tuple[Manifest, Index]:
     except NotFoundError:
         # A writer may have committed, and dropped the old index, since the manifest was read.
         manifest = read_manifest(storage)
-        return manifest, load_index(storage, manifest)
+        with still_missing():
+            return manifest, load_index(storage, manifest)
+
+
+@contextlib.contextmanager
+def still_missing() -> Iterator[None]:
+    """Where a file is missing in the block, though the manifest was just read anew, say so."""
+    try:
+        yield
+    except NotFoundError as error:
+        raise NotFoundError(
+            "a file that the manifest names is missing, also after the manifest was read once "
+            "more: either others commit and clean all the time, or it is lost; `seqrecord reindex` "
+            "makes index and manifest anew",
+            file=error.file,
+        ) from error
 
 
 def load_version(storage: Storage, manifest: Manifest) -> tuple[Manifest, Index]:

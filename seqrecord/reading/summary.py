@@ -82,7 +82,11 @@ class ClipSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a dataset holds. Sizes are in bytes, lengths of episodes in frames."""
+    """What a dataset holds. Sizes are in bytes, lengths of episodes in frames.
+
+    `commit` is the id of the commit that made it so, `earlier_commits` are those of the last ones
+    before, newest first.
+    """
 
     url: str
     created_by: str
@@ -100,6 +104,8 @@ class Summary:
     index_bytes: int
     features: tuple[FeatureSummary, ...]
     clips: ClipSummary | None
+    commit: str
+    earlier_commits: tuple[str, ...]
 
     @property
     def stored_bytes(self) -> int:
@@ -234,6 +240,8 @@ def _summarize(dataset: SeqRecordReader, clip: ClipSpec | None) -> Summary:
             for spec in dataset.features.values()
         ),
         clips=None if clip is None else _count_clips(dataset, clip),
+        commit=manifest.commit,
+        earlier_commits=manifest.earlier_commits,
     )
 
 

@@ -147,7 +147,14 @@ class Storage(Protocol):
 
         `None`: if nothing is there. Otherwise `ConflictError`, and what is there stays as it is.
         An attempt whose answer was lost is not a conflict: see `put_once`.
+
+        After a `TransientError` nobody knows: the file may be in place, or come there later. After
+        any other error of this package it is not there, and never comes.
         """
+
+    @property
+    def has_conditions(self) -> bool:
+        """Whether `put` compares and replaces in one step; else two may replace the same file."""
 
     def files(self, folder: str) -> list[FileInfo]:
         """The finished files directly in a folder, sorted by path; empty if there is none."""

@@ -14,7 +14,15 @@ from typing import Any
 import fsspec
 from fsspec.registry import known_implementations
 
-from seqrecord.errors import ConflictError, LocationError, NotFoundError
+from seqrecord.errors import (
+    AccessError,
+    ConflictError,
+    DestinationError,
+    LocationError,
+    NotFoundError,
+    StorageError,
+    TransientError,
+)
 from seqrecord.storage.base import MAX_PUT_BYTES, Entry, FileInfo, Upload
 from seqrecord.storage.failures import call
 from seqrecord.storage.fsspec_reader import FsspecReader
@@ -63,6 +71,8 @@ class FsspecStorage(WholeFileStorage):
         )
         super().__init__(self._remote, shown, retrier)
 
+    has_conditions = False
+
     @property
     def place(self) -> str:
         return named_place(self._url, self._options)
@@ -72,8 +82,17 @@ class FsspecStorage(WholeFileStorage):
         shown = self.shown(path)
         if self._tag(path) != expected:
             raise ConflictError("another writer was there first", file=shown)
-        self._write(path, [data])
-        if self._tag(path) != tag_of(data):
+        try:
+            self._write(path, [data])
+        except (AccessError, DestinationError, LocationError, NotFoundError):
+            raise  # it was refused
+        except StorageError as error:
+            raise _maybe_done(error) from error
+        try:
+            tag = self._tag(path)
+        except StorageError as error:
+            raise _maybe_done(error) from error
+        if tag != tag_of(data):
             raise ConflictError("another writer replaced it at the same time", file=shown)
 
     def create(self, path: str) -> Upload:
@@ -166,6 +185,13 @@ class FsspecStorage(WholeFileStorage):
                 if entry["type"] == "file" and not entry["name"].endswith(_PARTIAL)
             ),
         )
+
+
+def _maybe_done(error: StorageError) -> TransientError:
+    """The error of a put that may have been done all the same."""
+    if isinstance(error, TransientError):
+        return error
+    return TransientError(error.message, **error.facts())
 
 
 def url_options(protocol: str, root: str, shown: str) -> dict[str, Any]:

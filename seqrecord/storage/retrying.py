@@ -141,13 +141,16 @@ class Retrier:
         closed.set()
 
 
-def put_once(storage: Storage, path: str, data: bytes, *, expected: str | None) -> None:
+def put_once(
+    storage: Storage, path: str, data: bytes, *, expected: str | None, is_lost: bool = False
+) -> None:
     """One attempt of `storage.put`; the file that is there then tells whether it succeeded.
 
-    After a refusal or an error that may pass, the file is read: if it holds `data`, the put
-    succeeded and only its answer was lost. So no other file may ever hold the same bytes. If it is
-    still the one of the tag `expected`, the error is raised again, for another attempt. Otherwise
-    another writer was there first: `ConflictError`.
+    `is_lost` says that the answer to an attempt before was lost. After a refusal or an error that
+    may pass, the file is read: if it holds `data`, the put succeeded and only its answer was lost.
+    So no other file may ever hold the same bytes. If it is still the one of the tag `expected`, the
+    error is raised again, for another attempt: a `TransientError` where one before may yet be done.
+    Otherwise another writer was there first, or has replaced what was put: `ConflictError`.
     """
     try:
         storage.put(path, data, expected=expected)
@@ -155,15 +158,23 @@ def put_once(storage: Storage, path: str, data: bytes, *, expected: str | None) 
         failure = error
     else:
         return
+    found: bytes | None = None
+    tag: str | None = None
     try:
         found, tag = storage.read_whole(path, MAX_PUT_BYTES)
     except NotFoundError:
-        found, tag = b"", None
-    if tag is not None and found == data:
+        pass
+    except TransientError:
+        raise
+    except StorageError:
+        tag = expected  # as far as can be seen
+    if found == data:
         return
-    if tag == expected:
-        raise failure
-    raise ConflictError("another writer replaced it meanwhile", file=f"{storage.url}/{path}")
+    if tag != expected:
+        raise ConflictError("another writer replaced it meanwhile", file=f"{storage.url}/{path}")
+    if is_lost and isinstance(failure, ConflictError):
+        raise TransientError(failure.message, **failure.facts()) from failure
+    raise failure
 
 
 class RetryingStorage(StorageWrapper):
@@ -201,7 +212,25 @@ class RetryingStorage(StorageWrapper):
         return self._repeated(path, lambda: self.inner.read_whole(path, limit))
 
     def put(self, path: str, data: bytes, *, expected: str | None) -> None:
-        self._repeated(path, lambda: put_once(self.inner, path, data, expected=expected))
+        lost = False  # the answer to an attempt, which may yet be done
+
+        def attempt() -> None:
+            nonlocal lost
+            try:
+                put_once(self.inner, path, data, expected=expected, is_lost=lost)
+            except TransientError:
+                lost = True
+                raise
+
+        try:
+            self._repeated(path, attempt)
+        except TransientError:
+            raise
+        except StorageError as error:
+            refused = isinstance(error, ConflictError) and self.has_conditions
+            if refused or not lost:
+                raise
+            raise TransientError(error.message, **error.facts()) from error
 
     def files(self, folder: str) -> list[FileInfo]:
         return self._repeated(folder, lambda: self.inner.files(folder))

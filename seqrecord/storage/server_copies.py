@@ -24,24 +24,25 @@ def can_copy_on_server(source: Storage, destination: Storage) -> bool:
     return _holds_both(a.bucket, b.bucket)
 
 
-def copy_on_server(source: Storage, destination: Storage, path: str) -> bool:
-    """Have the service copy a file to the same path of another root; whether it did.
+def copy_on_server(source: Storage, path: str, destination: Storage, target: str) -> bool:
+    """Have the service copy a file to the path `target` of another root; whether it did.
 
-    `path` has a name that nobody else uses. `False` where both do not lie in one bucket, and where
-    the service refuses, which is logged; then nothing is left there.
+    `target` is a name that nobody else uses, nor is it used again. `False` where both do not lie in
+    one bucket, and where the service refuses, which is logged; then nothing is left there, unless
+    the service copies it later.
     """
     a, b = _objects(source), _objects(destination)
     if a is None or b is None or not can_copy_on_server(source, destination):
         return False
     try:
-        b.copy(a.bucket.key(path), path)
-        if destination.size(path) == source.size(path):
+        b.copy(a.bucket.key(path), target)
+        if destination.size(target) == source.size(path):
             return True
         why = "the copy has another length"
     except StorageError as error:
         why = str(error)
-    _logger.info("%s/%s: copied through this machine: %s", destination.url, path, why)
-    destination.remove(path)
+    _logger.info("%s/%s: copied through this machine: %s", source.url, path, why)
+    destination.remove(target)
     return False
 
 

@@ -38,6 +38,7 @@ class WholeFileStorage(ABC):
     Uploads repeat their requests by `retrier`; the others are for a `RetryingStorage` around this.
     """
 
+    has_conditions = True
     keeping: Keeping | None = None  # of uploads that begin from now on; `None`: the default
 
     def __init__(self, reader: RequestReader, shown: str, retrier: Retrier | None) -> None:

@@ -41,6 +41,10 @@ class StorageWrapper:
     def put(self, path: str, data: bytes, *, expected: str | None) -> None:
         self.inner.put(path, data, expected=expected)
 
+    @property
+    def has_conditions(self) -> bool:
+        return self.inner.has_conditions
+
     def files(self, folder: str) -> list[FileInfo]:
         return self.inner.files(folder)
 

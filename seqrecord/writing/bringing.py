@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,26 +40,30 @@ def link_source(source: Storage, made: Storage, path: str) -> str | None:
 
 
 def bring(
-    source: Storage, made: Storage, file: RecordFile, link: bool, writer: str, written: list[str]
+    source: Storage, made: Storage, file: RecordFile, ordinal: int, link: bool, writer: str
 ) -> RecordFile:
-    """Link or copy a record file; the file as it is there, which may have another name."""
-    path = file.path
-    written.append(path)
-    found = link_source(source, made, path) if link else None
-    if found is not None and _link(made, found, path):
-        return file
-    if copy_on_server(source, made, path):
+    """Link or copy a record file, under a new name of this writer's; the file as it is there.
+
+    `ordinal` is that of its first episode.
+    """
+
+    def named() -> RecordFile:
+        token = secrets.token_hex(8)
+        return replace(file, path=f"{RECORDS}/{ordinal:05d}-{writer}{token}.seqrec")
+
+    brought = named()
+    found = link_source(source, made, file.path) if link else None
+    if found is not None and _link(made, found, brought.path):
+        return brought
+    if copy_on_server(source, file.path, made, brought.path):
         # A service may say that it has begun to copy.
         with contextlib.suppress(FormatError, NotFoundError):
-            if read_footer(made, path).file_id == file.file_id:
-                return file
-        made.remove(path)
-    if path in {upload.path for upload in made.unfinished(RECORDS)}:
-        written.pop()  # of a merge that was killed, or is at work
-        path = f"{RECORDS}/{file.file_id}.{writer}.seqrec"
-        written.append(path)
-    _copy(source, file, made, path)
-    return replace(file, path=path)
+            if read_footer(made, brought.path).file_id == file.file_id:
+                return brought
+        made.remove(brought.path)
+    brought = named()
+    _copy(source, file, made, brought.path)
+    return brought
 
 
 def _copy(source: Storage, file: RecordFile, made: Storage, path: str) -> None:

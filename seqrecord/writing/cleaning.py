@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import time
+import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -12,15 +13,21 @@ from typing import Any
 
 from seqrecord.errors import ConflictError, DestinationError
 from seqrecord.format import RECORDS
-from seqrecord.format.manifest import EDITS, FILE_PATH, INDEX, put_manifest
+from seqrecord.format.manifest import EDITS, FILE_PATH, INDEX
 from seqrecord.reading.record_footers import record_sizes
 from seqrecord.storage import Storage, open_storage
-from seqrecord.writing.commits import Base, read_base
-from seqrecord.writing.destination import writer_of
+from seqrecord.text import counted
+from seqrecord.writing.committing import Base, commit, read_base
 from seqrecord.writing.left_files import LeftFiles, is_note, left_files
-from seqrecord.writing.merge_leftovers import merge_of
+from seqrecord.writing.merge_notes import is_merge_note
+from seqrecord.writing.small_files import SmallFiles, put_file
+from seqrecord.writing.writer_ids import new_writer_id, writer_of
 
 __all__ = ["clean"]
+
+_CLOCK = re.compile(rf"{RECORDS}/[0-9a-f]{{16}}\.clock")
+
+_logger = logging.getLogger("seqrecord")
 
 
 def clean(
@@ -35,12 +42,15 @@ def clean(
     Episodes that interrupted writers left are lost then: `mode="resume"` would have added
     them. Only files whose writer has written nothing for `older_than` seconds are removed, and
     record files of the dataset as it was only when they left it so long ago: until then a reader
-    that had opened it can read on. Returns the paths, sorted; `dry_run` only tells them. A writer
-    that is at work meanwhile is refused when it commits: so that no resume recovers what is being
-    removed, the manifest is put anew first.
+    that had opened it can read on. Times are those that the storage gives: a small file is written
+    there, and removed again, to see what time it is; files with a later time stay, with a warning.
+    Returns the paths, sorted; `dry_run` only tells them. A writer that is at work meanwhile is
+    refused when it commits: so that no resume recovers what is being removed, the manifest is put
+    anew first.
 
     Raises `DestinationError` where there is no dataset, for then nothing tells what is in use, and
-    `ConflictError` if a writer commits at this moment; then nothing is removed.
+    `ConflictError` if a writer commits at this moment, and `CommitUnknownError` if nobody knows
+    whether the manifest was put anew; then nothing is removed.
     """
     with closing(open_storage(location, storage_options)) as storage:
         base = read_base(storage)
@@ -50,11 +60,15 @@ def clean(
                 "(--resume), or remove the folder",
                 file=storage.url,
             )
-        before = time.time() - older_than
         notes = left_files(storage)
-        old = _old(storage, base, before, notes)
+        items = list(_unnamed(storage, base))
+        sizes = record_sizes(storage)
+        now = _time_of(storage)  # after all that was listed
+        _warn_of_future(storage, items, now)
+        before = min(now, now - older_than)
+        old = _old(base, items, before, notes)
         gone = {item.path for item in old}
-        there = {*base.files, *record_sizes(storage)} - gone
+        there = {*base.files, *sizes} - gone
         done = [n.path for n in notes if n.modified <= before and there.isdisjoint(n.files)]
         if not dry_run:
             if old:
@@ -73,13 +87,39 @@ class _Item:
     remove: Callable[[], None]
 
 
-def _old(storage: Storage, base: Base, before: float, notes: Sequence[LeftFiles]) -> list[_Item]:
+def _time_of(storage: Storage) -> float:
+    """The storage's time: that of a file that is written for it, and removed again."""
+    path = f"{RECORDS}/{new_writer_id()}.clock"
+    try:
+        put_file(storage, path, b"clean asks what time it is\n")
+        for file in storage.files(RECORDS):
+            if file.path == path:
+                return file.modified
+    finally:
+        storage.remove(path)
+    raise ConflictError(
+        "another clean is at work; nothing was removed: try again", file=storage.url
+    )
+
+
+def _warn_of_future(storage: Storage, items: Sequence[_Item], now: float) -> None:
+    if late := [item for item in items if item.modified > now]:
+        _logger.warning(
+            "%s: %s with a time after the storage's own are not removed: %s%s",
+            *(storage.url, counted(len(late), "file")),
+            ", ".join(f"{item.path} ({item.modified - now:,.0f} s after)" for item in late[:3]),
+            ", …" if len(late) > 3 else "",
+        )
+
+
+def _old(
+    base: Base, items: Sequence[_Item], before: float, notes: Sequence[LeftFiles]
+) -> list[_Item]:
     """All that is not named, of writers of whom nothing is newer; and what was condemned before.
 
     What left the dataset later than `before`, by the notes, is not among it.
     """
     assert base.manifest is not None
-    items = list(_unnamed(storage, base))
     recent = {path for note in notes if note.modified > before for path in note.files}
     last: dict[str, float] = {}
     for item in items:
@@ -106,12 +146,13 @@ def _unnamed(storage: Storage, base: Base) -> Iterator[_Item]:
 
 
 def _is_ours(path: str) -> bool:
-    return FILE_PATH.fullmatch(path) is not None or merge_of(path) is not None
+    is_clock = _CLOCK.fullmatch(path) is not None
+    return FILE_PATH.fullmatch(path) is not None or is_merge_note(path) or is_clock
 
 
 def _writer(path: str) -> str:
     """What the files of one writer have in common, and no other's."""
-    return writer_of(path) or merge_of(path) or path
+    return writer_of(path) or path
 
 
 def _condemn(storage: Storage, base: Base, paths: list[str]) -> None:
@@ -123,7 +164,7 @@ def _condemn(storage: Storage, base: Base, paths: list[str]) -> None:
         return
     try:
         manifest = replace(base.manifest, removed=tuple(sorted(removed)))
-        put_manifest(storage, manifest, expected=base.tag)
+        commit(SmallFiles(storage, new_writer_id()), base, manifest)
     except ConflictError as error:
         raise ConflictError(
             "another writer committed at this moment; nothing was removed: try again",

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import Any, NamedTuple
+from typing import Any
 
-from seqrecord.errors import ConflictError, FormatError, NotFoundError, StorageError, TransientError
+from seqrecord.errors import ConflictError, DestinationError, FormatError, NotFoundError
 from seqrecord.format import RECORDS, Footer
 from seqrecord.format.edits import Edits
 from seqrecord.format.index import Index
@@ -20,34 +19,32 @@ from seqrecord.format.manifest import (
     Manifest,
     RecordFile,
     check_record_path,
-    parse_manifest,
-    put_manifest,
-    read_tagged,
 )
 from seqrecord.format.statistics import encode_statistics
 from seqrecord.reading.edits import all_edits, read_edits
 from seqrecord.reading.index_building import build_index, complete_episodes
-from seqrecord.reading.record_footers import read_footers, record_sizes
+from seqrecord.reading.metadata import load_index
+from seqrecord.reading.record_footers import read_file_id, read_footers, record_sizes
 from seqrecord.statistics import Statistics
-from seqrecord.storage import Storage, open_storage
+from seqrecord.storage import Storage, map_files, open_storage
 from seqrecord.text import counted
 from seqrecord.version import CREATED_BY
+from seqrecord.writing.committing import Base, commit, looked_at, read_base
 from seqrecord.writing.left_files import put_note
-from seqrecord.writing.small_files import put_file
+from seqrecord.writing.merge_notes import merges, note_path, of_merges
+from seqrecord.writing.small_files import SmallFiles
+from seqrecord.writing.writer_ids import new_commit_id, new_writer_id
 
 __all__ = [
-    "Base",
     "Opened",
     "Version",
     "appended",
+    "edits_of",
     "opened_to_edit",
     "put_version",
-    "read_base",
-    "read_dataset",
     "read_existing",
     "rebuilt",
     "reindex",
-    "tidy",
 ]
 
 _MAX_SHOWN = 20  # episodes in one line of the log
@@ -56,29 +53,13 @@ _logger = logging.getLogger("seqrecord")
 
 
 @dataclass(frozen=True)
-class Base:
-    """The dataset as a writer found it when it began; `manifest` is `None` where there is none.
-
-    A commit is one conditional write: it succeeds if the manifest's tag is still `tag`. `tables`
-    are the files of the index that were there before the manifest was read.
-    """
-
-    manifest: Manifest | None
-    tag: str | None
-    tables: tuple[str, ...]
-
-    @property
-    def files(self) -> dict[str, RecordFile]:
-        """The record files of the dataset, by path in order."""
-        return {file.path: file for file in self.manifest.record_files} if self.manifest else {}
-
-
-class Opened(NamedTuple):
+class Opened:
     """A dataset that is there, with the footers and the sizes of its record files, by path."""
 
     storage: Storage
     base: Base
     manifest: Manifest
+    index: Index
     footers: dict[str, Footer]
     sizes: Mapping[str, int]
 
@@ -94,37 +75,18 @@ class Version:
     splits: tuple[str, ...] = ()
     statistics: IndexFile | None = None
     edits: tuple[IndexFile, ...] = ()
-
-
-def read_base(storage: Storage, *, accept_damaged: bool = False) -> Base:
-    """The dataset as it is now; a manifest that is damaged counts as none if that is accepted."""
-    # Tables first: those of a commit that comes in between are then not among them.
-    tables = tuple(file.path for file in storage.files(INDEX))
-    try:
-        data, tag = read_tagged(storage)
-    except NotFoundError:
-        return Base(None, None, tables)
-    try:
-        return Base(parse_manifest(storage, data), tag, tables)
-    except FormatError:
-        if not accept_damaged:
-            raise
-        return Base(None, tag, tables)
-
-
-def read_dataset(storage: Storage) -> tuple[Base, Manifest]:
-    """The dataset there; raises `NotFoundError` where there is none."""
-    base = read_base(storage)
-    if base.manifest is None:
-        raise NotFoundError("no dataset", file=storage.url)
-    return base, base.manifest
+    removed: tuple[str, ...] = ()  # record files that nobody may recover from now on
 
 
 def read_existing(storage: Storage) -> Opened:
-    """The same, with what its record files say."""
-    base, manifest = read_dataset(storage)
-    sizes = {file.path: file.size for file in manifest.record_files}
-    return Opened(storage, base, manifest, read_footers(storage, sizes), sizes)
+    """The dataset there, with what its record files say; `NotFoundError` where there is none."""
+
+    def look(base: Base, manifest: Manifest) -> Opened:
+        sizes = {file.path: file.size for file in manifest.record_files}
+        index = load_index(storage, manifest)
+        return Opened(storage, base, manifest, index, read_footers(storage, sizes), sizes)
+
+    return looked_at(storage, look)
 
 
 @contextlib.contextmanager
@@ -134,6 +96,15 @@ def opened_to_edit(
     """The same of a location; its storage is closed in the end."""
     with contextlib.closing(open_storage(location, storage_options)) as storage:
         yield read_existing(storage)
+
+
+def edits_of(storage: Storage, base: Base) -> tuple[IndexFile, ...]:
+    """The files of edits of a dataset; without a manifest all that are there but a merge's."""
+    if base.manifest is not None:
+        return base.manifest.edits
+    found = all_edits(storage)  # before the notes
+    passed = of_merges([file.path for file in found], merges(storage) if found else ())
+    return tuple(file for file in found if file.path not in passed)
 
 
 def rebuilt(
@@ -147,7 +118,7 @@ def rebuilt(
     """
     old = base.manifest
     left_out = old.left_out if old else ()
-    edits = old.edits if old else all_edits(storage)
+    edits = edits_of(storage, base)
     effect = read_edits(storage, edits)
     try:
         built = build_index(footers, base.files, left_out, effect, old.splits if old else ())
@@ -201,7 +172,7 @@ def appended(
 
 
 def put_version(
-    storage: Storage,
+    own: SmallFiles,
     base: Base,
     version: Version,
     created_by: str,
@@ -209,29 +180,23 @@ def put_version(
 ) -> Manifest:
     """Commit: write the index under new names, then put the manifest in place in one step.
 
-    `statistics` take the place of those of `version`.
+    `statistics` take the place of those of `version`. `own` are the small files of this commit:
+    those that the writer has written before, and those that this writes.
 
     Record files of `base` that it leaves out stay, with a note of when that was, for readers that
-    have them open. Raises `ConflictError` if the manifest is no longer that of `base`. Whatever it
-    raises, the dataset is as it was.
+    have them open. Raises as `commit` does.
     """
-    generation = secrets.token_hex(8)
+    storage, commit_id = own.storage, new_commit_id(own.writer)
     tables: dict[str, IndexFile] = {}
-    paths: list[str] = []
-    try:
-        for name, data in version.index.encode().items():
-            paths.append(f"{INDEX}/{generation}-{name}.arrow")
-            tables[name] = put_file(storage, paths[-1], memoryview(data))
-        if statistics is not None and (text := encode_statistics(statistics)) is not None:
-            paths.append(f"{INDEX}/{generation}-statistics.json")
-            version = replace(version, statistics=put_file(storage, paths[-1], text))
-        left = base.files.keys() - {file.path for file in version.record_files}
-        if left and (there := left & record_sizes(storage).keys()):
-            paths.append(put_note(storage, generation, sorted(there)))
-    except StorageError as error:
-        if not isinstance(error, TransientError):  # or it would wait once more for what is gone
-            tidy(storage, paths)
-        raise
+    for name, data in version.index.encode().items():
+        tables[name] = own.put(f"{INDEX}/{commit_id}-{name}.arrow", memoryview(data))
+    if statistics is not None and (text := encode_statistics(statistics)) is not None:
+        path = f"{INDEX}/{commit_id}-statistics.json"
+        version = replace(version, statistics=own.put(path, text))
+    left = base.files.keys() - {file.path for file in version.record_files}
+    if left and (there := left & record_sizes(storage).keys()):
+        put_note(own, commit_id, sorted(there))
+    removed = _still_there(storage, base.manifest.removed if base.manifest else ())
     manifest = Manifest(
         schema=version.index.schema,
         record_files=version.record_files,
@@ -245,39 +210,16 @@ def put_version(
         edits=version.edits,
         next_ordinal=version.next_ordinal,
         left_out=version.left_out,
-        removed=_still_there(storage, base.manifest.removed if base.manifest else ()),
+        removed=tuple(dict.fromkeys((*removed, *version.removed))),
     )
     try:
-        put_manifest(storage, manifest, expected=base.tag)
+        return commit(own, base, manifest, commit_id)
     except ConflictError as error:
-        # After any other error the manifest may be there, and name these.
-        tidy(storage, paths)
         raise ConflictError(
             "another writer committed first. Nothing is lost: the episodes that this one wrote "
             "stay on the storage, and resume (--resume) or `seqrecord reindex` adds them",
             file=storage.url,
         ) from error
-    # The index before this one stays for readers that have just read the manifest before, and
-    # tables that were not there at the start are those of a commit after this one.
-    named = {file.path for file in (version.statistics, *_small_files(base.manifest)) if file}
-    tidy(storage, [path for path in base.tables if path not in named])
-    return manifest
-
-
-def _small_files(manifest: Manifest | None) -> tuple[IndexFile | None, ...]:
-    """What a manifest names in the folder of the index."""
-    return () if manifest is None else (*manifest.index.values(), manifest.statistics)
-
-
-def tidy(storage: Storage, paths: Iterable[str]) -> None:
-    """Remove files that nothing needs. One that cannot be removed is logged: the commit stands."""
-    for path in paths:
-        try:
-            storage.remove(path)
-        except StorageError as error:
-            _logger.warning(
-                "%s/%s is not needed but cannot be removed: %s", storage.url, path, error
-            )
 
 
 def reindex(
@@ -288,9 +230,14 @@ def reindex(
 ) -> Manifest:
     """Rebuild index and manifest of a dataset from its record files alone.
 
-    All complete episodes are in it, those of interrupted writers too. Logs a warning if a record
-    file of the manifest before, where that can be read, is not there: the dataset is made without
-    it. Raises `ConflictError` where another writer commits meanwhile.
+    All complete episodes are in it, those of interrupted writers too, but not those that only a
+    merge which did not end has brought. Logs a warning if a record file of the manifest before,
+    where that can be read, is not there: the dataset is made without it; and, where it cannot be
+    read, one which names the edits that apply, since nothing tells which of them were committed.
+
+    Raises `ConflictError` where another writer commits meanwhile, and `DestinationError` where
+    there is no manifest that can be read, and record files of a merge are there, and no others that
+    hold the same: then nothing tells whether the merge had ended.
     """
     with contextlib.closing(open_storage(location, storage_options)) as storage:
         return _reindex(storage, created_by)
@@ -300,6 +247,10 @@ def _reindex(storage: Storage, created_by: str) -> Manifest:
     base = read_base(storage, accept_damaged=True)
     removed = base.manifest.removed if base.manifest else ()
     sizes = {path: n for path, n in record_sizes(storage).items() if path not in removed}
+    passed = of_merges(sizes, merges(storage)) - base.files.keys()
+    sizes = {path: n for path, n in sizes.items() if path not in passed}
+    if passed:
+        _pass_over(storage, base, passed, sizes)
     if not sizes:
         cut = storage.unfinished(RECORDS)
         more = "; `seqrecord write --resume` continues an interrupted write" if cut else ""
@@ -312,8 +263,40 @@ def _reindex(storage: Storage, created_by: str) -> Manifest:
         )
     for path in sizes:
         check_record_path(storage, path)
-    return put_version(
-        storage, base, rebuilt(storage, base, read_footers(storage, sizes), sizes), created_by
+    version = rebuilt(storage, base, read_footers(storage, sizes), sizes)
+    if base.manifest is None and version.edits:
+        _logger.warning(
+            "%s: without a manifest nothing tells which edits were committed; %s: %s%s",
+            *(storage.url, counted(len(version.edits), "file") + " of edits that are there apply"),
+            ", ".join(file.path for file in version.edits[:_MAX_SHOWN]),
+            ", …" if len(version.edits) > _MAX_SHOWN else "",
+        )
+    with SmallFiles(storage, new_writer_id()) as own:
+        return put_version(own, base, version, created_by)
+
+
+def _pass_over(
+    storage: Storage, base: Base, passed: Collection[str], taken: Collection[str]
+) -> None:
+    """Warn of record files of merges that are not taken.
+
+    `DestinationError` where no manifest tells whether the merge had ended, and one of them is in no
+    other file: where a merge was killed and run again, all are.
+    """
+    what = counted(len(passed), "record file")
+    if base.manifest is None:
+        ids = map_files(storage, lambda path: read_file_id(storage, path), [*passed, *taken])
+        if not {ids[path] for path in passed} <= {ids[path] for path in taken}:
+            raise DestinationError(
+                f"{what} of a merge are there, and no manifest that says whether the merge had "
+                "ended; run the merge again, or, if it had ended, remove its note so that the "
+                "files are taken",
+                file=storage.url,
+                expected="no record files that are a merge's",
+                got=", ".join(note_path(writer) for writer in sorted(merges(storage))),
+            )
+    _logger.warning(
+        "%s: %s of a merge that is at work or was interrupted are not taken", storage.url, what
     )
 
 

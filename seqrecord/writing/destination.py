@@ -7,10 +7,8 @@ writer touches, and commits with one conditional write; see docs/storage_details
 from __future__ import annotations
 
 import logging
-import re
-import secrets
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, get_args
 
@@ -19,22 +17,24 @@ from seqrecord.format import RECORDS, Footer
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest, check_record_path
 from seqrecord.reading.absent import conformed
-from seqrecord.reading.edits import all_edits, read_edits
+from seqrecord.reading.edits import read_edits
 from seqrecord.reading.metadata import load_index
 from seqrecord.reading.record_footers import read_file_id, read_footers, record_sizes
 from seqrecord.schema import Schema
 from seqrecord.statistics import Statistics
 from seqrecord.storage import Storage, map_files
 from seqrecord.text import counted, repr_of
-from seqrecord.writing.commits import Base, appended, put_version, read_base, rebuilt, tidy
+from seqrecord.writing.commits import appended, edits_of, put_version, rebuilt
+from seqrecord.writing.committing import Base, read_base
 from seqrecord.writing.leftovers import recover
+from seqrecord.writing.merge_notes import merges, of_merges
+from seqrecord.writing.small_files import SmallFiles, tidy
 from seqrecord.writing.statistics import statistics_of
+from seqrecord.writing.writer_ids import new_writer_id, writer_of
 
-__all__ = ["Destination", "WriteMode", "begin", "check_mode", "new_writer_id", "writer_of"]
+__all__ = ["Destination", "WriteMode", "begin", "check_mode"]
 
 WriteMode = Literal["create", "resume", "append"]
-
-_NAME = re.compile(r"\d{5,}-([0-9a-f]{16})[0-9a-f]{16}\.seqrec")
 
 _logger = logging.getLogger("seqrecord")
 
@@ -96,10 +96,14 @@ class Destination:
                 expected=f"{len(keys)} episodes that had ended",
                 got=f"{len(keys) - len(missing)} of them",
             )
+        # Record files that hold nothing but pieces of episodes that were given up: nobody may
+        # recover them from this commit on, and nobody who has done so before can commit.
+        unused = sorted(own.keys() - {file.path for file in version.record_files})
+        version = replace(version, removed=tuple(unused))
         together = statistics_of(self.storage, self._base.manifest, version, statistics)
-        manifest = put_version(self.storage, self._base, version, created_by, together)
-        # Record files that hold nothing but pieces of episodes that were given up.
-        tidy(self.storage, own.keys() - {file.path for file in manifest.record_files})
+        with SmallFiles(self.storage, self.writer) as small:
+            manifest = put_version(small, self._base, version, created_by, together)
+        tidy(self.storage, unused)
         return manifest
 
     def release(self) -> None:
@@ -124,17 +128,6 @@ def begin(storage: Storage, mode: WriteMode) -> Destination:
         raise
 
 
-def new_writer_id() -> str:
-    """What a writer's files and episodes have in common and no other writer's: 64 random bits."""
-    return secrets.token_hex(8)
-
-
-def writer_of(path: str) -> str | None:
-    """The id of the writer of a record file, if its name has one."""
-    match = _NAME.fullmatch(path.rpartition("/")[2])
-    return match and match[1]
-
-
 def check_mode(mode: str) -> None:
     """`DestinationError` for what is no `WriteMode`."""
     if mode not in get_args(WriteMode):
@@ -143,7 +136,9 @@ def check_mode(mode: str) -> None:
         )
 
 
-def _begun(storage: Storage, mode: WriteMode, writer: str) -> Destination:
+def _begun(
+    storage: Storage, mode: WriteMode, writer: str, *, is_second: bool = False
+) -> Destination:
     base = read_base(storage)
     manifest, files = base.manifest, base.files
     ignored = {*files, *(manifest.removed if manifest else ())}
@@ -153,12 +148,18 @@ def _begun(storage: Storage, mode: WriteMode, writer: str) -> Destination:
     unfinished = [cut for cut in unfinished if cut.path not in ignored | sizes.keys()]
     loose = [path for path in sizes if path not in ignored]
     _check_mode_fits(storage, mode, manifest, len(loose) + len(unfinished))
+    if loose or unfinished:
+        passed = of_merges([*loose, *(cut.path for cut in unfinished)], merges(storage))
+        loose = [path for path in loose if path not in passed]
+        unfinished = [cut for cut in unfinished if cut.path not in passed]
+        _tell_of_others(storage, mode, len(passed), len(loose))
     try:
         index = _checked_index(storage, manifest, sizes) if manifest else None
     except DestinationError:
-        if read_base(storage).tag == base.tag:
+        if is_second or read_base(storage).tag == base.tag:
             raise
-        return _begun(storage, mode, writer)  # others have committed, and removed old tables
+        # Others have committed, and removed old tables.
+        return _begun(storage, mode, writer, is_second=True)
     committed = frozenset(index.positions) if index else frozenset()
     footers: dict[str, Footer] = {}
     recovered: dict[str, int] = {}
@@ -167,7 +168,7 @@ def _begun(storage: Storage, mode: WriteMode, writer: str) -> Destination:
         for path in loose:
             check_record_path(storage, path)
         footers = read_footers(storage, {path: sizes[path] for path in (*files, *loose)})
-        edits = read_edits(storage, manifest.edits if manifest else all_edits(storage))
+        edits = read_edits(storage, edits_of(storage, base))
         schema = manifest.schema if manifest else edits.schema
         schema, fitting = conformed(list(footers.items()), schema, files)
         footers = dict(fitting)
@@ -251,6 +252,15 @@ def _check_mode_fits(
         )
     if mode == "append" and manifest is None:
         raise DestinationError("no dataset to append to", file=storage.url)
+
+
+def _tell_of_others(storage: Storage, mode: WriteMode, merged: int, left: int) -> None:
+    """Warn of record files that no manifest names: `merged` of merges, and `left` of others."""
+    if mode == "resume" and merged:
+        _logger.warning(
+            "%s: this resume passes over %s of a merge that is at work or was interrupted",
+            *(storage.url, counted(merged, "record file")),
+        )
     if mode == "append" and left:
         _logger.warning(
             "%s: %s that no manifest names, of another writer that is at work or was interrupted; "

@@ -1,20 +1,16 @@
-"""Files of edits: written before the manifest that names them, and removed where none does."""
+"""Files of edits: written before the manifest that names them."""
 
 from __future__ import annotations
 
-import contextlib
 import re
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 
-from seqrecord.errors import SeqRecordError
 from seqrecord.format.edits import Delete, Edit, Features, Relabel, Rename, Split, encode_edit
-from seqrecord.format.manifest import EDITS, IndexFile, read_manifest
+from seqrecord.format.manifest import EDITS, IndexFile
 from seqrecord.storage import Storage
-from seqrecord.writing.commits import tidy
-from seqrecord.writing.small_files import put_file
+from seqrecord.writing.small_files import SmallFiles
 
-__all__ = ["next_number", "put_edits", "removed_if_unnamed"]
+__all__ = ["edit_path", "next_number", "put_edits"]
 
 _NUMBERED = re.compile(rf"{EDITS}/([0-9]{{8}})-")
 
@@ -22,44 +18,29 @@ _UIDS_AT_ONCE = 500_000  # in one file
 _TEXT_AT_ONCE = 1 << 22  # characters, of which JSON makes at most six bytes each
 
 
-def put_edits(storage: Storage, edits: Sequence[Edit], number: int) -> list[IndexFile]:
+def put_edits(own: SmallFiles, edits: Sequence[Edit], number: int) -> list[IndexFile]:
     """Write files of edits; their names ascend, and come after `number` others.
 
     They come after what is there, too, and be it of an edit that was interrupted: where the
     manifest is lost, what was committed last counts.
     """
-    token, files = secrets.token_hex(8), list[IndexFile]()
-    number = max(number, next_number(storage))
-    try:
-        pieces = (piece for edit in edits for piece in _pieces(edit))
-        for i, edit in enumerate(pieces, number):
-            path = f"{EDITS}/{i:08d}-{token}.json"
-            files.append(put_file(storage, path, encode_edit([edit])))
-    except BaseException:
-        tidy(storage, [file.path for file in files])
-        raise
-    return files
+    number = max(number, next_number(own.storage))
+    pieces = (piece for edit in edits for piece in _pieces(edit))
+    return [
+        own.put(edit_path(i, own.writer), encode_edit([edit]))
+        for i, edit in enumerate(pieces, number)
+    ]
+
+
+def edit_path(number: int, writer: str) -> str:
+    """The path of a writer's file of edits."""
+    return f"{EDITS}/{number:08d}-{writer}.json"
 
 
 def next_number(storage: Storage) -> int:
     """The number of a file of edits whose name comes after all that are there."""
     known = (_NUMBERED.match(file.path) for file in storage.files(EDITS))
     return max((int(match[1]) + 1 for match in known if match), default=0)
-
-
-@contextlib.contextmanager
-def removed_if_unnamed(storage: Storage, files: Sequence[IndexFile]) -> Iterator[None]:
-    """If the block raises, remove files of edits unless the manifest that is there names them.
-
-    What is not known to be in a manifest stays only where it may be in one.
-    """
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(SeqRecordError):
-            named = {file.path for file in read_manifest(storage).edits}
-            tidy(storage, [file.path for file in files if file.path not in named])
-        raise
 
 
 def _pieces(edit: Edit) -> Iterator[Edit]:

@@ -23,13 +23,15 @@ from seqrecord.format.text import check_key, encode_metadata
 from seqrecord.reading.edits import read_edits
 from seqrecord.reading.filters import EpisodeFilter, find_episodes
 from seqrecord.reading.index_building import complete_episodes
-from seqrecord.reading.metadata import load_index
 from seqrecord.reading.record_footers import read_footer, record_sizes
 from seqrecord.storage import Storage
 from seqrecord.text import repr_of
 from seqrecord.version import CREATED_BY
 from seqrecord.writing.commits import opened_to_edit, put_version, rebuilt
-from seqrecord.writing.edit_files import put_edits, removed_if_unnamed
+from seqrecord.writing.edit_files import put_edits
+from seqrecord.writing.merge_notes import merges, of_merges
+from seqrecord.writing.small_files import SmallFiles
+from seqrecord.writing.writer_ids import new_writer_id
 
 __all__ = [
     "delete_episodes",
@@ -231,35 +233,40 @@ def _edit(
 ) -> list[str]:
     """Commit what `make` says: the episodes that change, and edits. Returns their keys."""
     with opened_to_edit(location, storage_options) as opened:
-        storage, base, manifest, footers, sizes = opened
-        index = load_index(storage, manifest)
+        storage, manifest, index = opened.storage, opened.manifest, opened.index
         before = read_edits(storage, manifest.edits)
-        every = {**footers, **_others(storage, sizes)}
+        every = {**opened.footers, **_others(storage, opened.sizes)}
         chosen, edits = make(_Dataset(storage, manifest, index, every, before))
         keys = [index.key(i) for i in chosen]
         if dry_run or not chosen:
             return keys
-        files = put_edits(storage, edits, len(manifest.edits))
-        with removed_if_unnamed(storage, files):
-            changed = replace(base, manifest=replace(manifest, edits=(*manifest.edits, *files)))
-            version = rebuilt(storage, changed, footers, sizes)
+        with SmallFiles(storage, new_writer_id()) as own:
+            files = put_edits(own, edits, len(manifest.edits))
+            changed = replace(
+                opened.base, manifest=replace(manifest, edits=(*manifest.edits, *files))
+            )
+            version = rebuilt(storage, changed, opened.footers, opened.sizes)
             deleted = before.deleted | Edits.of(edits).deleted
-            kept = tuple(f for f in version.record_files if _is_used(footers[f.path], deleted))
+            kept = tuple(
+                f for f in version.record_files if _is_used(opened.footers[f.path], deleted)
+            )
             same = np.array_equal(version.index.uids, index.uids)
             version = replace(
                 version,
                 record_files=kept,
                 statistics=manifest.statistics if same else version.statistics,
             )
-            put_version(storage, base, version, CREATED_BY)
+            put_version(own, opened.base, version, CREATED_BY)
         return keys
 
 
 def _others(storage: Storage, named: Mapping[str, int]) -> dict[str, Footer]:
     """Of the record files that the manifest does not name, those that `reindex` would take."""
     found = {}
-    for path, size in record_sizes(storage).items():
-        if path not in named:
+    sizes = {path: n for path, n in record_sizes(storage).items() if path not in named}
+    passed = of_merges(sizes, merges(storage)) if sizes else set()
+    for path, size in sizes.items():
+        if path not in passed:
             with contextlib.suppress(FormatError, NotFoundError):
                 found[path] = read_footer(storage, path, size)
     return found

@@ -140,8 +140,9 @@ class EpisodeWriter:
 
         A kill meanwhile leaves either nothing of it, or what was flushed; once this has returned,
         nothing. (A storage that keeps flushes some seconds later forgets them as late.) Its key is
-        free again, and so are its bytes, but for those in a finished record file that holds other
-        episodes too. Does nothing once the episode has ended.
+        free again, and so are its bytes in the open record file. A finished record file that holds
+        nothing else is removed after the writer's commit, for a resume of another writer may have
+        added it to the dataset by now. Does nothing once the episode has ended.
         """
         if self.is_open:
             with self._forget_on_error():

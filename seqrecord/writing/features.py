@@ -23,17 +23,18 @@ from seqrecord.format.edits import Features
 from seqrecord.format.manifest import Manifest, RecordFile
 from seqrecord.reading.episode import Episode
 from seqrecord.reading.index_building import complete_episodes
-from seqrecord.reading.metadata import load_index
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.reading.record_footers import read_footers
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.statistics import Statistics
 from seqrecord.storage import Storage
 from seqrecord.version import CREATED_BY
-from seqrecord.writing.commits import Base, Version, opened_to_edit, put_version, rebuilt
-from seqrecord.writing.destination import new_writer_id
-from seqrecord.writing.edit_files import put_edits, removed_if_unnamed
+from seqrecord.writing.commits import Version, opened_to_edit, put_version, rebuilt
+from seqrecord.writing.committing import Base
+from seqrecord.writing.edit_files import put_edits
+from seqrecord.writing.own_files import own_sizes
 from seqrecord.writing.record_file import RecordFileWriter
+from seqrecord.writing.small_files import SmallFiles
 from seqrecord.writing.statistics import stored_statistics
 from seqrecord.writing.stored_schema import (
     DEFAULT_RECORD_BYTES,
@@ -42,7 +43,7 @@ from seqrecord.writing.stored_schema import (
     infer_schema,
     stored_schema,
 )
-from seqrecord.writing.undoing import own_sizes, undone
+from seqrecord.writing.writer_ids import new_writer_id
 
 __all__ = ["Values", "add_feature", "drop_features"]
 
@@ -79,8 +80,8 @@ def add_feature(
 
     Raises `NotFoundError` where there is no dataset, `SchemaError` for a feature that is there and
     for what cannot be stored, `FrameError` for values that do not fit it or are not as many as the
-    episode has frames, and `ConflictError` where another writer commits meanwhile. Then nothing was
-    changed.
+    episode has frames, and `ConflictError` where another writer commits meanwhile. Then the
+    dataset is as it was; `clean` removes the record files that were written.
     """
     size = check_sizes(None, record_bytes)
     with _opened(location, storage_options) as dataset:
@@ -108,15 +109,14 @@ def add_feature(
             for episode in dataset.reader.episodes.values():
                 _check_length(episode, values(episode), name)
             return new
-        with undone(dataset.storage, writer):
-            collector = StatisticsCollector(Schema([new]))
-            _write(dataset, schema, new, values, writer, size, collector)
-            own = own_sizes(dataset.storage, writer)
-            footers = read_footers(dataset.storage, own)
-            old = stored_statistics(dataset.storage, manifest)
-            if old is not None:
-                old = Statistics(old.num_frames, {**old, **collector.statistics()})
-            _commit(dataset, schema, footers, own, old)
+        collector = StatisticsCollector(Schema([new]))
+        _write(dataset, schema, new, values, writer, size, collector)
+        own = own_sizes(dataset.storage, writer)
+        footers = read_footers(dataset.storage, own)
+        old = dataset.statistics
+        if old is not None:
+            old = Statistics(old.num_frames, {**old, **collector.statistics()})
+        _commit(dataset, schema, writer, footers, own, old)
         return new
 
 
@@ -153,11 +153,11 @@ def drop_features(
             ]
         )
         if not dry_run:
-            old = stored_statistics(dataset.storage, dataset.manifest)
+            old = dataset.statistics
             if old is not None:
                 kept = {name: old[name] for name in old if name not in dropped}
                 old = Statistics(old.num_frames, kept)
-            _commit(dataset, schema, {}, {}, old)
+            _commit(dataset, schema, new_writer_id(), {}, {}, old)
         return list(dropped)
 
 
@@ -168,15 +168,18 @@ class _Dataset:
     manifest: Manifest
     reader: SeqRecordReader
     footers: Mapping[str, Footer]
+    statistics: Statistics | None
 
 
 @contextmanager
 def _opened(
     location: str | PathLike[str], storage_options: Mapping[str, Any] | None
 ) -> Iterator[_Dataset]:
-    with opened_to_edit(location, storage_options) as (storage, base, manifest, footers, _):
-        reader = SeqRecordReader(storage, manifest, load_index(storage, manifest))
-        yield _Dataset(storage, base, manifest, reader, footers)
+    with opened_to_edit(location, storage_options) as found:
+        reader = SeqRecordReader(found.storage, found.manifest, found.index)
+        # Now: others who commit twice before this does remove them.
+        statistics = stored_statistics(found.storage, found.manifest)
+        yield _Dataset(found.storage, found.base, found.manifest, reader, found.footers, statistics)
 
 
 def _inferred(dataset: _Dataset, name: str, values: Values) -> FeatureSpec:
@@ -199,16 +202,21 @@ def _write(
 ) -> None:
     """Write the values of all episodes into record files of their own."""
     parts = complete_episodes(list(dataset.footers.items()), dataset.manifest.schema)
-    with RecordFileWriter(
+    files = RecordFileWriter(
         dataset.storage,
         schema,
         writer=writer,
         record_bytes=record_bytes,
         statistics=collector,
         only=[new.group],
-    ) as files:
+    )
+    try:
         for episode in dataset.reader.episodes.values():
             _add(files, parts[episode.uid], episode, new.name, values)
+        files.close()
+    except BaseException:
+        files.abort()
+        raise
 
 
 def _add(
@@ -248,14 +256,15 @@ def _wrong_length(episode: Episode, got: object, name: str) -> FrameError:
 def _commit(
     dataset: _Dataset,
     schema: Schema,
+    writer: str,
     footers: Mapping[str, Footer],
     sizes: Mapping[str, int],
     statistics: Statistics | None,
 ) -> None:
     """Make `schema` that of the dataset, with these new record files."""
     storage, base, manifest = dataset.storage, dataset.base, dataset.manifest
-    files = put_edits(storage, [Features(schema)], len(manifest.edits))
-    with removed_if_unnamed(storage, files):
+    with SmallFiles(storage, writer) as own:
+        files = put_edits(own, [Features(schema)], len(manifest.edits))
         new = [RecordFile(path, size, footers[path].file_id) for path, size in sizes.items()]
         changed = replace(
             manifest,
@@ -273,7 +282,7 @@ def _commit(
             )
         version = _without_dropped(version, every)
         try:
-            put_version(storage, base, version, CREATED_BY, statistics)
+            put_version(own, base, version, CREATED_BY, statistics)
         except ConflictError as error:
             raise ConflictError(
                 "another writer committed meanwhile; nothing was changed: try again",

@@ -14,11 +14,11 @@ from seqrecord.errors import NotFoundError
 from seqrecord.format import RECORDS
 from seqrecord.format.manifest import FILE_PATH
 from seqrecord.storage import Storage
-from seqrecord.writing.small_files import put_file
+from seqrecord.writing.small_files import SmallFiles
 
 __all__ = ["LeftFiles", "is_note", "left_files", "put_note"]
 
-_NOTE = re.compile(rf"{RECORDS}/[0-9a-f]{{16}}\.left")
+_NOTE = re.compile(rf"{RECORDS}/[0-9a-f]{{32}}\.left")
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,9 @@ def is_note(path: str) -> bool:
     return _NOTE.fullmatch(path) is not None
 
 
-def put_note(storage: Storage, name: str, files: Sequence[str]) -> str:
-    """Write a note of these record files, just before the commit that leaves them out; its path.
-
-    `name` are 16 hexadecimal digits that nobody else uses.
-    """
-    path = f"{RECORDS}/{name}.left"
-    put_file(storage, path, "".join(f"{file}\n" for file in files).encode())
-    return path
+def put_note(own: SmallFiles, commit_id: str, files: Sequence[str]) -> None:
+    """Write a note of these record files, just before the commit that leaves them out."""
+    own.put(f"{RECORDS}/{commit_id}.left", "".join(f"{file}\n" for file in files).encode())
 
 
 def left_files(storage: Storage) -> list[LeftFiles]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
@@ -14,30 +14,37 @@ from seqrecord.errors import DestinationError
 from seqrecord.format import RECORDS, Footer
 from seqrecord.format.edits import Edit, Split
 from seqrecord.format.index import NO_SPLIT, Index
-from seqrecord.format.manifest import EDITS, IndexFile, Manifest, RecordFile
+from seqrecord.format.manifest import IndexFile, Manifest, RecordFile
 from seqrecord.format.text import encode_metadata
 from seqrecord.reading.edits import read_edits
 from seqrecord.reading.index_building import build_index, complete_episodes
-from seqrecord.reading.metadata import load_index
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.reading.record_footers import read_footers, record_sizes
 from seqrecord.schema import Schema
-from seqrecord.storage import Storage, can_copy_on_server, open_storage, parse_location
+from seqrecord.statistics import Statistics
+from seqrecord.storage import (
+    Storage,
+    StorageLike,
+    can_copy_on_server,
+    open_storage,
+    parse_location,
+)
 from seqrecord.version import CREATED_BY
 from seqrecord.writing.bringing import bring, link_source
-from seqrecord.writing.commits import Version, put_version, read_base, read_existing, tidy
-from seqrecord.writing.destination import new_writer_id, writer_of
-from seqrecord.writing.edit_files import next_number, put_edits, removed_if_unnamed
+from seqrecord.writing.commits import Version, put_version, read_existing
+from seqrecord.writing.committing import Base, read_base
+from seqrecord.writing.edit_files import edit_path, next_number, put_edits
 from seqrecord.writing.encoding_anew import (
     check_mergeable,
     difference,
     encode_episode,
     encoder_of,
 )
-from seqrecord.writing.merge_leftovers import merges, put_merge_note, taken_over
-from seqrecord.writing.small_files import put_file
+from seqrecord.writing.merge_notes import merges, of_merges, put_merge_note
+from seqrecord.writing.own_files import own_sizes
+from seqrecord.writing.small_files import SmallFiles, tidy
 from seqrecord.writing.statistics import merged, stored_statistics
-from seqrecord.writing.undoing import own_sizes
+from seqrecord.writing.writer_ids import new_writer_id
 
 __all__ = ["MergeReport", "merge_datasets"]
 
@@ -66,11 +73,12 @@ class _Part:
     manifest: Manifest
     index: Index
     footers: dict[str, Footer]
+    statistics: Statistics | None
 
 
 def merge_datasets(
-    sources: Sequence[str | PathLike[str]],
-    destination: str | PathLike[str],
+    sources: Sequence[StorageLike],
+    destination: StorageLike,
     *,
     link: bool = True,
     dry_run: bool = False,
@@ -87,66 +95,119 @@ def merge_datasets(
     come in the order of the ordinals that they were written with. With `dry_run` all is checked and
     nothing written.
 
-    `sources` and `destination` are local paths or URLs, and `storage_options` are for the
-    filesystems that serve them; local paths take none beside URLs.
+    `sources` and `destination` are local paths, URLs or open storages, which are closed in the end;
+    `storage_options` are for the filesystems that serve URLs.
 
     Raises `NotFoundError` where a source is no dataset, `SchemaError` where features differ in more
     than how they are stored (dtype, shape, kind, unit, or that one has it), or would lose data when
     they are encoded anew, `DestinationError` where two of them have an episode of one key, or
-    the same record file, and where the destination is not empty. What a merge of the same that was
-    killed has left there is used, or passed over; `clean` removes it later.
+    the same record file, and where the destination is not empty: what other merges have left there
+    is passed over, and `clean` removes it later. Raises `ConflictError` where another writer, such
+    as another merge, has committed there meanwhile; then what this one brought stays for `clean`.
     """
     with ExitStack() as stack:
         every = (*sources, destination)
-        local = [parse_location(location).protocol == "file" for location in every]
+        bare = [_takes_no_options(location) for location in every]
         storages = [
-            open_storage(location, None if is_local and not all(local) else storage_options)
-            for location, is_local in zip(every, local, strict=True)
+            open_storage(location, None if is_bare and not all(bare) else storage_options)
+            for location, is_bare in zip(every, bare, strict=True)
         ]
         for storage in storages:
             stack.callback(storage.close)
         *opened, made = storages
-        parts = [_open(storage) for storage in opened]
-        _check(parts, made)
-        there = _there(parts, made)
-        first = parts[0].manifest.schema
-        same = [part for part in parts if part.manifest.schema == first]
-        others = [part for part in parts if part.manifest.schema != first]
-        encoded = tuple(difference(p.storage.url, p.manifest.schema, first) for p in others)
-        files = [(part, file) for part in same for file in part.manifest.record_files]
-        linked = [
-            link and link_source(part.storage, made, file.path) is not None for part, file in files
-        ]
-        sent = [
-            not is_linked and can_copy_on_server(part.storage, made)
-            for (part, _), is_linked in zip(files, linked, strict=True)
-        ]
-        for text in encoded:
-            _logger.warning("%s", text)
-        num_files = len(files) if dry_run else _merge(same, others, made, there, link)
-        return MergeReport(
-            sum(part.manifest.num_episodes for part in parts),
-            sum(part.manifest.num_frames for part in parts),
-            num_files,
-            sum(file.size for (_, file), is_ in zip(files, linked, strict=True) if is_),
-            sum(file.size for (_, file), is_ in zip(files, linked, strict=True) if not is_),
-            sum(file.size for (_, file), is_ in zip(files, sent, strict=True) if is_),
-            sum(part.manifest.num_frames for part in others),
-            encoded,
-        )
+        if not opened:
+            raise DestinationError(
+                "nothing to merge", file=made.url, expected="at least one dataset"
+            )
+        base = read_base(made)
+        _check_empty(made, base)
+        if dry_run:
+            return _report(*_parts(opened), made, link)
+        return _merge(opened, made, base, link)
+
+
+def _takes_no_options(location: StorageLike) -> bool:
+    if isinstance(location, (str, PathLike)):
+        return parse_location(location).protocol == "file"
+    return True
+
+
+def _merge(opened: Sequence[Storage], made: Storage, base: Base, link: bool) -> MergeReport:
+    """Write a note, then the dataset.
+
+    The note and the copies of edits stay if record files may: whatever is made of a merge that
+    failed, nothing deleted comes back.
+    """
+    with SmallFiles(made, new_writer_id()) as own:
+        note = put_merge_note(own)
+        same, others = _parts(opened)
+        report = _report(same, others, made, link)
+        own.keep()
+        num_files = _write(same, others, own, base, link)
+    tidy(made, [note])
+    return replace(report, num_record_files=num_files)
+
+
+def _parts(opened: Sequence[Storage]) -> tuple[list[_Part], list[_Part]]:
+    """The datasets that store features as the first one, and those that do not."""
+    parts = [_open(storage) for storage in opened]
+    _check(parts)
+    first = parts[0].manifest.schema
+    same = [part for part in parts if part.manifest.schema == first]
+    return same, [part for part in parts if part.manifest.schema != first]
+
+
+def _report(
+    same: Sequence[_Part], others: Sequence[_Part], made: Storage, link: bool
+) -> MergeReport:
+    """What a merge of these makes."""
+    first = same[0].manifest.schema
+    files = [(part, file) for part in same for file in part.manifest.record_files]
+    linked = [
+        link and link_source(part.storage, made, file.path) is not None for part, file in files
+    ]
+    sent = [
+        not is_linked and can_copy_on_server(part.storage, made)
+        for (part, _), is_linked in zip(files, linked, strict=True)
+    ]
+    encoded = tuple(difference(p.storage.url, p.manifest.schema, first) for p in others)
+    for text in encoded:
+        _logger.warning("%s", text)
+    return MergeReport(
+        sum(part.manifest.num_episodes for part in (*same, *others)),
+        sum(part.manifest.num_frames for part in (*same, *others)),
+        len(files),
+        sum(file.size for (_, file), is_ in zip(files, linked, strict=True) if is_),
+        sum(file.size for (_, file), is_ in zip(files, linked, strict=True) if not is_),
+        sum(file.size for (_, file), is_ in zip(files, sent, strict=True) if is_),
+        sum(part.manifest.num_frames for part in others),
+        encoded,
+    )
 
 
 def _open(storage: Storage) -> _Part:
     there = read_existing(storage)
-    index = load_index(storage, there.manifest)
-    return _Part(storage, there.manifest, index, there.footers)
+    statistics = stored_statistics(storage, there.manifest)
+    return _Part(storage, there.manifest, there.index, there.footers, statistics)
 
 
-def _check(parts: Sequence[_Part], made: Storage) -> None:
-    if not parts:
-        raise DestinationError("nothing to merge", file=made.url, expected="at least one dataset")
-    if read_base(made).manifest is not None:
+def _check_empty(made: Storage, base: Base) -> None:
+    """`DestinationError` unless nothing is there but what merges have left."""
+    if base.manifest is not None:
         raise DestinationError("not empty", file=made.url, expected="a place without a dataset")
+    # Files first: so the note of each that is a merge's is seen.
+    paths = [upload.path for upload in made.unfinished(RECORDS)]
+    paths += [file.path for file in made.files(RECORDS)]
+    if paths and (left := sorted(set(paths) - of_merges(paths, merges(made)))):
+        raise DestinationError(
+            "not empty",
+            file=made.url,
+            expected="a place without a dataset, or what interrupted merges have left",
+            got=left[0],
+        )
+
+
+def _check(parts: Sequence[_Part]) -> None:
     first, keys, ids = parts[0], dict[str, str](), dict[str, str]()
     for part in parts:
         url = part.storage.url
@@ -168,72 +229,51 @@ def _check(parts: Sequence[_Part], made: Storage) -> None:
                 )
 
 
-def _there(parts: Sequence[_Part], made: Storage) -> dict[str, str]:
-    """Paths of record files that a merge which was killed has brought already, by file id."""
-    first = parts[0].manifest.schema
-    same = [part.manifest for part in parts if part.manifest.schema == first]
-    wanted = {file.file_id: file for manifest in same for file in manifest.record_files}
-    return taken_over(made, wanted)
-
-
-def _merge(
-    same: Sequence[_Part],
-    others: Sequence[_Part],
-    made: Storage,
-    there: Mapping[str, str],
-    link: bool,
+def _write(
+    same: Sequence[_Part], others: Sequence[_Part], own: SmallFiles, base: Base, link: bool
 ) -> int:
-    """Write the dataset; returns how many record files it has. `others` are encoded anew.
-
-    `there` are the paths of record files that need not be brought, by file id.
-    """
-    base = read_base(made)
-    parts = [*same, *others]
-    writer = new_writer_id()
-    with _undone(made, writer) as written:
-        note = put_merge_note(made, writer)
-        written.append(note)
-        # Before the record files: whatever is made of a merge that was killed, nothing deleted
-        # comes back.
-        edits = _bring_edits(same, made, writer, written)
-        record_files, footers = [], {}
-        for part in same:
-            for file in part.manifest.record_files:
-                brought = replace(file, path=there.get(file.file_id, ""))
-                if not brought.path:
-                    brought = bring(part.storage, made, file, link, writer, written)
-                record_files.append(brought)
-                footers[brought.path] = part.footers[file.path]
-        new, split = _encode(same[0].manifest.schema, others, made, writer, written)
-        for path, footer in new.items():
-            record_files.append(RecordFile(path, made.size(path), footer.file_id))
-            footers[path] = footer
-        edits = (*edits, *put_edits(made, split, len(edits)))
-        written += [file.path for file in edits]
-        names = tuple(dict.fromkeys(name for part in parts for name in part.manifest.splits))
-        left_out = [uid for part in same for uid in part.manifest.left_out]
-        built = build_index(footers, footers, left_out, read_edits(made, edits), names)
-        by_path = {file.path: file for file in record_files}
-        paths = dict.fromkeys([*built.files, *by_path])
-        lost = (episode.uid for episode in built.lost)
-        version = Version(
-            built.index,
-            tuple(RecordFile(path, by_path[path].size, by_path[path].file_id) for path in paths),
-            max(built.next_ordinal, *(part.manifest.next_ordinal for part in parts)),
-            tuple(sorted(lost)),
-            built.splits,
-            edits=edits,
-        )
-        statistics = merged([stored_statistics(part.storage, part.manifest) for part in parts])
-        with removed_if_unnamed(made, edits):
-            _check_there(made, record_files)
-            put_version(made, base, version, CREATED_BY, statistics)
-    tidy(made, [note])
+    """Write the dataset; returns how many record files it has. `others` are encoded anew."""
+    made, parts = own.storage, [*same, *others]
+    # Before the record files: whatever is made of a merge that was killed, nothing deleted comes
+    # back.
+    edits = _bring_edits(same, own)
+    record_files, footers = [], {}
+    for part in same:
+        for file in part.manifest.record_files:
+            footer = part.footers[file.path]
+            ordinal = footer.episodes[0].ordinal if footer.episodes else 0
+            brought = bring(part.storage, made, file, ordinal, link, own.writer)
+            record_files.append(brought)
+            footers[brought.path] = footer
+    new, split = _encode(same[0].manifest.schema, others, made, own.writer)
+    for path, footer in new.items():
+        record_files.append(RecordFile(path, made.size(path), footer.file_id))
+        footers[path] = footer
+    edits = (*edits, *put_edits(own, split, len(edits)))
+    names = tuple(dict.fromkeys(name for part in parts for name in part.manifest.splits))
+    left_out = [uid for part in same for uid in part.manifest.left_out]
+    built = build_index(footers, footers, left_out, read_edits(made, edits), names)
+    by_path = {file.path: file for file in record_files}
+    paths = dict.fromkeys([*built.files, *by_path])
+    lost = (episode.uid for episode in built.lost)
+    version = Version(
+        built.index,
+        tuple(RecordFile(path, by_path[path].size, by_path[path].file_id) for path in paths),
+        max(built.next_ordinal, *(part.manifest.next_ordinal for part in parts)),
+        tuple(sorted(lost)),
+        built.splits,
+        edits=edits,
+    )
+    statistics = merged([part.statistics for part in parts])
+    _check_there(made, record_files)
+    # Of these nothing is needed where the commit is refused; the note is, while record files stay.
+    with SmallFiles(made, own.writer) as tables:
+        put_version(tables, base, version, CREATED_BY, statistics)
     return len(record_files)
 
 
 def _check_there(made: Storage, files: Sequence[RecordFile]) -> None:
-    """`DestinationError` unless all files are there: one that was taken over may be gone."""
+    """`DestinationError` unless all files are there: somebody may have removed one."""
     sizes = record_sizes(made)
     for file in files:
         if sizes.get(file.path) != file.size:
@@ -246,60 +286,41 @@ def _check_there(made: Storage, files: Sequence[RecordFile]) -> None:
 
 
 def _encode(
-    schema: Schema, parts: Sequence[_Part], made: Storage, writer: str, written: list[str]
+    schema: Schema, parts: Sequence[_Part], made: Storage, writer: str
 ) -> tuple[dict[str, Footer], list[Edit]]:
     """Write the episodes of datasets under another schema; the footers, and what split they are in.
 
     They have new uids, and the keys and metadata that edits have given them.
     """
+    if not parts:
+        return {}, []
     splits: dict[str, list[str]] = {}
-    try:
-        for part in parts:
-            reader = SeqRecordReader(part.storage, part.manifest, part.index)
-            known = complete_episodes(list(part.footers.items()), part.manifest.schema)
-            with encoder_of(schema, made, writer) as files:
-                for number, episode in enumerate(reader.episodes.values()):
-                    said = replace(
-                        known[episode.uid],
-                        key=episode.key,
-                        uid=writer + secrets.token_hex(8),
-                        metadata=encode_metadata(episode.metadata),
-                    )
-                    encode_episode(files, episode, said)
-                    if (split := int(part.index.split[number])) != NO_SPLIT:
-                        splits.setdefault(part.manifest.splits[split], []).append(said.uid)
-    finally:
-        sizes = own_sizes(made, writer)
-        written += sizes
-        written += [u.path for u in made.unfinished(RECORDS) if writer_of(u.path) == writer]
+    # Those of this writer that are brought are not among them.
+    brought = own_sizes(made, writer).keys()
+    for part in parts:
+        reader = SeqRecordReader(part.storage, part.manifest, part.index)
+        known = complete_episodes(list(part.footers.items()), part.manifest.schema)
+        with encoder_of(schema, made, writer) as files:
+            for number, episode in enumerate(reader.episodes.values()):
+                said = replace(
+                    known[episode.uid],
+                    key=episode.key,
+                    uid=writer + secrets.token_hex(8),
+                    metadata=encode_metadata(episode.metadata),
+                )
+                encode_episode(files, episode, said)
+                if (split := int(part.index.split[number])) != NO_SPLIT:
+                    splits.setdefault(part.manifest.splits[split], []).append(said.uid)
+    sizes = {path: n for path, n in own_sizes(made, writer).items() if path not in brought}
     return read_footers(made, sizes), [Split(name, tuple(uids)) for name, uids in splits.items()]
 
 
-@contextmanager
-def _undone(storage: Storage, writer: str) -> Iterator[list[str]]:
-    """If the block raises, remove the files that it names.
-
-    Unless a manifest is there then, which may name them, or another merge, which may use them.
-    """
-    written: list[str] = []
-    try:
-        yield written
-    except BaseException:
-        if read_base(storage, accept_damaged=True).tag is None and merges(storage) <= {writer}:
-            tidy(storage, written)
-        raise
-
-
-def _bring_edits(
-    parts: Sequence[_Part], made: Storage, writer: str, written: list[str]
-) -> tuple[IndexFile, ...]:
+def _bring_edits(parts: Sequence[_Part], own: SmallFiles) -> tuple[IndexFile, ...]:
     """Copies of the files of edits, in names that ascend, and come after those that are there."""
     files: list[IndexFile] = []
-    first = next_number(made)
+    first = next_number(own.storage)
     for part in parts:
         for file in part.manifest.edits:
-            path = f"{EDITS}/{first + len(files):08d}-{writer}.json"
-            written.append(path)
             data, _ = part.storage.read_whole(file.path, file.size)
-            files.append(put_file(made, path, data))
+            files.append(own.put(edit_path(first + len(files), own.writer), data))
     return tuple(files)

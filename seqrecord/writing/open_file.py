@@ -145,10 +145,6 @@ class OpenFile:
         """Whether it says how many frames the episode has so far."""
         return self.holds(episode) and self._episodes[-1].num_frames is not None
 
-    def is_only_of(self, episode: EpisodePart) -> bool:
-        """Whether there is nothing here but pieces of the episode."""
-        return all(part.uid == episode.uid for part in self._episodes)
-
     def forget(self, episode: EpisodePart, *, all_of_it: bool = False) -> None:
         """Take back the chunks of the episode; those before its last `complete` stay.
 

@@ -268,7 +268,8 @@ class RecordFileWriter:
         """Forget the episode that has begun, and what was flushed of it.
 
         From one moment on, which may be before this returns, no resume brings back any of it. Its
-        bytes are given back, but for those in a finished file that holds other episodes too.
+        bytes in the open file are given back; those in finished files that hold nothing else are
+        when the writer commits.
         """
         self.check()
         for group in self._groups:
@@ -294,6 +295,10 @@ class RecordFileWriter:
             self.close()
         else:
             self._files.leave()
+
+    def abort(self) -> None:
+        """Give up after an error: nothing is left of the files that are not finished."""
+        self._files.abort()
 
     def __enter__(self) -> RecordFileWriter:
         return self

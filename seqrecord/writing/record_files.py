@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-from seqrecord.errors import DestinationError, StorageError
+from seqrecord.errors import DestinationError, SeqRecordError
 from seqrecord.format import EpisodePart
 from seqrecord.lags import Lags
 from seqrecord.schema import Schema
@@ -19,8 +18,6 @@ from seqrecord.writing.open_file import Commit, OpenFile, StoredChunk
 __all__ = ["LEAVE_SECONDS", "RecordFiles"]
 
 LEAVE_SECONDS = 5.0  # that a writer which gives up waits for a commit
-
-_logger = logging.getLogger("seqrecord")
 
 
 class RecordFiles:
@@ -46,7 +43,6 @@ class RecordFiles:
         self._file: OpenFile | None = None
         self._held: OpenFile | None = None  # the file before, full, until the next has a flush
         self._commit: Commit | None = None  # of the file before these
-        self._own: list[str] = []  # finished files that hold nothing but the open episode
         self._is_over = threading.Event()
         weakref.finalize(self, self._is_over.set)
         self._episode: EpisodePart | None = None
@@ -75,7 +71,7 @@ class RecordFiles:
 
     def begin(self, episode: EpisodePart) -> None:
         """Chunks of this episode follow."""
-        self._episode, self._is_flushed, self._own = episode, False, []
+        self._episode, self._is_flushed = episode, False
 
     def add(self, chunk: StoredChunk) -> None:
         """Add a chunk to the open file, or to the next one."""
@@ -124,7 +120,11 @@ class RecordFiles:
         return self._is_flushed
 
     def discard(self) -> None:
-        """Forget the episode that has begun, and what was flushed of it."""
+        """Forget the episode that has begun, and what was flushed of it.
+
+        Finished files that hold nothing else stay: a resume may have named them by now. They go
+        with the writer's commit.
+        """
         episode = self._episode
         assert episode is not None, "no episode has begun"
         if self._commit is not None and self._commit.file.holds(episode):
@@ -140,20 +140,20 @@ class RecordFiles:
                 self._file.forget(episode, all_of_it=True)
         self._episode = None
         self._is_flushed = False
-        for path in self._own:
-            try:
-                self._storage.remove(path)
-            except StorageError as error:
-                _logger.warning(
-                    "%s/%s holds a discarded episode, and cannot be removed: %s",
-                    *(self._storage.url, path, error),
-                )
-        self._own = []
 
     def close(self) -> None:
         """Finish what is open."""
         self._finish_file()
         self._wait_for_commit()
+
+    def abort(self) -> None:
+        """Leave nothing of the files that are not finished."""
+        files, self._held, self._file = (self._held, self._file), None, None
+        for file in files:
+            if file is not None:
+                with suppress(SeqRecordError):
+                    file.upload.abort()
+        self.leave()
 
     def leave(self) -> None:
         """Wait for what the thread is at, but not for a storage that hangs."""
@@ -206,8 +206,6 @@ class RecordFiles:
         self._wait_for_commit()
         with self._storing(BaseException):
             if file.finish():
-                if self._episode is not None and file.is_only_of(self._episode):
-                    self._own.append(file.upload.path)
                 self._commit = Commit(file, self._is_over)
 
     def _wait_for_commit(self) -> None:

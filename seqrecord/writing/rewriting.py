@@ -22,19 +22,20 @@ from seqrecord.format.manifest import Manifest, RecordFile
 from seqrecord.format.pages import chunk_bytes
 from seqrecord.reading.absent import conformed
 from seqrecord.reading.edits import read_edits
-from seqrecord.reading.metadata import load_index
 from seqrecord.reading.record_footers import read_footers
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, open_storage
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.units import parse_size
 from seqrecord.version import CREATED_BY
-from seqrecord.writing.commits import Base, put_version, read_base, read_dataset, rebuilt
+from seqrecord.writing.commits import put_version, rebuilt
+from seqrecord.writing.committing import Base, read_base, read_indexed
 from seqrecord.writing.copied_files import CopiedFiles
-from seqrecord.writing.destination import new_writer_id
+from seqrecord.writing.own_files import own_sizes
+from seqrecord.writing.small_files import SmallFiles
 from seqrecord.writing.stored_chunks import page_ranges, stored_chunk
 from seqrecord.writing.stored_schema import DEFAULT_RECORD_BYTES, check_sizes
-from seqrecord.writing.undoing import own_sizes, undone
+from seqrecord.writing.writer_ids import new_writer_id
 
 __all__ = ["LEAST_DEAD", "RewriteProgress", "RewriteReport", "rewrite_files"]
 
@@ -106,14 +107,14 @@ def rewrite_files(
         raise ValueError(f"least_dead must be above 0 and at most 1, not {least_dead}")
     sizes = check_sizes(None, record_bytes), parse_size(commit_bytes)
     with closing(open_storage(location, storage_options)) as storage:
-        base, manifest = read_dataset(storage)
+        base, manifest, index = read_indexed(storage)
         footers, deleted = _dead(storage, manifest)
         plans = [_plan(path, footer, manifest, deleted) for path, footer in footers.items()]
         plans = [p for p in plans if p.dead and p.dead >= least_dead * (p.dead + p.living)]
         total = sum(plan.living for plan in plans)
         written: list[str] = []
         if plans and not dry_run:
-            rewriter = _Rewriter(storage, base, manifest, footers, deleted, *sizes)
+            rewriter = _Rewriter(storage, base, manifest, index, footers, deleted, *sizes)
 
             def show(copied: int) -> None:
                 if progress is not None:
@@ -160,6 +161,7 @@ class _Rewriter:
         storage: Storage,
         base: Base,
         manifest: Manifest,
+        index: Index,
         footers: dict[str, Footer],
         deleted: frozenset[str],
         record_bytes: int,
@@ -168,6 +170,7 @@ class _Rewriter:
         self._storage = storage
         self._base = base
         self._manifest = manifest
+        self._index = index  # what it holds is what it held, whatever files it is of
         self._footers = footers
         self._deleted = deleted
         self._record_bytes = record_bytes
@@ -178,18 +181,17 @@ class _Rewriter:
     def run(self, plans: Sequence[_Plan], show: Callable[[int], None]) -> list[str]:
         """Rewrite all of them; the paths of the new record files."""
         written: list[str] = []
-        with undone(self._storage, self._writer):
-            for number, some in enumerate(_batches(plans, self._commit_bytes)):
-                if number:
-                    self._go_on()
-                written += self._rewrite([plan.path for plan in some], show)
+        for number, some in enumerate(_batches(plans, self._commit_bytes)):
+            if number:
+                self._go_on()
+            written += self._rewrite([plan.path for plan in some], show)
         return written
 
     def _go_on(self) -> None:
         """Begin again with what was just committed."""
         self._base = read_base(self._storage)
         found = self._base.manifest
-        if found is None or found.index != self._manifest.index:
+        if found is None or found.commit != self._manifest.commit:
             raise ConflictError(
                 "another writer committed meanwhile; what was rewritten before stays: try again",
                 file=self._storage.url,
@@ -239,13 +241,14 @@ class _Rewriter:
         every |= footers
         lengths = {file.path: file.size for file in changed.record_files}
         version = rebuilt(storage, replace(base, manifest=changed), every, lengths)
-        if not _is_same(version.index, load_index(storage, manifest)):
+        if not _is_same(version.index, self._index):
             raise FormatError(
                 "the record files do not give the episodes of the index; see `seqrecord verify`",
                 file=storage.url,
             )
         try:
-            self._manifest = put_version(storage, base, version, CREATED_BY)
+            with SmallFiles(storage, self._writer) as own:
+                self._manifest = put_version(own, base, version, CREATED_BY)
         except ConflictError as error:
             raise ConflictError(
                 "another writer committed meanwhile; the files that were being rewritten stay as "

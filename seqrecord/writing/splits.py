@@ -22,12 +22,14 @@ from seqrecord.format.edits import Split
 from seqrecord.format.index import NO_SPLIT, Index
 from seqrecord.format.manifest import MAX_SPLITS, SPLIT_NAME
 from seqrecord.integers import check_seed
-from seqrecord.reading.metadata import load_index
 from seqrecord.storage import Storage, open_storage
 from seqrecord.text import counted, repr_of
 from seqrecord.version import CREATED_BY
-from seqrecord.writing.commits import Version, put_version, read_dataset
-from seqrecord.writing.edit_files import put_edits, removed_if_unnamed
+from seqrecord.writing.commits import Version, put_version
+from seqrecord.writing.committing import read_indexed
+from seqrecord.writing.edit_files import put_edits
+from seqrecord.writing.small_files import SmallFiles
+from seqrecord.writing.writer_ids import new_writer_id
 
 __all__ = ["deal_episodes", "split_dataset"]
 
@@ -76,8 +78,7 @@ def _split(
     seed: int,
     anew: bool,
 ) -> dict[str, int]:
-    base, manifest = read_dataset(storage)
-    index = load_index(storage, manifest)
+    base, manifest, index = read_indexed(storage)
     names = tuple(dict.fromkeys((*manifest.splits, *shares)))
     if len(names) > MAX_SPLITS:
         raise ClipError("too many splits", file=storage.url, expected=MAX_SPLITS, got=len(names))
@@ -96,18 +97,18 @@ def _split(
             )
             for number in np.unique(new[changed]).tolist()
         ]
-        files = put_edits(storage, edits, len(manifest.edits))
-        version = Version(
-            replace(index, split=new.astype(np.uint16)),
-            manifest.record_files,
-            manifest.next_ordinal,
-            manifest.left_out,
-            names,
-            manifest.statistics,
-            (*manifest.edits, *files),
-        )
-        with removed_if_unnamed(storage, files):
-            put_version(storage, base, version, CREATED_BY)
+        with SmallFiles(storage, new_writer_id()) as own:
+            files = put_edits(own, edits, len(manifest.edits))
+            version = Version(
+                replace(index, split=new.astype(np.uint16)),
+                manifest.record_files,
+                manifest.next_ordinal,
+                manifest.left_out,
+                names,
+                manifest.statistics,
+                (*manifest.edits, *files),
+            )
+            put_version(own, base, version, CREATED_BY)
     return {name: int((new == names.index(name)).sum()) for name in names}
 
 

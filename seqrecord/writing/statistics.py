@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -12,12 +11,14 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from seqrecord.errors import DestinationError, FormatError, NotFoundError
-from seqrecord.format.manifest import INDEX, Manifest, put_manifest
+from seqrecord.format.manifest import INDEX, Manifest
 from seqrecord.format.statistics import encode_statistics, read_statistics
 from seqrecord.statistics import Statistics
 from seqrecord.storage import Storage, open_storage
-from seqrecord.writing.commits import Version, read_dataset, tidy
-from seqrecord.writing.small_files import put_file
+from seqrecord.writing.commits import Version
+from seqrecord.writing.committing import commit, read_indexed
+from seqrecord.writing.small_files import SmallFiles
+from seqrecord.writing.writer_ids import new_commit_id, new_writer_id
 
 if TYPE_CHECKING:
     from seqrecord.reading.statistics import StatisticsProgress
@@ -81,24 +82,20 @@ def add_statistics(
     `ConflictError` where a writer commits meanwhile; then nothing was changed.
     """
     # Here, since a writer does without all that reads frames.
-    from seqrecord.reading.metadata import load_index
     from seqrecord.reading.reader import SeqRecordReader
     from seqrecord.reading.statistics import compute_statistics
 
     with closing(open_storage(location, storage_options)) as storage:
-        base, manifest = read_dataset(storage)
-        reader = SeqRecordReader(storage, manifest, load_index(storage, manifest))
+        base, manifest, index = read_indexed(storage)
+        reader = SeqRecordReader(storage, manifest, index)
         statistics = compute_statistics(
             reader, max_frames=max_frames, num_threads=num_threads, progress=progress
         )
         data = encode_statistics(statistics)
         if data is None:
             raise DestinationError("the statistics are too large to be stored", file=storage.url)
-        path = f"{INDEX}/{secrets.token_hex(8)}-statistics.json"
-        file = put_file(storage, path, data)
-        try:
-            put_manifest(storage, replace(manifest, statistics=file), expected=base.tag)
-        except DestinationError:
-            tidy(storage, [path])
-            raise
+        with SmallFiles(storage, new_writer_id()) as own:
+            commit_id = new_commit_id(own.writer)
+            file = own.put(f"{INDEX}/{commit_id}-statistics.json", data)
+            commit(own, base, replace(manifest, statistics=file), commit_id)
         return statistics

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from seqrecord.errors import FormatError, SeqRecordError
+from seqrecord.errors import FormatError, NotFoundError, SeqRecordError
 from seqrecord.format import RECORDS, Footer
 from seqrecord.format.edits import Edits
 from seqrecord.format.index import Index
 from seqrecord.format.index_tables import table_names
 from seqrecord.format.manifest import MANIFEST, Manifest, RecordFile, read_manifest
 from seqrecord.reading.edits import read_edits
-from seqrecord.reading.metadata import index_of, load, map_table
+from seqrecord.reading.metadata import index_of, load_index, map_table
 from seqrecord.reading.record_footers import record_sizes
 from seqrecord.storage import Storage
 
@@ -43,9 +43,17 @@ class Files:
 def stored_index(storage: Storage) -> tuple[Files, Index | None, list[SeqRecordError]]:
     """The record files, the index unless it is broken, and what is wrong with manifest and index.
 
-    Without a manifest that can be read, all record files that are there are taken. Raises
-    `NotFoundError` where there is no manifest.
+    Without a manifest that can be read, all record files that are there are taken. Where a file is
+    missing, it is looked at once more with the manifest read anew. Raises `NotFoundError` where
+    there is no manifest.
     """
+    found = _stored_index(storage)
+    if any(isinstance(problem, NotFoundError) for problem in found[2]):
+        return _stored_index(storage)
+    return found
+
+
+def _stored_index(storage: Storage) -> tuple[Files, Index | None, list[SeqRecordError]]:
     try:
         manifest = read_manifest(storage)
     except FormatError as error:
@@ -61,7 +69,7 @@ def stored_index(storage: Storage) -> tuple[Files, Index | None, list[SeqRecordE
     problems = _check_tables(storage, manifest)
     if not problems:
         try:
-            _, index = load(storage)
+            index = load_index(storage, manifest)
             return files, index, of_edits + _check_content(storage, manifest, index)
         except SeqRecordError as error:
             problems.append(error)

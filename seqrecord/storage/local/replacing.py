@@ -64,10 +64,10 @@ def put_file(
     """Put `data` in place if what is there has the digest `expected`; `None`: if nothing is.
 
     `ConflictError` otherwise. After any error what was there is there still, but after one of the
-    last sync of the folder, when the new bytes are there and may go with a loss of power. After a
-    kill it is one or the other; the next call removes what is left beside it. `shared` says that
-    other machines may write here too. `TransientError` where another has been about to replace it
-    for `patience` seconds.
+    last sync of the folder, a `TransientError`: then the new bytes are there, and may go with a
+    loss of power. After a kill it is one or the other; the next call removes what is left beside
+    it. `shared` says that other machines may write here too. `TransientError` too where another has
+    been about to replace it for `patience` seconds.
     """
     _check(target, expected)
     for path in target.parent.iterdir():
@@ -83,7 +83,12 @@ def put_file(
             raise TransientError("another writer has begun to put it in place", file=str(target))
         if not _remove_if_left(folder, shared):
             time.sleep(_POLL_SECONDS)
-    sync_folder(target.parent)
+    try:
+        sync_folder(target.parent)
+    except OSError as error:
+        raise TransientError(
+            f"it is in place, but its folder cannot be synced: {error.strerror}", file=str(target)
+        ) from error
 
 
 def _try_to_replace(target: Path, data: bytes, expected: str | None, folder: Path) -> bool:

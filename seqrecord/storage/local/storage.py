@@ -45,6 +45,7 @@ class LocalStorage:
         max_handles: files that are open at most, beside those that are being read.
     """
 
+    has_conditions = True
     _shared = False  # whether other machines may write here too
 
     def __init__(self, root: str | os.PathLike[str], *, max_handles: int = _MAX_HANDLES) -> None:

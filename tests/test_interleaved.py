@@ -1,0 +1,411 @@
+"""Two writers, step by step: whatever one does in the middle of another, nothing is lost.
+
+Before each single step of one command another one runs, from its begin to its end. And commits
+whose answer is lost: done at once, done later, with and without another commit on top.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord import SeqRecordWriter
+from seqrecord.errors import (
+    AccessError,
+    CommitUnknownError,
+    ConflictError,
+    DestinationError,
+    NotFoundError,
+    SeqRecordError,
+)
+from seqrecord.format.manifest import read_manifest
+from seqrecord.storage import LocalStorage
+from seqrecord.storage.retrying import Retrier, RetryingStorage
+from seqrecord.writing.cleaning import clean
+from seqrecord.writing.edits import delete_episodes, rename_episodes
+from seqrecord.writing.features import add_feature
+from seqrecord.writing.merging import merge_datasets
+from seqrecord.writing.rewriting import rewrite_files
+from seqrecord.writing.splits import split_dataset
+from seqrecord.writing.statistics import add_statistics
+from tests.abandoned import abandon, abandonable
+from tests.storage_doubles import Between, FailAt, FaultyStorage, LosesAnswer
+from tests.test_edits import write
+
+Content = dict[str, list[float]]
+
+
+def values(path: Any) -> Content:
+    with seqrecord.open(path, features=["x"]) as dataset:
+        return {key: episode[:]["x"][:, 0].tolist() for key, episode in dataset.episodes.items()}
+
+
+def frames(number: int) -> list[float]:
+    return [10 * number + i for i in range(3)]
+
+
+def append(where: Any, number: int, mode: Any = "append") -> None:
+    writer = SeqRecordWriter(where, codecs="raw", record_bytes=20_000, mode=mode)
+    with writer, writer.episode(f"e{number}") as episode:
+        for value in frames(number):
+            episode.append({"x": np.full(1000, value, np.float32)})
+
+
+@dataclass(frozen=True)
+class Command:
+    """What is done to a dataset, and what a reader sees once that was acknowledged."""
+
+    do: Callable[[Any], object]
+    is_seen: Callable[[Path], bool]
+
+
+def has(key: str, number: int) -> Callable[[Path], bool]:
+    return lambda path: values(path).get(key) == frames(number)
+
+
+def features(path: Path) -> set[str]:
+    with seqrecord.open(path) as dataset:
+        return set(dataset.features)
+
+
+def splits(path: Path) -> int:
+    with seqrecord.open(path) as dataset:
+        return len(dataset.manifest.splits)
+
+
+def column(where: Any) -> None:
+    add_feature(where, "z", lambda episode: np.arange(len(episode), dtype=np.float32))
+
+
+COMMANDS = {
+    "append": Command(lambda where: append(where, 7), has("e7", 7)),
+    "resume": Command(lambda where: append(where, 8, "resume"), has("e8", 8)),
+    "delete": Command(
+        lambda where: delete_episodes(where, "e1"), lambda path: "e1" not in values(path)
+    ),
+    "rename": Command(lambda where: rename_episodes(where, {"e2": "two"}), has("two", 2)),
+    "add": Command(column, lambda path: "z" in features(path)),
+    "split": Command(lambda where: split_dataset(where, {"a": 0.5}), lambda path: splits(path) > 0),
+    "stats": Command(lambda where: add_statistics(where), lambda path: True),
+    "rewrite": Command(
+        lambda where: rewrite_files(where, least_dead=0.01, commit_bytes=1), lambda path: True
+    ),
+    "reindex": Command(lambda where: seqrecord.reindex(where), lambda path: True),
+    "clean": Command(lambda where: clean(where, older_than=0), lambda path: True),
+    "clean old": Command(lambda where: clean(where, older_than=3600), lambda path: True),
+}
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """One with something to rewrite and to resume; and two to merge."""
+    folder = tmp_path_factory.mktemp("interleaved")
+    base = write(folder / "base", range(5))
+    delete_episodes(base, ["e0", "e3"])
+    killed = abandonable(base, codecs="raw", record_bytes=1, mode="append")
+    with killed.episode("e6") as episode:
+        for value in frames(6):
+            episode.append({"x": np.full(1000, value, np.float32)})
+    abandon(killed)
+    a, b = write(folder / "a", range(10, 12)), write(folder / "b", range(12, 14))
+    delete_episodes(b, "e12")
+    return base, a, b
+
+
+def sound(path: Path) -> None:
+    """Every file that the manifest names is there, and is what it says."""
+    manifest = read_manifest(LocalStorage(path))
+    files = {file.path: file.size for file in manifest.record_files}
+    files |= {file.path: file.size for file in manifest.small_files}
+    for name, size in files.items():
+        assert (path / name).stat().st_size == size, name
+    assert not seqrecord.verify(path).problems
+
+
+REFUSED = (ConflictError, DestinationError)
+
+
+def done(
+    command: Callable[[Any], object],
+    where: Any,
+    refused: tuple[type[SeqRecordError], ...] = REFUSED,
+) -> bool:
+    """Whether it was acknowledged; else it has raised what was promised."""
+    try:
+        command(where)
+    except refused:
+        return False
+    return True
+
+
+def interleaved(
+    path: Path,
+    number: int,
+    one: Callable[[Any], object],
+    other: Callable[[Any], object],
+    refused: tuple[type[SeqRecordError], ...] = REFUSED,
+) -> tuple[bool, list[bool]]:
+    """Do `other` before step `number` of `one`; which were acknowledged, the first one first.
+
+    One is all there is where `one` has fewer steps.
+    """
+    seen: list[bool] = []
+    storage = Between(LocalStorage(path), number, lambda: seen.append(done(other, path)))
+    first = done(one, storage, refused)
+    assert len(seen) == storage.came
+    return first, seen
+
+
+PAIRS = [
+    *(("append", other) for other in ("append", "resume", "delete", "rewrite", "reindex", "add")),
+    *(("resume", other) for other in ("append", "resume", "delete", "rewrite")),
+    *(("delete", other) for other in ("append", "rename", "split", "rewrite", "stats")),
+    *(("add", other) for other in ("append", "add", "rewrite", "rename")),
+    *(("rewrite", other) for other in ("append", "rename", "rewrite", "add", "resume")),
+    *(("split", other) for other in ("append", "split")),
+    *(("stats", other) for other in ("append", "delete")),
+    *(("reindex", other) for other in ("append", "delete")),
+    *((one, "clean") for one in COMMANDS if one != "clean old"),
+    *(("clean", other) for other in ("append", "resume", "delete", "rewrite", "add", "rename")),
+    *(("clean old", other) for other in ("append", "resume", "rewrite")),
+]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+def test_one_in_the_middle_of_another(
+    datasets: tuple[Path, Path, Path], tmp_path: Path, one: str, other: str, thorough: bool
+) -> None:
+    """Before every step, or some that the names draw."""
+    rng = random.Random(f"{one} {other}")
+    number, came = rng.randrange(4), True
+    while came:
+        path = shutil.copytree(datasets[0], tmp_path / "set")
+        before = values(path)
+        # One whose own files are removed by `clean --older-than 0s` finds that they are gone.
+        refused = (SeqRecordError,) if other == "clean" else REFUSED
+        first, seen = interleaved(path, number, COMMANDS[one].do, COMMANDS[other].do, refused)
+        came = bool(seen)
+        acknowledged = [
+            COMMANDS[name] for name, was in ((one, first), (other, seen == [True])) if was
+        ]
+        assert acknowledged, "one of two always goes through"
+        for _ in range(2):
+            sound(path)
+            for command in acknowledged:
+                assert command.is_seen(path), (number, first, seen)
+            now = values(path)
+            for key, item in before.items():
+                assert now.get({"e2": "two"}.get(key, key), now.get(key)) == item or (
+                    key == "e1" and "delete" in (one, other)
+                )
+            if "clean" not in (one, other):
+                # What was refused is not lost.
+                with SeqRecordWriter(path, mode="resume"):
+                    pass
+                for name in {one, other if seen else one} & {"append", "resume"}:
+                    assert COMMANDS[name].is_seen(path)
+            clean(path, older_than=0)
+        shutil.rmtree(path)
+        number += 1 if thorough else rng.randrange(5, 12)
+    assert number > 8
+
+
+def create(where: Any) -> None:
+    append(where, 20, "create")
+
+
+def resume(where: Any) -> None:
+    append(where, 21, "resume")
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("other", ["merge", "create", "resume"])
+@pytest.mark.parametrize("one", ["merge", "create", "resume"])
+def test_merges_and_writers_in_one_place(
+    datasets: tuple[Path, Path, Path], tmp_path: Path, one: str, other: str, thorough: bool
+) -> None:
+    """In an empty place the first to commit wins, and half a merge is no dataset."""
+    _, a, b = datasets
+    merged = {**values(a), **values(b)}
+    commands: dict[str, Callable[[Any], object]] = {
+        "merge": lambda where: merge_datasets([a, b], where),
+        "create": create,
+        "resume": resume,
+    }
+    if "merge" not in (one, other):
+        pytest.skip("of writers alone: see test_two_writers.py")
+    wanted: dict[str, Content] = {
+        "merge": merged,
+        "create": {"e20": frames(20)},
+        "resume": {"e21": frames(21)},
+    }
+    rng = random.Random(f"{one} {other}")
+    number, came = 0, True
+    while came:
+        path = tmp_path / "made"
+        first, seen = interleaved(path, number, commands[one], commands[other])
+        came = bool(seen)
+        acknowledged = [name for name, was in ((one, first), (other, seen == [True])) if was]
+        assert acknowledged
+        expected: Content = {}
+        for name in acknowledged:
+            expected |= wanted[name]
+        for _ in range(2):
+            sound(path)
+            assert values(path) == expected, (number, acknowledged)
+            clean(path, older_than=0)
+        shutil.rmtree(path)
+        number += 1 if thorough else rng.randrange(3, 7)
+    assert number > 8
+
+
+LOST = ["append", "resume", "delete", "rename", "add", "split", "stats", "rewrite", "reindex"]
+
+
+@pytest.fixture
+def path(datasets: tuple[Path, Path, Path], tmp_path: Path) -> Path:
+    return shutil.copytree(datasets[0], tmp_path / "set")
+
+
+@pytest.mark.parametrize("is_retried", [False, True])
+@pytest.mark.parametrize("on_top", [False, True])
+@pytest.mark.parametrize("name", LOST)
+def test_an_answer_that_is_lost_after_all_was_done(
+    path: Path, name: str, on_top: bool, is_retried: bool
+) -> None:
+    """Also with another commit on top, after which a retry said that nothing was changed."""
+    meanwhile: Callable[[], object] = (lambda: append(path, 30)) if on_top else lambda: None
+    storage: Any = LosesAnswer(LocalStorage(path), now=True, meanwhile=meanwhile)
+    if is_retried:
+        storage = RetryingStorage(storage, retrier=Retrier(sleep=lambda _: None))
+    if name == "rewrite" and on_top:  # whose second commit the other one comes before
+        with pytest.raises(ConflictError):
+            COMMANDS[name].do(storage)
+    else:
+        COMMANDS[name].do(storage)
+    for _ in range(2):
+        sound(path)
+        assert COMMANDS[name].is_seen(path)
+        assert ("e30" in values(path)) == on_top
+        clean(path, older_than=0)
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_a_lost_request_that_another_commit_has_overtaken(path: Path, name: str) -> None:
+    """It can never be done: that is certain, and what it wrote may go."""
+    storage: Any = LosesAnswer(LocalStorage(path), now=False, meanwhile=lambda: append(path, 30))
+    with pytest.raises(ConflictError):
+        COMMANDS[name].do(storage)
+    tables = {file.path for file in read_manifest(LocalStorage(path)).small_files}
+    with pytest.raises(ConflictError):
+        storage.land()
+    sound(path)
+    there = {f"index/{each.name}" for each in (path / "index").iterdir()}
+    superseded = read_manifest(LocalStorage(path)).superseded
+    assert there <= {*tables, *superseded}
+    assert {f"edits/{each.name}" for each in (path / "edits").iterdir()} <= tables
+    assert has("e30", 30)(path)
+
+
+@pytest.mark.parametrize("raises", [None, KeyboardInterrupt, OSError])
+@pytest.mark.parametrize("name", LOST)
+def test_a_request_that_comes_late(
+    path: Path, name: str, raises: type[BaseException] | None
+) -> None:
+    """The writer has given up; what it wrote is there when the manifest names it at last."""
+    before = values(path)
+    kinds: dict[str, Any] = {} if raises is None else {"raises": raises}
+    storage: Any = LosesAnswer(LocalStorage(path), now=False, **kinds)
+    with pytest.raises(raises or CommitUnknownError) as found:
+        COMMANDS[name].do(storage)
+    assert values(path) == before
+    assert clean(path, older_than=3600) == []
+    sound(path)
+    if raises is None:
+        assert isinstance(found.value, SeqRecordError)
+        assert not isinstance(found.value, ConflictError)
+        assert "seqrecord info --json" in found.value.message
+    storage.land()
+    sound(path)
+    assert COMMANDS[name].is_seen(path)
+    manifest = read_manifest(LocalStorage(path))
+    if raises is None:
+        assert manifest.commit in str(found.value)
+        assert seqrecord.summarize(path).to_json()["commit"] == manifest.commit
+    clean(path, older_than=0)
+    sound(path)
+    assert COMMANDS[name].is_seen(path)
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_a_late_request_without_conditions(path: Path, name: str) -> None:
+    """It overwrites what came in between: so nothing that it names may go."""
+    storage: Any = LosesAnswer(
+        LocalStorage(path), now=False, meanwhile=lambda: append(path, 30), has_conditions=False
+    )
+    with pytest.raises(CommitUnknownError):
+        COMMANDS[name].do(storage)
+    sound(path)
+    assert has("e30", 30)(path)
+    storage.land()
+    sound(path)
+    assert COMMANDS[name].is_seen(path)
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_a_refusal_before_anything_was_sent(path: Path, name: str) -> None:
+    """It is certain: the error is what it was, and nothing of the commit is left."""
+    left = {each for folder in ("index", "edits") for each in (path / folder).iterdir()}
+    refused = AccessError("access is refused")
+    storage: Any = FaultyStorage(LocalStorage(path), FailAt("put", error=refused))
+    with pytest.raises(AccessError):
+        COMMANDS[name].do(storage)
+    assert {each for folder in ("index", "edits") for each in (path / folder).iterdir()} == left
+    sound(path)
+
+
+def test_a_merge_whose_request_comes_late(
+    datasets: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    """Its note stays, and keeps nobody from what the manifest names."""
+    _, a, b = datasets
+    path = tmp_path / "made"
+    storage: Any = LosesAnswer(LocalStorage(path), now=False)
+    with pytest.raises(CommitUnknownError):
+        merge_datasets([a, b], storage)
+    with pytest.raises(NotFoundError):
+        seqrecord.open(path)
+    storage.land()
+    expected = {**values(a), **values(b)}
+    for number, mode in ((8, "resume"), (7, "append")):
+        sound(path)
+        assert expected.items() <= values(path).items()
+        append(path, number, mode)
+    seqrecord.reindex(path)
+    assert values(path).keys() == {*expected, "e7", "e8"}
+    clean(path, older_than=0)
+    sound(path)
+    assert values(path).keys() == {*expected, "e7", "e8"}
+
+
+def test_a_base_that_is_older_than_the_ids_kept(path: Path) -> None:
+    """After more than a hundred commits nothing tells any more, so nothing is removed."""
+
+    def many() -> None:
+        for number in range(102):
+            split_dataset(path, {"a": 0.5 if number % 2 else 1.0}, anew=True)
+
+    storage: Any = LosesAnswer(LocalStorage(path), now=True, meanwhile=many)
+    with pytest.raises(CommitUnknownError):
+        delete_episodes(storage, "e1")
+    sound(path)
+    assert "e1" not in values(path)
