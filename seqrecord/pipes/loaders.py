@@ -250,8 +250,12 @@ class SeqRecordDataset(TorchDataset[dict[str, Any]]):
     def __getitems__(self, numbers: Sequence[int]) -> Sequence[dict[str, Any]]:
         """The clips of these numbers; a `DataLoader` asks for those of a batch.
 
-        They are a batch that was read in one call. `seqrecord.collate` gives it as it is.
+        They are a batch that was read in one call. `seqrecord.collate` gives it as it is. Where a
+        subclass overrides `__getitem__` alone, that gives each of them.
         """
+        cls, own = type(self), SeqRecordDataset
+        if cls.__getitem__ is not own.__getitem__ and cls.__getitems__ is own.__getitems__:
+            return [self[number] for number in numbers]
         return self._reader.read(self._checked(numbers)) if len(numbers) else []
 
     def __repr__(self) -> str:
@@ -259,7 +263,7 @@ class SeqRecordDataset(TorchDataset[dict[str, Any]]):
 
     def _checked(self, numbers: Sequence[int]) -> IntArray:
         """Clips' numbers, counted from the first: int64[n]."""
-        asked, count = list(map(operator.index, numbers)), len(self)
+        asked, count = list(map(operator.index, numbers)), self.clips.num_clips
         if not -count <= min(asked) <= max(asked) < count:
             wrong = next(number for number in asked if not -count <= number < count)
             raise IndexError(f"clip {wrong} of {count}")

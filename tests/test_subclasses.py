@@ -1,0 +1,208 @@
+"""Subclasses of the loaders: what they override is used, and gets whole clips."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+from torchdata.nodes import Loader
+
+import seqrecord
+from seqrecord import (
+    SeqRecordDataset,
+    SeqRecordMix,
+    SeqRecordNode,
+    SeqRecordPipe,
+    SeqRecordStream,
+)
+from tests.clip_data import digest, names
+
+SETTINGS: dict[str, Any] = {"clip_len": 3, "features": ["id", "image"]}
+Clip = dict[str, Any]
+
+
+# ---- clips by their number
+
+
+class Marked(SeqRecordDataset):
+    def __getitem__(self, number: int) -> Clip:
+        return {**super().__getitem__(number), "mark": int(number)}
+
+
+class Mark(Dataset[Clip]):
+    """Comes before the dataset among the bases."""
+
+    def __getitem__(self, number: int) -> Clip:
+        return {**super().__getitem__(number), "mark": int(number)}
+
+
+class Mixed(Mark, SeqRecordDataset):
+    pass
+
+
+class Both(SeqRecordDataset):
+    """Marks a clip once, however it is asked for."""
+
+    asked = 0
+
+    def __getitem__(self, number: int) -> Clip:
+        return self._marked(number, super().__getitem__(number))
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Clip]:
+        self.asked += 1
+        found = super().__getitems__(numbers)
+        return [self._marked(*pair) for pair in zip(numbers, found, strict=True)]
+
+    @staticmethod
+    def _marked(number: int, clip: Clip) -> Clip:
+        assert "mark" not in clip
+        return {**clip, "mark": int(number)}
+
+
+class Below(Marked):
+    """The one above overrides."""
+
+
+@pytest.mark.parametrize("kind", [Marked, Mixed, Both, Below])
+def test_an_overridden_getitem_gives_the_clips_of_a_batch(path: Path, kind: Any) -> None:
+    data, plain = kind(path, **SETTINGS), SeqRecordDataset(path, **SETTINGS)
+    order = [5, 0, 11, 3, 7, 2]
+    loaders: list[Any] = [
+        DataLoader(data, batch_size=4, sampler=order, collate_fn=list),
+        DataLoader(Subset(data, order), batch_size=4, collate_fn=list),
+        DataLoader(Subset(data, order), batch_size=4, collate_fn=list, num_workers=1),
+        DataLoader(ConcatDataset([data, plain]), batch_size=4, sampler=order, collate_fn=list),
+    ]
+    for loader in loaders:
+        clips = [clip for batch in loader for clip in batch]
+        assert [clip["mark"] for clip in clips] == order
+        assert [digest(_unmarked(clip)) for clip in clips] == [digest(plain[n]) for n in order]
+    batch = next(iter(DataLoader(data, batch_size=4, sampler=order, collate_fn=seqrecord.collate)))
+    assert list(batch["mark"]) == order[:4]
+    assert digest(_unmarked(batch)) == digest(
+        next(iter(DataLoader(plain, batch_size=4, sampler=order, collate_fn=seqrecord.collate)))
+    )
+    assert data.__getitems__([]) == []
+    if kind is Both:
+        assert data.asked > 0
+
+
+def _unmarked(clip: Clip) -> Clip:
+    return {name: value for name, value in clip.items() if name != "mark"}
+
+
+class Twice(SeqRecordDataset):
+    """Has each clip two times: as it is, and marked."""
+
+    def __len__(self) -> int:
+        return 2 * super().__len__()
+
+    def __getitem__(self, number: int) -> Clip:
+        return {**super().__getitem__(number // 2), "mark": number % 2}
+
+
+def test_a_length_of_its_own_is_that_of_the_subclass_alone(path: Path) -> None:
+    data, plain = Twice(path, **SETTINGS), SeqRecordDataset(path, **SETTINGS)
+    loader: Any = DataLoader(data, batch_size=6, collate_fn=list)
+    clips = [clip for batch in loader for clip in batch]
+    assert [clip["mark"] for clip in clips] == [0, 1] * len(plain)
+    assert [names(clip)[0] for clip in clips[::2]] == [
+        names(plain[n])[0] for n in range(len(plain))
+    ]
+    assert names(data[-1]) == names(plain[-1])
+    with pytest.raises(IndexError, match=f"clip {len(plain)} of {len(plain)}"):
+        data[2 * len(plain)]
+
+
+# ---- streams
+
+
+class StreamedAgain(SeqRecordStream):
+    def __iter__(self) -> Iterator[Clip]:
+        for clip in super().__iter__():
+            yield {**clip, "mark": len(clip["id"])}
+
+
+class PipedAgain(SeqRecordPipe):
+    def __iter__(self) -> Iterator[Clip]:
+        for clip in super().__iter__():
+            yield {**clip, "mark": len(clip["id"])}
+
+
+class MappedPipe(SeqRecordPipe):
+    """No generator function."""
+
+    def __iter__(self) -> Iterator[Clip]:
+        return map(_mark, super().__iter__())
+
+
+class NodeAgain(SeqRecordNode):
+    def next(self) -> Clip:
+        return _mark(super().next())
+
+
+class MixAgain(SeqRecordMix):
+    def __iter__(self) -> Iterator[Clip]:
+        for batch in super().__iter__():
+            yield _mark(batch)
+
+
+def _mark(clip: Clip) -> Clip:
+    return {**clip, "mark": len(clip["id"])}
+
+
+def ways(data: Any) -> Iterator[Any]:
+    """Who may take the clips of a pipe or a stream."""
+    yield (seqrecord.collate([clip]) for clip in data)
+    yield DataLoader(data, batch_size=4, collate_fn=seqrecord.collate)
+    yield DataLoader(data, batch_size=4, collate_fn=seqrecord.collate, num_workers=1)
+    if isinstance(data, SeqRecordPipe):
+        yield data.batch(4).collate(seqrecord.collate)
+        yield data.shuffle(buffer_size=8).batch(4).collate(seqrecord.collate)
+        yield DataLoader(
+            data.batch(4).collate(seqrecord.collate), batch_size=None, num_workers=0, shuffle=False
+        )
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [StreamedAgain, *(pytest.param(k, marks=pytest.mark.slow) for k in (PipedAgain, MappedPipe))],
+)
+def test_an_overridden_iter_gets_clips(path: Path, kind: Any) -> None:
+    expected = sorted(name for clip in SeqRecordStream(path, **SETTINGS) for name in names(clip))
+    plain = SeqRecordDataset(path, **SETTINGS)
+    number = {names(plain[n])[0]: n for n in range(len(plain))}
+    for way in ways(kind(path, **SETTINGS)):
+        found = []
+        for batch in way:
+            assert list(batch["mark"]) == [3] * len(batch["start"])
+            same = seqrecord.collate([plain[number[name]] for name in names(batch)])
+            assert digest(_unmarked(batch)) == digest(same)
+            found += names(batch)
+        assert sorted(found) == expected
+
+
+def test_an_overridden_next_gets_clips(path: Path) -> None:
+    expected = [digest(clip) for clip in SeqRecordStream(path, **SETTINGS)]
+    loader: Any = Loader(NodeAgain(path, **SETTINGS))
+    clips = list(loader)
+    assert [clip["mark"] for clip in clips] == [3] * len(clips)
+    assert [digest(_unmarked(clip)) for clip in clips] == expected
+
+
+def test_a_mix_of_subclasses_and_its_own_subclass_get_clips(path: Path) -> None:
+    def sources(kind: Any) -> dict[str, Any]:
+        return {name: kind(path, **SETTINGS, shuffle=name == "one") for name in ("one", "two")}
+
+    plain = SeqRecordMix(sources(SeqRecordStream), batch_size=4)
+    again = MixAgain(sources(SeqRecordStream), batch_size=4)
+    for loader in (again, DataLoader(again, batch_size=None, num_workers=1)):
+        batches = list(loader)
+        assert all(batch["mark"] == 4 for batch in batches)
+    assert len(batches) > 1
+    again.set_epoch(0)
+    plain.set_epoch(0)
+    assert [digest(_unmarked(batch)) for batch in again] == [digest(batch) for batch in plain]
