@@ -31,6 +31,7 @@ __all__ = [
     "check",
     "check_ended",
     "digest",
+    "effective",
     "expected_frame",
     "leaves_nothing",
     "names",
@@ -127,6 +128,17 @@ def possible_clips(
             if all(set(features) <= expected_frame(episode, f).keys() for f in frames):
                 clips.append((f"set/{episode}", start))
     return clips
+
+
+def effective(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A loader's arguments but for those that have no effect beside the others: an error."""
+    found = dict(arguments)
+    if found.get("shuffle") is False:
+        found.pop("num_cursors", None)
+        found.pop("shuffle_buffer", None)
+    if found.get("stride", 1) == 1:
+        found.pop("rotate_phase", None)
+    return found
 
 
 def names(clip: dict[str, Any]) -> list[tuple[str, int]]:

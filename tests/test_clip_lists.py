@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from seqrecord import ClipError, SeqRecordDataset, SeqRecordPipe, StateError
 from seqrecord.errors import MemoryLimitError
-from tests.clip_data import check, names, possible_clips, write_numbered
+from tests.clip_data import check, effective, names, possible_clips, write_numbered
 from tests.resume_contract import check_resume
 
 LISTED = [("set/3", 5), ("set/0", 19), ("set/3", 4), ("set/1", 0), ("set/3", 30), ("set/0", 2)]
@@ -260,16 +260,19 @@ def test_lists_of_data_sets_of_several_groups(several: Path, data: st.DataObject
     clip_len, dilation = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 2))
     possible = possible_clips(["id"], clip_len, 1, dilation)
     listed = data.draw(st.lists(st.sampled_from(possible), min_size=1, max_size=12))
+    settings = {
+        "batch_size": data.draw(st.none() | st.integers(1, 5)),
+        "shuffle": data.draw(st.booleans()),
+        "num_cursors": data.draw(st.none() | st.integers(1, 4)),
+        "memory_limit": data.draw(st.sampled_from([200_000, 4 << 20])),
+    }
     pipe = SeqRecordPipe(
         several,
         clip_len=clip_len,
         dilation=dilation,
         features=["image", "id"],
         clips={"episode": [key for key, _ in listed], "start": [start for _, start in listed]},
-        batch_size=data.draw(st.none() | st.integers(1, 5)),
-        shuffle=data.draw(st.booleans()),
-        num_cursors=data.draw(st.none() | st.integers(1, 4)),
-        memory_limit=data.draw(st.sampled_from([200_000, 4 << 20])),
+        **effective(settings),
     )
     clips = [name for batch in pipe for name in check(batch, ["image", "id"], clip_len, dilation)]
     assert sorted(clips) == sorted(listed)

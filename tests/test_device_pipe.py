@@ -20,7 +20,7 @@ from seqrecord import (
     prefetch_to_device,
 )
 from seqrecord.engine.device.streams import streams_of
-from tests.clip_data import check, digest, leaves_nothing, possible_clips
+from tests.clip_data import check, digest, effective, leaves_nothing, possible_clips
 from tests.own_threads import own_threads
 from tests.resume_contract import check_resume
 from tests.side_streams import NO_GPU, STREAMS, LateStream, on_host
@@ -60,8 +60,9 @@ def test_the_same_clips(
     path = request.getfixturevalue(kind)
     if kind == "large" and "memory_limit" in settings:
         settings = {**settings, "memory_limit": 6_000_000}
-    plain = SeqRecordPipe(path, **{**BATCH, **settings})
-    moved = SeqRecordPipe(path, **{**BATCH, **settings}, device=device)
+    settings = effective({**BATCH, **settings})
+    plain = SeqRecordPipe(path, **settings)
+    moved = SeqRecordPipe(path, **settings, device=device)
     for _ in range(2):
         expected = [digest(batch) for batch in plain]
         # All are held: none may change, and none may be missing what the stream has yet to do.
@@ -134,7 +135,8 @@ def test_torchs_default_device_changes_nothing_elsewhere(path: Path) -> None:
 
 
 def test_each_frame_crosses_once(path: Path, device: str) -> None:
-    pipe = SeqRecordPipe(path, **BATCH, features=FIXED, shuffle=False, device=device)
+    settings = effective({**BATCH, "shuffle": False})
+    pipe = SeqRecordPipe(path, **settings, features=FIXED, device=device)
     for batch in pipe:
         check(on_host(batch), FIXED, 3)
     stats = pipe.stats()

@@ -20,6 +20,7 @@ from tests.clip_data import (
     STRAIGHT,
     check,
     digest,
+    effective,
     leaves_nothing,
     names,
     possible_clips,
@@ -56,7 +57,7 @@ def was_gathered(pipe: SeqRecordPipe) -> bool:
 
 def make(path: Path, clip_len: int, **settings: Any) -> SeqRecordPipe:
     chosen = {"features": FIXED, "stride": clip_len, "shuffle_buffer": 16, "batch_size": 3}
-    return SeqRecordPipe(path, clip_len=clip_len, **{**chosen, **settings})
+    return SeqRecordPipe(path, clip_len=clip_len, **effective({**chosen, **settings}))
 
 
 def shapes_of_batches() -> Iterator[Any]:

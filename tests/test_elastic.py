@@ -22,7 +22,7 @@ import seqrecord
 from seqrecord import SeqRecordNode, SeqRecordPipe, SeqRecordStream, StateError
 from seqrecord.errors import MemoryLimitError
 from seqrecord.pipes.elastic import elastic_state
-from tests.clip_data import digest, names
+from tests.clip_data import digest, effective, names
 from tests.rank_jobs import CLIPS, PATIENCE, finish, start
 from tests.test_launchers import TORCHRUN
 
@@ -38,7 +38,7 @@ Clip = tuple[str, int]
 
 def make(path: Path, rank: int, ranks: int, **changes: Any) -> SeqRecordStream:
     settings = {**SETTINGS, "batch_size": 2, **changes}
-    return SeqRecordStream(path, rank=rank, world_size=ranks, **settings)
+    return SeqRecordStream(path, rank=rank, world_size=ranks, **effective(settings))
 
 
 def clips_of(batch: Any) -> list[Clip]:

@@ -27,6 +27,7 @@ from seqrecord.storage.ranges import ByteRange
 from tests.clip_data import (
     check,
     digest,
+    effective,
     leaves_nothing,
     names,
     possible_clips,
@@ -52,19 +53,22 @@ def test_every_clip_is_right(path: Path, large: Path, data: st.DataObject) -> No
     location = data.draw(st.sampled_from(locations))
     limits = [2 << 20, 16 << 20] if location is large else [4_000, 20_000, 1 << 20]
     try:
+        settings = {
+            "batch_size": batch_size,
+            "shuffle": data.draw(st.booleans()),
+            "shuffle_buffer": data.draw(st.sampled_from([1, 5, 64])),
+            "num_cursors": data.draw(st.none() | st.integers(1, 9)),
+            "memory_limit": data.draw(st.sampled_from(limits)),
+            "num_threads": data.draw(st.integers(1, 3)),
+            "seed": data.draw(st.integers(0, 9)),
+        }
         pipe = SeqRecordPipe(
             location,
             clip_len=clip_len,
             stride=stride,
             dilation=dilation,
             features=features,
-            batch_size=batch_size,
-            shuffle=data.draw(st.booleans()),
-            shuffle_buffer=data.draw(st.sampled_from([1, 5, 64])),
-            num_cursors=data.draw(st.none() | st.integers(1, 9)),
-            memory_limit=data.draw(st.sampled_from(limits)),
-            num_threads=data.draw(st.integers(1, 3)),
-            seed=data.draw(st.integers(0, 9)),
+            **effective(settings),
         )
     except MemoryLimitError:
         return
@@ -257,7 +261,8 @@ def fails_at(bad: Sequence[int]) -> Callable[[dict[str, Any]], dict[str, Any]]:
 def test_an_error_in_frame_transform(path: Path) -> None:
     dataset = seqrecord.open(path)
     list(SeqRecordPipe(dataset, **BATCH))  # opens the files
-    pipe = SeqRecordPipe(dataset, **BATCH, shuffle=False, frame_transform=fails_at([3, 17]))
+    settings = effective({**BATCH, "shuffle": False})
+    pipe = SeqRecordPipe(dataset, **settings, frame_transform=fails_at([3, 17]))
     list_of: list[Any] = []
     with leaves_nothing(), pytest.raises(OtherError, match="cannot transform") as caught:
         list_of.extend(pipe)

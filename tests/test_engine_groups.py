@@ -18,6 +18,7 @@ from tests.clip_data import (
     LARGE,
     check,
     digest,
+    effective,
     leaves_nothing,
     names,
     possible_clips,
@@ -71,20 +72,23 @@ def test_every_clip_is_right(path: Path, data: st.DataObject) -> None:
     features = data.draw(st.lists(st.sampled_from(FEATURES), min_size=1, unique=True))
     locations: list[StorageLike] = [path, StorageWrapper(LocalStorage(path))]
     try:
+        settings = {
+            "batch_size": data.draw(st.none() | st.integers(1, 7)),
+            "shuffle": data.draw(st.booleans()),
+            "shuffle_buffer": data.draw(st.sampled_from([1, 5, 64])),
+            "num_cursors": data.draw(st.none() | st.integers(1, 9)),
+            "memory_limit": data.draw(st.sampled_from([30_000, 200_000, 4 << 20])),
+            "num_threads": data.draw(st.integers(1, 3)),
+            "seed": data.draw(st.integers(0, 9)),
+            "device": data.draw(st.sampled_from([None, "cpu"])),
+        }
         pipe = SeqRecordPipe(
             data.draw(st.sampled_from(locations)),
             clip_len=clip_len,
             stride=stride,
             dilation=dilation,
             features=features,
-            batch_size=data.draw(st.none() | st.integers(1, 7)),
-            shuffle=data.draw(st.booleans()),
-            shuffle_buffer=data.draw(st.sampled_from([1, 5, 64])),
-            num_cursors=data.draw(st.none() | st.integers(1, 9)),
-            memory_limit=data.draw(st.sampled_from([30_000, 200_000, 4 << 20])),
-            num_threads=data.draw(st.integers(1, 3)),
-            seed=data.draw(st.integers(0, 9)),
-            device=data.draw(st.sampled_from([None, "cpu"])),
+            **effective(settings),
         )
     except MemoryLimitError:
         return
@@ -103,14 +107,9 @@ def test_unshuffled_clips_come_in_canonical_order(path: Path) -> None:
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("clip_len", [1, 4])
 def test_clips_that_do_not_overlap(path: Path, clip_len: int, shuffle: bool) -> None:
+    settings = {"batch_size": 3, "shuffle": shuffle, "shuffle_buffer": 16}
     pipe = SeqRecordPipe(
-        path,
-        clip_len=clip_len,
-        stride=clip_len,
-        features=FIXED,
-        batch_size=3,
-        shuffle=shuffle,
-        shuffle_buffer=16,
+        path, clip_len=clip_len, stride=clip_len, features=FIXED, **effective(settings)
     )
     for _ in range(2):
         clips = [name for batch in pipe for name in check(batch, FIXED, clip_len)]

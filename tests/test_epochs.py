@@ -11,14 +11,14 @@ import pytest
 
 from seqrecord import ClipError, SeqRecordPipe, SeqRecordStream, SeqRecordWriter, StateError
 from seqrecord.errors import MemoryLimitError
-from tests.clip_data import LENGTHS, digest, expected_frame, names, write_numbered
+from tests.clip_data import LENGTHS, digest, effective, expected_frame, names, write_numbered
 from tests.resume_contract import check_resume
 from tests.torch_process import run_code
 
 
 def make(path: Path, **changes: Any) -> SeqRecordPipe:
     settings: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "shuffle_buffer": 16, "seed": 5}
-    return SeqRecordPipe(path, **{**settings, **changes})
+    return SeqRecordPipe(path, **effective({**settings, **changes}))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from seqrecord import SeqRecordPipe
 from seqrecord.errors import MemoryLimitError
 from seqrecord.storage import LocalStorage, StorageWrapper
-from tests.clip_data import names, possible_clips, write_numbered
+from tests.clip_data import effective, names, possible_clips, write_numbered
 
 SHAPE = (256, 256, 3)  # of an image: what isn't of frames is little beside them
 FRAME = 256 * 256 * 3
@@ -47,7 +47,7 @@ requests = st.fixed_dictionaries(
         "num_cursors": st.none() | st.integers(1, 9),
         "num_threads": st.integers(1, 4),
     }
-)
+).map(effective)
 
 
 costly = settings(max_examples=settings().max_examples // 5)
@@ -85,7 +85,7 @@ def test_the_least_that_would_do(path: Path, request: dict[str, Any]) -> None:
         SeqRecordPipe(path, **request, memory_limit=least - 1)
     pipe = SeqRecordPipe(path, **request, memory_limit=least)
     every = possible_clips(request["features"], request["clip_len"], 1, request["dilation"])
-    rotates = request["rotate_phase"] and request["stride"] > 1
+    rotates = request.get("rotate_phase", False)
     epochs = len({start % request["stride"] for _, start in every}) if rotates else 1
     clips: list[tuple[str, int]] = []
 

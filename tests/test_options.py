@@ -10,17 +10,20 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 
 import seqrecord
 from seqrecord import (
     ClipError,
     LoaderOptions,
     SeqRecordDataset,
+    SeqRecordMix,
     SeqRecordNode,
     SeqRecordPipe,
     SeqRecordStream,
@@ -202,6 +205,76 @@ def test_a_wrong_value_is_named(records: Path, name: str, value: object, expecte
         assert name.removeprefix("clip_") in caught.value.message or name == "device"
         assert expected in str(caught.value.expected)
         assert caught.value.got is not None
+
+
+WITHOUT_EFFECT: list[tuple[dict[str, Any], str, str]] = [
+    ({"shuffle": False, "num_cursors": 4}, "num_cursors", "shuffle=True, or no num_cursors"),
+    ({"shuffle": False, "shuffle_buffer": 4}, "shuffle_buffer", "or no shuffle_buffer"),
+    ({"rotate_phase": True}, "rotate_phase", "a stride above 1, or no rotate_phase"),
+    ({"rotate_phase": True, "stride": 1}, "rotate_phase", "a stride above 1"),
+    (
+        {"rotate_phase": True, "clip_len": 1, "order": "sequences", "batch_size": 2},
+        "rotate_phase",
+        "a stride above 1",
+    ),
+    ({"drop_last": True, "equal": False}, "drop_last", "a batch_size, or equal=True"),
+    ({"video_decoder": "torchcodec"}, "video_decoder", "a device too"),
+    (
+        {"video_decoder": "torchcodec", "device": "cpu", "frame_transform": dict},
+        "frame_transform",
+        "no frame_transform; or no video_decoder",
+    ),
+    ({"unknown": "zeros"}, "unknown", "last_known"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "name", "expected"), WITHOUT_EFFECT)
+def test_what_has_no_effect_is_refused(
+    records: Path, arguments: dict[str, Any], name: str, expected: str
+) -> None:
+    """It says what to leave out, or what to add."""
+    arguments = {"clip_len": 4, **arguments}
+    takers: list[Any] = [LoaderOptions, *(partial(loader, records) for loader in STREAMING)]
+    for take in takers:
+        with pytest.raises(ClipError) as caught:
+            take(**arguments)
+        assert name in caught.value.message
+        assert expected in str(caught.value.expected)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"shuffle": False, "seed": 3},
+        {"shuffle": False, "drop_last": True},
+        {"drop_last": True, "equal": False, "batch_size": 2},
+        {"rotate_phase": True, "order": "sequences", "batch_size": 2},
+        {"device": "cpu"},
+        {"clip_len": 1, "dilation": 2},
+        {"pad": "edge"},
+    ],
+)
+def test_what_is_accepted_beside_others(records: Path, arguments: dict[str, Any]) -> None:
+    assert len(SeqRecordStream(records, **{"clip_len": 4, **arguments})) > 0
+
+
+def test_what_a_data_loader_sets_is_no_mistake(records: Path) -> None:
+    pipe = SeqRecordPipe(records, clip_len=4, num_cursors=2, shuffle_buffer=4)
+    starts = [int(clip["start"]) for clip in DataLoader(pipe, batch_size=None, shuffle=False)]
+    assert starts == [*range(8), *range(6)]
+
+
+def test_a_mix_decides_what_decodes_video(records: Path) -> None:
+    def source(**changes: Any) -> SeqRecordStream:
+        return SeqRecordStream(records, clip_len=4, features=["image_left"], **changes)
+
+    with pytest.raises(ClipError, match="source 'a' of a mix sets what belongs to the mix"):
+        SeqRecordMix({"a": source(device="cpu", video_decoder="torchcodec")}, batch_size=2)
+    with pytest.raises(ClipError, match="video_decoder"):
+        SeqRecordMix({"a": source()}, batch_size=2, video_decoder="torchcodec")
+    sources = {"a": source(), "b": source(frame_transform=dict)}
+    mix = SeqRecordMix(sources, batch_size=2, device="cpu", video_decoder="torchcodec")
+    assert len(next(iter(mix))["start"]) == 2
 
 
 @pytest.mark.parametrize("name", ["seed", "num_threads", "rank", "batch_size"])

@@ -18,7 +18,14 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import seqrecord
 from seqrecord import ClipError, SeqRecordDataset, SeqRecordNode, SeqRecordPipe, SeqRecordStream
-from tests.clip_data import check, digest, leaves_nothing, names, possible_clips
+from tests.clip_data import (
+    check,
+    digest,
+    effective,
+    leaves_nothing,
+    names,
+    possible_clips,
+)
 from tests.resume_contract import Resumable, check_resume
 
 FEATURES = ["image", "flow", "note", "id"]
@@ -123,7 +130,8 @@ def test_chain(path: Path, workers: int) -> None:
 
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_the_loader_may_ask_for_shuffle(path: Path, shuffle: bool) -> None:
-    pipe = SeqRecordPipe(path, **CLIP, features=["id"], shuffle=not shuffle)
+    settings = effective({**CLIP, "shuffle": not shuffle})
+    pipe = SeqRecordPipe(path, **settings, features=["id"])
     loader = DataLoader(pipe, batch_size=None, shuffle=shuffle)
     clips = [name for clip in loader for name in names(clip)]
     canonical = possible_clips(["id"], 3)

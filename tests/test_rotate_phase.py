@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from seqrecord import ClipError, SeqRecordPipe, SeqRecordStream, StateError
-from tests.clip_data import check, names, possible_clips
+from tests.clip_data import check, effective, names, possible_clips
 from tests.resume_contract import check_resume
 
 # torch warns of more workers than cores, and of what torchdata does to it.
@@ -31,7 +31,7 @@ def make(path: Path, kind: type[Any] = SeqRecordPipe, **changes: Any) -> Any:
         "shuffle_buffer": 16,
         "seed": 5,
     }
-    return kind(path, **{**settings, **changes})
+    return kind(path, **effective({**settings, **changes}))
 
 
 def every_clip(**changes: Any) -> list[tuple[str, int]]:

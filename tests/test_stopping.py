@@ -37,7 +37,7 @@ from seqrecord.storage.retrying import Retrier, RetryingStorage
 from seqrecord.storage.spooled import Keeping, SpooledUpload
 from seqrecord.storage.stopping import check_wanted, unwanted_if
 from seqrecord.storage.wrappers import StorageWrapper
-from tests.clip_data import leaves_nothing
+from tests.clip_data import effective, leaves_nothing
 from tests.own_threads import own_threads
 from tests.storage_doubles import Fault, FaultyStorage
 from tests.torch_process import run_code
@@ -158,7 +158,8 @@ def test_an_error_does_not_wait_for_loads_that_are_tried_again(path: Path) -> No
         raise ZeroDivisionError("mine")
 
     with leaves_nothing(), seqrecord.open(storage) as dataset:
-        settings = {**PIPE, "memory_limit": "64MiB", "shuffle": False}  # several loads at a time
+        settings = effective({**PIPE, "shuffle": False})
+        settings["memory_limit"] = "64MiB"  # several loads at a time
         pipe = SeqRecordPipe(dataset, frame_transform=transform, **settings)
         gone.start = int(dataset.index.groups[0].offset[1])  # the second chunk's; there is one file
         with soon(), pytest.raises(ZeroDivisionError, match="mine") as caught:

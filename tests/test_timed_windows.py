@@ -21,6 +21,7 @@ from seqrecord import (
     SeqRecordStream,
     SeqRecordWriter,
 )
+from tests.clip_data import effective
 from tests.resume_contract import check_resume
 
 LENGTHS = (60, 1, 9, 33)
@@ -94,9 +95,8 @@ def test_the_nearest_frames(
 ) -> None:
     windows = {"imu": Seconds(times, by="time", tolerance=tolerance, beyond="pad")}
     options: dict[str, Any] = {"features": ["imu", "image"], "windows": windows, "pad": "edge"}
-    pipe = SeqRecordPipe(
-        path, **options, batch_size=5, shuffle=shuffle, shuffle_buffer=16, device=device
-    )
+    order = effective({"shuffle": shuffle, "shuffle_buffer": 16})
+    pipe = SeqRecordPipe(path, **options, **order, batch_size=5, device=device)
     clips = [clip for batch in pipe for clip in clips_of(batch)]
     assert len(clips) == sum(LENGTHS)
     far = 0

@@ -155,7 +155,7 @@ def test_clips(kept: tuple[Path, dict[str, Pixels]], options: dict[str, Any]) ->
 
 def test_each_frame_is_decoded_once(kept: tuple[Path, dict[str, Pixels]]) -> None:
     path, _ = kept
-    pipe = seqrecord.SeqRecordPipe(path, clip_len=4, shuffle=False, num_cursors=1)
+    pipe = seqrecord.SeqRecordPipe(path, clip_len=4, shuffle=False)
     count = sum(1 for _ in pipe)
     assert count == sum(n - 3 for n in LENGTHS.values())
     assert pipe.stats()["video_frames_decoded"] == sum(LENGTHS.values())

@@ -126,7 +126,7 @@ def least_limit(path: Path, **options: Any) -> int:
 
 def test_chunks_are_read_and_decoded_once(long: tuple[Path, dict[str, Pixels]]) -> None:
     path, decoded = long
-    options: dict[str, Any] = {"clip_len": 4, "shuffle": False, "num_cursors": 1}
+    options: dict[str, Any] = {"clip_len": 4, "shuffle": False}
     limit = least_limit(path, **options)
     stats = check(path, decoded, **options, memory_limit=limit)
     assert stats["video_frames_decoded"] == sum(map(len, decoded.values()))
@@ -141,7 +141,7 @@ def test_a_transform_gets_frames_piece_by_piece(
 ) -> None:
     """Pages are read once for a chunk of video, and none of their frames is decoded twice."""
     path, decoded = request.getfixturevalue(dataset)
-    options: dict[str, Any] = {"clip_len": 4, "shuffle": False, "num_cursors": 1}
+    options: dict[str, Any] = {"clip_len": 4, "shuffle": False}
     options |= {"frame_transform": same}
     stats = check(path, decoded, **options, memory_limit=least_limit(path, **options))
     assert (
@@ -188,7 +188,7 @@ def test_a_transform_that_raises_leaves_no_chunk_open(
             raise ZeroDivisionError
         return frame
 
-    options: dict[str, Any] = {"clip_len": 4, "shuffle": False, "num_cursors": 1}
+    options: dict[str, Any] = {"clip_len": 4, "shuffle": False}
     with pytest.raises(ZeroDivisionError) as caught:
         check(*beside, **options, frame_transform=fails)
     assert "frame 61" in str(getattr(caught.value, "__notes__", caught.value))

@@ -26,7 +26,7 @@ from seqrecord import (
 from seqrecord.errors import MemoryLimitError
 from seqrecord.pipes.windows import said_of
 from seqrecord.sampling import Window
-from tests.clip_data import LENGTHS, expected_frame, names, write_numbered
+from tests.clip_data import LENGTHS, effective, expected_frame, names, write_numbered
 from tests.resume_contract import check_resume
 
 FEATURES = ["image", "flow", "note", "id"]
@@ -140,6 +140,7 @@ def test_every_clip_is_right(path: Path, one_group: Path, data: st.DataObject) -
         "num_threads": data.draw(st.integers(1, 3)),
         "seed": data.draw(st.integers(0, 5)),
     }
+    others = effective(others)
     if not expected:
         with pytest.raises(ClipError, match="no clip has all of its frames"):
             SeqRecordPipe(path, **arguments, **others)

@@ -97,6 +97,8 @@ class SeqRecordMix(WithEpochs, IterableDataset[Clip]):
         rank: as of `SeqRecordStream`.
         world_size: as of `SeqRecordStream`.
         device: as of `SeqRecordStream`.
+        video_decoder: as of `SeqRecordStream`; the video of sources with a `frame_transform` is
+            decoded on the host.
         num_threads: as of `SeqRecordStream`, for each source: one that is behind can use them all.
         trace: as of `SeqRecordStream`.
     """
@@ -115,6 +117,7 @@ class SeqRecordMix(WithEpochs, IterableDataset[Clip]):
         rank: int | None = None,
         world_size: int | None = None,
         device: str | torch.device | None = None,
+        video_decoder: str = "pyav",
         num_threads: int | None = None,
         trace: str | PathLike[str] | None = None,
     ) -> None:
@@ -127,6 +130,7 @@ class SeqRecordMix(WithEpochs, IterableDataset[Clip]):
             rank=rank,
             world_size=world_size,
             device=device,
+            video_decoder=video_decoder,
             num_threads=num_threads,
             trace=trace,
         )

@@ -111,6 +111,7 @@ class MixLoader:
                 seed=source_seed(options.seed, name),
                 batch_size=sizes[name],
                 device=options.device,
+                video_decoder=_decoder_of(loader, options),
                 num_threads=options.num_threads,
             )
             for name, loader in loaders.items()
@@ -331,6 +332,11 @@ def _begin(
             builder.clear(name, slots)
     found: BatchBuilder[Any] = builder
     return found
+
+
+def _decoder_of(loader: ClipLoader, options: LoaderOptions) -> str:
+    """What decodes a source's video: on the host, where it transforms frames."""
+    return "pyav" if loader.options.frame_transform is not None else options.video_decoder
 
 
 def _memory(

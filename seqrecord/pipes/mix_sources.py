@@ -33,6 +33,7 @@ _OF_THE_MIX = (
     "rank",
     "world_size",
     "device",
+    "video_decoder",
     "num_threads",
     "trace",
 )

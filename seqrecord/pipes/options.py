@@ -41,7 +41,8 @@ class ClipOptions:
     """Which clips of a dataset, and how they are read.
 
     Args:
-        clip_len: frames of a clip, N, at most 2^20. May be left out where there are `windows`.
+        clip_len: frames of a clip, N, at most 2^20. May be left out where there are `windows`;
+            those features that have one do not depend on it.
         stride: frames from one clip's start to the next. By default 1, for all clips; with
             `order="sequences"` a clip's own length, so that clips follow each other.
         dilation: frames from one frame of a clip to the next, of `clip_len` frames. With several,
@@ -264,7 +265,7 @@ class LoaderOptions(ClipOptions):
         rotate_phase: with a `stride` above 1, move the clip starts from epoch to epoch. An epoch
             has the starts `phase`, `phase + stride`, … of one phase below `stride`; `stride` epochs
             use each phase once, and so every start. A phase without any clip gets no epoch. The
-            lengths of epochs then differ by a few clips.
+            lengths of epochs then differ by a few clips. An error with a `stride` of 1.
         order: "clips", each on its own; or "sequences": row b of every batch follows an episode,
             clip by clip, and begins another one when that ends, for models with a hidden state.
             `is_first` and `is_last`, bool [batch], say where a row's sequence begins and ends: at
@@ -278,12 +279,14 @@ class LoaderOptions(ClipOptions):
         shuffle_buffer: the most clips from which the next clip is drawn. It refers to frames and
             copies none. By default `memory_limit` decides, so an epoch that fits into it is fully
             shuffled. An epoch begins with 256 clips, and the number at most doubles from round to
-            round, so that the first batch comes soon.
+            round, so that the first batch comes soon. An error with `shuffle=False`.
         num_cursors: the number of places in the dataset from which clips are mixed; chosen by
-            default.
-        seed: the order is a function of it. An integer, of which 64 bits count.
+            default. An error with `shuffle=False`.
+        seed: the order is a function of it, and so is all else that is drawn. An integer, of which
+            64 bits count. With `shuffle=False` it has no effect where nothing is drawn.
         batch_size: clips of a batch, or `None` for single clips.
-        drop_last: leave out clips that do not fill a batch on every rank.
+        drop_last: leave out clips that do not fill a batch on every rank. Without `batch_size`,
+            those that not every rank would have, see `equal`; with `equal=False` an error.
         equal: give all ranks and workers equally many clips and batches. If the clips cannot be
             divided so, some parts repeat one clip of another part, or with `drop_last` leave one
             out. If false, every clip comes exactly once, and ranks may get one batch more than
@@ -311,8 +314,9 @@ class LoaderOptions(ClipOptions):
             steps that a device takes.
         video_decoder: "pyav" decodes video on the host. "torchcodec" decodes it on the `device`,
             straight into its memory: on a GPU by NVDEC. What it cannot decode there, PyAV decodes,
-            as without torchcodec and with `frame_transform`; the log says so once. Pixels may
-            differ by a few units of 255, for YUV becomes RGB by other code.
+            as without torchcodec; the log says so once. Pixels may differ by a few units of 255,
+            for YUV becomes RGB by other code. An error without a `device`, and with
+            `frame_transform`, which is called with frames of the host.
         num_threads: threads for reading, decoding and copying; by default this process's share of
             the cores. These are the cores of its affinity and of the container's CPU quota, divided
             by the ranks on this machine (torchrun's `LOCAL_WORLD_SIZE`, or what MPI or Slurm say)
@@ -361,6 +365,7 @@ class LoaderOptions(ClipOptions):
         if self.trace is not None:
             local_path(self.trace, "trace")
         self._check_order()
+        self._check_use()
 
     @property
     def _usual_stride(self) -> int:
@@ -383,4 +388,41 @@ class LoaderOptions(ClipOptions):
                 "follow each other",
                 expected="one dilation, reverse=0",
                 got=f"dilation={self.dilation}, reverse={self.reverse:g}",
+            )
+
+    def _check_use(self) -> None:
+        """Raise `ClipError` for an argument that has no effect beside the others."""
+        for name in ("num_cursors", "shuffle_buffer"):
+            if not self.shuffle and (value := getattr(self, name)) is not None:
+                raise ClipError(
+                    f"{name} says how clips are shuffled, and shuffle=False",
+                    expected=f"shuffle=True, or no {name}",
+                    got=value,
+                )
+        if self.rotate_phase and self.spec.stride == 1:
+            raise ClipError(
+                "rotate_phase moves nothing: with stride=1 every epoch has every start",
+                expected="a stride above 1, or no rotate_phase",
+                got="rotate_phase=True, stride=1",
+            )
+        if self.drop_last and self.batch_size is None and not self.equal:
+            raise ClipError(
+                "drop_last leaves nothing out of single clips of which every one is to come",
+                expected="a batch_size, or equal=True, or no drop_last",
+                got="drop_last=True, equal=False, batch_size=None",
+            )
+        if self.video_decoder == "pyav":
+            return
+        if self.device is None:
+            raise ClipError(
+                f"video_decoder={self.video_decoder!r} decodes on a device, and there is none",
+                expected="a device too, such as device='cuda'; or no video_decoder, for the host",
+                got="device=None",
+            )
+        if self.frame_transform is not None:
+            raise ClipError(
+                f"video_decoder={self.video_decoder!r} decodes on the device, but frame_transform "
+                "is called with frames of the host",
+                expected="no frame_transform; or no video_decoder",
+                got=f"device={self.device}, and both",
             )

@@ -52,7 +52,7 @@ class Planner:
             "batch_size": options.batch_size,
             "drop_last": options.drop_last,
             "equal": options.equal,
-            "rotate_phase": options.rotate_phase and options.spec.stride != 1,
+            "rotate_phase": options.rotate_phase,
             "order": options.order,
         }
         self._asked = tuple(asked)  # the other settings are chosen

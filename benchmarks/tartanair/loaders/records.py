@@ -68,7 +68,7 @@ def open_stream(
     import seqrecord
 
     buffer: dict[str, Any] = {}
-    if settings.shuffle_buffer is not None:
+    if settings.shuffle_buffer is not None and settings.shuffle != "off":
         buffer["shuffle_buffer"] = settings.shuffle_buffer
     pipe = seqrecord.SeqRecordPipe(
         records_of(place),

@@ -18,6 +18,7 @@ __all__ = [
     "FrameRange",
     "common",
     "feature_names",
+    "is_given",
     "parse_codecs",
     "parse_map",
     "parse_options",
@@ -44,6 +45,11 @@ common = click.option(
 def feature_names(help_text: str) -> Callable[[_Function], _Function]:
     """`--features A,B`."""
     return click.option("--features", type=_Names(), metavar="A,B", help=f"{help_text} [all]")
+
+
+def is_given(context: click.Context, name: str) -> bool:
+    """Whether somebody has written this option."""
+    return context.get_parameter_source(name) != click.core.ParameterSource.DEFAULT
 
 
 class _Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
@@ -159,6 +165,8 @@ def parse_options(values: Sequence[str]) -> dict[str, Any] | None:
         key, equals, text = value.partition("=")
         if not key or not equals:
             raise click.BadParameter("not KEY=VALUE")  # not shown: it may be a secret
+        if key in options:
+            raise click.BadParameter(f"two values for {key}")
         try:
             parsed = json.loads(text)
         except ValueError:

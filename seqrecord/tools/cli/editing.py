@@ -112,6 +112,8 @@ def relabel(
         name, equals, value = text.partition("=")
         if not equals:
             raise click.UsageError(f"not an entry: {text!r}; write NAME=VALUE")
+        if name in wanted:
+            raise click.UsageError(f"two values for {name}")
         wanted[name] = _value(value)
     if not wanted:
         raise click.UsageError("nothing to change: --set NAME=VALUE or --remove NAME")

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from seqrecord.text import counted
-from seqrecord.tools.cli.arguments import AT_LEAST_1, common, feature_names
+from seqrecord.tools.cli.arguments import AT_LEAST_1, common, feature_names, is_given
 from seqrecord.tools.drawing import DEFAULT_CLIP_LEN, draw_timeline, picture_file, view_rerun
 from seqrecord.tools.drawing import view as draw_view
 
@@ -96,7 +96,7 @@ def view(
     """Draw a clip of an episode, by default the first, as one picture. Needs matplotlib."""
     others = _OF_PICTURES if rerun else _OF_RERUN
     for name in others:
-        if context.get_parameter_source(name) != click.core.ParameterSource.DEFAULT:
+        if is_given(context, name):
             option = name.replace("_", "-")
             raise click.UsageError(f"--{option} {'excludes' if rerun else 'needs'} --rerun")
     if rerun:

@@ -44,7 +44,13 @@ def stats(
     """
     with open_dataset(path, storage_options=storage_options) as dataset:
         schema, found = dataset.features, dataset.statistics
-        if recompute or found.lacking is not None:
+        computes = recompute or found.lacking is not None
+        if max_frames is not None and not computes:
+            raise click.UsageError(
+                "--max-frames says how statistics are computed, and the dataset has some; "
+                "--recompute computes them anew"
+            )
+        if computes:
             with ProgressBar("frames", quiet=quiet) as bar:
 
                 def show(progress: StatisticsProgress) -> None:

@@ -9,7 +9,7 @@ import click
 
 from seqrecord.storage import cache_info, clear_cache, parse_location
 from seqrecord.text import counted
-from seqrecord.tools.cli.arguments import Duration, common
+from seqrecord.tools.cli.arguments import Duration, common, is_given
 from seqrecord.tools.cli.terminal import Group, ProgressBar
 from seqrecord.units import format_size
 from seqrecord.writing.cleaning import clean as remove_old
@@ -66,7 +66,9 @@ def clear(folder: str, location: str | None) -> None:
 @click.option("--dry-run", is_flag=True, help="Only list what would be removed and rewritten.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 @common
+@click.pass_context
 def clean(
+    context: click.Context,
     path: str,
     older_than: float,
     min_dead: float,
@@ -81,6 +83,8 @@ def clean(
     files that the dataset had until so long ago. Copies what lives in record files of which much
     was deleted or dropped into new ones; the old ones are removed when they are old enough.
     """
+    if no_rewrite and is_given(context, "min_dead"):
+        raise click.UsageError("--min-dead says what is rewritten, and --no-rewrite nothing")
     shown, would = parse_location(path).shown, "would be " if dry_run else ""
     removed = remove_old(
         path, older_than=older_than, dry_run=dry_run, storage_options=storage_options
@@ -138,6 +142,8 @@ def split(
     wanted = {}
     for text in shares:
         name, _, share = text.partition("=")
+        if name in wanted:
+            raise click.UsageError(f"two shares for {name}")
         try:
             wanted[name] = float(share)
         except ValueError:
