@@ -204,12 +204,16 @@ def test_killed_before_every_single_step(tmp_path: Path, mode: WriteMode, thorou
     assert number > 40
 
 
-def test_a_commit_that_was_killed_leaves_no_index_behind(tmp_path: Path) -> None:
+def test_an_index_that_a_killed_commit_has_left_stays_for_clean(tmp_path: Path) -> None:
+    """Nobody else removes it: its manifest may be on its way."""
     convert(OLD, tmp_path, workers=1, **SETTINGS)
     stray = tmp_path / "index" / "0123456789ab-chunks.arrow"
     stray.write_bytes(b"of a commit that never was")
     target = begin(LocalStorage(tmp_path), "append")
     target.commit(CREATED_BY, target.finished)
     target.release()
+    assert stray.exists()
+    assert clean(tmp_path, older_than=3600) == []
+    clean(tmp_path, older_than=0)
     assert not stray.exists()
     assert _leftovers(tmp_path) == []
