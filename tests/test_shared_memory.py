@@ -118,23 +118,37 @@ def test_what_was_made_of_a_tensor_arrives(view: Callable[[torch.Tensor], torch.
         pipe.send(None)
 
 
-def test_small_tensors_go_by_their_value() -> None:
+def test_other_tensors_go_as_torch_sends_them() -> None:
+    """Small ones went by their value, and were no longer shared between the processes."""
+
     def work(pipe: Any) -> None:
         torch.set_num_threads(1)  # as in any worker: OpenMP may hang in a fork
         SharedBufferPool((1,), np.dtype("u1"), keep=1)  # from here on
-        small = torch.arange(40).reshape(5, 8)[1:, ::3]
-        sent = [small, torch.zeros(3, dtype=torch.bfloat16), torch.zeros(20_000)]
+        sent = [torch.zeros(3), torch.zeros(3, dtype=torch.bfloat16), torch.zeros(20_000)]
         say(pipe, sent)
-        pipe.send([t.is_shared() for t in sent])  # type: ignore[no-untyped-call]
+        pipe.recv()
+        pipe.send([float(tensor.sum()) for tensor in sent])
+
+    with process(work) as (pipe, _):
+        for received in pipe.recv():
+            received += 1
+        pipe.send(None)
+        assert pipe.recv() == [3.0, 3.0, 20_000.0]
+
+
+@pytest.mark.parametrize("lazy", [torch.conj, lambda t: torch.conj(t).imag])
+def test_what_torch_has_not_computed_yet_arrives(
+    lazy: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    def work(pipe: Any) -> None:
+        pool = SharedBufferPool((3,), np.dtype("c8"), keep=1)
+        array = pool.acquire()
+        array[:] = [1 + 2j, 3 - 4j, 5j]
+        say(pipe, lazy(pool.lease(array)))
         pipe.recv()
 
     with process(work) as (pipe, _):
-        small, odd, large = pipe.recv()
-        assert pipe.recv() == [False, True, True]  # torch shares those that it sends
-        assert small.tolist() == torch.arange(40).reshape(5, 8)[1:, ::3].tolist()
-        small += 1  # it may be written to
-        assert odd.dtype == torch.bfloat16
-        assert large.shape == (20_000,)
+        assert torch.equal(pipe.recv(), lazy(torch.tensor([1 + 2j, 3 - 4j, 5j])))
         pipe.send(None)
 
 
@@ -206,6 +220,56 @@ def test_more_holders_than_slots_get_copies() -> None:
                 pickle.loads(message)
             del sent[2:]
     assert pool.acquire().ctypes.data == address
+
+
+@pytest.mark.parametrize("has_forked", [False, True])
+def test_what_a_fork_has_is_not_filled_again_before_it_has_ended(has_forked: bool) -> None:
+    """The holder dropped it, it was filled again, and what the fork had changed."""
+
+    def work(pipe: Any) -> None:
+        pool = SharedBufferPool((4,), np.dtype("i4"), keep=2)
+        array = numbers(pool)
+        address = array.ctypes.data
+        say(pipe, pool.lease(array))
+        del array
+        while pipe.recv():
+            array = numbers(pool, 100)
+            is_same = array.ctypes.data == address
+            say(pipe, (is_same, pool.lease(array)))
+            del array
+
+    with process(work) as (pipe, _):
+        received = [pipe.recv()]
+
+        def keep(pipe: Any) -> None:
+            while pipe.recv():
+                pipe.send(received[0].tolist())
+
+        def fork_too(pipe: Any) -> None:
+            with process(keep) as (inner, _):
+                pipe.send(inner.fileno())
+                while pipe.recv():
+                    inner.send(True)
+                    pipe.send(inner.recv())
+
+        def is_filled_again() -> bool:
+            pipe.send(True)
+            found, tensor = pipe.recv()
+            received.append(tensor)
+            return bool(found)
+
+        with process(fork_too if has_forked else keep) as (copy, _):
+            if has_forked:
+                copy.recv()
+            received.clear()
+            for _ in range(3):
+                assert not is_filled_again()
+                received.clear()
+                copy.send(True)
+                assert copy.recv() == [0, 1, 2, 3]
+            copy.send(False)
+        assert any(is_filled_again() for _ in range(3))
+        pipe.send(False)
 
 
 def test_the_copy_that_a_fork_has_releases_nothing() -> None:
@@ -410,3 +474,42 @@ def test_leaving_early_and_beginning_again(records: Path) -> None:
         for _, _batch in zip(range(2), loader, strict=False):
             pass
     assert len(list(loader)) == whole
+
+
+def test_a_batch_that_a_fork_keeps_stays_as_it_is(records: Path) -> None:
+    loader = DataLoader(
+        SeqRecordStream(records, **BATCH), batch_size=None, num_workers=1, persistent_workers=True
+    )
+    batches = iter(loader)
+    kept = [next(batches)]
+    expected = kept[0]["image_left"].clone()
+
+    def compare(pipe: Any) -> None:
+        while pipe.recv():
+            pipe.send(torch.equal(kept[0]["image_left"], expected))
+
+    with process(compare) as (copy, _):
+        kept.clear()
+        for _ in range(3):
+            list(loader)
+            copy.send(True)
+            assert copy.recv()
+        copy.send(False)
+
+
+def test_a_small_tensor_of_a_users_own_stays_shared(records: Path) -> None:
+    """A worker that has made batches sends it as any worker does."""
+    loader = DataLoader(
+        _Counted(records, **BATCH), batch_size=None, num_workers=1, persistent_workers=True
+    )
+    for _, batch in zip(range(2), loader, strict=False):
+        batch["count"] += 1
+        assert batch["count"].is_shared()
+
+
+class _Counted(SeqRecordStream):
+    """Gives a tensor of its own with each batch."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in super().__iter__():
+            yield {**batch, "count": torch.zeros(1)}

@@ -7,7 +7,6 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -70,33 +69,21 @@ class SharedBufferPool(BufferPool):
         return array.view(self._dtype).reshape(self._shape)
 
 
-_SMALL = 16 << 10  # bytes; to share memory that is new takes longer than to copy so many
-
 _segments: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDictionary()
 """By the address of their data, where the storage of tensors on them begins."""
 
 
 def _reduce(tensor: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """How a tensor is pickled for another process: as a lease, by its value, or as torch does it.
-
-    Small ones go by their value: torch would make a file for each, and send its descriptor.
-    """
+    """How a tensor is pickled for another process: as a lease, or as torch does it."""
     if tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.requires_grad:
         segment = _segments.get(tensor.untyped_storage().data_ptr())
         if segment is not None and (lease := segment.lease()) is not None:
             view = tensor.size(), tensor.stride(), tensor.storage_offset()
-            return _rebuild, (lease, tensor.dtype, *view)
-        shared: bool = tensor.is_shared()  # type: ignore[no-untyped-call]
-        if tensor.nbytes <= _SMALL and segment is None and not shared:
-            with suppress(TypeError, RuntimeError):  # NumPy has no such dtype, or no such view
-                return _from_value, (tensor.numpy(),)
+            lazily = tensor.is_conj(), tensor.is_neg()
+            return _rebuild, (lease, tensor.dtype, *view, *lazily)
     reduced: tuple[Callable[..., Any], tuple[Any, ...]]
     reduced = reduce_tensor(tensor)  # type: ignore[no-untyped-call]
     return reduced
-
-
-def _from_value(array: npt.NDArray[Any]) -> torch.Tensor:
-    return torch.from_numpy(np.require(array, None, "W"))
 
 
 def _rebuild(
@@ -105,6 +92,10 @@ def _rebuild(
     size: tuple[int, ...],
     stride: tuple[int, ...],
     offset: int,
+    is_conj: bool,
+    is_neg: bool,
 ) -> torch.Tensor:
-    whole = torch.from_numpy(acquire(lease)).view(dtype)
-    return whole.as_strided(size, stride, offset)
+    made = torch.from_numpy(acquire(lease)).view(dtype).as_strided(size, stride, offset)
+    if is_conj:
+        made = made.conj()
+    return torch._neg_view(made) if is_neg else made

@@ -9,14 +9,20 @@ The owner sets a slot when it makes a lease, and the holder clears it when nothi
 the data any more; while all slots are clear the owner may write. A holder keeps its mapping for the
 next time, until the owner has set `retired` or is gone: finding all pages of a large batch takes
 about as long as copying it.
+
+A fork of the holder has the data too, and nobody can see when it drops them. So what the holder has
+when it forks is the owner's again only when that fork and its own forks have ended.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import select
+import threading
 import weakref
 from collections import deque
+from dataclasses import dataclass, field
 from multiprocessing import util
 from pathlib import Path
 from typing import NamedTuple
@@ -112,11 +118,79 @@ os.register_at_fork(after_in_child=_leave_retired)
 _mapped: dict[tuple[int, int], npt.NDArray[np.uint8]] = {}
 """What this process has mapped so far, by owner and inode, with the flags."""
 
-os.register_at_fork(after_in_child=_mapped.clear)
+
+class _Fork:
+    """A process that was forked, with those that it forks: whether any of them still runs.
+
+    They have the end of a pipe open that nobody writes to. Without a descriptor for it, none of
+    them is ever known to have ended.
+    """
+
+    def __init__(self) -> None:
+        self.reading, self.writing = -1, -1
+        try:
+            self.reading, self.writing = os.pipe()
+        except OSError:
+            return
+
+    def has_ended(self) -> bool:
+        if self.reading < 0:
+            return False
+        poll = select.poll()
+        poll.register(self.reading, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def __del__(self) -> None:
+        if self.reading >= 0:
+            os.close(self.reading)
+
+
+@dataclass(eq=False)
+class _Hold:
+    """A lease that this process has; `forks` have it too."""
+
+    memory: npt.NDArray[np.uint8]
+    lease: Lease
+    forks: list[_Fork] = field(default_factory=list)
+
+
+_holds: set[_Hold] = set()
+"""Those of which something here refers to the data."""
+_dropped: deque[_Hold] = deque()
+"""Those of which only forks may do so."""
+_forking = threading.local()
+
+
+def _before_fork() -> None:
+    _forking.fork = None
+    if holds := list(_holds):
+        _forking.fork = fork = _Fork()
+        for hold in holds:
+            hold.forks.append(fork)
+
+
+def _after_in_parent() -> None:
+    fork, _forking.fork = _forking.fork, None
+    if fork is not None and fork.writing >= 0:
+        os.close(fork.writing)
+
+
+def _after_in_child() -> None:
+    # The writing end stays open as long as this process runs.
+    _mapped.clear()
+    _holds.clear()
+    _dropped.clear()
+
+
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child
+)
 
 
 def acquire(lease: Lease) -> npt.NDArray[np.uint8]:
     """The data; uint8[nbytes]. They are the owner's again when the last reference is gone.
+
+    Where this process has forked since, that is when that fork has ended, too.
 
     Raises `SeqRecordError` if the owner has ended before the first lease of its segment arrived.
     """
@@ -125,8 +199,10 @@ def acquire(lease: Lease) -> npt.NDArray[np.uint8]:
     if memory is None:
         memory = _mapped[key] = _map(lease)
         _forget_the_dead()
+    _give_back()
     data = memory[_FLAGS:]
-    finalizer = weakref.finalize(data, _release, memory, lease, os.getpid())
+    _holds.add(hold := _Hold(memory, lease))
+    finalizer = weakref.finalize(data, _release, hold, os.getpid())
     finalizer.atexit = False
     return data
 
@@ -149,13 +225,29 @@ def _map(lease: Lease) -> npt.NDArray[np.uint8]:
         ) from error
 
 
-def _release(memory: npt.NDArray[np.uint8], lease: Lease, holder: int) -> None:
+def _release(hold: _Hold, holder: int) -> None:
     if os.getpid() != holder:
-        return  # the copy of a fork: what it has copied is still in use
-    memory[lease.slot] = 0
-    if memory[_RETIRED]:
-        _mapped.pop((lease.owner, lease.inode), None)
-    _forget_the_dead()
+        return  # the copy of a fork
+    _holds.discard(hold)
+    _dropped.append(hold)
+    _give_back()
+
+
+def _give_back() -> None:
+    """Give back what no fork may have any more."""
+    for _ in range(len(_dropped)):
+        try:
+            hold = _dropped.popleft()
+        except IndexError:  # a finalizer was here in between
+            return
+        hold.forks = [fork for fork in hold.forks if not fork.has_ended()]
+        if hold.forks:
+            _dropped.append(hold)
+            continue
+        hold.memory[hold.lease.slot] = 0
+        if hold.memory[_RETIRED]:
+            _mapped.pop((hold.lease.owner, hold.lease.inode), None)
+        _forget_the_dead()
 
 
 def _forget_the_dead() -> None:
