@@ -44,7 +44,7 @@ hypothesis.settings.load_profile("few")
 # Forked from a process that has these, a worker starts at once; one that is spawned imports torch.
 multiprocessing.set_forkserver_preload(["torch.utils.data", "torchdata.stateful_dataloader"])
 
-_SERVICES = {"azurite", "moto", "mortal_azurite", "mount", "nginx"}
+_SERVICES = {"azurite", "moto", "mortal_azurite", "mount", "new_nginx", "nginx"}
 
 
 def pytest_configure() -> None:
@@ -176,6 +176,22 @@ def nginx(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Ite
     service = Nginx(tmp_path_factory.mktemp("nginx"), *authority.issue())
     yield service
     service.stop()
+
+
+@pytest.fixture
+def new_nginx(
+    authority: Authority, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Nginx]]:
+    """`new_nginx(host)`: one for this test alone, with a certificate of that host."""
+    need_nginx()
+    with ExitStack() as stack:
+
+        def make(host: str = "127.0.0.1") -> Nginx:
+            made = Nginx(tmp_path_factory.mktemp("nginx"), *authority.issue(host))
+            stack.callback(made.stop)
+            return made
+
+        yield make
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -125,18 +125,15 @@ def test_an_authority_that_nobody_knows(
 
 
 def test_a_certificate_of_another_host(
-    authority: Authority, known: Path, client: str, tmp_path: Path
+    new_nginx: Callable[..., Nginx], known: Path, client: str
 ) -> None:
-    other = Nginx(tmp_path / "other", *authority.issue("files.example.org"))
-    try:
-        other.put("a", DATA[:1000])
-        storage = opened(other.endpoint, client, known)
-        with pytest.raises(StorageError, match="certificate") as caught:
-            get(storage, "a", 0, 50)
-        assert not isinstance(caught.value, TransientError)
-        storage.close()
-    finally:
-        other.stop()
+    other = new_nginx("files.example.org")
+    other.put("a", DATA[:1000])
+    storage = opened(other.endpoint, client, known)
+    with pytest.raises(StorageError, match="certificate") as caught:
+        get(storage, "a", 0, 50)
+    assert not isinstance(caught.value, TransientError)
+    storage.close()
 
 
 def test_a_connection_that_breaks_is_made_again(
@@ -154,21 +151,18 @@ def test_a_connection_that_breaks_is_made_again(
 
 
 def test_a_server_that_does_not_come_back_is_given_up(
-    authority: Authority, known: Path, client: str, tmp_path: Path
+    new_nginx: Callable[..., Nginx], known: Path, client: str
 ) -> None:
-    mortal = Nginx(tmp_path / "mortal", *authority.issue())
-    try:
-        mortal.put("a", DATA)
-        storage = giving_up(opened(mortal.endpoint, client, known), 0.5)
-        assert get(storage, "a") == DATA
-        mortal.stop()
-        with pytest.raises(DeadlineError):
-            get(storage, "a", 0, 5)
-        mortal.restart()
-        assert get(storage, "a") == DATA
-        storage.close()
-    finally:
-        mortal.stop()
+    mortal = new_nginx()
+    mortal.put("a", DATA)
+    storage = giving_up(opened(mortal.endpoint, client, known), 0.5)
+    assert get(storage, "a") == DATA
+    mortal.stop()
+    with pytest.raises(DeadlineError):
+        get(storage, "a", 0, 5)
+    mortal.restart()
+    assert get(storage, "a") == DATA
+    storage.close()
 
 
 def test_the_proxy_of_the_environment(

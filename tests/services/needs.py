@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["AZURITE", "find_nginx", "need_azurite", "need_moto", "need_mount", "need_nginx"]
+__all__ = ["AZURITE", "need_azurite", "need_moto", "need_mount", "need_nginx"]
 
 AZURITE = Path(__file__).parent / "node_modules" / ".bin" / "azurite-blob"
 
 _AZURITE = "{}: `apt-get install nodejs npm && make services` installs it"
 _MOUNT = "{}: `apt-get install rclone fuse3` installs it"
-_NGINX = "no nginx: `apt-get install nginx-light` installs it"
+_NGINX = "no nginx: `apt-get install nginx-light` installs it, in /usr/sbin, which PATH has to name"
 
 
 def need_azurite() -> None:
@@ -47,18 +47,12 @@ def need_mount() -> None:
 
 def need_nginx() -> None:
     """Skip the test where nginx cannot be started; fail it where it has to be."""
-    if find_nginx() is None:
+    if shutil.which("nginx") is None:
         _give_up(_NGINX)
     try:
         import cryptography  # noqa: F401 - what makes its certificate
     except ImportError:
         _give_up("no cryptography: `pip install cryptography` installs it")
-
-
-def find_nginx() -> str | None:
-    """Its path, which Debian has outside of what a user's PATH names."""
-    path = os.environ.get("PATH", "")
-    return shutil.which("nginx", path=f"{path}:/usr/sbin" if path else path)
 
 
 def _give_up(reason: str) -> None:

@@ -6,7 +6,6 @@ import os
 import socket
 from pathlib import Path
 
-from tests.services.needs import find_nginx
 from tests.services.process import Program
 
 __all__ = ["Nginx"]
@@ -79,15 +78,7 @@ class Nginx:
         )
         configuration = self._folder / "nginx.conf"
         configuration.write_text(text)
-        command = [
-            find_nginx() or "nginx",
-            "-c",
-            str(configuration),
-            "-e",
-            "stderr",
-            "-p",
-            str(self._folder),
-        ]
+        command = ["nginx", "-c", str(configuration), "-e", "stderr", "-p", str(self._folder)]
         self._program = Program(command, self._folder / "nginx.log", os.environ)
         try:
             self._program.wait_until(self._listens)
