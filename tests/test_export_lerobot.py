@@ -96,7 +96,7 @@ def test_some_episodes_and_features_by_the_command(tmp_path: Path, records: Path
     assert (result.exit_code, result.output) == (0, f"{out}: 2 episodes\n")
     source = open_source(out)
     assert [each.num_frames for each in source.episodes()] == [5, 7]
-    assert set(source.schema()) == {VIDEO, "action", "timestamp", "task_index", "task"}
+    assert set(source.schema()) == {VIDEO, "action", "timestamp", "task"}
     again = run(*command)
     assert "the folder is not empty" in again.output
     assert again.exit_code == 1

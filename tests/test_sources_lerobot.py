@@ -24,10 +24,11 @@ from seqrecord.errors import SourceError
 from seqrecord.sources import Source, open_source
 from seqrecord.sources.lerobot import LeRobot
 from seqrecord.sources.lerobot_layout import read_episodes, read_info
-from seqrecord.sources.lerobot_rows import EpisodeRows, array_of
+from seqrecord.sources.lerobot_rows import EpisodeRows, NumberedTexts, array_of
 from tests.lerobot_data import FEATURES, episodes
 
 DATA = Path(__file__).parent / "golden" / "sources"
+TASKS = NumberedTexts("task_index", {0: "a", 1: "b"})
 NUMBERS = [name for name, feature in FEATURES.items() if feature["dtype"] != "string"]
 VERSIONS = ["v21", "v3"]
 
@@ -60,7 +61,6 @@ def check(source: Source) -> None:
                 assert np.asarray(frame[name]).dtype == value.dtype
             assert frame["timestamp"] == np.float32(number / 10)
             assert frame["task"] == want["task"]
-            assert ["pick", "place"][int(frame["task_index"])] == want["task"]
             assert frame["note"] == want["note"]
 
 
@@ -77,7 +77,6 @@ def test_what_lerobot_wrote(tmp_path: Path, version: str) -> None:
         "tactile: int16 [2, 4]",
         "note: text",
         "timestamp: float32 []",
-        "task_index: int64 []",
         "task: text",
     ]
     meanings = {spec.name: (spec.kind, spec.unit) for spec in source.schema().values()}
@@ -138,7 +137,7 @@ def test_row_groups_that_do_not_end_where_episodes_do(
     check(source)
     listed = read_episodes(root, read_info(root))
     for batch_rows in (1, 4, 7):
-        reader = EpisodeRows(root, source.schema(), {0: "a", 1: "b"}, batch_rows=batch_rows)
+        reader = EpisodeRows(root, source.schema(), {"task": TASKS}, batch_rows=batch_rows)
         for episode, want in zip(listed, episodes(), strict=True):
             states = [frame["observation.state"] for frame in reader.frames(episode)]
             np.testing.assert_array_equal(states, [frame["observation.state"] for frame in want])
@@ -242,7 +241,7 @@ BROKEN: list[tuple[Callable[[pa.Table], pa.Table], str]] = [
     (lambda t: t.set_column(1, "action", t["action"].cast(pa.list_(pa.float32()))),
      "feature: action; .*got: float32"),
     (column("note", at(6, None)), r"declares it; .*feature: note; .*string, 1 of them missing"),
-    (column("task_index", at(6, 7)), r"a task without a name; .*one of 2 tasks; got: task_index 7"),
+    (column("task_index", at(6, 7)), r"a task without a name; .*one of 2 texts; got: task_index 7"),
     (column("episode_index", at(6, 0)), "(missing or out of order|rows of other episodes)"),
 ]  # fmt: skip
 

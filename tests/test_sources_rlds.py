@@ -266,6 +266,29 @@ def test_dtypes(tmp_path: Path) -> None:
     assert (one["class"], two["box"].tolist()) == (2, [4, 5, 6, 7])
 
 
+def test_labels_are_texts_where_they_have_names(tmp_path: Path) -> None:
+    """Their numbers are places in a list of the dataset's own; TFDS calls its file so."""
+    label = {"classLabel": {"numClasses": "3"}}
+    steps = {"observation": {"featuresDict": {"features": {"tool": label}}}}
+    values: dict[str, list[Any]] = {"steps/observation/tool": [2, 0, -1], "room": [1]}
+    write_set(tmp_path, [example(values)])
+    (tmp_path / "features.json").write_text(features_json(steps, room=label))
+    source = open_source(tmp_path)
+    assert [f["observation.tool"] for f in frames_of(source, "train/000000")] == [2, 0, -1]
+    assert source.episodes()[0].metadata["room"] == 1
+    (tmp_path / "steps-observation-tool.labels.txt").write_text("spoon\nfork\nbig knife\n")
+    (tmp_path / "room.labels.txt").write_text("hall\nkitchen\ncellar\n")
+    source = open_source(tmp_path)
+    assert str(source.schema()["observation.tool"]) == "observation.tool: text"
+    said = [frame["observation.tool"] for frame in frames_of(source, "train/000000")]
+    assert said == ["big knife", "spoon", ""]  # -1 is no label
+    assert source.episodes()[0].metadata["room"] == "kitchen"
+    write_set(tmp_path, [example(values | {"steps/observation/tool": [0, 3, 0]})])
+    (tmp_path / "features.json").write_text(features_json(steps, room=label))
+    with pytest.raises(SourceError, match=r"label 3 of steps/observation/tool, which has 3"):
+        frames_of(open_source(tmp_path), "train/000000")
+
+
 def test_shards(tmp_path: Path) -> None:
     write_set(tmp_path, [])
     (tmp_path / "a-train.tfrecord-00000-of-00001").unlink()

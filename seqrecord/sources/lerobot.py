@@ -21,11 +21,12 @@ from seqrecord.sources.lerobot_layout import (
     LeRobotEpisode,
     LeRobotFeature,
     LeRobotInfo,
+    number_columns,
     read_episodes,
     read_info,
-    read_tasks,
+    read_texts,
 )
-from seqrecord.sources.lerobot_rows import TASK, EpisodeRows, image_bytes
+from seqrecord.sources.lerobot_rows import EpisodeRows, NumberedTexts, image_bytes
 from seqrecord.sources.lerobot_videos import LeRobotVideos, first_video
 from seqrecord.sources.originals import Originals
 from seqrecord.sources.specs import text_spec
@@ -33,8 +34,8 @@ from seqrecord.sources.video_rows import TOLERANCE
 
 __all__ = ["FORMAT", "LeRobot"]
 
-_DERIVED = ("frame_index", "episode_index", "index")
-"""Columns that say where a row lies: the dataset knows that itself."""
+_DERIVED = ("frame_index", "episode_index", "index", "task_index")
+"""Columns that say where a row lies, which the dataset knows itself, or a task by its number."""
 
 _AXES = {"height", "width", "channel", "channels"}
 
@@ -53,9 +54,12 @@ class LeRobot(Originals):
 
     Episodes are called `episode_000000` by their numbers. Features have their LeRobot names; one
     of shape [1] is a scalar, as LeRobot delivers it, images are uint8 [H, W, 3], and `timestamp`
-    is in seconds from the episode's start. `task` is the text to which `task_index` leads.
-    `frame_index`, `episode_index` and `index` are left out. The metadata of an episode has `tasks`,
-    `robot_type`, `split`, and `names` of what has names.
+    is in seconds from the episode's start. `frame_index`, `episode_index` and `index` are left out.
+    Numbers of texts, which mean another text in another dataset, become the texts: `task_index` is
+    the feature `task`, `subtask_index` is `subtask` where there is `meta/subtasks.parquet`, and so
+    are GR00T's `annotation.…` where there is `meta/modality.json`. The metadata of an episode has
+    `episode_index`, its number in this dataset, `tasks`, `robot_type`, `split`, and `names` of what
+    has names.
 
     Packets of H.264, HEVC, AV1 and VP9 are kept as they are, see `seqrecord.sources.video_streams`.
     The frame of a row is the one nearest to its timestamp, less than `tolerance` seconds away, as
@@ -126,10 +130,19 @@ class LeRobot(Originals):
 
     @cached_property
     def _rows(self) -> EpisodeRows:
-        derived = TASK in self.schema() and TASK not in self._info.features
-        tasks = read_tasks(self.path, self._info) if derived else None
-        names = [name for name in self.schema() if name not in self._video_names]
-        return EpisodeRows(self.path, {name: self.schema()[name] for name in names}, tasks)
+        schema = self.schema()
+        texts = {
+            name: NumberedTexts(column, read_texts(self.path, self._info, column))
+            for name, column in self._numbered.items()
+            if name in schema
+        }
+        names = [name for name in schema if name not in self._video_names]
+        return EpisodeRows(self.path, {name: schema[name] for name in names}, texts)
+
+    @cached_property
+    def _numbered(self) -> dict[str, str]:
+        """The features of text that are columns of numbers, and these columns."""
+        return number_columns(self.path, self._info)
 
     @property
     def _video_names(self) -> list[str]:
@@ -152,15 +165,19 @@ class LeRobot(Originals):
     def _schema(self) -> Schema:
         path = self.path / INFO
         return Schema(
-            [text_spec(TASK, path) if each is None else self._spec(each) for each in self._chosen()]
+            [
+                text_spec(name, path) if each is None else self._spec(each)
+                for name, each in self._chosen().items()
+            ]
         )
 
-    def _chosen(self) -> list[LeRobotFeature | None]:
-        """The features in their order; `None` is the task in words, which is no column."""
-        offered: dict[str, LeRobotFeature | None] = {
-            name: each for name, each in self._info.features.items() if name not in _DERIVED
-        }
-        offered.setdefault(TASK, None)
+    def _chosen(self) -> dict[str, LeRobotFeature | None]:
+        """The features in their order; those of texts that are numbers in the rows as `None`."""
+        numbered = self._numbered
+        replaced = {*_DERIVED, *numbered.values()}
+        known = self._info.features.items()
+        offered: dict[str, LeRobotFeature | None] = {n: f for n, f in known if n not in replaced}
+        offered |= dict.fromkeys(numbered)
         names = self.features
         if names is None:
             names = [n for n in offered if not (self.without_video and n in self._video_names)]
@@ -174,7 +191,7 @@ class LeRobot(Originals):
                 )
         if not names:
             raise SourceError("no features", file=str(self.path / INFO))
-        return [offered[name] for name in names]
+        return {name: offered[name] for name in names}
 
     def _spec(self, feature: LeRobotFeature) -> FeatureSpec:
         path = self.path / INFO

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from seqrecord.errors import SourceError
 from seqrecord.schema import FeatureSpec
-from seqrecord.sources.files import list_folder, open_file, read_bytes, unreadable
+from seqrecord.sources.files import is_file, list_folder, open_file, read_bytes, unreadable
 from seqrecord.sources.remote_files import remote_files
 from seqrecord.text import repr_of
 
@@ -31,17 +31,22 @@ __all__ = [
     "LeRobotInfo",
     "LeRobotVideo",
     "check_columns",
+    "number_columns",
     "open_parquet",
     "parquet_errors",
     "read_episodes",
     "read_info",
-    "read_tasks",
+    "read_texts",
 ]
 
 INFO = "meta/info.json"
 
 _EPISODES = {2: "meta/episodes.jsonl", 3: "meta/episodes"}
 _TASKS = {2: "meta/tasks.jsonl", 3: "meta/tasks.parquet"}
+_SUBTASKS = "meta/subtasks.parquet"
+_MODALITY = "meta/modality.json"  # GR00T's alone
+_ANNOTATION = "annotation."
+_SUBTASK_INDEX = "subtask_index"
 _MAX_INFO_BYTES = 16 << 20
 _MAX_LINES_BYTES = 1 << 30
 _MAX_DEPTH = 2  # of folders of episode tables: chunk-000/file-000.parquet
@@ -172,27 +177,46 @@ def read_episodes(root: Path, info: LeRobotInfo) -> list[LeRobotEpisode]:
     return episodes
 
 
-def read_tasks(root: Path, info: LeRobotInfo) -> dict[int, str]:
-    """The tasks by their numbers."""
-    place = root / _TASKS[info.version]
-    if info.version == 2:
+def number_columns(root: Path, info: LeRobotInfo) -> dict[str, str]:
+    """Features of text whose columns have numbers of the texts: by name of the feature the column.
+
+    GR00T's annotations are numbers of tasks, under names of their own; see
+    https://github.com/NVIDIA/Isaac-GR00T (getting_started/LeRobot_compatible_data_schema.md).
+    """
+    columns = {} if "task" in info.features else {"task": "task_index"}
+    if _SUBTASK_INDEX in info.features and "subtask" not in info.features:
+        columns |= {"subtask": _SUBTASK_INDEX} if is_file(root / _SUBTASKS) else {}
+    annotations = [
+        name
+        for name, each in info.features.items()
+        if name.startswith(_ANNOTATION) and "int" in each.dtype
+    ]
+    if annotations and is_file(root / _MODALITY):
+        columns |= {name: name for name in annotations}
+    return columns
+
+
+def read_texts(root: Path, info: LeRobotInfo, column: str) -> dict[int, str]:
+    """The texts by their numbers in one of `number_columns`."""
+    text = "subtask" if column == _SUBTASK_INDEX else "task"
+    number = f"{text}_index"
+    place = root / (_SUBTASKS if column == _SUBTASK_INDEX else _TASKS[info.version])
+    if place.suffix == ".jsonl":
         rows = _lines(place)
     else:
-        # pandas keeps the text as the index, which it calls `__index_level_0__` or `task`.
+        # pandas keeps the text as the index, which it calls `__index_level_0__` or by its name.
         table = _read_table(place)
-        text = next((n for n in table.column_names if n in ("task", "__index_level_0__")), None)
-        if text is None or "task_index" not in table.column_names:
-            raise _wrong(place, "columns", "task_index and task", table.column_names)
-        rows = iter(
-            table.select(["task_index", text]).rename_columns(["task_index", "task"]).to_pylist()
-        )
-    tasks = {}
+        named = next((n for n in table.column_names if n in (text, "__index_level_0__")), None)
+        if named is None or number not in table.column_names:
+            raise _wrong(place, "columns", f"{number} and {text}", table.column_names)
+        rows = iter(table.select([number, named]).rename_columns([number, text]).to_pylist())
+    texts = {}
     for row in rows:
-        number, task = row.get("task_index"), row.get("task")
-        if not isinstance(number, int) or not isinstance(task, str):
-            raise _wrong(place, "task", "a number and a text", row)
-        tasks[number] = task
-    return tasks
+        key, value = row.get(number), row.get(text)
+        if not isinstance(key, int) or not isinstance(value, str):
+            raise _wrong(place, text, "a number and a text", row)
+        texts[key] = value
+    return texts
 
 
 def open_parquet(path: Path) -> Any:

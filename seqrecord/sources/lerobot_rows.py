@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,14 +21,17 @@ from seqrecord.sources.lerobot_layout import (
 )
 from seqrecord.text import repr_of
 
-__all__ = ["TASK", "EpisodeRows", "array_of", "image_bytes"]
+__all__ = ["EpisodeRows", "NumberedTexts", "array_of", "image_bytes"]
 
-TASK = "task"
-"""The feature of the task in words, as LeRobot gives it too: columns have only its number."""
-
-_TASK_INDEX = "task_index"
 _ROWS, _ROWS_OF_IMAGES = 512, 32  # in memory at a time, by default
 _ORDER = ("episode_index", "frame_index", "timestamp")
+
+
+class NumberedTexts(NamedTuple):
+    """Texts that a column has by their numbers."""
+
+    column: str
+    texts: Mapping[int, str]
 
 
 class EpisodeRows:
@@ -42,11 +45,11 @@ class EpisodeRows:
         self,
         root: Path,
         schema: Mapping[str, FeatureSpec],
-        tasks: Mapping[int, str] | None = None,
+        texts: Mapping[str, NumberedTexts],
         *,
         batch_rows: int | None = None,
     ) -> None:
-        self._root, self._schema, self._tasks = root, schema, tasks
+        self._root, self._schema, self._numbered = root, schema, texts
         has_images = any(spec.kind == "image" for spec in schema.values())
         self._batch_rows = batch_rows or (_ROWS_OF_IMAGES if has_images else _ROWS)
         self._path: Path | None = None
@@ -104,8 +107,8 @@ class EpisodeRows:
     def _frames(self, batch: pa.RecordBatch, path: Path, first: int) -> Iterator[Frame]:
         columns: dict[str, Any] = {}
         for name, spec in self._schema.items():
-            if name == TASK and self._tasks is not None:
-                columns[name] = _task_texts(batch, self._tasks, path)
+            if name in self._numbered:
+                columns[name] = _numbered_texts(batch, name, self._numbered[name], path)
             elif spec.value == "text":
                 columns[name] = _texts(batch.column(name), spec, path)
             elif spec.kind == "image":
@@ -155,7 +158,7 @@ class EpisodeRows:
     def _open(self, path: Path, episode: int) -> None:
         self._path, self._rest = None, None
         file = open_parquet(path)
-        stands_for = {} if self._tasks is None else {TASK: _TASK_INDEX}
+        stands_for = {name: each.column for name, each in self._numbered.items()}
         features = [stands_for.get(name, name) for name in self._schema]
         columns = [*dict.fromkeys([*_ORDER, *features])]
         check_columns(file, columns, path, self._schema)
@@ -285,18 +288,21 @@ def array_of(column: pa.Array, spec: FeatureSpec, path: Path) -> npt.NDArray[Any
     return np.ascontiguousarray(array).reshape(rows, *(n or 1 for n in spec.shape))
 
 
-def _task_texts(batch: pa.RecordBatch, tasks: Mapping[int, str], path: Path) -> list[str]:
-    numbers = _column(batch, _TASK_INDEX, path).tolist()
+def _numbered_texts(
+    batch: pa.RecordBatch, feature: str, numbered: NumberedTexts, path: Path
+) -> list[str]:
+    column, texts = numbered
+    numbers = _column(batch, column, path).tolist()
     for number in numbers:
-        if number not in tasks:
+        if number not in texts:
             raise SourceError(
-                "a task without a name",
+                f"a {feature} without a name",
                 file=str(path),
-                feature=TASK,
-                expected=f"one of {len(tasks)} tasks",
-                got=f"task_index {number}",
+                feature=feature,
+                expected=f"one of {len(texts)} texts",
+                got=f"{column} {number}",
             )
-    return [tasks[number] for number in numbers]
+    return [texts[number] for number in numbers]
 
 
 def _texts(column: pa.Array, spec: FeatureSpec, path: Path) -> list[str]:

@@ -44,9 +44,10 @@ class Rlds(Originals):
     `ROOT` may also be a folder above, with one such folder below it. Episodes are called
     `train/000000`, by their split and their place in it. Features are those of a step:
     `observation/image` is `observation.image`; images are uint8 or uint16 [H, W] or [H, W, C].
-    Texts, as `language_instruction`, are features of texts. TFRecord has no float64, so these have
-    the values of float32. What an episode has beside its steps goes to its metadata, where it is
-    short: texts, numbers and up to 64 of them.
+    Texts, as `language_instruction`, are features of texts, and so are labels that have names
+    (`ClassLabel`), for their numbers mean another name in another dataset. TFRecord has no float64,
+    so these have the values of float32. What an episode has beside its steps goes to its metadata,
+    where it is short: texts, numbers and up to 64 of them.
 
     Each record's checksums are verified when it is read; it is held in memory while its frames
     are. With `keep_encoded` RGB images stay PNG or JPEG.
@@ -127,7 +128,7 @@ class Rlds(Originals):
             if feature.kind == "tensor":
                 dtype, kind = np.dtype(feature.dtype), _MEANING.get(feature.name)
                 return FeatureSpec(feature.name, dtype, feature.shape, kind=kind)
-            if feature.kind == "text":
+            if feature.kind in ("text", "label"):
                 return text_spec(feature.name, self._folder / FEATURES)
             return self._image_spec(feature)
         except SchemaError as error:
@@ -188,7 +189,7 @@ class Rlds(Originals):
         about = {
             each.key: each
             for each in self._features.episode
-            if each.kind == "text" or (each.kind == "tensor" and each.can_be_read)
+            if each.kind in ("text", "label") or (each.kind == "tensor" and each.can_be_read)
         }
         counted = min(self._features.steps, key=_bytes_per_step)
         try:
@@ -264,6 +265,7 @@ def _encoded(feature: RldsFeature, values: Values) -> list[memoryview]:
 _COLUMNS: dict[str, Callable[[RldsFeature, Values], Any]] = {
     "tensor": lambda feature, values: feature.array(values),
     "text": lambda feature, values: feature.texts(values),
+    "label": lambda feature, values: feature.texts(values),
     "image": _encoded,
 }
 """By kind what the steps of an episode hold: an array [T, ...], texts, or encoded images."""
@@ -295,11 +297,12 @@ def _metadata(values: Mapping[str, Values], features: Mapping[str, RldsFeature])
                 continue
             value = bytes(found[0]).decode(errors="replace")
         else:
+            is_label = feature.kind == "label"
             try:
-                value = feature.array(found)[0].tolist()
+                value = feature.texts(found)[0] if is_label else feature.array(found)[0].tolist()
             except ValueError:  # not what was declared
                 continue
-            if not np.all(np.isfinite(np.asarray(value, float))):
+            if not is_label and not np.all(np.isfinite(np.asarray(value, float))):
                 continue
         *outer, last = key.split("/")
         place = result

@@ -10,7 +10,7 @@ import json
 import math
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from seqrecord.errors import SourceError
 from seqrecord.schema import MAX_FRAME_BYTES
-from seqrecord.sources.files import read_bytes
+from seqrecord.sources.files import is_file, read_bytes
 from seqrecord.sources.specs import feature_name
 from seqrecord.sources.tf_example import Values
 
@@ -36,8 +36,8 @@ class RldsFeature:
     """A feature of one step, or of the episode.
 
     `key` is its name in the Example: `steps/observation/image`. `kind` is `tensor`, `image`,
-    `text`, or what cannot be read. `encoding` is how a tensor is put into bytes: `none`, `bytes`
-    or `zlib`.
+    `text`, `label`, or what cannot be read. `encoding` is how a tensor is put into bytes: `none`,
+    `bytes` or `zlib`. A label is a number in the Example, of one of the texts in `labels`.
     """
 
     key: str
@@ -46,10 +46,11 @@ class RldsFeature:
     dtype: str = ""
     shape: tuple[int, ...] = ()
     encoding: str = "none"
+    labels: tuple[str, ...] = ()
 
     @property
     def can_be_read(self) -> bool:
-        return self.kind in ("tensor", "image", "text") and min(self.shape, default=1) > 0
+        return self.kind in ("tensor", "image", "text", "label") and min(self.shape, default=1) > 0
 
     @property
     def per_step(self) -> int:
@@ -66,7 +67,16 @@ class RldsFeature:
         return steps
 
     def texts(self, values: Values) -> list[str]:
-        """The texts of the steps; raises `ValueError` for what is no UTF-8."""
+        """The texts of the steps; raises `ValueError` for what is no UTF-8, or no label.
+
+        A step without a label, which has the number -1, has an empty text.
+        """
+        if self.kind == "label":
+            if isinstance(values, list) or values.dtype.kind != "i":
+                raise ValueError(f"no numbers of labels for {self.key}")
+            if len(wrong := values[(values < -1) | (values >= len(self.labels))]):
+                raise ValueError(f"label {wrong[0]} of {self.key}, which has {len(self.labels)}")
+            return [self.labels[number] if number >= 0 else "" for number in values.tolist()]
         if not isinstance(values, list):
             raise ValueError(f"numbers for {self.key}, which holds texts")
         return [str(value, "utf-8") for value in values]
@@ -102,7 +112,7 @@ def read_features(path: Path) -> RldsFeatures:
     """Raises `SourceError` for what is no features.json, or has no steps."""
     try:
         tree = json.loads(read_bytes(path, _MAX_BYTES))
-        found = list(_walk(tree, "", 0))
+        found = [_labelled(feature, path.parent) for feature in _walk(tree, "", 0)]
     except (ValueError, RecursionError) as error:
         raise SourceError("not a features.json", file=str(path), got=str(error)[:200]) from error
     steps = tuple(f for f in found if f.key.startswith(f"{_STEPS}/"))
@@ -117,6 +127,17 @@ def read_features(path: Path) -> RldsFeatures:
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise SourceError("two features of one name", file=str(path), got=", ".join(twice))
     return RldsFeatures(steps, tuple(f for f in found if not f.key.startswith(f"{_STEPS}/")))
+
+
+def _labelled(feature: RldsFeature, folder: Path) -> RldsFeature:
+    """A label is a number alone where TFDS was told how many there are, and not their names."""
+    place = folder / f"{feature.key.replace('/', '-')}.labels.txt"
+    if feature.kind != "label":
+        return feature
+    if not is_file(place):
+        return replace(feature, kind="tensor")
+    lines = read_bytes(place, _MAX_BYTES).decode().split("\n")
+    return replace(feature, labels=tuple(line.strip() for line in lines if line.strip()))
 
 
 def _walk(node: Any, key: str, depth: int) -> Iterator[RldsFeature]:
@@ -141,7 +162,7 @@ def _leaf(node: dict[str, Any], key: str) -> RldsFeature:
     if "text" in node:
         return RldsFeature(key, name, "text", "string")
     if "classLabel" in node:
-        return RldsFeature(key, name, "tensor", "int64")
+        return RldsFeature(key, name, "label", "int64")
     for content in ("tensor", "boundingBox"):
         if content in node:
             return _tensor(_object(node, content, key), key, name)

@@ -55,9 +55,10 @@ class TartanAir:
     Features of version 1 (those of version 2 end in `_lcam_front` and `_rcam_front` instead):
     `image_left` uint8 [H, W, 3], RGB; `depth_left` float32 [H, W], metres along the optical axis;
     `flow` float32 [H, W, 2], pixels to the next frame; `mask` uint8 [H, W], that flow's: 0 valid,
-    1 and 10 occluded by another surface or its own, 100 out of view; `seg_left` uint8 [H, W];
-    `pose_left` float64 [7], `tx ty tz qx qy qz qw` in metres, NED. Version 2 adds `imu_acc` and
-    `imu_gyro` [10, 3], the samples from a frame up to the next.
+    1 and 10 occluded by another surface or its own, 100 out of view; `seg_left` uint8 [H, W],
+    numbers that may mean other objects in another environment; `pose_left` float64 [7],
+    `tx ty tz qx qy qz qw` in metres, NED. Version 2 adds `imu_acc` and `imu_gyro` [10, 3], the
+    samples from a frame up to the next.
 
     Kinds and units are these, and version 2 has 10 frames a second; version 1 does not tell.
 

@@ -31,7 +31,7 @@ TIMESTAMP = "timestamp"
 RECORDED = "recorded_timestamp"
 """The column of a feature `timestamp` that is not regular."""
 
-_OWN = ("frame_index", "episode_index", "index", RECORDED)
+_OWN = ("frame_index", "episode_index", "index", "task_index", RECORDED)
 _MOST_DIMENSIONS = 5
 _AXES = ["height", "width", "channels"]
 
@@ -99,7 +99,7 @@ def plan_columns(features: Schema, keeps_times: bool) -> LeRobotColumns:
     """
     columns, size = [], 0
     for name, spec in features.items():
-        if name == "task_index" or (name == TIMESTAMP and not keeps_times):
+        if name == TIMESTAMP and not keeps_times:
             continue
         column = _column(RECORDED if name == TIMESTAMP else name, spec)
         columns.append(column)
