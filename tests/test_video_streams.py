@@ -14,7 +14,15 @@ from seqrecord.sources.video_anew import stored_codec
 from seqrecord.sources.video_files import VideoFile
 from seqrecord.sources.video_packets import Start, packet_format
 from seqrecord.sources.video_streams import read_gops
-from tests.video_file_data import QUIET, decoded, hide_first, of_file, pictures, write_video
+from tests.video_file_data import (
+    QUIET,
+    decoded,
+    hide_first,
+    in_fragments,
+    of_file,
+    pictures,
+    write_video,
+)
 
 FRAMES = 40
 CASES: dict[str, tuple[str, str, dict[str, str]]] = {
@@ -84,6 +92,14 @@ def test_frames_that_an_edit_list_hides(tmp_path: Path) -> None:
         np.testing.assert_array_equal(of_file(path), images)
         np.testing.assert_array_equal(of_file(path, list(read_gops(file, times[:9]))), images[:9])
         assert file.count() == len(times) == FRAMES - 13
+
+
+def test_a_file_of_fragments(tmp_path: Path) -> None:
+    whole = write_video(tmp_path / "whole.mp4", pictures(FRAMES), options={"g": "10"})
+    path = in_fragments(whole, tmp_path / "fragments.mp4")
+    np.testing.assert_array_equal(of_file(path), decoded(whole)[1])
+    with VideoFile(path) as file:
+        assert file.count() == len(file.ticks()) == FRAMES
 
 
 def test_times_that_are_not_regular(tmp_path: Path) -> None:

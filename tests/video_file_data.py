@@ -17,7 +17,7 @@ from seqrecord.codecs.video.gops import Gop
 from seqrecord.sources.video_files import VideoFile
 from seqrecord.sources.video_streams import read_gops, video_spec
 
-__all__ = ["decoded", "hide_first", "of_file", "pictures", "write_video"]
+__all__ = ["decoded", "hide_first", "in_fragments", "of_file", "pictures", "write_video"]
 
 HEIGHT, WIDTH = 48, 64
 QUIET = "log-level=none:pools=none:frame-threads=1"
@@ -85,6 +85,20 @@ def of_file(path: Path, gops: Iterable[Gop] | None = None) -> npt.NDArray[np.uin
         video = VideoConfig.from_json(spec.codec[0])
         gops = read_gops(file) if gops is None else gops
         return np.concatenate([decode_gop(video, height, width, gop) for gop in gops])
+
+
+def in_fragments(whole: Path, path: Path) -> Path:
+    """The packets of an MP4 in one made of fragments, as streams over HTTP (DASH) are."""
+    import av
+
+    flags = {"movflags": "dash+frag_keyframe+empty_moov"}
+    with av.open(str(whole)) as source, av.open(str(path), "w", options=flags) as target:
+        stream = target.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(source.streams.video[0]):
+            if packet.size:
+                packet.stream = stream
+                target.mux(packet)
+    return path
 
 
 def hide_first(path: Path, frames: int, rate: int = 30) -> None:

@@ -113,7 +113,10 @@ class VideoFile:
         """How many frames are shown: from the tables of an MP4, else by reading the whole file."""
         if "mov" in self._file.format.name and self.codec in ("h264", "av1", "vp9"):
             with self._errors("a damaged video"):
-                return sum(not entry.is_discard for entry in self._stream.index_entries)
+                entries = getattr(self._stream, "index_entries", ())  # PyAV 17 and later
+                # The tables of a file of fragments are those of the fragments that were looked at.
+                if 0 < len(entries) <= self._stream.frames:
+                    return sum(not entry.is_discard for entry in entries)
         return len(self.ticks())
 
     def plain(self, data: bytes, is_start: bool) -> bytes:
