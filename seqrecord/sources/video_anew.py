@@ -11,6 +11,7 @@ import numpy.typing as npt
 from seqrecord.codecs.video.config import VideoConfig
 from seqrecord.codecs.video.encoding import encode_gop
 from seqrecord.codecs.video.gops import Gop
+from seqrecord.codecs.video.packages import colours
 from seqrecord.errors import CodecError, SourceError
 from seqrecord.sources.video_decoding import FrameDecoder, undecodable
 from seqrecord.sources.video_files import VideoFile, VideoPacket
@@ -58,7 +59,7 @@ class EncodedAnew:
         for frame in decoded:
             if self._config is None:
                 self._config = self._configured(frame)
-            self._frames.append(frame.reformat(format="rgb24").to_ndarray())
+            self._frames.append(frame.reformat(format="rgb24", **colours(frame)).to_ndarray())
             if len(self._frames) == self._config.gop:
                 yield self._encode()
 

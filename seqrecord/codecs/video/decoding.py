@@ -17,7 +17,7 @@ import numpy.typing as npt
 from seqrecord.codecs.base import Bytes
 from seqrecord.codecs.video.config import GREY16, VideoConfig
 from seqrecord.codecs.video.gops import Gop
-from seqrecord.codecs.video.packages import one_thread, pyav, video_errors
+from seqrecord.codecs.video.packages import colours, one_thread, pyav, video_errors
 from seqrecord.errors import CodecError
 from seqrecord.schema import MAX_FRAME_BYTES, CodecConfig
 
@@ -94,7 +94,8 @@ class VideoDecoder:
         height, width = self._size
         stored, numbers = "<u2", width
         if self._config.pixel_format != GREY16:
-            frame = self._reformatter.reformat(frame, format="rgb24", **one_thread())
+            how = colours(frame) | one_thread()
+            frame = self._reformatter.reformat(frame, format="rgb24", **how)
             stored, numbers = "u1", width * 3
         plane = frame.planes[0]
         lines = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size).view(stored)

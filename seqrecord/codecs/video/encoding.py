@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from seqrecord.codecs.video.config import GREY16, VideoConfig
 from seqrecord.codecs.video.gops import Gop
-from seqrecord.codecs.video.packages import one_thread, pyav, video_errors
+from seqrecord.codecs.video.packages import SWS_BT601, one_thread, pyav, video_errors
 from seqrecord.errors import CodecError
 
 __all__ = ["encode_gop"]
@@ -107,7 +107,7 @@ def _picture(reformatter: Any, config: VideoConfig, frame: Any, number: int) -> 
     picture = pyav().VideoFrame.from_ndarray(np.ascontiguousarray(frame), format=given)
     options = dict(one_thread())
     if config.pixel_format.startswith("yuv"):
-        options |= {"dst_colorspace": 5, "dst_color_range": _LIMITED}  # swscale's number of BT.601
+        options |= {"dst_colorspace": SWS_BT601, "dst_color_range": _LIMITED}
     if config.pixel_format != given:
         picture = reformatter.reformat(picture, format=config.pixel_format, **options)
     picture.pts, picture.time_base = number, Fraction(1, _RATE)

@@ -7,7 +7,11 @@ from typing import Any
 
 from seqrecord.errors import MissingPackageError
 
-__all__ = ["one_thread", "pyav", "video_errors"]
+__all__ = ["SWS_BT601", "colours", "one_thread", "pyav", "video_errors"]
+
+SWS_BT601 = 5  # as swscale numbers it
+_OTHERS = (1, 4, 7, 9, 10)  # of H.273: the matrices that are no BT.601, which swscale numbers alike
+_FULL = 2  # AVColorRange
 
 
 @cache
@@ -25,6 +29,20 @@ def pyav() -> Any:
 def video_errors() -> tuple[type[Exception], ...]:
     """What PyAV raises on packets that are none, and on settings that a codec does not take."""
     return (pyav().error.FFmpegError, ValueError, RuntimeError, OSError, EOFError, MemoryError)
+
+
+def colours(frame: Any) -> dict[str, int]:
+    """What a conversion of a frame to RGB has to be told: PyAV before 17 takes every matrix for
+    BT.601."""
+    matrix = int(frame.colorspace)
+    if matrix not in _OTHERS:
+        return {}
+    return {
+        "src_colorspace": matrix,
+        "dst_colorspace": SWS_BT601,
+        "src_color_range": int(frame.color_range),
+        "dst_color_range": _FULL,
+    }
 
 
 @cache
