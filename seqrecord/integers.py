@@ -5,6 +5,8 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import numpy as np
+
 from seqrecord.errors import ClipError
 from seqrecord.text import repr_of
 
@@ -26,7 +28,7 @@ def check_integer(
 ) -> int:
     """The integer that an argument is, from `least` to `most`. Raises `ClipError` for others."""
     try:
-        if isinstance(value, bool):
+        if isinstance(value, (bool, np.bool_)):  # the latter is an index for numpy before 2
             raise TypeError
         number = operator.index(value)
     except TypeError:

@@ -6,6 +6,8 @@ import operator
 import re
 from fractions import Fraction
 
+import numpy as np
+
 from seqrecord.text import repr_of
 
 __all__ = ["format_size", "parse_duration", "parse_size"]
@@ -30,7 +32,8 @@ def parse_size(size: int | str) -> int:
             raise ValueError(f"not a size: {size[:50]!r}; write for example 2GiB or 500MB")
         return _checked(int(Fraction(match[1]) * _UNITS[match[2].upper()]))
     try:
-        number = -1 if isinstance(size, bool) else operator.index(size)
+        # The latter is an index for numpy before 2.
+        number = -1 if isinstance(size, (bool, np.bool_)) else operator.index(size)
     except TypeError:
         number = -1
     if number < 0:
