@@ -3,9 +3,36 @@
 from __future__ import annotations
 
 import sys
+from inspect import signature
+from typing import Any
+
+import click.testing
 
 from seqrecord.tools.cli import main
 
-__all__ = ["COMMAND", "main"]
+__all__ = ["COMMAND", "main", "separate_outputs"]
 
 COMMAND = [sys.executable, "-m", "seqrecord"]
+
+
+def separate_outputs() -> None:
+    """`CliRunner` tells both outputs apart, and `output` is both: so it is since click 8.2."""
+    runner: Any = click.testing.CliRunner
+    if "mix_stderr" not in signature(runner).parameters:
+        return
+
+    class Both(click.testing.Result):
+        @property
+        def output(self) -> str:
+            return self.stdout + self.stderr
+
+    class Runner(runner):  # type: ignore[misc]
+        def __init__(self, **options: Any) -> None:
+            super().__init__(mix_stderr=False, **options)
+
+        def invoke(self, *arguments: Any, **options: Any) -> click.testing.Result:
+            result: click.testing.Result = super().invoke(*arguments, **options)
+            result.__class__ = Both
+            return result
+
+    click.testing.CliRunner = Runner  # type: ignore[misc]

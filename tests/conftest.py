@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
+from tests.command_line import separate_outputs
 from tests.gcs_stub import GcsStub
 from tests.own_threads import forget_threads, is_own
 from tests.places import PLACES, Place, make_place
@@ -40,6 +41,8 @@ hypothesis.settings.register_profile("few", max_examples=25, deadline=None, dera
 hypothesis.settings.register_profile("many", max_examples=100, deadline=None, derandomize=True)
 hypothesis.settings.register_profile("search", max_examples=1000, deadline=None)
 hypothesis.settings.load_profile("few")
+
+separate_outputs()  # before a test imports it
 
 # Forked from a process that has these, a worker starts at once; one that is spawned imports torch.
 multiprocessing.set_forkserver_preload(["torch.utils.data", "torchdata.stateful_dataloader"])

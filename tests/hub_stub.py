@@ -7,7 +7,7 @@ import re
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.local_server import LocalServer
 
@@ -44,6 +44,16 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._serve()
 
+    def do_POST(self) -> None:
+        """What huggingface_hub before 1 asks of a path."""
+        path, repo = unquote(urlsplit(self.path).path), self.server.repo
+        asked = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+        if path != f"/api/datasets/{repo}/paths-info/main":
+            self._send(404, b"", {"X-Error-Code": "RepoNotFound"})
+            return
+        found = (self.server.folder / each for each in asked["paths"])
+        self._json([self._about(item) for item in found if item.exists()])
+
     def _serve(self) -> None:
         path, repo, token = unquote(urlsplit(self.path).path), self.server.repo, self.server.token
         if token is not None and self.headers.get("Authorization") != f"Bearer {token}":
@@ -62,17 +72,15 @@ class _Handler(BaseHTTPRequestHandler):
         if not folder.is_dir():
             self._send(404, b"", {"X-Error-Code": "EntryNotFound"})
             return
-        self._json(
-            [
-                {
-                    "type": "directory" if item.is_dir() else "file",
-                    "path": item.relative_to(self.server.folder).as_posix(),
-                    "size": 0 if item.is_dir() else item.stat().st_size,
-                    "oid": "0" * 40,
-                }
-                for item in sorted(folder.iterdir())
-            ]
-        )
+        self._json([self._about(item) for item in sorted(folder.iterdir())])
+
+    def _about(self, item: Path) -> dict[str, Any]:
+        return {
+            "type": "directory" if item.is_dir() else "file",
+            "path": item.relative_to(self.server.folder).as_posix(),
+            "size": 0 if item.is_dir() else item.stat().st_size,
+            "oid": "0" * 40,
+        }
 
     def _file(self, file: Path) -> None:
         if not file.is_file():

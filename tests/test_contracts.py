@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torchdata.nodes import BaseNode, Batcher, Mapper, ParallelMapper, Prefetcher, Unbatcher
+from torchdata import nodes
+from torchdata.nodes import BaseNode, Batcher, Mapper, ParallelMapper, Prefetcher
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from seqrecord import SeqRecordNode, SeqRecordPipe, SeqRecordStream
@@ -28,7 +29,7 @@ NODES: dict[str, Callable[[SeqRecordNode], BaseNode[Any]]] = {
     "alone": lambda node: node,
     "Batcher": lambda node: Batcher(node, 3, drop_last=False),
     "Batcher that drops": lambda node: Batcher(node, 4),
-    "Unbatcher": lambda node: Unbatcher(Batcher(node, 3, drop_last=False)),
+    "Unbatcher": lambda node: nodes.Unbatcher(Batcher(node, 3, drop_last=False)),
     "Mapper": lambda node: Mapper(node, started),
     "Prefetcher": lambda node: Prefetcher(node, 2),
     "Prefetcher that saves now and then": lambda node: Prefetcher(node, 4, snapshot_frequency=3),
@@ -41,6 +42,8 @@ NODES: dict[str, Callable[[SeqRecordNode], BaseNode[Any]]] = {
 
 @pytest.mark.parametrize("name", NODES)
 def test_nodes(path: Path, name: str) -> None:
+    if name == "Unbatcher" and not hasattr(nodes, name):
+        pytest.skip("torchdata 0.11 has it")
     check_node(NODES[name](SeqRecordNode(path, **SETTINGS)), 5)
 
 

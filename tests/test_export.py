@@ -59,7 +59,8 @@ def _assert_same(path: Path, array: npt.NDArray[Any]) -> None:
         read = np.load(path, allow_pickle=False)
     assert read.shape == array.shape
     assert read.tobytes() == array.astype(read.dtype).tobytes()  # NaN and -0.0 too
-    assert read.dtype.itemsize == array.dtype.itemsize
+    # Pillow before 11 reads 16 bits into 32.
+    assert read.dtype.itemsize == array.dtype.itemsize or read.dtype == np.int32
 
 
 def test_images_kept_encoded_are_written_as_they_are(tmp_path: Path) -> None:

@@ -48,7 +48,10 @@ def test_files_of_opencv(name: str, want: Array) -> None:
 
 def test_files_of_pillow(tmp_path: Path) -> None:
     depth = np.ascontiguousarray(values()[..., 1])
-    Image.fromarray(depth).save(tmp_path / "a.pfm", "PPM")
+    try:
+        Image.fromarray(depth).save(tmp_path / "a.pfm", "PPM")
+    except OSError:
+        pytest.skip("Pillow 10.3 writes PFM")
     np.testing.assert_array_equal(read_raster(tmp_path / "a.pfm"), depth, strict=True)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from click.testing import CliRunner
 
@@ -50,22 +52,36 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def chunks(path: Path) -> Iterator[tuple[str, list[str], list[Any]]]:
+    """Entities, and columns of some of their rows by name."""
+    try:
+        from rerun.chunk import RrdReader
+    except ImportError:  # older ones have but one table of all
+        from rerun.dataframe import load_recording
+
+        table = load_recording(path).view(index="frame", contents="/**").select().read_all()
+        times = [name for name in table.column_names if not name.startswith("/")]
+        for entity in {name.split(":")[0] for name in table.column_names} - {*times}:
+            own = [name for name in table.column_names if name.startswith(f"{entity}:")]
+            part = table.filter(pc.is_valid(table[own[0]])).select([*times, *own])
+            yield entity.lstrip("/"), part.column_names, part.columns
+        return
+    for chunk in RrdReader(path).stream().to_chunks():
+        if not chunk.is_static:
+            batch = chunk.to_record_batch()
+            yield str(chunk.entity_path).lstrip("/"), batch.schema.names, batch.columns
+
+
 def read(path: Path) -> dict[str, list[dict[str, Any]]]:
     """By entity, its rows in order of frames; columns without their archetypes' names."""
-    from rerun.chunk import RrdReader
-
     rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for chunk in RrdReader(path).stream().to_chunks():
-        if chunk.is_static:
-            continue
-        batch = chunk.to_record_batch()
+    for entity, names, arrays in chunks(path):
         columns = {
-            name: column.cast(pa.int64()) if pa.types.is_temporal(column.type) else column
-            for name, column in zip(batch.schema.names, batch.columns, strict=True)
+            name.split(":")[-1]: each.cast(pa.int64()) if pa.types.is_temporal(each.type) else each
+            for name, each in zip(names, arrays, strict=True)
         }
         for row in pa.table(columns).to_pylist():
-            known = {name.split(":")[-1]: value for name, value in row.items() if value is not None}
-            rows[str(chunk.entity_path).lstrip("/")].append(known)
+            rows[entity].append({n: value for n, value in row.items() if value not in (None, [])})
     for each in rows.values():
         each.sort(key=lambda row: row.get("frame", -1))
     return rows
