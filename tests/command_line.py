@@ -35,4 +35,4 @@ def separate_outputs() -> None:
             result.__class__ = Both
             return result
 
-    click.testing.CliRunner = Runner  # type: ignore[misc]
+    click.testing.CliRunner = Runner  # type: ignore[assignment, misc]

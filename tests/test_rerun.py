@@ -57,7 +57,7 @@ def chunks(path: Path) -> Iterator[tuple[str, list[str], list[Any]]]:
     try:
         from rerun.chunk import RrdReader
     except ImportError:  # older ones have but one table of all
-        from rerun.dataframe import load_recording
+        from rerun.dataframe import load_recording  # type: ignore[import-not-found]
 
         table = load_recording(path).view(index="frame", contents="/**").select().read_all()
         times = [name for name in table.column_names if not name.startswith("/")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
@@ -48,6 +49,7 @@ def write_video(
     """`times`: milliseconds of each frame, in place of `rate`; `key_frames`: those that must be."""
     import av
 
+    policy, priority = os.sched_getscheduler(0), os.sched_getparam(0)
     with av.open(str(path), "w") as file:
         stream: Any = file.add_stream(codec, rate=rate, options=dict(options or {}))
         stream.height, stream.width = images.shape[1:3]
@@ -63,6 +65,8 @@ def write_video(
                 frame.pict_type = av.video.frame.PictureType.I
             file.mux(stream.encode(frame))
         file.mux(stream.encode())
+    if os.sched_getscheduler(0) != policy:
+        os.sched_setscheduler(0, policy, priority)  # SVT-AV1 makes root's threads real-time ones
     return path
 
 
