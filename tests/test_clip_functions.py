@@ -256,3 +256,32 @@ def test_an_array_is_not_written_to(path: Path) -> None:
 def test_functions_are_not_called_on_a_device(path: Path) -> None:
     with pytest.raises(ClipError, match=r"called on the host; .*prefetch_to_device"):
         SeqRecordPipe(path, clip_len=3, clip_transform=mean_and_draw, device="cpu")
+
+
+def stops_frames(frame: dict[str, Any]) -> dict[str, Any]:
+    if np.array_equal(frame["pose"], frame_of(1, 4)["pose"]):
+        next(iter(()))
+    return {"pose": frame["pose"]}
+
+
+def stops_clips(clip: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
+    for pose in clip["pose"]:
+        stops_frames({"pose": pose})
+    return {"pose": clip["pose"]}
+
+
+@pytest.mark.parametrize("transform", ["frame_transform", "clip_transform"])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_function_that_raises_stop_iteration_does_not_end_the_clips(
+    path: Path, transform: str, workers: int
+) -> None:
+    """The loop ended as if all clips were given: after 13 of 28."""
+    function: Any = stops_frames if transform == "frame_transform" else stops_clips
+    options: dict[str, Any] = {"clip_len": 4, "features": ["pose"], transform: function}
+    dataset = SeqRecordDataset(path, **options)
+    raised = f"{transform} raised StopIteration.*set/1"
+    with pytest.raises(ClipError, match=raised):
+        for _ in DataLoader(dataset, batch_size=1, num_workers=workers, collate_fn=len):
+            pass
+    with pytest.raises(ClipError, match=raised):
+        list(SeqRecordPipe(path, **options))

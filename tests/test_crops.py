@@ -416,6 +416,21 @@ BAD: list[tuple[Any, str]] = [
 ]
 
 
+@pytest.mark.parametrize("name", CHAINS)
+def test_batches_of_fewer_clips_than_one_before(path: Path, name: str) -> None:
+    """A window was copied for each clip of the largest batch: an IndexError."""
+    cropped = ["image", "depth"] if name == "some" else IMAGES
+    dataset = SeqRecordDataset(path, clip_len=3, features=IMAGES, clip_transform=CHAINS[name])
+    assert len(dataset) % 5
+    for size in (5, 4, 2, 1):
+        found = 0
+        for batch in DataLoader(dataset, batch_size=size, collate_fn=seqrecord.collate):
+            for clip in singles(batch):
+                check_clip(clip, 3, 1, cropped)
+                found += 1
+        assert found == len(dataset)
+
+
 @pytest.mark.parametrize(("transform", "message"), BAD)
 @pytest.mark.parametrize("loader", [SeqRecordPipe, SeqRecordDataset])
 def test_what_is_refused(path: Path, loader: Any, transform: Any, message: str) -> None:

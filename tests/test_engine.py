@@ -284,7 +284,8 @@ def test_an_error_does_not_look_like_the_end(path: Path) -> None:
             raise StopIteration("of a user's function")
         return {"id": frame["id"]}
 
-    with pytest.raises(RuntimeError, match="StopIteration was raised") as caught:
+    raised = r"raised StopIteration.*set/3.*frame: 17"
+    with pytest.raises(ClipError, match=raised) as caught:
         list(SeqRecordPipe(path, **BATCH, frame_transform=transform))
     assert isinstance(caught.value.__cause__, StopIteration)
 

@@ -128,7 +128,7 @@ class Channel(Generic[_Item]):
             raise StopIteration
         try:
             if isinstance(error, StopIteration):  # of a user's function: it would look like the end
-                raise RuntimeError("StopIteration was raised where no iterator ends") from error
+                raise ClipError("StopIteration was raised where no iterator ends") from error
             raise error
         finally:
             del error  # its traceback refers to this frame

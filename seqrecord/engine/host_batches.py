@@ -65,8 +65,8 @@ class HostBatchBuilder:
 
     @property
     def clips(self) -> dict[str, npt.NDArray[Any]]:
-        """The features of fixed shapes, arrays [clips, frames, …]."""
-        return dict(self._buffers)
+        """The features of fixed shapes, arrays [clips, frames, …]: of this batch's clips alone."""
+        return {name: buffer[: self.size] for name, buffer in self._buffers.items()}
 
     def gather(
         self,

@@ -146,7 +146,19 @@ def check_text(what: str, name: str, value: Any, spec: ArraySpec) -> None:
 def add_place(
     error: Exception, what: str, *, file: str, episode: str, frame: int | None = None
 ) -> None:
-    """Add to an error that is being raised where it happened, in its message or in a note."""
+    """Add to an error that is being raised where it happened, in its message or in a note.
+
+    A `StopIteration`, which would look like the end of the clips, becomes a `ClipError`.
+    """
+    if isinstance(error, StopIteration):
+        raise ClipError(
+            f"{what} raised StopIteration, which ends an iterator",
+            file=file,
+            episode=episode,
+            frame=frame,
+            expected="a result, or another error",
+            got=repr_of(error, 100),
+        ) from error
     if isinstance(error, SeqRecordError):
         error.located(file=file, episode=episode, frame=frame)
         return
