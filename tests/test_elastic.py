@@ -248,6 +248,85 @@ def test_other_numbers_of_workers(
         assert len(rest) + len(given) - len(every) < max(1, number) + max(1, workers)
 
 
+def collated(path: Path, size: int | None, workers: int, every_steps: int) -> Any:
+    """A loader with a `batch_size` of its own, 4 clips in all, around a stream of this one."""
+    stream = make(path, 0, 1, batch_size=size)
+    return StatefulDataLoader(
+        stream,
+        batch_size=4 // (size or 1),
+        num_workers=workers,
+        snapshot_every_n_steps=every_steps,
+        collate_fn=list,
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "workers", "every_steps", "steps", "per_worker"),
+    [
+        (None, 2, 5, 7, [16, 12]),
+        (None, 2, 5, 10, [20, 20]),
+        (None, 0, 5, 4, [16]),
+        pytest.param(None, 2, 5, 9, [20, 16], marks=pytest.mark.slow),
+        pytest.param(None, 3, 4, 9, [12, 12, 12], marks=pytest.mark.slow),
+        pytest.param(None, 2, 1, 3, [8, 4], marks=pytest.mark.slow),
+        pytest.param(2, 2, 5, 8, [8, 8], marks=pytest.mark.slow),
+    ],
+)
+def test_a_loader_with_a_batch_size_of_its_own(
+    path: Path,
+    every: set[Clip],
+    size: int | None,
+    workers: int,
+    every_steps: int,
+    steps: int,
+    per_worker: list[int],
+) -> None:
+    """What it has given since it asked its workers for their states is counted in clips."""
+    loader = collated(path, size, workers, every_steps)
+    iterator = iter(loader)
+    given = [clip for _ in range(steps) for item in next(iterator) for clip in clips_of(item)]
+    saved = json.loads(json.dumps(loader.state_dict()))
+    del iterator, loader
+    state = elastic_state(saved)
+    assert state["batch"] == per_worker
+    rest = [clip for batch in loaded(path, state, 0, batch_size=size) for clip in batch]
+    assert not set(rest) & set(given)
+    assert set(rest) | set(given) == every
+
+
+def test_a_batch_size_that_the_state_does_not_tell(path: Path) -> None:
+    loader = collated(path, None, 2, 5)
+    iterator = iter(loader)
+    assert elastic_state(loader.state_dict())["batch"] == [0, 0]
+    for _ in range(4):
+        next(iterator)
+    with pytest.raises(StateError, match="how many items a batch") as caught:
+        elastic_state(loader.state_dict())
+    assert "snapshot_every_n_steps=1" in str(caught.value.expected)
+
+
+@pytest.mark.slow
+def test_a_batch_size_of_its_own_near_the_end(path: Path, every: set[Clip]) -> None:
+    """A last batch that is not full is no other one: the state is right, or refused."""
+    refused = []
+    for steps in range(14, 19):
+        loader = collated(path, None, 2, 5)
+        iterator = iter(loader)
+        given = [clip for _ in range(steps) for item in next(iterator) for clip in clips_of(item)]
+        state = elastic_state(loader.state_dict())
+        del iterator, loader
+        try:
+            batches = loaded(path, state, 0, batch_size=None)
+        except StateError as error:
+            refused.append(str(error))
+            continue
+        rest = [clip for batch in batches for clip in batch]
+        assert not set(rest) & set(given)
+        assert set(rest) | set(given) == every
+    assert all("beyond the end" in message for message in refused)
+    assert len(refused) < 3
+
+
 @pytest.mark.slow
 def test_workers_that_change_are_resumable(path: Path, every: set[Clip]) -> None:
     """Two workers, then three, of which a StatefulDataLoader resumes, then none."""

@@ -15,6 +15,8 @@ __all__ = ["elastic_state"]
 # What torchdata 0.11 calls the entries of a StatefulDataLoader's state.
 _SNAPSHOT, _WORKERS, _STEPS = "_snapshot", "_worker_snapshots", "_steps_since_snapshot"
 _LAST, _FINISHED = "_last_yielded_worker_id", "_iterator_finished"
+_MAIN, _SAMPLER, _SAMPLED = "_main_snapshot", "_sampler_iter_state", "_sampler_iter_yielded"
+_SAMPLES = "samples_yielded"
 _DATASET, _FETCHER, _ENDED = "dataset_state", "fetcher_state", "fetcher_ended"
 _MAX_STEPS = 1 << 31  # exclusive
 _MAX_WORKERS = 1 << 20
@@ -36,12 +38,16 @@ def elastic_state(loader_state: Mapping[str, Any], *others: Mapping[str, Any]) -
         loader_state: the `state_dict()` of a torchdata `StatefulDataLoader` around a
             `SeqRecordStream`, with or without workers, or of a streaming loader itself. One rank's
             state stands for all: every rank must have been saved after equally many batches.
+            With a `batch_size` of its own, the StatefulDataLoader's state says where each worker
+            was at its last snapshot, and how many batches it has given since; each is counted with
+            as many items as its sampler has drawn for a batch.
         others: the states of other ranks, which are checked to be at the same place.
 
     That of a `SeqRecordMix` is one for a mix of the same sources and `batch_size`.
 
-    Raises `StateError` for what is no such state, for that of one worker of several, and for states
-    of ranks that differ.
+    Raises `StateError` for what is no such state, for that of one worker of several, for states of
+    ranks that differ, and for one from before the first snapshot of a StatefulDataLoader with a
+    `batch_size` of its own and `snapshot_every_n_steps` above 1: it does not tell that size.
     """
     state = _of_rank(loader_state)
     for number, other in enumerate(others, start=1):
@@ -96,8 +102,10 @@ def _of_workers(saved: Mapping[Any, Any]) -> State | MixState:
         found[0] = found[0].next_epoch()
     else:
         last = _number(snapshot, _LAST, len(found), least=-1)
-        more = _turns(last + 1, ended, _number(saved, _STEPS, _MAX_STEPS))
-        batches = [state.batch + given for state, given in zip(found, more, strict=True)]
+        steps = _number(saved, _STEPS, _MAX_STEPS)
+        size = _items_of_a_step(snapshot) if steps else 0
+        more = _turns(last + 1, ended, steps)
+        batches = [state.batch + size * given for state, given in zip(found, more, strict=True)]
     return found[0].of_all(tuple(batches))
 
 
@@ -112,6 +120,29 @@ def _check_worker(
             expected=_stage(expected),
             got=_stage(state),
         )
+
+
+def _items_of_a_step(snapshot: Mapping[Any, Any]) -> int:
+    """How many items of the dataset a batch of the StatefulDataLoader has, but for a last one.
+
+    Its sampler has counted both. Where it has none, the loader has no `batch_size` of its own.
+    """
+    main = snapshot.get(_MAIN)
+    sampler = main.get(_SAMPLER) if isinstance(main, Mapping) else None
+    if sampler is None:
+        return 1
+    assert isinstance(main, Mapping)
+    batches = _number(main, _SAMPLED, _MAX_STEPS)
+    samples = sampler.get(_SAMPLES) if isinstance(sampler, Mapping) else None
+    if not batches or type(samples) is not int or samples % batches or samples < batches:
+        raise StateError(
+            "the state of the StatefulDataLoader does not tell how many items a batch of it has, "
+            "and it has given some since it asked its workers for their states",
+            expected="snapshot_every_n_steps=1, the default; or batch_size=None for the "
+            "StatefulDataLoader, and batch_size for the stream",
+            got=f"{batches} batches of {repr_of(samples)} items",
+        )
+    return samples // batches
 
 
 def _turns(first: int, ended: list[bool], steps: int) -> list[int]:
