@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import copy
+import errno
 import gc
 import itertools
+import json
 import multiprocessing
 import os
 import pickle
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -19,7 +24,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from seqrecord import SeqRecordPipe, SeqRecordStream, StateError
+from seqrecord import ClipError, SeqRecordMix, SeqRecordPipe, SeqRecordStream, StateError
 from seqrecord.pipes.worker_epochs import EpochCounter
 from tests.clip_data import digest, leaves_nothing, names
 from tests.resume_contract import check_resume
@@ -200,6 +205,287 @@ def test_ranks_that_were_sent_one_stream_count_alone(path: Path, method: str) ->
             assert epoch == [b for turn in zip_longest(*parts) for b in turn if b]
 
 
+# ---- several DataLoaders around one stream, whose workers begin in any order
+
+Who = tuple[str, int, int]
+"""A loader's name, its worker, and which iteration it is that this one begins."""
+
+
+class Gates:
+    """Lets things happen in a given order. Goes to processes that are being started."""
+
+    def __init__(self, order: Sequence[Who], method: str = "fork") -> None:
+        context = multiprocessing.get_context(method)
+        self.order = list(order)
+        self.condition = context.Condition()
+        self.next = context.Value("i", 0)
+
+    def go(self, who: Who, begin: Callable[[], Any]) -> Any:
+        """What `begin()` gives, once all that come before have begun."""
+        if who not in self.order:
+            return begin()
+        place = self.order.index(who)
+        with self.condition:
+            assert self.condition.wait_for(lambda: self.next.value >= place, 100)
+            begun = begin()
+            self.next.value += 1
+            self.condition.notify_all()
+        return begun
+
+
+MAIN: Who = ("main", 0, 1)
+_name = ""  # of the loader that has started this worker
+_turn = 0
+
+
+def call_it(name: str, _worker: int) -> None:
+    """The loader's name, for `worker_init_fn`."""
+    global _name
+    _name = name
+
+
+class Gated:
+    """A loader whose iterations in workers begin in the order of the gates."""
+
+    gates: Gates
+
+    def __iter__(self) -> Iterator[Any]:
+        global _turn
+        begin = super().__iter__  # type: ignore[misc]
+        worker = torch.utils.data.get_worker_info()
+        if worker is None:
+            return iter(begin())
+        _turn += 1
+        return iter(self.gates.go((_name, worker.id, _turn), begin))
+
+
+class GatedStream(Gated, SeqRecordStream):
+    pass
+
+
+class GatedPipe(Gated, SeqRecordPipe):
+    pass
+
+
+class GatedMix(Gated, SeqRecordMix):
+    pass
+
+
+def same(item: Any) -> Any:
+    return item
+
+
+def make_gated(path: Path, kind: Any, order: Sequence[Who], method: str = "fork") -> Any:
+    made: Any
+    if kind is GatedMix:
+        made = kind({"one": SeqRecordStream(path, clip_len=3, features=["id"])}, batch_size=4)
+    else:
+        made = kind(path, **SETTINGS, features=["id"])
+    made.gates = Gates(order, method)
+    return made.map(same) if kind is GatedPipe else made
+
+
+def gated(path: Path, *order: Who, method: str = "fork") -> Any:
+    return make_gated(path, GatedStream, order, method)
+
+
+def loader_named(name: str, data: Any, workers: int = 2, **options: Any) -> Any:
+    init = partial(call_it, name)
+    return DataLoader(data, batch_size=None, num_workers=workers, worker_init_fn=init, **options)
+
+
+ORDERS: list[list[Who]] = [
+    [("one", 0, 1), ("two", 0, 1), ("one", 1, 1), ("two", 1, 1)],
+    [("two", 1, 1), ("two", 0, 1), ("one", 1, 1), ("one", 0, 1)],
+    [("two", 0, 1), ("one", 1, 1), ("one", 0, 1), ("two", 1, 1)],
+]
+
+
+def interleaved(loaders: Sequence[Any]) -> list[list[Any]]:
+    """What each loader gives, when they are iterated over at the same time."""
+    found: list[list[Any]] = [[] for _ in loaders]
+    for turn in zip_longest(*loaders):
+        for given, batch in zip(found, turn, strict=True):
+            given += [names(batch)] * (batch is not None)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "order"),
+    [
+        *(pytest.param(GatedStream, "fork", ORDERS[i], id=f"stream-fork{i}") for i in range(3)),
+        pytest.param(GatedPipe, "fork", ORDERS[1], id="pipe-fork1"),
+        pytest.param(GatedMix, "fork", ORDERS[1], id="mix-fork1"),
+        *(
+            pytest.param(
+                GatedStream, method, ORDERS[i], marks=pytest.mark.slow, id=f"stream-{method}{i}"
+            )
+            for method, i in (("forkserver", 0), ("spawn", 1))
+        ),
+    ],
+)
+def test_two_loaders_at_once(path: Path, kind: Any, method: str, order: list[Who]) -> None:
+    """The one that was iterated over first has the first epoch, whoever's workers begin first."""
+    alone = make_gated(path, kind, [], method)
+    loader = loader_named("", alone, multiprocessing_context=method)
+    expected = [run(loader) for _ in range(4)]
+    data = make_gated(path, kind, order, method)
+    loaders = [loader_named(n, data, multiprocessing_context=method) for n in ("one", "two")]
+    assert interleaved(loaders) == expected[:2]
+    gates: Any = data if kind is not GatedPipe else data.datapipe
+    gates.gates = Gates([], method)
+    assert interleaved(loaders) == expected[2:]
+    if kind is GatedStream:
+        assert expected == [planned(path, epoch, 2) for epoch in range(4)]
+        assert run(data) == planned(path, 4, 1)
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
+def test_two_loaders_at_once_whose_workers_persist(path: Path, method: str) -> None:
+    data = gated(path, *ORDERS[2], method=method)
+    options: dict[str, Any] = {"multiprocessing_context": method, "persistent_workers": True}
+    loaders = [loader_named(name, data, **options) for name in ("one", "two")]
+    assert interleaved(loaders) == [planned(path, epoch, 2) for epoch in range(2)]
+    # Which of the two has which epoch is not promised from here on.
+    for epochs in ((2, 3), (4, 5)):
+        assert sorted(interleaved(loaders)) == sorted(planned(path, e, 2) for e in epochs)
+    assert run(loaders[1]) == planned(path, 6, 2)
+
+
+def test_equal_seeds_before_a_loader_with_more_workers(path: Path) -> None:
+    data = gated(path, ("two", 2, 1), ("two", 1, 1), ("two", 0, 1))
+    for epoch, (name, workers) in enumerate([("one", 2), ("two", 3)]):
+        torch.manual_seed(0)
+        assert run(loader_named(name, data, workers)) == planned(path, epoch, workers)
+
+
+def test_equal_seeds_of_two_loaders_at_once(path: Path) -> None:
+    data = gated(path, *ORDERS[0])
+    loaders = [
+        loader_named(name, data, generator=torch.Generator().manual_seed(7))
+        for name in ("one", "two")
+    ]
+    assert interleaved(loaders) == [planned(path, epoch, 2) for epoch in range(2)]
+
+
+def test_a_worker_that_begins_when_another_loader_is_done(path: Path) -> None:
+    data = gated(path, ("two", 0, 1), ("two", 1, 1), ("one", 1, 1))
+    first = iter(loader_named("one", data))
+    assert names(next(first)) == planned(path, 0, 2)[0]
+    assert run(loader_named("two", data)) == planned(path, 1, 2)
+    assert run(first) == planned(path, 0, 2)[1:]
+    assert run(loader_named("three", data)) == planned(path, 2, 2)
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
+def test_an_iterator_that_gives_nothing_has_its_epoch(path: Path, method: str) -> None:
+    loader = DataLoader(
+        stream(path), batch_size=None, num_workers=2, multiprocessing_context=method
+    )
+    iter(loader)
+    first, second = iter(loader), iter(loader)
+    assert run(second) == planned(path, 2, 2)
+    assert run(first) == planned(path, 1, 2)
+    assert run(loader) == planned(path, 3, 2)
+
+
+@pytest.mark.parametrize("reset", [True, False])
+def test_workers_that_begin_late(path: Path, reset: bool) -> None:
+    """What the process with the loader does meanwhile is of later iterations."""
+    data = gated(path, MAIN, ("one", 1, 1), ("one", 0, 1))
+    loader = loader_named("one", data)
+    iterator = iter(loader)
+    if reset:
+        data.gates.go(MAIN, lambda: data.set_epoch(7))
+    else:
+        assert data.gates.go(MAIN, lambda: run(data)) == planned(path, 1, 1)
+    assert run(iterator) == planned(path, 0, 2)
+    assert run(loader) == planned(path, 7 if reset else 2, 2)
+
+
+class TwiceOver(IterableDataset[Any]):
+    """Has two epochs in each iteration."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(2):
+            yield from self.data
+
+
+def test_a_worker_that_is_an_epoch_ahead_of_another(path: Path) -> None:
+    order: list[Who] = [("one", 0, 1), ("one", 0, 2), ("one", 1, 1), ("one", 1, 2)]
+    data = gated(path, *order)
+    found = run(loader_named("one", TwiceOver(data), prefetch_factor=30))
+    assert found[::2] == planned(path, 0, 2)[::2] + planned(path, 1, 2)[::2]
+    assert found[1::2] == planned(path, 0, 2)[1::2] + planned(path, 1, 2)[1::2]
+
+
+def test_streams_inside_other_datasets_at_once(path: Path) -> None:
+    """The loader whose worker begins first has the first epoch."""
+    data = Wrapped(gated(path, *ORDERS[1]))
+    loaders = [loader_named(name, data) for name in ("one", "two")]
+    assert interleaved(loaders) == [planned(path, epoch, 2) for epoch in (1, 0)]
+
+
+def test_threads_that_iterate_at_the_same_time(path: Path) -> None:
+    data = stream(path)
+    together = threading.Barrier(2)
+
+    def epochs() -> list[Any]:
+        loader = DataLoader(data, batch_size=None, num_workers=2)
+        together.wait(60)
+        return [run(loader) for _ in range(2)]
+
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(epochs) for _ in range(2)]
+        given = [epoch for future in found for epoch in future.result(100)]
+    assert sorted(given) == sorted(planned(path, epoch, 2) for epoch in range(4))
+
+
+class Unpickled(IterableDataset[Any]):
+    """Makes a stream of its own in each worker."""
+
+    def __init__(self, data: SeqRecordStream) -> None:
+        self.pickled = pickle.dumps(data)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from pickle.loads(self.pickled)
+
+
+def test_a_stream_that_a_worker_has_made_counts_alone(path: Path) -> None:
+    loader = DataLoader(Unpickled(stream(path)), batch_size=None, num_workers=2)
+    assert [run(loader) for _ in range(2)] == [planned(path, 0, 2)] * 2
+
+
+def tell_one(worker: int) -> None:
+    info = torch.utils.data.get_worker_info()
+    assert info is not None
+    if worker == 1:
+        info.dataset.set_epoch(5)  # type: ignore[attr-defined]
+
+
+def test_workers_that_are_told_different_epochs(path: Path) -> None:
+    loader = DataLoader(stream(path), batch_size=None, num_workers=2, worker_init_fn=tell_one)
+    with pytest.raises(ClipError, match="were told to begin different epochs"):
+        run(loader)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_without_shared_memory_workers_raise(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    data = stream(path)
+    loader = DataLoader(data, batch_size=None, num_workers=2)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "memfd_create", refuse)
+        with pytest.raises(ClipError, match="does not know which epoch it is to begin"):
+            run(loader)
+    assert run(loader) == planned(path, 0, 2)
+
+
 # ---- resuming
 
 
@@ -279,6 +565,72 @@ def test_the_settings_of_a_state_reach_the_workers_of_later_epochs(path: Path) -
     assert planned(path, 2, 2) != planned(path, 2, 2, **few)
 
 
+def mix(path: Path) -> SeqRecordMix:
+    sources = {
+        name: SeqRecordStream(path, clip_len=3, features=["id"], episodes=[f"set/{number}"])
+        for number, name in ((0, "one"), (3, "two"))
+    }
+    return SeqRecordMix(sources, batch_size=4, seed=2, stop="longest")
+
+
+@pytest.mark.parametrize("make", [stream, mix])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_state_that_is_loaded_beside_workers_that_persist(
+    path: Path, make: Callable[[Path], Any], workers: int
+) -> None:
+    """They begin there, as new ones do, with its settings; and so once."""
+    first = make(path)
+    iterator = iter(first)
+    for _ in range(4):
+        next(iterator)
+    state = json.loads(json.dumps(first.state_dict()))
+
+    def loader(data: Any, **options: Any) -> Any:
+        return DataLoader(data, batch_size=None, num_workers=workers, **options)
+
+    fresh = make(path)
+    fresh.load_state_dict(state)
+    expected = [run(loader(fresh)) for _ in range(2)]
+    data = make(path)
+    persistent = loader(data, persistent_workers=True)
+    whole = run(persistent)
+    assert len(expected[0]) < len(whole)
+    for again in (False, True):
+        data.load_state_dict(state)
+        if again:
+            data.set_epoch(0)  # the position stays
+        assert [run(persistent) for _ in range(2)] == expected
+    data.load_state_dict(state)
+    data.set_epoch(5)
+    fresh.set_epoch(5)
+    assert run(persistent) == run(loader(fresh))
+
+
+def test_a_state_that_is_loaded_before_all_workers_have_begun_with_another(path: Path) -> None:
+    data = gated(path, ("one", 0, 2), MAIN, ("one", 1, 2))
+    state = data.state_dict()
+    loader = loader_named("one", data, persistent_workers=True)
+    assert run(loader) == planned(path, 0, 2)
+    data.load_state_dict({**state, "epoch": 7})
+    iterator = iter(loader)
+    data.gates.go(MAIN, lambda: data.load_state_dict({**state, "epoch": 9}))
+    with pytest.raises(StateError, match="another state was loaded before all workers had begun"):
+        list(iterator)
+
+
+def test_the_settings_of_a_state_reach_workers_that_persist(path: Path) -> None:
+    """In later epochs, too."""
+    few = stream(path, num_cursors=3)
+    next(iter(few))
+    state = few.state_dict()
+    data = stream(path)
+    loader = DataLoader(data, batch_size=None, num_workers=1, persistent_workers=True)
+    run(loader)
+    data.load_state_dict(state)
+    assert run(loader) == planned(path, 0, 1, num_cursors=3)[1:]
+    assert run(loader) == planned(path, 1, 1, num_cursors=3) != planned(path, 1, 1)
+
+
 # ---- the state of the process that has the workers
 
 
@@ -326,18 +678,55 @@ def test_stateful_loader_over_a_pipe_warns(path: Path) -> None:
 
 
 def test_workers_of_a_turn_are_told_the_same_epoch() -> None:
-    counter = EpochCounter(5)
+    counter = EpochCounter()
+    counter.set_next(5)
     assert counter.begun() is None
-    assert [counter.begin(worker, 7) for worker in (1, 0, 2)] == [5, 5, 5]
+    assert [counter.begin(1, 1) for _worker in range(3)] == [(5, 0)] * 3
     assert counter.begun() == 5
-    assert [counter.begin(worker, 7) for worker in (0, 1, 2)] == [6, 6, 6]
-    assert [counter.begin(worker, 8) for worker in (0, 1)] == [7, 7]
-    counter.set_next(3)
+    found = [counter.begin(1, 2), counter.begin(2, 1), counter.begin(1, 2)]
+    assert found == [(6, 0), (7, 0), (6, 0)]
+    assert counter.begun() == 7
+    counter.set_next(3, 9, b"state")
     assert counter.begun() is None
-    assert counter.begin(2, 8) == 7  # a late one
-    assert [counter.begin(worker, 9, 1, b"note") for worker in (0, 1)] == [1, 1]
-    assert (counter.begun(), counter.note()) == (1, b"note")
-    assert [counter.begin(worker, 10) for worker in (0, 1)] == [2, 2]
-    counter.set_next(3)
+    assert counter.begin(1, 2) == (6, 0)  # a late one
+    assert counter.begin(1, 1) == (5, 0)
+    assert counter.begun() is None
+    counter.allot(4)
+    counter.allot(4)
+    assert counter.begin(3, 1) == (4, 0)
+    assert counter.begin(4, 1) == (3, 9)
+    assert counter.state(9) == b"state"
+    with pytest.raises(StateError, match="another state was loaded"):
+        counter.state(8)
+
+
+def test_workers_that_are_told_an_epoch() -> None:
+    counter = EpochCounter()
+    counter.allot(1)
+    assert [counter.begin(1, 1, 4, b"note") for _worker in range(2)] == [(4, 0)] * 2
+    assert (counter.begun(), counter.note()) == (4, b"note")
+    assert counter.begin(1, 2) == (5, 0)
+    for turn, told in ((1, None), (1, 5), (2, 5)):
+        with pytest.raises(ClipError, match="were told to begin different epochs"):
+            counter.begin(1, turn, told)
+    counter.allot(2)
+    counter.set_next(9)  # before the workers come
+    assert counter.begin(2, 1, 3, b"late") == (3, 0)
     assert (counter.begun(), counter.note()) == (None, b"")
-    assert counter.begin(0, 11) == 3
+    assert counter.begin(3, 1) == (9, 0)
+
+
+def test_what_is_too_long_ago_is_an_error() -> None:
+    counter = EpochCounter()
+    for turn in range(1, 40):
+        counter.begin(1, turn)
+    assert counter.begin(1, 30) == (29, 0)
+    with pytest.raises(ClipError, match="not known any more") as caught:
+        counter.begin(1, 20)
+    assert "got: 19" in str(caught.value)
+    for group in range(2, 1100):
+        counter.begin(group, 1)
+    with pytest.raises(ClipError, match="not known any more"):
+        counter.begin(1, 40)
+    with pytest.raises(ClipError, match="a state is too long for worker processes"):
+        counter.set_next(0, 1, bytes(1 << 20))

@@ -18,6 +18,7 @@ __all__ = [
     "find_holder",
     "find_iterating",
     "find_loader",
+    "find_starting",
     "is_distributed_by_accelerate",
     "is_running",
 ]
@@ -39,6 +40,16 @@ def find_iterating() -> DataLoader[Any] | None:
     """The DataLoader that makes an iterator, in this process or in the one that has forked it."""
     loader: DataLoader[Any] | None = _owner(DataLoader.__iter__, StatefulDataLoader.__iter__)
     return loader
+
+
+def find_starting() -> object | None:
+    """The iterator that starts a process while it is being made, as those of DataLoaders do."""
+    for frame in _frames():
+        if frame.f_code.co_name == "__init__":
+            made = frame.f_locals.get("self")
+            if isinstance(made, Iterator):
+                return made
+    return None
 
 
 def is_distributed_by_accelerate() -> bool:

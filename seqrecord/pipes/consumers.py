@@ -4,12 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils.data import DataLoader, default_collate, get_worker_info
+from torch.utils.data import DataLoader, IterDataPipe, default_collate, get_worker_info
 
 from seqrecord.pipes.callers import find_iterating
 from seqrecord.pipes.distributed import say_once
 
-__all__ = ["look_at_consumer"]
+__all__ = ["is_given", "look_at_consumer"]
+
+
+def is_given(epochs: Any) -> bool:
+    """Whether it is with these `Epochs`, or a chain of pipes behind them, that a DataLoader makes
+    an iterator."""
+    loader = find_iterating()
+    to_see: list[Any] = [] if loader is None else [loader.dataset]
+    seen = set[int]()
+    while to_see:
+        data = to_see.pop()
+        if getattr(data, "_epochs", None) is epochs:
+            return True
+        if isinstance(data, IterDataPipe) and id(data) not in seen:
+            seen.add(id(data))
+            for value in vars(data).values():
+                to_see += value if isinstance(value, (list, tuple)) else [value]
+    return False
 
 
 def look_at_consumer(epochs: Any) -> None:

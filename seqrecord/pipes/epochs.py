@@ -6,6 +6,7 @@ import json
 import operator
 import os
 import weakref
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from multiprocessing.context import get_spawning_popen
@@ -14,16 +15,17 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from seqrecord.engine.stats import EngineStats
-from seqrecord.errors import ClipError, MemoryLimitError, StateError
+from seqrecord.errors import ClipError, MemoryLimitError, SeqRecordError, StateError
 from seqrecord.pipes.clip_loader import Clip, ClipLoader
-from seqrecord.pipes.consumers import look_at_consumer
+from seqrecord.pipes.consumers import is_given, look_at_consumer
 from seqrecord.pipes.iteration import Iteration
 from seqrecord.pipes.states import Sharing, Stages, State, parse_settings
-from seqrecord.pipes.worker_epochs import WorkerEpochs
+from seqrecord.pipes.worker_epochs import Begun, WorkerEpochs
+from seqrecord.pipes.worker_groups import join_group, starting_group
 from seqrecord.sampling import Part
 from seqrecord.sampling.rest import Stage
 
-__all__ = ["Epochs", "share_all"]
+__all__ = ["Epochs", "packed", "share_all"]
 
 _MAX_EPOCH = (1 << 63) - 1
 
@@ -37,8 +39,8 @@ class Epochs:
     ends the engine of the one before.
 
     Copies in a DataLoader's worker processes and the object that they are copies of know by a
-    counter which epoch was begun last. In the worker processes an epoch begins when an iteration
-    is made. All other copies are independent.
+    counter which epoch was begun last, see `worker_epochs`. In the worker processes an epoch begins
+    when an iteration is made. All other copies are independent.
     """
 
     def __init__(self, loader: ClipLoader) -> None:
@@ -63,20 +65,20 @@ class Epochs:
     def __getstate__(self) -> dict[str, Any]:
         self._follow_workers()
         # A copy for a process that is being started shares the counter; other copies do not.
-        counter = None
-        if get_spawning_popen() is not None:
+        if starts := get_spawning_popen() is not None:
             self.share()
-            counter = self._workers.counter
         return {
             **self.__dict__,
             "_batch": self._delivered,
             "_offer": None,
             "_moving": None,
             "_last": None,
-            "_workers": WorkerEpochs(counter, self._workers.note),
+            "_workers": self._workers.copy(shared=starts),
+            "_group": starting_group() if starts else None,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        join_group(state.pop("_group"))
         self.__dict__.update(state)
         _alive.add(self)
 
@@ -100,16 +102,26 @@ class Epochs:
 
         The epoch counts as begun with the first `next`. Raises `StateError` when a state was
         loaded that is in the middle of an epoch of other parts, and does not tell where they all
-        are.
+        are; in a DataLoader's worker with the first `next`, for one that goes on with another epoch
+        would die of it.
         """
+        try:
+            return self._begin(part)
+        except SeqRecordError as error:
+            if get_worker_info() is None:
+                raise
+            return _failed(error)
+
+    def _begin(self, part: Part) -> Iterator[Clip]:
+        """See `iterate`."""
         if self._last is not None:
             self._last.end()  # its memory must be free before the next one's is taken
         sharing = Sharing.of(part)
         look_at_consumer(self)
         self._follow_workers()
         loaded = self._epoch if self._loaded == os.getpid() else None
-        if (epoch := self._workers.begin(loaded)) is not None:
-            self._begin_with_others(epoch, loaded)
+        if (begun := self._workers.begin(loaded)) is not None:
+            self._begin_with_others(begun, loaded, part)
         elif self._begun or self._is_over(sharing, part):
             self._go_to(self._epoch + 1)
         self._stages, self._batch = self._position(sharing)
@@ -191,6 +203,7 @@ class Epochs:
         self._go_to(saved.epoch)
         self._saved, self._workers.note = saved, note
         self._loaded = os.getpid()
+        self._workers.keep(packed(saved))
         self._publish()
 
     def stats(self) -> dict[str, Any]:
@@ -304,11 +317,18 @@ class Epochs:
         """Have a counter that goes to processes which this one starts."""
         look_at_consumer(self)
         self._follow_workers()
-        self._workers.share(self._epoch + self._begun)
+        self._workers.share(self._epoch + self._begun, at_state=self._is_at_state)
+        if (group := starting_group()) is not None and is_given(self):
+            self._workers.allot(group)
 
     def _publish(self) -> None:
         """Tell workers of later iterations which epoch is next."""
-        self._workers.publish(self._epoch + self._begun)
+        self._workers.publish(self._epoch + self._begun, at_state=self._is_at_state)
+
+    @property
+    def _is_at_state(self) -> bool:
+        """Whether the position is one that was loaded, and not begun."""
+        return self._saved is not None and not self._begun
 
     def _follow_workers(self) -> None:
         """Go to the epoch that workers have begun since this process published last."""
@@ -317,12 +337,14 @@ class Epochs:
             self._begun = self._in_workers = True
             self._take_note()
 
-    def _begin_with_others(self, epoch: int, loaded: int | None) -> None:
+    def _begin_with_others(self, begun: Begun, loaded: int | None, part: Part) -> None:
         """In a worker process: to the epoch that all workers begin, `loaded` where it was here."""
         if loaded is None:
             self._take_note()
-        if self._begun or epoch != self._epoch:
-            self._join(epoch)
+        if begun.state is not None:
+            self.load(json.loads(zlib.decompress(begun.state)), part)
+        elif self._begun or begun.epoch != self._epoch:
+            self._join(begun.epoch)
         self._loaded = None
 
     def _take_note(self) -> None:
@@ -338,6 +360,18 @@ class Epochs:
     def _use_note(self, note: bytes) -> None:
         said = json.loads(note)
         self.loader.use_settings(parse_settings(said["settings"]), said["num_parts"])
+
+
+def _failed(error: SeqRecordError) -> Iterator[Clip]:
+    """An iteration that could not begin: a generator, so that the first `next` says so."""
+    for problem in (error,):
+        raise problem
+    yield {}
+
+
+def packed(saved: Any) -> bytes:
+    """A state as bytes, for other processes."""
+    return zlib.compress(json.dumps(saved.to_json(), separators=(",", ":")).encode(), 9)
 
 
 def _check_epoch(epoch: int) -> None:

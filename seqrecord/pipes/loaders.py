@@ -151,6 +151,8 @@ class SeqRecordStream(_Iterated, IterableDataset[Clip]):
     """`SeqRecordPipe` as a plain `IterableDataset`, which a `StatefulDataLoader` resumes exactly.
 
     Each epoch has another order, with worker processes or without, and whether they persist or not.
+    All workers of an iterator over a DataLoader have the same epoch, also where several DataLoaders
+    iterate at once; see docs/ranks.md.
 
     Args:
         location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.

@@ -14,7 +14,7 @@ from torch.utils.data import get_worker_info
 
 from seqrecord.engine.stats import STAGES, EngineStats, bottleneck
 from seqrecord.errors import ClipError, StateError
-from seqrecord.pipes.epochs import Epochs
+from seqrecord.pipes.epochs import Epochs, packed
 from seqrecord.pipes.mix_loader import MixLoader
 from seqrecord.pipes.mix_plan import MixPlan, MixRest
 from seqrecord.pipes.mix_rest import rest_after
@@ -94,8 +94,8 @@ class MixEpochs(Epochs):
         self._go_to(saved.epoch)
         self._take(saved)
         self._at_base, self._loaded = True, os.getpid()
-        text = json.dumps(saved.to_json(), separators=(",", ":"))
-        self._workers.note = zlib.compress(text.encode(), 9)
+        self._workers.note = packed(saved)
+        self._workers.keep(self._workers.note)
         self._publish()
 
     def _take(self, saved: MixState) -> None:
@@ -105,6 +105,10 @@ class MixEpochs(Epochs):
     def _go_to(self, epoch: int) -> None:
         super()._go_to(epoch)
         self._at_base = False
+
+    @property
+    def _is_at_state(self) -> bool:
+        return self._at_base and not self._begun
 
     def _join(self, epoch: int) -> None:
         is_there = self._at_base and epoch == self._epoch
