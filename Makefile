@@ -8,8 +8,9 @@ BENCH := bench
 INSTALLED := $(VENV)/installed
 SERVICES := tests/services/node_modules
 LEROBOT := $(VENV)/lerobot
+LOWEST := build/lowest
 
-.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot services demo test test-slow test-services test-all mutants docs check format clean
+.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot services demo lowest test test-slow test-services test-lowest test-all mutants docs check format clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 16
@@ -19,6 +20,19 @@ install: $(INSTALLED) ## Install the package and its tools into .venv
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,azure,blobfile,s3,gs]'
+	@touch $@
+
+lowest: $(LOWEST)/installed ## Make a Python in build/lowest that has the lowest versions of pyproject.toml
+
+# What cannot lie beside the others has a Python of its own, which finds the others behind that.
+$(LOWEST)/installed: pyproject.toml constraints.txt tests/lowest.py $(INSTALLED)
+	$(PYTHON) -m venv --clear $(LOWEST)
+	$(BIN)/python -m tests.lowest $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -r $(LOWEST)/all.txt
+	$(PYTHON) -m venv --clear $(LOWEST)/apart
+	$(LOWEST)/apart/bin/python -m pip install --quiet --disable-pip-version-check -r $(LOWEST)/apart.txt
+	$(LOWEST)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> $$($(LOWEST)/apart/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz-others.pth
 	@touch $@
 
 services: $(SERVICES)/installed ## Install Azurite, the Azure Blob service of the tests; needs npm
@@ -59,14 +73,22 @@ bench-results: $(INSTALLED) ## Write benchmarks/tartanair/RESULTS.md and its plo
 demo: $(INSTALLED) ## Render a small TartanAir tree, pack it, verify it, stream it, draw a clip
 	$(BIN)/python -m benchmarks.tartanair.demo $(DEMO)
 
-test: $(INSTALLED) ## Run the fast tests; with SLOW=1 the slow ones too, each property once
-	$(PYTEST) $(if $(SLOW),--dist worksteal -m 'not service' --hypothesis-profile=many,--dist loadfile)
+test: $(INSTALLED) ## Run the fast tests
+	$(PYTEST) --dist loadfile
 
 test-slow: $(INSTALLED) ## Run the tests that take minutes, and many examples of each property
 	$(PYTEST) --dist worksteal -m '(slow or hypothesis) and not service' --hypothesis-profile=many
 
+# Debian has nginx where only root looks for programs.
+test-services test-all: export PATH := $(PATH):/usr/sbin
+
 test-services: $(INSTALLED) ## Run the tests that need Azurite, moto, nginx or a FUSE mount
 	$(PYTEST) --dist worksteal -m service
+
+# Old versions use what later ones of Python and of each other call deprecated.
+test-lowest: $(LOWEST)/installed ## Run the fast tests with the lowest versions that pyproject.toml allows
+	$(PYTEST:$(BIN)/%=$(LOWEST)/bin/%) --dist loadfile -W ignore::DeprecationWarning
+	$(LOWEST)/apart/bin/python -m pytest -W ignore::DeprecationWarning tests/test_rerun.py tests/test_sources_zarr.py
 
 test-all: $(INSTALLED) ## Run every test
 	$(PYTEST) --dist worksteal -m '' --hypothesis-profile=many
