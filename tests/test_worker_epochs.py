@@ -429,9 +429,19 @@ def test_streams_inside_other_datasets_at_once(path: Path) -> None:
     assert interleaved(loaders) == [planned(path, epoch, 2) for epoch in (1, 0)]
 
 
-def test_threads_that_iterate_at_the_same_time(path: Path) -> None:
+def test_threads_that_iterate_at_the_same_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = stream(path)
-    together = threading.Barrier(2)
+    together, other = threading.Barrier(2), threading.Event()
+    create, callers = os.memfd_create, list[int]()
+
+    def create_slowly(name: str, *flags: int) -> int:
+        callers.append(threading.get_ident())
+        if len(callers) > 1:
+            other.set()
+        other.wait(0.5)  # the other thread comes meanwhile, if nothing holds it
+        return create(name, *flags)
+
+    monkeypatch.setattr(os, "memfd_create", create_slowly)
 
     def epochs() -> list[Any]:
         loader = DataLoader(data, batch_size=None, num_workers=2)
@@ -441,6 +451,7 @@ def test_threads_that_iterate_at_the_same_time(path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         found = [pool.submit(epochs) for _ in range(2)]
         given = [epoch for future in found for epoch in future.result(100)]
+    assert len(callers) == 1
     assert sorted(given) == sorted(planned(path, epoch, 2) for epoch in range(4))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import operator
 import os
+import threading
 import weakref
 import zlib
 from collections.abc import Iterator, Mapping
@@ -66,7 +67,8 @@ class Epochs:
         self._follow_workers()
         # A copy for a process that is being started shares the counter; other copies do not.
         if starts := get_spawning_popen() is not None:
-            self.share()
+            with _starting:
+                self.share()
         return {
             **self.__dict__,
             "_batch": self._delivered,
@@ -380,6 +382,7 @@ def _check_epoch(epoch: int) -> None:
 
 
 _alive: weakref.WeakSet[Epochs] = weakref.WeakSet()
+_starting = threading.Lock()  # threads start processes one after the other
 
 
 def share_all() -> None:
@@ -388,11 +391,20 @@ def share_all() -> None:
         epochs.share()
 
 
-def _end_in_fork() -> None:
+def _before_fork() -> None:
+    _starting.acquire()  # until the process is forked: it gets nothing that is half done
+    share_all()
+
+
+def _after_in_child() -> None:
     """An iteration does not continue in a forked process, nor with what it has at hand."""
+    global _starting
+    _starting = threading.Lock()
     for epochs in list(_alive):
         if epochs._last is not None:
             epochs._last.forget()
 
 
-os.register_at_fork(before=share_all, after_in_child=_end_in_fork)
+os.register_at_fork(
+    before=_before_fork, after_in_parent=lambda: _starting.release(), after_in_child=_after_in_child
+)
