@@ -124,7 +124,16 @@ def expired(credential: dict[str, Any], asked: list[None]) -> Callable[[], dict[
 
 
 @pytest.mark.parametrize(
-    "kind", [f"{k}{b}" for k in ("azurite", "s3", "gs") for b in ("", "-urllib3")]
+    "kind",
+    [
+        pytest.param(f"{kind}{backend}", marks=marks)
+        for kind, marks in (
+            ("azurite", pytest.mark.service),
+            ("s3", pytest.mark.service),
+            ("gs", ()),
+        )
+        for backend in ("", "-urllib3")
+    ],
 )
 def test_a_credential_that_expires_is_asked_for_before_it_is_refused(
     kind: str, request: pytest.FixtureRequest
