@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from seqrecord.clip_uses import ClipUse, MissingFrames, Starts, excluded, reach_of, united
 from seqrecord.errors import ClipError
+from seqrecord.forks import cached_property
 from seqrecord.frame_keys import frame_keys, split_keys
 from seqrecord.grids import ChunkGrid, IntArray
 from seqrecord.text import repr_of

@@ -10,11 +10,11 @@ arithmetic. Another one has chunks of any lengths, which are looked up::
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.forks import cached_property
 from seqrecord.frame_keys import frame_keys, split_keys
 
 __all__ = ["ChunkGrid", "IntArray", "numbered"]

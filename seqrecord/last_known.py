@@ -11,12 +11,12 @@ A GPS that measures once a second, or a text that is written where it changes::
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from seqrecord.clip_uses import MissingFrames
+from seqrecord.forks import cached_property
 from seqrecord.frame_keys import frame_keys
 from seqrecord.grids import IntArray
 

@@ -24,10 +24,10 @@ from seqrecord.errors import (
     StorageError,
     TransientError,
 )
+from seqrecord.forks import PerProcess
 from seqrecord.storage import LocalStorage, Storage
 from seqrecord.storage.pacing import Pace
 from seqrecord.storage.parallel import ParallelStorage
-from seqrecord.storage.per_process import PerProcess
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.retrying import Retrier, RetryingStorage
 from tests.storage_contract import DATA, PATH, StorageContract, get, put

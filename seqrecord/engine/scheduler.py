@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from seqrecord.engine.channel import Channel, ClosedError
 from seqrecord.engine.workers import THREAD_NAME
+from seqrecord.forks import at_fork
 from seqrecord.threads import start
 
 __all__ = ["Executor", "Scheduler"]
@@ -100,7 +101,7 @@ def _error_of(run: Callable[[], None]) -> BaseException | None:
 
 
 _running: weakref.WeakSet[Scheduler] = weakref.WeakSet()
-os.register_at_fork(after_in_child=_running.clear)  # a fork has none of the threads
+at_fork(after_in_child=_running.clear)  # a fork has none of the threads
 
 
 @atexit.register

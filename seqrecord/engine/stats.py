@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from seqrecord.engine.trace import Trace
+from seqrecord.forks import PerProcess
 
 __all__ = ["STAGES", "EngineStats", "Stage", "bottleneck"]
 
@@ -61,21 +62,23 @@ class EngineStats:
     trace: Trace = field(default_factory=Trace, repr=False, compare=False)
     _counters: Callable[[], Mapping[str, int]] = field(default=dict, repr=False, compare=False)
     _counted: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+    _lock: PerProcess[threading.Lock] = field(
+        default_factory=lambda: PerProcess(threading.Lock), repr=False, compare=False
+    )
 
     def __reduce__(self) -> tuple[type[EngineStats], tuple[()]]:
         return EngineStats, ()  # a copy, in another process, counts anew
 
     def add(self, **amounts: float) -> None:
         """Add to counters."""
-        with self._lock:
+        with self._lock.get():
             counters = vars(self)
             for name, amount in amounts.items():
                 counters[name] += amount
 
     def add_decoding(self, seconds: Mapping[str, float]) -> None:
         """Add to the seconds of each feature."""
-        with self._lock:
+        with self._lock.get():
             total = self.decode_seconds_by_feature
             for feature, amount in seconds.items():
                 total[feature] = total.get(feature, 0.0) + amount
@@ -91,7 +94,7 @@ class EngineStats:
 
     def report(self) -> dict[str, Any]:
         """All counters by name, the storage's too, and the `bottleneck` in words."""
-        with self._lock:
+        with self._lock.get():
             counters = {f.name: copy(getattr(self, f.name)) for f in fields(self) if f.compare}
         before = self._counted
         storage = {name: now - before.get(name, 0) for name, now in self._counters().items()}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.forks import cached_property
 from seqrecord.format.pages import ALIGNMENT, chunk_bytes
 from seqrecord.format.rows import (
     HEADER_BYTES,

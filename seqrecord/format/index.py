@@ -10,7 +10,6 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from seqrecord.errors import FormatError
+from seqrecord.forks import cached_property
 from seqrecord.format.group_index import BLOCK_PAGES, GroupIndex
 from seqrecord.format.index_tables import (
     GAPS,

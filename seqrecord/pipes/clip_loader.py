@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,6 +23,7 @@ from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.staying import first_rows
 from seqrecord.engine.trace import Trace, trace_path
 from seqrecord.errors import ClipError
+from seqrecord.forks import cached_property
 from seqrecord.pipes.distributed import Ranks, worker_threads
 from seqrecord.pipes.draws import ClipDraws
 from seqrecord.pipes.options import LoaderOptions

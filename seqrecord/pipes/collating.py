@@ -20,6 +20,7 @@ from seqrecord.engine.arena import BufferPool
 from seqrecord.engine.ragged import nested
 from seqrecord.engine.shared_memory import SharedBufferPool, can_share
 from seqrecord.errors import ClipError
+from seqrecord.forks import PerProcess
 from seqrecord.pipes.clip_sequence import ClipSequence
 from seqrecord.pipes.columns import SingleClip
 from seqrecord.text import repr_of
@@ -211,7 +212,7 @@ class _Pools:
     """Buffers by what they are for. Those that were not used for the longest time go first."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = PerProcess(threading.Lock)
         self._pools: OrderedDict[_Kind, tuple[int, BufferPool]] = OrderedDict()
         self._process = os.getpid()
 
@@ -219,7 +220,7 @@ class _Pools:
         """A pool of arrays of at least so many of these tensors."""
         in_worker = get_worker_info() is not None
         kind = (tuple(tensors[0].shape), tensors[0].dtype, in_worker and can_share())
-        with self._lock:
+        with self._lock.get():
             if self._process != os.getpid():  # what a fork has of them is the other process's
                 self._process = os.getpid()
                 self.clear()

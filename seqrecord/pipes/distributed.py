@@ -15,6 +15,7 @@ from torch.utils.data import get_worker_info
 
 from seqrecord.cores import usable_cores
 from seqrecord.errors import ClipError
+from seqrecord.forks import PerProcess
 from seqrecord.pipes.callers import is_distributed_by_accelerate
 from seqrecord.pipes.checks import check_rank
 from seqrecord.sampling import Part
@@ -22,7 +23,7 @@ from seqrecord.sampling import Part
 __all__ = ["Ranks", "items_beside", "say_once", "this_worker", "worker_threads"]
 
 _logger = logging.getLogger("seqrecord")
-_lock = threading.Lock()
+_lock = PerProcess(threading.Lock)
 _said: set[str] = set()
 
 
@@ -149,7 +150,7 @@ def say_once(notice: str) -> None:
         rank = Ranks().current().number
     except ClipError:  # raised where the rank is needed
         rank = 0
-    with _lock:
+    with _lock.get():
         if rank or (info is not None and info.id) or notice in _said:
             return
         _said.add(notice)

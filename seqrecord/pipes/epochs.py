@@ -9,6 +9,7 @@ import threading
 import weakref
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from multiprocessing.context import get_spawning_popen
 from typing import Any
@@ -17,6 +18,7 @@ from torch.utils.data import get_worker_info
 
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError, MemoryLimitError, SeqRecordError, StateError
+from seqrecord.forks import at_fork
 from seqrecord.pipes.clip_loader import Clip, ClipLoader
 from seqrecord.pipes.consumers import is_given, look_at_consumer
 from seqrecord.pipes.iteration import Iteration
@@ -387,8 +389,15 @@ _starting = threading.Lock()  # threads start processes one after the other
 
 def share_all() -> None:
     """Give all loaders of this process a counter, which its forks then share."""
-    for epochs in list(_alive):
-        epochs.share()
+    with ExitStack() as stack:  # each, also where another one fails
+        for epochs in _living():
+            stack.callback(epochs.share)
+
+
+def _living() -> list[Epochs]:
+    while True:
+        with suppress(RuntimeError):  # another thread has made one meanwhile
+            return list(_alive)
 
 
 def _before_fork() -> None:
@@ -400,11 +409,11 @@ def _after_in_child() -> None:
     """An iteration does not continue in a forked process, nor with what it has at hand."""
     global _starting
     _starting = threading.Lock()
-    for epochs in list(_alive):
+    for epochs in _living():
         if epochs._last is not None:
             epochs._last.forget()
 
 
-os.register_at_fork(
+at_fork(
     before=_before_fork, after_in_parent=lambda: _starting.release(), after_in_child=_after_in_child
 )

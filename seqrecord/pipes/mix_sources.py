@@ -6,13 +6,13 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from functools import cached_property
 from typing import Any
 
 from seqrecord.engine.device.streams import SideStream
 from seqrecord.engine.engine import Execution
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError, MemoryLimitError
+from seqrecord.forks import cached_property
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.mix_plan import SourceRest
 from seqrecord.pipes.options import LoaderOptions

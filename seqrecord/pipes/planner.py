@@ -6,11 +6,11 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 from seqrecord.clips import ClipTable
 from seqrecord.errors import ClipError, StateError
+from seqrecord.forks import cached_property
 from seqrecord.pipes.frame_sizes import frame_sizes
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.selection import ClipSelection

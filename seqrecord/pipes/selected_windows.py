@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from seqrecord.clip_times import TimedWindow
 from seqrecord.clip_uses import ClipUse, MissingFrames, reach_of
 from seqrecord.clips import IntArray
 from seqrecord.errors import ClipError
+from seqrecord.forks import cached_property
 from seqrecord.last_known import LastKnown
 from seqrecord.pipes.last_known import find_known
 from seqrecord.pipes.options import ClipOptions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -21,6 +21,7 @@ from seqrecord.clips import (
     enumerate_clips,
 )
 from seqrecord.errors import ClipError
+from seqrecord.forks import cached_property
 from seqrecord.pipes.arrays import (
     bytes_by_group,
     check_tensors,

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from seqrecord.clip_times import TimedWindow
 from seqrecord.errors import ClipError
+from seqrecord.forks import PerProcess
 from seqrecord.grids import IntArray
 from seqrecord.lags import has_lags, with_lags
 from seqrecord.reading.reader import SeqRecordReader
@@ -53,6 +54,7 @@ class Timeline:
                 got=f"kind {spec.kind}, unit {spec.unit}, {spec.dtype} {list(spec.shape)}",
             )
         self._dataset = dataset.select([feature])
+        self._lock = PerProcess(threading.Lock)
         self._feature = feature
         self._unit = _UNITS[spec.unit]
         self._place = with_lags(schema).index(feature)
@@ -68,12 +70,11 @@ class Timeline:
         self.__setstate__({})
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {k: v for k, v in self.__dict__.items() if k not in ("_lock", "_read")}
+        kept = {k: v for k, v in self.__dict__.items() if k != "_read"}
         return {**kept, "_selected": self._selected[:0]}  # windows have been made
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._lock = threading.Lock()
         self._read: OrderedDict[int, npt.NDArray[np.float64]] = OrderedDict()
 
     def window(self, seconds: Seconds) -> TimedWindow:
@@ -85,7 +86,7 @@ class Timeline:
 
     def seconds(self, episode: int) -> npt.NDArray[np.float64]:
         """See `Clock`."""
-        with self._lock:
+        with self._lock.get():
             found = self._read.get(episode)
             if found is not None:
                 self._read.move_to_end(episode)
@@ -96,7 +97,7 @@ class Timeline:
         found = np.asarray((whole - whole[:1]) * self._unit, np.float64)
         if not (np.diff(found) > 0).all():
             raise ClipError("timestamps do not ascend", **self.name(episode))  # type: ignore[arg-type]
-        with self._lock:
+        with self._lock.get():
             self._read[episode] = found
             while len(self._read) > 1 and sum(a.nbytes for a in self._read.values()) > _MOST_BYTES:
                 self._read.popitem(last=False)

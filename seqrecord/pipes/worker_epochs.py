@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import get_worker_info
 
 from seqrecord.errors import ClipError, StateError
+from seqrecord.forks import PerProcess, check_fork
 from seqrecord.pipes.worker_groups import own_group
 
 __all__ = ["Begun", "EpochCounter", "WorkerEpochs"]
@@ -109,6 +110,7 @@ class WorkerEpochs:
         worker = get_worker_info()
         if worker is None:
             return None
+        check_fork()
         group, made_in = own_group(), {self._process}
         if self.counter is None or group is None:
             if self.counter is not None:
@@ -286,7 +288,7 @@ class EpochCounter:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        with _threads:  # which are all one owner of the lock of the file
+        with _threads.get():  # which are all one owner of the lock of the file
             fcntl.lockf(self._file, fcntl.LOCK_EX)  # the system unlocks it when the process dies
             try:
                 yield
@@ -307,13 +309,4 @@ def _attach(file: Any, owner: int) -> EpochCounter:
     return counter
 
 
-_threads = threading.Lock()
-
-
-def _free() -> None:
-    """No thread of a forked process holds the lock."""
-    global _threads
-    _threads = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_free)
+_threads = PerProcess(threading.Lock)

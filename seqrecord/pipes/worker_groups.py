@@ -6,11 +6,11 @@ forked one with the memory of that process, others with what is pickled for them
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from itertools import count
 
+from seqrecord.forks import at_fork
 from seqrecord.pipes.callers import find_starting
 
 __all__ = ["join_group", "own_group", "starting_group"]
@@ -45,6 +45,7 @@ def join_group(number: int | None) -> None:
 
 
 def _before_fork() -> None:
+    _forking.group = None
     _forking.group = starting_group()
 
 
@@ -52,4 +53,4 @@ def _after_fork() -> None:
     join_group(getattr(_forking, "group", None))
 
 
-os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
+at_fork(before=_before_fork, after_in_child=_after_fork)

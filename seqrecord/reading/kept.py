@@ -11,13 +11,13 @@ They are read in blocks, here of four.
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.forks import PerProcess
 from seqrecord.format.group_index import GroupIndex
 from seqrecord.format.pages import slice_frames
 from seqrecord.grids import IntArray
@@ -61,8 +61,7 @@ class KeptFrames:
         self._block = max(1, block_bytes // (length * spec.nbytes)) * length  # frames
         self._scattered = scattered
         self._frame_bytes = spec.nbytes
-        self._lock = threading.Lock()  # of who reads
-        self._process = os.getpid()
+        self._lock = PerProcess(threading.Lock)  # of who reads
 
     @staticmethod
     def bytes_of(table: GroupIndex, spec: FeatureSpec) -> int:
@@ -82,9 +81,7 @@ class KeptFrames:
 
     def _read(self, rows: IntArray) -> bool:
         """Read the blocks of what was not read yet; whether that was possible."""
-        if self._process != os.getpid():  # nobody holds a fork's lock
-            self._lock, self._process = threading.Lock(), os.getpid()
-        with self._lock:
+        with self._lock.get():
             missing = np.unique(rows[~self._is_read[rows]])
             if not len(missing):
                 return True

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from seqrecord.forks import cached_property
 
 __all__ = ["Chunk", "Page", "Part"]
 

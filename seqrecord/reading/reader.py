@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from os import PathLike
 from typing import Any, TypeAlias
 
@@ -20,6 +19,7 @@ from seqrecord.clips import (
     missing_from_bitmaps,
 )
 from seqrecord.errors import ClipError, EpisodeKeyError, SchemaError
+from seqrecord.forks import cached_property
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.statistics import read_statistics

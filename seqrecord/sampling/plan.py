@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from seqrecord.clips import ClipSpec, ClipTable, EpisodeTable, IntArray
+from seqrecord.forks import cached_property
 from seqrecord.sampling.needs import Blocks
 from seqrecord.sampling.parts import Part
 from seqrecord.sampling.rounds import Clips, GroupRound, Loads, Round, frees_of, loads_of

@@ -22,13 +22,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from fractions import Fraction
-from functools import cached_property
 from math import lcm
 from numbers import Rational
 
 import numpy as np
 
 from seqrecord.clips import IntArray
+from seqrecord.forks import cached_property
 from seqrecord.sampling.random_order import hash64, key_of
 
 __all__ = ["Shares", "whole_shares"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 from urllib.parse import quote
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SeqRecordError, SourceError
+from seqrecord.forks import cached_property
 from seqrecord.lazy import required
 from seqrecord.sources.files import is_file, on_disk, open_file, size_of
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError
+from seqrecord.forks import cached_property
 from seqrecord.sources.aligning import NONE, align
 from seqrecord.sources.bag_files import BagFile, Topic, open_bag_file
 from seqrecord.sources.files import is_file, list_folder

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from seqrecord.errors import SourceError, located
+from seqrecord.forks import cached_property
 from seqrecord.schema import Frame, Schema
 from seqrecord.sources.arrays import npy_header
 from seqrecord.sources.base import EpisodeInfo, SourceFormat

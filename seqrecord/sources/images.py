@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from seqrecord.codecs.images import ImageHeader
 from seqrecord.errors import SourceError
+from seqrecord.forks import PerProcess
 from seqrecord.schema import MAX_FRAME_BYTES, CodecConfig
 from seqrecord.sources.files import open_file, read_bytes, unreadable
 
@@ -214,7 +215,7 @@ def _check_png(data: bytes, path: Path) -> None:
         position = end
 
 
-_lenient_lock = threading.Lock()
+_lenient_lock = PerProcess(threading.Lock)
 _strict_users = 0
 _lifted = False
 
@@ -229,7 +230,7 @@ def _no_truncated_images() -> Iterator[None]:
     from PIL import ImageFile
 
     global _strict_users, _lifted
-    with _lenient_lock:
+    with _lenient_lock.get():
         _strict_users += 1
         if ImageFile.LOAD_TRUNCATED_IMAGES:
             ImageFile.LOAD_TRUNCATED_IMAGES = False
@@ -237,7 +238,7 @@ def _no_truncated_images() -> Iterator[None]:
     try:
         yield
     finally:
-        with _lenient_lock:
+        with _lenient_lock.get():
             _strict_users -= 1
             if _strict_users == 0 and _lifted:
                 ImageFile.LOAD_TRUNCATED_IMAGES = True

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from seqrecord.errors import SourceError, located
+from seqrecord.forks import cached_property
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.aligning import ALIGNMENTS
 from seqrecord.sources.bag_files import Topic

@@ -25,6 +25,7 @@ from typing import Any
 
 from seqrecord.checksum import Buffer
 from seqrecord.errors import LocationError, NotFoundError, StorageError
+from seqrecord.forks import PerProcess
 from seqrecord.storage import ByteRange, Entry, Storage, entries_of
 
 __all__ = ["BLOCK_BYTES", "MAX_BLOCKS", "LocalCopy", "RemoteFile", "RemoteFiles", "remote_files"]
@@ -37,7 +38,7 @@ _AHEAD = 4  # blocks that are read at once where a file is read front to back
 _MAX_LISTINGS = 64  # folders whose names are kept
 
 _known: dict[Path, list[weakref.ref[RemoteFiles]]] = {}
-_lock = threading.Lock()
+_lock = PerProcess(threading.Lock)
 
 
 class RemoteFiles:
@@ -54,7 +55,7 @@ class RemoteFiles:
         self.failure: StorageError | None = None  # of a request: not of what lies there
         self._listings: OrderedDict[str, dict[str, Entry]] = OrderedDict()
         self._copy: LocalCopy | None = None
-        with _lock:
+        with _lock.get():
             for root in [*_known]:
                 _known[root] = [each for each in _known[root] if each() is not None]
                 if not _known[root]:
@@ -201,7 +202,7 @@ def remote_files(path: Path) -> RemoteFiles | None:
     """Those to which a path belongs; `None` for a path of this machine."""
     if path.is_absolute() or not _known:
         return None
-    with _lock:
+    with _lock.get():
         for root, references in _known.items():
             if path.is_relative_to(root):
                 for reference in reversed(references):

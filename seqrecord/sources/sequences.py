@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError, located
+from seqrecord.forks import cached_property
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo
 from seqrecord.sources.embedded import embedded_value

@@ -15,7 +15,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import MissingPackageError, SeqRecordError, SourceError, StorageError, located
+from seqrecord.forks import cached_property
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.files import is_directory, is_file, list_folder

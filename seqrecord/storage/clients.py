@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from seqrecord.errors import AccessError
+from seqrecord.forks import PerProcess
 from seqrecord.storage.failures import call
-from seqrecord.storage.per_process import PerProcess
 from seqrecord.storage.redaction import redact_logs
 
 __all__ = ["Clients"]

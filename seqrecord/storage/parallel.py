@@ -10,8 +10,8 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
+from seqrecord.forks import PerProcess
 from seqrecord.storage.base import Storage, check_buffers
-from seqrecord.storage.per_process import PerProcess
 from seqrecord.storage.ranges import MAX_GAP, MAX_REQUEST_BYTES, ByteRange, Part, plan
 from seqrecord.storage.stopping import check_wanted, unwanted_if
 from seqrecord.storage.wrappers import StorageWrapper

@@ -11,11 +11,11 @@ import re
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple, Protocol
 
 from seqrecord.checksum import crc32c
 from seqrecord.errors import NotFoundError
+from seqrecord.forks import cached_property
 from seqrecord.storage.base import (
     FileInfo,
     Unfinished,

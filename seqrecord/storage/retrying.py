@@ -18,9 +18,9 @@ from seqrecord.errors import (
     StorageError,
     TransientError,
 )
+from seqrecord.forks import PerProcess
 from seqrecord.storage.base import MAX_PUT_BYTES, Entry, FileInfo, Storage, Unfinished, Upload
 from seqrecord.storage.pacing import Pace
-from seqrecord.storage.per_process import PerProcess
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.stopping import check_wanted
 from seqrecord.storage.wrappers import StorageWrapper

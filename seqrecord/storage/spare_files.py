@@ -13,7 +13,7 @@ import threading
 import weakref
 from typing import IO
 
-from seqrecord.storage.per_process import PerProcess
+from seqrecord.forks import PerProcess
 
 __all__ = ["SPARE_FILES", "Hold", "SpareFiles"]
 

@@ -15,9 +15,9 @@ from seqrecord.errors import (
     StorageError,
     TransientError,
 )
+from seqrecord.forks import PerProcess
 from seqrecord.storage.base import FileInfo, Unfinished, Upload, check_path
 from seqrecord.storage.parts import PARTS, Content, WholeFiles, kept_uploads
-from seqrecord.storage.per_process import PerProcess
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.requests import RequestReader
 from seqrecord.storage.retrying import Retrier

@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Literal, get_args
 
 from seqrecord.errors import DestinationError, FormatError, NotFoundError
+from seqrecord.forks import cached_property
 from seqrecord.format import RECORDS, Footer
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest, check_record_path

@@ -32,6 +32,7 @@ import numpy.typing as npt
 import torch
 
 from seqrecord.errors import SeqRecordError
+from seqrecord.forks import at_fork
 
 __all__ = ["Lease", "Segment", "acquire"]
 
@@ -113,7 +114,7 @@ def _leave_retired() -> None:
         os.close(_retired.popleft()[1])
 
 
-os.register_at_fork(after_in_child=_leave_retired)
+at_fork(after_in_child=_leave_retired)
 
 _mapped: dict[tuple[int, int], npt.NDArray[np.uint8]] = {}
 """What this process has mapped so far, by owner and inode, with the flags."""
@@ -182,9 +183,7 @@ def _after_in_child() -> None:
     _dropped.clear()
 
 
-os.register_at_fork(
-    before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child
-)
+at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
 
 
 def acquire(lease: Lease) -> npt.NDArray[np.uint8]:

@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 from seqrecord.errors import LocationError
+from seqrecord.forks import PerProcess
 from seqrecord.storage.base import Storage, check_buffers
 from seqrecord.storage.cache.folder import MIN_LIMIT, CacheFolder, CacheKey
 from seqrecord.storage.cache.lock import CacheBusyError, CacheReadOnlyError, check_folder
 from seqrecord.storage.local import LocalStorage
-from seqrecord.storage.per_process import PerProcess
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.url import local_path
 from seqrecord.storage.wrappers import StorageWrapper

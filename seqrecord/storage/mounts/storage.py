@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from seqrecord.errors import DestinationError, NotFoundError, StorageError, TransientError
+from seqrecord.forks import PerProcess
 from seqrecord.storage.base import Upload, check_buffers, check_path
 from seqrecord.storage.failures import classify
 from seqrecord.storage.local import LocalStorage
@@ -16,7 +17,6 @@ from seqrecord.storage.local.folders import make_folder
 from seqrecord.storage.local.handle import Handle
 from seqrecord.storage.mounts.streams import Streams
 from seqrecord.storage.mounts.table import find_remote_mount
-from seqrecord.storage.per_process import PerProcess
 from seqrecord.storage.ranges import ByteRange
 
 __all__ = ["MountStorage"]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import sys
 
 from seqrecord.errors import LocationError
+from seqrecord.forks import at_fork
 
 __all__ = ["RUNTIME", "Runtime", "use_obstore"]
 
@@ -35,7 +35,7 @@ class Runtime:
 
 
 RUNTIME = Runtime()
-os.register_at_fork(after_in_child=RUNTIME.after_fork)
+at_fork(after_in_child=RUNTIME.after_fork)
 
 
 def use_obstore(file: str) -> None:

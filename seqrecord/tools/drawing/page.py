@@ -16,6 +16,8 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.text import Text
 from matplotlib.textpath import TextToPath
 
+from seqrecord.forks import PerProcess
+
 __all__ = [
     "BACKGROUND",
     "DIM",
@@ -63,7 +65,7 @@ _STYLE = {
 }
 
 
-_lock = threading.Lock()  # matplotlib's settings are the whole process's
+_lock = PerProcess(threading.Lock)  # matplotlib's settings are the whole process's
 
 
 class _Picture(Figure):
@@ -113,7 +115,7 @@ class Page:
 @contextmanager
 def styled() -> Iterator[None]:
     """A context in which figures are made; what the user has set in matplotlib does not count."""
-    with _lock, style.context(["default", _STYLE]):
+    with _lock.get(), style.context(["default", _STYLE]):
         yield
 
 

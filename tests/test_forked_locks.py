@@ -1,0 +1,73 @@
+"""A process may be forked while another thread holds a lock: the child does not wait for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.torch_process import run_code
+
+CODE = """
+import json, sys
+from tests.forked_locks import stuck_children, watch
+watch()
+import numpy as np
+import seqrecord
+from seqrecord import Seconds, SeqRecordDataset, SeqRecordStream
+from seqrecord.storage import LocalStorage, Storage
+from seqrecord.storage.parallel import ParallelStorage
+from seqrecord.storage.retrying import RetryingStorage
+
+path = sys.argv[1]
+with seqrecord.SeqRecordWriter(
+    path,
+    codecs={"image": "raw", "small": "raw", "packed": [{"id": "zstd", "level": 1}]},
+    features={"time": {"kind": "timestamp", "unit": "ns"}},
+    chunk_frames=4,
+) as writer:
+    for number in range(3):
+        with writer.episode(str(number)) as episode:
+            for i in range(12):
+                episode.append({
+                    "time": np.array(100_000_000 * i + 1_000 * number),
+                    "image": np.full((8, 8, 3), i, np.uint8),
+                    "small": np.array([number, i]),
+                    "packed": np.array([number, i]),
+                })
+windows = {"small": Seconds([0, 0.1], by="time"), "packed": [0, 1], "image": [-1, 0]}
+storage = RetryingStorage(ParallelStorage(LocalStorage(path), max_gap=0, max_bytes=256))
+clips = SeqRecordDataset(path, windows=windows)
+packed = SeqRecordDataset(storage, clip_len=2, memory_limit=0)
+stream = SeqRecordStream(path, windows=windows, batch_size=4)
+far = SeqRecordStream(storage, clip_len=3)
+single = SeqRecordStream(path, clip_len=2)
+
+def do():
+    for dataset in (clips, packed):
+        for numbers in ([0, 5, 9], [1, 2, 3]):
+            some = dataset.__getitems__(numbers)
+            assert len(seqrecord.collate(some)["start"]) == 3
+            assert len(seqrecord.collate([dict(clip) for clip in reversed(some)])["start"]) == 3
+    told = SeqRecordStream(path, windows=windows)  # of what is left out
+    for loader in (stream, far, single, told):
+        loader.stats()
+        assert sum(1 for _ in loader) > 5
+        loader.stats()
+        loader.state_dict()
+    with seqrecord.open(storage) as dataset:
+        assert dataset.episodes["1"][0:3]["small"].tolist() == [[1, 0], [1, 1], [1, 2]]
+
+print(json.dumps(stuck_children(do)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_child_waits_for_no_lock_of_its_parent(tmp_path: Path) -> None:
+    done = run_code(CODE, tmp_path / "records", timeout=500)
+    assert done.returncode == 0, done.stderr
+    places, stuck = json.loads(done.stdout)
+    assert len(places) > 10
+    assert stuck == [], done.stderr
