@@ -263,16 +263,19 @@ def test_faults_of_what_is_unfinished_are_told_apart_too(
     assert found.checkpoints() == [(0, b"note")]
 
 
+@pytest.mark.parametrize("closing_fails", [False, True])
 def test_a_mount_that_cannot_be_written_to_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closing_fails: bool
 ) -> None:
     storage = MountStorage(tmp_path / "dataset")
 
     def ftruncate(fd: int, length: int) -> None:
+        if closing_fails:
+            os.close(fd)
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(os, "ftruncate", ftruncate)
-    with pytest.raises(DestinationError, match="write cache"):
+    with pytest.raises(DestinationError, match=r"Operation not permitted.*write cache"):
         storage.create(PATH)
     assert list((tmp_path / "dataset").rglob("*")) == []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from seqrecord.errors import DestinationError, NotFoundError, StorageError, TransientError
@@ -117,11 +117,17 @@ def _try_to_write(folder: Path) -> None:
     renamed = name.with_suffix(".renamed")
     try:
         with name.open("xb", buffering=0) as file, name.open("ab", buffering=0) as more:
-            file.write(b"try")
-            os.ftruncate(file.fileno(), 1)
-            more.write(b"again")
-            os.fsync(file.fileno())
-            name.replace(renamed)
+            try:
+                file.write(b"try")
+                os.ftruncate(file.fileno(), 1)
+                more.write(b"again")
+                os.fsync(file.fileno())
+                name.replace(renamed)
+            except OSError:  # what fails while these are closed then tells less
+                for each in (more, file):
+                    with suppress(OSError):
+                        each.close()
+                raise
     finally:
         for each in (name, renamed):
             each.unlink(missing_ok=True)
