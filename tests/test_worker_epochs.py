@@ -12,7 +12,6 @@ import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from itertools import zip_longest
@@ -33,6 +32,7 @@ from seqrecord import (
     StateError,
 )
 from seqrecord.pipes.worker_epochs import EpochCounter
+from seqrecord.threads import ThreadPool
 from tests.clip_data import digest, leaves_nothing, names
 from tests.resume_contract import check_resume
 
@@ -455,7 +455,9 @@ def test_threads_that_iterate_at_the_same_time(path: Path, monkeypatch: pytest.M
         together.wait(60)
         return [run(loader) for _ in range(2)]
 
-    with ThreadPoolExecutor(2) as pool:
+    # Not threads of `concurrent.futures`: a process that is forked from one ends with exit code 1,
+    # for it joins itself, and torch may see that in the main thread before it ends its workers.
+    with ThreadPool(2, "iterating") as pool:
         found = [pool.submit(epochs) for _ in range(2)]
         given = [epoch for future in found for epoch in future.result(100)]
     assert len(callers) == 1
