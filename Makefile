@@ -10,7 +10,7 @@ SERVICES := tests/services/node_modules
 LEROBOT := $(VENV)/lerobot
 LOWEST := build/lowest
 
-.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot services demo lowest test test-slow test-services test-lowest test-all mutants docs check format clean
+.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot services demo lowest test test-slow test-services test-others test-lowest test-all mutants docs check format clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 16
@@ -80,10 +80,14 @@ test-slow: $(INSTALLED) ## Run the tests that take minutes, and many examples of
 	$(PYTEST) --dist worksteal -m '(slow or hypothesis) and not service' --hypothesis-profile=many
 
 # Debian has nginx where only root looks for programs.
-test-services test-all: export PATH := $(PATH):/usr/sbin
+test-services test-others test-all: export PATH := $(PATH):/usr/sbin
 
 test-services: $(INSTALLED) ## Run the tests that need Azurite, moto, nginx or a FUSE mount
 	$(PYTEST) --dist worksteal -m service
+
+# Of tests that wait and tests that compute, together, less time is lost than one after the other.
+test-others: $(INSTALLED) ## Run all that `make test` leaves out: slow, of services, many examples
+	$(PYTEST) --dist worksteal -m 'slow or service or hypothesis' --hypothesis-profile=many
 
 # Old versions use what later ones of Python and of each other call deprecated.
 test-lowest: $(LOWEST)/installed ## Run the fast tests with the lowest versions that pyproject.toml allows
