@@ -124,9 +124,9 @@ def _try_to_write(folder: Path) -> None:
                 os.fsync(file.fileno())
                 name.replace(renamed)
             except OSError:  # what fails while these are closed then tells less
-                for each in (more, file):
+                for opened in (more, file):
                     with suppress(OSError):
-                        each.close()
+                        opened.close()
                 raise
     finally:
         for each in (name, renamed):
