@@ -91,7 +91,7 @@ test-others: $(INSTALLED) ## Run all that `make test` leaves out: slow, of servi
 
 # Old versions use what later ones of Python and of each other call deprecated.
 test-lowest: $(LOWEST)/installed ## Run the fast tests with the lowest versions that pyproject.toml allows
-	$(PYTEST:$(BIN)/%=$(LOWEST)/bin/%) --dist loadfile -W ignore::DeprecationWarning
+	$(PYTEST:$(BIN)/%=$(LOWEST)/bin/%) --dist loadfile --hypothesis-profile=least -W ignore::DeprecationWarning
 	$(LOWEST)/apart/bin/python -m pytest -W ignore::DeprecationWarning tests/test_rerun.py tests/test_sources_zarr.py
 
 test-all: $(INSTALLED) ## Run every test
