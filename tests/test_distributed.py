@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pickle
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 import seqrecord
-from seqrecord import ClipError, SeqRecordPipe, SeqRecordStream
+from seqrecord import ClipError, SeqRecordMix, SeqRecordPipe, SeqRecordStream
 from seqrecord.cores import usable_cores
 from seqrecord.pipes.distributed import Ranks, worker_threads
 from seqrecord.sampling import Part
@@ -262,6 +263,32 @@ def test_drop_last_that_leaves_nothing_is_an_error(path: Path, rank: Any) -> Non
 
 def same(clip: dict[str, Any]) -> dict[str, Any]:
     return {"id": clip["id"], "episode": clip["episode"], "start": clip["start"]}
+
+
+def test_under_accelerate_ranks_must_be_given(
+    path: Path, rank: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gives each rank a part of what a prepared loader gives: that must not be a part itself."""
+    state = pytest.importorskip("accelerate.state").PartialState(cpu=True)
+    settings: dict[str, Any] = {"clip_len": 3, "features": ["id"]}
+
+    def mix(path: Path, **given: Any) -> SeqRecordMix:
+        return SeqRecordMix({"one": SeqRecordStream(path, **settings)}, batch_size=4, **given)
+
+    rank(1, 2)
+    of_rank = clips_of(path)
+    assert of_rank == clips_of(path, rank=1, world_size=2)  # Accelerate has one process
+    monkeypatch.setattr(state, "num_processes", 2)
+    makes: list[Any] = [partial(kind, **settings) for kind in (SeqRecordPipe, SeqRecordStream)]
+    asks: list[Any] = [list, len, pickle.dumps, lambda data: data.state_dict()]
+    for make, ask in itertools.product([*makes, mix], asks):
+        with pytest.raises(ClipError, match=r"world_size=1 for a loader that accelerator\.prep"):
+            ask(make(path))
+        ask(make(path, world_size=1))
+    loader = DataLoader(SeqRecordPipe(path, **settings), batch_size=None)
+    with pytest.raises(ClipError, match=r"world_size=accelerator\.num_processes.*rank 1 of 2"):
+        iter(loader)  # where it is made, not in a worker
+    assert clips_of(path, rank=1, world_size=2) == of_rank
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

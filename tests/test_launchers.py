@@ -48,7 +48,7 @@ def test_accelerate(path: str) -> None:
     found = finish([start([*TORCHRUN, "2", "-m", "tests.rank_jobs.with_accelerate", path])])
     assert len(found) == 2
     for workers in (0, 2):
-        check_equal(found, f"found {workers}", TOTAL, 2 * max(1, workers))
+        check_equal(found, f"given {workers}", TOTAL, 2 * max(1, workers))
         for way in ("sharded", "dispatched"):
             name = f"{way} {workers}"
             check_once([{name: part[name]} for part in found], 24)

@@ -1,29 +1,19 @@
-"""Finds who iterates over a pipe or asks for its length, where torch has no other way to tell."""
+"""Reads the call stack, for what torch tells in no other way: who asks, or starts a process."""
 
 from __future__ import annotations
 
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any
 
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import Batcher, Filter, Mapper, ShardingFilter
-from torchdata.stateful_dataloader import StatefulDataLoader
 
-__all__ = [
-    "find_filter",
-    "find_holder",
-    "find_iterating",
-    "find_loader",
-    "find_starting",
-    "is_distributed_by_accelerate",
-    "is_running",
-]
+__all__ = ["find_filter", "find_holder", "find_loader", "find_starting"]
 
-_ITER_PIPES = "torch.utils.data.datapipes.iter"
+_ITER_PIPES = "torch.utils.data.datapipes.iter."
 
 
 def find_loader() -> DataLoader[Any] | None:
@@ -34,32 +24,6 @@ def find_loader() -> DataLoader[Any] | None:
     """
     loader: DataLoader[Any] | None = _owner(DataLoader.__len__)
     return loader
-
-
-def find_iterating() -> DataLoader[Any] | None:
-    """The DataLoader that makes an iterator, in this process or in the one that has forked it."""
-    loader: DataLoader[Any] | None = _owner(DataLoader.__iter__, StatefulDataLoader.__iter__)
-    return loader
-
-
-def find_starting() -> object | None:
-    """The iterator that starts a process while it is being made, as those of DataLoaders do."""
-    for frame in _frames():
-        if frame.f_code.co_name == "__init__":
-            made = frame.f_locals.get("self")
-            if isinstance(made, Iterator):
-                return made
-    return None
-
-
-def is_distributed_by_accelerate() -> bool:
-    """Whether Accelerate is iterating, which distributes to ranks what a loader gives."""
-    accelerate = sys.modules.get("accelerate.data_loader")
-    if accelerate is None:
-        return False
-    distributing = (accelerate.IterableDatasetShard, accelerate.DataLoaderDispatcher)
-    codes = _codes(*(cls.__iter__ for cls in distributing))
-    return any(frame.f_code in codes for frame in _frames())
 
 
 def find_filter() -> ShardingFilter | None:
@@ -79,19 +43,28 @@ def find_holder() -> str | None:
     `.batch()` and `.filter()` hold none between two of their items.
     """
     passing = _codes(Mapper.__iter__, Batcher.__iter__, Filter.__iter__)
-    if (sharding := find_filter()) is not None and sharding.num_of_instances == 1:
-        passing |= _codes(ShardingFilter.__iter__)
     for frame in _frames():
         name = str(frame.f_globals.get("__name__"))
-        if name.startswith(f"{_ITER_PIPES}.") and frame.f_code not in passing:
-            return type(frame.f_locals.get("self")).__name__  # it has just begun and holds nothing
+        if name.startswith(_ITER_PIPES) and frame.f_code not in passing:
+            pipe = frame.f_locals.get("self")  # it has just begun and holds nothing
+            if not isinstance(pipe, ShardingFilter) or pipe.num_of_instances > 1:
+                return type(pipe).__name__
     return None
 
 
-def is_running(module: str) -> bool:
-    """Whether code of a module, or of one in it, is running up the stack."""
-    names = (str(frame.f_globals.get("__name__")) for frame in _frames())
-    return any(name == module or name.startswith(f"{module}.") for name in names)
+def find_starting() -> tuple[object, DataLoader[Any]] | None:
+    """The iterator over a DataLoader that is being made, which starts workers, and the DataLoader.
+
+    Torch gives workers nothing that differs between two iterators: their seeds may be equal. And
+    where it forks them, nothing is called that belongs to the dataset.
+    """
+    for frame in _frames():
+        code = frame.f_code
+        if code.co_name == "__init__" and code.co_varnames[:2] == ("self", "loader"):
+            made, loader = frame.f_locals["self"], frame.f_locals["loader"]
+            if isinstance(made, Iterator) and isinstance(loader, DataLoader):
+                return made, loader
+    return None
 
 
 def _owner(*methods: Callable[..., Any]) -> Any:
@@ -104,9 +77,8 @@ def _owner(*methods: Callable[..., Any]) -> Any:
     return next((f.f_locals["self"] for f in _frames() if f.f_code in codes), None)
 
 
-@lru_cache
-def _codes(*methods: Callable[..., Any]) -> frozenset[CodeType]:
-    return frozenset(inspect.unwrap(method).__code__ for method in methods)
+def _codes(*methods: Callable[..., Any]) -> set[CodeType]:
+    return {inspect.unwrap(method).__code__ for method in methods}
 
 
 def _frames() -> Iterator[FrameType]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ from torch.utils.data import get_worker_info
 from seqrecord.cores import usable_cores
 from seqrecord.errors import ClipError
 from seqrecord.forks import PerProcess
-from seqrecord.pipes.callers import is_distributed_by_accelerate
 from seqrecord.pipes.checks import check_rank
 from seqrecord.sampling import Part
 
@@ -41,7 +41,9 @@ class Ranks:
     Args:
         rank, world_size: the rank, and how many there are. `world_size=1` gives the whole epoch to
             every process. Without both the rank is found anew each time: `torch.distributed`
-            tells it where it is initialized, else the environment.
+            tells it where it is initialized, else the environment. Where Accelerate runs on several
+            ranks they must be given: it may distribute to the ranks what each is given, and whether
+            it does, a process cannot tell.
 
     A process started by this one, such as a DataLoader's worker, may have no process group, nor
     this process's environment: the rank found here goes with the pickled object, and holds there.
@@ -60,20 +62,20 @@ class Ranks:
         except ClipError:  # not now: who iterates there will find the same
             sent = None
         if self._given is None:
-            _refuse_distributed(sent)
+            _refuse_accelerate(sent)
         senders = self._senders if self._is_sent() else frozenset()
         return {**self.__dict__, "_sent": sent, "_senders": senders | {os.getpid()}}
 
     def current(self) -> Rank:
         """This process's rank.
 
-        Raises `ClipError` if the environment makes no sense, and for a rank that was found where
-        Accelerate distributes to the ranks what each is given.
+        Raises `ClipError` if the environment makes no sense, and where Accelerate has several
+        ranks and none was given.
         """
         if self._given is not None:
             return self._given
         found = self._find()
-        _refuse_distributed(found)
+        _refuse_accelerate(found)
         return found or Rank()
 
     def part(self) -> Part:
@@ -147,11 +149,11 @@ def say_once(notice: str) -> None:
     """
     info = get_worker_info()
     try:
-        rank = Ranks().current().number
+        rank = _of_process_group() or _of_environment(os.environ) or Rank()
     except ClipError:  # raised where the rank is needed
-        rank = 0
+        rank = Rank()
     with _lock.get():
-        if rank or (info is not None and info.id) or notice in _said:
+        if rank.number or (info is not None and info.id) or notice in _said:
             return
         _said.add(notice)
     _logger.warning("%s", notice)
@@ -163,13 +165,20 @@ def this_worker() -> tuple[int, int]:
     return (info.id, info.num_workers) if info is not None else (0, 1)
 
 
-def _refuse_distributed(found: Rank | None) -> None:
-    """An error where only a part of a part would arrive."""
-    if found is not None and found.count > 1 and is_distributed_by_accelerate():
+def _refuse_accelerate(found: Rank | None) -> None:
+    """An error where only a part of a part could arrive. See `Ranks`."""
+    accelerate = sys.modules.get("accelerate.state")
+    if found is None or found.count == 1 or accelerate is None:
+        return
+    kind = accelerate.PartialState
+    # To call it sets Accelerate up, if nothing has yet.
+    if object.__new__(kind).initialized and kind().num_processes > 1:
         raise ClipError(
-            "Accelerate distributes to its ranks what is already this rank's part",
-            expected="world_size=1, or a loader that is not given to accelerator.prepare",
-            got=f"rank {found.number} of {found.count}, which was found",
+            "Accelerate runs, which distributes to its ranks what a prepared loader gives: this "
+            "loader must be told which part to give",
+            expected="world_size=1 for a loader that accelerator.prepare gets; for any other "
+            "rank=accelerator.process_index and world_size=accelerator.num_processes",
+            got=f"neither, and rank {found.number} of {found.count} was found",
         )
 
 

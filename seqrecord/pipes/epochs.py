@@ -20,11 +20,10 @@ from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError, MemoryLimitError, SeqRecordError, StateError
 from seqrecord.forks import at_fork
 from seqrecord.pipes.clip_loader import Clip, ClipLoader
-from seqrecord.pipes.consumers import is_given, look_at_consumer
 from seqrecord.pipes.iteration import Iteration
 from seqrecord.pipes.states import Sharing, Stages, State, parse_settings
 from seqrecord.pipes.worker_epochs import Begun, WorkerEpochs
-from seqrecord.pipes.worker_groups import join_group, starting_group
+from seqrecord.pipes.worker_groups import is_given, join_group, starting_group
 from seqrecord.sampling import Part
 from seqrecord.sampling.rest import Stage
 
@@ -121,7 +120,6 @@ class Epochs:
         if self._last is not None:
             self._last.end()  # its memory must be free before the next one's is taken
         sharing = Sharing.of(part)
-        look_at_consumer(self)
         self._follow_workers()
         loaded = self._epoch if self._loaded == os.getpid() else None
         if (begun := self._workers.begin(loaded)) is not None:
@@ -319,7 +317,6 @@ class Epochs:
 
     def share(self) -> None:
         """Have a counter that goes to processes which this one starts."""
-        look_at_consumer(self)
         self._follow_workers()
         self._workers.share(self._epoch + self._begun, at_state=self._is_at_state)
         if (group := starting_group()) is not None and is_given(self):

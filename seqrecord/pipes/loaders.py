@@ -11,16 +11,12 @@ import numpy as np
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, IterDataPipe
 from torchdata.nodes import BaseNode
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from seqrecord.clips import ClipTable, IntArray
 from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.arguments import has_arguments, init_takes_arguments
-from seqrecord.pipes.callers import (
-    find_filter,
-    find_holder,
-    find_loader,
-    is_running,
-)
+from seqrecord.pipes.callers import find_filter, find_holder, find_loader, find_starting
 from seqrecord.pipes.clip_loader import Clip
 from seqrecord.pipes.clip_reader import ClipReader
 from seqrecord.pipes.distributed import items_beside
@@ -111,7 +107,8 @@ class SeqRecordPipe(_Iterated, IterDataPipe[Clip]):
     def set_seed(self, seed: int) -> SeqRecordPipe:  # noqa: ARG002
         """Called by a `DataLoader` when an epoch begins. The order is that of the pipe's seed."""
         self._epochs.loader.ranks.current()  # an error is better here than in a worker
-        if not self._warned and is_running("torchdata.stateful_dataloader"):
+        starting = None if self._warned else find_starting()
+        if starting is not None and isinstance(starting[1], StatefulDataLoader):
             self._warned = True
             warnings.warn(
                 "StatefulDataLoader saves neither position nor epoch of a DataPipe: it resumes by "

@@ -113,6 +113,8 @@ class MixLoader:
                 device=options.device,
                 video_decoder=_decoder_of(loader, options),
                 num_threads=options.num_threads,
+                rank=options.rank,
+                world_size=options.world_size,
             )
             for name, loader in loaders.items()
         }

@@ -305,7 +305,8 @@ class LoaderOptions(ClipOptions):
             when an epoch begins: from `torch.distributed` if it is initialized, else from `RANK`
             and `WORLD_SIZE` in the environment (torchrun), or `LOCAL_RANK`, `NODE_RANK` and
             `WORLD_SIZE` (Lightning). Workers take them from the process that started them, and
-            always share the part of that process.
+            always share the part of that process. Accelerate with several processes finds none:
+            see docs/ranks.md.
         world_size: how many ranks share the epoch. 1: every process gets the whole epoch.
         device: where tensors go, such as "cuda". Each frame is then copied to the device once, and
             batches are made there, on a stream of their own. The stream that is current in `next`

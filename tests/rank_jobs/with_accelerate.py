@@ -25,7 +25,7 @@ def tensors(clips: list[dict[str, Any]]) -> Any:
 
 def main(path: str) -> None:
     found: Found = {}
-    for way, dispatch in (("found", None), ("sharded", False), ("dispatched", True)):
+    for way, dispatch in (("given", None), ("sharded", False), ("dispatched", True)):
         for workers in (0, 2):
             found[f"{way} {workers}"] = trained(path, dispatch, workers)
     report(found | refused(path))
@@ -38,7 +38,8 @@ def trained(path: str, dispatch: bool | None, workers: int) -> list[Any]:
     )
     model = accelerator.prepare(torch.nn.Linear(2, 1))
     if dispatch is None:  # the loader is not prepared
-        pipe = SeqRecordPipe(path, **CLIPS)
+        numbers = {"rank": accelerator.process_index, "world_size": accelerator.num_processes}
+        pipe = SeqRecordPipe(path, **CLIPS, **numbers)
         loader: Any = DataLoader(pipe, batch_size=None, num_workers=workers)
     else:
         # Accelerate deals out the whole epoch. Where it does not share evenly, it begins again; so
@@ -61,7 +62,7 @@ def trained(path: str, dispatch: bool | None, workers: int) -> list[Any]:
 
 
 def refused(path: str) -> Found:
-    """Ranks that are found get parts of the epoch, which Accelerate must not deal out again."""
+    """A rank that is found would get a part of the epoch, and Accelerate would deal that out."""
     accelerator = Accelerator(cpu=True)
     ways = [(d, w, k) for d in (False, True) for w in (None, "fork", "forkserver") for k in KINDS]
     ways.remove((True, "fork", SeqRecordStream))  # rank 0's worker notices, and ranks 1, … wait
@@ -80,7 +81,7 @@ def refused(path: str) -> Found:
         try:
             next(iter(loader))
         except ClipError as error:
-            count += "world_size=1, or a loader that is not given" in str(error)
+            count += "world_size=1 for a loader that accelerator.prepare" in str(error)
     return {"refused": count, "ways": len(ways)}
 
 
